@@ -1,55 +1,72 @@
-PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# the development environment includes those of the demo and the docs
+DEMO := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/.demo)
+DOCS := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/.docs)
 # one process per core, each with one thread
-PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow check bench docs pages clean
+.PHONY: help demo test test-changed test-slow check bench docs pages lock clean
 
 help: ## list all targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(INSTALLED) ## train a translator and draw its word alignments
+demo: $(DEMO) ## train a translator and draw its word alignments
 	$(BIN)/regard demo
 
-test: $(INSTALLED) ## run the tests, the docstring examples and the guide's code
-	$(PARALLEL) $(BIN)/python -m pytest -n auto --dist worksteal
-	@# run the kernel tests again with the most basic of several instruction sets
-	@isa=$$($(BIN)/python -c 'from regard.mechanism import fused; print(*(fused._KERNELS.available()[1:] if fused.available() else [])[-1:])'); \
-	    test -z "$$isa" || REGARD_ISA=$$isa $(PARALLEL) $(BIN)/python -m pytest -n auto --dist worksteal tests/mechanism/test_fused.py
+test: $(INSTALLED) ## run the tests, the docstring examples and the guide's changed pages
+	$(PARALLEL)
 
-test-slow: $(INSTALLED) ## run the tests that take minutes
-	@# pytest exits with 5 if no test is marked slow
-	$(BIN)/python -m pytest -m slow --timeout 3600 -o faulthandler_timeout=0 || test $$? -eq 5
+test-changed: $(INSTALLED) ## run the tests of the files that differ from the branch main (or BASE=…)
+	tests=$$($(BIN)/python -m tests.changed $(BASE)) && $(PARALLEL) $$tests
 
-check: $(INSTALLED) ## check lint, formatting, types and import direction
+test-slow: $(INSTALLED) ## run the tests that take minutes, all pages, and more random examples
+	$(PARALLEL) -m "slow or hypothesis" --hypothesis-profile deep --timeout 3600 -o faulthandler_timeout=0
+
+check: $(INSTALLED) ## check lint, formatting, types (also of the JavaScript) and import direction
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	DENO_DIR=build/deno $(BIN)/deno check --quiet src/regard/app/static
+	$(BIN)/deno lint --quiet src/regard/app/static
 	$(BIN)/python -m pytest -q tests/test_imports.py
 
 bench: $(INSTALLED) ## compare the speed with other libraries
 	$(BIN)/python -m benchmarks
 
-docs: $(INSTALLED) ## build the guide as a site
+docs: $(DOCS) ## build the guide as a site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "The guide is built: open site/index.html"
 
 pages: $(INSTALLED) ## run the guide's pages and update their outputs and pictures
 	$(BIN)/python -m pages
 
+# `make lock UPGRADE=--upgrade` moves all packages but torch to their newest versions.
+COMPILE = $$(command -v uv || echo $(BIN)/uv) pip compile --quiet --universal --no-annotate --no-emit-index-url \
+    --custom-compile-command "make lock"
+LOCK = $(COMPILE) --generate-hashes --no-emit-package torch -c constraints.txt
+lock: ## lock the versions and hashes of all packages
+	requirements/install
+	$(COMPILE) $(UPGRADE) pyproject.toml requirements/build.in -o constraints.txt \
+	    --extra all --extra test --extra dev --extra docs --extra notebooks
+	$(LOCK) pyproject.toml -o requirements/demo.txt --extra translation --extra cli --extra plot --extra app
+	$(LOCK) pyproject.toml -o requirements/dev.txt --extra all --extra test --extra dev --extra docs --extra notebooks
+	$(BIN)/python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+	    print(*project['optional-dependencies']['docs'], sep='\n')" | $(LOCK) - -o requirements/docs.txt
+
 clean: ## remove the environment, build products and caches
 	rm -rf .venv build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find src tests benchmarks pages -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# -c does not reach the environment in which pip builds the package: older pips read the first variable there,
-# newer ones the second.
-$(INSTALLED): export PIP_CONSTRAINT = constraints.txt
-$(INSTALLED): export PIP_BUILD_CONSTRAINT = constraints.txt
-$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/* kernels/isa/*)
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -c constraints.txt torch numpy
-	$(BIN)/python -m pip install -c constraints.txt -e ".[test,dev,docs,notebooks]"
+.venv/.demo $(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/* kernels/isa/*)
+.venv/.demo: requirements/demo.txt
+	requirements/install demo
+	touch $@
+.venv/.docs: requirements/docs.txt
+	requirements/install docs
+	touch $@
+$(INSTALLED): requirements/dev.txt
+	requirements/install dev
 	touch $@

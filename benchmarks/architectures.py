@@ -88,7 +88,8 @@ CASES = [
         "whisper", {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 32}, "spectrogram"
     ),
     *cases("vit deit dinov2 beit ijepa vit_mae clip_vision_model siglip_vision_model", {}, "images"),
-    *cases("clip_text_model"),
+    *cases("aimv2_vision_model metaclip_2_vision_model", {}, "images"),
+    *cases("clip_text_model aimv2_text_model metaclip_2_text_model"),
     *cases("wav2vec2 hubert", SPEECH, "audio"),
     *cases("falcon bloom mpt xlnet xlm deberta-v2 mpnet xglm"),
     *cases("gptj codegen", ROTARY),
@@ -98,14 +99,19 @@ CASES = [
 
 def build(case: Case, implementation: str | None = None) -> Any:
     """Build the model with fixed random parameters, large enough for clearly non-uniform weights."""
-    from transformers import AutoConfig, AutoModel
+    import transformers
+    from transformers import AutoConfig
 
     default = AutoConfig.for_model(case.name)
     options = {name: value for name, value in SMALL.items() if _settable(default, name)} | case.options
     torch.manual_seed(0)
     config = AutoConfig.for_model(case.name, **options)
-    auto: Any = AutoModel
-    model = auto.from_config(config, attn_implementation=implementation).eval()
+    auto: Any = transformers.AutoModel
+    if type(config) in auto._model_mapping:
+        model = auto.from_config(config, attn_implementation=implementation).eval()
+    else:  # the text half of a model of texts and images
+        name = type(config).__name__.removesuffix("Config") + "Model"
+        model = getattr(transformers, name)._from_config(config, attn_implementation=implementation).eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2 and "norm" not in name:
             torch.nn.init.normal_(parameter, std=0.25)

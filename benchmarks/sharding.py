@@ -97,6 +97,7 @@ def measure(folder: Path, size: Size, mode: Mode) -> None:
     from regard.translation.tokens import Tokenizer, TokenizerPair
     from regard.translation.training.distributed import join_world
     from regard.translation.training.loop import Trainer
+    from regard.translation.training.preparation import TrainingData
 
     torch.set_num_threads(1)
     _ = keep_memory() if mode.keep else return_memory()
@@ -114,7 +115,7 @@ def measure(folder: Path, size: Size, mode: Mode) -> None:
         ]
     )
     with join_world(shard=mode.shard) as world:
-        Trainer(folder, config, TokenizerPair(tokens, tokens), ids, dev, world=world).run()
+        Trainer(folder, config, TrainingData(TokenizerPair(tokens, tokens), ids, dev), world=world).run()
         _peak_file(folder, world.rank).write_text(str(peak_memory()))
 
 

@@ -24,7 +24,8 @@ from benchmarks import converted, joeynmt, multi30k
 from benchmarks.data import DATA
 from benchmarks.workers import receive, stop_workers
 from regard.models import Packed, Transformer, TransformerConfig, keep_memory
-from regard.translation.decoding.search import Beam, search
+from regard.translation.decoding.search import search
+from regard.translation.decoding.strategies import Beam
 from regard.translation.tokens import END, PADDING, SPECIAL_TOKENS
 
 BEAM_SIZE, BATCH_SIZE = 5, 64

@@ -23,8 +23,10 @@ constexpr int MAX_LEAD = 10, MAX_TERMS = 4, MAX_BIASES = 4, MAX_LINES = 2;
   X(sparsemax, Sparsemax) \
   X(entmax15, Entmax15)
 
-// A dot product, or an additive score with this activation.
-#define SCORES(X) X(dot) X(tanh) X(relu)
+// Activations of additive scores: name, policy in activations.h.
+#define ACTIVATIONS(X) X(tanh, Tanh) X(relu, Rectifier)
+
+#define SCORES(X) X(dot, ) ACTIVATIONS(X)
 
 #define TYPES(X) X(none) X(float32) X(bfloat16) X(float16) X(int64) X(boolean)
 

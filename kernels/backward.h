@@ -199,9 +199,9 @@ inline void add_to_biases(const Block& b, const Gradients& g, int64_t from, int 
   }
 }
 
-// Additive scores: h = act(query + key); dS · (1 − h²) · vector for query and key, dS · h for vector.
-template <class Slope>
-void add_to_added(const Asking& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds, Slope slope) {
+// Additive scores: h = act(query + key); dS · act′ · vector for query and key, dS · h for vector.
+template <class Activation>
+void add_to_added(const Asking& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds) {
   const Block& b = a.b;
   const int64_t wide = padded(b.p.width);
   for (int64_t t = 0; t < wide; t += W) {
@@ -212,8 +212,8 @@ void add_to_added(const Asking& a, const Gradients& g, Rows keys, int64_t from, 
       vec of_query{}, of_row{};
       for (int j = 0; j < n; ++j) {
         const float d = ds[j * b.lanes + i];
-        vec h, inner;
-        slope(q + load(keys.at + j * keys.step + t), h, inner);
+        vec inner;
+        const vec h = Activation::of(q + load(keys.at + j * keys.step + t), inner);
         inner = inner * d;
         of_row += h * d;
         of_query += inner;
@@ -234,19 +234,17 @@ inline void add_to_inputs(const Asking& a, const Gradients& g, Rows keys, int64_
   const Block& b = a.b;
   const Problem& p = b.p;
   const ptrdiff_t wide = padded(p.width);
-  if (p.family == Family::tanh) {
-    add_to_added(a, g, keys, from, n, ds, [](vec x, vec& h, vec& inner) { h = tanh(x, inner); });
-  } else if (p.family == Family::relu) {
-    add_to_added(a, g, keys, from, n, ds, [](vec x, vec& h, vec& inner) {
-      h = max(vec{}, x);
-      inner = x > 0.0f ? splat(1) : vec{};
-    });
-  } else {
-    if (a.sums) multiply<Walk::down>({ds, b.lanes, keys.at, keys.step, a.sums, wide}, b.count, int(wide / W), n, true);
-    if (g.key.at)
-      multiply<Walk::along>({ds, b.lanes, a.queries, wide, g.key.at + from * g.key.row, ptrdiff_t(g.key.row)}, n,
-                            int(wide / W), b.count, !g.fresh);
+#define CASE(name, Activation) \
+  case Family::name: return add_to_added<Activation>(a, g, keys, from, n, ds);
+  switch (p.family) {
+    ACTIVATIONS(CASE)
+    case Family::dot: break;
   }
+#undef CASE
+  if (a.sums) multiply<Walk::down>({ds, b.lanes, keys.at, keys.step, a.sums, wide}, b.count, int(wide / W), n, true);
+  if (g.key.at)
+    multiply<Walk::along>({ds, b.lanes, a.queries, wide, g.key.at + from * g.key.row, ptrdiff_t(g.key.row)}, n,
+                          int(wide / W), b.count, !g.fresh);
 }
 
 // Tiles of scores, and of dP if anything other than the values needs a gradient.

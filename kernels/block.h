@@ -6,6 +6,7 @@
 // heads: one query of eight heads is a block of eight rows.
 #pragma once
 
+#include "activations.h"
 #include "arena.h"
 #include "dropout.h"
 #include "multiply.h"
@@ -207,16 +208,17 @@ struct Block {
   }
 
   void match(Rows keys, int n, float* s) const {
-    if (p.family == Family::dot) {
-      if (few)
-        match_few(keys, n, s, lanes, 1);
-      else
-        multiply<Walk::along>({keys.at, keys.step, columns, lanes, s, lanes}, n, vectors, int(p.width), false);
-    } else if (p.family == Family::tanh) {
-      match_added(keys, n, s, [](vec x) { return tanh(x); });
-    } else {
-      match_added(keys, n, s, [](vec x) { return max(vec{}, x); });
+#define CASE(name, Activation) \
+  case Family::name: return match_added<Activation>(keys, n, s);
+    switch (p.family) {
+      ACTIVATIONS(CASE)
+      case Family::dot: break;
     }
+#undef CASE
+    if (few)
+      match_few(keys, n, s, lanes, 1);
+    else
+      multiply<Walk::along>({keys.at, keys.step, columns, lanes, s, lanes}, n, vectors, int(p.width), false);
   }
 
   // Few rows: vectorize over the width, and reduce the sums of W keys together. The score of a key and a lane goes to
@@ -243,7 +245,7 @@ struct Block {
 
   // Additive scores, Σ_t vector[t] · act(query[t] + key[t]), vectorized over the width.
   template <class Activation>
-  void match_added(Rows keys, int n, float* s, Activation act) const {
+  void match_added(Rows keys, int n, float* s) const {
     const int64_t width = padded(p.width);
     for (int i = 0; i < lanes; ++i) {
       const float* q = rows + (i < count ? i : count - 1) * width;
@@ -257,7 +259,7 @@ struct Block {
           const float* key = keys.at + (j + k) * keys.step;
           vec total{};
           for (int64_t t = 0; j + k < n && t < width; t += W)
-            total += load(vector + t) * act(load(q + t) + load(key + t));
+            total += load(vector + t) * Activation::of(load(q + t) + load(key + t));
           sums[k] = total;
         }
         spread(sums, j, n, s + i, lanes);

@@ -1,7 +1,8 @@
 // One query per key head, plain dot product and softmax: a decoding step.
 //
 // A single row needs no lanes: first the scores of all keys, then softmax, then the sum of the values. Memory latency
-// dominates, so values are prefetched while keys are read, and the next unit's keys while values are read.
+// dominates, so values are prefetched while keys are read, and the next unit's keys while values are read. Scores round
+// as in `match_few`, from zero on: the inspecting kernels read them with this τ.
 #pragma once
 
 #include "forward.h"
@@ -54,9 +55,9 @@ INLINE float match_single(const Problem& p, const Single& at, int64_t n, float* 
 #pragma GCC unroll 16
     for (int k = 0; k < W; ++k) {
       const int64_t row = j + k < n ? j + k : n - 1;
-      sums[k] = q[0] * load(key + row * p.key.row);
+      sums[k] = vec{};
 #pragma GCC unroll 8
-      for (int t = 1; t < T; ++t) sums[k] += q[t] * load(key + row * p.key.row + t * W);
+      for (int t = 0; t < T; ++t) sums[k] += q[t] * load(key + row * p.key.row + t * W);
       ask<T>(value + row * p.value.row);
     }
     sum_each(sums);

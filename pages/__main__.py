@@ -1,14 +1,17 @@
-"""python -m pages [PAGE …]: run pages and update their outputs and pictures."""
+"""python -m pages [--check] [PAGE …]: run pages and update their outputs and pictures.
 
+--check: instead of updating, compare, and without a PAGE run only those that have changed, or whose code has.
+"""
+
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from pages.runner import drawn_pictures, page_environment, run, updated_text
+from pages.runner import drawn_pictures, page_environment, problems, run, updated_text
+from pages.verified import ROOT, is_verified, record
 from regard._util.files import write_atomic
-
-ROOT = Path(__file__).parents[1]
 
 
 def all_pages() -> list[Path]:
@@ -31,15 +34,34 @@ def update(page: Path) -> None:
     print(f"{page}: {len(result.blocks)} blocks, {time.perf_counter() - started:.1f} s", flush=True)
 
 
-if __name__ == "__main__":
-    paths = [Path(name).resolve() for name in sys.argv[1:]]
+def check(page: Path) -> None:
+    """Run a page in a temporary folder; raise AssertionError if its outputs or pictures differ."""
+    with tempfile.TemporaryDirectory() as name:
+        with page_environment(Path(name)):
+            result = run(page)
+        assert not (found := problems(page, Path(name), result)), "\n".join(found)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the pages, each in a process of its own: it is recorded with the modules that it imports."""
+    only_check = "--check" in arguments
+    paths = [Path(name).resolve() for name in arguments if name != "--check"]
     if missing := [str(page) for page in paths if not page.is_file()]:
         sys.exit(f"No such page: {', '.join(missing)}. Pass file names, or none to run all pages.")
-    failed = False
-    for page in paths or all_pages():
-        try:
-            update(page)
-        except AssertionError as error:
-            failed = True
-            print(error, file=sys.stderr)
-    sys.exit(failed)
+    if len(paths) != 1:
+        paths = paths or [page for page in all_pages() if not (only_check and is_verified(page))]
+        option = ["--check"] * only_check
+        commands = [[sys.executable, "-m", "pages", *option, str(page)] for page in paths]
+        codes = [subprocess.run(command).returncode for command in commands]
+        return int(any(codes))  # negative if a signal ended the process
+    try:
+        (check if only_check else update)(paths[0])
+    except AssertionError as error:
+        print(error, file=sys.stderr)
+        return 1
+    record(paths[0])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -5,19 +5,14 @@ per name. The page of the command line is generated from the commands.
 """
 
 import html
-import inspect
 import re
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterator
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import griffe
-
-from regard.cli.help import EXAMPLES, value
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 
@@ -101,7 +96,7 @@ def _directive(name: str, options: list[str]) -> str:
 
 def command_line() -> str:
     """Render the page of the command line: description, arguments, options and examples of each command."""
-    from regard.cli import COMMANDS
+    from regard.cli.app import COMMANDS
 
     parts = [
         "# Command line\n\n"
@@ -109,28 +104,22 @@ def command_line() -> str:
         "with status 2; Ctrl-C exits with status 130. A file named - is stdin.\n\n"
         "| command | description |\n|---|---|\n"
         + "\n".join(
-            f"| [`regard {name}`](#regard-{name}) | {_cell(_paragraphs(command)[0])} |"
-            for name, command in _commands()
+            f"| [`regard {name}`](#regard-{name}) | {_cell(summary)} |"
+            for commands in COMMANDS.values()
+            for name, summary in commands.items()
         )
     ]
     for heading, commands in COMMANDS.items():
-        parts.append(f"## {heading}")
-        parts += [_command(name, command) for name, command in _commands() if name in commands]
+        parts += [f"## {heading}", *map(_command, commands)]
     return "\n\n".join(parts) + "\n"
 
 
-def _commands() -> Iterator[tuple[str, Callable[..., None]]]:
-    from regard.cli import COMMANDS
-
-    for commands in COMMANDS.values():
-        for name, module in commands.items():
-            yield name, getattr(import_module(f"regard.cli.{module}"), name)
-
-
-def _command(name: str, command: Callable[..., None]) -> str:
-    first, *others = _paragraphs(command)
-    arguments = [parameter for parameter in parameters(name) if not parameter.option]
-    options = [parameter for parameter in parameters(name) if parameter.option]
+def _command(name: str) -> str:
+    command = typer_command(name)
+    first, *others = (textwrap.fill(text, 120, break_on_hyphens=False) for text in command.help.split("\n\n"))
+    parameters = [_parameter(param, option=param.param_type_name == "option") for param in command.params]
+    arguments = [parameter for parameter in parameters if not parameter.option]
+    options = [parameter for parameter in parameters if parameter.option]
     usage = " ".join(["regard", name, "[OPTIONS]", *(argument.usage for argument in arguments)])
     parts = [f"### regard {name}", first, f"```console\n{usage}\n```", *others]
     if arguments:
@@ -142,8 +131,7 @@ def _command(name: str, command: Callable[..., None]) -> str:
             "| option | meaning | default |\n|---|---|---|\n"
             + "\n".join(f"{_row(option)} {_cell(option.default)} |" for option in options)
         )
-    examples = "\n".join(f"{line}    # {note}" if note else line for line, note in EXAMPLES[name])
-    parts.append(f"Examples:\n\n```console\n{examples}\n```")
+    parts.append(f"Examples:\n\n```console\n{command.epilog.partition(chr(10))[2]}\n```")
     return "\n\n".join(parts)
 
 
@@ -157,42 +145,41 @@ class Parameter(NamedTuple):
     usage: str
 
 
-def parameters(name: str) -> list[Parameter]:
-    """Return the arguments and options of a command."""
+def typer_command(name: str) -> Any:
+    """Return a command with its help, parameters and examples."""
+    import typer
     from typer.main import get_command
 
-    from regard.cli import app
+    from regard.cli.app import add_command
 
-    params = get_command(app).commands[name].params  # type: ignore[attr-defined]
-    return [_parameter(param, option=param.param_type_name == "option") for param in params]
+    app = typer.Typer(add_completion=False)
+    add_command(app, name)
+    return get_command(app)
 
 
 def _parameter(param: Any, *, option: bool) -> Parameter:
-    metavar = value(param) if option else param.metavar
+    metavar = param.metavar or ""
     flags = ", ".join([*param.opts, *param.secondary_opts]) if option else ""
     usage = f"{metavar} …" if param.nargs == -1 else metavar
     return Parameter(
         f"`{' '.join(part for part in (flags, metavar) if part)}`",
         param.help or "",
-        "required" if param.required else _default(param.default),
+        "required" if param.required else _default(param),
         option,
         usage if param.required else f"[{usage}]",
     )
 
 
-def _default(default: Any) -> str:
-    if default is None or default is False:
+def _default(param: Any) -> str:
+    if isinstance(param.show_default, str):
+        return param.show_default
+    if param.default is None or param.default is False:
         return ""
-    return "yes" if default is True else f"`{default}`"
+    return "yes" if param.default is True else f"`{param.default}`"
 
 
 def _row(parameter: Parameter) -> str:
     return f"| {_cell(parameter.spelled)} | {_cell(parameter.help)} |"
-
-
-def _paragraphs(command: Callable[..., None]) -> list[str]:
-    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
-    return [textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False) for text in paragraphs]
 
 
 def _cell(text: str) -> str:

@@ -20,7 +20,14 @@ OUTPUT = re.compile(
 )
 PICTURE = re.compile(r"!\[[^\]]*\]\((?P<path>[^)\s#]+)")
 NUMBER = re.compile(r"[-−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?")
-STYLE = Path(__file__).parents[1] / "docs/assets/guide.mplstyle"
+ROOT = Path(__file__).parents[1]
+STYLE = ROOT / "docs/assets/guide.mplstyle"
+# Pictures that take minutes: the page gives the command that draws them.
+COMMANDS = {
+    "docs/pictures/demo.png": "make demo",
+    "docs/pictures/lengths.png": "python -m benchmarks.lengths",
+    "docs/pictures/page.png": "regard look",
+}
 
 
 class Block(NamedTuple):
@@ -99,6 +106,28 @@ def differences(page: Path, result: PageRun) -> list[str]:
         for block, printed in result.blocks
         if block.expected is not None and not outputs_match(block.expected, printed, varies=block.varies)
     ]
+
+
+def problems(page: Path, folder: Path, result: PageRun) -> list[str]:
+    """List what is wrong with a page that ran in this folder: its outputs and its pictures."""
+    absent = [picture for picture in picture_paths(page) if not (page.parent / picture).is_file()]
+    return [
+        *differences(page, result),
+        *(f"{page}: its code does not draw {picture}" for picture in undrawn(page, folder)),
+        *(f"{page}: {picture} is missing. Run python -m pages {page}" for picture in absent),
+    ]
+
+
+def undrawn(page: Path, folder: Path) -> list[str]:
+    """List the pictures of a page drawn neither by its code, in this folder, nor by a command on the page."""
+    text, drawn = page.read_text("utf-8"), drawn_pictures(page, folder)
+    missing = []
+    for picture in picture_paths(page):
+        path = (page.parent / picture).resolve()
+        command = COMMANDS.get(path.relative_to(ROOT).as_posix()) if path.is_relative_to(ROOT) else None
+        if picture not in drawn and not (command and command in text and path.is_file()):
+            missing.append(picture)
+    return missing
 
 
 def outputs_match(expected: str, printed: str, *, varies: bool = False) -> bool:

@@ -13,14 +13,17 @@ torch.Size([2, 6, 5, 13])
 import itertools
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import regard
+from regard.mechanism import fused
 
 WIDER = 6  # extra key features, for scores whose query and key may differ in width
 
@@ -286,6 +289,17 @@ def leaves(options: Mapping[str, Any]) -> list[Tensor]:
     return parameters
 
 
+@contextmanager
+def instruction_set(name: str) -> Iterator[None]:
+    """Run the kernels of another instruction set."""
+    before = fused.DESCRIPTION.rpartition(" ")[2]
+    fused._KERNELS.use(name)
+    try:
+        yield
+    finally:
+        fused._KERNELS.use(before)
+
+
 def product(
     shapes: Iterable[str] = SHAPES,
     scores: Iterable[str] = SCORES,
@@ -309,7 +323,16 @@ def pairs(
     sizes: Shape | None = None,
 ) -> list[Case]:
     """Few combinations, in which any two names of different kinds meet at least once."""
-    kinds = [list(names) for names in (shapes, scores, normalizers, masks, biases)]
+    return [Case(*names, sizes=sizes) for names in pairwise(shapes, scores, normalizers, masks, biases)]
+
+
+def pairwise(*axes: Iterable[str]) -> list[tuple[str, ...]]:
+    """Few combinations of one name per axis, in which any two names of different axes meet at least once.
+
+    >>> pairwise("ab", "cd", "ef")
+    [('a', 'c', 'e'), ('a', 'd', 'f'), ('b', 'c', 'f'), ('b', 'd', 'e')]
+    """
+    kinds = [list(names) for names in axes]
     missing = {
         frozenset({(a, first), (b, second)})
         for a, b in itertools.combinations(range(len(kinds)), 2)
@@ -327,15 +350,28 @@ def pairs(
 
         return max(kinds[kind], key=worth)
 
-    cases = []
+    combinations = []
     while missing:
         chosen = dict(min(missing, key=sorted))
         for kind in sorted(range(len(kinds)), key=lambda kind: -len(kinds[kind])):
             chosen.setdefault(kind, best(kind, chosen))
         used.update(chosen.items())
         missing -= {frozenset(two) for two in itertools.combinations(chosen.items(), 2)}
-        cases.append(Case(*(chosen[kind] for kind in range(len(kinds))), sizes=sizes))
-    return cases
+        combinations.append(tuple(chosen[kind] for kind in range(len(kinds))))
+    return combinations
+
+
+def crossed(**axes: Iterable[str]) -> pytest.MarkDecorator:
+    """Parametrize a test with every combination of names; those that are not `pairwise` are slow tests."""
+    quick = set(pairwise(*axes.values()))
+    slow = (names for names in itertools.product(*axes.values()) if names not in quick)
+    return pytest.mark.parametrize(
+        tuple(axes),
+        [
+            *(pytest.param(*names, id="-".join(names)) for names in sorted(quick)),
+            *(pytest.param(*names, id="-".join(names), marks=pytest.mark.slow) for names in slow),
+        ],
+    )
 
 
 TABLE = pairs()

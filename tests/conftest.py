@@ -1,4 +1,6 @@
+import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -7,15 +9,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import settings
 
 # In CI the same examples every time, so that a red run can be repeated; new ones on every run elsewhere.
-settings.register_profile("regard", deadline=None, derandomize="CI" in os.environ)
-settings.load_profile("regard")
+settings.register_profile("quick", deadline=None, derandomize="CI" in os.environ, max_examples=25)
+settings.register_profile("deep", deadline=None, max_examples=200)
+settings.load_profile("quick")
 
 # Run in the background by a shell, the tests would ignore Ctrl-C, and so would the programs that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Exclude what is there by now from garbage collections, which many tests ask for."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -29,8 +39,17 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The guide as `make docs` builds it."""
-    folder = tmp_path_factory.mktemp("guide") / "site"
+    """The guide as `make docs` builds it, once for all processes of a run."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    folder = shared / "site"
+    with FileLock(shared / "site.lock"):
+        if not folder.exists():
+            _build_site(folder)
+    return folder
+
+
+def _build_site(folder: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     built = subprocess.run(
         command,
@@ -39,5 +58,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
         text=True,
     )
+    if built.returncode:
+        shutil.rmtree(folder, ignore_errors=True)
     assert built.returncode == 0, built.stdout + built.stderr
-    return folder

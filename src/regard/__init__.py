@@ -1,4 +1,4 @@
-"""regard: attention that is fast and can be looked at.
+"""regard: fast attention whose weights can be inspected.
 
 One operator, any score × any normalizer × any mask:
 

@@ -4,6 +4,7 @@ from regard.errors import ArgumentError as ArgumentError
 from regard.errors import DeviceError as DeviceError
 from regard.errors import DTypeError as DTypeError
 from regard.errors import MaskError as MaskError
+from regard.errors import MissingExtraError as MissingExtraError
 from regard.errors import RegardError as RegardError
 from regard.errors import ShapeError as ShapeError
 from regard.errors import StaleError as StaleError
@@ -18,7 +19,7 @@ from regard.inspection.interventions import importance as importance
 from regard.inspection.patch import patch as patch
 from regard.inspection.patch import patched as patched
 from regard.inspection.patch import unpatch as unpatch
-from regard.inspection.watch import Seen as Seen
+from regard.inspection.recording import Seen as Seen
 from regard.inspection.watch import watch as watch
 from regard.mechanism.biases import ALiBi as ALiBi
 from regard.mechanism.biases import ClippedRelativeBias as ClippedRelativeBias

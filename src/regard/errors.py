@@ -6,7 +6,8 @@
     ├── DTypeError (TypeError)        wrong dtype or type
     ├── DeviceError (ValueError)      tensors on different devices
     ├── ArgumentError (ValueError)    any other invalid value
-    └── StaleError (ValueError)       an input was modified in place before its weights were read
+    ├── StaleError (ValueError)       an input was modified in place before its weights were read
+    └── MissingExtraError (ImportError)   an optional package is not installed
 
 Each message gives the value, the expected one and the fix.
 """
@@ -84,4 +85,14 @@ class StaleError(RegardError, ValueError):
     >>> weights.dense()
     Traceback (most recent call last):
     regard.errors.StaleError: query was modified in place after attend(), ...
+    """
+
+
+class MissingExtraError(RegardError, ImportError):
+    """An optional package is not installed. The message gives the pip command that installs it.
+
+    >>> from regard._util.extras import missing
+    >>> raise missing("matplotlib", "draw_mask")
+    Traceback (most recent call last):
+    regard.errors.MissingExtraError: draw_mask needs the package matplotlib, ... pip install "regard[plot]"
     """

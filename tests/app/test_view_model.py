@@ -6,11 +6,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
 from regard._util import interrupt
+from regard.app.protocol import parse, tau_cost
 from regard.app.view_model import (
     InputView,
     LayerView,
@@ -279,7 +280,6 @@ NAMES = [
     st.sampled_from(["tile", "topk", "received", "heads", "numbers", "what"]),
     st.dictionaries(st.sampled_from(NAMES), anything, max_size=4),
 )
-@settings(max_examples=300)
 def test_random_questions_are_answered_or_refused(question, arguments):
     view = ViewModel.of(TINY)
     try:
@@ -452,7 +452,8 @@ def test_thumbnails_are_limited_in_size():
     ],
 )
 def test_cost_of_a_question(question, arguments, expected):
-    assert ViewModel.of(lazy()).cost(question, arguments) == expected
+    parsed = parse(question, arguments)
+    assert parsed.cost(ViewModel.of(lazy()).layer(parsed)) == expected
 
 
 class Enough(Exception):
@@ -492,11 +493,11 @@ def test_unknown_tau_is_computed_in_interruptible_parts(monkeypatch):
     problem = weights.problem
     unknown = problem.with_tensors({**problem.tensors, "tau": torch.full_like(problem["tau"], math.nan)})
     view = ViewModel.of(regard.Weights(unknown, None, (2,)))
-    assert view.tau_cost() == 2 * 200 * 50
+    assert tau_cost(view.layer(parse("tile"))) == 2 * 200 * 50
     monkeypatch.setattr("regard._util.interrupt._PAIRS", 2000)
     (result,) = view.ask("tile", {"height": 200}).arrays
     np.testing.assert_allclose(result, weights.dense().numpy(), atol=1e-6)
-    assert view.tau_cost() == 0
+    assert tau_cost(view.layer(parse("tile"))) == 0
 
 
 def test_a_recurrent_translator_has_one_cross_attention_layer():

@@ -8,7 +8,7 @@ import torch
 
 import regard
 from regard.app.view_model import ViewModel
-from regard.app.widget import AttentionWidget, show
+from regard.app.widget import AttentionWidget
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_invalid_messages_are_harmless(talk, message):
 
 def test_modified_inputs_are_reported(monkeypatch):
     x = torch.randn(1, 3, 4)
-    widget = show(regard.attend(x, x, x)[1])
+    widget = AttentionWidget(regard.attend(x, x, x)[1])
     sent = []
     monkeypatch.setattr(widget, "send", lambda content, buffers=None: sent.append(content))
     x.zero_()
@@ -93,6 +93,6 @@ def test_modified_inputs_are_reported(monkeypatch):
 
 def test_hostile_tokens_are_sent_as_text():
     tokens = ["</script><img src=x onerror=alert(1)>", "\udc80", "\u2028", "", "x" * 10_000]
-    state = show(torch.rand(5, 5), tokens).get_state()
+    state = AttentionWidget(torch.rand(5, 5), tokens).get_state()
     text = json.dumps(state["view"]).encode()
     assert json.loads(text)["inputs"][0]["texts"][0]["tokens"] == [*tokens[:1], "?", *tokens[2:]]

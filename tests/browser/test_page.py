@@ -61,7 +61,7 @@ def test_calculations_of_every_score_and_normalizer_are_correct(visit: Visit) ->
     for label in ("Score", "Normalizer, hard to soft"):
         for option in page.get_by_label(label, exact=True).locator("option").all():
             page.get_by_label(label, exact=True).select_option(option.get_attribute("value"))
-            page.wait_for_timeout(120)
+            page.wait_for_timeout(120)  # input is collected for 60 ms before a request
             visit.settle()
             check_arithmetic(visit.text(".working"))
 
@@ -149,7 +149,7 @@ def test_long_text(visit: Visit) -> None:
     page.get_by_label("Text", exact=True).fill("\n".join([verse] * 60))
     page.get_by_role("button", name="Show the map").click()
     page.wait_for_selector(".regard-attention canvas", timeout=30_000)
-    page.wait_for_timeout(500)
+    visit.until("!document.querySelector('.regard-attention .loading')")
     visit.look("long")
     page.set_input_files(
         "input[type=file]", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"one two " * 50}

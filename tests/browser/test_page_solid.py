@@ -2,7 +2,18 @@
 
 import pytest
 
-from tests.browser.visit import ENCODER, HOSTILE, SHOTS, SIZES, Visit, log, trainings, translation
+from tests.browser.visit import (
+    ENCODER,
+    HOSTILE,
+    SIZES,
+    Visit,
+    log,
+    redraw,
+    screenshot,
+    trainings,
+    translation,
+    until,
+)
 
 pytestmark = pytest.mark.timeout(240)
 NARROW = SIZES[2:3]
@@ -28,7 +39,7 @@ def test_hostile_text_is_shown_as_text(visit: Visit, section: str) -> None:
     visit.enter(section, **state)
     visit.page.wait_for_selector(result)
     assert HOSTILE in visit.page.get_by_label(label, exact=True).input_value()
-    visit.page.wait_for_timeout(200)
+    redraw(visit.page)
     visit.settle()
     visit.no_markup_came_of_text()
     visit.look(f"hostile-{section}", NARROW)
@@ -128,7 +139,8 @@ def test_the_view_retries_while_the_server_is_busy(rough: Visit) -> None:
     rough.enter("long", text="the dog barks and the cat sleeps " * 20)
     page.wait_for_selector(".regard-attention canvas")
     rough.until("!document.querySelector('.regard-attention .loading')")
-    page.wait_for_timeout(2500)
+    until(page, lambda: len(refused) == 2)
+    rough.until("!document.querySelector('.regard-attention .loading')")
     rough.settle()
     assert len(refused) == 2
     assert "Loading failed" not in rough.text("#section")
@@ -176,7 +188,7 @@ def test_slow_answers_show_a_loading_bar_and_outdated_ones_are_dropped(visit: Vi
     page.get_by_label("Score", exact=True).select_option("gaussian")
     visit.until("document.querySelector('.formula').innerText.includes('−‖q − k‖²')")
     held[0].fulfill(status=400, json={"error": "too late"})
-    page.wait_for_timeout(100)
+    redraw(page)
     assert "−‖q − k‖²" in visit.text(".formula")
     assert page.locator(".notice").count() == 0
 
@@ -189,7 +201,7 @@ def test_sections_are_reached_by_keyboard_and_keep_their_state(visit: Visit) -> 
     menu.focus()
     page.keyboard.press("Enter")
     assert menu.get_attribute("aria-expanded") == "true"
-    page.screenshot(path=SHOTS / "menu-360-light.png")
+    screenshot(page, "menu-360-light")
     page.keyboard.press("Escape")
     assert menu.get_attribute("aria-expanded") == "false"
     menu.click()

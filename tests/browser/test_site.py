@@ -1,12 +1,10 @@
 """The built guide in a browser: on wide and narrow screens, light and dark."""
 
-import os
-
 import pytest
 
 from pages.__main__ import ROOT
 from pages.runner import code_blocks
-from tests.browser.visit import SHOTS
+from tests.browser.visit import screenshot
 
 DOCS = ROOT / "docs"
 PAGES = sorted(page.relative_to(DOCS).with_suffix(".html").as_posix() for page in DOCS.rglob("*.md"))
@@ -22,27 +20,27 @@ WIDE = """() => {
 MISSING = "() => [...document.images].filter((one) => !one.naturalWidth).map((one) => one.src)"
 
 
-@pytest.fixture
-def screen(browser, request):
-    width, height, scheme = SCREENS[request.param]
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-    yield request.param, context.new_page()
-    context.close()
+@pytest.fixture(scope="module")
+def screens(browser):
+    """A page for each screen, in which the pages of the guide are opened one after the other."""
+    pages = {}
+    for kind, (width, height, scheme) in SCREENS.items():
+        viewport = {"width": width, "height": height}
+        pages[kind] = browser.new_page(viewport=viewport, color_scheme=scheme)
+    yield pages
+    for page in pages.values():
+        page.close()
 
 
-@pytest.mark.parametrize("screen", SCREENS, indirect=True)
 @pytest.mark.parametrize("name", PAGES)
-def test_pages_fit_and_images_load(site, screen, name):
-    kind, page = screen
-    page.goto((site / name).as_uri())
-    page.wait_for_load_state()
-    if "REGARD_SHOTS" in os.environ:  # whole pages take a while
-        SHOTS.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=SHOTS / f"guide-{name.replace('/', '-')}-{kind}.png", full_page=True)
-    assert not page.evaluate(WIDE)
-    assert not page.evaluate(MISSING)
-    scheme = "slate" if kind.endswith("dark") else "default"
-    assert page.locator("body").get_attribute("data-md-color-scheme") == scheme
+def test_pages_fit_and_images_load(site, screens, name):
+    for kind, page in screens.items():
+        page.goto((site / name).as_uri())
+        screenshot(page, f"guide-{name.replace('/', '-')}-{kind}", full_page=True)
+        assert not page.evaluate(WIDE)
+        assert not page.evaluate(MISSING)
+        scheme = "slate" if kind.endswith("dark") else "default"
+        assert page.locator("body").get_attribute("data-md-color-scheme") == scheme
 
 
 def test_copied_code_equals_the_source(site, page):

@@ -14,6 +14,7 @@ import torch
 
 import regard
 from tests.browser.view_server import CAT, EVIL, SMALL, STATIC, Handler
+from tests.browser.visit import redraw, until
 
 MODULES = [*STATIC.glob("attention/*.js"), *STATIC.glob("shared/*.js")]
 
@@ -36,7 +37,7 @@ def opened(page, served):
         payload = f"?data={data}" if data else "?"
         page.goto(f"{served[0]}{payload}&options={json.dumps(options)}")
         page.wait_for_selector(".toolbar, .empty, .message")
-        page.wait_for_timeout(100)
+        redraw(page)
         return page
 
     return opened
@@ -113,9 +114,8 @@ def test_arrow_keys_move_among_tokens_and_describe_them(opened):
     page.locator(".side.query .token").first.focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
-    page.wait_for_timeout(100)
     best = CAT["tokens"][int(weights(SMALL, 0, 0)[0, 2].argmax())]
-    assert page.locator(".readout").text_content().startswith(f"query “cat”: “{best}” ")
+    until(page, lambda: page.locator(".readout").text_content().startswith(f"query “cat”: “{best}” "))
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.closest('.side').className") == "side key"
     assert page.evaluate("document.activeElement.textContent") == best
@@ -161,7 +161,7 @@ def test_texts_are_never_markup(opened):
     assert page.locator(".side.query .token").first.text_content() == EVIL
     for view in ("matrix", "heads", "numbers"):
         page.get_by_role("tab", name=view.capitalize()).click()
-        page.wait_for_timeout(100)
+        redraw(page)
         assert page.locator("img").count() == 0
 
 
@@ -194,10 +194,10 @@ def test_the_cell_under_the_keyboard_cursor_is_described(opened):
     page.locator(".map canvas").focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
-    page.wait_for_timeout(150)
     weight = 100 * weights(SMALL, 0, 0)[1, 2, 1]
-    message = page.locator(".readout").text_content()
-    assert message.startswith("query 3 “cat” → key 2 “the”: ")
+    readout = page.locator(".readout")
+    until(page, lambda: readout.text_content().startswith("query 3 “cat” → key 2 “the”: "))
+    message = readout.text_content()
     assert float(message.split(": ")[1].split()[0]) == pytest.approx(weight, rel=0.06)
     page.keyboard.press("Enter")
     assert page.evaluate("[shown.state.query, shown.state.key]") == [2, 1]
@@ -230,12 +230,11 @@ def test_a_long_map_loads_few_tiles_and_zooms_to_single_weights(opened, served):
     page.wait_for_selector(".map:not(.loading)")
     page.locator(".map canvas").focus()
     page.keyboard.press("Shift")
-    page.wait_for_timeout(200)
-    assert page.evaluate("[shown.state.query, shown.state.key]") == [21000, 20000]
+    until(page, lambda: page.evaluate("[shown.state.query, shown.state.key]") == [21000, 20000])
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowLeft")
-    page.wait_for_timeout(200)
-    assert page.locator(".readout").text_content() == "query 21,001 “w21000” → key 20,001 “w20000”: 50 %"
+    expected = "query 21,001 “w21000” → key 20,001 “w20000”: 50 %"
+    until(page, lambda: page.locator(".readout").text_content() == expected)
     assert page.locator("*").count() < 400
 
 
@@ -246,29 +245,25 @@ def test_wheel_and_drag_move_a_long_map(opened):
     page.locator(".map canvas").hover(position={"x": 400, "y": 300})
     for _ in range(8):
         page.mouse.wheel(0, -300)
-    page.wait_for_timeout(300)
-    assert page.locator(".map-bar").text_content() != before
+    until(page, lambda: page.locator(".map-bar").text_content() != before)
+    page.wait_for_selector(".map:not(.loading)")
     page.mouse.move(420, 420)
-    page.wait_for_timeout(200)
+    until(page, lambda: page.locator(".readout").text_content())
     message = page.locator(".readout").text_content()
     page.mouse.down()
     page.mouse.move(300, 300, steps=4)
     page.mouse.up()
     page.mouse.move(420, 420)
-    page.wait_for_timeout(200)
-    assert page.locator(".readout").text_content() != message
+    until(page, lambda: page.locator(".readout").text_content() != message)
 
 
 def test_lines_of_a_long_text_show_a_window(opened):
     page = opened("", view="lines")
-    page.wait_for_timeout(200)
-    assert page.locator(".token").count() == 80
+    until(page, lambda: page.locator(".token").count() == 80)
     page.get_by_label("Find a token").fill("w30303")
-    page.wait_for_timeout(300)
-    assert page.locator(".side.query .token.selected").text_content() == "w30303"
+    until(page, lambda: page.locator(".side.query .token.selected").all_text_contents() == ["w30303"])
     page.locator(".rankings section:not([hidden]) .row").first.click()
-    page.wait_for_timeout(300)
-    assert "w29303" in page.locator(".side.key .token").all_text_contents()
+    until(page, lambda: "w29303" in page.locator(".side.key .token").all_text_contents())
     assert page.locator(".token").count() == 80
 
 
@@ -367,7 +362,7 @@ def test_a_standalone_page_opens_from_disk(page, tmp_path):
     page.wait_for_selector(".drawing path")
     for view in ("Matrix", "Heads", "Numbers"):
         page.get_by_role("tab", name=view).click()
-        page.wait_for_timeout(100)
+        redraw(page)
     assert page.locator("img").count() == 0
     assert page.locator(".step").count() >= 5
 

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,12 +18,31 @@ from regard.translation.training.train import train
 from tests.translation.small import PAIRS, small_config
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
-SHOTS = Path(os.environ.get("REGARD_SHOTS", "build/screenshots"))  # for looking at; they are not compared
+SHOTS = os.environ.get("REGARD_SHOTS")  # folder for screenshots to look at; they are not compared
 SIZES = ((1280, 900, "light"), (1600, 900, "dark"), (360, 740, "light"), (360, 740, "dark"))
 PATIENCE = 15  # seconds
 QUICK = ("training.updates=4", "training.validate_every=2", "training.accumulate=1")
 ENCODER = find_spec(MINILM) is not None
 needs_encoder = pytest.mark.skipif(not ENCODER, reason="minilm is not installed")
+
+
+def screenshot(page, name: str, **options) -> None:
+    """Save a screenshot, if they are asked for: they take a while."""
+    if SHOTS:
+        page.screenshot(path=Path(SHOTS) / f"{name}.png", **options)
+
+
+def redraw(page) -> None:
+    """Wait until a page has drawn what it has changed."""
+    page.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+
+
+def until(page, holds: Callable[[], object], condition: str = "a condition") -> None:
+    """Wait until this is true."""
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end, f"not within {PATIENCE} s: {condition}"
+        page.wait_for_timeout(30)
 
 
 @contextmanager
@@ -61,13 +80,13 @@ class Visit:
         self.until("!document.querySelector('.panel[aria-busy=true]')")
 
     def look(self, name: str, sizes: tuple = SIZES) -> None:
-        """Take screenshots, wide and narrow, light and dark; none may overflow."""
-        SHOTS.mkdir(parents=True, exist_ok=True)
+        """Show the page wide and narrow, light and dark; it may not overflow."""
         for width, height, scheme in sizes:
             self.page.emulate_media(color_scheme=scheme)
             self.page.set_viewport_size({"width": width, "height": height})
-            self.page.wait_for_timeout(80)  # charts are redrawn
-            self.page.screenshot(path=SHOTS / f"{name}-{width}-{scheme}.png", full_page=True)
+            redraw(self.page)  # charts
+            redraw(self.page)
+            screenshot(self.page, f"{name}-{width}-{scheme}", full_page=True)
             wide = self.page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"{name} is {wide} pixels wide on a screen of {width}"
         self.page.emulate_media(color_scheme="light")
@@ -78,10 +97,7 @@ class Visit:
 
     def until(self, condition: str) -> None:
         """Wait until this JavaScript is true; the page's policy forbids page.wait_for_function."""
-        end = time.monotonic() + PATIENCE
-        while not self.page.evaluate(condition):
-            assert time.monotonic() < end, f"not within {PATIENCE} s: {condition}"
-            self.page.wait_for_timeout(30)
+        until(self.page, lambda: self.page.evaluate(condition), condition)
 
     def answer(self, path: str, body: dict, status: int = 200) -> None:
         """Answer instead of the server."""

@@ -11,7 +11,7 @@ from regard.translation.alignment.aer import error_rate, read_gold
 from regard.translation.alignment.cross_attention import AlignmentHead
 from regard.translation.data.links import reverse_links, symmetrize, to_pharaoh
 from regard.translation.translator import load_translator
-from tests.cli.running import run
+from tests.cli.running import error_of, run
 from tests.translation import folders
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -94,8 +94,7 @@ def test_negative_heads_count_from_the_last(model, files, capsys):
         ("-3", "--heads -3 is out of range: the layer has 2 heads. Use 0 to 1"),
         ("--1", "-1 for the last head"),
     ):
-        run("align", "-m", model, *files, "--heads", heads, status=2)
-        assert message in capsys.readouterr().err
+        assert message in error_of(capsys, "align", "-m", model, *files, "--heads", heads)
 
 
 def test_a_threshold(model, files, capsys):
@@ -157,18 +156,18 @@ def test_draw(model, capsys):
         ),
         (["{a}", "{b}", "--symmetrize", "onion"], "'onion' is not one of"),
         (["{a}", "{b}", "--index-base", "1"], "--index-base 1 applies to a gold file; add --gold FILE"),
-        (["{a}", "{b}", "--soft", "--draw"], "--soft and --draw are exclusive"),
+        (["{a}", "{b}", "--soft", "--draw"], "--soft and --draw are mutually exclusive"),
         (["{a}", "{b}", "--soft", "--threshold", "0.5"], "--threshold applies to links; remove it"),
         (["{a}", "{b}", "--heads", "1,x"], "--heads is '1,x'; pass numbers separated by commas"),
         (
             ["{a}", "{b}", "--heads", "9"],
             "Head 9 is out of range: the layer has 2 heads. Use 0 to 1, or None (--heads all)",
         ),
-        (["{a}", "{b}", "--threshold", "2"], "--threshold is 2; it must be above 0 and at most 1"),
+        (["{a}", "{b}", "--threshold", "2"], "--threshold is 2.0; it must be above 0 and at most 1"),
         (["{a}", "{b}", "--layer", "9"], "Layer 9 is out of range: the model has 2 cross-attention layers"),
         (
             ["{a}", "{b}", "--gold", "{gold}"],
-            "separated by white space. If the file counts words from 1, use --index-base 1.",
+            "separated by whitespace. If the file counts words from 1, use --index-base 1.",
         ),
         (["{a}", "{b}", "--gold", "{a}"], "'ein' is not a link"),
         (["{a}", "{b}", "--gold", "nowhere"], "nowhere: No such file"),
@@ -191,8 +190,7 @@ def test_a_gold_file_that_counts_from_1_is_detected(model, tmp_path, capsys):
     (tmp_path / "pairs.tsv").write_text("ein Hund bellt laut\ta dog barks loudly\n" * 12)
     (tmp_path / "gold").write_text("1-1 2-2 3p3\n" * 12)
     options = ["align", "-m", model, tmp_path / "pairs.tsv", "--gold", tmp_path / "gold"]
-    run(*options, status=2)
-    assert "never links word 0 in 12 pairs, so it seems to count from 1" in capsys.readouterr().err
+    assert "never links word 0 in 12 pairs, so it seems to count from 1" in error_of(capsys, *options)
     for base in (0, 1):  # an explicit base is accepted
         run(*options, "--index-base", base)
         assert capsys.readouterr().out.startswith("AER")
@@ -205,5 +203,6 @@ def test_long_pairs_are_aligned_in_smaller_batches(model, files, monkeypatch, ca
 
 
 def test_a_model_without_attention(tmp_path, files, capsys):
-    run("align", "-m", folders.write(tmp_path / "plain", "plain"), *files, status=2)
-    assert "has no cross-attention, so it cannot align words" in capsys.readouterr().err
+    assert "has no cross-attention, so it cannot align words" in error_of(
+        capsys, "align", "-m", folders.write(tmp_path / "plain", "plain"), *files
+    )

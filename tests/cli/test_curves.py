@@ -6,7 +6,7 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
 from regard.translation.training.logs import _HEADER
-from tests.cli.running import run
+from tests.cli.running import error_of, run
 
 
 def test_nan_and_inf_are_skipped(tmp_path, capsys):
@@ -33,8 +33,5 @@ def test_nan_and_inf_are_skipped(tmp_path, capsys):
 )
 def test_an_invalid_log_is_reported_in_one_line(content, message, tmp_path, capsys):
     (tmp_path / "log.csv").write_bytes(content)
-    run("curves", tmp_path, "-o", tmp_path / "x.png", status=2)
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in error_of(capsys, "curves", tmp_path, "-o", tmp_path / "x.png")
     assert not (tmp_path / "x.png").exists()

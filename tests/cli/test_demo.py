@@ -15,7 +15,7 @@ CONFIG = TranslationConfig.preset("tiny").override(
 def test_other_folders_are_not_replaced(tmp_path):
     (tmp_path / "transformer").mkdir()
     (tmp_path / "transformer" / "thesis.txt").write_text("years of work")
-    with pytest.raises(ArgumentError, match="was not created by the demo; name another folder"):
+    with pytest.raises(ArgumentError, match="was not created by the demo; choose another folder"):
         demo_pipeline._train(tmp_path / "transformer", CONFIG, embedded_corpus(size=60))
     assert (tmp_path / "transformer" / "thesis.txt").read_text() == "years of work"
 
@@ -42,7 +42,7 @@ def test_a_demo_folder_with_other_files_is_not_deleted(tmp_path, name):
     else:
         kept.write_text("years of work")
     with pytest.raises(
-        ArgumentError, match=r"was not created by the demo, .*; move the file, or name another"
+        ArgumentError, match=r"was not created by the demo, .*; move the file, or choose another"
     ):
         demo_pipeline._train(folder, CONFIG, embedded_corpus(size=60))
     assert {*before, kept} <= set(folder.rglob("*"))

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("typer")
 
 import regard
-from tests.cli.running import run
+from tests.cli.running import error_of, run
 from tests.models.encoders.test_pretrained import CONFIG, LAYERS, named, word_pieces
 from tests.translation import folders
 
@@ -100,10 +100,10 @@ def test_masks_and_positions(tmp_path, monkeypatch, capsys):
     ("arguments", "message"),
     [
         ([], "draw needs a weights file, --model and a sentence, --mask or --positions"),
-        (["--mask", "causal", "--positions", "t5"], "--mask and --positions are exclusive"),
+        (["--mask", "causal", "--positions", "t5"], "--mask and --positions are mutually exclusive"),
         (["x.safetensors"], "x.safetensors: No such file"),
         (["two words"], "The file 'two words' does not exist. For a sentence, add --model FOLDER."),
-        (["."], "'.' is a folder; draw its model's attention with --model"),
+        (["."], "'.' is a folder; use --model to draw its model's attention"),
         (["tokens.txt"], "tokens.txt"),
         (["--model", "minilm"], "--model needs a sentence"),
         (["--model", "nothing", "Dogs bark."], "'nothing' does not exist"),
@@ -119,7 +119,7 @@ def test_masks_and_positions(tmp_path, monkeypatch, capsys):
         (["--mask", "causal", "--size", "0"], "--size is '0'; pass one number"),
         (
             ["--mask", "causal", "--size", "2", "--keys", "a b"],
-            "--size and --queries or --keys are exclusive",
+            "--size and --queries or --keys are mutually exclusive",
         ),
         (["--positions", "t5", "--size", "2x3"], "for positions, pass one number: --size 2."),
         (["--mask", "causal", "--size", "999999"], "--size is 999999; the maximum is 50,000"),
@@ -130,17 +130,14 @@ def test_masks_and_positions(tmp_path, monkeypatch, capsys):
         (["weights.safetensors", "--head", "3"], "--head 3 is out of range; use 0 to 2, or −1"),
         (["weights.safetensors", "--head", "-4"], "--head -4 is out of range; use 0 to 2"),
         (["weights.safetensors", "--queries", "a b"], "Got 2 tokens for 5 queries"),
-        (["weights.safetensors", "-o", "x.txt"], "--output 'x.txt' must end in .png, .svg or .pdf."),
+        (["weights.safetensors", "-o", "x.txt"], "Cannot write 'x.txt': use the suffix .png, .svg, .pdf."),
         (["weights.safetensors", "-o", "folder.png"], "--output 'folder.png' is a folder"),
     ],
 )
 def test_errors_are_one_line(arguments, message, weights, capsys):
     Path("tokens.txt").write_text("no weights")
     Path("folder.png").mkdir()
-    run("draw", *arguments, status=2)
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err.count("\n")) == ("", 1)
-    assert message in captured.err
+    assert message in error_of(capsys, "draw", *arguments)
     assert not Path("picture.png").exists()
 
 
@@ -150,10 +147,13 @@ def test_layers_and_heads_out_of_range(encoder, translator, tmp_path, capsys):
         (encoder, "--head", 99, "0 to "),
         (translator, "--layer", 2, "0 to 1"),
     ):
-        run("draw", "-m", model, "ein Hund", option, number, "-o", tmp_path / "x.png", status=2)
-        assert f"{option} {number} is out of range; use {valid}" in capsys.readouterr().err
-    run("draw", "-m", translator, "ein Hund", "--log", "-o", tmp_path / "x.png", status=2)
-    assert "--log applies to heads; add --heads" in capsys.readouterr().err
+        assert f"{option} {number} is out of range; use {valid}" in error_of(
+            capsys, "draw", "-m", model, "ein Hund", option, number, "-o", tmp_path / "x.png"
+        )
+    assert "--log applies to heads; add --heads" in error_of(
+        capsys, "draw", "-m", translator, "ein Hund", "--log", "-o", tmp_path / "x.png"
+    )
     plain = folders.write(tmp_path / "plain", "plain")
-    run("draw", "-m", plain, "ein Hund", "-o", tmp_path / "x.png", status=2)
-    assert "has no cross-attention" in capsys.readouterr().err
+    assert "has no cross-attention" in error_of(
+        capsys, "draw", "-m", plain, "ein Hund", "-o", tmp_path / "x.png"
+    )

@@ -20,7 +20,7 @@ import regard
 import regard.cli.demo_pipeline
 from regard.app.server.run import listen
 from regard.cli import look as command
-from tests.cli.running import run
+from tests.cli.running import error_of, run
 from tests.translation.folders import write
 
 REGARD = [sys.executable, "-m", "regard"]
@@ -32,10 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_missing_folder_is_one_line(capsys):
-    run("look", "no/such/folder", status=2)
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "'no/such/folder' does not exist" in error
+    assert "'no/such/folder' does not exist" in error_of(capsys, "look", "no/such/folder")
 
 
 def test_a_port_in_use_is_one_line(folder, capsys):
@@ -43,10 +40,14 @@ def test_a_port_in_use_is_one_line(folder, capsys):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        run("look", folder, "--port", port, "--no-browser", status=2)
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert f"Port {port} on 127.0.0.1 is in use" in error
+        message = error_of(capsys, "look", folder, "--port", port, "--no-browser")
+        cure = "Choose another; --port 0 picks a free one."
+        assert message == f"regard: Port {port} on 127.0.0.1 is in use. {cure}\n"
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_out_of_range_is_one_line(port, folder, capsys):
+    assert f"--port is {port}; it must be at " in error_of(capsys, "look", folder, "--port", port)
 
 
 def test_without_a_port_a_free_one_is_used(monkeypatch):
@@ -57,13 +58,11 @@ def test_without_a_port_a_free_one_is_used(monkeypatch):
 
 
 def test_an_address_of_another_machine_is_rejected(folder, capsys):
-    run("look", folder, "--host", "192.0.2.1", "--no-browser", status=2)
-    assert "--host 127.0.0.1" in capsys.readouterr().err
+    assert "--host 127.0.0.1" in error_of(capsys, "look", folder, "--host", "192.0.2.1", "--no-browser")
 
 
 def test_an_empty_host_is_rejected(folder, capsys):
-    run("look", folder, "--host", "", "--no-browser", status=2)
-    assert "--host is empty" in capsys.readouterr().err
+    assert "--host is empty" in error_of(capsys, "look", folder, "--host", "", "--no-browser")
 
 
 @pytest.fixture
@@ -205,10 +204,7 @@ def test_a_recording_needs_no_model(served, recording, capsys):
 
 def test_a_folder_without_a_recording_is_one_line(folder, tmp_path, capsys):
     for wrong, message in ((folder, "is not a recording"), (tmp_path / "none", "is not a folder")):
-        run("look", "--recording", wrong, "--no-browser", status=2)
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-        assert message in error
+        assert message in error_of(capsys, "look", "--recording", wrong, "--no-browser")
 
 
 def test_a_public_address_prints_a_warning(served, folder, capsys):

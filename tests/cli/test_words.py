@@ -2,6 +2,7 @@
 
 import io
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy
@@ -15,7 +16,7 @@ pytest.importorskip("typer")
 pytest.importorskip("tokenizers")
 
 from regard.cli import main
-from tests.cli.running import run
+from tests.cli.running import error_of, run
 from tests.models.encoders.test_pretrained import CONFIG, LAYERS, named, needs_minilm, word_pieces
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -31,6 +32,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     save_file(named(), folder / "model.safetensors")
     word_pieces(folder)
     return str(folder)
+
+
+def titles(printed: str) -> list[str]:
+    """The sentences above the tables of their words."""
+    lines = printed.splitlines()
+    return [line for line, after in pairwise(lines) if after.startswith("word ")]
 
 
 def test_embed_prints_each_word(model, capsys):
@@ -100,8 +107,7 @@ def test_embed_writes_all_vectors(layer, model, tmp_path, capsys):
 def test_embed_reads_files(model, tmp_path, capsys):
     (tmp_path / "x.txt").write_text("Dogs bark\n\n  \nTrees\r\nné\n", "utf-8")
     run("embed", "may", "--file", str(tmp_path / "x.txt"), "--model", model)
-    sentences = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
-    assert sentences == ["may", "Dogs bark", "Trees", "né"]
+    assert titles(capsys.readouterr().out) == ["may", "Dogs bark", "Trees", "né"]
 
 
 def test_embed_splits_lines_only_at_newlines(model, tmp_path, monkeypatch):
@@ -119,8 +125,7 @@ def test_embed_reads_stdin_like_a_file(model, monkeypatch, capsys):
     stdin = io.TextIOWrapper(io.BytesIO("né\n\nDogs bark\n".encode()), encoding="ascii")
     monkeypatch.setattr("sys.stdin", stdin)
     run("embed", "--file", "-", "--model", model)
-    sentences = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
-    assert sentences == ["né", "Dogs bark"]
+    assert titles(capsys.readouterr().out) == ["né", "Dogs bark"]
 
 
 def test_a_closed_stdin(model, monkeypatch, capsys):
@@ -135,8 +140,9 @@ def test_one_sentence_is_singular(model, tmp_path, capsys):
 
 
 def test_a_missing_folder_is_not_created(model, tmp_path, capsys):
-    run("embed", "bark", "--model", model, "--output", str(tmp_path / "typo" / "x.npy"), status=2)
-    assert f"the folder '{tmp_path / 'typo'}' does not exist" in capsys.readouterr().err
+    assert f"the folder '{tmp_path / 'typo'}' does not exist" in error_of(
+        capsys, "embed", "bark", "--model", model, "--output", str(tmp_path / "typo" / "x.npy")
+    )
     assert not (tmp_path / "typo").exists()
 
 
@@ -188,35 +194,35 @@ def test_attention_prints_weights_that_sum_to_one(model, capsys):
         (["embed", "--file", "not/there.txt"], "not/there.txt: No such file"),
         (["compare", "Dogs", "bark", "--word", "bark"], "'bark' is not in 'Dogs'"),
         (["compare", "a", "b", "--word", "a", "--word", "b", "--word", "c"], "compare got 3 words"),
-        (["attention", "Dogs bark", "--word", "bark", "--head", "9"], "got head=9; there are heads 0 to 1"),
+        (
+            ["attention", "Dogs bark", "--word", "bark", "--head", "9"],
+            "head=9 is out of range; pass a number from 0 to 1",
+        ),
     ],
 )
 def test_errors_are_one_line(arguments, message, model, capsys):
-    run(*arguments, "--model", model, status=2)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("regard: ")
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
+    assert message in error_of(capsys, *arguments, "--model", model)
 
 
 def test_a_file_that_is_not_utf8(model, tmp_path, capsys):
     (tmp_path / "x").write_bytes(b"\xff\xfe\x00")
-    run("embed", "--file", str(tmp_path / "x"), "--model", model, status=2)
-    assert "is not UTF-8" in capsys.readouterr().err
+    assert "is not UTF-8" in error_of(capsys, "embed", "--file", str(tmp_path / "x"), "--model", model)
 
 
 def test_a_missing_word_is_reported_before_the_model_is_loaded(tmp_path, capsys):
     (tmp_path / "config.json").write_text("no model at all")
-    run("attention", "Dogs bark", "brak", "--model", tmp_path, status=2)
-    assert "'brak' is not in 'Dogs bark' (did you mean 'bark'?)" in capsys.readouterr().err
-    run("compare", "Dogs bark", "Dogs", "--word", "bark", "--model", tmp_path, status=2)
-    assert "'bark' is not in 'Dogs'" in capsys.readouterr().err
+    assert "'brak' is not in 'Dogs bark' (did you mean 'bark'?)" in error_of(
+        capsys, "attention", "Dogs bark", "brak", "--model", tmp_path
+    )
+    assert "'bark' is not in 'Dogs'" in error_of(
+        capsys, "compare", "Dogs bark", "Dogs", "--word", "bark", "--model", tmp_path
+    )
 
 
 def test_a_missing_model(capsys):
-    run("embed", "bark", "--model", "no/such", status=2)
-    assert "'no/such' does not exist, and regard downloads no models" in capsys.readouterr().err
+    assert "'no/such' does not exist, and regard does not download models" in error_of(
+        capsys, "embed", "bark", "--model", "no/such"
+    )
 
 
 def test_internal_errors_keep_their_traceback(model, monkeypatch):

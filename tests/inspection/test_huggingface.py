@@ -7,7 +7,7 @@ import transformers
 
 import regard
 from regard.errors import ArgumentError, StaleError
-from regard.inspection import mask_compaction
+from regard.inspection import mask_reading
 from regard.inspection.huggingface import hosted_attention, hosted_mask
 from regard.inspection.tensor_like import Attentions
 from tests.inspection import hosts
@@ -25,16 +25,21 @@ def attentions_of(output):
     return [weights for name in names for weights in getattr(output, name, None) or ()]
 
 
+def both(model, run):
+    """Return what a function returns while the model runs on eager attention, and on regard."""
+    results = []
+    for implementation in ("eager", "regard"):
+        model.set_attn_implementation(implementation)
+        results.append(run())
+    return results
+
+
 @pytest.mark.parametrize("side", ["none", "right", "left"])
 @pytest.mark.parametrize("name", KINDS)
 def test_outputs_and_weights_equal_eager_attention(name, side):
     model, inputs = hosts.make(name), hosts.batch(name, side)
-    result = {}
-    for implementation in ("eager", "regard"):
-        model.set_attn_implementation(implementation)
-        with torch.no_grad():
-            result[implementation] = model(**inputs, output_attentions=True)
-    theirs, ours = result["eager"], result["regard"]
+    with torch.no_grad():
+        theirs, ours = both(model, lambda: model(**inputs, output_attentions=True))
     # outputs of padding do not matter
     real = inputs["attention_mask"].bool() if name not in hosts.PAIRS else torch.ones(3, 5, dtype=torch.bool)
     torch.testing.assert_close(ours.logits[real], theirs.logits[real], atol=1e-4, rtol=1e-4)
@@ -49,41 +54,35 @@ def test_outputs_and_weights_equal_eager_attention(name, side):
         assert apart.max() < 1e-5
 
 
+def generate(model, tokens, **options):
+    return model.generate(
+        **options,
+        max_new_tokens=tokens,
+        do_sample=False,
+        pad_token_id=0,
+        disable_compile=True,
+        return_dict_in_generate=True,
+    )
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", hosts.WRITERS)
 def test_generation_equals_eager_attention(name, cache):
     model, inputs = hosts.make(name), hosts.batch(name, "left")
     inputs.pop("decoder_input_ids", None)
-    options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": cache, "pad_token_id": 0}
-    generated = {}
-    for implementation in ("eager", "regard"):
-        model.set_attn_implementation(implementation)
-        result = model.generate(
-            **inputs, **options, disable_compile=True, return_dict_in_generate=True, output_logits=True
-        )
-        generated[implementation] = (result.sequences, torch.stack(result.logits))
-    assert torch.equal(generated["regard"][0], generated["eager"][0])
-    torch.testing.assert_close(generated["regard"][1], generated["eager"][1], atol=1e-4, rtol=1e-4)
+    theirs, ours = both(
+        model, lambda: generate(model, 8, **inputs, cache_implementation=cache, output_logits=True)
+    )
+    assert torch.equal(ours.sequences, theirs.sequences)
+    torch.testing.assert_close(torch.stack(ours.logits), torch.stack(theirs.logits), atol=1e-4, rtol=1e-4)
 
 
 def test_weights_of_a_generation_survive_overwriting_a_static_cache():
     model, inputs = hosts.make("llama"), hosts.batch("llama", "left")
-    attentions = {}
-    for implementation in ("eager", "regard"):
-        model.set_attn_implementation(implementation)
-        result = model.generate(
-            **inputs,
-            max_new_tokens=3,
-            do_sample=False,
-            pad_token_id=0,
-            cache_implementation="static",
-            disable_compile=True,
-            return_dict_in_generate=True,
-            output_attentions=True,
-        )
-        attentions[implementation] = result.attentions
-    for theirs, ours in zip(attentions["eager"][1:], attentions["regard"][1:], strict=True):
-        for expected, weights in zip(theirs, ours, strict=True):
+    options = {"cache_implementation": "static", "output_attentions": True}
+    theirs, ours = both(model, lambda: generate(model, 3, **inputs, **options).attentions[1:])
+    for steps in zip(theirs, ours, strict=True):
+        for expected, weights in zip(*steps, strict=True):
             torch.testing.assert_close(weights.dense(), expected, atol=1e-5, rtol=0)
 
 
@@ -94,21 +93,18 @@ def test_gradients_equal_eager_attention(name):
     model, inputs = hosts.make(name), hosts.batch(name, side)
     exact = name != "gpt-oss"  # whose experts do not support float64
     model = model.double() if exact else model
-    gradients = {}
-    for implementation in ("eager", "regard"):
-        model.set_attn_implementation(implementation)
+    real = inputs["attention_mask"].bool() if name not in hosts.PAIRS else slice(None)
+
+    def gradients():
         model.zero_grad()
-        logits = model(**inputs).logits
-        real = inputs["attention_mask"].bool() if name not in hosts.PAIRS else slice(None)
-        logits[real].square().mean().backward()
-        gradients[implementation] = {
-            n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
-        }
-    assert gradients["eager"].keys() == gradients["regard"].keys()
-    for parameter, expected in gradients["eager"].items():
+        model(**inputs).logits[real].square().mean().backward()
+        return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    theirs, ours = both(model, gradients)
+    assert theirs.keys() == ours.keys()
+    for parameter, expected in theirs.items():
         scale = expected.abs().max().item()
-        result = gradients["regard"][parameter]
-        torch.testing.assert_close(result, expected, atol=1e-5 * max(scale, 1e-3), rtol=1e-5)
+        torch.testing.assert_close(ours[parameter], expected, atol=1e-5 * max(scale, 1e-3), rtol=1e-5)
 
 
 def test_packed_sequences_do_not_attend_to_each_other():
@@ -157,12 +153,9 @@ def test_from_pretrained_and_a_call_without_weights(tmp_path):
 def test_a_custom_additive_mask_is_added_to_the_scores():
     model, inputs = hosts.make("llama"), hosts.batch("llama")
     mask = torch.randn(3, 1, 9, 9)
-    logits = {}
-    for implementation in ("eager", "regard"):
-        model.set_attn_implementation(implementation)
-        with torch.no_grad():
-            logits[implementation] = model(inputs["input_ids"], attention_mask=mask).logits
-    torch.testing.assert_close(logits["regard"], logits["eager"], atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        theirs, ours = both(model, lambda: model(inputs["input_ids"], attention_mask=mask).logits)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_half_precision_runs():
@@ -179,7 +172,7 @@ def test_half_precision_runs():
 def test_transformers_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)
     with pytest.raises(
-        ArgumentError, match=r"requires transformers 5\.3 or newer: pip install -U transformers"
+        ArgumentError, match=r"requires transformers 5\.3 or newer: pip install \"regard\[hf\]"
     ):
         regard.huggingface.enable()
 
@@ -358,7 +351,7 @@ def test_compact_masks_equal_the_dense_mask(seed):
         seen = torch.from_numpy((np.arange(k) >= start) & (np.arange(k) < stop))
     else:
         seen = torch.from_numpy(draw.random((b, h, q, k)) < 0.6)
-    mask, span = mask_compaction.compact(seen)
+    mask, span = mask_reading.compact(seen)
     if isinstance(mask, regard.Mask):
         assert torch.equal(mask.dense(q, k, (b, h)), seen)
     else:
@@ -380,18 +373,18 @@ def test_padding_is_read_once_as_lengths(side):
         mask_function=transformers.masking_utils.bidirectional_mask_function,
         allow_is_bidirectional_skip=True,
     )
-    read = mask_compaction.read(mask)
+    read = mask_reading.read(mask)
     assert isinstance(read.mask, regard.Padding)
     assert read.mask.side == side
-    assert mask_compaction.read(mask) is read
+    assert mask_reading.read(mask) is read
     assert torch.equal(read.mask.dense(7, 7, (4, 1)), mask)
 
 
 def test_a_modified_mask_is_read_again():
     mask = torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()
-    before = mask_compaction.read(mask)
+    before = mask_reading.read(mask)
     mask[..., 0, 2] = True
-    after = mask_compaction.read(mask)
+    after = mask_reading.read(mask)
     assert before.exact
     assert not after.exact
 

@@ -1,4 +1,4 @@
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -224,17 +224,9 @@ def test_gradients_pass_through_an_edit():
 
 def test_other_threads_are_not_edited():
     model, run = own()
-    before, result = run(), []
-
-    def elsewhere():
-        with torch.no_grad():
-            result.append(run())
-
+    before = run()
     with regard.edit(model, None, None, regard.ZeroAblation()):
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-    assert torch.equal(result[0], before)
+        assert torch.equal(elsewhere(run), before)
 
 
 def test_no_patch_remains_afterwards():
@@ -368,17 +360,14 @@ def test_importance_needs_a_loss_or_logits():
 
 def elsewhere(function):
     """Call a function in another thread, without gradients and with one torch thread, as here."""
-    results = []
 
     def run():
         torch.set_num_threads(1)  # set per thread, and rounding depends on it
         with torch.no_grad():
-            results.append(function())
+            return function()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return results[0]
+    with ThreadPoolExecutor() as pool:
+        return pool.submit(run).result()
 
 
 def test_other_threads_keep_torchs_fast_path():

@@ -3,8 +3,8 @@
 import copy
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -384,13 +384,25 @@ def test_threads_record_only_their_own_calls() -> None:
             result.update(weights.shape[-1] for weights in seen.values())
             result.add(-len(seen))
 
-    threads = [Thread(target=record, args=(size,)) for size in (3, 5, 7)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(record, (3, 5, 7)))
     assert sizes == {size: {size, -1} for size in (3, 5, 7)}
     assert "watchers" not in vars(layer)
+
+
+def test_a_watch_that_ends_hides_no_other_for_a_moment() -> None:
+    watched: list[bool] = []
+
+    class Layer(SelfAttention):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "watchers":
+                watched.append("watchers" in vars(self))
+            super().__setattr__(name, value)
+
+    layer = Layer()
+    with regard.watch(layer), regard.watch(layer):
+        pass
+    assert watched == [False, True, True]  # one begins, another begins, it ends
 
 
 def test_copies_are_not_watched() -> None:

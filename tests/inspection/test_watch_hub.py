@@ -1,5 +1,6 @@
 """Watched Hugging Face models: outputs do not change, and the weights equal those of eager attention."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.inspection.hooks.interface_call import parse
+from regard.inspection.mask_reading import row_mask
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
@@ -80,6 +83,30 @@ def attentions(output: Any) -> list[Tensor]:
     return list(output.attentions)
 
 
+def generate(model: Any, ids: Tensor, tokens: int, **options: Any) -> Tensor:
+    """Generate exactly this many tokens, greedily or with beams."""
+    return model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, **options)
+
+
+@torch.no_grad()
+def assert_eager(model: Any, seen: regard.Seen, min_rows: int | None = None, **full: Tensor) -> None:
+    """Check that the weights equal those of one call with eager attention, in their last rows.
+
+    min_rows: compare only the rows that both have, at least these; the last draft may be longer.
+    """
+    model.set_attn_implementation("eager")
+    expected = attentions(model(**full, output_attentions=True))
+    for weights, right in zip(seen.values(), expected, strict=True):
+        dense = weights.dense()
+        if min_rows is None:
+            right = right[..., -dense.shape[-2] :, :]
+        else:
+            rows = min(dense.shape[-2], right.shape[-2])
+            assert rows >= min_rows
+            dense, right = (x[..., :rows, :rows] for x in (dense, right))
+        torch.testing.assert_close(dense, right, rtol=0, atol=1e-5)
+
+
 def implementations(model: Any) -> list[str]:
     return ["eager", *(["sdpa"] if model._supports_sdpa else [])]
 
@@ -92,17 +119,13 @@ ALL = ["bert", "gpt2", "llama", "mistral", "gemma2", "gpt_oss", "t5", "bart", "m
 def test_weights_equal_eager_attention(name: str) -> None:
     model = build(name)
     arguments = inputs(model)
-    model.set_attn_implementation("eager")
-    expected = attentions(model(**arguments, output_attentions=True))
     for implementation in implementations(model):
         model.set_attn_implementation(implementation)
         before = model(**arguments)[0]
         with regard.watch(model) as seen:
             during = model(**arguments)[0]
         assert torch.equal(before, during)
-        assert len(seen) == len(expected)
-        for weights, right in zip(seen.values(), expected, strict=True):
-            torch.testing.assert_close(weights.dense(), right, rtol=0, atol=1e-5)
+        assert_eager(model, seen, **arguments)
 
 
 def test_self_and_cross_attention_are_distinguished() -> None:
@@ -238,54 +261,23 @@ def test_tokens_and_head_table_of_a_generation() -> None:
     model = build("llama")
     ids = torch.tensor([[5, 6, 7, 5, 6, 7]])
     with regard.watch(model, layers=-1, tokenizer=lambda ids: [str(i) for i in ids]) as seen:
-        output = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+        output = generate(model, ids, 4)
     assert seen.texts(0)[0] == [str(i) for i in output[0, :-1].tolist()]
     rows = seen.heads(frame=False)
     assert [(row["layer"], row["head"]) for row in rows] == [
         ("model.layers.1.self_attn", head) for head in range(4)
     ]
     assert all(0 < row["induction"] < 1 for row in rows)
-    assert list(seen.heads().columns) == [
-        "layer",
-        "head",
-        "entropy",
-        "distance",
-        "first",
-        "previous",
-        "induction",
-    ]
-
-
-@torch.no_grad()
-def test_prompt_lookup_drops_rejected_tokens() -> None:
-    model = build("llama")
-    ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
-    with regard.watch(model) as seen:
-        output = model.generate(
-            ids, max_new_tokens=8, min_new_tokens=8, do_sample=False, prompt_lookup_num_tokens=3
-        )
-    model.set_attn_implementation("eager")
-    expected = attentions(model(output[:, :-1], output_attentions=True))
-    for weights, right in zip(seen.values(), expected, strict=True):
-        length = min(weights.shape[-2], right.shape[-2])
-        assert length > 8
-        torch.testing.assert_close(
-            weights.dense()[..., :length, :length], right[..., :length, :length], rtol=0, atol=1e-5
-        )
+    columns = "layer head entropy distance first previous induction"
+    assert list(seen.heads().columns) == columns.split()
 
 
 @torch.no_grad()
 def test_generation_without_a_cache() -> None:
     model = build("llama")
     with regard.watch(model) as seen:
-        output = model.generate(
-            torch.tensor([[5, 6, 7]]), max_new_tokens=4, min_new_tokens=4, do_sample=False, use_cache=False
-        )
-    model.set_attn_implementation("eager")
-    for weights, right in zip(
-        seen.values(), attentions(model(output[:, :-1], output_attentions=True)), strict=True
-    ):
-        torch.testing.assert_close(weights.dense(), right, rtol=0, atol=1e-5)
+        output = generate(model, torch.tensor([[5, 6, 7]]), 4, use_cache=False)
+    assert_eager(model, seen, input_ids=output[:, :-1])
 
 
 def test_a_warning_names_custom_attention() -> None:
@@ -296,7 +288,10 @@ def test_a_warning_names_custom_attention() -> None:
         AutoConfig.for_model("bloom", hidden_size=16, n_layer=1, n_head=2, vocab_size=40)
     )
     with (
-        pytest.warns(UserWarning, match="BloomModel: nothing, although it ran: BloomAttention computes"),
+        pytest.warns(
+            UserWarning,
+            match="BloomModel: watch recorded nothing, although the model ran: BloomAttention computes",
+        ),
         regard.watch(model),
     ):
         model(torch.tensor([[5, 6]]))
@@ -326,11 +321,19 @@ def test_everything_is_restored() -> None:
 @pytest.mark.parametrize("queries", [1, 4, 6])
 def test_masks_of_flash_kernels(causal: bool, window: int | None, queries: int) -> None:
     """Causality is aligned to the end, windows are symmetric, and padding has two axes."""
-    from regard.inspection.hooks.transformers import _flash_mask
-
     query, key = torch.randn(2, 1, queries, 4), torch.randn(2, 1, 6, 4)
     padding = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
-    mask = _flash_mask(query, key, padding, causal, {"sliding_window": window})
+    call = parse(
+        "flash_attention_2",
+        torch.nn.Identity(),
+        query,
+        key,
+        key,
+        padding,
+        is_causal=causal,
+        sliding_window=window,
+    )
+    mask = row_mask(call.mask, query, key)
     position, number = torch.arange(queries)[:, None] + 6 - queries, torch.arange(6)
     expected = padding.bool()[:, None, None].expand(2, 1, queries, 6)
     if causal:
@@ -343,10 +346,9 @@ def test_masks_of_flash_kernels(causal: bool, window: int | None, queries: int) 
 
 
 def test_packed_sequences_of_flash_kernels() -> None:
-    from regard.inspection.hooks.transformers import _flash_mask
-
-    x = torch.randn(1, 1, 5, 4)
-    mask = _flash_mask(x, x, None, True, {"cu_seq_lens_k": torch.tensor([0, 2, 5], dtype=torch.int32)})
+    x, boundaries = torch.randn(1, 1, 5, 4), torch.tensor([0, 2, 5], dtype=torch.int32)
+    call = parse("flash_attention_2", torch.nn.Identity(), x, x, x, is_causal=True, cu_seq_lens_k=boundaries)
+    mask = row_mask(call.mask, x, x)
     assert mask is not None
     result = (torch.arange(5) >= mask.start) & (torch.arange(5) < mask.stop)
     assert torch.equal(result, regard.Documents([2, 3], within=regard.Causal()).dense(5))
@@ -355,14 +357,9 @@ def test_packed_sequences_of_flash_kernels() -> None:
 def test_an_assistant_model_has_its_own_cache() -> None:
     model, assistant = build("llama"), build("llama", seed=1)
     ids = torch.randint(3, 40, (1, 9), generator=torch.Generator().manual_seed(0))
-    options = {"max_new_tokens": 7, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     with torch.no_grad(), regard.watch(model) as seen:
-        generated = model.generate(ids, assistant_model=assistant, **options)
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        expected = model(generated[:, :-1], output_attentions=True).attentions
-    for weights, expected_weights in zip(seen.values(), expected, strict=True):
-        assert torch.allclose(weights.dense(), expected_weights, atol=1e-5)
+        output = generate(model, ids, 7, assistant_model=assistant, eos_token_id=None, pad_token_id=0)
+    assert_eager(model, seen, input_ids=output[:, :-1])
 
 
 def test_modified_sinks_raise() -> None:
@@ -403,22 +400,12 @@ def test_rollout_of_a_module_shared_by_all_layers() -> None:
 
 def test_beams_after_a_prompt_of_embeddings() -> None:
     model = build("llama")
-    prompt = model.get_input_embeddings()(torch.randint(3, 40, (2, 5))).detach()
-    options = {
-        "max_new_tokens": 6,
-        "num_beams": 3,
-        "do_sample": False,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    }
+    embed = model.get_input_embeddings()
+    prompt = embed(torch.randint(3, 40, (2, 5))).detach()
+    options = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False, "eos_token_id": None}
     with torch.no_grad(), regard.watch(model) as seen:
-        generated = model.generate(inputs_embeds=prompt, **options)
-    full = torch.cat([prompt, model.get_input_embeddings()(generated[:, :-1])], 1)
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        expected = model(inputs_embeds=full, output_attentions=True).attentions
-    for weights, expected_weights in zip(seen.values(), expected, strict=True):
-        assert torch.allclose(weights.dense(), expected_weights, atol=1e-5)
+        generated = model.generate(inputs_embeds=prompt, pad_token_id=0, **options)
+    assert_eager(model, seen, inputs_embeds=torch.cat([prompt, embed(generated[:, :-1])], 1))
 
 
 # Generation with changing keys
@@ -435,7 +422,7 @@ def written_with(change: Any, **options: Any) -> tuple[Any, Any, Tensor]:
     hook = model.register_forward_hook(changed, with_kwargs=True)
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
     with torch.no_grad(), regard.watch(model) as seen:
-        output = model.generate(ids, max_new_tokens=5, min_new_tokens=5, do_sample=False, **options)
+        output = generate(model, ids, 5, **options)
     hook.remove()
     return model, seen, output
 
@@ -487,11 +474,7 @@ def test_a_copied_cache_is_joined() -> None:
         layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
 
     model, seen, output = written_with(copy)
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        expected = model(output[:, :-1], output_attentions=True).attentions
-    for weights, right in zip(seen.values(), expected, strict=True):
-        torch.testing.assert_close(weights.dense(), right, rtol=0, atol=1e-5)
+    assert_eager(model, seen, input_ids=output[:, :-1])
 
 
 def test_quantized_caches_are_not_joined() -> None:
@@ -527,9 +510,7 @@ def test_custom_caches_are_not_joined() -> None:
     auto: Any = AutoModelForCausalLM
     model = auto.from_config(AutoConfig.for_model("falcon", **sizes, bos_token_id=1, eos_token_id=2)).eval()
     with torch.no_grad(), regard.watch(model) as seen:
-        output = model.generate(
-            torch.tensor([[5, 6, 7]]), max_new_tokens=4, min_new_tokens=4, do_sample=False
-        )
+        output = generate(model, torch.tensor([[5, 6, 7]]), 4)
     assert output.shape == (1, 7)
     assert seen[0].shape[-2:] == (3, 3)  # the prompt is one call
     with pytest.raises(regard.ArgumentError, match="step 3 attends to 5 keys and the first step to 4"):
@@ -547,15 +528,8 @@ def test_drafts_and_chunks_give_one_map(name: str, options: dict[str, Any]) -> N
     model = build(name)
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
     with regard.watch(model) as seen:
-        output = model.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False, **options)
-    model.set_attn_implementation("eager")
-    expected = attentions(model(output[:, :-1], output_attentions=True))
-    for weights, right in zip(seen.values(), expected, strict=True):
-        length = min(weights.shape[-2], right.shape[-2])  # the last draft may be longer
-        assert length >= 14
-        torch.testing.assert_close(
-            weights.dense()[..., :length, :length], right[..., :length, :length], rtol=0, atol=1e-5
-        )
+        output = generate(model, ids, 8, **options)
+    assert_eager(model, seen, min_rows=14, input_ids=output[:, :-1])
 
 
 @torch.no_grad()
@@ -582,26 +556,19 @@ def test_a_generation_continues_from_a_cache() -> None:
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
     cache = model(ids[:, :5], use_cache=True).past_key_values
     with regard.watch(model) as seen:
-        output = model.generate(
-            ids, past_key_values=cache, max_new_tokens=5, min_new_tokens=5, do_sample=False
-        )
-    model.set_attn_implementation("eager")
-    expected = attentions(model(output[:, :-1], output_attentions=True))
-    for weights, right in zip(seen.values(), expected, strict=True):
-        torch.testing.assert_close(weights.dense(), right[..., 5:, :], rtol=0, atol=1e-5)
+        output = generate(model, ids, 5, past_key_values=cache)
+    assert seen[0].shape[-2:] == (7, 12)
+    assert_eager(model, seen, input_ids=output[:, :-1])
 
 
 @torch.no_grad()
 def test_calls_in_other_threads_are_not_steps() -> None:
-    from threading import Thread
-
     model = build("llama")
     ids = torch.tensor([[5, 6, 7]])
 
     def call_in_thread(input_ids: Tensor, scores: Tensor) -> Tensor:
-        thread = Thread(target=lambda: model(torch.tensor([[8, 9]])))
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor() as pool:
+            pool.submit(model, torch.tensor([[8, 9]])).result()
         return scores
 
     options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "num_beams": 2}

@@ -4,6 +4,7 @@ import gc
 import sys
 import warnings
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread
 from time import monotonic
 from typing import Any
@@ -316,11 +317,8 @@ def test_nested_watches_and_threads() -> None:
             shapes.update(tuple(w.shape) for w in (*seen.values(), *inner.values()))
             shapes.add((len(seen), len(inner)))
 
-    threads = [Thread(target=record, args=(size,)) for size in (3, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(record, (3, 5)))
     assert result == {size: {(1, 2, size, size), (1, 1)} for size in (3, 5)}
 
 
@@ -342,7 +340,10 @@ class OwnAttention(nn.Module):
 def test_a_warning_names_unseen_attention() -> None:
     model = nn.Sequential(OwnAttention())
     with (
-        pytest.warns(UserWarning, match="Sequential: nothing, although it ran: OwnAttention computes"),
+        pytest.warns(
+            UserWarning,
+            match="Sequential: watch recorded nothing, although the model ran: OwnAttention computes",
+        ),
         regard.watch(model) as seen,
     ):
         model(torch.randn(1, 3, 4))
@@ -388,17 +389,10 @@ class Own(nn.Module):
 def test_a_half_registered_hook_does_nothing() -> None:
     """torch registers a hook before its with_kwargs flag; another thread may run in between."""
     model, x = Own(), torch.randn(1, 2, 5, 8)
-    expected, result = model(x), []
-
-    def elsewhere() -> None:
-        result.append(model(x))
-
-    with regard.watch(model) as seen:
+    expected = model(x)
+    with regard.watch(model) as seen, ThreadPoolExecutor() as pool:
         model._forward_pre_hooks_with_kwargs.clear()
-        thread = Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-    assert torch.equal(result[0], expected)
+        assert torch.equal(pool.submit(model, x).result(), expected)
     assert not seen
 
 
@@ -455,22 +449,23 @@ def test_calls_in_one_thread_while_another_watches_and_edits() -> None:
 
 @pytest.mark.parametrize("form", ["intervals", "holes", "numbers"])
 def test_the_cache_entry_of_a_mask_is_freed_with_it(form: str) -> None:
-    from regard.inspection.capture import MaskReader
+    from regard.inspection import mask_reading
 
-    reader = MaskReader()
+    x, before = torch.zeros(6, 1), len(mask_reading._RESULTS)
     masks = {
         "intervals": torch.ones(6, 6, dtype=torch.bool).tril(),
         "holes": torch.rand(6, 6, generator=torch.Generator().manual_seed(0)) < 0.5,
         "numbers": torch.randn(6, 6),
     }
     mask = masks.pop(form)
-    rows = reader.read(mask)
-    assert reader.read(mask) is rows  # cached while the mask lives
+    rows = mask_reading.row_mask(mask, x, x)
+    assert rows is not None
+    assert mask_reading.row_mask(mask, x, x) is rows  # cached while the mask lives
     references = [weakref.ref(part) for part in rows if part is not None]
     del rows, mask
     gc.collect()
     assert [ref() for ref in references] == [None] * len(references)
-    assert not len(reader._cache)
+    assert len(mask_reading._RESULTS) == before
 
 
 # Warnings
@@ -523,13 +518,8 @@ def test_no_warning_for_compiled_blocks_that_are_not_selected() -> None:
 
 def test_a_warning_for_a_call_in_another_thread() -> None:
     model = blocks()
-
-    def call_elsewhere() -> None:
-        thread = Thread(target=lambda: model(torch.randn(1, 2, 5, 8)))
-        thread.start()
-        thread.join()
-
-    with pytest.warns(UserWarning, match="called in another thread"), regard.watch(model) as seen:
-        call_elsewhere()
+    warning = pytest.warns(UserWarning, match="called in another thread")
+    with warning, regard.watch(model) as seen, ThreadPoolExecutor() as pool:
+        pool.submit(model, torch.randn(1, 2, 5, 8)).result()
     with pytest.raises(IndexError, match="Open the block in the thread that calls the model"):
         _ = seen[0]

@@ -180,9 +180,9 @@ def table(*cases: tuple[str, Callable[[], Any], type[RegardError], tuple[str, ..
         ("key", "ndarray", "torch.as_tensor(key)"),
     ),
     ("value is a number", lambda: call(v=3.0), DTypeError, ("value", "float", "torch.as_tensor")),
-    ("query is None", lambda: regard.attention(None, key(), value()), DTypeError, ("query", "NoneType")),
-    ("key is None", lambda: regard.attention(query(), None, value()), DTypeError, ("key", "NoneType")),
-    ("value is None", lambda: regard.attention(query(), key(), None), DTypeError, ("value", "NoneType")),
+    ("query is None", lambda: regard.attention(None, key(), value()), DTypeError, ("query", "None")),
+    ("key is None", lambda: regard.attention(query(), None, value()), DTypeError, ("key", "None")),
+    ("value is None", lambda: regard.attention(query(), key(), None), DTypeError, ("value", "None")),
     (
         "key elsewhere",
         lambda: call(k=key(device=META)),
@@ -276,7 +276,7 @@ def test_tensors_of_other_layouts(case):
     ("a class", lambda: call(score=Dot), DTypeError, ("class Dot", "instance", "score=Dot(")),
     ("a module's class", lambda: call(score=General), DTypeError, ("class General", "score=General(")),
     ("a name", lambda: call(score="dot"), DTypeError, ("score", "str", "function of (query, key)")),
-    ("None", lambda: call(score=None), DTypeError, ("score", "NoneType")),
+    ("None", lambda: call(score=None), DTypeError, ("score", "None")),
     ("a tensor", lambda: call(score=torch.zeros(5, 7)), DTypeError, ("score", "Tensor")),
     (
         "a function's shape",
@@ -295,7 +295,7 @@ def test_tensors_of_other_layouts(case):
         "a function without a result",
         lambda: call(score=lambda q, k: None),
         ShapeError,
-        ("NoneType", "(2, 6, 5, 7)"),
+        ("None", "(2, 6, 5, 7)"),
     ),
     (
         "a function's device",
@@ -353,7 +353,7 @@ def test_scores_that_cannot_be(case):
     ("a list", lambda: call(mask=[[True, False]]), DTypeError, ("mask", "list", "boolean tensor")),
     ("an array", lambda: call(mask=np.ones((5, 7), bool)), DTypeError, ("mask", "ndarray", "boolean tensor")),
     ("True", lambda: call(mask=True), DTypeError, ("mask", "bool", "boolean tensor")),
-    ("combined with None", lambda: Causal() & None, DTypeError, ("mask", "NoneType")),
+    ("combined with None", lambda: Causal() & None, DTypeError, ("mask", "None")),
     ("combined with a number", lambda: 3 | Causal(), DTypeError, ("mask", "int")),
     ("elsewhere", lambda: call(mask=flags(5, 7, device=META)), DeviceError, ("cpu", "mask on meta")),
     (
@@ -524,7 +524,7 @@ class Lines(RelativeBias):
     ("another module", lambda: call(bias=nn.Linear(2, 2)), DTypeError, ("bias", "Linear", "relative bias")),
     ("a mask", lambda: call(bias=Causal()), DTypeError, ("bias", "Causal", "mask=")),
     ("a list of a list", lambda: call(bias=[[torch.zeros(5, 7)]]), DTypeError, ("bias", "list")),
-    ("a list of None", lambda: call(bias=[None]), DTypeError, ("bias", "NoneType")),
+    ("a list of None", lambda: call(bias=[None]), DTypeError, ("bias", "None")),
     (
         "one wrong of two",
         lambda: call(bias=[torch.zeros(7), torch.zeros(5)]),
@@ -581,7 +581,7 @@ class Lines(RelativeBias):
     ("a line too short", lambda: call(bias=Lines(torch.zeros(10))), ShapeError, ("10", "11")),
     ("a line too long", lambda: call(bias=Lines(torch.zeros(12))), ShapeError, ("12", "11")),
     ("a line of three axes", lambda: call(bias=Lines(torch.zeros(5, 6, 11))), ShapeError, ("(5, 6, 11)",)),
-    ("no line", lambda: call(bias=Lines(None)), DTypeError, ("Lines", "NoneType")),
+    ("no line", lambda: call(bias=Lines(None)), DTypeError, ("Lines", "None")),
 )
 def test_biases_that_do_not_fit(case):
     check(case)
@@ -606,7 +606,7 @@ def test_biases_that_do_not_fit(case):
         ("Softmax", "derive from Normalizer"),
     ),
     ("a name", lambda: call(normalize="softmax"), DTypeError, ("str", "normalize=Softmax()")),
-    ("None", lambda: call(normalize=None), DTypeError, ("NoneType", "normalize=Softmax()")),
+    ("None", lambda: call(normalize=None), DTypeError, ("None", "normalize=Softmax()")),
     ("temperature 0", lambda: Softmax(0), ArgumentError, ("temperature=0", "above 0", "Hard()")),
     ("temperature -1", lambda: Softmax(-1.0), ArgumentError, ("temperature=-1.0", "above 0")),
     ("temperature nan", lambda: Softmax(math.nan), ArgumentError, ("temperature=nan", "above 0")),

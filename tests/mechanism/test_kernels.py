@@ -5,8 +5,6 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +25,8 @@ from regard.mechanism.call.layout import Layout
 from regard.mechanism.call.problem import Problem, ProblemConfig
 from regard.mechanism.normalizers import Softmax
 from regard.mechanism.scores import Prepared, ScaledDot
-from tests.cases import NORMALIZERS, Case, Shape, leaves
+from tests.cases import NORMALIZERS, Case, Shape, instruction_set, leaves
+from tests.fresh import run_fresh
 from tests.recorder import Largest
 
 pytestmark = [
@@ -171,16 +170,6 @@ def test_python_threads_may_call_at_once():
 # Processes
 
 
-def run_python(program: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-
-
 FORK = """
 import os, sys, time, torch, regard
 torch.set_num_threads(2)
@@ -213,7 +202,7 @@ print("parent", all(torch.equal(a, b) for a, b in zip(before, work())))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
 def test_a_forked_child_computes_and_ends():
-    done = run_python(FORK, OMP_NUM_THREADS="2")
+    done = run_fresh(FORK)
     assert done.stdout.splitlines() == ["child 0", "parent True"], done.stderr
 
 
@@ -243,7 +232,7 @@ print(most() - before)
 
 def memory(*arguments: Any) -> int:
     program = MEMORY.replace("sys.argv[1]", repr(json.dumps(arguments)))
-    done = run_python(program, timeout=300)
+    done = run_fresh(program, timeout=300)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 
@@ -311,7 +300,7 @@ work = lambda: [regard.attention(query, key, value)]
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="this system tells it otherwise")
 @pytest.mark.parametrize("name", EXHAUSTED)
 def test_memory_that_does_not_suffice_is_an_exception(name):
-    done = run_python(LIMITED.format(setup=EXHAUSTED[name]), timeout=300)
+    done = run_fresh(LIMITED.format(setup=EXHAUSTED[name]), timeout=300)
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-2000:])
     *answers, last = done.stdout.splitlines()
     assert "wrong" not in answers
@@ -345,7 +334,7 @@ print(all(map(torch.equal, found, wanted)))
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="this system tells it otherwise")
 def test_threads_that_cannot_be_started_are_done_without():
-    done = run_python(THREADLESS)
+    done = run_fresh(THREADLESS)
     assert (done.returncode, done.stdout) == (0, "True\n"), (
         done.returncode,
         done.stdout,
@@ -465,7 +454,7 @@ def test_an_unsupported_dtype_is_named_in_the_error():
 
 
 def test_a_wrong_instruction_set_fails_loudly():
-    done = run_python("import regard", REGARD_ISA="mmx")
+    done = run_fresh("import regard", REGARD_ISA="mmx")
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert all(part in last for part in ("ArgumentError", "REGARD_ISA is 'mmx'", *ISAS))
@@ -479,29 +468,19 @@ def test_the_requested_instruction_set_is_used():
         "print(explanation.implementation, explanation.reasons[0])\n"
     )
     for isa in ISAS[-1:]:
-        done = run_python(program, REGARD_ISA=isa, REGARD_IMPLEMENTATION="")
+        done = run_fresh(program, REGARD_ISA=isa, REGARD_IMPLEMENTATION="")
         assert re.match(rf"fused .*\b{isa}\b", done.stdout), done.stdout + done.stderr
 
 
-COMPARED = """
-import sys, torch
-sys.path.insert(0, {root!r})
-from tests.mechanism.test_kernels import THREADED, everything, own_score
-def actual(name, case):
-    options = {{"dropout": 0.1, "generator": torch.Generator().manual_seed(1), **own_score(name)}}
-    return everything(case, **options)
-torch.save({{name: actual(name, case) for name, case in THREADED.items()}}, {path!r})
-"""
+def test_instruction_sets_differ_by_roundings_only():
+    def compute(name: str, case: Case) -> list[Tensor]:
+        options = {"dropout": 0.1, "generator": torch.Generator().manual_seed(1), **own_score(name)}
+        return everything(case, **options)
 
-
-def test_instruction_sets_differ_by_roundings_only(tmp_path):
     actual = {}
-    root = str(Path(__file__).parents[2])
     for isa in ISAS:
-        path = str(tmp_path / isa)
-        done = run_python(COMPARED.format(root=root, path=path), REGARD_ISA=isa, OMP_NUM_THREADS="1")
-        assert done.returncode == 0, done.stderr
-        actual[isa] = torch.load(path)
+        with instruction_set(isa):
+            actual[isa] = {name: compute(name, case) for name, case in THREADED.items()}
     for one, other in itertools.pairwise(ISAS):
         for name in THREADED:
             for i, (a, b) in enumerate(zip(actual[one][name], actual[other][name], strict=True)):
@@ -535,7 +514,7 @@ for call in (regard.attention, regard.attend, regard.explain):
 
 
 def test_without_kernels_everything_works_in_tiles():
-    done = run_python(UNBUILT, REGARD_ISA="", REGARD_IMPLEMENTATION="")
+    done = run_fresh(UNBUILT, REGARD_ISA="", REGARD_IMPLEMENTATION="")
     assert done.returncode == 0, done.stderr
     first, *refusals = done.stdout.splitlines()
     assert re.match("tiled: .*the kernels are not available", first)
@@ -551,7 +530,7 @@ def test_missing_requested_kernels_raise(name):
         "import sys\nsys.modules['regard.mechanism._kernels'] = None\n"
         "import torch, regard\nx = torch.eye(3)\nregard.attention(x, x, x)\n"
     )
-    done = run_python(program, **{**others, name: asked})
+    done = run_fresh(program, **{**others, name: asked})
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert all(part in last for part in ("ArgumentError", asked, "C++ compiler"))
@@ -565,7 +544,7 @@ def test_the_environment_forces_the_kernels():
         "for y, more in ((x, {}), (x, {'normalize': regard.Hard()}), (x.double(), {})):\n"
         "    print(regard.explain(y, y, y, **more).implementation)\n"
     )
-    done = run_python(program, REGARD_IMPLEMENTATION="fused")
+    done = run_fresh(program, REGARD_IMPLEMENTATION="fused")
     assert done.stdout.split() == ["fused", "tiled", "tiled"], done.stderr
     assert regard.explain(x, x, x, implementation="fused").implementation == "tiled"
 

@@ -305,7 +305,6 @@ def combinations(draw):
     return as_mask(mask), expected
 
 
-@settings(max_examples=100)
 @given(combinations())
 def test_combinations_are_set_algebra(combination):
     check(*combination)

@@ -1,9 +1,6 @@
 """The operator against the formulas: every implementation, forward and backward, over the table of cases."""
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +9,7 @@ from unittest.mock import patch
 import entmax
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
@@ -21,6 +18,7 @@ import regard
 from regard.mechanism import dispatch, fused, tiled
 from tests import naive
 from tests.cases import BIASES, MASKS, NORMALIZERS, SCORES, TABLE, Case, Shape, leaves, pairs, product
+from tests.fresh import run_fresh
 
 IMPLEMENTATIONS = ("reference", "tiled")  # of float64; test_fused.py is about the kernels
 EVERY = dispatch.IMPLEMENTATIONS if fused.available() else IMPLEMENTATIONS
@@ -135,7 +133,6 @@ def test_float32_error_is_at_most_twice_that_of_dense_torch(normalize):
 # Tiles
 
 
-@settings(max_examples=80)
 @given(
     tile=st.sampled_from([1, 7, 64]),
     batch=st.sampled_from([(), (2,), (2, 3)]),
@@ -403,12 +400,6 @@ def test_a_masked_key_has_no_weight_and_no_gradient_for_any_phi(implementation, 
 # Which implementation
 
 
-def run_python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True
-    )
-
-
 def test_an_environment_variable_forces_an_implementation():
     program = (
         "import torch, regard\n"
@@ -417,13 +408,13 @@ def test_an_environment_variable_forces_an_implementation():
         "print(regard.explain(x, x, x).implementation, regard.attention(x, x, x).shape)\n"
         "print(regard.explain(x, x, x, implementation='tiled').implementation)\n"
     )
-    done = run_python(program, REGARD_IMPLEMENTATION="reference")
+    done = run_fresh(program, REGARD_IMPLEMENTATION="reference")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "reference torch.Size([3, 3])\ntiled\n"
 
 
 def test_a_wrong_environment_variable_fails_loudly():
-    done = run_python("import regard", REGARD_IMPLEMENTATION="quick")
+    done = run_fresh("import regard", REGARD_IMPLEMENTATION="quick")
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert "ArgumentError" in last

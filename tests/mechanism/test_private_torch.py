@@ -1,7 +1,5 @@
 """Private functions of torch that regard asks: a torch without them is served by the general way."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -9,6 +7,7 @@ import torch
 
 import regard
 from regard.mechanism import dispatch, fast_path, fused, torch_state
+from tests.fresh import run_fresh
 
 PRIVATE = {
     "_transforms_active": "_C._are_functorch_transforms_active",
@@ -21,13 +20,7 @@ PRIVATE = {
 
 
 def child(code: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_fresh(textwrap.dedent(code), warnings="ignore")
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.split()
 
@@ -131,5 +124,5 @@ assert plain_cpu(torch.ones(2))
 with torch.inference_mode():
     assert plain_cpu(torch.ones(2))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_fresh(program)
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ from torch import Tensor
 
 import regard
 from regard.mechanism import tiled
+from tests.cases import crossed
 
 B, H, N, D = 2, 3, 7, 5
 
@@ -36,16 +37,13 @@ def product(stack: list[regard.Weights], residual: float = 0.5) -> Tensor:
     return whole
 
 
-@pytest.fixture(params=[30, 2**20], ids=["many tiles", "one tile"])
-def tile(request, monkeypatch):
-    monkeypatch.setattr(tiled, "TILE", request.param)
+TILES = {"many tiles": 30, "one tile": 2**20}
 
 
-@pytest.mark.usefixtures("tile")
-@pytest.mark.parametrize("residual", [0.0, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("lead", LEADS)
-def test_rollout_is_the_product_of_the_matrices(lead, residual):
-    stack = layers(LEADS[lead])
+@crossed(lead=LEADS, residual=["0.0", "0.5", "0.9", "1.0"], tile=TILES)
+def test_rollout_is_the_product_of_the_matrices(lead, residual, tile, monkeypatch):
+    monkeypatch.setattr(tiled, "TILE", TILES[tile])
+    stack, residual = layers(LEADS[lead]), float(residual)
     whole = product(stack, residual)
     batch = LEADS[lead][:-1]
     for queries, expected in {

@@ -30,6 +30,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.overrides import TorchFunctionMode
 
 import regard
+from tests.fresh import run_fresh
 
 theirs = F.scaled_dot_product_attention
 ours = regard.scaled_dot_product_attention
@@ -1359,7 +1360,7 @@ check()
 def test_wrappers_around_regard_do_not_recurse(case: str) -> None:
     before, after = REPLACED[case]
     program = SWAPPED.format(before=before, after=after)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_fresh(program)
     assert done.returncode == 0, done.stderr[-1500:]
     assert done.stdout.split() == ["right"] * 3
 

@@ -89,7 +89,13 @@ def close(actual: Tensor, expected: Tensor) -> None:
 # Learning
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, id=name, marks=[pytest.mark.slow] * (name not in FEW))
+        for name, config in CONFIGS.items()
+    ],
+)
 def test_model_memorizes_a_few_sentences(config: RecurrentConfig) -> None:
     torch.manual_seed(0)
     sentences = [[3, 4, 5], [5, 4], [6, 7, 8, 9], [7], [8, 3, 8], [9, 6], [4, 4, 6], [3, 9, 7, 5]]

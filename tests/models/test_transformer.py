@@ -30,7 +30,7 @@ from regard.models import (
     mask_tokens,
     pack,
 )
-from regard.models.layers.blocks import Positions
+from regard.models.layers.positions import Positions
 from tests.models.exact import close
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -1,49 +1,31 @@
 """The guide's pages run, and their outputs and pictures match."""
 
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from pages.__main__ import ROOT, all_pages, update
-from pages.runner import (
-    code_blocks,
-    differences,
-    drawn_pictures,
-    outputs_match,
-    page_environment,
-    picture_paths,
-    run,
-)
-
-# Pictures that take minutes: the page gives the command that draws them.
-COMMANDS = {
-    "docs/pictures/demo.png": "make demo",
-    "docs/pictures/lengths.png": "python -m benchmarks.lengths",
-    "docs/pictures/page.png": "regard look",
-}
+from pages import verified
+from pages.__main__ import ROOT, all_pages, main, update
+from pages.runner import code_blocks, differences, outputs_match, page_environment, problems, run, undrawn
+from pages.verified import is_verified
 
 
-def undrawn(page: Path, folder: Path) -> list[str]:
-    """Pictures of a page drawn neither by its code, in this folder, nor by a command on the page."""
-    text, drawn = page.read_text("utf-8"), drawn_pictures(page, folder)
-    missing = []
-    for picture in picture_paths(page):
-        path = (page.parent / picture).resolve()
-        command = COMMANDS.get(path.relative_to(ROOT).as_posix()) if path.is_relative_to(ROOT) else None
-        if picture not in drawn and not (command and command in text and path.is_file()):
-            missing.append(picture)
-    return missing
+def pages() -> list:
+    """All pages; those that have not changed since they last ran, nor their code, are slow tests."""
+    return [
+        pytest.param(page, marks=[pytest.mark.slow] * is_verified(page), id=page.relative_to(ROOT).as_posix())
+        for page in all_pages()
+    ]
 
 
-@pytest.mark.parametrize("page", all_pages(), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", pages())
 def test_page_runs_and_its_outputs_match(page, tmp_path):
     with page_environment(tmp_path):
         result = run(page)
-    assert not differences(page, result)
-    assert not undrawn(page, tmp_path)
-    for picture in picture_paths(page):
-        assert (page.parent / picture).is_file(), f"{picture} is missing: run python -m pages"
+    assert not problems(page, tmp_path, result)
 
 
 def write_page(folder: Path, text: str) -> Path:
@@ -141,3 +123,46 @@ def test_undrawn_picture_is_reported(tmp_path):
     with page_environment(tmp_path):
         run(page)
     assert undrawn(page, tmp_path) == ["pictures/1.png"]
+
+
+def test_a_page_is_verified_until_it_or_its_code_changes(tmp_path, monkeypatch):
+    """Comments and docstrings are no code."""
+    code, other, page = (tmp_path / name for name in ("src/a.py", "src/b.py", "page.md"))
+    code.parent.mkdir()
+    code.write_text('"""Old."""\nx = 1  # old\n')
+    other.write_text("y = 1\n")
+    page.write_text("```python\n1\n```\n")
+    monkeypatch.setattr(verified, "ROOT", tmp_path)
+    monkeypatch.setattr(verified, "PACKAGE", code.parent)
+    monkeypatch.setattr(verified, "RECORD", tmp_path / "verified.txt")
+    monkeypatch.setitem(sys.modules, "of_the_page", SimpleNamespace(__file__=str(code)))
+
+    def current() -> bool:
+        verified._of_code.cache_clear()
+        verified._of_bytes.cache_clear()
+        return is_verified(page)
+
+    assert not current()
+    verified.record(page)
+    assert current()
+    code.write_text('"""New."""\nx = 1  # new\n')
+    other.write_text("y = 2\n")
+    assert current()
+    code.write_text("x = 2\n")
+    assert not current()
+    verified.record(page)
+    page.write_text("```python\n2\n```\n")
+    assert not current()
+    verified.record(page)
+    code.unlink()
+    assert not current()
+
+
+@pytest.mark.parametrize("status", [1, -9])
+def test_one_failed_page_fails_the_command(status, tmp_path, monkeypatch):
+    paths = [tmp_path / "killed.md", tmp_path / "good.md"]
+    for path in paths:
+        path.touch()
+    codes = iter([status, 0])
+    monkeypatch.setattr("subprocess.run", lambda command: SimpleNamespace(returncode=next(codes)))
+    assert main(list(map(str, paths))) == 1

@@ -7,11 +7,10 @@ import torch
 
 from regard.errors import ArgumentError
 from regard.models.encoders.base import Comparison
-from regard.plot import curves
 from regard.plot.curves import draw_by_distance, draw_by_length, draw_comparison, draw_curves
 from regard.translation.evaluation import LengthBucket, LengthRange
+from regard.translation.training.callbacks import Report, ValidationResult
 from regard.translation.training.logs import CsvLog, LogRow
-from regard.translation.training.progress import Report, ValidationResult
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -28,15 +27,6 @@ def rows(steps: int = 40, best: int = 30, validated: bool = True) -> list[LogRow
         )
         for step in range(1, steps + 1)
     ]
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """Collect the figures before they are written."""
-    drawn = []
-    save = curves.save
-    monkeypatch.setattr(curves, "save", lambda figure, path: drawn.append(figure) or save(figure, path))
-    return drawn
 
 
 def names(figure) -> list[str]:
@@ -222,10 +212,10 @@ def test_several_folders_and_files(folder, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "'nothing' does not exist; name a folder written by regard train."),
-        (["empty"], "'empty' has no log.csv; name a folder written by regard train."),
+        (["nothing"], "'nothing' does not exist; pass a folder written by regard train."),
+        (["empty"], "'empty' has no log.csv; pass a folder written by regard train."),
         (["small", "small"], "'small' is given 2 times"),
-        (["small", "-o", "x.txt"], "--output 'x.txt' must end in .png, .svg or .pdf."),
+        (["small", "-o", "x.txt"], "Cannot write 'x.txt': use the suffix .png, .svg, .pdf."),
         (
             ["small", "-o", "no/x.png"],
             "--output 'no/x.png': the folder 'no' does not exist; create it first.",

@@ -9,7 +9,6 @@ import torch
 from matplotlib.figure import Figure
 
 import regard
-from regard.plot import grids
 from regard.plot.heatmaps import (
     MAX_CELLS,
     MAX_GRID_CELLS,
@@ -24,15 +23,6 @@ from regard.plot.heatmaps import (
 def weights_of(n: int, *lead: int) -> regard.Weights:
     x = torch.randn(*lead, n, 4)
     return regard.attend(x, x, x, mask=regard.Causal())[1]
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """Collect the figures before they are written."""
-    drawn = []
-    save = grids.save
-    monkeypatch.setattr(grids, "save", lambda figure, path: drawn.append(figure) or save(figure, path))
-    return drawn
 
 
 def images(figure) -> list[np.ndarray]:

@@ -7,8 +7,9 @@ import torch
 
 from regard.translation.alignment.cross_attention import AlignmentHead
 from regard.translation.config import TranslationConfig
+from regard.translation.model_folder import write_config
 from regard.translation.tokens import Tokenizer, TokenizerPair
-from regard.translation.training.checkpoint import write_config, write_parameters, write_tokens
+from regard.translation.training.checkpoint import write_parameters, write_tokens
 
 TEXT = [
     "ein Hund bellt laut. und?",

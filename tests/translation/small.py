@@ -7,8 +7,9 @@ from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import InMemoryPairs
 from regard.translation.data.pairs import Pair
 from regard.translation.tokens import Tokenizer, TokenizerPair
+from regard.translation.training.callbacks import Callback
 from regard.translation.training.loop import Trainer, TrainingResult
-from regard.translation.training.progress import Callback
+from regard.translation.training.preparation import TrainingData
 
 PAIRS = [Pair(" ".join(str(n)), " ".join(reversed(str(n)))) for n in range(95, 155)]
 DEV = [Pair(" ".join(str(n)), " ".join(reversed(str(n)))) for n in range(98, 118, 4)]
@@ -33,11 +34,13 @@ def small_trainer(
     config: TranslationConfig | None = None,
     *,
     pairs: InMemoryPairs = IDS,
+    dev: Sequence[Pair] = DEV,
     callbacks: Sequence[Callback] = (),
 ) -> Trainer:
     """A trainer in a folder, which is created if necessary."""
     folder.mkdir(parents=True, exist_ok=True)
-    return Trainer(folder, config or small_config(), TOKENS, pairs, DEV, callbacks=callbacks)
+    data = TrainingData(TOKENS, pairs, list(dev))
+    return Trainer(folder, config or small_config(), data, callbacks=callbacks)
 
 
 def train_small(folder: Path, config: TranslationConfig | None = None) -> TrainingResult:

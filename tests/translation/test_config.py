@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -334,3 +336,16 @@ def test_a_config_must_be_a_regular_file(tmp_path: Path) -> None:
     (tmp_path / "large.toml").write_bytes(b"#" * 2**21)
     with pytest.raises(ArgumentError, match=r"has 2\.1 MB; the limit for such a file is 1\.0 MB"):
         TranslationConfig.from_toml(tmp_path / "large.toml")
+
+
+def test_settings_and_strategies_import_without_torch():
+    """So the command line reports a wrong setting or option at once."""
+    program = (
+        "import sys\n"
+        "from regard.translation.config import TranslationConfig\n"
+        "from regard.translation.decoding.strategies import Beam, Sample\n"
+        "TranslationConfig.preset('tiny').override(['model.width=64']).to_toml(), Beam(2), Sample()\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

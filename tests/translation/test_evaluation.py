@@ -25,6 +25,7 @@ from regard.translation.evaluation import (
     exact_match,
     length_bins,
 )
+from regard.translation.model_folder import FORMAT
 
 MULTI30K = Path(__file__).parents[3] / "shared" / "data" / "multi30k"
 REFERENCES = [
@@ -214,7 +215,7 @@ def corpus(tmp_path, monkeypatch) -> Path:
     (tmp_path / "reference").write_text("".join(f"DER HUND {'X ' * (i % 9)}\n" for i in range(300)))
     for name in ("loud", "quiet"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "config.json").write_text(json.dumps({"format": FORMAT, "settings": {}}))
     module = ModuleType("regard.translation.translator")
     module.load_translator = UppercaseTranslator
     monkeypatch.setitem(sys.modules, "regard.translation.translator", module)
@@ -310,8 +311,8 @@ def test_the_embedded_corpus(corpus, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["source", "reference"], "evaluate needs a model, --model FOLDER"),
-        (["source", "reference", "-m", "nothing"], "'nothing' does not exist; name a folder"),
+        (["source", "reference"], "evaluate needs a model (--model FOLDER)"),
+        (["source", "reference", "-m", "nothing"], "'nothing' does not exist. Use a folder"),
         (["source", "missing", "-m", "loud"], "missing"),
         (["source", "reference", "-m", "loud", "-m", "loud"], "'loud' is given 2 times"),
         (
@@ -319,7 +320,10 @@ def test_the_embedded_corpus(corpus, capsys, monkeypatch):
             "--output takes the translations of one model, but there are 2 models",
         ),
         (["source", "reference", "-m", "loud", "--output", "no/x"], "the folder 'no' does not exist"),
-        (["source", "reference", "-m", "loud", "--picture", "x.gif"], "--picture 'x.gif' must end in .png"),
+        (
+            ["source", "reference", "-m", "loud", "--picture", "x.gif"],
+            "Cannot write 'x.gif': use",
+        ),
         (
             ["source", "reference", "-m", "loud", "--tokenize", "13b"],
             "tokenize='13b' is not supported; use '13a'",
@@ -355,7 +359,7 @@ def test_errors_are_one_line(arguments, message, corpus, capsys):
             (text for text in ["a"]),
             r"got a generator as translations; pass a list: list\(translations\)",
         ),
-        ([7], r"got a int as translations\[0\]; pass strings"),
+        ([7], r"got an int as translations\[0\]; pass strings"),
     ],
 )
 def test_translations_must_be_a_list_of_strings(translations, message):

@@ -47,11 +47,11 @@ def round_trip(tokens: Tokenizer, text: str) -> str:
 def test_segmentation_works_word_by_word(kind: str, text: str) -> None:
     tokens, segmentation = LEARNED[kind], LEARNED[kind].segment(text)
     by_word = [tokens.encode(word) for word in text.split()]
-    assert tokens.encode(text) == segmentation.ids == [one for ids in by_word for one in ids]
+    assert tokens.encode(text) == segmentation.ids == [token for ids in by_word for token in ids]
     assert segmentation.word_of == [word for word, ids in enumerate(by_word) for _ in ids]
     assert segmentation.words == text.split()
     assert len(segmentation.pieces) == len(segmentation.ids)
-    assert {place for place, one in enumerate(segmentation.ids) if one == UNKNOWN} == set(
+    assert {place for place, token in enumerate(segmentation.ids) if token == UNKNOWN} == set(
         segmentation.unknown
     )
 
@@ -59,7 +59,7 @@ def test_segmentation_works_word_by_word(kind: str, text: str) -> None:
 @kinds
 @given(text=texts)
 def test_text_never_encodes_to_special_tokens(kind: str, text: str) -> None:
-    assert all(one == UNKNOWN or one >= SPECIAL_TOKENS for one in LEARNED[kind].encode(text))
+    assert all(token == UNKNOWN or token >= SPECIAL_TOKENS for token in LEARNED[kind].encode(text))
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "characters"])
@@ -157,11 +157,11 @@ def test_save_and_load(kind: str, tmp_path: Path) -> None:
 
 
 def test_one_vocabulary_is_shared_and_two_are_not() -> None:
-    one, two = LEARNED["bpe"], LEARNED["words"]
-    assert TokenizerPair(one, one).shared
-    assert TokenizerPair(one, one).sizes() == len(one)
-    assert not TokenizerPair(one, two).shared
-    assert TokenizerPair(one, two).sizes() == (len(one), len(two))
+    source, target = LEARNED["bpe"], LEARNED["words"]
+    assert TokenizerPair(source, source).shared
+    assert TokenizerPair(source, source).sizes() == len(source)
+    assert not TokenizerPair(source, target).shared
+    assert TokenizerPair(source, target).sizes() == (len(source), len(target))
 
 
 @pytest.fixture(scope="module")

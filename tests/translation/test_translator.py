@@ -13,7 +13,8 @@ from regard.errors import ArgumentError, DTypeError
 from regard.translation import translator as module
 from regard.translation.alignment.alignment import Alignment
 from regard.translation.alignment.cross_attention import AlignmentHead, cross_weights
-from regard.translation.decoding.search import Beam, Greedy, Hypothesis, Sample
+from regard.translation.decoding.search import Hypothesis
+from regard.translation.decoding.strategies import Beam, Greedy, Sample
 from regard.translation.tokens import UNKNOWN
 from regard.translation.translator import Translation, Translator, load_translator
 from tests.translation import folders
@@ -118,8 +119,8 @@ class TestTranslate:
     @pytest.mark.parametrize(
         ("texts", "error", "message"),
         [
-            (7, DTypeError, "sentences are a int; pass a string or a list of strings"),
-            (["a", None], DTypeError, "Sentence 1 is a NoneType; pass strings"),
+            (7, DTypeError, "sentences are an int; pass a string or a list of strings"),
+            (["a", None], DTypeError, "Sentence 1 is None; pass strings"),
             (["a", "\ud800"], ArgumentError, "Sentence 1 has the lone surrogate '\\ud800' at character 0"),
         ],
     )
@@ -130,7 +131,7 @@ class TestTranslate:
     def test_batch_size_is_positive(self, translator):
         with pytest.raises(ArgumentError, match="translate got batch_size=0"):
             translator.translate("ein", batch_size=0)
-        with pytest.raises(ArgumentError, match="stream got batch_size=0"):
+        with pytest.raises(ArgumentError, match="translate got batch_size=0"):
             next(translator.stream(["ein"], batch_size=0))
 
 
@@ -169,9 +170,9 @@ class TestLongLines:
         head = AlignmentHead(
             layer=0, shift="output" if translator.alignment_head.shift == "input" else "input"
         )
-        other = Translator(translator.model, translator.tokens, alignment_head=head)
+        rebuilt = Translator(translator.model, translator.tokens, alignment_head=head)
         (requested,), (default,) = translator.align(pairs, head), translator.align(pairs)
-        (expected,) = other.align(pairs)
+        (expected,) = rebuilt.align(pairs)
         assert torch.equal(requested.weights, expected.weights)
         assert not torch.equal(requested.weights, default.weights)
         with pytest.raises(DTypeError, match="an alignment_head of type str; pass a AlignmentHead"):
@@ -192,7 +193,7 @@ class TestLongLines:
     def test_alternatives_of_all_parts(self, translator):
         (translation,) = translator.translate(self.LINE, strategy=Beam(3, n_best=3))
         assert len(translation.alternatives) == 2
-        assert all(other.note == translation.note for other in translation.alternatives)
+        assert all(alternative.note == translation.note for alternative in translation.alternatives)
 
     def test_one_very_long_word(self, translator):
         (translation,) = translator.translate("Hund" * 200)

@@ -27,6 +27,7 @@ from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import InMemoryPairs
 from regard.translation.training.distributed import World, join_world
 from regard.translation.training.loop import Trainer, TrainingResult
+from regard.translation.training.preparation import TrainingData
 from regard.translation.training.progress import PlainDisplay
 from tests.translation.small import DEV, PAIRS, TOKENS, small_config
 
@@ -36,6 +37,7 @@ _LONG = ([_SHARED.encode("1")[0]] * 40, [_SHARED.encode("2")[0]] * 40)
 _ALL = [*((_SHARED.encode(pair.source), _SHARED.encode(pair.target)) for pair in PAIRS), _LONG]
 IDS = InMemoryPairs(_ALL)
 LINKS = InMemoryPairs([(range(len(source))[::-1], range(len(source))) for source, _ in _ALL])  # reversed
+DATA = TrainingData(TOKENS, IDS, DEV, LINKS)
 _SETTINGS = """
 model.dropout=0 training.accumulate=2 training.batch_tokens=64 training.max_grad_norm=2 training.updates=14
 training.validate_every=4 training.save_every=3 training.average_checkpoints=8 training.metric=loss
@@ -51,7 +53,7 @@ def config(model: str = "transformer", settings: Sequence[str] = ()) -> Translat
 
 def train(folder: Path, config: TranslationConfig, world: World | None = None) -> TrainingResult:
     """Train in a folder, from its last checkpoint."""
-    return Trainer(folder, config, TOKENS, IDS, DEV, links=LINKS, world=world).run()
+    return Trainer(folder, config, DATA, world=world).run()
 
 
 class FailingTrainer(Trainer):
@@ -90,6 +92,7 @@ class Held:
 
 def main() -> None:
     """Train as one of several processes."""
+    gc.freeze()  # `Held` counts later objects
     parser = ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="transformer")
@@ -102,10 +105,8 @@ def main() -> None:
     torch.set_num_threads(1)
     try:
         with join_world(shard=options.shard) as world:
-            data, settings = (TOKENS, IDS, DEV), config(options.model, options.settings)
-            trainer = FailingTrainer(
-                options.folder, settings, *data, links=LINKS, callbacks=[PlainDisplay()], world=world
-            )
+            settings = config(options.model, options.settings)
+            trainer = FailingTrainer(options.folder, settings, DATA, callbacks=[PlainDisplay()], world=world)
             trainer.options = options
             held = Held() if options.held else None
             finished = trainer.run().finished

@@ -1,1 +1,1 @@
-"""Helpers without attention in them: argument checks, files, text, lazy imports."""
+"""General helpers: argument checks, files, text, lazy imports."""

@@ -1,14 +1,19 @@
-"""Argument checks. Each error names the argument, its value and the allowed values."""
+"""Argument checks. Each error names the argument, its value and the allowed values.
+
+Imports without torch, so settings can be checked before it is loaded.
+"""
 
 import math
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
+from regard._util.text import type_name
 from regard.errors import ArgumentError, DeviceError, DTypeError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 
 def check_number(
@@ -22,10 +27,8 @@ def check_number(
     cure: str = "",
 ) -> None:
     """Raise unless `value` is a real number within bounds; `name` is "Softmax got temperature"."""
-    if isinstance(value, bool) or not isinstance(value, Real | torch.SymFloat | torch.SymInt):
-        raise DTypeError(
-            f"{name}={_shown(value)}; it must be a number, and this is a {type(value).__name__}."
-        )
+    if isinstance(value, bool) or not (isinstance(value, Real) or _is_symbolic(value)):
+        raise DTypeError(f"{name}={_shown(value)}, of type {type(value).__name__}; it must be a number.")
     number: Any = value
     in_range = number > (-math.inf if above is None else above) and (min is None or number >= min)
     if not in_range or not number < below or (max is not None and number > max):
@@ -41,7 +44,7 @@ def check_number(
 
 def check_int(name: str, value: Any, *, min: int = 0, why: str = "") -> None:
     """Raise unless `value` is an integer of at least `min`."""
-    if isinstance(value, bool) or not isinstance(value, Integral | torch.SymInt):
+    if isinstance(value, bool) or not (isinstance(value, Integral) or _is_symbolic(value)):
         raise DTypeError(f"{name}={_shown(value)}; it must be an integer, at least {min}.")
     if value < min:
         raise ArgumentError(f"{name}={value}; it must be at least {min}{why}.")
@@ -65,8 +68,29 @@ def check_type(name: str, value: Any, kind: type, cure: str) -> None:
         raise DTypeError(f"{name} of type {type(value).__name__}; pass a {kind.__name__}: {cure}.")
 
 
-def check_dense(name: str, tensor: Tensor) -> None:
+def check_sentences(sentences: str | Sequence[str]) -> list[str]:
+    """Return sentences as a list of strings that can be encoded as UTF-8."""
+    if not isinstance(sentences, str | Sequence):
+        raise DTypeError(f"sentences are {type_name(sentences)}; pass a string or a list of strings.")
+    checked = [sentences] if isinstance(sentences, str) else list(sentences)
+    for i, sentence in enumerate(checked):
+        if not isinstance(sentence, str):
+            raise DTypeError(f"Sentence {i} is {type_name(sentence)}; pass strings.")
+        if not sentence.isascii():
+            try:
+                sentence.encode()
+            except UnicodeEncodeError as error:
+                raise ArgumentError(
+                    f"Sentence {i} has the lone surrogate {sentence[error.start]!r} at character "
+                    f"{error.start}; decode the text again."
+                ) from None
+    return checked
+
+
+def check_dense(name: str, tensor: "Tensor") -> None:
     """Raise if the tensor is sparse, nested or quantized."""
+    import torch
+
     if tensor.is_quantized:
         raise DTypeError(
             f"{name} has dtype {tensor.dtype}; regard needs floating point: {name}.dequantize()."
@@ -76,8 +100,10 @@ def check_dense(name: str, tensor: Tensor) -> None:
         raise DTypeError(f"{name} is a {kind} tensor; regard needs a dense one: {name}.to_dense().")
 
 
-def check_device(name: str, value: Tensor | nn.Module, device: torch.device) -> None:
+def check_device(name: str, value: "Tensor | nn.Module", device: "torch.device") -> None:
     """Raise unless a tensor, or every tensor of a module, is on the query's device."""
+    from torch import Tensor
+
     tensors = [value] if isinstance(value, Tensor) else [*value.parameters(), *value.buffers()]
     for tensor in tensors:
         if tensor.device != device:
@@ -87,5 +113,10 @@ def check_device(name: str, value: Tensor | nn.Module, device: torch.device) -> 
             )
 
 
+def _is_symbolic(value: Any) -> bool:
+    """Whether `value` is a number that torch.compile traces: torch.SymInt or torch.SymFloat."""
+    return type(value).__module__ == "torch" and type(value).__name__ in ("SymInt", "SymFloat")
+
+
 def _shown(value: Any) -> str:
-    return f"<tensor of shape {tuple(value.shape)}>" if isinstance(value, Tensor) else repr(value)
+    return f"<tensor of shape {tuple(value.shape)}>" if hasattr(value, "shape") else repr(value)

@@ -82,7 +82,7 @@ def remove_partial_files(folder: Path) -> None:
 def check_regular(path: str | os.PathLike[str], max_bytes: int | None = None) -> None:
     """Raise ArgumentError unless `path` is a regular file, or a link to one, of at most `max_bytes` bytes.
 
-    Reading a pipe could block and a device may never end. A missing file raises OSError.
+    Reading a pipe could block, and reading a device may never end. A missing file raises OSError.
 
     >>> from regard._util.files import check_regular
     >>> check_regular("/dev/null")
@@ -95,7 +95,7 @@ def check_regular(path: str | os.PathLike[str], max_bytes: int | None = None) ->
 def open_regular(path: str | os.PathLike[str], max_bytes: int | None = None) -> BufferedReader:
     """Open a regular file of at most `max_bytes` bytes for reading; see `check_regular`."""
     check_regular(path, max_bytes)  # before opening: opening a device can have side effects
-    # non-blocking: another process may have replaced the file by a pipe
+    # non-blocking: another process may have replaced the file with a pipe
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         _check(path, os.fstat(handle), max_bytes)

@@ -1,5 +1,7 @@
 """Text for messages: printable, short, with readable sizes."""
 
+from typing import Any
+
 _JOINERS = "\u200c\u200d"  # zero-width (non-)joiners: not printable, but harmless and part of words
 
 
@@ -44,6 +46,17 @@ def pluralize(count: int, noun: str) -> str:
     ('1 sentence', '2 words')
     """
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def type_name(value: Any) -> str:
+    """Return the type of a value with its article.
+
+    >>> from regard._util.text import type_name
+    >>> type_name(3), type_name("dogs"), type_name(None)
+    ('an int', 'a str', 'None')
+    """
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def bar(fraction: float, width: int = 20) -> str:

@@ -57,6 +57,18 @@ def static(name: str) -> str:
     return files("regard.app").joinpath("static", *name.split("/")).read_text("utf-8")
 
 
+@lru_cache(maxsize=8)
+def static_names(folder: str) -> list[str]:
+    """Return the names of the modules in a static folder, without their extension.
+
+    >>> from regard.app.bundle import static_names
+    >>> "lookup" in static_names("page/sections")
+    True
+    """
+    paths = files("regard.app").joinpath("static", *folder.split("/")).iterdir()
+    return sorted(path.name.removesuffix(".js") for path in paths if path.name.endswith(".js"))
+
+
 def _collect(name: str, modules: dict[str, str], parents: tuple[str, ...]) -> None:
     """Add a module to `modules`, after those it imports."""
     if name in parents:

@@ -1,56 +1,226 @@
 """Questions about a layer of attention weights, and their answers. Arguments are untrusted and checked.
 
 tile: part of the matrix, pooled. topk: the largest weights of a row or column. received: the keys that
-receive most attention. heads: statistics of heads. numbers: the computation of one weight.
+receive the most attention. heads: statistics of heads. numbers: the computation of one weight.
 """
 
 import math
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
+from msgspec import Meta, Struct
 
 from regard.errors import ArgumentError
-from regard.inspection.layer_view import Answer, Floats, LayerView, as_floats
+from regard.inspection.layer_view import Floats, LayerView, as_floats
 from regard.mechanism import reference
 from regard.mechanism.normalizers import Entmax, Hard, Mean, Normalizer, Relu, Sigmoid, Softmax, Softmax1
 from regard.mechanism.weights.matrix import Weights
 
 _MAX_CELLS = 2**22  # of a tile, over all heads
-_MAX_K = 1000
 _CACHE_SIZE = 64  # answers per layer
 _CACHE_COST = 2**22  # weights behind an answer worth caching
 _HEAD_PASSES = 4  # passes over all weights for head statistics: τ, entropy, distances, thumbnails
 _BAND = 2**28  # weights per head from which keys are summed in bands of rows
 
 
-def ask(layer: LayerView, question: str, arguments: Mapping[str, Any]) -> Answer:
-    """Answer a question about a layer."""
-    return _handler(question, arguments)(layer, arguments)
+Index = Annotated[int, Meta(ge=0, le=10_000_000)]
+# lists, not tuples: msgspec 0.22 reads out of bounds for a union of a bounded string and a tuple
+Range = Annotated[list[Index], Meta(min_length=2, max_length=2)]
+Pixels = Annotated[int, Meta(ge=1, le=2048)]
+K = Annotated[int, Meta(ge=1, le=1000)]
+Heads = Annotated[list[Annotated[int, Meta(ge=0, le=10_000)]], Meta(min_length=1, max_length=1000)]
 
 
-def cost(layer: LayerView, question: str, arguments: Mapping[str, Any]) -> int:
-    """Return the number of weights an answer reads, queries × keys × heads.
+class Answer(NamedTuple):
+    """The answer to a question about a layer: JSON-serializable facts, and float32 arrays.
+
+    >>> import regard, torch
+    >>> from regard.app.view_model import ViewModel
+    >>> facts, arrays = ViewModel.of(torch.eye(3)).ask("topk", {"side": "query", "position": 1, "k": 1})
+    >>> facts
+    {'positions': [1], 'weights': [1.0]}
+    """
+
+    facts: dict[str, Any]
+    arrays: list[Floats]
+
+
+class Question(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A question about a layer of an input, both counted from 0."""
+
+    input: Index = 0
+    layer: Index = 0
+
+    def answer(self, layer: LayerView) -> Answer:
+        """Answer the question for its layer."""
+        raise NotImplementedError
+
+    def cost(self, layer: LayerView) -> int:
+        """Return the number of weights the answer reads, queries × keys × heads."""
+        raise NotImplementedError
+
+
+class TileQuestion(Question, kw_only=True):
+    """Part of the weight matrix, pooled to height × width.
 
     >>> import torch
+    >>> from regard.app.protocol import TileQuestion
     >>> from regard.app.view_model import LayerView
-    >>> from regard.app.protocol import cost
     >>> layer = LayerView("attention", "layer 0", "self", torch.zeros(8, 100, 100))
-    >>> cost(layer, "tile", {}), cost(layer, "tile", {"heads": [3], "rows": [0, 10]})
+    >>> TileQuestion().cost(layer), TileQuestion(heads=[3], rows=[0, 10]).cost(layer)
     (80000, 1000)
     """
-    _handler(question, arguments)
-    queries, keys = layer.size
-    if question == "numbers":
-        return keys
-    heads = len(_heads(layer, arguments))
-    if question == "tile":
-        return heads * len(_range(arguments, "rows", queries)) * len(_range(arguments, "columns", keys))
-    if question == "topk":
-        return heads * (queries if arguments.get("side") == "key" else keys)
-    return heads * queries * keys * (_HEAD_PASSES if question == "heads" else 1)
+
+    heads: Heads | None = None
+    mean: bool = False
+    rows: Range | None = None
+    columns: Range | None = None
+    height: Pixels = 256
+    width: Pixels = 256
+
+    def _part(self, layer: LayerView) -> tuple[range, range]:
+        queries, keys = layer.size
+        return _range("rows", self.rows, queries), _range("columns", self.columns, keys)
+
+    def cost(self, layer: LayerView) -> int:
+        rows, columns = self._part(layer)
+        return len(_heads(layer, self.heads)) * len(rows) * len(columns)
+
+    def answer(self, layer: LayerView) -> Answer:
+        heads, (rows, columns) = _heads(layer, self.heads), self._part(layer)
+        height, width = min(self.height, max(len(rows), 1)), min(self.width, max(len(columns), 1))
+        matrices = 1 if self.mean else len(heads)
+        if matrices * height * width > _MAX_CELLS:
+            raise ArgumentError(
+                f"A tile of {matrices} × {height} × {width} exceeds the limit of {_MAX_CELLS:,} cells. Ask "
+                "for fewer heads, or reduce height and width."
+            )
+
+        def compute() -> Floats:
+            part = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
+            return layer.tile(*part, height, width, heads=heads, mean=self.mean)
+
+        key = ("tile", heads, self.mean, rows, columns, height, width)
+        return Answer({}, [_cached(layer, key, self.cost(layer), compute)])
+
+
+class TopkQuestion(Question, kw_only=True):
+    """The k largest weights in the row of a query or the column of a key."""
+
+    heads: Heads | None = None
+    side: Literal["query", "key"] = "query"
+    position: Index = 0
+    k: K = 10
+
+    def cost(self, layer: LayerView) -> int:
+        queries, keys = layer.size
+        return len(_heads(layer, self.heads)) * (queries if self.side == "key" else keys)
+
+    def answer(self, layer: LayerView) -> Answer:
+        queries, keys = layer.size
+        _check("position", self.position, queries if self.side == "query" else keys)
+        line, every = slice(self.position, self.position + 1), slice(None)
+        rows, columns = (line, every) if self.side == "query" else (every, line)
+        weights = layer.tile(rows, columns, queries, keys, heads=_heads(layer, self.heads), mean=True)
+        return Answer(_largest(weights.reshape(-1), self.k), [])
+
+
+class ReceivedQuestion(Question, kw_only=True):
+    """The k keys that receive the most attention."""
+
+    heads: Heads | None = None
+    k: K = 10
+    bins: Pixels = 256
+
+    def cost(self, layer: LayerView) -> int:
+        return len(_heads(layer, self.heads)) * math.prod(layer.size)
+
+    def answer(self, layer: LayerView) -> Answer:
+        received = [_received_in_head(layer, head) for head in _heads(layer, self.heads)]
+        sums: Floats = np.stack(received).mean(0, dtype=np.float32)
+        bins = min(self.bins, max(len(sums), 1))
+        edges = np.arange(bins + 1) * len(sums) // bins
+        means = np.add.reduceat(sums, edges[:-1]) / np.diff(edges) if len(sums) else sums
+        return Answer(_largest(sums, self.k), [means.astype(np.float32)])
+
+
+class HeadsQuestion(Question, kw_only=True):
+    """Statistics and thumbnails of heads."""
+
+    heads: Heads | None = None
+    size: Annotated[int, Meta(ge=1, le=512)] = 64
+
+    def cost(self, layer: LayerView) -> int:
+        return len(_heads(layer, self.heads)) * math.prod(layer.size) * _HEAD_PASSES
+
+    def answer(self, layer: LayerView) -> Answer:
+        size, heads = self.size, _heads(layer, self.heads)
+        queries, keys = layer.size
+        cells = len(heads) * min(size, queries) * min(size, keys)
+        if cells > _MAX_CELLS:
+            raise ArgumentError(
+                f"Thumbnails of {len(heads)} heads at size {size} have {cells:,} cells; the limit is "
+                f"{_MAX_CELLS:,}. Reduce the size, or ask for fewer heads."
+            )
+        statistics = _cached(layer, ("statistics", heads), _CACHE_COST, lambda: layer.head_statistics(heads))
+
+        def compute() -> Floats:
+            return layer.tile(slice(None), slice(None), size, size, heads=heads)
+
+        thumbnails = _cached(layer, ("thumbnails", size, heads), len(heads) * queries * keys, compute)
+        described = [{"head": head, **item.to_dict()} for head, item in zip(heads, statistics, strict=True)]
+        return Answer({"heads": described}, [thumbnails])
+
+
+class NumbersQuestion(Question, kw_only=True):
+    """The computation of one weight."""
+
+    head: Index = 0
+    query: Index = 0
+    key: Index = 0
+
+    def cost(self, layer: LayerView) -> int:
+        return layer.size[1]
+
+    def answer(self, layer: LayerView) -> Answer:
+        if not layer.has_vectors:
+            raise ArgumentError(
+                f"The weights of {layer.label!r} come without query and key vectors, so numbers has nothing "
+                "to show. Ask a layer whose description has vectors."
+            )
+        sizes = {"head": layer.heads, "query": layer.size[0], "key": layer.size[1]}
+        for name, size in sizes.items():
+            _check(name, getattr(self, name), size)
+        return Answer(weight_computation(layer.select_heads([self.head]), self.query, self.key), [])
+
+
+QUESTIONS: dict[str, type[Question]] = {
+    "tile": TileQuestion,
+    "topk": TopkQuestion,
+    "received": ReceivedQuestion,
+    "heads": HeadsQuestion,
+    "numbers": NumbersQuestion,
+}
+
+
+def parse(question: str, arguments: Any = None) -> Question:
+    """Return a question by its name; invalid arguments raise ArgumentError.
+
+    >>> from regard.app.protocol import parse
+    >>> parse("topk", {"position": 3}).k
+    10
+    """
+    if not isinstance(question, str) or question not in QUESTIONS:
+        raise ArgumentError(f"Unknown question {question!r:.80}. Use one of {', '.join(QUESTIONS)}.")
+    try:
+        return msgspec.convert({} if arguments is None else arguments, QUESTIONS[question])
+    except msgspec.ValidationError as error:
+        names = ", ".join(QUESTIONS[question].__struct_fields__)
+        raise ArgumentError(f"{question}: {error}. Its arguments are {names}.") from error
 
 
 def tau_cost(layer: LayerView) -> int:
@@ -69,61 +239,6 @@ def tau_cost(layer: LayerView) -> int:
     return layer.weights.numel() if unknown else 0
 
 
-def _handler(question: str, arguments: Mapping[str, Any]) -> Callable[[LayerView, Mapping[str, Any]], Answer]:
-    """Return the function that answers a question; raise if the question or an argument is unknown."""
-    if not isinstance(question, str) or question not in _QUESTIONS:
-        raise ArgumentError(f"Unknown question {question!r:.80}. Use one of {', '.join(_QUESTIONS)}.")
-    handler, names = _QUESTIONS[question]
-    unknown = sorted(map(str, arguments.keys() - names))
-    if unknown:
-        raise ArgumentError(f"{question}: unknown argument {unknown[0]!r}. Use {', '.join(sorted(names))}.")
-    return handler
-
-
-def _tile(layer: LayerView, arguments: Mapping[str, Any]) -> Answer:
-    heads, mean = _heads(layer, arguments), _flag(arguments, "mean")
-    rows, columns = (
-        _range(arguments, name, size) for name, size in zip(("rows", "columns"), layer.size, strict=True)
-    )
-    height = min(_integer(arguments, "height", 256, min=1), max(len(rows), 1))
-    width = min(_integer(arguments, "width", 256, min=1), max(len(columns), 1))
-    matrices = 1 if mean else len(heads)
-    if matrices * height * width > _MAX_CELLS:
-        raise ArgumentError(
-            f"A tile of {matrices} × {height} × {width} exceeds the limit of {_MAX_CELLS:,} cells. Ask for "
-            "fewer heads, or reduce height and width."
-        )
-
-    def compute() -> Floats:
-        part = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
-        return layer.tile(*part, height, width, heads=heads, mean=mean)
-
-    key = ("tile", heads, mean, rows, columns, height, width)
-    return Answer({}, [_cached(layer, key, len(heads) * len(rows) * len(columns), compute)])
-
-
-def _topk(layer: LayerView, arguments: Mapping[str, Any]) -> Answer:
-    side = arguments.get("side", "query")
-    if side not in ("query", "key"):
-        raise ArgumentError(f"topk: side is {side!r}; it must be 'query' or 'key'.")
-    queries, keys = layer.size
-    position = _integer(arguments, "position", 0, min=0, below=queries if side == "query" else keys)
-    line = slice(position, position + 1)
-    rows, columns = (line, slice(None)) if side == "query" else (slice(None), line)
-    weights = layer.tile(rows, columns, queries, keys, heads=_heads(layer, arguments), mean=True)
-    return Answer(_largest(weights.reshape(-1), _integer(arguments, "k", 10, min=1, below=_MAX_K + 1)), [])
-
-
-def _received(layer: LayerView, arguments: Mapping[str, Any]) -> Answer:
-    heads = _heads(layer, arguments)
-    sums: Floats = np.stack([_received_in_head(layer, head) for head in heads]).mean(0, dtype=np.float32)
-    k = _integer(arguments, "k", 10, min=1, below=_MAX_K + 1)
-    bins = min(_integer(arguments, "bins", 256, min=1, below=_MAX_CELLS), max(len(sums), 1))
-    edges = np.arange(bins + 1) * len(sums) // bins
-    means = np.add.reduceat(sums, edges[:-1]) / np.diff(edges) if len(sums) else sums
-    return Answer(_largest(sums, k), [means.astype(np.float32)])
-
-
 @torch.no_grad()
 def _received_in_head(layer: LayerView, head: int) -> Floats:
     """Return the sum of each key's weights over all queries: (k)."""
@@ -136,38 +251,6 @@ def _received_in_head(layer: LayerView, head: int) -> Floats:
         return as_floats(sums).reshape(-1)
 
     return _cached(layer, ("received", head), math.prod(layer.size), compute)
-
-
-def _describe_heads(layer: LayerView, arguments: Mapping[str, Any]) -> Answer:
-    size, heads = _integer(arguments, "size", 64, min=1, below=513), _heads(layer, arguments)
-    queries, keys = layer.size
-    cells = len(heads) * min(size, queries) * min(size, keys)
-    if cells > _MAX_CELLS:
-        raise ArgumentError(
-            f"Thumbnails of {len(heads)} heads at size {size} have {cells:,} cells; the limit is "
-            f"{_MAX_CELLS:,}. Reduce the size, or ask for fewer heads."
-        )
-    statistics = _cached(layer, ("statistics", heads), _CACHE_COST, lambda: layer.head_statistics(heads))
-
-    def compute() -> Floats:
-        return layer.tile(slice(None), slice(None), size, size, heads=heads)
-
-    thumbnails = _cached(layer, ("thumbnails", size, heads), len(heads) * queries * keys, compute)
-    described = [{"head": head, **item.to_dict()} for head, item in zip(heads, statistics, strict=True)]
-    return Answer({"heads": described}, [thumbnails])
-
-
-def _numbers(layer: LayerView, arguments: Mapping[str, Any]) -> Answer:
-    if not layer.has_vectors:
-        raise ArgumentError(
-            f"The weights of {layer.label!r} come without query and key vectors, so numbers has nothing to "
-            "show. Ask a layer whose description has vectors."
-        )
-    queries, keys = layer.size
-    head = _integer(arguments, "head", 0, min=0, below=layer.heads)
-    query = _integer(arguments, "query", 0, min=0, below=queries)
-    key = _integer(arguments, "key", 0, min=0, below=keys)
-    return Answer(weight_computation(layer.select_heads([head]), query, key), [])
 
 
 @torch.no_grad()
@@ -229,15 +312,6 @@ def formula(normalize: Normalizer, score: str = "score") -> str:
     return f"φ({score} − τ)"
 
 
-_QUESTIONS: dict[str, tuple[Callable[[LayerView, Mapping[str, Any]], Answer], set[str]]] = {
-    "tile": (_tile, {"heads", "mean", "rows", "columns", "height", "width"}),
-    "topk": (_topk, {"heads", "side", "position", "k"}),
-    "received": (_received, {"heads", "k", "bins"}),
-    "heads": (_describe_heads, {"heads", "size"}),
-    "numbers": (_numbers, {"head", "query", "key"}),
-}
-
-
 def _cached(layer: LayerView, key: tuple[Any, ...], cost: int, compute: Callable[[], Any]) -> Any:
     """Return a cached result, or compute it; only expensive results are cached."""
     key = tuple(tuple(part) if isinstance(part, list) else part for part in key)
@@ -260,53 +334,29 @@ def _largest(weights: Floats, k: int) -> dict[str, list[Any]]:
     return {"positions": positions.tolist(), "weights": weights[positions].tolist()}
 
 
-def _heads(layer: LayerView, arguments: Mapping[str, Any]) -> list[int]:
-    heads = arguments.get("heads")
+def _heads(layer: LayerView, heads: Sequence[int] | None) -> list[int]:
     if heads is None:
         return list(range(layer.heads))
-    if not isinstance(heads, Sequence) or isinstance(heads, str) or not heads:
-        raise ArgumentError(f"heads is {heads!r:.80}; it must be a list of numbers from 0, or null for all.")
     for head in heads:
-        _check("heads", head, 0, layer.heads)
+        _check("heads", head, layer.heads)
     if len(heads) > layer.heads:
         raise ArgumentError(f"heads has {len(heads)} numbers for {layer.heads} heads; list each head once.")
-    return [int(head) for head in heads]
+    return list(heads)
 
 
-def _range(arguments: Mapping[str, Any], name: str, size: int) -> range:
-    value = arguments.get(name)
+def _range(name: str, value: Sequence[int] | None, size: int) -> range:
     if value is None:
         return range(size)
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
-        raise ArgumentError(f"{name} is {value!r:.80}; it must be [start, stop], such as [0, {size}].")
-    start, stop = (_check(name, bound, 0, size + 1) for bound in value)
-    if stop < start:
-        raise ArgumentError(f"{name} is [{start}, {stop}]; stop must not precede start.")
+    start, stop = value
+    if not start <= stop <= size:
+        raise ArgumentError(f"{name} is [{start}, {stop}]; it must be [start, stop], such as [0, {size}].")
     return range(start, stop)
 
 
-def _integer(
-    arguments: Mapping[str, Any], name: str, default: int, *, min: int, below: int | None = None
-) -> int:
-    return _check(name, arguments.get(name, default), min, below)
-
-
-def _check(name: str, value: Any, min: int, below: int | None) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ArgumentError(f"{name} is {value!r:.80}; it must be an integer.")
-    if below is not None and below <= min:
-        raise ArgumentError(f"{name} is {value}, but there are none.")
-    if value < min or (below is not None and value >= below):
-        bounds = f"at least {min}" if below is None else f"{min} to {below - 1}"
-        raise ArgumentError(f"{name} is {value}; it must be {bounds}.")
-    return int(value)
-
-
-def _flag(arguments: Mapping[str, Any], name: str) -> bool:
-    value = arguments.get(name, False)
-    if not isinstance(value, bool):
-        raise ArgumentError(f"{name} is {value!r:.80}; it must be true or false.")
-    return value
+def _check(name: str, value: int, size: int) -> None:
+    if value >= size:
+        bounds = f"it must be 0 to {size - 1}." if size else "there are none."
+        raise ArgumentError(f"{name} is {value}; {bounds}")
 
 
 def encode_array(x: Floats) -> dict[str, Any]:

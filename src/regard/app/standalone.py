@@ -14,6 +14,7 @@ from string import Template
 from typing import Any
 
 from regard._util.files import write_atomic
+from regard._util.text import type_name
 from regard.app.bundle import bundle, static, style
 from regard.app.embedded import embedded
 from regard.app.view_model import ViewModel
@@ -47,9 +48,7 @@ def write_page(path: str | os.PathLike[str], x: Any, *, title: str = "", about: 
     """
     for name, text in (("title", title), ("about", about)):
         if not isinstance(text, str):
-            raise DTypeError(
-                f"write_page: {name} is {text!r:.40}, a {type(text).__name__}; it must be a string."
-            )
+            raise DTypeError(f"write_page: {name} is {text!r:.40}, {type_name(text)}; it must be a string.")
     if Path(path).suffix.lower() not in EXTENSIONS:
         raise ArgumentError(f"Cannot write a page to {os.fspath(path)!r}. Use the extension {EXTENSIONS[0]}.")
     return write_atomic(path, make_page(x, title=title, about=about).encode())
@@ -93,9 +92,9 @@ def show(
     """
     view = ViewModel.of(x, queries, keys, title)
     if _in_notebook():
-        from regard.app import widget
+        from regard.app.widget import AttentionWidget
 
-        return widget.show(view)
+        return AttentionWidget(view)
     path = write_page(Path(tempfile.mkdtemp(prefix="regard-")) / "attention.html", view, title=title)
     webbrowser.open(path.resolve().as_uri())
     return path

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard._util.text import pluralize, shorten
+from regard._util.checks import check_sentences
+from regard._util.text import pluralize, shorten, type_name
 from regard.app import protocol
 from regard.errors import ArgumentError, DTypeError
 from regard.inspection.layer_view import (
-    Answer,
     InputView,
     LayerKind,
     LayerView,
@@ -31,21 +31,19 @@ from regard.inspection.layer_view import (
     split_batch,
     utf8_text,
 )
-from regard.inspection.layers import is_cross_attention, layer_label
-from regard.inspection.watch import Seen
+from regard.inspection.layers import layer_label
+from regard.inspection.recording import Seen
 from regard.mechanism.weights.matrix import Weights
 from regard.models.encoders.base import WordEncoder
-from regard.models.encoders.words import check_sentences
-from regard.models.layers.attention import Attends, watch_layers
+from regard.models.layers.attention import Attends, is_cross_attention, watch_layers
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import Alignment
 from regard.translation.alignment.cross_attention import watch_forced_decoding
-from regard.translation.decoding.search import Beam, Strategy
+from regard.translation.decoding.strategies import Beam, Strategy
 from regard.translation.tokens import Segmentation
 from regard.translation.translator import Translation, Translator
 
 __all__ = [
-    "Answer",
     "InputView",
     "LayerView",
     "TextView",
@@ -111,7 +109,7 @@ class ViewModel:
         named = dict(_calls(x)) if isinstance(x, Seen) else x
         if not isinstance(named, Mapping):
             raise DTypeError(
-                f"Cannot view a {type(x).__name__}. Pass weights, a tensor, a Seen, translations, or a "
+                f"Cannot view {type_name(x)}. Pass weights, a tensor, a Seen, translations, or a "
                 "mapping from names to weights."
             )
         if not named:
@@ -125,31 +123,19 @@ class ViewModel:
         inputs = [model_input.describe() for model_input in self.inputs]
         return {"title": utf8_text(self.title), "inputs": inputs}
 
-    def ask(self, question: str, arguments: Mapping[str, Any] | None = None) -> Answer:
+    def ask(self, question: str, arguments: Mapping[str, Any] | None = None) -> protocol.Answer:
         """Answer a question about a layer: tile, topk, received, heads or numbers.
 
         arguments: "input" and "layer", default 0, and those of the question. Invalid ones raise
         ArgumentError.
         """
-        layer, rest = self._layer(arguments)
-        return protocol.ask(layer, question, rest)
+        parsed = protocol.parse(question, arguments)
+        return parsed.answer(self.layer(parsed))
 
-    def cost(self, question: str, arguments: Mapping[str, Any] | None = None) -> int:
-        """Return the number of weights an answer reads, queries × keys × heads."""
-        layer, rest = self._layer(arguments)
-        return protocol.cost(layer, question, rest)
-
-    def tau_cost(self, arguments: Mapping[str, Any] | None = None) -> int:
-        """Return the number of weights to read before the first answer about a layer: 0 if τ is known."""
-        return protocol.tau_cost(self._layer(arguments)[0])
-
-    def _layer(self, arguments: Mapping[str, Any] | None) -> tuple[LayerView, dict[str, Any]]:
-        """Return the selected layer and the other arguments."""
-        if not isinstance(arguments, Mapping | None):
-            raise ArgumentError(f"arguments is a {type(arguments).__name__}; it must be a mapping.")
-        rest = dict(arguments or {})
-        model_input = _select("input", rest.pop("input", 0), self.inputs)
-        return _select("layer", rest.pop("layer", 0), model_input.layers), rest
+    def layer(self, question: protocol.Question) -> LayerView:
+        """Return the layer that a question is about."""
+        model_input = _select("input", question.input, self.inputs)
+        return _select("layer", question.layer, model_input.layers)
 
     def __repr__(self) -> str:
         layers = sum(len(model_input.layers) for model_input in self.inputs)
@@ -158,10 +144,10 @@ class ViewModel:
         )
 
 
-def _select(name: str, index: Any, items: Sequence[Any]) -> Any:
-    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(items):
+def _select(name: str, index: int, items: Sequence[Any]) -> Any:
+    if index >= len(items):
         bounds = f"it must be 0 to {len(items) - 1}." if items else "there is none."
-        raise ArgumentError(f"{name} is {index!r:.80}; {bounds}")
+        raise ArgumentError(f"{name} is {index}; {bounds}")
     return items[index]
 
 
@@ -187,7 +173,7 @@ def _inputs(
     for name, weights in named.items():
         if not isinstance(weights, Weights | Tensor) or weights.dim() < 2:
             raise DTypeError(
-                f"{name or 'weights'!r} is a {type(weights).__name__}; it must be regard.Weights or a "
+                f"{name or 'weights'!r} is {type_name(weights)}; it must be regard.Weights or a "
                 "torch.Tensor of shape (…, queries, keys)."
             )
         split[name] = split_batch(weights)

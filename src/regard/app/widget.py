@@ -7,20 +7,23 @@ Script and style are part of the widget; nothing is downloaded.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import anywidget
 import numpy as np
-import traitlets
 
+from regard._util.extras import require
 from regard.app.bundle import bundle, style
 from regard.app.view_model import ViewModel
 from regard.errors import RegardError
+
+require("anywidget", "AttentionWidget")
+import anywidget  # noqa: E402
+import traitlets  # noqa: E402
 
 
 class AttentionWidget(anywidget.AnyWidget):
     """The interactive view in a notebook.
 
     x, queries, keys, title: as in `ViewModel.of`.
-    options: initial state: view="matrix" (or "lines", "heads", "numbers"), layer=2, heads=[0], compact=True.
+    options: initial state: `view` ("lines", "matrix", "heads" or "numbers"), `layer`, `heads` and `compact`.
 
     >>> import torch
     >>> from regard.app.widget import AttentionWidget
@@ -61,20 +64,3 @@ class AttentionWidget(anywidget.AnyWidget):
             shapes = [list(array.shape) for array in arrays]
             content = [np.ascontiguousarray(array, "<f4").tobytes() for array in arrays]
             self.send({"id": message_id, "facts": facts, "shapes": shapes}, content)
-
-
-def show(
-    x: Any,
-    queries: Sequence[str] | None = None,
-    keys: Sequence[str] | None = None,
-    title: str = "",
-    **options: Any,
-) -> AttentionWidget:
-    """Return a widget; the arguments are those of `AttentionWidget`.
-
-    >>> import torch
-    >>> from regard.app.widget import show
-    >>> type(show(torch.eye(2)))
-    <class 'regard.app.widget.AttentionWidget'>
-    """
-    return AttentionWidget(x, queries, keys, title, **options)

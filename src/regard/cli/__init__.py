@@ -1,24 +1,30 @@
-"""The command line. `regard --help` is fast: torch is imported only by the commands that need it.
+"""The command line. Only the command that runs is imported, and torch only when it starts to work.
 
-Each command is a function with typer annotations in its own module, and a line in `COMMANDS`. The first line
-of its docstring is its summary in `regard --help`; its examples are in `help.EXAMPLES`. Three rules:
+Each command is a function with typer annotations in its own module, and an entry in `app.COMMANDS`: its
+summary in `regard --help`. Its docstring is its own help, with the lines after "Examples:" at the end. Three
+rules:
 
-- Modules import only light modules at the top: the standard library, typer, `regard.errors`, `regard._util`
-  and `regard.cli.shared`. Everything else is imported inside the function, after its arguments are checked,
-  so invalid arguments are reported before torch is imported.
-- Mistakes of the user raise `RegardError`, usually `ArgumentError`, or `OSError`. `main` prints one line and
+- Modules import only light modules at the top: the standard library, typer, and modules of regard that do not
+  import torch. Options are checked by constructing the library's objects (`TranslationConfig`, `Beam`), most
+  of which are light, too; `shared.naming` puts the option's name into their errors.
+- User errors raise `RegardError`, usually `ArgumentError`, or `OSError`. `main` prints one line and
   exits with status 2. For a missing package it prints the pip command.
 - Ctrl-C prints one line and exits with status 130. A command that has already printed how to resume raises
   SystemExit(130).
 
     def shout(
         text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to shout.")],
-        times: Annotated[int, typer.Option(min=1, help="Number of repetitions.")] = 1,
+        times: Annotated[int, typer.Option(help="Number of repetitions.")] = 1,
     ) -> None:
-        \"\"\"Print a text in upper case.\"\"\"
+        \"\"\"Print a text in upper case.
+
+        Examples:
+        regard shout "Dogs bark."
+        \"\"\"
         console().print(" ".join([printable(text).upper()] * times))
 """
 
+import errno
 import os
 import re
 import signal
@@ -26,86 +32,74 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
-from inspect import getdoc
 from types import FrameType
-from typing import Annotated, Literal, NoReturn, get_args, get_origin, get_type_hints
-
-import typer
-from typer.models import ArgumentInfo, OptionInfo
+from typing import NoReturn
 
 from regard import __version__
+from regard._util.extras import require
 from regard._util.text import printable, shorten
-from regard.cli.help import Command, Group
-from regard.cli.shared import BROKEN_PIPE, ERRNO_HINTS, INTERRUPTED, OUT_OF_MEMORY, PIP_ARGUMENTS
 from regard.errors import ArgumentError, RegardError
 
 USAGE_ERROR = 2  # exit status
+INTERRUPTED = 130  # 128 + SIGINT
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+OUT_OF_MEMORY = (
+    "Out of memory. Reduce --batch or --beam, or split long sentences. For train, use --set "
+    "training.batch_tokens=1000 or a smaller model.width."
+)
+# advice for errors of the operating system
+ERRNO_HINTS = {
+    errno.ENOENT: "; check the path.",
+    errno.EACCES: "; choose another path, or change its permissions.",
+    errno.EPERM: "; choose another path, or change its permissions.",
+    errno.EROFS: "; choose a path you can write to.",
+    errno.ENOSPC: "; free some space and run the command again.",
+    errno.EISDIR: "; pass a file in it.",
+    errno.ENOTDIR: "; a part of the path is a file.",
+}
 _INTERRUPTED = "regard: interrupted."
 _SPIN_COUNT = "10000"  # about 30 µs
 _WAIT_POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # environment variables of OpenMP
 _NO_MEMORY = re.compile("(allocate|not enough|out of) memory", re.IGNORECASE)  # torch's wording
 
-# panels of `regard --help`: each command and its module
-COMMANDS = {
-    "Translation": {
-        "demo": "demo",
-        "train": "train",
-        "translate": "translate",
-        "align": "align",
-        "evaluate": "evaluate",
-        "curves": "curves",
-    },
-    "Contextual word vectors": {"compare": "words", "attention": "words", "embed": "words"},
-    "Visualization": {"look": "look", "draw": "draw"},
-}
-
-app = typer.Typer(
-    cls=Group,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-# default placeholders for option values; flags have none
-_PLACEHOLDERS: dict[object, str] = {bool: "", int: "N", float: "X", str: "TEXT"}
-
-# base class of typer's usage errors, which typer does not export
-_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. Errors of the user print one line to stderr and exit with status 2; Ctrl-C with 130."""
+    """Run a command. User errors print one line to stderr and exit with status 2; Ctrl-C exits with 130."""
     _limit_spinning()
     _reopen_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # UTF-8 for files and pipes; a terminal replaces characters it cannot show
             stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
-    args = None if arguments is None else list(arguments)
+    args = sys.argv[1:] if arguments is None else list(arguments)
+    status = None
     try:
         with _interruptible():
-            _check_arguments(sys.argv[1:] if args is None else args)
-            status = app(args=args, prog_name="regard", standalone_mode=False)
+            _check_arguments(args)
+            if args == ["--version"]:  # works without typer
+                print(f"regard {__version__}")
+            else:
+                require("typer", "The command line")
+                from regard.cli.app import run
+
+                status = run(args)
             sys.stdout.flush()  # errors of the last write are reported here
-    except (KeyboardInterrupt, typer.Abort):
-        status = INTERRUPTED
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = BROKEN_PIPE
-    except (RegardError, OSError, _UsageError, ModuleNotFoundError) as error:
-        _exit_with_error(error)
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):
-            raise
-        _exit_with_error(ArgumentError(OUT_OF_MEMORY))
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except Exception as error:
+        if type(error).__name__ != "Abort":  # typer's
+            _exit_with_error(error)
+        status = INTERRUPTED
     if status == INTERRUPTED:  # typer converts Ctrl-C inside a command into a status
         print(_INTERRUPTED, file=sys.stderr)
     sys.exit(status)
 
 
 def _limit_spinning() -> None:
-    """Let waiting OpenMP threads spin briefly, then sleep, unless the environment says otherwise.
+    """Let waiting OpenMP threads spin briefly, then sleep, unless an environment variable overrides it.
 
     By default they spin so long that other busy processes slow training down several times; without any
     spinning it is slower on an idle machine (docs/results.md). OpenMP reads the variable when it is loaded.
@@ -168,13 +162,19 @@ def _exit_with_error(error: Exception) -> NoReturn:
         package = error.name or ""
         if not package or package.partition(".")[0] == "regard" or "." in package:
             raise error
-        message = f"Missing package {package!r}. Run: pip install {PIP_ARGUMENTS.get(package, package)}"
-    elif isinstance(error, _UsageError):
+        message = f"Missing package {package!r}. Run: pip install {package}"
+    elif hasattr(error, "format_message"):  # typer's
         message = _usage_message(error)
     elif isinstance(error, OSError) and error.filename and error.strerror:
         message = f"{error.filename}: {error.strerror}{ERRNO_HINTS.get(error.errno or 0, '')}"
-    else:
+    elif isinstance(error, RegardError | OSError):
         message = str(error)
+    elif isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error))
+    ):
+        message = OUT_OF_MEMORY
+    else:
+        raise error
     print(f"regard: {printable(message)}", file=sys.stderr)
     sys.exit(USAGE_ERROR)
 
@@ -186,55 +186,3 @@ def _usage_message(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     path = "regard" if context is None else context.command_path
     return f"{message.rstrip('.?')}{'?' if message.endswith('?') else '.'} See {path} --help."
-
-
-def _version(requested: bool) -> None:
-    if requested:
-        print(f"regard {__version__}")
-        raise typer.Exit
-
-
-@app.callback(invoke_without_command=True)
-def _root(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Train and inspect attention models: translation, word alignment, contextual word vectors."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(USAGE_ERROR)
-
-
-def _placeholder(kind: object) -> str | None:
-    """Return the placeholder for values of this type."""
-    options = [option for option in get_args(kind) if option is not type(None)]
-    if get_origin(kind) is Literal:
-        return "|".join(map(str, options))
-    if len(options) == 1 and get_origin(kind) is not list:  # X | None
-        return _placeholder(options[0])
-    return _PLACEHOLDERS.get(kind)
-
-
-def _register(name: str, module: str, panel: str) -> None:
-    home = import_module(f"regard.cli.{module}")
-    command = getattr(home, name)
-    for hint in get_type_hints(command, include_extras=True).values():
-        match get_args(hint):
-            case kind, OptionInfo(metavar=None) as option:
-                option.metavar = _placeholder(kind)
-            case _, ArgumentInfo(metavar=None) as argument:
-                raise AssertionError(f"an argument of {name} has no metavar: {argument.help}")
-    paragraphs = (getdoc(command) or "").split("\n\n")
-    app.command(
-        name,
-        cls=getattr(home, "Command", Command),
-        rich_help_panel=panel,
-        help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs),  # rewrapped when printed
-    )(command)
-
-
-for _panel, _commands in COMMANDS.items():
-    for _name, _module in _commands.items():
-        _register(_name, _module, _panel)

@@ -21,9 +21,12 @@ from regard.cli.shared import (
     check_model,
     check_output,
     load,
+    naming,
     open_output,
 )
 from regard.errors import ArgumentError
+from regard.translation.data.formats import read_pairs
+from regard.translation.data.links import SymmetrizationMethod, check_threshold
 
 if TYPE_CHECKING:
     from regard.translation.alignment.aer import GoldAlignment
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
     from regard.translation.data.links import Links
     from regard.translation.translator import Translator
 
-SymmetrizationMethod = Literal["intersection", "union", "grow-diag-final-and"]
 Pair = tuple[str, str]
 
 _both = partial(typer.Option, rich_help_panel="Both directions")
@@ -74,44 +76,46 @@ def align(
         _both(
             metavar="METHOD",
             help="How to combine both directions: intersection (precise), union (complete) or "
-            "grow-diag-final-and (in between). [default: grow-diag-final-and]",
+            "grow-diag-final-and (in between).",
+            show_default="grow-diag-final-and",
         ),
     ] = None,
     gold: Annotated[
         Path | None,
         _gold(
             metavar="FILE",
-            help="Gold links of each pair, 0-1 if sure and 0p1 if possible. Print the alignment error rate, "
+            help="Gold links of each pair: 0-1 is sure, 0p1 possible. Prints the alignment error rate, "
             "precision and recall instead of links.",
         ),
     ] = None,
     index_base: Annotated[
         int | None,
-        _gold(min=0, max=1, help="Number of the first word in the gold file, 0 or 1. [default: 0]"),
+        _gold(help="Number of the first word in the gold file, 0 or 1.", show_default="0"),
     ] = None,
     layer: Annotated[
-        int | None, _head(help="Decoder layer, from 0; -1 is the last. [default: selected by training]")
+        int | None, _head(help="Decoder layer, from 0; -1 is the last.", show_default="selected by training")
     ] = None,
     heads: Annotated[
         str | None,
         _head(
             metavar="N,N",
-            help="Heads to average, from 0 (-1 is the last), or all. [default: selected by training; with "
-            "--layer, all]",
+            help="Heads to average, from 0 (-1 is the last), or all.",
+            show_default="selected by training; with --layer, all",
         ),
     ] = None,
     shift: Annotated[
         Literal["input", "output"] | None,
         _head(
             help="Decoding step whose weights align a word: the step that predicts it (output), or the next, "
-            "which reads it (input). [default: selected by training]"
+            "which reads it (input).",
+            show_default="selected by training",
         ),
     ] = None,
     threshold: Annotated[
         float | None,
         _format(
-            help="Print every link of at least this weight, such as 0.2. [default: one link per target word, "
-            "to the source word with the largest weight]"
+            help="Print every link with at least this weight, such as 0.2.",
+            show_default="one link per target word, to the source word with the largest weight",
         ),
     ] = None,
     soft: Annotated[bool, _format("--soft", help="Print all weights, one JSON object per line.")] = False,
@@ -120,8 +124,14 @@ def align(
     """Align the words of existing translations.
 
     Prints one line of links per pair: 0-0 1-2 links source word 0 to target word 0, and 1 to 2. Words are
-    separated by white space and counted from 0. The links come from the model's cross-attention; training
+    separated by whitespace and counted from 0. The links come from the model's cross-attention; training
     selected the layer and heads that align best.
+
+    Examples:
+    regard align -m de-en test.de test.en -o test.align
+    regard align -m de-en --text "Zwei Hunde ." "Two dogs ." --draw
+    regard align -m de-en --reverse-model en-de test.de test.en  # better links
+    regard align -m de-en test.de test.en --gold test.gold
     """
     _check_inputs(source, target, text)
     _check_options(soft, draw, threshold, reverse_model, symmetrize, gold, index_base)
@@ -133,7 +143,7 @@ def align(
     from regard.translation.alignment.aer import error_rate
     from regard.translation.data.links import to_pharaoh
 
-    pairs: Iterable[Pair] = _pairs(source, target, text)
+    pairs: Iterable[Pair] = [(source, target or "")] if text else read_pairs(source, target)
     gold_links = None
     if gold is not None:
         pairs = list(pairs)
@@ -183,7 +193,7 @@ def _check_options(
 ) -> None:
     """Raise if options contradict each other."""
     if soft and draw:
-        raise ArgumentError("--soft and --draw are exclusive; pass one of them.")
+        raise ArgumentError("--soft and --draw are mutually exclusive; pass one of them.")
     if soft or draw:
         for name, value in {
             "--threshold": threshold,
@@ -194,8 +204,8 @@ def _check_options(
                 raise ArgumentError(f"{name} applies to links; remove it, or remove --soft and --draw.")
     if symmetrize is not None and reverse_model is None:
         raise ArgumentError(f"--symmetrize {symmetrize} needs a second model: --reverse-model FOLDER.")
-    if threshold is not None and not 0 < threshold <= 1:
-        raise ArgumentError(f"--threshold is {threshold:g}; it must be above 0 and at most 1.")
+    with naming(threshold="--threshold"):
+        check_threshold(threshold)
     if index_base is not None and gold is None:
         raise ArgumentError(f"--index-base {index_base} applies to a gold file; add --gold FILE.")
     if gold is not None:
@@ -237,20 +247,13 @@ def _alignment_head(translator: "Translator", overrides: dict[str, Any]) -> "Ali
     return replace(head, heads=tuple(number + count if number < 0 else number for number in heads))
 
 
-def _pairs(source: str, target: str | None, text: bool) -> Iterable[Pair]:
-    if text and target is not None:
-        return [(source, target)]
-    from regard.translation.data.formats import read_pairs
-
-    return read_pairs(source, target)
-
-
 def _read_gold(path: Path, index_base: int | None, pairs: Sequence[Pair]) -> "list[GoldAlignment]":
     """Read the gold links of all pairs; raise if they do not fit the pairs."""
     from regard.translation.alignment.aer import read_gold
 
     base = index_base or 0
-    gold = read_gold(path, base)
+    with naming(index_base="--index-base"):
+        gold = read_gold(path, base)
     if index_base is None:
         _check_index_base(path, gold)
     if len(gold) != len(pairs):
@@ -265,8 +268,8 @@ def _read_gold(path: Path, index_base: int | None, pairs: Sequence[Pair]) -> "li
                 hint = "" if base else " If the file counts words from 1, use --index-base 1."
                 raise ArgumentError(
                     f"{str(path)!r}, line {line}: link {link[0] + base}-{link[1] + base} is out of range; "
-                    f"the pair has {lengths[0]} source and {lengths[1]} target words, separated by white "
-                    f"space.{hint}"
+                    f"the pair has {lengths[0]} source and {lengths[1]} target words, separated by "
+                    f"whitespace.{hint}"
                 )
     return gold
 

@@ -8,27 +8,32 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard._util.text import printable
-from regard.cli.evaluate import check_picture, unique_names
-from regard.cli.shared import PictureFile, console, pad_names
+from regard.cli.evaluate import unique_names
+from regard.cli.shared import PictureFile, check_picture, console, print_table
 from regard.errors import ArgumentError
+from regard.translation.model_folder import LOG
 
 if TYPE_CHECKING:
     from regard.translation.training.logs import LogRow
-
-LOG = "log.csv"
 
 
 def curves(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FOLDER", help="Folders written by regard train, also while it runs; or log.csv files."
+            metavar="FOLDER",
+            help="Folders written by regard train, even while it is running, or log.csv files.",
         ),
     ],
     output: PictureFile = Path("curves.png"),
 ) -> None:
-    """Draw training curves: loss and BLEU over updates and over time."""
-    check_picture(output, "--output")
+    """Draw training curves: loss and BLEU over updates and over time.
+
+    Examples:
+    regard curves de-en  # writes curves.png
+    regard curves small large -o both.svg  # two runs in one picture
+    """
+    check_picture(output)
     files = [_log(folder) for folder in folders]
     names = unique_names([file.parent if file.name == LOG else file for file in files])
     from regard.plot.curves import draw_curves
@@ -36,18 +41,16 @@ def curves(
 
     logs = {name: read_log(file) for name, file in zip(names, files, strict=True)}
     draw_curves(logs, output)
-    screen = console()
-    for name, rows in zip(pad_names([printable(name) for name in names]), logs.values(), strict=True):
-        screen.print(f"{name}  {_summary(rows)}")
-    screen.print(f"Picture: {printable(str(output))}")
+    print_table([[printable(name), _summary(rows)] for name, rows in logs.items()])
+    console().print(f"Picture: {printable(str(output))}")
 
 
 def _log(folder: Path) -> Path:
     """Return the log of a model folder; a file is returned as it is."""
     if folder.is_dir() and not (folder / LOG).is_file():
-        raise ArgumentError(f"{str(folder)!r} has no {LOG}; name a folder written by regard train.")
+        raise ArgumentError(f"{str(folder)!r} has no {LOG}; pass a folder written by regard train.")
     if not folder.exists():
-        raise ArgumentError(f"{str(folder)!r} does not exist; name a folder written by regard train.")
+        raise ArgumentError(f"{str(folder)!r} does not exist; pass a folder written by regard train.")
     return folder / LOG if folder.is_dir() else folder
 
 

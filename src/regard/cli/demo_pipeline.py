@@ -22,7 +22,7 @@ from regard.translation.config import Model, TranslationConfig
 from regard.translation.data.builtin import EmbeddedCorpus, embedded_corpus
 from regard.translation.data.pairs import Pair
 from regard.translation.evaluation import evaluate
-from regard.translation.training.checkpoint import MODEL
+from regard.translation.model_folder import MODEL, OWN_FILES
 from regard.translation.training.progress import create_display
 from regard.translation.training.train import train
 from regard.translation.translator import Translation, Translator, load_translator
@@ -33,12 +33,6 @@ _EPOCHS = {"transformer": 5, "recurrent": 6, "plain": 10}
 _SHOWN = 3  # pairs and translations printed
 _ON_PAGE = 30  # translations on the HTML page
 _MARKER = ".demo"  # marks a folder that the next demo may replace; contains the languages
-# files that training writes into its folder
-_OWN_FILES = (
-    *(_MARKER, "config.json", "*.model", "model.safetensors", "log.csv", "samples.jsonl", ".regard-*.part"),
-    *("data/*.ids", "data/*.tsv", "data/ready", "data/.regard-*.part", "tensorboard/events.out.tfevents.*"),
-    *("checkpoints/step-*/*", "checkpoints/.*.part/*"),
-)
 LANGUAGES = ("en", "de")
 
 
@@ -77,7 +71,7 @@ def run(model: Model, languages: str, output: Path, seed: int = 0) -> None:
 
 
 def is_trained(folder: Path) -> bool:
-    """Return whether a folder has a model that is not an interrupted demo."""
+    """Return whether a folder has a model, unless it comes from an interrupted demo."""
     from regard.app.server.routes.training import state_of
 
     return (folder / MODEL).is_file() and not ((folder / _MARKER).is_file() and state_of(folder) == "stopped")
@@ -103,7 +97,7 @@ def _train(folder: Path, config: TranslationConfig, corpus: EmbeddedCorpus, lang
         _remove(folder)
     elif folder.exists():
         raise ArgumentError(
-            f"{str(folder)!r} exists and was not created by the demo; name another folder: --output FOLDER."
+            f"{str(folder)!r} exists and was not created by the demo; choose another folder: --output FOLDER."
         )
     folder.mkdir(parents=True)
     (folder / _MARKER).write_text(languages)
@@ -118,12 +112,12 @@ def _train(folder: Path, config: TranslationConfig, corpus: EmbeddedCorpus, lang
 
 def _remove(folder: Path) -> None:
     """Delete the model of an earlier demo; raise if its folder contains other files."""
-    own = {path for pattern in _OWN_FILES for path in folder.glob(pattern)}
+    own = {path for pattern in (_MARKER, *OWN_FILES) for path in folder.glob(pattern)}
     for path in folder.rglob("*"):
         if path.is_symlink() or (not path.is_dir() and path not in own):
             raise ArgumentError(
                 f"{str(path)!r} was not created by the demo, which would delete its folder; move the file, "
-                "or name another folder: --output FOLDER."
+                "or choose another folder: --output FOLDER."
             )
     shutil.rmtree(folder)
 

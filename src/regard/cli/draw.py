@@ -1,27 +1,25 @@
 """`regard draw`."""
 
 import json
-from functools import partial
+from functools import partial, reduce
+from itertools import starmap
+from operator import and_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from regard._util.files import MAX_TEXT_BYTES, read_regular
 from regard._util.text import printable, shorten
-from regard.cli.evaluate import check_picture
-from regard.cli.shared import PictureFile, check_encoder, check_input, console, load, read
+from regard.cli.shared import PictureFile, check_encoder, check_input, check_picture, console, load, read
 from regard.errors import ArgumentError
+from regard.models.layers.positions import KINDS, PositionKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import nn
-
     from regard.inspection.layer_view import LayerView
     from regard.mechanism.mask_algebra import Mask
-
-Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "t5"]
 
 _appearance = partial(typer.Option, rich_help_panel="Appearance")
 _with_model = partial(typer.Option, rich_help_panel="With --model")
@@ -66,8 +64,8 @@ def draw(
         ),
     ] = None,
     positions: Annotated[
-        Positions | None,
-        typer.Option(metavar="KIND", help=f"Draw a position encoding: {', '.join(get_args(Positions))}."),
+        PositionKind | None,
+        typer.Option(metavar="KIND", help=f"Draw a position encoding: {', '.join(KINDS)}."),
     ] = None,
     heads: Annotated[
         bool,
@@ -77,26 +75,29 @@ def draw(
         ),
     ] = False,
     layer: Annotated[
-        int | None, _with_model(help="One layer, from 0; -1 is the last. [default: all]")
+        int | None, _with_model(help="One layer, from 0; -1 is the last.", show_default="all")
     ] = None,
     head: Annotated[
         int | None,
-        _with_model(help="One head, from 0; -1 is the last. Also for a weights file. [default: all]"),
+        _with_model(help="One head, from 0; -1 is the last. Also for a weights file.", show_default="all"),
     ] = None,
     size: Annotated[
         str | None,
         _appearance(
             metavar="N",
-            help="Queries and keys of a mask, 12 or 8x12 [default: 12]; number of positions [default: 64].",
+            help="Number of queries and keys of a mask, such as 12 or 8x12, or number of positions.",
+            show_default="12; 64 positions",
         ),
     ] = None,
     queries: Annotated[
         str | None,
         _appearance(
-            metavar="TOKENS", help="Row labels: tokens separated by blanks, or a text file with one per line."
+            metavar="TOKENS", help="Row labels: tokens separated by spaces, or a text file with one per line."
         ),
     ] = None,
-    keys: Annotated[str | None, _appearance(metavar="TOKENS", help="Column labels, likewise.")] = None,
+    keys: Annotated[
+        str | None, _appearance(metavar="TOKENS", help="Column labels, in the same format.")
+    ] = None,
     title: Annotated[str | None, _appearance(metavar="TEXT", help="Title above the picture.")] = None,
     log: Annotated[
         bool, _appearance("--log", help="Logarithmic color scale, to distinguish small weights.")
@@ -107,6 +108,13 @@ def draw(
 
     For a translation model, the picture is the word alignment of a sentence and its translation; for an
     encoder, every layer and head. For training curves, use regard curves.
+
+    Examples:
+    regard draw -m de-en "Zwei Hunde spielen."  # writes picture.png
+    regard draw -m minilm "Dogs may bark." --layer -1 -o last.svg
+    regard draw weights.safetensors --head 0 --dark
+    regard draw --mask causal --mask window:4 --size 12
+    regard draw --positions rotary
     """
     options = {
         "--heads": heads or None,
@@ -117,14 +125,16 @@ def draw(
         "--keys": keys,
         "--log": log or None,
     }
-    kind = _kind(subject, model, mask, positions)
+    kind = _kind(subject, {"--model": model, "--mask": mask, "--positions": positions})
+    if model is not None:
+        check_encoder(model)
     _check_options(kind, [name for name, value in options.items() if value is not None])
-    check_picture(output, "--output")
+    check_picture(output)
     style: dict[str, Any] = {"dark": dark} if title is None else {"dark": dark, "title": title}
     if kind == "--positions":
-        summary = _draw_positions(positions or "sinusoidal", size, output, style)
+        summary = _draw_positions(positions or "", size, output, style)
     elif kind == "--mask":
-        summary = _draw_mask(mask or [], size, (queries, keys), output, style)
+        summary = _draw_mask([_parse_mask(rule) for rule in mask or ()], size, (queries, keys), output, style)
     elif model is not None:
         summary = _draw_model(model, subject or "", (heads, layer, head), output, {**style, "log": log})
     else:
@@ -134,37 +144,32 @@ def draw(
         console().print(printable(line))
 
 
-def _kind(subject: str | None, model: str | None, mask: list[str] | None, positions: str | None) -> str:
+def _kind(subject: str | None, options: dict[str, object]) -> str:
     """Return the kind of picture; raise unless the arguments select exactly one."""
-    if model is not None and not model:
-        raise ArgumentError('--model is empty; name a folder, or "minilm".')
+    if options["--model"] == "":
+        raise ArgumentError('--model is empty; pass a folder, or "minilm".')
     if subject is not None and not subject.strip():
         raise ArgumentError("WEIGHTS or SENTENCE is empty; pass a file or a sentence.")
-    kinds = [
-        name for name, value in {"--model": model, "--mask": mask, "--positions": positions}.items() if value
-    ]
+    kinds = [name for name, value in options.items() if value]
     if len(kinds) > 1:
-        raise ArgumentError(f"{' and '.join(kinds)} are exclusive; pass one of them.")
-    if kinds in (["--mask"], ["--positions"]) and subject is not None:
-        raise ArgumentError(f"{kinds[0]} takes no file or sentence; remove {shorten(subject)!r}.")
+        raise ArgumentError(f"{' and '.join(kinds)} are mutually exclusive; pass one of them.")
+    if not kinds:
+        if subject is None:
+            raise ArgumentError("draw needs a weights file, --model and a sentence, --mask or --positions.")
+        _check_file(Path(subject))
+        return _WEIGHTS
     if kinds == ["--model"] and subject is None:
         raise ArgumentError('--model needs a sentence in quotes: regard draw -m minilm "Dogs bark."')
-    if not kinds and subject is None:
-        raise ArgumentError("draw needs a weights file, --model and a sentence, --mask or --positions.")
-    if model is not None:
-        check_encoder(model)
-    for rule in mask or []:
-        _parse_mask(rule)
-    if not kinds:
-        _check_file(Path(subject or ""))
-    return kinds[0] if kinds else _WEIGHTS
+    if kinds != ["--model"] and subject is not None:
+        raise ArgumentError(f"{kinds[0]} takes no file or sentence; remove {shorten(subject)!r}.")
+    return kinds[0]
 
 
 def _check_file(path: Path) -> None:
     if path.is_dir():
         raise ArgumentError(
-            f"{str(path)!r} is a folder; draw its model's attention with --model, its training with regard "
-            "curves."
+            f"{str(path)!r} is a folder; use --model to draw its model's attention, or regard curves to draw "
+            "its training curves."
         )
     if not path.exists() and len(str(path).split()) > 1:
         raise ArgumentError(
@@ -258,7 +263,7 @@ def _draw_layers(
 
 
 def _draw_mask(
-    rules: list[str],
+    rules: list[tuple[str, list[int]]],
     size: str | None,
     tokens: tuple[str | None, str | None],
     output: Path,
@@ -267,12 +272,10 @@ def _draw_mask(
     shape = None if size is None else _shape(size)
     labels = [_tokens(tokens[0], "--queries"), _tokens(tokens[1], "--keys")]
     if shape is not None and any(labels):
-        raise ArgumentError("--size and --queries or --keys are exclusive; pass one of them.")
+        raise ArgumentError("--size and --queries or --keys are mutually exclusive; pass one of them.")
     from regard.plot.heatmaps import draw_mask
 
-    mask = _mask(rules[0])
-    for rule in rules[1:]:
-        mask = mask & _mask(rule)
+    mask = reduce(and_, starmap(_mask, rules))
     sizes: list[Any] = list(shape or mask.default_size() or (_DEFAULT_SIZE["mask"],) * 2)
     sides = [own or labels[1 - i] or sizes[i] for i, own in enumerate(labels)] if any(labels) else sizes
     draw_mask(mask, output, queries=sides[0], keys=sides[1], **style)
@@ -295,36 +298,28 @@ def _parse_mask(rule: str) -> tuple[str, list[int]]:
     )
 
 
-def _mask(rule: str) -> "Mask":
+def _mask(name: str, numbers: list[int]) -> "Mask":
     from regard.mechanism.masks import Causal, Documents, Padding, Prefix, Window
 
-    name, numbers = _parse_mask(rule)
     if name == "documents":
         return Documents(numbers)
     kinds = {"causal": Causal, "window": Window, "prefix": Prefix, "padding": Padding}
     return kinds[name](*numbers)
 
 
-def _draw_positions(kind: Positions, size: str | None, output: Path, style: dict[str, Any]) -> str:
+def _draw_positions(kind: str, size: str | None, output: Path, style: dict[str, Any]) -> str:
     length, columns = (_DEFAULT_SIZE["positions"],) * 2 if size is None else _shape(size)
     if length != columns:
         raise ArgumentError(f"--size is {size!r}; for positions, pass one number: --size {length}.")
     from torch import manual_seed
 
-    from regard.mechanism.biases import ALiBi, T5Bias
-    from regard.models.layers.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
+    from regard.models.layers.position_encoding import PositionSizes, make_positions
     from regard.plot.heatmaps import draw_positions
 
     manual_seed(0)
-    encodings: dict[str, nn.Module] = {
-        "sinusoidal": SinusoidalPositions(_WIDTH),
-        "learned": LearnedPositions(length, _WIDTH),
-        "rotary": RotaryPositions(_WIDTH),
-        "alibi": ALiBi(_HEADS),
-        "t5": T5Bias(_HEADS),
-    }
-    title = f"{kind} positions" + (", untrained" if kind in ("learned", "t5") else "")
-    draw_positions(encodings[kind], output, length=length, **{"title": title, **style})  # type: ignore[arg-type]
+    encoding = make_positions(kind, PositionSizes(_WIDTH, _HEADS, _WIDTH, max_positions=length))
+    title = f"{kind} positions" + (", untrained" if any(True for _ in encoding.parameters()) else "")
+    draw_positions(encoding, output, length=length, **{"title": title, **style})
     return title
 
 
@@ -346,7 +341,7 @@ def _tokens(value: str | None, option: str) -> list[str] | None:
         return [line.removesuffix("\r") for line in read(Path(value), option).removesuffix("\n").split("\n")]
     tokens = value.split()
     if not tokens:
-        raise ArgumentError(f"{option} is {value!r}; pass at least one token, separated by blanks.")
+        raise ArgumentError(f"{option} is {value!r}; pass at least one token; separate tokens by spaces.")
     return tokens
 
 
@@ -358,7 +353,7 @@ def _index(option: str, number: int, count: int) -> int:
 
 
 def _is_translator(folder: Path) -> bool:
-    from regard.translation.training.checkpoint import CONFIG, FORMAT
+    from regard.translation.model_folder import CONFIG, FORMAT
 
     try:
         config = json.loads(read_regular(folder / CONFIG, MAX_TEXT_BYTES))

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,16 @@ from regard.cli.shared import (
     check_input,
     check_model,
     check_output,
+    check_picture,
     console,
     load,
-    pad_names,
+    naming,
     parse_languages,
+    print_table,
 )
-from regard.cli.translate import check_sizes
 from regard.errors import ArgumentError
+from regard.translation.data.formats import read_lines, read_pairs
+from regard.translation.decoding.strategies import Beam, check_batch_size
 
 if TYPE_CHECKING:
     from regard.translation.evaluation import Scores
@@ -74,8 +77,8 @@ def evaluate(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Text file with existing translations to score. Repeatable."),
     ] = None,
-    beam: Annotated[int, _decoding(min=1, help="Beam size; 1 is greedy.")] = 5,
-    batch: Annotated[int, _decoding(min=1, help="Batch size in sentences.")] = 64,
+    beam: Annotated[int, _decoding(help="Beam size; 1 is greedy.")] = Beam.size,
+    batch: Annotated[int, _decoding(help="Batch size in sentences.")] = 64,
     languages: Annotated[
         str, _decoding(metavar="FROM-TO", help="Languages of the embedded corpus.")
     ] = "en-de",
@@ -96,16 +99,22 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, _report("--json", help="Print all results as JSON.")] = False,
 ) -> None:
-    """Translate a test set and score the translations: BLEU, chrF, exact match and speed."""
+    """Translate a test set and score the translations: BLEU, chrF, exact match and speed.
+
+    Examples:
+    regard evaluate -m de-en test.de test.en
+    regard evaluate -m small -m large test.de test.en --by-length
+    regard evaluate --translations test.out test.de test.en
+    """
     folders, files = model or [], translations or []
     names = unique_names([*folders, *files])
     _check_options(folders, files, output, picture)
-    check_sizes(beam, batch)
+    with naming(size="--beam", batch_size="--batch"):
+        strategy = Beam(beam)
+        check_batch_size(batch)
     _check_corpus(source, reference, languages)
     pairs = _pairs(source, reference, languages)
     sources, references = [source for source, _ in pairs], [target for _, target in pairs]
-    from regard.translation.data.formats import read_lines
-
     existing = [list(read_lines(file)) for file in files]
     _check_lines(files, existing, len(references))
     from regard.translation.evaluation import check_tokenizer
@@ -117,7 +126,7 @@ def evaluate(
         options["sources"] = sources
     evaluations = []
     for folder, name in zip(folders, names, strict=False):
-        written, tokens, seconds = _translate(folder, name, sources, beam, batch)
+        written, tokens, seconds = _translate(folder, name, sources, strategy, batch)
         scores = score(written, references, **options)
         evaluations.append(Evaluation(name, written, scores, tokens, seconds))
     for written, name in zip(existing, names[len(folders) :], strict=True):
@@ -137,7 +146,7 @@ def _check_options(
     """Raise for mistakes that can be found before anything is loaded."""
     if not folders and not files:
         raise ArgumentError(
-            "evaluate needs a model, --model FOLDER, or its translations, --translations FILE."
+            "evaluate needs a model (--model FOLDER) or existing translations (--translations FILE)."
         )
     for folder in folders:
         check_model(folder)
@@ -175,8 +184,6 @@ def _pairs(source: str, reference: str | None, languages: str) -> Sequence[tuple
 
         corpus = embedded_corpus(*parse_languages(languages))
         return corpus.test if source == "embedded" else [*corpus.test, *corpus.longer]
-    from regard.translation.data.formats import read_pairs
-
     pairs = list(read_pairs(source, reference))
     if not pairs:
         raise ArgumentError(f"{source!r} has no sentences.")
@@ -192,13 +199,6 @@ def _check_lines(files: Sequence[Path], contents: Sequence[Sequence[str]], expec
             )
 
 
-def check_picture(path: Path, option: str) -> None:
-    """Raise unless a picture can be written to this path."""
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ArgumentError(f"{option} {str(path)!r} must end in .png, .svg or .pdf.")
-    check_output(path, option)
-
-
 def unique_names(paths: Sequence[Path]) -> list[str]:
     """Return the last component of each path, or the whole path if it is ambiguous."""
     for path in paths:
@@ -209,20 +209,18 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _translate(
-    folder: Path, name: str, sources: list[str], beam: int, batch: int
+    folder: Path, name: str, sources: list[str], strategy: Beam, batch: int
 ) -> tuple[list[str], int, float]:
     """Return the translations, their number of target tokens, and the time in seconds."""
     from rich.console import Console
     from rich.text import Text
 
-    from regard.translation.decoding.search import Beam
-
     status = f"{printable(name)}: translating {len(sources):,} sentences …"
     with Console(stderr=True).status(Text(status)):
         translator = load(folder)
-        translator.translate(sources[:1], strategy=Beam(beam), batch_size=batch)  # warm-up
+        translator.translate(sources[:1], strategy=strategy, batch_size=batch)  # warm-up
         start = time.perf_counter()
-        translations = translator.translate(sources, strategy=Beam(beam), batch_size=batch)
+        translations = translator.translate(sources, strategy=strategy, batch_size=batch)
         seconds = time.perf_counter() - start
     return [each.text for each in translations], sum(len(each.tokens) for each in translations), seconds
 
@@ -272,7 +270,7 @@ def _print_comparison(evaluations: Sequence[Evaluation]) -> None:
         speeds = ["" if speed is None else f"{speed:,.0f}" for speed in evaluation.speeds()]
         numbers = [f"{score:.2f}" for score in (scores.bleu, scores.lowercase_bleu, scores.chrf)]
         rows.append([printable(evaluation.name), *numbers, f"{100 * scores.exact:.2f} %", *speeds])
-    _print_table([header, *rows])
+    print_table(rows, header, "l" + "r" * (len(header) - 1))
     first = evaluations[0].scores
     screen = console()
     screen.print(f"\nBLEU  {first.bleu_signature}\nchrF  {first.chrf_signature}", style="dim")
@@ -280,22 +278,9 @@ def _print_comparison(evaluations: Sequence[Evaluation]) -> None:
         screen.print("\nBLEU by source length", style="bold")
         header = ["words", "sentences", *(printable(evaluation.name) for evaluation in evaluations)]
         columns = [evaluation.scores.by_length for evaluation in evaluations]
-        _print_table([header, *(_length_row(buckets) for buckets in zip(*columns, strict=True))])
+        print_table([_length_row(each) for each in zip(*columns, strict=True)], header, "r" * len(header))
 
 
 def _length_row(buckets: Sequence[Any]) -> list[str]:
     first = buckets[0]
     return [str(first.lengths), f"{first.sentences:,}", *(f"{bucket.bleu:.2f}" for bucket in buckets)]
-
-
-def _print_table(rows: Iterable[Sequence[str]]) -> None:
-    """Print a table: first row is the header; first column left-aligned, the others right-aligned."""
-    from rich.cells import cell_len
-
-    columns = list(zip(*rows, strict=True))
-    widths = [max(map(cell_len, column)) for column in columns]
-    screen = console()
-    names = pad_names(columns[0])
-    for number, (name, *cells) in enumerate(zip(names, *columns[1:], strict=True)):
-        right = (" " * (width - cell_len(cell)) + cell for width, cell in zip(widths[1:], cells, strict=True))
-        screen.print("  ".join([name, *right]).rstrip(), style="dim" if number == 0 else None)

@@ -12,7 +12,8 @@ import typer
 
 from regard import __version__
 from regard._util.text import printable
-from regard.cli.shared import INTERRUPTED, check_encoder, console
+from regard.cli import INTERRUPTED
+from regard.cli.shared import check_encoder, console, naming
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -40,8 +41,9 @@ def look(
         list[str] | None,
         typer.Argument(
             metavar="FOLDER",
-            help='Folders written by regard train, encoder folders, or "minilm". [default: the model of '
-            "regard demo, trained in the background if missing, and minilm if installed]",
+            help='Folders written by regard train, encoder folders, or "minilm".',
+            show_default="the model of regard demo, trained in the background if missing, and minilm if "
+            "installed",
         ),
     ] = None,
     recording: Annotated[
@@ -53,13 +55,13 @@ def look(
     port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, help="Port; 0 selects a free one. [default: 8000, or a free port if taken]"
+            help="Port; 0 selects a free one.", show_default="8000, or a free port if that is taken"
         ),
     ] = None,
     host: Annotated[
         str,
         typer.Option(
-            metavar="ADDRESS", help="Address to listen on; 0.0.0.0 makes the page available in the network."
+            metavar="ADDRESS", help="Address to listen on; 0.0.0.0 makes the page available on the network."
         ),
     ] = "127.0.0.1",
     origin: Annotated[
@@ -75,6 +77,10 @@ def look(
     """Explore attention in the browser: translations, heads, words in context, long texts, training runs.
 
     Starts a local server that works offline; Ctrl-C stops it. Its HTTP API is described in /api/openapi.json.
+
+    Examples:
+    regard look  # the demo model
+    regard look de-en minilm  # your translation model, and an encoder
     """
     for folder in folders or []:
         check_encoder(folder)
@@ -88,11 +94,12 @@ def look(
     recordings = recording or []
     for folder in recordings:
         if not os.path.isdir(folder):
-            raise ArgumentError(f"--recording {folder!r} is not a folder; name one written by Seen.save.")
+            raise ArgumentError(f"--recording {folder!r} is not a folder; pass one written by Seen.save.")
     from regard.app.server.run import listen
 
     # before loading models, which takes a while
-    listening = listen("127.0.0.1" if host == "localhost" else host, port)
+    with naming(port="--port"):
+        listening = listen("127.0.0.1" if host == "localhost" else host, port)
     demo = _Demo() if not folders and not recordings else None
     state = None
     try:
@@ -141,7 +148,7 @@ class _Demo:
 
     def __init__(self) -> None:
         from regard.cli.demo_pipeline import LANGUAGES, ensure_trained, is_trained
-        from regard.translation.training.checkpoint import is_training
+        from regard.translation.model_folder import is_training
 
         self._process: subprocess.Popen[bytes] | None = None
         exists = is_trained(_DEMO)

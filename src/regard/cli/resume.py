@@ -4,13 +4,11 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from regard._util.text import printable
 from regard.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from regard.translation.config import TranslationConfig
+from regard.translation.config import TranslationConfig
 
 DEFAULT_PRESET = "small"
 _DURATION = ("training.epochs", "training.updates")
@@ -43,13 +41,12 @@ class TrainOptions(NamedTuple):
         return origin
 
 
-def resumed_config(output: Path, options: TrainOptions) -> "TranslationConfig | None":
+def resumed_config(output: Path, options: TrainOptions) -> TranslationConfig | None:
     """Return the config of the run to resume, with a longer duration if requested; None for a new run.
 
     Options that contradict it would have no effect, so they raise.
     """
-    from regard.translation.training.checkpoint import CONFIG, read_config
-    from regard.translation.training.preparation import is_prepared
+    from regard.translation.model_folder import CONFIG, is_prepared, read_config
 
     if not (output / CONFIG).exists() or not is_prepared(output):
         return None
@@ -60,10 +57,8 @@ def resumed_config(output: Path, options: TrainOptions) -> "TranslationConfig | 
     return config
 
 
-def _check_config(output: Path, stored: dict[str, Any], options: TrainOptions) -> "TranslationConfig":
+def _check_config(output: Path, stored: dict[str, Any], options: TrainOptions) -> TranslationConfig:
     """Check single settings and the config file, each on its own."""
-    from regard.translation.config import TranslationConfig
-
     started = TranslationConfig.from_dict(stored)
     durations = [setting for setting in options.settings if _name(setting) in _DURATION]
     settings = [setting for setting in options.settings if setting not in durations]
@@ -87,8 +82,8 @@ def _name(setting: str) -> str:
 
 
 def _check_duration(
-    output: Path, started: "TranslationConfig", requested: "TranslationConfig"
-) -> "TranslationConfig":
+    output: Path, started: TranslationConfig, requested: TranslationConfig
+) -> TranslationConfig:
     if requested == started or started.is_extended_by(requested):
         return requested
     option = "--epochs" if started.training.updates is None else "--updates"
@@ -99,7 +94,7 @@ def _check_duration(
 
 
 def _check_settings(
-    output: Path, started: "TranslationConfig", requested: "TranslationConfig", where: str = ""
+    output: Path, started: TranslationConfig, requested: TranslationConfig, where: str = ""
 ) -> None:
     new = requested.to_dict()
     for section, values in started.to_dict().items():

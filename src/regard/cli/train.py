@@ -9,83 +9,72 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard._util.files import check_regular
-from regard._util.text import printable, shorten
-from regard.cli import help as help_
+from regard._util.text import printable
+from regard.cli import app
 from regard.cli.resume import DEFAULT_PRESET, TrainOptions, resumed_config
 from regard.cli.shared import (
-    CONFIG,
     SIGNAL_EXIT,
     check_folder,
     check_input,
     check_model,
     console,
+    naming,
     parse_languages,
 )
 from regard.errors import ArgumentError
+from regard.translation.config import Model, Preset, TranslationConfig
+from regard.translation.data.formats import Format, contains_pairs, read_pairs
+from regard.translation.data.pairs import Pair
+from regard.translation.model_folder import CONFIG
 
 if TYPE_CHECKING:
-    from regard.translation.config import TranslationConfig
-    from regard.translation.data.pairs import Pair
     from regard.translation.training.loop import TrainingResult
 
 _model_option = partial(typer.Option, rich_help_panel="Model")
 _data_option = partial(typer.Option, rich_help_panel="Data and length")
 _BUILT_IN = ("embedded", "bible")  # corpora
-# extensions of files with pairs; .txt may have pairs, too, but is usually one side of a corpus
-PAIR_EXTENSIONS = (".tsv", ".tab", ".jsonl", ".ndjson", ".json")
-# names of settings in other programs, and the equivalent here
-_SETTINGS = {
-    **dict.fromkeys(("lr", "learning-rate", "rate"), "training.learning_rate=0.001"),
-    **dict.fromkeys(
-        ("batch", "batch-size", "batch-tokens", "tokens", "max-tokens"), "training.batch_tokens=4096"
-    ),
-    **dict.fromkeys(("accumulate", "accum", "grad-accum", "update-freq"), "training.accumulate=2"),
-    **dict.fromkeys(("steps", "max-steps", "max-updates"), "training.updates=1000"),
-    **dict.fromkeys(("warmup", "warmup-steps", "warmup-updates"), "training.warmup=400"),
-    **dict.fromkeys(("schedule", "scheduler", "lr-scheduler"), "training.schedule=inverse-sqrt"),
-    **dict.fromkeys(("smoothing", "label-smoothing"), "training.label_smoothing=0.1"),
-    **dict.fromkeys(("decay", "weight-decay"), "training.weight_decay=0.01"),
-    **dict.fromkeys(("clip", "clip-norm", "grad-clip", "max-grad-norm"), "training.max_grad_norm=1.0"),
-    **dict.fromkeys(("precision", "bf16", "fp16", "amp"), "training.precision=bfloat16"),
-    **dict.fromkeys(("patience", "early-stopping"), "training.patience=5"),
-    **dict.fromkeys(("save-every", "save-interval", "save"), "training.save_every=1000"),
-    **dict.fromkeys(("judge", "eval-every", "valid-freq", "validate-every"), "training.validate_every=1000"),
-    "seed": "training.seed=1",
-    "threads": "training.threads=2",
-    "average": "training.average_checkpoints=5",
-    "guide": "training.guided_alignment_weight=0.3",
-    "criterion": "training.metric=loss",
-    **dict.fromkeys(("width", "dim", "d-model", "hidden-size", "embed-dim"), "model.width=256"),
-    **dict.fromkeys(("hidden", "ffn", "ffn-dim", "d-ff"), "model.ffn_dim=1024"),
-    **dict.fromkeys(("layers", "num-layers", "n-layers"), "model.layers=3"),
-    **dict.fromkeys(("heads", "num-heads", "n-heads"), "model.heads=8"),
-    "dropout": "model.dropout=0.1",
-    "norm": "model.norm=rms",
-    "activation": "model.activation=gelu",
-    "positions": "model.positions=rotary",
-    "normalize": "model.normalize=entmax15",
-    **dict.fromkeys(("vocab", "vocab-size", "vocabulary"), "tokens.size=8000"),
-    **dict.fromkeys(("max-length", "max-len", "longest"), "corpus.max_tokens=256"),
+# what other programs call our settings
+_SYNONYMS = {
+    "training.learning_rate": "lr rate",
+    "training.batch_tokens": "batch batch-size tokens max-tokens",
+    "training.accumulate": "accum grad-accum update-freq",
+    "training.updates": "steps max-steps max-updates",
+    "training.warmup": "warmup-steps warmup-updates",
+    "training.schedule": "scheduler lr-scheduler",
+    "training.label_smoothing": "smoothing",
+    "training.weight_decay": "decay",
+    "training.max_grad_norm": "clip clip-norm grad-clip",
+    "training.guided_alignment_weight": "guided-alignment",
+    "training.precision": "bf16 fp16 amp",
+    "training.patience": "early-stopping",
+    "training.save_every": "save-interval save",
+    "training.validate_every": "eval-every valid-freq",
+    "training.average_checkpoints": "average",
+    "training.metric": "criterion",
+    "model.width": "dim d-model hidden-size embed-dim",
+    "model.ffn_dim": "hidden ffn d-ff",
+    "model.layers": "num-layers n-layers",
+    "model.heads": "num-heads n-heads",
+    "tokens.size": "vocab vocab-size vocabulary",
+    "corpus.max_tokens": "max-length max-len",
 }
 
 
-class Command(help_.Command):
+class Command(app.Command):
     """`regard train`: --dev takes two files, or one file of pairs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Complete --dev, and point to --set where an option is the name of a setting."""
+        """Complete --dev; for an unknown option that is the name of a setting, suggest --set."""
         known = {name for param in self.params for name in param.opts}
         for argument in args:
             name = argument.partition("=")[0]
-            setting = _SETTINGS.get(name.removeprefix("--").replace("_", "-").lower())
-            if argument.startswith("--") and name not in known and setting is not None:
+            if name.startswith("--") and name not in known and (setting := _find_setting(name)):
                 raise ArgumentError(
-                    f"{name} is not an option but a setting: use --set {setting}. See regard train "
+                    f"{name} is not an option but a setting: use --set {setting}=VALUE. See regard train "
                     "--print-config."
                 )
         return super().parse_args(ctx, list(_complete_dev(args)))
@@ -98,14 +87,21 @@ def _complete_dev(arguments: Sequence[str]) -> Iterator[str]:
         name, equals, value = argument.partition("=")
         yield argument
         file = argument if previous == "--dev" else value if name == "--dev" and equals else None
-        if file is not None and (has_pairs(file) or following is None or following.startswith("-")):
+        if file is not None and (contains_pairs(file) or following is None or following.startswith("-")):
             yield ""
         previous = argument
 
 
-def has_pairs(path: str) -> bool:
-    """Return whether a file has both sides, by its extension."""
-    return Path(path.lower().removesuffix(".gz")).suffix in PAIR_EXTENSIONS
+def _find_setting(option: str) -> str | None:
+    """Return the setting with this name, or the one that other programs call by it."""
+    name = option.removeprefix("--").replace("_", "-").lower()
+    for path, synonyms in _SYNONYMS.items():
+        if name in synonyms.split():
+            return path
+    for section, values in TranslationConfig().to_dict().items():
+        if name.replace("-", "_") in values:
+            return f"{section}.{name.replace('-', '_')}"
+    return None
 
 
 def train(
@@ -135,19 +131,20 @@ def train(
         typer.Option("--shard", help="Shard the parameters across processes (FSDP2). Requires torchrun."),
     ] = False,
     model: Annotated[
-        Literal["transformer", "recurrent", "plain"] | None,
+        Model | None,
         _model_option(
             metavar="NAME",
-            help="transformer, recurrent (RNN with Bahdanau attention) or plain (no attention). "
-            "[default: transformer]",
+            help="transformer, recurrent (RNN with Bahdanau attention) or plain (no attention).",
+            show_default="transformer",
         ),
     ] = None,
     preset: Annotated[
-        Literal["tiny", "small", "base"] | None,
+        Preset | None,
         _model_option(
             metavar="NAME",
             help="tiny (1-2 minutes), small (20 minutes for 29,000 pairs on two cores) or base (large "
-            "machines). [default: small]",
+            "machines).",
+            show_default=DEFAULT_PRESET,
         ),
     ] = None,
     config: Annotated[
@@ -168,14 +165,13 @@ def train(
         tuple[str, str] | None,
         _data_option(
             metavar="SOURCE TARGET",
-            help="Validation set: two text files, or one file of pairs. [default: held out from the training "
-            "data]",
-            show_default=False,
+            help="Validation set: two text files, or one file of pairs.",
+            show_default="held out from the training data",
         ),
     ] = None,
     format: Annotated[
-        Literal["tsv", "jsonl"] | None,
-        _data_option(help="Format of the sentence pairs. [default: from the file extension]"),
+        Format | None,
+        _data_option(help="Format of the sentence pairs.", show_default="from the file extension"),
     ] = None,
     swap: Annotated[
         bool, _data_option("--swap", help="Train in the other direction, TARGET to SOURCE.")
@@ -184,30 +180,39 @@ def train(
         str, _data_option(metavar="FROM-TO", help="Languages of the embedded corpus.")
     ] = "en-de",
     epochs: Annotated[
-        int | None, _data_option(min=1, help="Passes over the training data. [default: from the preset]")
+        int | None, _data_option(help="Passes over the training data.", show_default="from the preset")
     ] = None,
-    updates: Annotated[
-        int | None, _data_option(min=1, help="Optimizer updates, instead of --epochs.")
-    ] = None,
+    updates: Annotated[int | None, _data_option(help="Optimizer updates, instead of --epochs.")] = None,
 ) -> None:
     """Train a translation model on parallel text: two files with one sentence per line.
 
     Pass the output folder to regard translate, align, evaluate, curves, draw or look.
+
+    Examples:
+    regard train train.de train.en -o de-en --dev dev.de dev.en --epochs 20
+    regard train pairs.tsv -o small --preset tiny --set model.dropout=0.2
+    regard train embedded -o dates --preset tiny  # a built-in corpus
+    regard train -o de-en --resume  # after an interruption
+    regard train -o de-en --resume --epochs 40  # train longer
+    regard train --print-config --preset base  # all settings
     """
     if output is None and not print_config:
         raise ArgumentError("train needs a folder for the model: --output FOLDER.")
     if epochs is not None and updates is not None:
-        raise ArgumentError(f"--epochs {epochs} and --updates {updates} are exclusive; pass one of them.")
+        raise ArgumentError(
+            f"--epochs {epochs} and --updates {updates} are mutually exclusive; pass one of them."
+        )
     dev_files = None if dev is None else [*dev[:1], *filter(None, dev[1:])]
     _check_files(source, target, dev_files, format)
-    _check_settings(languages, config, setting or [])
+    parse_languages(languages)
     if output is not None and not print_config:
         _check_folder(source, output, resume)
     settings = list(setting or [])
     settings += [] if epochs is None else [f"training.epochs={epochs}", "training.updates=none"]
     settings += [] if updates is None else [f"training.updates={updates}"]
     options = TrainOptions(preset, model, config, settings, source, target, dev_files, swap, languages)
-    training_config = _config(options)
+    with naming(**{"training.epochs": "--epochs", "training.updates": "--updates"}):
+        training_config = _config(options)
     if print_config:
         print(training_config.to_toml())
         return
@@ -223,9 +228,7 @@ def train(
         with suppress(OSError):  # the terminal may be closed
             console().print(f"Resume with: {_resume_command(output)}")
         raise SystemExit(status)
-    from regard.translation.training.preparation import sample_source
-
-    sentence = shlex.quote(printable(sample_source(output)))
+    sentence = shlex.quote(printable(result.example))
     console().print(f"Now try: regard translate --model {_quoted(output)} {sentence}")
 
 
@@ -241,25 +244,14 @@ def _check_files(
                 f"--format {format} applies to one file of pairs, but there are two files; remove it."
             )
     if dev is not None and len(dev) == 2:
-        for file in filter(has_pairs, dev):
+        for file in filter(contains_pairs, dev):
             raise ArgumentError(f"--dev {file!r} is a file of pairs; pass it alone.")
     stdin = [name for name, path in paths if path == "-"]
     if len(stdin) > 1:
-        raise ArgumentError(f"{' and '.join(stdin)} are both -; stdin can be read only once. Name a file.")
+        raise ArgumentError(f"{' and '.join(stdin)} are both -; stdin can be read only once. Pass a file.")
     for name, path in paths:
         if path is not None and path not in _BUILT_IN:
             check_input(Path(path), name)
-
-
-def _check_settings(languages: str, config: Path | None, settings: Sequence[str]) -> None:
-    """Raise for mistakes that can be found before torch is imported."""
-    parse_languages(languages)
-    if config is not None:
-        check_regular(config)
-    for setting in settings:
-        name, equals, _ = setting.partition("=")
-        if not equals or name.count(".") != 1:
-            raise ArgumentError(f"--set {shorten(setting)!r} is not of the form section.name=value.")
 
 
 def _check_folder(source: str | None, output: Path, resume: bool) -> None:
@@ -279,17 +271,15 @@ def _check_sides(source: str, target: str) -> None:
         cure = "pass pairs as TSV without TARGET" if source == "-" else "pass the translations as TARGET"
         raise ArgumentError(f"SOURCE and TARGET are both {source!r}; {cure}.")
     for path in (source, target):
-        if has_pairs(path):
+        if contains_pairs(path):
             raise ArgumentError(
                 f"{path!r} is a file of pairs, but there are two files; pass it alone, or two text files "
                 "with one sentence per line."
             )
 
 
-def _config(options: TrainOptions) -> "TranslationConfig":
+def _config(options: TrainOptions) -> TranslationConfig:
     """Combine the preset, the config file and single settings, in this order."""
-    from regard.translation.config import TranslationConfig
-
     config = TranslationConfig.preset(
         options.preset or DEFAULT_PRESET,  # type: ignore[arg-type]
         options.model or "transformer",  # type: ignore[arg-type]
@@ -303,15 +293,14 @@ def _config(options: TrainOptions) -> "TranslationConfig":
 
 def _run(
     output: Path,
-    config: "TranslationConfig",
+    config: TranslationConfig,
     options: TrainOptions,
     *,
-    format: Any,
+    format: Format | None,
     resume: bool,
     shard: bool,
 ) -> "TrainingResult":
     from regard.models.layers.allocation import keep_memory, return_memory
-    from regard.translation.data.formats import read_pairs
     from regard.translation.training.distributed import join_world
     from regard.translation.training.progress import create_display
     from regard.translation.training.train import train
@@ -336,40 +325,32 @@ def _run(
         )
 
 
-def _corpus(options: TrainOptions, format: Any) -> "tuple[Iterable[Pair] | None, Iterable[Pair] | None]":
+def _corpus(
+    options: TrainOptions, format: Format | None
+) -> tuple[Iterable[Pair] | None, Iterable[Pair] | None]:
     """Return the training pairs, and the validation pairs if the corpus has them."""
     source, target = options.source, options.target
     if source is None:
         return None, None
-    if source in _BUILT_IN and target is None and not Path(source).exists():
-        return _embedded(options.languages) if source == "embedded" else (_bible(), None)
-    from regard.translation.data.formats import read_pairs
+    if source not in _BUILT_IN or target is not None or Path(source).exists():
+        return read_pairs(source, target, format=format), None
+    if source == "bible":
+        from regard.translation.data.bible import bible
 
-    return read_pairs(source, target, format=format), None
-
-
-def _embedded(languages: str) -> "tuple[Iterable[Pair], Iterable[Pair]]":
+        return [verse.pair for verse in bible()], None
     from regard.translation.data.builtin import embedded_corpus
 
-    corpus = embedded_corpus(*parse_languages(languages))
+    corpus = embedded_corpus(*parse_languages(options.languages))
     return corpus.train, corpus.dev
 
 
-def _bible() -> "Iterable[Pair]":
-    from regard.translation.data.bible import bible
-
-    return [verse.pair for verse in bible()]
-
-
-def _swapped(pairs: "Iterable[Pair] | None") -> "Iterable[Pair] | None":
-    from regard.translation.data.pairs import Pair
-
+def _swapped(pairs: Iterable[Pair] | None) -> Iterable[Pair] | None:
     return None if pairs is None else (Pair(target, source) for source, target in pairs)
 
 
 @contextmanager
 def _explain_full_disk(output: Path) -> Iterator[None]:
-    """Add to the error of a full disk how to resume."""
+    """Explain in the error for a full disk how to resume."""
     try:
         yield
     except OSError as error:

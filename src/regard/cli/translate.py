@@ -17,21 +17,20 @@ from regard.cli.shared import (
     ModelFolder,
     OutputFile,
     check_input,
-    check_max,
     check_model,
     check_output,
     load,
+    naming,
     open_output,
 )
 from regard.errors import ArgumentError
+from regard.translation.data.formats import read_lines
+from regard.translation.decoding.strategies import Beam, Sample, Strategy, check_batch_size
 
 if TYPE_CHECKING:
-    from regard.translation.decoding.search import Strategy
     from regard.translation.training.distributed import World
     from regard.translation.translator import Translation, Translator
 
-BEAM = 5
-MAX_BEAM, MAX_BATCH = 1000, 100_000
 _decoding = partial(typer.Option, rich_help_panel="Decoding")
 _format = partial(typer.Option, rich_help_panel="Output format")
 _MAX_NOTES = 5  # printed
@@ -82,33 +81,35 @@ def translate(
     sentences: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SENTENCE", help="Sentences, each in quotes. Without any and without --file: stdin."
+            metavar="SENTENCE", help="Sentences, each in quotes. Without sentences or --file, stdin is read."
         ),
     ] = None,
     file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Text file with one sentence per line, may be gzipped; - is stdin."
+            metavar="FILE", help="Text file with one sentence per line, optionally gzipped; - is stdin."
         ),
     ] = None,
     output: OutputFile = None,
     beam: Annotated[
-        int | None, _decoding(min=1, help=f"Beam size; 1 is greedy and fastest. [default: {BEAM}]")
+        int | None, _decoding(help="Beam size; 1 is greedy and fastest.", show_default=str(Beam.size))
     ] = None,
-    n_best: Annotated[int, _decoding("--n-best", min=1, help="Translations per sentence.")] = 1,
+    n_best: Annotated[int, _decoding("--n-best", help="Translations per sentence.")] = 1,
     sample: Annotated[bool, _decoding("--sample", help="Sample instead of beam search.")] = False,
-    temperature: Annotated[float | None, _decoding(help="Sampling temperature. [default: 1]")] = None,
+    temperature: Annotated[float | None, _decoding(help="Sampling temperature.", show_default="1")] = None,
     top_p: Annotated[
-        float | None, _decoding("--top-p", help="Nucleus sampling (top-p). [default: 1]")
+        float | None, _decoding("--top-p", help="Nucleus sampling (top-p).", show_default="1")
     ] = None,
-    seed: Annotated[int | None, _decoding(min=0, help="Random seed for --sample. [default: 0]")] = None,
-    batch: Annotated[int, _decoding(min=1, help="Batch size in sentences.")] = 64,
+    seed: Annotated[int | None, _decoding(help="Random seed for --sample.", show_default="0")] = None,
+    batch: Annotated[int, _decoding(help="Batch size in sentences.")] = 64,
     scores: Annotated[
-        bool, _format("--scores", help="Add the log probability per token, after a tab.")
+        bool, _format("--scores", help="Append the log probability per token, after a tab.")
     ] = False,
     alignment: Annotated[
         bool,
-        _format("--alignment", help="Add the word alignment, after a tab: 0-0 1-2, source-target, from 0."),
+        _format(
+            "--alignment", help="Append the word alignment, after a tab: source-target from 0, e.g. 0-0 1-2."
+        ),
     ] = False,
     as_json: Annotated[
         bool,
@@ -124,11 +125,16 @@ def translate(
 
     Under torchrun, the lines of --file are divided among the processes. If interrupted, run the same command
     again to continue.
+
+    Examples:
+    regard translate -m de-en "Zwei Hunde spielen."
+    regard translate -m de-en --file test.de -o test.out
+    regard translate -m de-en "Zwei Hunde." --n-best 3 --scores --alignment
     """
     _check_inputs(sentences, file, output)
     check_model(model)
-    check_sizes(beam, batch)
-    check_max("--n-best", n_best, MAX_BEAM)
+    with naming(batch_size="--batch"):
+        check_batch_size(batch)
     output_format = OutputFormat(n_best > 1, scores, alignment, as_json)
     strategy = _strategy(beam, n_best, sample, {"temperature": temperature, "top_p": top_p, "seed": seed})
     from regard.translation.training.distributed import join_world
@@ -151,7 +157,7 @@ def _write(writer: "Writer", sentences: list[str] | None, file: Path | None, out
         elif file is None or str(file) == "-":
             writer.write_stream(_stdin(), to)
         else:
-            writer.write(_lines(file), to)
+            writer.write(read_lines(file), to)
 
 
 @contextmanager
@@ -169,12 +175,12 @@ def _progress(output: Path | None) -> Iterator[Callable[[str], None]]:
 def _write_shards(writer: "Writer", model: Path, file: Path, output: Path, world: "World") -> None:
     """Translate this process's shards; the first process joins all of them."""
     from regard.cli.parallel import Shards, digest
-    from regard.translation.training.checkpoint import MODEL
+    from regard.translation.model_folder import MODEL
 
     key = digest(file, model / MODEL, writer.options, writer.format)
-    shards = Shards.of(output, key, sum(1 for _ in _lines(file)), world.size)
+    shards = Shards.of(output, key, sum(1 for _ in read_lines(file)), world.size)
     shards.folder.mkdir(exist_ok=True)
-    for number, lines in shards.parts(_lines(file), shards.missing(world.rank, world.size)):
+    for number, lines in shards.parts(read_lines(file), shards.missing(world.rank, world.size)):
         writer.number = number * shards.lines
         with open_output(shards.path(number)) as to:
             writer.write(lines, to)
@@ -187,7 +193,7 @@ class Writer:
     """Translates lines, writes them, and collects notes about unusual ones."""
 
     def __init__(
-        self, translator: "Translator", strategy: "Strategy", batch: int, format: OutputFormat
+        self, translator: "Translator", strategy: Strategy, batch: int, format: OutputFormat
     ) -> None:
         self.translator, self.format = translator, format
         self.options: dict[str, Any] = {
@@ -230,17 +236,13 @@ class Writer:
             print(f"regard: {more:,} more lines have notes; use --json to see them.", file=sys.stderr)
 
 
-def check_sizes(beam: int | None, batch: int) -> None:
-    """Raise if --beam or --batch is too large for any memory."""
-    check_max("--beam", beam, MAX_BEAM)
-    check_max("--batch", batch, MAX_BATCH)
-
-
 def _check_inputs(sentences: list[str] | None, file: Path | None, output: Path | None) -> None:
     if sentences and file is not None:
-        raise ArgumentError(f"--file {str(file)!r} and sentences are exclusive; pass one of them.")
+        raise ArgumentError(f"--file {str(file)!r} and sentences are mutually exclusive; pass one of them.")
     if os.environ.get("WORLD_SIZE", "1") != "1" and (file is None or not file.is_file() or output is None):
-        raise ArgumentError("Under torchrun, translate needs --file and --output; or start one process.")
+        raise ArgumentError(
+            "Under torchrun, translate needs --file and --output; otherwise, start one process."
+        )
     if not sentences:
         check_input(file or Path("-"))
     elif len(sentences) == 1 and len(sentences[0]) < 256 and Path(sentences[0]).is_file():
@@ -250,38 +252,25 @@ def _check_inputs(sentences: list[str] | None, file: Path | None, output: Path |
         check_output(output)
 
 
-def _strategy(beam: int | None, n_best: int, sample: bool, sampling: dict[str, Any]) -> "Strategy":
+def _strategy(beam: int | None, n_best: int, sample: bool, sampling: dict[str, Any]) -> Strategy:
     """Create the decoding strategy; raise if the options contradict each other."""
     options = {name: value for name, value in sampling.items() if value is not None}
     if not sample and options:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
         raise ArgumentError(f"{names} requires --sample; add it, or remove {names}.")
-    _check_sampling(**sampling)
     if sample and beam is not None:
-        raise ArgumentError(f"--beam {beam} and --sample are exclusive; pass one of them.")
-    if beam is not None and n_best > beam:
-        raise ArgumentError(f"--n-best {n_best} exceeds --beam {beam}; use --beam {n_best}.")
-    from regard.translation.decoding.search import Beam, Sample
-
-    if sample:
-        return Sample(n_samples=n_best, **options)
-    return Beam(beam or max(BEAM, n_best), n_best=n_best)
-
-
-def _check_sampling(temperature: float | None, top_p: float | None, seed: int | None) -> None:
-    if temperature is not None and not 1e-6 <= temperature <= 1e6:
-        raise ArgumentError(
-            f"--temperature is {temperature:g}; it must be between 1e-6 and 1e6. For the most probable "
-            "translation, remove --sample."
-        )
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ArgumentError(f"--top-p is {top_p:g}; it must be above 0 and at most 1.")
-
-
-def _lines(file: Path) -> Iterator[str]:
-    from regard.translation.data.formats import read_lines
-
-    return read_lines(file)
+        raise ArgumentError(f"--beam {beam} and --sample are mutually exclusive; pass one of them.")
+    with naming(
+        size="--beam",
+        n_best="--n-best",
+        n_samples="--n-best",
+        temperature="--temperature",
+        top_p="--top-p",
+        seed="--seed",
+    ):
+        if sample:
+            return Sample(n_samples=n_best, **options)
+        return Beam(max(Beam.size, n_best) if beam is None else beam, n_best=n_best)
 
 
 def _stdin() -> Iterator[str]:

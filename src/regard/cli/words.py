@@ -10,7 +10,7 @@ import typer
 
 from regard._util.files import write_atomic
 from regard._util.text import printable
-from regard.cli.shared import check_encoder, check_output, console, pad_names, read
+from regard.cli.shared import check_encoder, check_output, console, print_table, read
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def embed(
     layer: Annotated[
         int | None,
         typer.Option(
-            help="Layer, from 0 (before any attention); -1 is the last. [default: the layer that best "
-            "separates word senses; with --output, all]"
+            help="Layer, from 0 (before any attention); -1 is the last.",
+            show_default="the layer that best separates word senses; with --output, all",
         ),
     ] = None,
     output: Annotated[
@@ -58,7 +58,12 @@ def embed(
         ),
     ] = None,
 ) -> None:
-    """Compute contextual word vectors; print the first features, or write all to a file."""
+    """Compute contextual word vectors; print the first features, or write all to a file.
+
+    Examples:
+    regard embed "Dogs may bark."
+    regard embed --file sentences.txt --output vectors.safetensors
+    """
     check_encoder(model)
     texts = [*(sentences or []), *([] if file is None else _lines(file))]
     if not texts:
@@ -88,7 +93,7 @@ def compare(
     word: Annotated[
         list[str],
         typer.Option(
-            metavar="WORD", help="A word of both sentences; or repeat it, for one word of each sentence."
+            metavar="WORD", help="Word in both sentences. To compare two different words, repeat the option."
         ),
     ],
     model: Model = "minilm",
@@ -97,6 +102,10 @@ def compare(
 
     Layer 0 holds the vectors before any attention; attention layer 0 produces the vectors of layer 1, and so
     on.
+
+    Examples:
+    regard compare "We sat on the river bank." "The bank is closed." --word bank
+    regard compare "A dog barks." "A cat sleeps." --word dog --word cat
     """
     check_encoder(model)
     if len(word) > 2:
@@ -110,36 +119,46 @@ def compare(
     screen = console()
     for name, sentence in zip(comparison.words, comparison.sentences, strict=True):
         screen.print(f"{printable(name)}: {printable(sentence)}")
-    screen.print(f"\n{'layer':>9}  cosine", style="bold")
-    best = comparison.best_layer % encoder.layers
-    for layer, cosine in enumerate(comparison.similarities.tolist()):
-        name = "embedding" if layer == 0 else str(layer)
-        mark = "  best on Word-in-Context" if layer == best and encoder.best_layer != -1 else ""
-        screen.print(f"{name:>9}  {cosine:6.3f}  {bar(cosine, BAR):{BAR if mark else 0}}{mark}".rstrip())
+    screen.print()
+    best = None if encoder.best_layer == -1 else comparison.best_layer % encoder.layers
+    rows = [
+        [
+            "embedding" if layer == 0 else str(layer),
+            f"{cosine:.3f}",
+            bar(cosine, BAR),
+            "best on Word-in-Context" if layer == best else "",
+        ]
+        for layer, cosine in enumerate(comparison.similarities.tolist())
+    ]
+    print_table(rows, ["layer", "cosine", "", ""], justify="rrll")
     screen.print(
         "\nCosine similarity of the word's two vectors. The embedding depends only on the word and its "
-        "position; each further layer adds context.",
+        "position; each subsequent layer adds context.",
         style="dim",
+        soft_wrap=not screen.is_terminal,
     )
 
 
 def attention(
     sentence: Annotated[str, typer.Argument(metavar="SENTENCE", help="A sentence in quotes.")],
     word: Annotated[
-        str | None, typer.Argument(metavar="WORD", help="A word of the sentence; or use --word.")
+        str | None, typer.Argument(metavar="WORD", help="Word in the sentence; or use --word.")
     ] = None,
-    named: Annotated[
-        str | None, typer.Option("--word", metavar="WORD", help="A word of the sentence.")
-    ] = None,
+    named: Annotated[str | None, typer.Option("--word", metavar="WORD", help="Word in the sentence.")] = None,
     model: Model = "minilm",
     layer: Annotated[
-        int | None, typer.Option(help="One layer, from 0; -1 is the last. [default: mean of all]")
+        int | None, typer.Option(help="One layer, from 0; -1 is the last.", show_default="mean of all")
     ] = None,
     head: Annotated[
-        int | None, typer.Option(help="One head, from 0; -1 is the last. [default: mean of all]")
+        int | None, typer.Option(help="One head, from 0; -1 is the last.", show_default="mean of all")
     ] = None,
 ) -> None:
-    """Print the attention weights of a word in a sentence; they sum to 1."""
+    """Print the attention weights of a word in a sentence; they sum to 1.
+
+    Examples:
+    regard attention "Dogs may bark at strangers." bark
+    regard attention "Dogs may bark at strangers." bark --layer 0 --head 3
+    """
     words = [each for each in (word, named) if each is not None]
     if len(words) != 1:
         raise ArgumentError(
@@ -150,15 +169,17 @@ def attention(
     from regard._util.text import bar
 
     attended = _load(model).attended_words(sentence, words[0], layer=layer, head=head)
-    names = pad_names([printable(each.word) for each in attended])
-    screen, largest = console(), max(each.weight for each in attended)
-    for name, each in zip(names, attended, strict=True):
-        screen.print(f"{name}  {each.weight:5.3f}  {bar(each.weight / largest, BAR)}".rstrip())
+    largest = max(each.weight for each in attended)
+    print_table(
+        [[printable(each.word), f"{each.weight:.3f}", bar(each.weight / largest, BAR)] for each in attended],
+        justify="lrl",
+    )
 
 
 def _check_word(sentence: str, word: str) -> None:
     """Raise if the word is not in the sentence, before the model is loaded."""
-    from regard.models.encoders.words import check_sentences, find_word, split_words
+    from regard._util.checks import check_sentences
+    from regard.models.encoders.words import find_word, split_words
 
     (text,) = check_sentences([sentence])
     find_word(word, [each.text for each in split_words(text)], text)
@@ -188,11 +209,15 @@ def _show_vectors(embedded: Sequence["WordVectors"], layer: int) -> None:
     screen = console()
     for each in embedded:
         screen.print(printable(each.sentence), style="bold")
-        names = pad_names(["word", *map(printable, each.words)])
-        screen.print(f"  {names[0]}  {'length':>7}  first features at layer {layer}", style="dim")
-        for name, vector in zip(names[1:], each.vectors[layer], strict=True):
-            numbers = " ".join(f"{number:7.3f}" for number in vector[:SHOWN_FEATURES].tolist())
-            screen.print(f"  {name}  {float(vector.norm()):7.3f}  {numbers} …")
+        rows = [
+            [printable(word), f"{float(vector.norm()):.3f}", _features(vector)]
+            for word, vector in zip(each.words, each.vectors[layer], strict=True)
+        ]
+        print_table(rows, ["word", "length", f"first features at layer {layer}"], justify="lrl")
+
+
+def _features(vector: "Tensor") -> str:
+    return " ".join(f"{number:7.3f}" for number in vector[:SHOWN_FEATURES].tolist()) + " …"
 
 
 def _write_safetensors(embedded: Sequence["WordVectors"], layer: int | None) -> bytes:

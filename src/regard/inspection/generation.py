@@ -1,7 +1,7 @@
 """Join the steps of `generate`: one map per layer over prompt and generated tokens.
 
 Each step brings new queries and keys; only these are stored. Beam search continues with other rows after each
-step, so every row has ancestors. A finished sequence is the row whose ancestors were fed its tokens.
+step, so every row has ancestors. A finished sequence is the row whose ancestors read its tokens.
 
 The joined map is correct only if each step attends to the keys of the steps before it, and to its own. Caches
 that quantize, prune or rotate keys violate this. So the keys are compared: one number of each key in every
@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.inspection.capture import CapturedCall, RowMask
+from regard.inspection.capture import CapturedCall
+from regard.inspection.mask_reading import RowMask
 
 
 class Step(NamedTuple):
@@ -63,6 +64,7 @@ class Generation:
 
     def __init__(self) -> None:
         self.layers: dict[str, LayerSteps] = {}
+        self.unreadable: dict[str, str] = {}  # layers with calls that cannot be read, and why
         self.single_calls: list[tuple[str, CapturedCall]] = []  # not part of the steps: encoders
         self.inputs: list[Tensor | None] = []  # new tokens of each forward pass, b n
         self.parents: list[Tensor | None] = []  # for each row, its row in the previous forward pass
@@ -142,7 +144,7 @@ class Generation:
                 known = layer.first_features = known.index_select(0, parents.to(known.device))
         at, head = offset + earlier, current % key.shape[-3]
         if known.shape[:-1] != key.shape[:-2] or at > known.shape[-1]:
-            return layer.fail(f"the keys of step {current + 1} have another shape than those before")
+            return layer.fail(f"the keys of step {current + 1} have a different shape from the earlier ones")
         # one head per step; in the end all heads are compared with the keys of the last step
         if earlier and not _equal(key[..., head, :earlier, 0], known[..., head, offset:at]):
             return layer.fail(f"the keys of earlier tokens changed before step {current + 1}")
@@ -201,7 +203,7 @@ class Generation:
         return paths
 
     def _last_row(self, sequence: Tensor, number: int, inputs: int) -> tuple[int, int]:
-        """Return the last forward pass and row whose ancestors were fed the beginning of a sequence."""
+        """Return the last forward pass and the row whose ancestors read the beginning of a sequence."""
         histories, last = torch.empty(0), (len(self.inputs) - 1, 0)
         for current, tokens in enumerate(self.inputs):
             if tokens is None:

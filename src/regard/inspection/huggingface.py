@@ -1,9 +1,8 @@
 """Run Hugging Face models on regard: `enable()`, then attn_implementation="regard"."""
 
 import math
-import sys
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -11,12 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard._util.extras import install_command, require
 from regard.errors import ArgumentError
 from regard.inspection.hooks.interception import calling_module
-from regard.inspection.hooks.transformers import ScoreKeywords
+from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords, eager_function, parse
 from regard.inspection.interventions import uses_interface
 from regard.inspection.layers import own_attention
-from regard.inspection.mask_compaction import as_boolean, compact, readable
+from regard.inspection.mask_reading import as_boolean, compact, readable
 from regard.inspection.tensor_like import Attentions
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Causal
@@ -149,12 +149,13 @@ def _implementation(model: nn.Module, name: str) -> Iterator[None]:
 
 
 def _interfaces() -> tuple[Any, Any]:
+    require("transformers", "regard.huggingface")
     try:
         from transformers.masking_utils import AttentionMaskInterface
         from transformers.modeling_utils import AttentionInterface
     except ImportError:
         raise ArgumentError(
-            "regard.huggingface requires transformers 5.3 or newer: pip install -U transformers"
+            f"regard.huggingface requires transformers 5.3 or newer: {install_command('transformers')}"
         ) from None
     return AttentionInterface, AttentionMaskInterface
 
@@ -168,39 +169,41 @@ def hosted_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None = None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    **options: Any,
+    **keywords: Any,
 ) -> tuple[Tensor, Attentions | None]:
     """Compute attention as transformers calls it: (b, h, q, d), (b, g, k, d), (b, g, k, e) → (b, q, h, e).
 
     Also returns the lazy weights, if the model was called with output_attentions=True.
     """
-    if options.get("cache") is not None:  # paged cache of continuous batching
+    cache = keywords.pop("cache", None)
+    if cache is not None:  # paged cache of continuous batching
         layer = getattr(module, "layer_idx", 0)
-        key, value = options["cache"].update(
-            key_states=key, value_states=value, layer_idx=layer, kwargs=options
-        )
-    need_weights = _needs_weights(options)
-    visible = _visible(module, query, key, attention_mask, is_causal, options)
+        key, value = cache.update(key_states=key, value_states=value, layer_idx=layer, kwargs=keywords)
+    if not torch.compiler.is_compiling():
+        check_keywords(eager_function(module), keywords)
+    call = parse(NAME, module, query, key, value, attention_mask, **keywords)
+    return compute(call, _needs_weights(keywords))
+
+
+def compute(call: InterfaceCall, need_weights: bool = False) -> tuple[Tensor, Attentions | None]:
+    """Compute a parsed call: the output (b, q, h, e), and the lazy weights if needed."""
+    visible, key, value = _visible(call), call.key, call.value
     if visible.span is not None and not need_weights:  # no query attends to keys outside of the span
         keys = slice(*visible.span)
         key, value, visible = key[:, :, keys], value[:, :, keys], visible.within_span()
-    elif need_weights and (key.shape[2] != query.shape[2] or key.is_inference()):
+    elif need_weights and (key.shape[2] != call.query.shape[2] or key.is_inference()):
         key = key.clone()  # later steps overwrite a static cache
-    softcap, sink, _ = ScoreKeywords.of(options)
-    query, score = _score(query, scaling, softcap)
+    make_score = ScaledDot if torch.compiler.is_compiling() else _cached_score
     arguments = Options(
-        score=score,
+        score=make_score(call.scale, call.softcap),
         mask=visible.mask,
         bias=visible.bias,
-        normalize=_SOFTMAX if sink is None else Softmax1(sink),
-        dropout=dropout,
+        normalize=_SOFTMAX if call.sink is None else Softmax1(call.sink),
+        dropout=call.dropout,
     )
     if not need_weights:
-        return attention(query, key, value, **arguments).transpose(1, 2).contiguous(), None
-    output, weights = attend(query, key, value, **arguments)
+        return attention(call.query, key, value, **arguments).transpose(1, 2).contiguous(), None
+    output, weights = attend(call.query, key, value, **arguments)
     return output.transpose(1, 2).contiguous(), Attentions.of(weights)
 
 
@@ -210,13 +213,6 @@ def _needs_weights(options: dict[str, Any]) -> bool:
         return True
     collected = None if _COLLECTOR is None else _COLLECTOR.get()
     return any("attentions" in name for name in collected or ())
-
-
-def _score(query: Tensor, scaling: Any, softcap: float | None) -> tuple[Tensor, ScaledDot]:
-    if isinstance(scaling, Tensor):  # learned
-        return query * scaling, ScaledDot(1.0, softcap)
-    make = ScaledDot if torch.compiler.is_compiling() else _cached_score
-    return query, make(scaling, softcap)
 
 
 class _Visible(NamedTuple):
@@ -236,51 +232,21 @@ class _Visible(NamedTuple):
 _ALL_KEYS, _CAUSAL_KEYS = _Visible(), _Visible(_CAUSAL, causal=True)
 
 
-def _visible(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    attention_mask: Tensor | None,
-    is_causal: bool | None,
-    options: dict[str, Any],
-) -> _Visible:
-    bias: Any = ScoreKeywords.of(options).position_bias
-    queries, keys = query.shape[2], key.shape[2]
-    causal = queries > 1 and _is_causal(module, is_causal)
-    mask = _indexed_mask(module, query, key, attention_mask, causal, options) if options else attention_mask
-    if mask is not None:
-        boolean, additive, span = _split_mask(mask, keys)
+def _visible(call: InterfaceCall) -> _Visible:
+    bias: Any = call.bias
+    queries, keys = call.query.shape[2], call.key.shape[2]
+    if isinstance(call.mask, Mask):
+        return _Visible(call.mask, bias)
+    if call.mask is not None:
+        boolean, additive, span = _split_mask(call.mask, keys)
         if additive is not None:
             bias = additive if bias is None else [bias, additive]
         return _Visible(boolean, bias, span if bias is None else None)
-    if not causal:
+    if not call.causal:
         return _ALL_KEYS if bias is None else _Visible(bias=bias)
     if keys > queries:  # a static cache that was empty
         return _Visible(_CAUSAL, bias, (0, queries), causal=True)
     return _CAUSAL_KEYS if bias is None else _Visible(_CAUSAL, bias, causal=True)
-
-
-def _is_causal(module: nn.Module, is_causal: bool | None) -> bool:
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", None)
-    return _causal_by_default(type(module)) if is_causal is None else bool(is_causal)  # type: ignore[arg-type]
-
-
-@lru_cache(maxsize=1024)
-def _causal_by_default(cls: Hashable) -> bool:
-    """Return whether a layer without `is_causal` and mask is causal: with SDPA yes, with eager no."""
-    from transformers import PreTrainedModel
-
-    assert isinstance(cls, type)
-    namespace = vars(sys.modules.get(cls.__module__, object))
-    models = [
-        model
-        for model in namespace.values()
-        if isinstance(model, type)
-        and issubclass(model, PreTrainedModel)
-        and model.__module__ == cls.__module__
-    ]
-    return not models or any(model._supports_sdpa for model in models)
 
 
 def _split_mask(
@@ -296,32 +262,6 @@ def _split_mask(
         mask = boolean
     compacted, span = compact(mask)
     return compacted, None, span if compacted is not None and mask.shape[-1] == keys else None
-
-
-def _indexed_mask(
-    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, options: dict[str, Any]
-) -> Tensor | None:
-    """Restrict a mask to the keys that an indexer selected for each query."""
-    if options.get("block_indices") is not None:
-        positions = options.get("position_ids")
-        if positions is None:
-            positions = torch.arange(key.shape[2] - query.shape[2], key.shape[2], device=query.device)
-        positions = torch.atleast_2d(positions).expand(query.shape[0], -1)
-        return module.indexer.build_block_mask(  # type: ignore[union-attr, operator]
-            options["block_indices"], mask, key.shape[2], query.dtype, query.device, positions
-        )
-    if options.get("indices") is None:
-        return mask
-    indices = options["indices"].long()  # b q n
-    size = (*indices.shape[:2], key.shape[2])
-    selected = indices.new_zeros(*size, dtype=torch.bool).scatter(-1, indices, True)[:, None]
-    if mask is None:
-        return (
-            selected & _CAUSAL.dense(query.shape[2], key.shape[2]).to(selected.device) if causal else selected
-        )
-    if mask.dtype is torch.bool:
-        return mask & selected
-    return mask.masked_fill(~selected, torch.finfo(mask.dtype).min)
 
 
 # Masks

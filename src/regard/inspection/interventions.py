@@ -1,4 +1,4 @@
-"""Ablate or change heads while a model runs, and measure how much each of them matters."""
+"""Ablate or change heads while a model runs, and measure how much each one matters."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError
 from regard.inspection.hooks.interventions import Edit, editing
-from regard.inspection.layers import Layers, attends, clean, matches, matching_names
+from regard.inspection.layers import Layers, attends, clean, head_numbers, matches, matching_names
 from regard.inspection.replacements import (
     AttentionCall,
     Intervention,
@@ -62,13 +63,14 @@ def edit(
     False
     """
     if not isinstance(model, nn.Module):
-        raise DTypeError(f"edit() got a {type(model).__name__}; pass a torch.nn.Module.")
+        raise DTypeError(f"edit() got {type_name(model)}; pass a torch.nn.Module.")
     if not isinstance(intervention, Intervention):
         fix = f"{intervention.__name__}()" if isinstance(intervention, type) else "regard.ZeroAblation()"
         raise DTypeError(f"edit(intervention=…) got {intervention!r}; pass an intervention, such as {fix}.")
     modules, head_edit = _select(model, layers), Edit(as_heads(heads), intervention)
     for name, module in modules.items():
-        _check_heads(name, module, head_edit.heads)
+        if (count := head_count(module)) is not None:
+            head_numbers("edit", head_edit.heads or (), count, name or "the model")
     with editing(dict.fromkeys(modules.values(), head_edit)):
         yield model
 
@@ -76,7 +78,7 @@ def edit(
 def importance(
     model: nn.Module, batch: Any, loss: Loss | None = None, *, intervention: Intervention | None = None
 ) -> Any:
-    """Measure the importance of each head: the change of the loss when it is ablated, largest first.
+    """Measure the importance of each head: the change in the loss when it is ablated, largest first.
 
     Returns a pandas frame with the columns layer, number, head and change if pandas is installed, otherwise a
     list of dictionaries. The model runs once per head, in evaluation mode and without gradients.
@@ -84,7 +86,7 @@ def importance(
     batch: the model's arguments: a dictionary, a tuple, or one tensor.
     loss: computes a number from the model's output. Default: its own loss, if the batch has labels; otherwise
         the KL divergence between the logits without and with the ablation, in nats per token.
-    intervention: what is done to each head; default: ZeroAblation().
+    intervention: applied to each head in turn; default: ZeroAblation().
 
     >>> import torch, regard
     >>> model = regard.models.LanguageModel(100, regard.models.TransformerConfig(width=16, heads=2, layers=2))
@@ -150,7 +152,7 @@ def _select(model: nn.Module, layers: Layers | None) -> dict[str, nn.Module]:
         )
     if not editable:
         raise ArgumentError(
-            f"edit() got a {type(model).__name__} without attention layers that it can change: regard's "
+            f"edit() got {type_name(model)} without attention layers that it can change: regard's "
             "layers, nn.MultiheadAttention, or layers that use the attention interface of transformers."
         )
     names = [name for layer in layers for name in matching_names("edit", layer, list(editable))]
@@ -166,16 +168,6 @@ def head_count(module: nn.Module) -> int | None:
         key_heads = getattr(getattr(module, "config", None), "num_key_value_heads", None)
         return groups * key_heads if isinstance(key_heads, int) else None
     return None
-
-
-def _check_heads(name: str, module: nn.Module, heads: tuple[int, ...] | None) -> None:
-    count = head_count(module)
-    for head in heads or ():
-        if count is not None and not -count <= head < count:
-            raise ArgumentError(
-                f"edit(heads=…): head {head} is out of range; {name or 'the model'} has heads 0 to "
-                f"{count - 1}."
-            )
 
 
 # Importance
@@ -217,7 +209,7 @@ def _default_change(model: nn.Module, output: Any, batch: Any) -> Callable[[Any]
     logits = _logits(model, output)
     if logits is None:
         raise ArgumentError(
-            f"importance() got a {type(model).__name__}, which returns neither a loss nor logits. Pass a "
+            f"importance() got {type_name(model)}, which returns neither a loss nor logits. Pass a "
             "loss: loss=lambda output: …, which computes a number from the model's output."
         )
     before = logits.float().log_softmax(-1)

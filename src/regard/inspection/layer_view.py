@@ -1,15 +1,16 @@
-"""What the interactive view shows: texts, and layers with the weights between them."""
+"""The content of the interactive view: texts, and layers with the weights between them."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.statistics import HeadStatistics, has_heads, head_statistics
 from regard.mechanism.weights.matrix import Weights
@@ -17,20 +18,6 @@ from regard.mechanism.weights.matrix import Weights
 LayerKind = Literal["self", "cross", "words"]
 Floats = NDArray[np.float32]
 _MAX_SELECTIONS = 64  # head selections that a layer caches
-
-
-class Answer(NamedTuple):
-    """The answer to a question about a layer: JSON-serializable facts, and float32 arrays.
-
-    >>> import regard, torch
-    >>> from regard.app.view_model import ViewModel
-    >>> facts, arrays = ViewModel.of(torch.eye(3)).ask("topk", {"side": "query", "position": 1, "k": 1})
-    >>> facts
-    {'positions': [1], 'weights': [1.0]}
-    """
-
-    facts: dict[str, Any]
-    arrays: list[Floats]
 
 
 @dataclass(frozen=True)
@@ -102,7 +89,7 @@ class LayerView:
             )
         if not isinstance(self.weights, Weights | Tensor):
             raise DTypeError(
-                f"LayerView(weights=…) got a {type(self.weights).__name__}; pass regard.Weights or a Tensor."
+                f"LayerView(weights=…) got {type_name(self.weights)}; pass regard.Weights or a Tensor."
             )
         if self.weights.dim() < 2 or any(n != 1 for n in _batch(self.weights)):
             raise ShapeError(

@@ -11,11 +11,10 @@ from types import CodeType
 from torch import nn
 
 from regard.errors import ArgumentError, DTypeError
-from regard.models.layers.attention import Attends
+from regard.models.layers.attention import Attends, is_cross_attention
 
 Layers = int | str | Sequence[int | str]
 _ATTENTION_CALLS = {"ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"}
-_CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec", re.IGNORECASE)
 
 
 def attends(module: nn.Module) -> bool:
@@ -149,6 +148,16 @@ def matches(name: str, pattern: str) -> bool:
     return name == pattern or name.startswith(f"{pattern}.") or fnmatchcase(name, pattern)
 
 
+def head_numbers(function: str, heads: Sequence[int], count: int, layer: str = "this layer") -> list[int]:
+    """Return heads as numbers from 0; an error names the calling function and the layer."""
+    for head in heads:
+        if not -count <= head < count:
+            raise ArgumentError(
+                f"{function}(heads=…): head {head} is out of range; {layer} has heads 0 to {count - 1}."
+            )
+    return [head % count for head in heads]
+
+
 def _listed(names: Sequence[str]) -> str:
     if not names:
         return "unknown before the model runs; omit layers"
@@ -156,17 +165,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 # Names
-
-
-def is_cross_attention(name: str) -> bool:
-    """Return whether a module or class of this name attends to another sequence than its own.
-
-    >>> from regard.inspection.layers import is_cross_attention
-    >>> is_cross_attention("decoder.blocks.0.cross"), is_cross_attention("decoder.blocks.0.attention")
-    (True, False)
-    """
-    parts = name.partition("@")[0].split(".")
-    return _CROSS.search(parts[-1]) is not None or parts[-2:] == ["decoder", "attention"]
 
 
 def layer_label(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Replace torch's SDPA by regard, for models that call it directly: diffusers, timm, custom code."""
+"""Replace torch's SDPA with regard's, for models that call it directly: diffusers, timm, custom code."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -21,11 +21,12 @@ _depth = 0  # calls of `patch` that were not undone
 
 
 def patch() -> None:
-    """Replace torch's `scaled_dot_product_attention` by regard's, for the whole process.
+    """Replace torch's `scaled_dot_product_attention` with regard's, for the whole process.
 
     Modules that imported the function by name get regard's too. References held elsewhere, in a class or a
-    closure, stay. Call `unpatch` once for each `patch`. Without gradients, torch's Transformer layers use a
-    fast path that does not call SDPA; `torch.backends.mha.set_fastpath_enabled(False)` turns it off.
+    closure, are not replaced. Call `unpatch` once for each `patch`. Without gradients, torch's Transformer
+    layers use a fast path that does not call SDPA; `torch.backends.mha.set_fastpath_enabled(False)` turns it
+    off.
 
     >>> import regard, torch
     >>> regard.patch()

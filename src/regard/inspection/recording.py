@@ -1,35 +1,383 @@
-"""Questions about a recording that concern all of its layers, and recordings in folders."""
+"""Recordings of `watch`: the weights of every attention layer, and the tokens they belong to."""
 
-import hashlib
-import json
 import math
 import os
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard._util.files import write_atomic
+from regard._util.text import type_name
 from regard.errors import ArgumentError
+from regard.inspection import display
+from regard.inspection.capture import AttentionKind
 from regard.inspection.statistics import head_statistics
-from regard.inspection.texts import CallTokens, RecordedTexts
+from regard.mechanism.rollout import rollout
 from regard.mechanism.weights.matrix import Weights
+from regard.models.layers.attention import is_cross_attention
 
-if TYPE_CHECKING:
-    from regard.inspection.watch import Seen
-
-FORMAT = "recording 2"
-_DESCRIPTION = "recording.json"
-_MAX_BYTES = 2**28  # size of the description
 _MEASURES = ("entropy", "distance", "first", "previous", "induction")
 
 
-def is_causal(weights: Weights) -> bool:
+# Tokens
+
+
+class CallTokens(NamedTuple):
+    """The token ids of one call, each (b, n): target is what a decoder reads."""
+
+    source: Tensor | None
+    target: Tensor | None = None
+
+
+def call_tokens(args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallTokens:
+    """Find the token ids among the arguments of a model."""
+    positional = [arg for arg in args if _is_ids(arg)][:2]
+    source = kwargs.get("input_ids", positional.pop(0) if positional else None)
+    target = kwargs.get("decoder_input_ids", positional.pop(0) if positional else None)
+    return CallTokens(_copy(source), _copy(target))
+
+
+def _is_ids(x: Any) -> bool:
+    integer = isinstance(x, Tensor) and not x.is_floating_point() and x.dtype is not torch.bool
+    return integer and x.dim() in (1, 2)
+
+
+def _copy(x: Any) -> Tensor | None:
+    return torch.atleast_2d(x.detach().cpu()).clone() if _is_ids(x) else None
+
+
+class RecordedTexts:
+    """The token ids of each call, and their tokens if there is a tokenizer.
+
+    tokenizer: an object with `convert_ids_to_tokens`, or a function from a list of ids to a list of tokens.
+    tokens: the tokens of one text, or of each text in the batch.
+    """
+
+    def __init__(self, tokenizer: Any = None, tokens: Sequence[Any] | None = None) -> None:
+        convert = getattr(tokenizer, "convert_ids_to_tokens", tokenizer)
+        if convert is not None and not callable(convert):
+            raise ArgumentError(
+                f"watch(tokenizer=…) got {type_name(tokenizer)}; pass an object with a method "
+                "convert_ids_to_tokens, or a function from a list of ids to a list of tokens."
+            )
+        self._convert = convert
+        self._tokens: list[list[str]] | None = None
+        if tokens is not None:
+            is_batch = bool(tokens) and not isinstance(tokens[0], str)
+            self._tokens = [[str(token) for token in text] for text in (tokens if is_batch else [tokens])]
+        self.calls: list[CallTokens] = []
+        self.loaded: list[dict[str, list[list[str]]]] = []  # tokens of a loaded recording, by call and side
+
+    def ids(self, call: int, side: str) -> Tensor | None:
+        """Return the token ids of one call; side: "source" or "target"."""
+        if not self.calls:
+            return None
+        return getattr(self.calls[min(call, len(self.calls) - 1)], side)
+
+    def tokens(self, call: int, side: str, row: int) -> list[str] | None:
+        """Return the tokens of one row of the batch."""
+        if self.loaded:
+            rows = self.loaded[min(call, len(self.loaded) - 1)].get(side)
+            return rows[row % len(rows)] if rows else None
+        if self._tokens is not None and side == "source":
+            return self._tokens[row % len(self._tokens)]
+        ids = self.ids(call, side)
+        if ids is None or self._convert is None:
+            return None
+        return [str(token) for token in self._convert(ids[row % len(ids)].tolist())]
+
+
+# Weights
+
+
+class UnavailableWeights(NamedTuple):
+    """Why a call has no weights."""
+
+    reason: str
+
+
+def _weights(entry: "Weights | UnavailableWeights") -> Weights:
+    if isinstance(entry, UnavailableWeights):
+        raise ArgumentError(entry.reason)
+    return entry
+
+
+class Seen(Mapping[str, Weights]):
+    """The weights that `watch` recorded, in order, by the name of their module or by number: seen[0].
+
+    If a module attends several times, its calls are "decoder.attention", "decoder.attention@2", ….
+    Hugging Face's `generate` is one map per layer, over prompt and generated tokens.
+
+    >>> import torch, regard
+    >>> layer = regard.models.MultiHeadAttention(16, 4)
+    >>> with regard.watch(torch.nn.Sequential(layer)) as seen:
+    ...     output = layer(torch.randn(5, 16))
+    >>> seen
+    Seen(0: Weights(4 × 5 × 5))
+    >>> seen["0"] is seen[0] is seen[-1]
+    True
+    """
+
+    def __init__(self, texts: RecordedTexts | None = None) -> None:
+        self._weights: dict[str, Weights | UnavailableWeights] = {}
+        self._calls: dict[str, list[Weights | UnavailableWeights]] = {}
+        self._kinds: dict[str, AttentionKind] = {}
+        self._modules: dict[str, tuple[str, int]] = {}  # name of the module and number of the call
+        self._empty = "nothing yet: call the model inside the with block"
+        self._unseen = ""  # what ran but could not be recorded
+        self._texts = RecordedTexts() if texts is None else texts
+
+    def add(self, name: str, weights: Weights, kind: AttentionKind | None = None) -> None:
+        """Record a call of a module. Without `kind`, its name decides."""
+        self._add(name, weights, kind)
+
+    def add_error(self, name: str, reason: str, kind: AttentionKind | None = None) -> None:
+        """Record a call whose weights are not available; reading them raises an ArgumentError."""
+        self._add(name, UnavailableWeights(reason), kind)
+
+    def _add(self, name: str, weights: "Weights | UnavailableWeights", kind: AttentionKind | None) -> None:
+        calls = self._calls.setdefault(name, [])
+        calls.append(weights)
+        entry = name if len(calls) == 1 else f"{name}@{len(calls)}"
+        self._weights[entry] = weights
+        self._modules[entry] = name, len(calls) - 1
+        self._kinds[entry] = kind or ("cross" if is_cross_attention(name) else "self")
+
+    # Single layers
+
+    def __getitem__(self, name: str | int) -> Weights:
+        return _weights(self._weights[self.name(name)])
+
+    def name(self, layer: str | int) -> str:
+        """Return the name of a layer, given by name or number.
+
+        >>> import torch, regard
+        >>> layer = regard.models.SelfAttention()
+        >>> with regard.watch(torch.nn.Sequential(layer, layer)) as seen:
+        ...     output = layer(layer(torch.eye(3)))
+        >>> seen.name(-1)
+        '0@2'
+        """
+        if isinstance(layer, int):
+            if not self._weights:
+                raise IndexError(f"seen[{layer}] is out of range for 0 layers: {self._empty}.")
+            if not -len(self) <= layer < len(self):
+                raise IndexError(
+                    f"seen[{layer}] is out of range for {len(self)} layers, 0 to {len(self) - 1}."
+                )
+            return list(self._weights)[layer]
+        if layer not in self._weights:
+            raise KeyError(self._missing(layer))
+        return layer
+
+    def calls(self, name: str) -> list[Weights]:
+        """Return the weights of every call of a module."""
+        if name not in self._calls:
+            raise KeyError(self._missing(name))
+        return [_weights(call) for call in self._calls[name]]
+
+    def joined(self, name: str) -> Tensor:
+        """Concatenate the weights of every call of a module along the queries, dense: (…, q, k).
+
+        This joins a decoder that runs step by step. If steps have different numbers of keys, as with a cache,
+        the missing ones are zero. Hugging Face's `generate` is joined already.
+        """
+        calls = [weights.dense() for weights in self.calls(name)]
+        keys = max(weights.shape[-1] for weights in calls)
+        return torch.cat([nn.functional.pad(w, (0, keys - w.shape[-1])) for w in calls], -2)
+
+    def kind(self, name: str | int) -> AttentionKind:
+        """Return "self" or "cross": whether a layer attends to its own sequence or to another one.
+
+        >>> import torch, regard
+        >>> model = torch.nn.TransformerDecoderLayer(8, 2)
+        >>> with regard.watch(model) as seen:
+        ...     output = model(torch.randn(3, 1, 8), torch.randn(5, 1, 8))
+        >>> {name: seen.kind(name) for name in seen}
+        {'self_attn': 'self', 'multihead_attn': 'cross'}
+        """
+        return self._kinds[self.name(name)]
+
+    def causal(self, name: str | int) -> bool:
+        """Return whether a layer is causal self-attention."""
+        return self.kind(name) == "self" and _is_causal(self[name])
+
+    # Tokens
+
+    @property
+    def tokens(self) -> list[str] | None:
+        """The tokens of the first text that the model read, if there is a tokenizer."""
+        return self._texts.tokens(0, "source", 0)
+
+    def texts(self, name: str | int, row: int = 0) -> tuple[list[str] | None, list[str] | None]:
+        """Return the tokens of a layer's queries and keys, for one row of the batch.
+
+        >>> import torch, regard
+        >>> model = regard.models.LanguageModel(
+        ...     9, regard.models.TransformerConfig(width=8, heads=2, layers=1)
+        ... )
+        >>> with regard.watch(model, tokenizer=lambda ids: [f"word {i}" for i in ids]) as seen:
+        ...     logits = model(torch.tensor([[5, 6]]))
+        >>> seen.texts(0)
+        (['word 5', 'word 6'], ['word 5', 'word 6'])
+        """
+        name = self.name(name)
+        call = self._modules[name][1]
+        texts = []
+        for side, size in zip(self._sides(name), self[name].shape[-2:], strict=True):
+            tokens = self._texts.tokens(call, side, row)
+            texts.append(tokens if tokens is not None and len(tokens) == size else None)
+        return texts[0], texts[1]
+
+    def _sides(self, name: str) -> tuple[str, str]:
+        """Return "source" or "target" for the queries and for the keys."""
+        module, call = self._modules[name]
+        decoded = "target" if self._texts.ids(call, "target") is not None else "source"
+        if self.kind(name) == "cross":
+            return decoded, "source"
+        side = decoded if "decoder" in module or "encoder" not in module else "source"
+        return side, side
+
+    def ids(self, name: str | int) -> Tensor | None:
+        """Return the token ids of a layer's keys, (b, k), if known."""
+        name = self.name(name)
+        ids = self._texts.ids(self._modules[name][1], self._sides(name)[1])
+        return ids if ids is not None and ids.shape[-1] == self[name].shape[-1] else None
+
+    # All layers
+
+    def heads(self, *, frame: bool | None = None) -> Any:
+        """Return the statistics of every head, one row each: a pandas frame if installed, or a list of dicts.
+
+        layer, head: name of the layer and number of the head. entropy: mean row entropy in nats.
+        distance: mean distance in tokens; in cross-attention, from the diagonal.
+        first: mean weight on the first key. previous: mean weight on the previous token.
+        induction: mean weight on the tokens after earlier occurrences of the query's token.
+        Measures that do not apply are NaN.
+
+        >>> import torch, regard
+        >>> layer = regard.models.SelfAttention()
+        >>> with regard.watch(layer) as seen:
+        ...     output = layer(torch.eye(3), mask=regard.Causal())
+        >>> [round(seen.heads(frame=False)[0][column], 2) for column in ("entropy", "first", "previous")]
+        [0.57, 0.54, 0.31]
+        """
+        rows = []
+        for name in self:
+            heads = head_statistics(self[name], cross=self.kind(name) == "cross", ids=self.ids(name))
+            for number, head in enumerate(heads):
+                measures = {measure: head.measures.get(measure, math.nan) for measure in _MEASURES}
+                rows.append({"layer": name, "head": number, **measures})
+        if frame is False or (frame is None and find_spec("pandas") is None):
+            return rows
+        return import_module("pandas").DataFrame(rows, columns=["layer", "head", *_MEASURES])
+
+    def rollout(
+        self, queries: int | Sequence[int] | Tensor | None = None, *, residual: float = 0.5
+    ) -> Tensor:
+        """Apply `regard.rollout`: how much each input token contributes to positions of the last layer.
+
+        With an encoder and a decoder, or several calls, it uses the self-attention layers of the last one.
+        """
+        names = [name for name in self if self.kind(name) == "self"]
+        if not names:
+            raise ArgumentError(f"rollout needs self-attention; {self!r} has none.")
+
+        def stack_and_run(name: str) -> tuple[str, int]:
+            """Return encoder or decoder, and the run: a shared module is called several times in each."""
+            module, call = self._modules[name]
+            calls_per_run = max(len(self.calls(module)) // max(len(self._texts.calls), 1), 1)
+            return re.split(r"\d", module)[0], call // calls_per_run
+
+        last = [self[name] for name in names if stack_and_run(name) == stack_and_run(names[-1])]
+        return rollout(last, queries, residual=residual)
+
+    def to(self, device: torch.device | str) -> "Seen":
+        """Return the recording on another device."""
+        moved = type(self)(self._texts)
+        for entry, (name, _) in self._modules.items():
+            weights = self._weights[entry]
+            weights = weights if isinstance(weights, UnavailableWeights) else weights.to(device)
+            moved._add(name, weights, self._kinds[entry])
+        moved._empty, moved._unseen = self._empty, self._unseen
+        return moved
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the recording to a folder, as safetensors and JSON. Reading it does not need the model.
+
+        >>> import tempfile, torch, regard
+        >>> layer = regard.models.SelfAttention()
+        >>> with regard.watch(layer) as seen:
+        ...     output = layer(torch.eye(3))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     again = regard.Seen.load(seen.save(folder + "/recording"))
+        >>> again
+        Seen((the model): Weights(1 × 3 × 3))
+        """
+        from regard.inspection import recording_files
+
+        return recording_files.save(self, folder)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> "Seen":
+        """Read a recording written by `save`."""
+        from regard.inspection import recording_files
+
+        return recording_files.load(cls, folder)
+
+    # Display
+
+    def show(self, *, title: str = "") -> Any:
+        """Show all layers: a widget in a notebook; elsewhere a page in the browser, whose path is returned.
+
+        >>> import regard
+        >>> def look(seen: regard.Seen) -> None:
+        ...     seen.show(title="what the model looked at")
+        """
+        return display.show(self, title)
+
+    def to_html(self, path: str | os.PathLike[str], *, title: str = "") -> Path:
+        """Write an interactive page of all layers: one file that opens in any browser.
+
+        >>> import tempfile, torch, regard
+        >>> layer = regard.models.SelfAttention()
+        >>> with regard.watch(layer, tokens=["dogs", "bark", "loudly"]) as seen:
+        ...     output = layer(torch.eye(3))
+        >>> seen.to_html(tempfile.mkdtemp() + "/seen.html").name
+        'seen.html'
+        """
+        return display.to_html(self, path, title)
+
+    # Mapping
+
+    def _missing(self, name: str) -> str:
+        unseen = f" Not recorded: {self._unseen}." if self._unseen and self._weights else ""
+        return f"{name!r} was not recorded. Recorded: {', '.join(self._weights) or self._empty}.{unseen}"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def __repr__(self) -> str:
+        lines = []
+        for name, weights in self._weights.items():
+            text = "not available"
+            if isinstance(weights, Weights):
+                text = f"Weights({' × '.join(map(str, weights.shape))})"
+            lines.append(f"{name or '(the model)'}: {text}")
+        if self._unseen:
+            lines.append(f"not recorded: {self._unseen}")
+        return f"Seen({', '.join(lines)})" if len(lines) < 2 else "Seen(\n  " + ",\n  ".join(lines) + ",\n)"
+
+
+def _is_causal(weights: Weights) -> bool:
     """Return whether no row attends to a key after its query."""
     problem = weights.problem
     queries, keys, terms = problem.queries, problem.keys, problem.terms()
@@ -44,151 +392,3 @@ def is_causal(weights: Weights) -> bool:
         return not bool((term.allowed & later).any())
 
     return bool(terms) and all(map(term_is_causal, terms))
-
-
-def self_attention_stack(seen: "Seen") -> list[Weights]:
-    """Return the consecutive self-attention layers that end with the last one."""
-    names = [name for name in seen if seen.kind(name) == "self"]
-    if not names:
-        raise ArgumentError(f"rollout needs self-attention; {seen!r} has none.")
-
-    def stack_and_run(name: str) -> tuple[str, int]:
-        """Return encoder or decoder, and the run: a shared module is called several times in each."""
-        module, call = seen._modules[name]
-        calls_per_run = max(len(seen.calls(module)) // max(len(seen._texts.calls), 1), 1)
-        return re.split(r"\d", module)[0], call // calls_per_run
-
-    return [seen[name] for name in names if stack_and_run(name) == stack_and_run(names[-1])]
-
-
-def head_table(seen: "Seen", frame: bool | None) -> Any:
-    """Return one row per head: a pandas frame, or a list of dictionaries."""
-    rows = []
-    for name in seen:
-        heads = head_statistics(seen[name], cross=seen.kind(name) == "cross", ids=seen.ids(name))
-        for number, head in enumerate(heads):
-            measures = {measure: head.measures.get(measure, math.nan) for measure in _MEASURES}
-            rows.append({"layer": name, "head": number, **measures})
-    if frame is False or (frame is None and find_spec("pandas") is None):
-        return rows
-    return import_module("pandas").DataFrame(rows, columns=["layer", "head", *_MEASURES])
-
-
-# Folders
-
-
-def save(seen: "Seen", folder: str | os.PathLike[str]) -> Path:
-    """Write a recording; the description comes last, so an interrupted save leaves no valid recording."""
-    home = Path(folder)
-    if home.exists() and (not home.is_dir() or (any(home.iterdir()) and not (home / _DESCRIPTION).exists())):
-        raise ArgumentError(f"{os.fspath(folder)!r} exists and is not a recording. Choose a new folder.")
-    (home / _DESCRIPTION).unlink(missing_ok=True)
-    for old in home.glob("[0-9]*.safetensors"):
-        old.unlink()
-    for number, weights in enumerate(seen.values()):
-        weights.save(home / f"{number}.safetensors")
-
-    description = {
-        "format": FORMAT,
-        "regard": version("regard"),
-        "layers": [{"name": seen._modules[name][0], "kind": seen.kind(name)} for name in seen],
-        "texts": _describe(seen._texts),
-    }
-    content = {**description, "checksum": _checksum(description)}
-    write_atomic(home / _DESCRIPTION, json.dumps(content).encode())
-    return home
-
-
-def _checksum(description: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(description).encode()).hexdigest()
-
-
-def _describe(texts: RecordedTexts) -> list[dict[str, Any]]:
-    calls = []
-    for call in range(max(len(texts.calls), len(texts.loaded), 1)):
-        sides: dict[str, Any] = {}
-        for side in ("source", "target"):
-            ids = texts.ids(call, side)
-            tokens = [texts.tokens(call, side, row) for row in range(1 if ids is None else len(ids))]
-            sides[side] = {
-                "ids": None if ids is None else ids.tolist(),
-                "words": None if None in tokens else tokens,
-            }
-        calls.append(sides)
-    return calls
-
-
-def load(cls: type["Seen"], folder: str | os.PathLike[str]) -> "Seen":
-    """Read a recording; raise an ArgumentError if the folder is not one of this format."""
-    home = Path(folder)
-    if not (home / _DESCRIPTION).is_file() or (home / _DESCRIPTION).stat().st_size > _MAX_BYTES:
-        raise ArgumentError(f"{os.fspath(folder)!r} is not a recording. Seen.save writes one.")
-    try:
-        description = json.loads((home / _DESCRIPTION).read_bytes())
-        if not isinstance(description, dict) or not isinstance(description.get("format"), str):
-            raise ValueError(f"{_DESCRIPTION} has no format")
-        _check_format(folder, description)
-        if description.pop("checksum", None) != _checksum(description):
-            raise ValueError(f"the checksum of {_DESCRIPTION} is wrong")
-        seen = cls(_texts(description["texts"]))
-        for number, layer in enumerate(description["layers"]):
-            name, kind = layer["name"], layer["kind"]
-            if not isinstance(name, str) or len(name) > 1000 or kind not in ("self", "cross"):
-                raise ValueError(f"layer {number} has no valid name or kind")
-            file = home / f"{number}.safetensors"
-            if file.is_symlink() or not file.is_file():
-                raise ValueError(f"{file.name} is missing")
-            seen.add(name, Weights.load(file), kind)
-    except (
-        LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, RuntimeError
-    ) as error:  # fmt: skip
-        if isinstance(error, ArgumentError):
-            raise
-        raise ArgumentError(
-            f"Cannot read the recording {os.fspath(folder)!r}: {str(error)[:200]}. Record it again."
-        ) from None
-    seen._empty = "nothing: the recording is empty"
-    return seen
-
-
-def _check_format(folder: str | os.PathLike[str], description: dict[str, Any]) -> None:
-    if description["format"] != FORMAT:
-        raise ArgumentError(
-            f"{os.fspath(folder)!r} has the format {description['format'][:40]!r} of regard "
-            f"{str(description.get('regard'))[:20]}; regard {version('regard')} reads {FORMAT!r}. "
-            "Record it again, or use that version."
-        )
-
-
-def _texts(calls: Any) -> RecordedTexts:
-    """Parse the tokens of a recording; the file is not trusted."""
-    texts = RecordedTexts()
-    for call in calls:
-        ids: dict[str, Tensor | None] = {}
-        tokens: dict[str, list[list[str]]] = {}
-        for side in ("source", "target"):
-            ids[side] = _parse_ids(call[side]["ids"])
-            if call[side]["words"] is not None:
-                tokens[side] = _parse_tokens(call[side]["words"])
-        texts.calls.append(CallTokens(**ids))
-        texts.loaded.append(tokens)
-    return texts
-
-
-def _parse_ids(ids: Any) -> Tensor | None:
-    """Parse token ids (b, n). Negative ids are placeholders in some models."""
-    if ids is None:
-        return None
-    rows: list[Any] = ids if isinstance(ids, list) and ids else [None]
-    if not all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows):
-        raise ValueError("token ids are not lists of equal length")
-    if not all(type(i) is int and -(2**63) <= i < 2**63 for row in rows for i in row):
-        raise ValueError("token ids are not 64-bit integers")
-    return torch.tensor(rows, dtype=torch.long)
-
-
-def _parse_tokens(tokens: Any) -> list[list[str]]:
-    rows: list[Any] = tokens if isinstance(tokens, list) else [None]
-    if not all(isinstance(row, list) and all(isinstance(token, str) for token in row) for row in rows):
-        raise ValueError("tokens are not lists of strings")
-    return rows

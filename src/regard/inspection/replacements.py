@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard._util.text import type_name
+from regard.errors import DTypeError, ShapeError
+from regard.inspection.layers import head_numbers
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class AttentionCall:
 
 
 class Intervention(ABC):
-    """Base class of what `edit` does to heads: computes their new output.
+    """Base class of the interventions of `edit`: computes the new output of heads.
 
     >>> import torch, regard
     >>> class Half(regard.inspection.replacements.Intervention):
@@ -55,7 +57,7 @@ class ZeroAblation(Intervention):
 
 @dataclass(frozen=True)
 class MeanAblation(Intervention):
-    """Replace the output of each head by its mean over batch and positions, including padding.
+    """Replace the output of each head with its mean over batch and positions, including padding.
 
     >>> import torch, regard
     >>> layer = regard.models.SelfAttention()
@@ -127,7 +129,7 @@ class ReplaceWeights(Intervention):
 def _apply(intervention: Intervention, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     result = function(x)
     if not isinstance(result, Tensor) or result.shape != x.shape:
-        returned = tuple(result.shape) if isinstance(result, Tensor) else f"a {type(result).__name__}"
+        returned = tuple(result.shape) if isinstance(result, Tensor) else type_name(result)
         raise ShapeError(
             f"The function of {type(intervention).__name__} got shape {tuple(x.shape)} and returned "
             f"{returned}; the shapes must be equal."
@@ -138,18 +140,10 @@ def _apply(intervention: Intervention, function: Callable[[Tensor], Tensor], x: 
 def intervene(call: AttentionCall, heads: Sequence[int] | None, intervention: Intervention) -> AttentionCall:
     """Replace the output of some heads; None for all."""
     count = call.output.shape[-3]
-    selected = list(range(count)) if heads is None else [_head_index(head, count) for head in heads]
+    selected = list(range(count)) if heads is None else head_numbers("edit", heads, count)
     output = call.output.clone()
     output[..., selected, :, :] = intervention(call, selected).to(output.dtype)
     return replace(call, output=output)
-
-
-def _head_index(head: int, count: int) -> int:
-    if not -count <= head < count:
-        raise ArgumentError(
-            f"edit(heads=…): head {head} is out of range; this layer has heads 0 to {count - 1}."
-        )
-    return head % count
 
 
 def as_heads(heads: int | Sequence[int] | None) -> tuple[int, ...] | None:

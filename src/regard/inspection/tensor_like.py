@@ -73,7 +73,7 @@ class Attentions(Weights):
 
 
 def _dense(x: Any) -> Any:
-    """Replace `Attentions` in nested arguments by dense tensors."""
+    """Replace `Attentions` in nested arguments with dense tensors."""
     if isinstance(x, Attentions):
         return x.dense()
     if isinstance(x, list | tuple):

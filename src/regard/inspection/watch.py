@@ -1,18 +1,18 @@
-"""Watch a model while it runs: the weights of every attention layer, by the name of its module."""
+"""Watch a model while it runs: record the attention calls of its layers in a `Seen`."""
 
-import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError
-from regard.inspection import display, recording
-from regard.inspection.capture import AttentionKind
+from regard.inspection.capture import CapturedCall
+from regard.inspection.generation import Generation
+from regard.inspection.hooks.interception import THREAD, Function, observing
 from regard.inspection.layers import (
     Layers,
     LayerSelection,
@@ -20,272 +20,17 @@ from regard.inspection.layers import (
     clean,
     compiled,
     has_no_attention,
-    is_cross_attention,
     own_attention,
 )
-from regard.inspection.texts import RecordedTexts
-from regard.mechanism.rollout import rollout
+from regard.inspection.recording import CallTokens, RecordedTexts, Seen, call_tokens
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import watch_layers
 
-
-class UnavailableWeights(NamedTuple):
-    """Why a call has no weights."""
-
-    reason: str
-
-
-def _weights(entry: "Weights | UnavailableWeights") -> Weights:
-    if isinstance(entry, UnavailableWeights):
-        raise ArgumentError(entry.reason)
-    return entry
-
-
-class Seen(Mapping[str, Weights]):
-    """The weights that `watch` recorded, in order, by the name of their module or by number: seen[0].
-
-    If a module attends several times, its calls are "decoder.attention", "decoder.attention@2", ….
-    Hugging Face's `generate` is one map per layer, over prompt and generated tokens.
-
-    >>> import torch, regard
-    >>> layer = regard.models.MultiHeadAttention(16, 4)
-    >>> with regard.watch(torch.nn.Sequential(layer)) as seen:
-    ...     output = layer(torch.randn(5, 16))
-    >>> seen
-    Seen(0: Weights(4 × 5 × 5))
-    >>> seen["0"] is seen[0] is seen[-1]
-    True
-    """
-
-    def __init__(self, texts: RecordedTexts | None = None) -> None:
-        self._weights: dict[str, Weights | UnavailableWeights] = {}
-        self._calls: dict[str, list[Weights | UnavailableWeights]] = {}
-        self._kinds: dict[str, AttentionKind] = {}
-        self._modules: dict[str, tuple[str, int]] = {}  # name of the module and number of the call
-        self._empty = "nothing yet: call the model inside the with block"
-        self._unseen = ""  # what ran but could not be recorded
-        self._texts = RecordedTexts() if texts is None else texts
-
-    def add(self, name: str, weights: Weights, kind: AttentionKind | None = None) -> None:
-        """Record a call of a module. Without `kind`, its name decides."""
-        self._add(name, weights, kind)
-
-    def add_error(self, name: str, reason: str, kind: AttentionKind) -> None:
-        """Record a call whose weights are not available; reading them raises an ArgumentError."""
-        self._add(name, UnavailableWeights(reason), kind)
-
-    def _add(self, name: str, weights: "Weights | UnavailableWeights", kind: AttentionKind | None) -> None:
-        calls = self._calls.setdefault(name, [])
-        calls.append(weights)
-        entry = name if len(calls) == 1 else f"{name}@{len(calls)}"
-        self._weights[entry] = weights
-        self._modules[entry] = name, len(calls) - 1
-        self._kinds[entry] = kind or ("cross" if is_cross_attention(name) else "self")
-
-    # Single layers
-
-    def __getitem__(self, name: str | int) -> Weights:
-        return _weights(self._weights[self.name(name)])
-
-    def name(self, layer: str | int) -> str:
-        """Return the name of a layer, given by name or number.
-
-        >>> import torch, regard
-        >>> layer = regard.models.SelfAttention()
-        >>> with regard.watch(torch.nn.Sequential(layer, layer)) as seen:
-        ...     output = layer(layer(torch.eye(3)))
-        >>> seen.name(-1)
-        '0@2'
-        """
-        if isinstance(layer, int):
-            if not self._weights:
-                raise IndexError(f"seen[{layer}] is out of range for 0 layers: {self._empty}.")
-            if not -len(self) <= layer < len(self):
-                raise IndexError(
-                    f"seen[{layer}] is out of range for {len(self)} layers, 0 to {len(self) - 1}."
-                )
-            return list(self._weights)[layer]
-        if layer not in self._weights:
-            raise KeyError(self._missing(layer))
-        return layer
-
-    def calls(self, name: str) -> list[Weights]:
-        """Return the weights of every call of a module."""
-        if name not in self._calls:
-            raise KeyError(self._missing(name))
-        return [_weights(call) for call in self._calls[name]]
-
-    def joined(self, name: str) -> Tensor:
-        """Concatenate the weights of every call of a module along the queries, dense: (…, q, k).
-
-        This joins a decoder that runs step by step. If steps have different numbers of keys, as with a cache,
-        the missing ones are zero. Hugging Face's `generate` is joined already.
-        """
-        calls = [weights.dense() for weights in self.calls(name)]
-        keys = max(weights.shape[-1] for weights in calls)
-        return torch.cat([nn.functional.pad(w, (0, keys - w.shape[-1])) for w in calls], -2)
-
-    def kind(self, name: str | int) -> AttentionKind:
-        """Return "self" or "cross": whether a layer attends to its own sequence or to another one.
-
-        >>> import torch, regard
-        >>> model = torch.nn.TransformerDecoderLayer(8, 2)
-        >>> with regard.watch(model) as seen:
-        ...     output = model(torch.randn(3, 1, 8), torch.randn(5, 1, 8))
-        >>> {name: seen.kind(name) for name in seen}
-        {'self_attn': 'self', 'multihead_attn': 'cross'}
-        """
-        return self._kinds[self.name(name)]
-
-    def causal(self, name: str | int) -> bool:
-        """Return whether a layer is causal self-attention."""
-        return self.kind(name) == "self" and recording.is_causal(self[name])
-
-    # Tokens
-
-    @property
-    def tokens(self) -> list[str] | None:
-        """The tokens of the first text that the model read, if there is a tokenizer."""
-        return self._texts.tokens(0, "source", 0)
-
-    def texts(self, name: str | int, row: int = 0) -> tuple[list[str] | None, list[str] | None]:
-        """Return the tokens of a layer's queries and keys, for one row of the batch.
-
-        >>> import torch, regard
-        >>> model = regard.models.LanguageModel(
-        ...     9, regard.models.TransformerConfig(width=8, heads=2, layers=1)
-        ... )
-        >>> with regard.watch(model, tokenizer=lambda ids: [f"word {i}" for i in ids]) as seen:
-        ...     logits = model(torch.tensor([[5, 6]]))
-        >>> seen.texts(0)
-        (['word 5', 'word 6'], ['word 5', 'word 6'])
-        """
-        name = self.name(name)
-        call = self._modules[name][1]
-        texts = []
-        for side, size in zip(self._sides(name), self[name].shape[-2:], strict=True):
-            tokens = self._texts.tokens(call, side, row)
-            texts.append(tokens if tokens is not None and len(tokens) == size else None)
-        return texts[0], texts[1]
-
-    def _sides(self, name: str) -> tuple[str, str]:
-        """Return "source" or "target" for the queries and for the keys."""
-        module, call = self._modules[name]
-        decoded = "target" if self._texts.ids(call, "target") is not None else "source"
-        if self.kind(name) == "cross":
-            return decoded, "source"
-        side = decoded if "decoder" in module or "encoder" not in module else "source"
-        return side, side
-
-    def ids(self, name: str | int) -> Tensor | None:
-        """Return the token ids of a layer's keys, (b, k), if known."""
-        name = self.name(name)
-        ids = self._texts.ids(self._modules[name][1], self._sides(name)[1])
-        return ids if ids is not None and ids.shape[-1] == self[name].shape[-1] else None
-
-    # All layers
-
-    def heads(self, *, frame: bool | None = None) -> Any:
-        """Return the statistics of every head, one row each: a pandas frame if installed, or a list of dicts.
-
-        layer, head: name of the layer and number of the head. entropy: mean row entropy in nats.
-        distance: mean distance in tokens; in cross-attention, from the diagonal.
-        first: mean weight on the first key. previous: mean weight on the previous token.
-        induction: mean weight on the tokens after earlier occurrences of the query's token.
-        Measures that do not apply are NaN.
-
-        >>> import torch, regard
-        >>> layer = regard.models.SelfAttention()
-        >>> with regard.watch(layer) as seen:
-        ...     output = layer(torch.eye(3), mask=regard.Causal())
-        >>> [round(seen.heads(frame=False)[0][column], 2) for column in ("entropy", "first", "previous")]
-        [0.57, 0.54, 0.31]
-        """
-        return recording.head_table(self, frame)
-
-    def rollout(
-        self, queries: int | Sequence[int] | Tensor | None = None, *, residual: float = 0.5
-    ) -> Tensor:
-        """Apply `regard.rollout`: how much each input token contributes to positions of the last layer.
-
-        With an encoder and a decoder, or several calls, it uses the self-attention layers of the last one.
-        """
-        return rollout(recording.self_attention_stack(self), queries, residual=residual)
-
-    def to(self, device: torch.device | str) -> "Seen":
-        """Return the recording on another device."""
-        moved = type(self)(self._texts)
-        for entry, (name, _) in self._modules.items():
-            weights = self._weights[entry]
-            weights = weights if isinstance(weights, UnavailableWeights) else weights.to(device)
-            moved._add(name, weights, self._kinds[entry])
-        moved._empty, moved._unseen = self._empty, self._unseen
-        return moved
-
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the recording to a folder, as safetensors and JSON. Reading it does not need the model.
-
-        >>> import tempfile, torch, regard
-        >>> layer = regard.models.SelfAttention()
-        >>> with regard.watch(layer) as seen:
-        ...     output = layer(torch.eye(3))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     again = regard.Seen.load(seen.save(folder + "/recording"))
-        >>> again
-        Seen((the model): Weights(1 × 3 × 3))
-        """
-        return recording.save(self, folder)
-
-    @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> "Seen":
-        """Read a recording written by `save`."""
-        return recording.load(cls, folder)
-
-    # Display
-
-    def show(self, *, title: str = "") -> Any:
-        """Show all layers: a widget in a notebook; elsewhere a page in the browser, whose path is returned.
-
-        >>> import regard
-        >>> def look(seen: regard.Seen) -> None:
-        ...     seen.show(title="what the model looked at")
-        """
-        return display.show(self, title)
-
-    def to_html(self, path: str | os.PathLike[str], *, title: str = "") -> Path:
-        """Write an interactive page of all layers: one file that opens in any browser.
-
-        >>> import tempfile, torch, regard
-        >>> layer = regard.models.SelfAttention()
-        >>> with regard.watch(layer, tokens=["dogs", "bark", "loudly"]) as seen:
-        ...     output = layer(torch.eye(3))
-        >>> seen.to_html(tempfile.mkdtemp() + "/seen.html").name
-        'seen.html'
-        """
-        return display.to_html(self, path, title)
-
-    # Mapping
-
-    def _missing(self, name: str) -> str:
-        unseen = f" Not recorded: {self._unseen}." if self._unseen and self._weights else ""
-        return f"{name!r} was not recorded. Recorded: {', '.join(self._weights) or self._empty}.{unseen}"
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
-    def __repr__(self) -> str:
-        lines = []
-        for name, weights in self._weights.items():
-            text = "not available"
-            if isinstance(weights, Weights):
-                text = f"Weights({' × '.join(map(str, weights.shape))})"
-            lines.append(f"{name or '(the model)'}: {text}")
-        if self._unseen:
-            lines.append(f"not recorded: {self._unseen}")
-        return f"Seen({', '.join(lines)})" if len(lines) < 2 else "Seen(\n  " + ",\n  ".join(lines) + ",\n)"
+_NOT_JOINED = (
+    "{name}: cannot join the steps of generate, because {reason}. This happens if the cache quantizes or "
+    "prunes its keys, if a hook changes them, or if the model calls SDPA itself with cached keys. Use the "
+    "default cache, or watch single steps: model(ids, past_key_values=cache)."
+)
 
 
 @contextmanager
@@ -299,9 +44,9 @@ def watch(
 ) -> Iterator[Seen]:
     """Record the lazy weights of every attention layer of a model inside a `with` block.
 
-    It sees regard's layers, torch's `nn.MultiheadAttention` and Transformer layers, calls of
+    It sees regard's layers, torch's `nn.MultiheadAttention` and Transformer layers, calls to
     `torch.nn.functional.scaled_dot_product_attention`, and the attention interface of Hugging Face
-    transformers, with any kernel. The model's outputs do not change by a bit, and the memory is linear in the
+    transformers, with any kernel. The model's outputs are bit-identical, and memory is linear in the sequence
     length. Only calls in this block and this thread are recorded. The weights are those before dropout.
 
     layers: only these layers, by number (0 is the first, −1 the last), name or pattern: [0, −1], "decoder.*".
@@ -320,14 +65,12 @@ def watch(
     >>> seen[-1].shape
     torch.Size([1, 2, 5, 5])
     """
-    from regard.inspection.recorder import Recorder
-
     if not isinstance(model, nn.Module):
-        raise DTypeError(f"watch() got a {type(model).__name__}; pass a torch.nn.Module.")
+        raise DTypeError(f"watch() got {type_name(model)}; pass a torch.nn.Module.")
     if has_no_attention(model):
         raise ArgumentError(
-            f"watch() got a {type(model).__name__} without attention layers. It sees regard's and torch's "
-            "layers, calls of scaled_dot_product_attention, and the attention interface of transformers."
+            f"watch() got {type_name(model)} without attention layers. It sees regard's and torch's "
+            "layers, calls to scaled_dot_product_attention, and the attention interface of transformers."
         )
     selection, seen = LayerSelection(model, layers), Seen(RecordedTexts(tokenizer, tokens))
     recorder = Recorder(model, seen, selection, heads)
@@ -342,7 +85,7 @@ def watch(
     elif not seen and recorder.ran_elsewhere:
         seen._empty = _OTHER_THREAD
     if unseen or (not seen and (recorder.ran or recorder.ran_elsewhere)):
-        message = seen._unseen if seen else seen._empty
+        message = seen._unseen if seen else f"watch recorded {seen._empty}"
         warnings.warn(f"{type(model).__name__}: {message}.", stacklevel=3)
 
 
@@ -375,6 +118,180 @@ def _unseen_attention(model: nn.Module, layers: Layers | None) -> str:
         return f"nothing: no attention ran in the layers {layers!r}"
     subject = f"{', '.join(own)} computes" if own else "it computes"
     return (
-        f"nothing, although it ran: {subject} attention without SDPA, nn.MultiheadAttention or the attention "
-        "interface of transformers, which watch cannot see"
+        f"nothing, although the model ran: {subject} attention without SDPA, nn.MultiheadAttention or the "
+        "attention interface of transformers, which watch cannot see"
     )
+
+
+# Recording
+
+
+class Recorder:
+    """Adds the attention calls of a model to a `Seen`."""
+
+    def __init__(
+        self, model: nn.Module, seen: Seen, selection: LayerSelection, heads: Sequence[int] | None
+    ) -> None:
+        self.model, self.seen, self.selection, self.heads = model, seen, selection, heads
+        modules = ((module, clean(name)) for name, module in model.named_modules())
+        self.names: dict[nn.Module, str] = {module: name for module, name in modules if selection(name)}
+        self.ran = False
+        self.ran_elsewhere = False  # in another thread
+        self._generation: Generation | None = None
+        self._nested_generations = 0  # of an assistant model, whose tokens may be rejected
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the calls of this thread."""
+        hooks = []
+        # a hook would disable the fast path of these
+        if not isinstance(self.model, nn.TransformerEncoderLayer | nn.MultiheadAttention):
+            hooks.append(self.model.register_forward_pre_hook(_CallHook(self), with_kwargs=True))
+        try:
+            with observing(self):
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def on_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model itself is called."""
+        self.ran = True
+        if self._generation is None:
+            self.seen._texts.calls.append(call_tokens(args, kwargs))
+
+    def on_own_attention(self, name: str, weights: Weights) -> None:
+        """A layer of regard attended."""
+        if self.selection(name):
+            self.seen.add(name, weights if self.heads is None else weights.heads(list(self.heads)))
+
+    def on_attention(self, module: nn.Module, call: CapturedCall) -> None:
+        """A layer of another library attended."""
+        if self.heads is not None:
+            call = call.select_heads(self.heads)
+        if self._nested_generations:
+            return
+        if self._generation is not None:
+            if call.cached and THREAD.cache_update is not None:
+                self._generation.caches.add(THREAD.cache_update.cache)
+            self._generation.add(self.names[module], call)
+        else:
+            self._add(self.names[module], call.detached())
+
+    def on_error(self, module: nn.Module, reason: str) -> None:
+        """A layer of another library attended in a way that cannot be read."""
+        name = self.names[module]
+        reason = f"{name or 'the model'}: {reason}"
+        if self._generation is None:
+            self.seen.add_error(name, reason)
+        elif not self._nested_generations:
+            self._generation.unreadable.setdefault(name, reason)
+
+    def _add(self, name: str, call: CapturedCall) -> None:
+        self.seen.add(name, call.weights(), call.kind)
+
+    # Generation
+
+    def on_reorder(self, cache: Any, rows: Tensor) -> None:
+        if self._generation is not None and self._is_of_generation(cache):
+            self._generation.on_reorder(rows)
+
+    def on_crop(self, cache: Any, tokens: int) -> None:
+        if self._generation is not None and self._is_of_generation(cache):
+            self._generation.on_crop(tokens)
+
+    def _is_of_generation(self, cache: Any) -> bool:
+        """Return whether a cache holds the keys of the generation, not those of an assistant model."""
+        assert self._generation is not None
+        parts = (getattr(cache, name, cache) for name in ("self_attention_cache", "cross_attention_cache"))
+        caches = self._generation.caches
+        return not self._nested_generations and any(part in caches for part in (cache, *parts))
+
+    def on_generate(self, model: nn.Module, generate: Function, *args: Any, **kwargs: Any) -> Any:
+        """Run a generation, and join its steps at the end."""
+        if not any(module in self.names for module in model.modules()):
+            return generate(model, *args, **kwargs)
+        if self._generation is not None:
+            self._nested_generations += 1
+            try:
+                return generate(model, *args, **kwargs)
+            finally:
+                self._nested_generations -= 1
+        generation = self._generation = Generation()
+        hook = model.register_forward_pre_hook(_ForwardHook(self, generation), with_kwargs=True)
+        try:
+            output = generate(model, *args, **kwargs)
+        finally:
+            self._generation = None
+            hook.remove()
+        with torch.no_grad():
+            self._join(generation, args, kwargs, output)
+        return output
+
+    def _join(self, generation: Generation, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> None:
+        sequences = output if isinstance(output, Tensor) else getattr(output, "sequences", None)
+        sequences = sequences if isinstance(sequences, Tensor) and sequences.dim() == 2 else None
+        tensors = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 1)
+        paths = generation.paths(sequences, next((len(x) for x in tensors), 1))
+        for name, call in generation.single_calls:
+            self._add(name, call)
+        for name, reason in generation.unreadable.items():
+            self.seen.add_error(name, reason)
+        for name, layer in generation.layers.items():
+            if name in generation.unreadable:
+                continue
+            joined = generation.joined(name, paths) if layer.error is None else None
+            error = layer.error if joined is None else generation.error(name, joined)
+            if joined is not None and error is None:
+                self._add(name, joined)
+            else:
+                reason = _NOT_JOINED.format(name=name or "the model", reason=error)
+                self.seen.add_error(name, reason, layer.first_call.kind)
+        if sequences is not None:
+            length = max((layer.count for layer in generation.layers.values()), default=0)
+            written = sequences[:, :length].detach().cpu().clone()
+            has_source = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
+            source = call_tokens(args, kwargs).source
+            tokens = CallTokens(source, written) if has_source else CallTokens(written)
+            self.seen._texts.calls.append(tokens)
+
+
+class _CallHook:
+    """Reports calls of the model; a copy of the model is not watched."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder: Recorder | None = recorder
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        # torch registers a hook before it registers with_kwargs: another thread may call it without kwargs
+        if self.recorder is None:
+            return
+        if self.recorder not in THREAD.observers:
+            self.recorder.ran_elsewhere = True
+        elif kwargs is not None:
+            self.recorder.on_call(args, kwargs)
+
+    def __deepcopy__(self, memo: Any) -> "_CallHook":
+        copied = _CallHook.__new__(_CallHook)
+        copied.recorder = None
+        return copied
+
+
+class _ForwardHook:
+    """Reports each forward pass of a generation: its new tokens and its cache."""
+
+    def __init__(self, recorder: Recorder, generation: Generation) -> None:
+        self.recorder, self.generation = recorder, generation
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        if kwargs is None or self.recorder not in THREAD.observers or self.recorder._nested_generations:
+            return
+        ids = kwargs.get("decoder_input_ids", kwargs.get("input_ids"))
+        self.generation.on_forward(ids if isinstance(ids, Tensor) else None)
+        if (cache := kwargs.get("past_key_values")) is not None:
+            with suppress(TypeError):  # tuples of tensors, which are not reordered in place
+                self.generation.caches.add(cache)

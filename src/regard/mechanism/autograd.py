@@ -21,7 +21,7 @@ from regard.mechanism.call.problem import (
     serialize,
 )
 from regard.mechanism.precision import autocast_off
-from regard.mechanism.torch_state import batched, forward_mode, subclassed, traced
+from regard.mechanism.torch_state import batched, forward_mode, subclassed, traced, transformed
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor, bool]:
@@ -34,13 +34,13 @@ def run(problem: Problem) -> tuple[Tensor, Tensor, bool]:
         kind(name) in DIFFERENTIABLE and (exporting or t.requires_grad) for name, t in problem.tensors.items()
     )
     if torch.compiler.is_compiling():
-        if torch._C._are_functorch_transforms_active():
+        if transformed():
             return *reference.attention(problem), False
         return *_forward(tensors, _serialize(problem.config, names), list(wanted)), False
-    if not (torch.is_grad_enabled() and any(wanted)) and not torch._C._are_functorch_transforms_active():
+    if not (torch.is_grad_enabled() and any(wanted)) and not transformed():
         return _run_forward(problem)
     forward_info = _ForwardInfo()
-    if torch._C._are_functorch_transforms_active():
+    if transformed():
         return *_Attention.apply(problem.config, names, forward_info, *tensors), False  # type: ignore[no-untyped-call]
     # `apply` ends up here, but first spends time on default arguments
     output, tau = super(torch.autograd.Function, _Attention).apply(
@@ -104,7 +104,7 @@ def gradients(
     """Return the gradients of the wanted tensors; they are differentiable themselves."""
     if forward_mode() or batched(grad) or subclassed(grad):
         return _dense_gradients(problem, grad, set(wanted))
-    if not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+    if not torch.is_grad_enabled() and not transformed():
         return _run_backward(problem, tau, output, grad, set(wanted))
     names, tensors = tuple(problem.tensors), problem.tensors.values()
     parts = _AttentionBackward.apply(problem.config, names, wanted, tau, output, grad, *tensors)  # type: ignore[no-untyped-call]
@@ -191,7 +191,7 @@ def _run_backward(
             grads = fused.backward(problem, tau, output, grad, wanted)
             if grads is not None:
                 return grads
-        return tiled.backward(problem, tau, grad, wanted)
+        return tiled.backward(problem, tau, grad, wanted, refit=problem.config.fused)
 
 
 _PLAIN_TYPES = {Tensor, nn.Parameter, nn.Buffer}
@@ -219,8 +219,7 @@ def _dense_gradients(problem: Problem, grad: Tensor, wanted: set[str]) -> dict[s
     """Return the gradients from differentiable dense operations."""
     with autocast_off(problem["query"].device.type):
         problem = problem.nan_checked()
-        tau = reference.tau(problem, reference.scores(problem))
-        grads = tiled.gradients(problem, tau, grad, wanted)
+        grads = tiled.gradients(problem, None, grad, wanted)
         return {name: part.sum_to_size(problem[name].shape) for name, part in grads.items()}
 
 

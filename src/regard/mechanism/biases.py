@@ -5,6 +5,7 @@ key − query: one vector per head, so its memory and its gradient's are linear.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,10 @@ class RelativeBias(nn.Module):
     def dense(self, queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
         """Return the bias as a matrix (…, queries, keys)."""
         return expand_line(self.line(queries, keys, device), queries, keys)
+
+    def encode(self, x: Tensor, positions: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """As the position encoding of a model: leave its input unchanged, add this bias to all scores."""
+        return x, {"bias": self}
 
 
 class ClippedRelativeBias(RelativeBias):

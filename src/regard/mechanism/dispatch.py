@@ -1,4 +1,4 @@
-"""Which implementation runs a call, and why.
+"""Select the implementation of a call, and explain why.
 
 One ordered list of rules decides; the operator and `explain` both read it. The first rule that gives a reason
 selects its implementation. `RULES` ends with the limits of the kernels; if none applies, the kernels run.

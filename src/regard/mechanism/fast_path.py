@@ -16,6 +16,7 @@ from regard.mechanism.call.arguments import Call, prepare
 from regard.mechanism.call.layout import Layout
 from regard.mechanism.call.problem import Problem
 from regard.mechanism.masks import Causal, Documents, Padding, Window
+from regard.mechanism.normalizers import BUILT_IN_TYPES
 from regard.mechanism.scores import Dot, ScaledDot
 from regard.mechanism.torch_state import plain_cpu
 
@@ -52,7 +53,7 @@ def attention(
         or type(value) not in _TENSOR_TYPES
         or type(mask) not in _MASKS
         or type(call.score) not in (ScaledDot, Dot)
-        or type(call.normalize) not in fused.NORMALIZERS
+        or type(call.normalize) not in BUILT_IN_TYPES
         or call.bias is not None
         or type(call.dropout) not in (float, int)
         or call.dropout

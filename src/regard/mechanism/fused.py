@@ -15,30 +15,9 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.call.problem import Problem, kind
-from regard.mechanism.normalizers import (
-    Entmax,
-    Entmax15,
-    Mean,
-    Normalizer,
-    Relu,
-    Sigmoid,
-    Softmax,
-    Softmax1,
-    Sparsemax,
-)
+from regard.mechanism.normalizers import Normalizer, Sigmoid, Softmax, kernel_name
 from regard.mechanism.tiled import empty, heads_inside
 
-# Names as in kernels/abi.h; Entmax has kernels for two alphas.
-NORMALIZERS: dict[type[Normalizer], str | dict[float, str]] = {
-    Softmax: "softmax",
-    Softmax1: "softmax",
-    Sigmoid: "sigmoid",
-    Relu: "relu",
-    Mean: "mean",
-    Sparsemax: "sparsemax",
-    Entmax15: "entmax15",
-    Entmax: {2.0: "sparsemax", 1.5: "entmax15"},
-}
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -98,7 +77,7 @@ def unsupported(problem: Problem) -> str | None:
     query, config = problem["query"], problem.config
     if _KERNELS is None:
         return DESCRIPTION
-    if _kernel_name(config.normalize) is None:
+    if kernel_name(config.normalize) is None:
         return f"{type(config.normalize).__name__} has no kernel"
     if query.dtype not in FLOAT_TYPES:
         return f"{str(query.dtype).removeprefix('torch.')} has no kernel"
@@ -407,16 +386,7 @@ def _encode_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
     """Return the kernel number, whether it counts the keys, the inverse temperature and the bias."""
     sharpness = 1 / normalize.temperature if type(normalize) is Softmax else 1.0
     bias = normalize.bias if type(normalize) is Sigmoid else 0.0
-    return _NORMALIZERS[_kernel_name(normalize)], bias is None, sharpness, bias or 0.0
-
-
-def _kernel_name(normalize: Normalizer) -> str | None:
-    """Return the kernel of a normalizer; None if there is none."""
-    kernel = NORMALIZERS.get(type(normalize))
-    if isinstance(kernel, dict):
-        assert isinstance(normalize, Entmax)
-        return kernel.get(normalize.alpha)
-    return kernel
+    return _NORMALIZERS[kernel_name(normalize)], bias is None, sharpness, bias or 0.0
 
 
 def is_single_segment(problem: Problem) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard._util.checks import check_dense, check_device
+from regard._util.text import type_name
 from regard.errors import DeviceError, DTypeError, MaskError
 from regard.mechanism.call import keyword_hints, validation
 from regard.mechanism.call.layout import broadcasts as broadcasts
@@ -167,7 +168,7 @@ def terms_of(mask: Mask, call_shape: CallShape) -> tuple[MaskTerm, ...]:
         or not all(isinstance(term, MaskTerm) for term in terms)
         or not terms
     ):
-        actual = f"a {type(terms).__name__}"
+        actual = type_name(terms)
         if isinstance(terms, list | tuple) and not isinstance(terms, MaskTerm):
             actual = f"[{', '.join(type(term).__name__ for term in terms)}]"
         raise MaskError(
@@ -228,7 +229,7 @@ def as_mask(mask: "Mask | Tensor") -> Mask:
         raise DTypeError(f"mask is the class {mask.__name__}; pass an instance: mask={mask.__name__}(…).")
     if not isinstance(mask, Tensor):
         raise DTypeError(
-            f"mask is a {type(mask).__name__}; pass a mask, such as {keyword_hints.suggest_mask(mask)}, or a "
+            f"mask is {type_name(mask)}; pass a mask, such as {keyword_hints.suggest_mask(mask)}, or a "
             "boolean tensor."
         )
     check_dense("mask", mask)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard._util.checks import check_dense, check_int
+from regard._util.text import type_name
 from regard.errors import ArgumentError, DeviceError, DTypeError, MaskError
 from regard.mechanism.call import validation
 from regard.mechanism.mask_algebra import BUILT_IN, CHECKED, CallShape, Mask, MaskTerm, broadcasts
@@ -63,7 +64,7 @@ def ranges_of(
         return ranges
     name = f"{type(rule).__name__}.ranges"
     if not isinstance(ranges, list | tuple) or len(ranges) != 2:
-        actual = f"{len(ranges)} values" if isinstance(ranges, list | tuple) else f"a {type(ranges).__name__}"
+        actual = f"{len(ranges)} values" if isinstance(ranges, list | tuple) else type_name(ranges)
         raise MaskError(
             f"{name} returned {actual}; it must return two, start and stop: (None, position + 1)."
         )

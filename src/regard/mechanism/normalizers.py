@@ -44,6 +44,7 @@ class Normalizer:
     # Whether τ makes each row sum to one. If so, `tau` receives scores minus the row maximum, and its
     # derivative follows from Σ φ = 1; otherwise τ is treated as a constant.
     sums_to_one: bool = True
+    _kernel: str | None = None  # name in kernels/abi.h; not used for subclasses of built-in normalizers
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -83,6 +84,7 @@ class Softmax(Normalizer):
     """
 
     temperature: float = 1.0
+    _kernel = "softmax"
 
     def __post_init__(self) -> None:
         cure = "For the limit 0, use Hard()."
@@ -115,6 +117,7 @@ class Softmax1(Normalizer):
     """
 
     score: float | Tensor = 0.0
+    _kernel = "softmax"
 
     def __post_init__(self) -> None:
         if isinstance(self.score, Tensor):
@@ -193,6 +196,10 @@ class Entmax(Normalizer):
 
     def __hash__(self) -> int:
         return hash((self._family(), self.alpha))
+
+    @property
+    def _kernel(self) -> str | None:  # type: ignore[override]
+        return {2.0: "sparsemax", 1.5: "entmax15"}.get(self.alpha)
 
     def _family(self) -> type["Entmax"]:
         """Entmax for Sparsemax and Entmax15, which only fix alpha; the class itself for other subclasses."""
@@ -305,6 +312,8 @@ class Mean(_Unnormalized):
             [1.5000, 4.5000]])
     """
 
+    _kernel = "mean"
+
     def phi(self, x: Tensor) -> Tensor:
         return x
 
@@ -325,6 +334,8 @@ class Relu(_Unnormalized):
     tensor([[0.5000, 0.0000],
             [0.0000, 4.5000]])
     """
+
+    _kernel = "relu"
 
     def phi(self, x: Tensor) -> Tensor:
         return x.clamp(min=0)
@@ -350,6 +361,7 @@ class Sigmoid(_Unnormalized):
     """
 
     bias: float | None = None
+    _kernel = "sigmoid"
 
     def __post_init__(self) -> None:
         if self.bias is not None:
@@ -396,10 +408,16 @@ def _count_keys(mask: Tensor, like: Tensor) -> Tensor:
     return mask.sum(-1, keepdim=True).clamp(min=1).to(like.dtype)
 
 
-_BUILT_IN = {
+BUILT_IN: dict[str, type[Normalizer]] = {
     kind.__name__: kind
     for kind in (Softmax, Softmax1, Entmax, Sparsemax, Entmax15, Mean, Relu, Sigmoid, Hard)
 }
+BUILT_IN_TYPES = frozenset(BUILT_IN.values())  # exact: a subclass may change any method
+
+
+def kernel_name(normalize: Normalizer) -> str | None:
+    """Return the name of a normalizer's kernel; None if it has none."""
+    return normalize._kernel if type(normalize) in BUILT_IN_TYPES else None
 
 
 def to_text(normalize: Normalizer) -> str | None:
@@ -408,22 +426,21 @@ def to_text(normalize: Normalizer) -> str | None:
     Compiled graphs and saved weights contain this text. Hexadecimal is exact, and a constant for
     torch.compile. The score of a sink is a tensor and is stored separately.
     """
-    kind = type(normalize)
-    if _BUILT_IN.get(kind.__name__) is not kind:
+    if type(normalize) not in BUILT_IN_TYPES:
         return None
     if isinstance(normalize, Softmax):
         return f"Softmax {float(normalize.temperature).hex()}"
     if isinstance(normalize, Sigmoid) and normalize.bias is not None:
         return f"Sigmoid {float(normalize.bias).hex()}"
-    if kind is Entmax and isinstance(normalize, Entmax):
+    if type(normalize) is Entmax:
         return f"Entmax {float(normalize.alpha).hex()}"
-    return kind.__name__
+    return type(normalize).__name__
 
 
 def from_text(text: str) -> Normalizer:
     """Parse the result of `to_text`."""
     name, *numbers = text.split(" ")
-    if name not in _BUILT_IN:
-        raise ArgumentError(f"unknown normalizer {name!r}; regard has {', '.join(_BUILT_IN)}.")
-    build: Callable[..., Normalizer] = _BUILT_IN[name]
+    if name not in BUILT_IN:
+        raise ArgumentError(f"unknown normalizer {name!r}; regard has {', '.join(BUILT_IN)}.")
+    build: Callable[..., Normalizer] = BUILT_IN[name]
     return build(*map(float.fromhex, numbers))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard._util.checks import check_dense
-from regard._util.text import format_bytes
+from regard._util.text import format_bytes, type_name
 from regard.errors import DeviceError, DTypeError, ShapeError
 from regard.mechanism import autograd, dispatch, fast_path, reference
 from regard.mechanism.call import keyword_hints
@@ -107,7 +107,7 @@ def attend(
         result = fast_path.attention(query, key, value, call, need_tau=True)
         if result is not None:
             output, tau = result
-            build = partial(_prepare_weights, query, key, call, torch.is_grad_enabled())
+            build = partial(_prepare_weights, query, key, value.shape, call, torch.is_grad_enabled())
             inputs = {"query": query, "key": key}  # masks of the fast path are immutable
             return output, Weights(build, tau, output.shape[:-2], inputs=inputs, tau_from_kernels=True)
     output, problem, tau, fused_tau = _run(query, key, value, call, implementation)
@@ -248,13 +248,17 @@ def _prepare_without_computing(query: Tensor, key: Tensor, value: Tensor, call: 
             return prepare(query, key, value, layout, call._replace(dropout=0.0, generator=None))
 
 
-def _prepare_weights(query: Tensor, key: Tensor, call: Call, grad_enabled: bool) -> Problem:
+def _prepare_weights(
+    query: Tensor, key: Tensor, value_shape: torch.Size, call: Call, grad_enabled: bool
+) -> Problem:
     """Prepare the weights of a fast-path call, without value.
 
+    value_shape: value may have more heads or batch axes than query and key.
     grad_enabled: the grad mode of the forward pass, whatever the mode when the weights are read.
     """
     with torch.inference_mode(False), torch.set_grad_enabled(grad_enabled):
-        problem = prepare(query, key, key, Layout.of(query, key, key), call)
+        layout = Layout.of(query, key, torch.empty(value_shape, device="meta"))
+        problem = prepare(query, key, key, layout, call)
     return problem.with_config(fused=True).without("value")
 
 
@@ -269,7 +273,7 @@ def _normalizer(normalize: Normalizer | Sink) -> Normalizer:
         normalizer = normalize()
         if not isinstance(normalizer, Normalizer):
             raise DTypeError(
-                f"{type(normalize).__name__}.forward returned a {type(normalizer).__name__}; it must return "
+                f"{type(normalize).__name__}.forward returned {type_name(normalizer)}; it must return "
                 "a normalizer: Softmax1(self.score)."
             )
         return normalizer
@@ -288,7 +292,7 @@ def _normalizer(normalize: Normalizer | Sink) -> Normalizer:
 def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
-            raise DTypeError(f"{name} is a {type(tensor).__name__}; pass a tensor: torch.as_tensor({name}).")
+            raise DTypeError(f"{name} is {type_name(tensor)}; pass a tensor: torch.as_tensor({name}).")
         check_dense(name, tensor)
         if tensor.dim() < 2:
             raise ShapeError(

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regard.mechanism.torch_state import batched, forward_mode, traced
+from regard.mechanism.torch_state import batched, forward_mode, traced, transformed
 
 
 class _OnDevice(Protocol):
@@ -87,6 +87,6 @@ def _records_grad(a: Tensor, b: Tensor) -> bool:
         or not (a.requires_grad or b.requires_grad)
     ):
         return False
-    if torch._C._are_functorch_transforms_active() or forward_mode() or traced():
+    if transformed() or forward_mode() or traced():
         return False
     return all(type(t) in (Tensor, nn.Parameter) and not batched(t) for t in (a, b))

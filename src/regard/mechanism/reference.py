@@ -21,7 +21,8 @@ from torch import Tensor
 from regard.mechanism.call.problem import Problem
 from regard.mechanism.dropout import dropout_factors
 from regard.mechanism.precision import matmul
-from regard.mechanism.torch_state import concrete, forward_mode
+from regard.mechanism.scores import ACTIVATIONS
+from regard.mechanism.torch_state import concrete, forward_mode, transformed
 
 
 def attention(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -88,12 +89,8 @@ def raw_scores(problem: Problem) -> Tensor:
 def _raw_scores(query: Tensor, key: Tensor, vector: Tensor | None, family: str) -> Tensor:
     if vector is None:
         return unfold_heads(matmul(fold_heads(query), key.mT), query)
-    hidden = activate(query.unsqueeze(-2) + key.unsqueeze(-3), family)  # … q k d
+    hidden = ACTIVATIONS[family].apply(query.unsqueeze(-2) + key.unsqueeze(-3))  # … q k d
     return (hidden * vector.unsqueeze(-2)).sum(-1)
-
-
-def activate(x: Tensor, family: str) -> Tensor:
-    return torch.tanh(x) if family == "tanh" else torch.relu(x)
 
 
 def softcap(s: Tensor, cap: float) -> Tensor:
@@ -149,7 +146,7 @@ def _append(scores: Tensor, sink: Tensor) -> Tensor:
 
 def needs_grad(x: Tensor) -> bool:
     """Whether torch computes derivatives with respect to x, in reverse or forward mode."""
-    if forward_mode() or torch._C._are_functorch_transforms_active():
+    if forward_mode() or transformed():
         return True
     return x.requires_grad and torch.is_grad_enabled()
 

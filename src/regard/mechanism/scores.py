@@ -20,6 +20,20 @@ from regard.mechanism.torch_state import concrete
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 
 
+class Activation(NamedTuple):
+    """Activation of an additive score: increasing, and zero at zero."""
+
+    apply: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor, Tensor], Tensor]  # of x and apply(x)
+
+
+ACTIVATIONS = {
+    "tanh": Activation(torch.tanh, lambda x, y: 1 - y.square()),
+    "relu": Activation(torch.relu, lambda x, y: (x > 0).to(x.dtype)),
+}
+FAMILIES = ("dot", *ACTIVATIONS)
+
+
 class Prepared(NamedTuple):
     """Result of `Score.prepare`: inputs of the family, and biases (…, q, 1) or (…, 1, k)."""
 

@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -26,6 +26,28 @@ if TYPE_CHECKING:
 _torch_attention: Callable[..., Tensor] = (
     private("_C._nn.scaled_dot_product_attention") or torch.nn.functional.scaled_dot_product_attention
 )
+
+
+class SDPACall(NamedTuple):
+    """The arguments of one call, as torch names them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+    def mask_and_bias(self) -> tuple[Mask | Tensor | None, Tensor | None]:
+        """Return attn_mask and is_causal as mask and bias."""
+        if self.is_causal:
+            return Causal(align="start"), None
+        mask = self.attn_mask
+        if _causal_bias(mask):
+            return Causal(align="start" if mask.variant.name == "UPPER_LEFT" else "end"), None
+        return (mask, None) if mask is None or mask.dtype is torch.bool else (None, mask)
 
 
 def scaled_dot_product_attention(
@@ -54,35 +76,23 @@ def scaled_dot_product_attention(
     >>> torch.allclose(ours, theirs, atol=1e-6)
     True
     """
-    tensors: tuple[Tensor | None, ...] = (query, key, value, attn_mask)
+    call = SDPACall(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    tensors: tuple[Tensor | None, ...] = call[:4]
     if _causal_bias(attn_mask):
         if is_causal:
             raise ArgumentError("CausalBias should not be used with causal=True")
         tensors = tensors[:3]
     if has_torch_function(tensors):
-        return handle_torch_function(
-            _public_function(tensors),
-            tensors,
-            query,
-            key,
-            value,
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )
-    plain = _has_valid_types(dropout_p, is_causal, scale, enable_gqa) and dropout_p == 0
-    if plain and _is_supported(query, key, value, attn_mask, is_causal, enable_gqa):
-        mask, bias = split_mask(attn_mask, is_causal)
+        function = _public_function(tensors)
+        return handle_torch_function(function, tensors, *call[:6], scale=scale, enable_gqa=enable_gqa)
+    if _has_valid_types(call) and dropout_p == 0 and _is_supported(call):
+        mask, bias = call.mask_and_bias()
         score = ScaledDot(None if scale is None else float(scale))
         return attention(query, key, value, score=score, mask=mask, bias=bias)
-    _check_sizes(query, key, value, attn_mask, enable_gqa)
+    _check_sizes(call)
     if _causal_bias(attn_mask):  # torch handles it only through its own wrapper
-        attn_mask = attn_mask._materialize(query.device)
-    return _torch_attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
+        call = call._replace(attn_mask=attn_mask._materialize(query.device))
+    return _torch_attention(*call[:6], scale=scale, enable_gqa=enable_gqa)
 
 
 def _public_function(tensors: Sequence[Tensor | None]) -> Callable[..., Tensor]:
@@ -97,20 +107,19 @@ def _public_function(tensors: Sequence[Tensor | None]) -> Callable[..., Tensor]:
     return torch.nn.functional.scaled_dot_product_attention
 
 
-def _has_valid_types(dropout_p: object, is_causal: object, scale: float | None, enable_gqa: object) -> bool:
-    flags = type(is_causal) is bool and type(enable_gqa) is bool
-    numbers = isinstance(dropout_p, int | float) and isinstance(scale, int | float | None)
-    return flags and numbers and (scale is None or math.isfinite(scale))
+def _has_valid_types(call: SDPACall) -> bool:
+    flags = type(call.is_causal) is bool and type(call.enable_gqa) is bool
+    numbers = isinstance(call.dropout_p, int | float) and isinstance(call.scale, int | float | None)
+    return flags and numbers and (call.scale is None or math.isfinite(call.scale))
 
 
-def _check_sizes(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, enable_gqa: bool
-) -> None:
+def _check_sizes(call: SDPACall) -> None:
     """Raise for three mistakes that make torch's CPU kernel read out of bounds."""
+    query, key, value, attn_mask = call[:4]
     inputs = (query, key, value)
     if not all(isinstance(t, Tensor) and not t.is_nested and t.dim() >= 3 for t in inputs):
         return
-    if enable_gqa is True and 0 in (key.shape[-3], value.shape[-3]):
+    if call.enable_gqa is True and 0 in (key.shape[-3], value.shape[-3]):
         raise ShapeError(
             f"query has {query.shape[-3]} heads, key {key.shape[-3]} and value {value.shape[-3]}; "
             "key and value need at least one head."
@@ -134,22 +143,9 @@ def _causal_bias(attn_mask: Tensor | None) -> TypeGuard["CausalBias"]:
     return isinstance(attn_mask, CausalBias)
 
 
-def split_mask(attn_mask: Tensor | None, is_causal: bool) -> tuple[Mask | Tensor | None, Tensor | None]:
-    """Split torch's attn_mask and is_causal into mask and bias."""
-    if is_causal:
-        return Causal(align="start"), None
-    if _causal_bias(attn_mask):
-        return Causal(align="start" if attn_mask.variant.name == "UPPER_LEFT" else "end"), None
-    if attn_mask is None or attn_mask.dtype is torch.bool:
-        return attn_mask, None
-    return None, attn_mask
-
-
-def _is_supported(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, enable_gqa: bool
-) -> bool:
+def _is_supported(call: SDPACall) -> bool:
     """Whether the call is valid in torch and supported by regard."""
-    inputs = (query, key, value)
+    query, key, value = inputs = call[:3]
     if not all(isinstance(t, Tensor) and not t.is_nested and t.layout is torch.strided for t in inputs):
         return False
     return (
@@ -159,8 +155,8 @@ def _is_supported(
         and query.dim() == key.dim() == value.dim() >= 2
         and query.shape[-1] == key.shape[-1]
         and key.shape[-2] == value.shape[-2]
-        and _lead_fits(query.shape[:-2], key.shape[:-2], value.shape[:-2], enable_gqa)
-        and _mask_fits(query, key, attn_mask, is_causal)
+        and _lead_fits(query.shape[:-2], key.shape[:-2], value.shape[:-2], call.enable_gqa)
+        and _mask_fits(query, key, call.attn_mask, call.is_causal)
         and (torch.compiler.is_compiling() or all(enabled() for enabled in _KERNELS))
     )
 

@@ -13,6 +13,7 @@ from regard.mechanism import reference
 from regard.mechanism.biases import sum_diagonals
 from regard.mechanism.call.problem import Problem, kind, tiles
 from regard.mechanism.dropout import dropout_factors
+from regard.mechanism.scores import ACTIVATIONS
 from regard.mechanism.torch_state import FakeTensor
 
 # Scores per tile. 1 to 16 MiB were equally fast on two cores with 2 MiB of L2 cache each.
@@ -58,20 +59,26 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     return output, statistic
 
 
-def backward(problem: Problem, tau: Tensor, grad: Tensor, wanted: set[str]) -> dict[str, Tensor]:
-    """Return the gradients of the wanted tensors, given the gradient of the output."""
+def backward(
+    problem: Problem, tau: Tensor, grad: Tensor, wanted: set[str], *, refit: bool = False
+) -> dict[str, Tensor]:
+    """Return the gradients of the wanted tensors, given the gradient of the output.
+
+    refit: compute τ again. The kernels round scores differently, so their τ does not fit the scores of torch.
+    """
     problem = problem.nan_checked(grad, tau)
     grads = {name: torch.zeros_like(problem[name]) for name in wanted}
     for at in tiles(problem, budget(problem)):
-        tile_grads = gradients(problem.part(at), tau[at.rows_index], grad[at.rows_index], wanted)
+        tile_tau = None if refit else tau[at.rows_index]
+        tile_grads = gradients(problem.part(at), tile_tau, grad[at.rows_index], wanted)
         for name, part in tile_grads.items():
             view = grads[name][at.slices(name, grads[name].shape)]
             view += part.sum_to_size(view.shape)
     return grads
 
 
-def gradients(tile: Problem, tau: Tensor, grad: Tensor, wanted: set[str]) -> dict[str, Tensor]:
-    """Return the gradients of one tile.
+def gradients(tile: Problem, tau: Tensor | None, grad: Tensor, wanted: set[str]) -> dict[str, Tensor]:
+    """Return the gradients of one tile. tau: None to compute it.
 
     With dP = dO · valueᵀ (after dropout) and g = φ'(scores − τ) / divisor:
 
@@ -82,6 +89,7 @@ def gradients(tile: Problem, tau: Tensor, grad: Tensor, wanted: set[str]) -> dic
     nan_safe, normalize = tile.config.nan_safe, tile.config.normalize
     grads: dict[str, Tensor] = {}
     scores = reference.scores(tile)
+    tau = reference.tau(tile, scores) if tau is None else tau
     visible = scores != -math.inf
     kept = dropout_factors(tile, scores.dtype) if tile.config.dropout else None
 
@@ -141,8 +149,9 @@ def _score_gradients(tile: Problem, dS: Tensor, wanted: set[str]) -> dict[str, T
             **({"key": _transposed(dS, query, nan_safe)} if "key" in wanted else {}),
         }
     sum_ = query.unsqueeze(-2) + key.unsqueeze(-3)  # … q k d
-    hidden = reference.activate(sum_, tile.config.family)
-    slope = 1 - hidden.square() if tile.config.family == "tanh" else (sum_ > 0).to(sum_.dtype)
+    activation = ACTIVATIONS[tile.config.family]
+    hidden = activation.apply(sum_)
+    slope = activation.slope(sum_, hidden)
     # where, not multiplication: zero times the NaN of a masked pair must be zero
     pair = dS.unsqueeze(-1)
     inner = torch.where(pair == 0, 0.0, pair * slope * tile["vector"].unsqueeze(-2))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard._util.checks import check_int, check_number, check_type
+from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.torch_state import concrete
@@ -254,9 +255,7 @@ def mask_tokens(
     True
     """
     if not isinstance(batch, Packed):
-        raise DTypeError(
-            f"mask_tokens got a {type(batch).__name__}; pass a Packed, e.g. pack(tokens, lengths)."
-        )
+        raise DTypeError(f"mask_tokens got {type_name(batch)}; pass a Packed, e.g. pack(tokens, lengths).")
     check_number("mask_tokens got probability", probability, above=0, below=1 + 1e-9)
     check_int("mask_tokens got vocab_size", vocab_size, min=1)
     check_int("mask_tokens got mask_id", mask_id)

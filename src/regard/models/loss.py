@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from regard._util.checks import check_int, check_number
 from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from regard.mechanism.torch_state import transformed
 
 IGNORE = -100  # torch's default ignore_index
 # size of a block of logits: enough rows for fast matrix products, small enough for the cache
@@ -52,13 +53,14 @@ def vocabulary_loss(
     check_number("vocabulary_loss got label_smoothing", label_smoothing, min=0, below=1)
     check_int("vocabulary_loss got ignore_index", ignore_index, min=-(2**63))
     rows, dtype = x.reshape(-1, x.shape[-1]), _autocast(x) or x.dtype
-    rows, weight = rows.to(dtype), weight.to(dtype)
+    rows, weight, flat = rows.to(dtype), weight.to(dtype), labels.reshape(-1).long()
     bias = None if bias is None else bias.to(dtype)
-    if torch._C._are_functorch_transforms_active():
-        return _plain(rows, weight, bias, labels.reshape(-1).long(), label_smoothing, ignore_index)
+    if transformed():  # with all logits
+        options: dict[str, Any] = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
+        total = F.cross_entropy(F.linear(rows, weight, bias), flat, reduction="sum", **options)
+        return total / (flat != ignore_index).sum().clamp(min=1)
     grad = torch.is_grad_enabled()
     needs = [grad and t is not None and t.requires_grad for t in (rows, weight, bias)]
-    flat = labels.reshape(-1).long()
     return _loss(rows, weight, bias, flat, float(label_smoothing), ignore_index, needs)[0]
 
 
@@ -223,22 +225,6 @@ def _autocast(x: Tensor) -> torch.dtype | None:
     if x.dtype is torch.float64 or kind == "meta" or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
-
-
-def _plain(
-    rows: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    label_smoothing: float,
-    ignore_index: int,
-) -> Tensor:
-    """The same with all logits, for functorch transforms."""
-    logits = F.linear(rows, weight, bias)
-    total = F.cross_entropy(
-        logits, labels, reduction="sum", label_smoothing=label_smoothing, ignore_index=ignore_index
-    )
-    return total / (labels != ignore_index).sum().clamp(min=1)
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> None:

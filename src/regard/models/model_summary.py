@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from regard._util.checks import check_int
-from regard._util.text import format_bytes
+from regard._util.text import format_bytes, type_name
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.scores import Additive, Concat, General
-from regard.models.layers.attention import Attends, MultiHeadAttention
+from regard.models.layers.attention import Attends, MultiHeadAttention, is_cross_attention
 from regard.models.layers.blocks import DecoderBlock, EncoderBlock
 
 _BLOCKS = (EncoderBlock, DecoderBlock, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-_CROSS = ("cross", "multihead_attn")  # cross-attention in DecoderBlock and nn.TransformerDecoderLayer
 _COMPILED = "_orig_mod"  # the module inside torch.compile's wrapper
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -94,7 +93,7 @@ def summary(model: nn.Module, *, length: int = 128) -> Summary:
             attentions[side] += 1
             heads.add(_heads(module))
             cost[side] += 2 * _attention_products(module, length)
-            if _is_cross(name, module):  # keys and values are projected once per source token
+            if is_cross_attention(name):  # keys and values are projected once per source token
                 cost[side] -= 2 * _key_value_products(module)
                 cost[0] += 2 * _key_value_products(module)
     cost[-1] += 2 * _tied_weights(model)
@@ -118,7 +117,7 @@ def _check(model: nn.Module, length: int) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise ArgumentError(
-                f"summary got a {type(model).__name__} whose {name} is uninitialized; call the model once."
+                f"summary got {type_name(model)} whose {name} is uninitialized; call the model once."
             )
 
 
@@ -129,7 +128,7 @@ def _uncompiled(model: nn.Module) -> nn.Module:
 
 
 def _matrix_products(module: nn.Module) -> int:
-    """Multiplications of one token with the module's own matrices."""
+    """Multiplications of one token by the module's own matrices."""
     if isinstance(module, nn.RNNBase | nn.RNNCellBase | nn.MultiheadAttention):
         return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() == 2)
     # the Linear of Hugging Face's GPT-2
@@ -154,7 +153,7 @@ def _heads(layer: Attends | nn.MultiheadAttention) -> tuple[int, int]:
 
 
 def _attention_products(layer: Attends | nn.MultiheadAttention, length: int) -> int:
-    """Multiplications with keys, values and the matrices of the score, without the projections."""
+    """Multiplications by keys, values and the matrices of the score, without the projections."""
     heads, _ = _heads(layer)
     if isinstance(layer, nn.MultiheadAttention):
         return 2 * heads * layer.head_dim * length
@@ -181,13 +180,6 @@ def _key_value_products(layer: Attends | nn.MultiheadAttention) -> int:
 def _key_map(layer: Attends) -> int:
     score = getattr(layer, "score", None)
     return _heads(layer)[1] * score.key_map.numel() if isinstance(score, Additive | Concat) else 0
-
-
-def _is_cross(name: str, layer: Attends | nn.MultiheadAttention) -> bool:
-    """Whether this is cross-attention: by its name in a block; always in a recurrent decoder."""
-    last = name.rpartition(".")[2]
-    alone = not isinstance(layer, MultiHeadAttention | nn.MultiheadAttention)
-    return name.startswith("decoder.") and (alone or last in _CROSS)
 
 
 def _tied_weights(model: nn.Module) -> int:

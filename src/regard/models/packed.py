@@ -1,4 +1,4 @@
-"""Batches of sentences of different lengths: packed one after the other, or padded to the longest."""
+"""Batches of sentences of different lengths: packed end to end, or padded to the longest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Causal, Documents, Padding, Rule
@@ -15,7 +16,7 @@ from regard.mechanism.torch_state import concrete
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value
 class Packed:
-    """Sentences one after the other, without padding: `tokens` (n) and sentence `lengths` (b).
+    """Sentences packed end to end, without padding: `tokens` (n) and sentence `lengths` (b).
 
     >>> import regard.models
     >>> batch = regard.models.Packed.of([[5, 6, 7], [8, 9]])
@@ -57,7 +58,7 @@ class Packed:
                 _check_integers("Packed.of", tokens=tokens)
         except (TypeError, ValueError, RuntimeError):
             raise DTypeError(
-                f"Packed.of got a {type(sentences).__name__} whose items are not lists of token ids; pass "
+                f"Packed.of got {type_name(sentences)} whose items are not lists of token ids; pass "
                 "lists of integers: Packed.of([[5, 6], [7]])."
             ) from None
         return cls(tokens.long().to(device), lengths.to(device))
@@ -217,7 +218,7 @@ def check_batch(tokens: Tensor | Packed, lengths: Tensor | None = None, name: st
         return
     if not isinstance(tokens, Tensor):
         raise DTypeError(
-            f"{name} {'are' if plural else 'is'} a {type(tokens).__name__}; pass a tensor (b, l), or "
+            f"{name} {'are' if plural else 'is'} {type_name(tokens)}; pass a tensor (b, l), or "
             "Packed.of(lists)."
         )
     if tokens.dim() != 2:

@@ -8,16 +8,16 @@ If no step depends on an earlier attended vector, all target positions are compu
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from regard._util.checks import check_bool, check_choice, check_int, check_number, check_type
+from regard._util.checks import check_type
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.masks import Padding
-from regard.mechanism.scores import Additive, Dot, General, Score
+from regard.mechanism.scores import Additive, Dot, General
 from regard.mechanism.torch_state import concrete
+from regard.models.configs import RecurrentConfig
 from regard.models.layers.embedding import Embedding
 from regard.models.packed import Packed, check_batch, reorder, reversed_order, token_mask
 from regard.models.recurrent_cells import (
@@ -28,78 +28,6 @@ from regard.models.recurrent_cells import (
     RecurrentState,
 )
 from regard.models.seq2seq import Seq2Seq, State, check_state, vocab_sizes
-
-Cell = Literal["lstm", "gru"]
-AttentionKind = Literal["none", "additive", "dot", "general", "concat"]
-
-
-@dataclass(frozen=True)
-class RecurrentConfig:
-    """Architecture of a recurrent encoder-decoder.
-
-    width: dimension of embeddings and states; a bidirectional encoder has half of it per direction.
-    layers: layers of the encoder and of the decoder. cell: "lstm" or "gru".
-    attention: "none" (Sutskever et al. 2014); "additive" (Bahdanau et al. 2015); "dot", "general" or "concat"
-        (Luong et al. 2015, eq. 8).
-    bidirectional: use a bidirectional encoder (Schuster and Paliwal 1997).
-    reverse: reverse the source (Sutskever et al. 2014, section 3.3).
-    input_feeding: feed the attended vector into the next step (Luong et al. 2015, section 3.3).
-    dropout: dropout probability for embeddings, between layers and before the vocabulary projection.
-
-    >>> from regard.models.recurrent import RecurrentConfig
-    >>> RecurrentConfig(cell="gru", attention="additive").parallel
-    False
-    >>> RecurrentConfig(attention="additive", input_feeding=True)
-    Traceback (most recent call last):
-    regard.errors.ArgumentError: RecurrentConfig got input_feeding=True and attention='additive'; ...
-    """
-
-    width: int = 256
-    layers: int = 1
-    cell: Cell = "lstm"
-    attention: AttentionKind = "general"
-    bidirectional: bool = True
-    reverse: bool = False
-    input_feeding: bool = False
-    dropout: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_int("RecurrentConfig got width", self.width, min=1)
-        check_int("RecurrentConfig got layers", self.layers, min=1)
-        check_number("RecurrentConfig got dropout", self.dropout, min=0, below=1)
-        check_choice("RecurrentConfig got cell", self.cell, get_args(Cell))
-        check_choice("RecurrentConfig got attention", self.attention, get_args(AttentionKind))
-        for name in ("bidirectional", "reverse", "input_feeding"):
-            check_bool(f"RecurrentConfig got {name}", getattr(self, name))
-        if self.bidirectional and self.width % 2:
-            raise ArgumentError(
-                f"RecurrentConfig got width={self.width} and bidirectional=True; each direction has half the "
-                f"width, so it must be even: {self.width + 1}."
-            )
-        if self.input_feeding and self.attention in ("none", "additive"):
-            raise ArgumentError(
-                f"RecurrentConfig got input_feeding=True and attention={self.attention!r}; input feeding "
-                "needs dot, general or concat attention."
-            )
-
-    @property
-    def parallel(self) -> bool:
-        """Whether all target positions are computed in parallel in training."""
-        return self.attention != "additive" and not self.input_feeding
-
-    def make_decoder(self) -> PlainDecoder:
-        """Create the decoder."""
-        sizes = self.cell, self.width, self.layers, self.dropout
-        if self.attention == "none":
-            return PlainDecoder(*sizes)
-        if self.attention == "additive":
-            return BahdanauDecoder(*sizes, start_width=self.width // (2 if self.bidirectional else 1))
-        return LuongDecoder(*sizes, score=self._score(), input_feeding=self.input_feeding)
-
-    def _score(self) -> Score:
-        if self.attention == "dot":
-            return Dot()
-        return (General if self.attention == "general" else Additive)(self.width, self.width)
 
 
 class RecurrentSeq2Seq(Seq2Seq):
@@ -138,7 +66,7 @@ class RecurrentSeq2Seq(Seq2Seq):
         self.encoder = RecurrentEncoder(
             config.cell, config.width, config.layers, config.dropout, bidirectional=config.bidirectional
         )
-        self.decoder = config.make_decoder()
+        self.decoder = _make_decoder(config)
         self.dropout = nn.Dropout(config.dropout)
         self.matrix = None if share else nn.Parameter(torch.randn(target, config.width) * config.width**-0.5)
         self.bias = nn.Parameter(torch.zeros(target))
@@ -250,3 +178,14 @@ def _check_empty(name: str, lengths: Tensor) -> None:
             f"{name.capitalize()} sentence {shortest} has length {int(lengths[shortest])}; every sentence "
             "needs at least one token. Remove it, or append an end token."
         )
+
+
+def _make_decoder(config: RecurrentConfig) -> PlainDecoder:
+    sizes = config.cell, config.width, config.layers, config.dropout
+    if config.attention == "none":
+        return PlainDecoder(*sizes)
+    if config.attention == "additive":
+        return BahdanauDecoder(*sizes, start_width=config.width // (2 if config.bidirectional else 1))
+    kind = General if config.attention == "general" else Additive
+    score = Dot() if config.attention == "dot" else kind(config.width, config.width)
+    return LuongDecoder(*sizes, score=score, input_feeding=config.input_feeding)

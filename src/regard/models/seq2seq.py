@@ -58,6 +58,8 @@ class Seq2Seq(nn.Module):
     [True, True]
     """
 
+    max_length: int | None = None  # maximum number of tokens of a sentence, with start or end token
+
     @property
     def output_weight(self) -> Tensor:
         """Output embedding matrix (V, m)."""

@@ -67,6 +67,7 @@ class Transformer(Seq2Seq):
         self.embedding = Embedding(target, config.width)
         self.encoder = Stack(config)
         self.decoder = Stack(config, causal=True, cross=True)
+        self.max_length = getattr(self.decoder.positions, "max_length", None)
         self.matrix = None if share else nn.Parameter(torch.randn(target, config.width) * config.width**-0.5)
 
     @property

@@ -50,7 +50,7 @@ def draw_curves(logs: Mapping[str, Log], path: str | os.PathLike[str], *, dark: 
         axes = figure.subplots(1 + has_bleu, 2, sharex="col", sharey="row", squeeze=False)
         styles = [line_style(number, theme) for number in range(len(names))]
         for rows, style in zip(rows_by_name.values(), styles, strict=True):
-            for column, x in enumerate((_steps(rows), _minutes(rows))):
+            for column, x in enumerate(([float(row.step) for row in rows], _minutes(rows))):
                 _draw_losses(axes[0, column], x, rows, style)
                 if has_bleu:
                     _draw_bleu(axes[1, column], x, rows, style, theme)
@@ -106,12 +106,8 @@ def draw_by_length(
         axes.set_xticks(range(len(lengths)), ticks)
         axes.set_xlim(-0.5, len(lengths) - 0.5)
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("words in the source sentence (number of sentences)")
-        axes.set_ylabel(score)
-        axes.set_title(printable(title or ""))
-        style_axes(axes)
-        add_legend(figure, list(curves), styles)
-        return save(figure, path)
+        labels = "words in the source sentence (number of sentences)", score
+        return _save_lines(figure, list(curves), styles, labels, title, path)
 
 
 def draw_comparison(
@@ -158,12 +154,8 @@ def draw_comparison(
         axes.set_xlim(-0.5, layers - 0.5)
         low = min(0.0, *(float(comparison.similarities.min()) for comparison in named.values()))
         axes.set_ylim(low * 1.08, 1.02)
-        axes.set_xlabel("layer")
-        axes.set_ylabel("cosine similarity of the two words")
-        axes.set_title(printable(title or ""))
-        style_axes(axes)
-        add_legend(figure, names, styles)
-        return save(figure, path)
+        labels = "layer", "cosine similarity of the two words"
+        return _save_lines(figure, names, styles, labels, title, path)
 
 
 def draw_by_distance(
@@ -194,18 +186,30 @@ def draw_by_distance(
         styles = [{"color": color} for color in _line_colors(len(names), theme)]
         for values, style in zip(biases, styles, strict=True):
             axes.plot(distances, values, **style, linewidth=1.8)
-        axes.set_xlabel("distance: key − query")
-        axes.set_ylabel("bias")
-        axes.set_title(printable(title or ""))
-        style_axes(axes)
-        add_legend(figure, names, styles)
-        return save(figure, path)
+        labels = "distance: key − query", "bias"
+        return _save_lines(figure, names, styles, labels, title, path)
 
 
 def _figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save_lines(
+    figure: "Figure",
+    names: Sequence[str],
+    styles: Sequence[dict[str, Any]],
+    labels: tuple[str, str],
+    title: str | None,
+    path: str | os.PathLike[str],
+) -> Path:
+    """Label the axes and the lines, and write the picture."""
+    (axes,) = figure.axes
+    axes.set(xlabel=labels[0], ylabel=labels[1], title=printable(title or ""))
+    style_axes(axes)
+    add_legend(figure, names, styles)
+    return save(figure, path)
 
 
 def _comparison_name(comparison: Comparison) -> str:
@@ -220,10 +224,6 @@ def _line_colors(count: int, theme: Theme) -> list[Any]:
         return list(theme.lines[:count])
     first = 0.3  # smaller values are too close to the background
     return [theme.colormap(first + (1 - first) * i / (count - 1)) for i in range(count)]
-
-
-def _steps(rows: Sequence[LogRow]) -> list[float]:
-    return [float(row.step) for row in rows]
 
 
 def _minutes(rows: Sequence[LogRow]) -> list[float]:

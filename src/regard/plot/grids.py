@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from regard._util.extras import require
 from regard._util.text import printable
 from regard.errors import ArgumentError, ShapeError
 from regard.plot.style import (
@@ -122,6 +123,7 @@ def color_norm(
     matrices: Sequence[NDArray[Any]], *, log: bool, limits: tuple[float, float] | None = None
 ) -> "Normalize":
     """Return a color scale: from 0 to the largest weight, symmetric for signed values, or within limits."""
+    require("matplotlib", "Drawing")
     from matplotlib.colors import LogNorm, Normalize
 
     if limits is not None:

@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard._util.checks import check_int
+from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.layer_view import pool_dense
 from regard.inspection.layers import layer_label
-from regard.inspection.watch import Seen
+from regard.inspection.recording import Seen
 from regard.mechanism.biases import RelativeBias
 from regard.mechanism.mask_algebra import Mask, as_mask
 from regard.mechanism.normalizers import Sigmoid
 from regard.mechanism.operator import attend
 from regard.mechanism.weights.matrix import Weights
-from regard.models.layers.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
+from regard.models.layers.position_encoding import PositionEncoding
 from regard.plot.curves import draw_by_distance
 from regard.plot.grids import (
     MAX_PANELS,
@@ -44,7 +45,6 @@ MAX_GRID_CELLS = 192  # the same in a grid
 MAX_COLUMNS = 4  # alignments side by side
 
 Tokens = Sequence[str] | None
-Positions = SinusoidalPositions | LearnedPositions | RotaryPositions | RelativeBias
 
 
 class AlignmentLike(Protocol):
@@ -81,7 +81,7 @@ def heatmap(
     log: logarithmic colors, down to 1/10,000 of the largest weight.
 
     Large matrices are pooled; lazy weights do not become dense. The smallest weights have almost the
-    background's color, light or dark. Of signed values, 0 has the background's color, negative values are
+    background's color, light or dark. For signed values, 0 has the background's color; negative values are
     orange and positive ones blue. Tokens that do not fit are omitted; zooming in shows them. To add a color
     bar, call `figure.colorbar(image)`.
 
@@ -136,7 +136,7 @@ def draw_weights(
 ) -> Path:
     """Draw weights (…, q, k) to a .png, .svg or .pdf file.
 
-    Heads are drawn side by side, the entries of a batch one below the other. Large matrices are drawn as
+    Heads are drawn side by side, and the entries of a batch below each other. Large matrices are drawn as
     block means.
 
     path: output file, .png, .svg or .pdf.
@@ -167,12 +167,10 @@ def draw_weights(
     prefix = "" if isinstance(weights, Weights) and not weights.has_heads else "head "
     matrices = matrices.reshape(math.prod(lead[:-1]), heads, *matrices.shape[-2:])
     names = _titles(titles, ["" if single else f"{prefix}{head}" for head in range(heads)], "heads")
+    # only the panels of the first row have titles
     panels = [
-        [
-            Panel(matrix, rows, columns, queries, keys, "" if entry else name)
-            for matrix, name in zip(head_matrices, names, strict=True)
-        ]
-        for entry, head_matrices in enumerate(matrices)
+        _panels(entry, (rows, columns), (queries, keys), [""] * heads if i else names)
+        for i, entry in enumerate(matrices)
     ]
     row_titles = [str(entry) for entry in range(len(panels))] if len(panels) > 1 else []
     options = GridOptions(title or "", row_titles=row_titles, shared=not single, log=log, dark=dark)
@@ -212,11 +210,11 @@ def draw_heads(
     check_suffix(path)
     if not isinstance(layers, Mapping):
         raise DTypeError(
-            f"draw_heads(layers=…) got a {type(layers).__name__}; pass a mapping, {{'layer 0': weights}}, or "
+            f"draw_heads(layers=…) got {type_name(layers)}; pass a mapping, {{'layer 0': weights}}, or "
             "draw one layer with draw_weights."
         )
     if not layers:
-        raise ArgumentError("draw_heads() got no layers; call the model inside the block of regard.watch.")
+        raise ArgumentError("draw_heads() got no layers; call the model inside the regard.watch block.")
     row_titles = [layer_label(name) for name in layers] if isinstance(layers, Seen) else list(layers)
     layers = {name: _as_weights(weights) for name, weights in layers.items()}
     counts = [_count_heads(name, weights) for name, weights in layers.items()]
@@ -227,9 +225,7 @@ def draw_heads(
         matrices = _pooled(weights, max_cells)
         matrices = matrices.reshape(count, *matrices.shape[-2:])
         names = _titles(titles, [f"head {head}" for head in range(first, first + count)], "heads")
-        rows, columns = weights.shape[-2:]
-        pairs = zip(matrices, names, strict=True)
-        panels.append([Panel(m, rows, columns, queries, keys, "" if row else name) for m, name in pairs])
+        panels.append(_panels(matrices, weights.shape[-2:], (queries, keys), [""] * count if row else names))
     options = GridOptions(title or "", row_titles=row_titles, shared=sum(counts) > 1, log=log, dark=dark)
     return draw_panels(panels, options, path)
 
@@ -307,10 +303,7 @@ def draw_mask(
     _check_count(math.prod(lead))
     matrices = _visible(mask, size, tuple(lead))
     names = _titles(titles, [str(i) if lead else "" for i in range(len(matrices))], "masks")
-    panels = [
-        Panel(matrix, size[0], size[1], tokens[0], tokens[1], name)
-        for matrix, name in zip(matrices, names, strict=True)
-    ]
+    panels = _panels(matrices, size, tokens, names)
     theme = DARK if dark else LIGHT
     options = GridOptions(
         repr(mask) if title is None else title,
@@ -323,7 +316,7 @@ def draw_mask(
 
 
 def draw_positions(
-    positions: Positions,
+    positions: PositionEncoding | RelativeBias,
     path: str | os.PathLike[str],
     *,
     length: int = 64,
@@ -346,29 +339,19 @@ def draw_positions(
     """
     check_suffix(path)
     check_int("draw_positions got length", length, min=1)
-    axis_names = ("position", "feature")
+    if not isinstance(positions, PositionEncoding | RelativeBias):
+        raise DTypeError(
+            f"draw_positions() got {type_name(positions)}; pass SinusoidalPositions, LearnedPositions, "
+            "RotaryPositions, or a relative bias such as ALiBi or T5Bias."
+        )
     with torch.no_grad():
         if isinstance(positions, RelativeBias):
             bidirectional = getattr(positions, "bidirectional", True)
             distance = torch.arange(-length, length + 1 if bidirectional else 1)
             biases = positions(distance).detach().cpu().reshape(-1, len(distance))
             return draw_by_distance(distance.tolist(), biases.tolist(), path, title=title, dark=dark)
-        if isinstance(positions, RotaryPositions):
-            rotation = positions(torch.arange(length))
-            half = positions.width // 2  # the second half repeats the angles
-            matrices = {
-                "cos of the angle": rotation.cos[:, :half],
-                "sin of the angle": rotation.sin[:, :half],
-            }
-            axis_names = ("position", "pair of features")
-        elif isinstance(positions, SinusoidalPositions | LearnedPositions):
-            matrices = {"": positions(torch.arange(length))}
-        else:
-            raise DTypeError(
-                f"draw_positions() got a {type(positions).__name__}; pass SinusoidalPositions, "
-                "LearnedPositions, RotaryPositions, or a relative bias such as ALiBi or T5Bias."
-            )
-    panels = [_panel(matrix, title=name) for name, matrix in matrices.items()]
+        panels = [_panel(table, title=name) for name, table in positions.tables(length).items()]
+    axis_names = ("position", positions.columns)
     options = GridOptions(title or "", axis_names=axis_names, dark=dark, colorbar="value")
     return draw_panels([panels], options, path)
 
@@ -381,14 +364,21 @@ def _as_weights(weights: Any) -> Weights | Tensor:
         return torch.as_tensor(np.array(weights))  # a copy: torch does not accept negative strides
     except (TypeError, ValueError, RuntimeError):
         raise DTypeError(
-            f"Cannot draw a {type(weights).__name__} that is not numeric; pass lazy weights, a tensor or "
-            "an array."
+            f"Cannot draw {type_name(weights)} that is not numeric; pass lazy weights, a tensor or an array."
         ) from None
 
 
 def _panel(weights: Weights | Tensor, queries: Tokens = None, keys: Tokens = None, title: str = "") -> Panel:
     rows, columns = weights.shape
     return Panel(_pooled(weights, MAX_CELLS), rows, columns, queries, keys, title)
+
+
+def _panels(
+    matrices: NDArray[Any], size: Sequence[int], tokens: Sequence[Tokens], titles: Sequence[str]
+) -> list[Panel]:
+    (rows, columns), (queries, keys) = size, tokens
+    pairs = zip(matrices, titles, strict=True)
+    return [Panel(matrix, rows, columns, queries, keys, title) for matrix, title in pairs]
 
 
 def _pooled(weights: Weights | Tensor, max_cells: int) -> NDArray[Any]:

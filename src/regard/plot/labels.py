@@ -74,7 +74,7 @@ class AxisLabels:
         return max((self.depth_of(position) for position in self._fitting(length)), default=0.0)
 
     def overhang(self, length: float) -> tuple[float, float]:
-        """Return how far labels below an axis of this length extend beyond its left and right end."""
+        """Return how far labels below an axis of this length extend beyond its left and right ends."""
         cell, left, right = length / max(self.count, 1), 0.0, 0.0
         angle = math.radians(self.angle)
         for position in self._fitting(length):

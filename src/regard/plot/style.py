@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from regard._util.extras import require
 from regard._util.files import write_atomic
-from regard._util.text import printable, shorten
+from regard._util.text import printable, shorten, type_name
 from regard.errors import ArgumentError, DTypeError
 
 if TYPE_CHECKING:
@@ -173,6 +174,7 @@ def plot_style(texts: Sequence[str], *, dark: bool = False) -> Iterator[Theme]:
     >>> figure.get_facecolor() == figure.get_edgecolor(), theme.text
     (True, '#e6e9ec')
     """
+    require("matplotlib", "Drawing")
     from matplotlib import rcParams, style
 
     theme = DARK if dark else LIGHT
@@ -268,7 +270,7 @@ def token_label(token: str) -> str:
     ('dogs', '␣', '∅', 'xxxxxxxxxxxxxxxxxxx…')
     """
     if not isinstance(token, str):
-        raise DTypeError(f"A token is a {type(token).__name__}, {token!r:.40}. Pass strings: str(token).")
+        raise DTypeError(f"A token is {type_name(token)}, {token!r:.40}. Pass strings: str(token).")
     text = shorten(printable(token[: MAX_TOKEN_LENGTH + 1]), MAX_TOKEN_LENGTH)
     return text if text.strip() else "␣" * len(text) or "∅"
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from regard._util.checks import check_int
+from regard._util.extras import require
 from regard._util.text import printable
 from regard.errors import ArgumentError
 from regard.plot.heatmaps import AlignmentLike, checked_weights
@@ -45,6 +46,7 @@ def draw_alignment(alignment: AlignmentLike, console: "Console | None" = None) -
     two  ██   zwei
     dogs ░░██ Hunde
     """
+    require("rich", "draw_alignment")
     from rich.console import Console
 
     console = console or Console(highlight=False)
@@ -85,6 +87,7 @@ def _lines(
     alignment: AlignmentLike, width: int, shades: str | None, encoding: str = "utf-8"
 ) -> "Iterator[Text]":
     """Yield the lines; in color if shades is None."""
+    require("rich", "Drawing alignments in the terminal")
     from rich.cells import cell_len
     from rich.text import Text
 

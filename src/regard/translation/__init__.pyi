@@ -20,10 +20,10 @@ from regard.translation.data.links import symmetrize as symmetrize
 from regard.translation.data.links import to_pharaoh as to_pharaoh
 from regard.translation.data.pairs import Pair as Pair
 from regard.translation.data.pairs import split_pairs as split_pairs
-from regard.translation.decoding.search import Beam as Beam
-from regard.translation.decoding.search import Greedy as Greedy
 from regard.translation.decoding.search import Hypothesis as Hypothesis
-from regard.translation.decoding.search import Sample as Sample
+from regard.translation.decoding.strategies import Beam as Beam
+from regard.translation.decoding.strategies import Greedy as Greedy
+from regard.translation.decoding.strategies import Sample as Sample
 from regard.translation.evaluation import Scores as Scores
 from regard.translation.evaluation import by_length as by_length
 from regard.translation.evaluation import evaluate as evaluate

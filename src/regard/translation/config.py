@@ -1,89 +1,44 @@
 """Training configuration: presets, TOML files and single settings.
 
-Every setting is declared once, with its type, default, bounds and description.
+Importing this module does not import torch, so the command line reports wrong settings immediately.
 """
 # ruff: noqa: RUF009 (setting returns a dataclass field)
 
 import dataclasses
-import difflib
 import json
-import math
-import operator
 import os
 import tomllib
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from regard._util.files import MAX_TEXT_BYTES, read_regular
-from regard._util.text import pluralize, shorten
+from regard._util.text import shorten
 from regard.errors import ArgumentError, RegardError
-from regard.mechanism.normalizers import Entmax15, Normalizer, Softmax, Softmax1, Sparsemax
-from regard.models.layers.blocks import Activation, Norm, Positions, TransformerConfig
-from regard.models.recurrent import AttentionKind as Attention
-from regard.models.recurrent import Cell, RecurrentConfig, RecurrentSeq2Seq
-from regard.models.seq2seq import Seq2Seq
-from regard.models.transformer import Transformer
+from regard.models.configs import (
+    Activation,
+    AttentionKind,
+    Cell,
+    Norm,
+    RecurrentConfig,
+    TransformerSettings,
+)
+from regard.models.layers.positions import KINDS, Positions
 from regard.translation import tokens as vocabulary
 from regard.translation.sentence_splitter import max_translation_tokens
+from regard.translation.settings import Section, setting, show, suggest
+from regard.translation.training.optimization import TrainingConfig
+
+if TYPE_CHECKING:
+    from regard.models.seq2seq import Seq2Seq
 
 Model = Literal["transformer", "recurrent", "plain"]
 Normalize = Literal["softmax", "softmax1", "sparsemax", "entmax15"]
-Schedule = Literal["cosine", "inverse-sqrt", "constant"]
-Precision = Literal["float32", "bfloat16"]
-Metric = Literal["bleu", "loss"]
 Preset = Literal["tiny", "small", "base"]
-NORMALIZERS: dict[Normalize, type[Normalizer]] = {
-    "softmax": Softmax,
-    "softmax1": Softmax1,
-    "sparsemax": Sparsemax,
-    "entmax15": Entmax15,
-}
-_TRANSFORMER = (
-    "heads",
-    "key_heads",
-    "ffn_dim",
-    "activation",
-    "norm",
-    "norm_first",
-    "positions",
-    "max_positions",
-)
-_RECURRENT = ("cell", "attention", "bidirectional", "reverse", "input_feeding")
-_MAX_UPDATES = 10**12
-_COMPARE = {"at least": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt}
-
-
-def setting(
-    default: Any,
-    description: str,
-    *,
-    min: float | None = None,
-    max: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-) -> Any:
-    """A dataclass field with a description and bounds; the largest values only catch typing errors."""
-    bounds = {"at least": min, "above": above, "at most": max, "below": below}
-    return field(default=default, metadata={"description": description, "bounds": bounds})
-
-
-class _Section:
-    """A section of the config; checks the type and the bounds of every setting."""
-
-    section: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        for item in dataclasses.fields(self):  # type: ignore[arg-type]
-            name = f"{self.section}.{item.name}"
-            value = _check_type(name, getattr(self, item.name), item.type)
-            _check_bounds(name, value, item.metadata["bounds"])
-            object.__setattr__(self, item.name, value)
 
 
 @dataclass(frozen=True)
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """Architecture: the [model] section.
 
     A Transformer uses the settings of `TransformerConfig`, the other models those of `RecurrentConfig`.
@@ -97,7 +52,7 @@ class ModelConfig(_Section):
     width: int = setting(256, "Model dimension.", min=1, max=65_536)
     layers: int = setting(3, "Layers of the encoder and of the decoder.", min=1, max=1024)
     dropout: float = setting(0.1, "Dropout probability.", min=0, below=1)
-    heads: int = setting(8, "Attention heads. They divide the width.", min=1, max=4096)
+    heads: int = setting(8, "Attention heads; their number must divide the width.", min=1, max=4096)
     key_heads: int | None = setting(
         None, "Key and value heads (grouped-query attention). Default: heads.", min=1, max=4096
     )
@@ -105,13 +60,13 @@ class ModelConfig(_Section):
     activation: Activation = setting("relu", "Feed-forward activation: relu, gelu or swiglu.")
     norm: Norm = setting("layer", "Normalization: layer, rms or none.")
     norm_first: bool = setting(True, "Pre-norm if true, post-norm if false.")
-    positions: Positions = setting("sinusoidal", "Positions: sinusoidal, learned, rotary, alibi, t5 or none.")
+    positions: Positions = setting("sinusoidal", f"Positions: {', '.join(KINDS)} or none.")
     max_positions: int = setting(1024, "Number of learned positions.", min=1, max=10_000_000)
     normalize: Normalize = setting(
         "softmax", "Attention normalizer: softmax, softmax1, sparsemax or entmax15."
     )
     cell: Cell = setting("gru", "Recurrent cell: gru or lstm.")
-    attention: Attention = setting(
+    attention: AttentionKind = setting(
         "additive", "Attention score: additive (Bahdanau); dot, general or concat (Luong); or none."
     )
     bidirectional: bool = setting(True, "Bidirectional encoder.")
@@ -125,39 +80,49 @@ class ModelConfig(_Section):
         try:
             self.architecture()
         except RegardError as error:
-            raise ArgumentError(f"[model]: {error}") from None
+            raise ArgumentError(f"[model] has {str(error).partition(' got ')[2]}") from None
 
-    def architecture(self) -> TransformerConfig | RecurrentConfig:
-        """The config of the model class."""
-        shared: dict[str, Any] = {"width": self.width, "layers": self.layers, "dropout": self.dropout}
+    def architecture(self) -> TransformerSettings | RecurrentConfig:
+        """The config of the model class; for a Transformer, without its normalizer."""
+        options: dict[str, Any] = {name: getattr(self, name) for name in self._used()}
         if self.kind == "transformer":
-            options = {name: getattr(self, name) for name in _TRANSFORMER}
-            return TransformerConfig(**shared, **options, normalize=NORMALIZERS[self.normalize]())
-        options = {name: getattr(self, name) for name in _RECURRENT}
+            return TransformerSettings(**options)
         if self.kind == "plain":
             options |= {"attention": "none", "input_feeding": False}
-        return RecurrentConfig(**shared, **options)
+        return RecurrentConfig(**options)
 
-    def build(self, sizes: int | tuple[int, int]) -> Seq2Seq:
+    def _used(self) -> set[str]:
+        """Names of the settings of the model class."""
+        architecture = TransformerSettings if self.kind == "transformer" else RecurrentConfig
+        return {item.name for item in dataclasses.fields(architecture)} & vars(self).keys()
+
+    def build(self, sizes: int | tuple[int, int]) -> "Seq2Seq":
         """Build a new model for these vocabulary sizes; one size ties source and target embeddings."""
+        from regard.mechanism import normalizers
+        from regard.models.layers.blocks import TransformerConfig
+        from regard.models.recurrent import RecurrentSeq2Seq
+        from regard.models.transformer import Transformer
+
         architecture, share = self.architecture(), isinstance(sizes, int)
-        if isinstance(architecture, TransformerConfig):
-            return Transformer(sizes, architecture, share=share)
-        return RecurrentSeq2Seq(sizes, architecture, share=share)
+        if isinstance(architecture, RecurrentConfig):
+            return RecurrentSeq2Seq(sizes, architecture, share=share)
+        normalize = getattr(normalizers, self.normalize.capitalize())()  # "entmax15" is the class Entmax15
+        config = TransformerConfig(**dataclasses.asdict(architecture), normalize=normalize)
+        return Transformer(sizes, config, share=share)
 
     def ignored(self) -> set[str]:
         """Names of settings that this kind of model does not use."""
+        names = vars(self).keys() - self._used() - {"kind"}
         if self.kind == "transformer":
-            return {f"model.{name}" for name in _RECURRENT}
-        names = {*_TRANSFORMER, "normalize"} | (
-            {"attention", "input_feeding"} if self.kind == "plain" else set()
-        )
+            return {f"model.{name}" for name in names - {"normalize"}}
+        if self.kind == "plain":
+            names |= {"attention", "input_feeding"}
         return {f"model.{name}" for name in names} | {"training.guided_alignment_weight"}
 
 
 @dataclass(frozen=True)
-class TokensConfig(_Section):
-    """Vocabulary: the [tokens] section. See `Tokens.learn`."""
+class TokensConfig(Section):
+    """Vocabulary: the [tokens] section. See `Tokenizer.learn`."""
 
     section: ClassVar[str] = "tokens"
 
@@ -173,7 +138,7 @@ class TokensConfig(_Section):
 
 
 @dataclass(frozen=True)
-class CorpusConfig(_Section):
+class CorpusConfig(Section):
     """Filtering and validation split: the [corpus] section."""
 
     section: ClassVar[str] = "corpus"
@@ -184,76 +149,15 @@ class CorpusConfig(_Section):
     )
     dev_size: int = setting(
         1000,
-        "Distinct source sentences held out for validation, unless a set is given.",
+        "Distinct source sentences held out if no validation set is given.",
         min=1,
         max=10_000_000,
     )
 
 
 @dataclass(frozen=True)
-class TrainingConfig(_Section):
-    """Optimization and validation: the [training] section."""
-
-    section: ClassVar[str] = "training"
-
-    epochs: int = setting(20, "Passes over the training data.", min=1, max=_MAX_UPDATES)
-    updates: int | None = setting(
-        None, "Number of optimizer updates; overrides epochs.", min=1, max=_MAX_UPDATES
-    )
-    batch_tokens: int = setting(4096, "Batch size in tokens, source plus target.", min=1, max=100_000_000)
-    accumulate: int = setting(1, "Batches per update (gradient accumulation).", min=1, max=100_000)
-    learning_rate: float = setting(1e-3, "Peak learning rate.", above=0)
-    schedule: Schedule = setting(
-        "cosine", "Learning rate after warmup: cosine (to 0), inverse-sqrt (Vaswani et al. 2017) or constant."
-    )
-    warmup: int = setting(400, "Updates of linear warmup.", min=0, max=_MAX_UPDATES)
-    label_smoothing: float = setting(0.1, "Label smoothing.", min=0, below=1)
-    weight_decay: float = setting(0.0, "AdamW weight decay.", min=0)
-    max_grad_norm: float = setting(1.0, "Maximum gradient norm. 0: no clipping.", min=0)
-    unknown_rate: float = setting(
-        0.02, "Fraction of pairs with one token replaced by unknown, to learn copying.", min=0, below=1
-    )
-    guided_alignment_weight: float = setting(
-        0.0,
-        "Weight of the alignment loss on one head (Garg et al. 2019); 0.3 improves alignments. 0: off.",
-        min=0,
-    )
-    precision: Precision = setting("float32", "float32, or bfloat16 on processors that support it.")
-    validate_every: int = setting(
-        0,
-        "Updates between validations. 0: once per epoch, at least 50 updates apart.",
-        min=0,
-        max=_MAX_UPDATES,
-    )
-    save_every: int = setting(
-        0,
-        "Updates between checkpoints; each validation saves one, too. 0: once per epoch.",
-        min=0,
-        max=_MAX_UPDATES,
-    )
-    average_checkpoints: int = setting(
-        1, "Average the parameters of this many last checkpoints.", min=1, max=10_000
-    )
-    patience: int = setting(
-        0, "Stop after this many validations without improvement. 0: never.", min=0, max=_MAX_UPDATES
-    )
-    metric: Metric = setting("bleu", "Validation metric that selects the best model: bleu or loss.")
-    seed: int = setting(0, "Random seed.", min=0, max=2**32 - 1)
-    threads: int = setting(0, "CPU threads. 0: torch's default.", min=0, max=4096)
-
-    def duration(self) -> str:
-        """The planned length of the training.
-
-        >>> from regard.translation.config import TrainingConfig
-        >>> TrainingConfig().duration(), TrainingConfig(updates=100).duration()
-        ('20 epochs', '100 updates')
-        """
-        return pluralize(self.epochs, "epoch") if self.updates is None else pluralize(self.updates, "update")
-
-
-@dataclass(frozen=True)
 class TranslationConfig:
-    """All settings of a training, in the four sections of a TOML file.
+    """All settings of a training run, in the four sections of a TOML file.
 
     model, tokens, corpus, training: the sections; `regard train --print-config` describes all settings.
 
@@ -346,13 +250,13 @@ class TranslationConfig:
         """Return a copy with these settings, by section and name."""
         sections = {}
         for section, values in settings.items():
-            _check_section(section)
+            kind = _section(section)
             if not isinstance(values, Mapping):
                 raise ArgumentError(
-                    f"{section} must be a section ([{section}], then name = value), got {_show(values)}."
+                    f"{section} must be a section ([{section}], then name = value), got {show(values)}."
                 )
             for name in values:
-                _type_of(section, name)
+                kind.type_of(name)
             sections[section] = dataclasses.replace(getattr(self, section), **values)
         return dataclasses.replace(self, **sections)
 
@@ -364,8 +268,7 @@ class TranslationConfig:
             section, dot, name = path.strip().partition(".")
             if not equals or not dot:
                 raise ArgumentError(f"Invalid setting {shorten(text)!r}. Use section.name=value.")
-            _check_section(section)
-            changes.setdefault(section, {})[name] = _parse(section, name, value.strip())
+            changes.setdefault(section, {})[name] = _section(section).parse(name, value.strip())
         return self.replace(changes)
 
     def is_extended_by(self, other: "TranslationConfig") -> bool:
@@ -417,68 +320,7 @@ _RECURRENT_PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def _check_section(name: str) -> None:
+def _section(name: str) -> type[Section]:
     if name not in _SECTIONS:
-        raise ArgumentError(f"Unknown section [{shorten(name)}]. {_suggest(name, list(_SECTIONS))}")
-
-
-def _type_of(section: str, name: str) -> Any:
-    """The type of a setting."""
-    kinds = {item.name: item.type for item in dataclasses.fields(_SECTIONS[section])}
-    if name not in kinds:
-        cure = _suggest(name, list(kinds), f"{section}.")
-        raise ArgumentError(f"Unknown setting {section}.{shorten(name)}. {cure}")
-    return kinds[name]
-
-
-def _suggest(name: str, known: Sequence[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    return f"Did you mean {prefix}{close[0]}?" if close else f"Choose from {', '.join(known)}."
-
-
-def _check_type(name: str, value: Any, kind: Any) -> Any:
-    """Return the value, an int as a float where a float is required."""
-    if isinstance(kind, types.UnionType):
-        if value is None:
-            return None
-        (kind,) = (part for part in get_args(kind) if part is not type(None))
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise ArgumentError(f"{name} must be one of {', '.join(get_args(kind))}, got {_show(value)}.")
-        return value
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value) if abs(value) < 2**53 else math.inf if value > 0 else -math.inf
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        expected = {int: "an integer", float: "a number", bool: "true or false"}[kind]
-        raise ArgumentError(f"{name} must be {expected}, got {_show(value)}.")
-    return value
-
-
-def _check_bounds(name: str, value: Any, bounds: Mapping[str, float | None]) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ArgumentError(f"{name} must be finite, got {value}.")
-    limits = {phrase: limit for phrase, limit in bounds.items() if limit is not None}
-    if value is not None and not all(_COMPARE[phrase](value, limit) for phrase, limit in limits.items()):
-        expected = " and ".join(f"{phrase} {limit:,}" for phrase, limit in limits.items())
-        raise ArgumentError(f"{name} must be {expected}, got {_show(value)}.")
-
-
-def _parse(section: str, name: str, text: str) -> Any:
-    """Parse a setting from the command line: TOML, with optional quotes around strings."""
-    kind = _type_of(section, name)
-    if text == "none" and isinstance(kind, types.UnionType):
-        return None
-    if get_origin(kind) is Literal:
-        return text.strip("\"'")
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-        return parsed["value"] if len(parsed) == 1 else text  # text of several lines
-    except (ValueError, RecursionError):  # not TOML, too many digits, or nested too deeply
-        return text  # rejected for its type
-
-
-def _show(value: Any) -> str:
-    try:
-        return shorten(repr(value))
-    except (ValueError, RecursionError):  # an int with more digits than Python prints
-        return "a value that is too long to show"
+        raise ArgumentError(f"Unknown section [{shorten(name)}]. {suggest(name, list(_SECTIONS))}")
+    return _SECTIONS[name]

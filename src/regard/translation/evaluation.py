@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from regard._util.checks import check_int
+from regard._util.extras import require
+from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError
 from regard.models.encoders.words import is_word, split_words
 
@@ -109,6 +111,7 @@ def evaluate(
     exact match   50.00 %  of 2 sentences
     """
     _check("evaluate", translations=translations, references=references)
+    require("sacrebleu", "evaluate")
     from sacrebleu.metrics.chrf import CHRF
 
     metrics = [_bleu(tokenize, lowercase), _bleu(tokenize, lowercase=True), CHRF(lowercase=lowercase)]
@@ -132,7 +135,7 @@ def evaluate(
 
 
 def exact_match(translations: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> float:
-    """Return the fraction of translations that equal their references, ignoring white space.
+    """Return the fraction of translations that equal their references, ignoring whitespace.
 
     >>> from regard.translation.evaluation import exact_match
     >>> exact_match(["Dogs bark", "cats"], ["Dogs  bark ", "Cats"])
@@ -252,6 +255,7 @@ def check_tokenizer(tokenize: str) -> None:
 
 
 def _bleu(tokenize: str, lowercase: bool, *, effective_order: bool = False) -> "BLEU":
+    require("sacrebleu", "BLEU")
     from sacrebleu.metrics.bleu import BLEU
 
     if tokenize not in TOKENIZERS:
@@ -273,12 +277,10 @@ def _check(function: str, **arguments: Sequence[str]) -> None:
         if isinstance(sentences, str):
             raise DTypeError(f"{function} got one string as {name}; pass a list of sentences.")
         if not isinstance(sentences, Sequence):
-            raise DTypeError(
-                f"{function} got a {type(sentences).__name__} as {name}; pass a list: list({name})."
-            )
+            raise DTypeError(f"{function} got {type_name(sentences)} as {name}; pass a list: list({name}).")
         for i, sentence in enumerate(sentences):
             if not isinstance(sentence, str):
-                raise DTypeError(f"{function} got a {type(sentence).__name__} as {name}[{i}]; pass strings.")
+                raise DTypeError(f"{function} got {type_name(sentence)} as {name}[{i}]; pass strings.")
     (first_name, first), *others = arguments.items()
     for name, other in others:
         if len(first) != len(other):

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from regard._util.checks import check_int, check_number
+from regard._util.extras import require
 from regard._util.files import read_regular, write_atomic
 from regard.errors import ArgumentError
 
@@ -93,6 +94,7 @@ class Tokenizer:
         kind: "unigram" or "bpe" subwords, "words" or "characters".
         character_coverage: fraction of characters in the vocabulary, at least 0.98. Rarer ones are unknown.
         """
+        require("sentencepiece", "Tokenizer.learn")
         from sentencepiece import SentencePieceTrainer, set_random_generator_seed
 
         _check_kind(kind)
@@ -208,6 +210,7 @@ class Tokenizer:
 
     @cached_property
     def _processor(self) -> "SentencePieceProcessor":
+        require("sentencepiece", "Tokenizer")
         from sentencepiece import SentencePieceProcessor
 
         return SentencePieceProcessor(model_proto=self.content)
@@ -292,7 +295,7 @@ class _ErrorRecorder(Iterable[str]):
 
 
 def _explain(error: RuntimeError, kind: Kind, size: int) -> str:
-    """Replace SentencePiece's common errors by helpful ones."""
+    """Replace SentencePiece's common errors with helpful ones."""
     text = str(error)
     if "Unable to cast" in text:
         return _LONE_SURROGATE

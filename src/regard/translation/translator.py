@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard._util.checks import check_int, check_type
+from regard._util.checks import check_sentences, check_type
 from regard._util.text import shorten
 from regard.errors import DTypeError
-from regard.models.encoders.words import check_sentences
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import Alignment, align, check_size, merge
 from regard.translation.alignment.cross_attention import (
@@ -22,8 +21,8 @@ from regard.translation.alignment.cross_attention import (
     cross_weights,
     has_cross_attention,
 )
-from regard.translation.data.batches import batch_by_length
-from regard.translation.decoding.search import Beam, Hypothesis, Strategy, search
+from regard.translation.decoding.search import Hypothesis, batch_by_length, search
+from regard.translation.decoding.strategies import Beam, Strategy, check_batch_size
 from regard.translation.sentence_splitter import Line, Part, max_translation_tokens
 from regard.translation.streaming import batch_lines
 from regard.translation.tokens import UNKNOWN, Segmentation, TokenizerPair
@@ -106,11 +105,7 @@ class Translator:
         self.model, self.tokens = model, tokens
         self.alignment_head, self.config = alignment_head or AlignmentHead(), config or {}
         settings = self.config.get("settings", {})
-        match settings.get("model"):
-            case {"kind": "transformer", "positions": "learned", "max_positions": int(positions)}:
-                self._max_positions = positions
-            case _:
-                self._max_positions = sys.maxsize
+        self._max_positions = model.max_length or sys.maxsize
         max_tokens = settings.get("corpus", {}).get("max_tokens", MAX_TOKENS)
         self.max_tokens: int = min(max_tokens, self._max_positions - 1)  # one position is for the end token
 
@@ -130,7 +125,7 @@ class Translator:
 
         A sentence longer than `max_tokens` is translated in parts; its `note` says so.
         """
-        check_int("translate got batch_size", batch_size, min=1)
+        check_batch_size(batch_size)
         if alignment:
             cross_attention_layers(self.model)  # raises for a model without attention, before decoding
         lines = [
@@ -165,7 +160,7 @@ class Translator:
         ...     for translation in translator.stream(sys.stdin):
         ...         print(translation.text, flush=True)
         """
-        check_int("stream got batch_size", batch_size, min=1)
+        check_batch_size(batch_size)
         if isinstance(lines, str):
             raise DTypeError("stream got a string; pass an iterable of lines: a list or an open file.")
         for batch in batch_lines(lines, batch_size * _SORTED_BATCHES):

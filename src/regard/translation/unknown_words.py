@@ -1,8 +1,8 @@
 """Copy unknown words from the source (Luong et al. 2015b, section 3).
 
-For a token outside its vocabulary a model generates the unknown token. It is replaced by the unknown source
-token with the largest attention weight. An unknown source word that was not translated at all is inserted
-where it belongs.
+For a token outside its vocabulary, a model generates the unknown token, which is replaced with the unknown
+source token with the largest attention weight. An unknown source word that was not translated at all is
+inserted where it belongs.
 """
 
 import unicodedata
@@ -38,7 +38,7 @@ def replace_unknown(
 
     Each unknown source token is copied once, to the unknown target token that attends to it most; without
     weights, in order. If unknown target tokens remain, a vocabulary of words copies the source word with the
-    largest weight; other vocabularies leave them out.
+    largest weight; other vocabularies omit them.
 
     >>> import torch
     >>> from regard.translation.unknown_words import replace_unknown

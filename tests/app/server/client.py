@@ -7,7 +7,7 @@ import httpx
 import msgspec
 
 from regard.app.server.app import make_app
-from regard.app.server.endpoints import ENDPOINTS
+from regard.app.server.routes import ENDPOINTS
 from regard.app.server.state import AppState
 
 ADDRESS = "http://127.0.0.1:8000"

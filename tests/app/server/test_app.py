@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from regard.app.server.app import STATIC, read_static
+from regard.app.server.app import STATIC, STATIC_FOLDERS
 from regard.app.server.routes import lessons
+from regard.app.server.security import CONTENT_SECURITY_POLICY
 from regard.models.encoders.words import split_words
-from regard.translation.decoding.search import Beam
-from tests.app.server.client import error
+from regard.translation.decoding.strategies import Beam
+from tests.app.server.client import Client, error
 from tests.app.server.conftest import WORDS
 
 SENTENCES = ["ein Hund bellt laut", "zwei Katzen schlafen", "eine Frau singt"]
@@ -101,7 +102,7 @@ def test_all_encoders_compare_a_word(client):
     assert static["similarities"] == pytest.approx([1])
     assert bert["similarities"][-1] < 1
     payload["word"] = ["dogs", "shed"]
-    two = client.post("/api/compare", models=["static"], **payload)["comparisons"][0]
+    (two,) = client.post("/api/compare", models=["static", "static"], **payload)["comparisons"]
     assert two["words"] == ["dogs", "shed"]
 
 
@@ -305,18 +306,42 @@ def test_static_files_have_their_content_types(client):
     ],
 )
 def test_other_files_are_not_served(path, client):
-    assert read_static(path) is None
     assert client.send("GET", f"/static/{path}".replace("\x00", "%00")).status_code in (403, 404)
 
 
-def test_symlinks_out_of_the_static_folder_are_not_followed(tmp_path, monkeypatch):
-    (tmp_path / "static" / "page").mkdir(parents=True)
+def test_symlinks_out_of_the_static_folder_are_not_followed(tmp_path, monkeypatch, state):
+    for name in STATIC_FOLDERS:
+        (tmp_path / "static" / name).mkdir(parents=True)
     (tmp_path / "secret.js").write_text("secret")
     (tmp_path / "static" / "page" / "inside.js").write_text("public")
     (tmp_path / "static" / "page" / "link.js").symlink_to(tmp_path / "secret.js")
     monkeypatch.setattr("regard.app.server.app.STATIC", tmp_path / "static")
-    assert read_static("page/inside.js") == b"public"
-    assert read_static("page/link.js") is None
+    client = Client(state)
+    assert client.send("GET", "/static/page/inside.js").text == "public"
+    error(client.send("GET", "/static/page/link.js"), 404)
+
+
+@pytest.mark.parametrize("path", ["/", "/static/page/page.js", "/static/attention/attention.css"])
+def test_unchanged_files_are_not_sent_again(path, client):
+    first = client.send("GET", path)
+    assert first.headers["cache-control"] == "no-cache"
+    again = client.send("GET", path, headers={"if-none-match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    changed = client.send("GET", path, headers={"if-none-match": '"another"'})
+    assert (changed.status_code, changed.content) == (200, first.content)
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [(OSError(24, "Too many open files"), 500), (RuntimeError("can't start new thread"), 503)],
+)
+def test_a_file_that_cannot_be_read_is_an_error_response(failure, status, client, monkeypatch):
+    def fail(*_):
+        raise failure
+
+    monkeypatch.setattr("starlette.staticfiles.StaticFiles.lookup_path", fail)
+    error(client.send("GET", "/static/page/page.js"), status)
 
 
 def test_numbers_are_exact_in_json(client):

@@ -1,16 +1,12 @@
 """Connections on loopback: slow, silent and too many clients, and a process with few file descriptors."""
 
+import asyncio
 import os
-import re
 import resource
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack
 
 import httpx
 import pytest
@@ -19,48 +15,32 @@ import torch
 from regard.app.server import connections
 from regard.app.server.connections import Connections, ExceptionHandler, max_connections
 from regard.app.server.registry import Registry
-from regard.app.server.run import Server, listen
+from regard.app.server.run import Server
+from regard.app.server.security import BODY_TIMEOUT
 from regard.app.server.state import AppState
 from regard.app.view_model import ViewModel
+from tests.app.server.live import process, serving, until
 
 HALF = b"GET /api/health HTTP/1.1\r\nHost: 127.0.0.1"
 
 
-@contextmanager
-def serving(most: int | None = None, state: AppState | None = None) -> Iterator[Server]:
-    """Run a server in a thread, at `server.port`."""
-    listening, ready = listen("127.0.0.1", 0), threading.Event()
-    state = state or AppState(Registry())
-    server = Server(state, listening, ready.set)
-    if most is not None:
-        server.open_connections.limit = most
-    server.port = listening.getsockname()[1]  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.run_until_signal, daemon=True)
-    thread.start()
-    assert ready.wait(20)
-    try:
-        yield server
-    finally:
-        server.should_exit = True
-        thread.join(20)
-        assert state.close()
-        assert not thread.is_alive()
+def empty(limit: int | None = None) -> AbstractContextManager[Server]:
+    """Run a server without models."""
+    return serving(AppState(Registry()), limit=limit)
 
 
 def connect(server: Server, content: bytes = b"") -> socket.socket:
-    result = socket.create_connection(("127.0.0.1", server.port), timeout=20)  # type: ignore[attr-defined]
+    result = socket.create_connection(("127.0.0.1", server.port), timeout=20)
     result.sendall(content)
     return result
 
 
 def healthy(server: Server) -> bool:
-    address = f"http://127.0.0.1:{server.port}/api/health"  # type: ignore[attr-defined]
-    return httpx.get(address, timeout=20).is_success
+    return httpx.get(f"{server.address}/api/health", timeout=20).is_success
 
 
 def whole(server: Server, path: str = "/api/health", method: str = "GET", more: str = "") -> bytes:
-    port = server.port  # type: ignore[attr-defined]
-    return f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{more}\r\n".encode()
+    return f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n{more}\r\n".encode()
 
 
 def is_closed(item: socket.socket) -> bool:
@@ -80,29 +60,22 @@ def trickle(item: socket.socket) -> None:
         time.sleep(0.02)
 
 
-def until(holds) -> None:
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("sent", [b"", b"GET", HALF, b"POST /api/lookup HTTP/1.1\r\nX: " + b"y" * 1000])
 def test_headers_time_out(sent, monkeypatch):
     monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.3)
-    with serving() as server, connect(server, sent) as slow:
+    with empty() as server, connect(server, sent) as slow:
         assert is_closed(slow)
         until(lambda: server.open_connections.open == 0)
 
 
 def test_slow_headers_time_out(monkeypatch):
     monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.3)
-    with serving() as server, connect(server, HALF) as slow, pytest.raises(ConnectionError):
+    with empty() as server, connect(server, HALF) as slow, pytest.raises(ConnectionError):
         trickle(slow)
 
 
 def test_headers_of_the_next_request_time_out(monkeypatch):
-    with serving() as server, connect(server, whole(server)) as slow:
+    with empty() as server, connect(server, whole(server)) as slow:
         assert slow.recv(65536).startswith(b"HTTP/1.1 200")
         monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.3)
         slow.sendall(HALF)
@@ -110,7 +83,7 @@ def test_headers_of_the_next_request_time_out(monkeypatch):
 
 
 def test_requests_can_be_pipelined():
-    with serving() as server, connect(server, whole(server) * 3) as client:
+    with empty() as server, connect(server, whole(server) * 3) as client:
         result = b""
         while result.count(b'"status":"ok"') < 3:
             result += client.recv(65536)
@@ -119,7 +92,7 @@ def test_requests_can_be_pipelined():
 
 def test_an_unread_body_does_not_hold_the_connection(monkeypatch):
     monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.3)
-    with serving() as server:
+    with empty() as server:
         begun = whole(server, "/api/nothing", "POST", "Content-Length: 100000\r\n")
         with connect(server, begun) as slow, pytest.raises(ConnectionError):
             trickle(slow)
@@ -131,7 +104,7 @@ def test_an_unread_response_does_not_hold_the_connection(monkeypatch):
     name = state.views.add(ViewModel.of(torch.rand(2048, 2048))).id
     body = b'{"height":2048,"width":2048}'
     more = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    with serving(state=state) as server:
+    with serving(state) as server:
         with connect(server, whole(server, f"/api/views/{name}/tile", "POST", more) + body) as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             until(lambda: server.open_connections.open == 1)
@@ -140,17 +113,17 @@ def test_an_unread_response_does_not_hold_the_connection(monkeypatch):
 
 
 def test_the_oldest_incomplete_request_is_closed():
-    with serving(most=5) as server, ExitStack() as stack:
+    with empty(limit=5) as server, ExitStack() as stack:
         half = [stack.enter_context(connect(server, HALF)) for _ in range(20)]
         assert healthy(server)
         assert server.open_connections.open <= 5
         assert all(map(is_closed, half[:10]))
-        half[-1].sendall(f":{server.port}\r\n\r\n".encode())  # type: ignore[attr-defined]
+        half[-1].sendall(f":{server.port}\r\n\r\n".encode())
         assert half[-1].recv(65536).startswith(b"HTTP/1.1 200")
 
 
 def test_an_incomplete_body_is_closed():
-    with serving(most=5) as server, ExitStack() as stack:
+    with empty(limit=5) as server, ExitStack() as stack:
         more = "Content-Type: application/json\r\nContent-Length: 1000\r\n"
         begun = whole(server, "/api/lookup", "POST", more) + b"{"
         half = [stack.enter_context(connect(server, begun)) for _ in range(10)]
@@ -162,8 +135,8 @@ def test_a_new_connection_is_closed_if_all_are_being_answered():
     opened, state = threading.Event(), AppState(Registry())
     state.quick.cancel()  # replaced by one that is held up
     state.quick = held = type(state.quick)(threads=1)
-    with serving(most=2, state=state) as server, ExitStack() as stack:
-        thread = threading.Thread(target=_occupy, args=(held, opened))
+    with serving(state, limit=2) as server, ExitStack() as stack:
+        thread = threading.Thread(target=lambda: asyncio.run(held.run(lambda: opened.wait(20))))
         thread.start()
         waiting = [stack.enter_context(connect(server, whole(server, "/api/positions"))) for _ in range(2)]
         until(lambda: held.waiting == 2)
@@ -174,10 +147,15 @@ def test_a_new_connection_is_closed_if_all_are_being_answered():
         thread.join(10)
 
 
-def _occupy(worker, opened: threading.Event) -> None:
-    import asyncio
-
-    asyncio.run(worker.run(lambda: opened.wait(20)))
+def test_incomplete_requests_do_not_delay_shutdown():
+    more = "Content-Type: application/json\r\nContent-Length: 1000\r\n"
+    with ExitStack() as stack:
+        with empty() as server:
+            for content in (b"", HALF, whole(server), whole(server, "/api/lookup", "POST", more) + b"{"):
+                stack.enter_context(connect(server, content))
+            until(lambda: server.open_connections.open == 4)
+            begin = time.monotonic()
+        assert time.monotonic() - begin < BODY_TIMEOUT - 5
 
 
 def test_connections_use_at_most_half_of_the_files(monkeypatch):
@@ -215,29 +193,18 @@ serve(AppState(Registry()), listening, lambda: print(listening.getsockname()[1],
 """
 
 
-def test_incomplete_requests_do_not_use_up_file_descriptors(tmp_path: Path):
+def test_incomplete_requests_do_not_use_up_file_descriptors():
     """With three times as many incomplete requests as open files, other requests are still answered."""
-    errors = tmp_path / "errors"
-    with (
-        open(errors, "wb") as log,
-        subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=log) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            port = process.stdout.readline().decode().strip()
-            assert re.fullmatch(r"\d+", port), errors.read_text()
-            with ExitStack() as stack:
-                for number in range(400):
-                    half = stack.enter_context(socket.socket())
-                    half.settimeout(20)
-                    half.connect(("127.0.0.1", int(port)))
-                    half.sendall(HALF)
-                    if number % 80 == 79:
-                        assert httpx.get(f"http://127.0.0.1:{port}/api/health", timeout=20).is_success
-                assert len(os.listdir(f"/proc/{process.pid}/fd")) < 128
-            assert httpx.get(f"http://127.0.0.1:{port}/", timeout=20).is_success
-            process.terminate()
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
-    assert errors.stat().st_size < 2000, errors.read_text()[:2000]
+    with process(PROGRAM) as (running, port):
+        with ExitStack() as stack:
+            for number in range(400):
+                half = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+                half.sendall(HALF)
+                if number % 80 == 79:
+                    assert httpx.get(f"http://127.0.0.1:{port}/api/health", timeout=20).is_success
+            assert len(os.listdir(f"/proc/{running.pid}/fd")) < 128
+        assert httpx.get(f"http://127.0.0.1:{port}/", timeout=20).is_success
+        running.terminate()
+        _, errors = running.communicate(timeout=60)
+        assert running.returncode == 0
+    assert len(errors) < 2000, errors[:2000]

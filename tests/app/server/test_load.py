@@ -2,59 +2,23 @@
 
 import asyncio
 import os
-import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
 from regard.app.server.registry import Registry
-from regard.app.server.run import Server, listen
 from regard.app.server.state import AppState
 from regard.app.server.worker import Worker
+from tests.app.server.live import process, serving, until
 
 CLIENTS = 200
-WORDS = [
-    "ein",
-    "Hund",
-    "bellt",
-    "laut",
-    "zwei",
-    "Katzen",
-    "schlafen",
-    "heute",
-    "gern",
-    "eine",
-    "Frau",
-    "singt",
-    "und",
-    "lacht",
-]
-
-
-@contextmanager
-def serving(state: AppState, host: str | None = None) -> Iterator[str]:
-    """Run a server in a thread; yield its address."""
-    listening, ready = listen("127.0.0.1", 0), threading.Event()
-    address = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server = Server(state, listening, ready.set, host)
-    thread = threading.Thread(target=server.run_until_signal, daemon=True)
-    thread.start()
-    assert ready.wait(20)
-    try:
-        yield address
-    finally:
-        server.should_exit = True
-        thread.join(20)
-        state.close()
-        assert not thread.is_alive()
+WORDS = ["ein", "Hund", "bellt", "laut", "zwei", "Katzen", "schlafen", "heute", "gern", "eine", "Frau"]
 
 
 def sentence(number: int) -> str:
@@ -81,9 +45,9 @@ def test_200_clients_get_their_own_answers(registry: Registry, one_thread: None)
                 )
             )
 
-    with serving(state) as address:
-        responses = asyncio.run(all_at_once(address))
-        assert httpx.get(f"{address}/api/health").json()["waiting"] == 0
+    with serving(state) as server:
+        responses = asyncio.run(all_at_once(server.address))
+        assert httpx.get(f"{server.address}/api/health").json()["waiting"] == 0
     assert {response.status_code for response in responses} == {200}
     for text, response in zip(payload, responses, strict=True):
         (result,) = response.json()["translations"]
@@ -127,9 +91,9 @@ def test_a_full_queue_returns_503_with_retry_after(registry, one_thread):
             held.opened.set()
             return await asyncio.gather(*waiting)
 
-    with serving(held.state) as address:
+    with serving(held.state) as server:
         busy = held.occupy()
-        responses = asyncio.run(several(address))
+        responses = asyncio.run(several(server.address))
         busy.join(10)
     assert sorted(response.status_code for response in responses) == [200] * 3 + [503] * 3
     refused = [response for response in responses if response.status_code == 503]
@@ -140,49 +104,41 @@ def test_a_full_queue_returns_503_with_retry_after(registry, one_thread):
 def test_disconnected_clients_leave_the_queue(registry, one_thread):
     held = Held(registry, most=2)
     body = b'{"model":"small","sentences":["ein Hund"]}'
-    with serving(held.state) as address:
+    with serving(held.state) as server:
         busy = held.occupy()
-        port = int(address.rpartition(":")[2])
         request = (
-            f"POST /api/translate HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"POST /api/translate HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         ).encode()
         for _ in range(10):  # far more than may wait
-            with socket.create_connection(("127.0.0.1", port)) as gone:
+            with socket.create_connection(("127.0.0.1", server.port)) as gone:
                 gone.sendall(request + body)
-                _until(lambda: held.state.worker.waiting == 1)
-            _until(lambda: held.state.worker.waiting == 0)
+                until(lambda: held.state.worker.waiting == 1)
+            until(lambda: held.state.worker.waiting == 0)
         held.opened.set()
         busy.join(10)
-        assert httpx.post(f"{address}/api/translate", json={"model": "small", "sentences": ["a"]}).is_success
-
-
-def _until(holds) -> None:
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.005)
+        payload = {"model": "small", "sentences": ["a"]}
+        assert httpx.post(f"{server.address}/api/translate", json=payload).is_success
 
 
 def test_incomplete_requests_are_harmless(registry, one_thread):
-    with serving(AppState(registry)) as address:
-        port = int(address.rpartition(":")[2])
+    with serving(AppState(registry)) as server:
         for junk in (
             b"POST /api/translate HTTP/1.1\r\nHost: x",
             b"\x00\xff" * 100,
             b"GET / HTTP/9.9\r\n\r\n",
         ):
-            with socket.create_connection(("127.0.0.1", port)) as half:
+            with socket.create_connection(("127.0.0.1", server.port)) as half:
                 half.sendall(junk)
-        assert httpx.get(f"{address}/api/health").is_success
+        assert httpx.get(f"{server.address}/api/health").is_success
 
 
 @pytest.mark.parametrize(("host", "status"), [("My-Machine", 200), (None, 403)])
 def test_the_host_option_is_an_accepted_host_name(host: str | None, status: int, registry: Registry):
-    with serving(AppState(registry), host) as address:
-        named = "my-machine:" + address.rpartition(":")[2]
-        assert httpx.get(f"{address}/api/health", headers={"Host": named}).status_code == status
-        assert httpx.get(f"{address}/api/health").status_code == 200
+    with serving(AppState(registry), host) as server:
+        health = f"{server.address}/api/health"
+        assert httpx.get(health, headers={"Host": f"my-machine:{server.port}"}).status_code == status
+        assert httpx.get(health).status_code == 200
 
 
 PROGRAM = """
@@ -205,39 +161,30 @@ print("ended", flush=True)
 """
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 1)])
-def test_signals_finish_running_requests(number, status, folder):
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, os.fspath(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        port = process.stdout.readline().strip()
-        assert re.fullmatch(r"\d+", port), process.stderr.read()
-        result = []
+def ask_and_signal(running: subprocess.Popen[str], port: int, signals: list[int]) -> httpx.Response:
+    """Send signals while a translation is under way; return its response."""
+    payload = {"model": "small", "sentences": ["ein Hund"]}
+    with ThreadPoolExecutor(1) as pool:
+        address = f"http://127.0.0.1:{port}/api/translate"
+        response = pool.submit(httpx.post, address, json=payload, timeout=120)
+        assert running.stdout is not None
+        assert running.stdout.readline() == "under way\n"
+        for number in signals:
+            running.send_signal(number)
+            time.sleep(0.3)  # two signals at once may arrive as one
+        return response.result()
 
-        def ask() -> None:
-            payload = {"model": "small", "sentences": ["ein Hund"]}
-            result.append(httpx.post(f"http://127.0.0.1:{port}/api/translate", json=payload, timeout=60))
 
-        thread = threading.Thread(target=ask)
-        thread.start()
-        assert process.stdout.readline() == "under way\n"
-        process.send_signal(number)
-        thread.join(60)
-        assert result
-        assert result[0].status_code == 200
-        assert result[0].json()["translations"][0]["source"] == "ein Hund"
-        rest, errors = process.communicate(timeout=60)
-        assert process.returncode in ((0,) if status == 0 else (1, -signal.SIGINT, 130))
-        assert rest == ("ended\n" if status == 0 else "")
+@pytest.mark.parametrize(("number", "statuses"), [(signal.SIGTERM, {0}), (signal.SIGINT, {1, -2, 130})])
+def test_signals_finish_running_requests(number, statuses, folder):
+    with process(PROGRAM, os.fspath(folder)) as (running, port):
+        response = ask_and_signal(running, port, [number])
+        assert response.status_code == 200
+        assert response.json()["translations"][0]["source"] == "ein Hund"
+        rest, errors = running.communicate(timeout=120)
+        assert running.returncode in statuses
+        assert rest == ("ended\n" if number == signal.SIGTERM else "")
         assert "Traceback" not in errors or number == signal.SIGINT
-    finally:
-        process.kill()
-        process.communicate()
 
 
 STUCK = """
@@ -256,36 +203,17 @@ main(["look", *sys.argv[1:], "--port", "0", "--no-browser"])
 
 @pytest.mark.parametrize(
     ("signals", "status"),
-    [([signal.SIGTERM], 0), ([signal.SIGINT], 130), ([signal.SIGINT, signal.SIGINT], 130)],
+    [
+        ([signal.SIGTERM], 0),
+        ([signal.SIGINT, signal.SIGINT], 130),
+        pytest.param([signal.SIGINT], 130, marks=pytest.mark.slow),
+    ],
 )
 def test_endless_work_does_not_block_shutdown(signals, status, folder):
-    process = subprocess.Popen(
-        [sys.executable, "-c", STUCK, os.fspath(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        port = next(filter(None, (re.search(r":(\d+)/", line) for line in process.stdout)))[1]
-        result = []
-
-        def ask() -> None:
-            payload = {"model": "small", "sentences": ["ein Hund"]}
-            result.append(httpx.post(f"http://127.0.0.1:{port}/api/translate", json=payload, timeout=60))
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        assert process.stdout.readline() == "under way\n"
-        for number in signals:
-            process.send_signal(number)
-            time.sleep(0.3)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == status, errors
+    with process(STUCK, os.fspath(folder)) as (running, port):
+        response = ask_and_signal(running, port, signals)
+        assert response.status_code == 503
+        assert "shutting down" in response.json()["error"]
+        _, errors = running.communicate(timeout=120)
+        assert running.returncode == status, errors
         assert "Traceback" not in errors
-        thread.join(60)
-        assert result[0].status_code == 503
-        assert "shutting down" in result[0].json()["error"]
-    finally:
-        process.kill()
-        process.communicate()

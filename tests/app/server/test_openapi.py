@@ -17,8 +17,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from regard.app.server.app import make_app
-from regard.app.server.endpoints import ENDPOINTS
 from regard.app.server.openapi import document
+from regard.app.server.routes import ENDPOINTS
 from regard.app.server.routes.views import view_words
 from regard.app.server.security import SecurityMiddleware
 from regard.app.server.state import AppState

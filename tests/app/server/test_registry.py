@@ -14,9 +14,9 @@ from regard.app.server.security import RequestError
 from regard.app.server.state import AppState
 from regard.errors import ArgumentError
 from regard.models.encoders.static import StaticEncoder
-from regard.translation.training.checkpoint import is_training, lock_folder
+from regard.translation.model_folder import is_training, lock_folder
+from regard.translation.training.callbacks import Callback, Report, ValidationResult
 from regard.translation.training.logs import CsvLog
-from regard.translation.training.progress import Callback, Report, ValidationResult
 from regard.translation.training.train import train
 from tests.app.server.client import Client, error
 from tests.translation.small import PAIRS, small_config
@@ -80,6 +80,19 @@ def test_word_vectors_are_loaded_from_a_file(tmp_path):
     StaticEncoder(["dogs", "bark"], torch.eye(2)).save(tmp_path / "words.txt")
     (entry,) = Registry.load([str(tmp_path / "words.txt")]).entries.values()
     assert (entry.kind, entry.attends) == ("encoder", False)
+
+
+def test_a_missing_package_is_one_line_of_the_page(folder, tmp_path, asking, monkeypatch):
+    begun = training(tmp_path / "begun")
+    client = asking(begun)
+    assert client.get("/api/models")["missing"] == ""
+    for file in folder.iterdir():
+        if file.is_file():
+            shutil.copy(file, begun / file.name)
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    result = client.get("/api/models")
+    assert result["missing"].endswith('which is not installed. Run: pip install "regard[translation]"')
+    assert (result["models"], result["pending"]) == ([], ["begun"])
 
 
 def test_a_training_without_parameters_is_listed_and_loaded_later(folder, tmp_path, asking):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.app.server.requests import HeadsRequest, ReceivedRequest, TileRequest, TopkRequest
+from regard.app.protocol import HeadsQuestion, ReceivedQuestion, TileQuestion, TopkQuestion
 from regard.app.server.security import RequestError
 from regard.app.server.view_store import ViewStore, view_bytes
 from regard.app.view_model import ViewModel
@@ -39,7 +39,7 @@ def test_cached_answers_count_as_bytes():
     view = ViewModel.of(torch.rand(2100, 2100))
     before = view_bytes(view)
     views = ViewStore()
-    views.ask(views.add(view).id, "tile", TileRequest(height=2048, width=2048))
+    views.ask(views.add(view).id, TileQuestion(height=2048, width=2048))
     assert view_bytes(view) > before + 16_000_000
 
 
@@ -53,12 +53,12 @@ def test_ids_cannot_be_guessed():
 def test_expensive_questions_are_refused_with_both_numbers():
     views = ViewStore(max_cost=1000)
     name = views.add(ViewModel.of(torch.rand(4, 20, 20))).id
-    assert views.cost(name, "tile", TileRequest(heads=[0, 1])) == 800
+    assert views.cost(name, TileQuestion(heads=[0, 1])) == 800
     message = r"reads 1,600 weights .* limit is 1,000.*fewer heads, rows or columns"
     with pytest.raises(RequestError, match=message) as no:
-        views.cost(name, "tile", TileRequest())
+        views.cost(name, TileQuestion())
     assert no.value.status == 422
-    assert views.cost(name, "received", ReceivedRequest(heads=[3])) == 400
+    assert views.cost(name, ReceivedQuestion(heads=[3])) == 400
     with pytest.raises(RequestError, match=r"reads 1,600 weights"):
-        views.cost(name, "heads", HeadsRequest(heads=[3]))  # several passes
-    assert views.cost(name, "topk", TopkRequest(position=3)) == 80
+        views.cost(name, HeadsQuestion(heads=[3]))  # several passes
+    assert views.cost(name, TopkQuestion(position=3)) == 80

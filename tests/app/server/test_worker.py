@@ -310,7 +310,7 @@ serve(state, listening, ready)
 """
 
 
-@pytest.mark.parametrize("megabytes", [2, 100, 330])
+@pytest.mark.parametrize("megabytes", [2, pytest.param(100, marks=pytest.mark.slow), 330])
 def test_a_server_with_little_memory_refuses_work_and_survives(megabytes):
     with subprocess.Popen(
         [sys.executable, "-c", LIMITED, str(megabytes)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -141,7 +141,11 @@ def compare_classes(name: str, output: Tensor, reference: Tensor) -> None:
                 f"{name} and reference differ in what is {what}",
                 f"{float(output[at]):g} and {float(reference[at]):g} at {at}",
             )
+    if not reference.numel():
+        return
     finite = reference.isfinite() & (reference.abs() < 1e30)
-    if not torch.allclose(output[finite], reference[finite], rtol=1e-3, atol=1e-3):
-        off = (output - reference).where(finite, 0.0).abs().max()
-        raise Failure(f"{name} and reference differ where both are finite", f"by {float(off):.3g}")
+    largest = reference.abs().where(reference.isfinite(), 0.0).amax(-1, keepdim=True)
+    allowed = 1e-3 + 1e-3 * reference.abs() + 1e-6 * largest  # large terms that cancel leave their rounding
+    off = (output - reference).abs()[finite]
+    if (off > allowed[finite]).any():
+        raise Failure(f"{name} and reference differ where both are finite", f"by {float(off.max()):.3g}")

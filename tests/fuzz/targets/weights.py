@@ -173,8 +173,8 @@ def numbers(case: Case, reading: Reading) -> None:
 
 def top(case: Case, reading: Reading) -> None:
     n = case.random.choice((1, 2, 5, 70))
-    values, keys = reading.weights.topk(n)
     n = min(n, reading.dense.shape[-1])
+    values, keys = reading.weights.topk(n)
     low = reading.dense.masked_fill(~reading.visible, -math.inf)
     best = low.topk(n, -1)
     hidden = best.values == -math.inf

@@ -14,6 +14,7 @@ from torch import Tensor
 import regard
 from regard.mechanism import fused
 from regard.mechanism.weights.matrix import Weights
+from tests import cases
 
 kernels = pytest.mark.skipif(not fused.available(), reason="the kernels were not built")
 D = 64
@@ -87,6 +88,26 @@ def test_a_row_is_the_same_in_every_part(size: str, mask: Any, normalize: regard
         assert torch.allclose(mean, wanted.mean((-2, -1), keepdim=True), rtol=1e-6, atol=1e-9)
     assert torch.equal(weights.T @ torch.eye(queries), dense.mT)
     assert torch.allclose(weights @ torch.eye(keys), dense, rtol=2e-6, atol=1e-8)
+
+
+# any two of shape, score, normalizer, mask and bias, and what the kernel of a single query takes
+SINGLE = cases.Shape((2, 3, 1, 16), (2, 3, 40, 16), (2, 3, 40, 16))
+ALONE = cases.TABLE + cases.product(
+    ["one query"], ["dot", "scale"], ["softmax", "temperature"], ["no mask", "padding"], ["no bias"], SINGLE
+)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "tiled", pytest.param("fused", marks=kernels)])
+@pytest.mark.parametrize("case", ALONE, ids=lambda case: case.name)
+def test_a_row_read_alone_equals_that_row_of_the_whole(case: cases.Case, implementation: str) -> None:
+    """Bit for bit with the kernels; torch's matmul rounds a row differently at another position."""
+    tensors, options = case.tensors(torch.float32), case.options(torch.float32)
+    weights = regard.attend(*tensors, **options, implementation=implementation)[1].detach()
+    dense, tolerance = weights.dense(), 0.0 if weights.compute_tau() else 1e-5
+    for row in {0, 2 % dense.shape[-2], dense.shape[-2] - 1}:
+        for columns in (slice(None), slice(1, 5)):
+            read, expected = weights[..., row, columns], dense[..., row, columns]
+            torch.testing.assert_close(read, expected, rtol=tolerance, atol=tolerance)
 
 
 @kernels
@@ -175,6 +196,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "entmax": {"normalize": regard.Entmax15()},
     "sigmoid": {"normalize": regard.Sigmoid()},
     "additive": {"score": regard.Additive(16, 16, 16)},
+    "one query": {},
 }
 
 
@@ -184,14 +206,14 @@ CALLS: dict[str, dict[str, Any]] = {
 def test_tau_is_computed_once(call: str, graph: bool, launches: list[str]) -> None:
     x = torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0), requires_grad=graph)
     with torch.set_grad_enabled(graph):
-        weights = regard.attend(x, x, x, **CALLS[call])[1]
+        weights = regard.attend(x[:, -1:] if call == "one query" else x, x, x, **CALLS[call])[1]
     with torch.no_grad():
         weights.topk(5)
         assert launches == ["forward", "topk"]
         weights.entropy()
         weights.dense()
         weights.received()
-        weights[:, 3]
+        weights[:, -1]
         weights.heads(1).topk(2)
         weights.detach().to("cpu").entropy()
     assert launches[2:] == ["entropy", "weights", "backward", "weights", "topk", "entropy"]

@@ -152,7 +152,7 @@ def test_extra_width_is_zero():
         (["a", "b"], {}, "without co-occurring words"),
         (["a b"], {"width": 0}, "width=0"),
         (["a b"], {"window": 0}, "window=0"),
-        (["a b", None], {}, "Sentence 1 is a NoneType"),
+        (["a b", None], {}, "Sentence 1 is None"),
     ],
 )
 def test_too_small_texts_are_rejected(sentences, options, message):

@@ -225,7 +225,7 @@ def test_dropout_only_in_training() -> None:
         ({"normalize": "softmax"}, regard.DTypeError, "normalize='softmax'"),
         ({"normalize": regard.Softmax}, regard.DTypeError, "not a normalizer"),
         ({"norm": "batch"}, regard.ArgumentError, "'batch'; choose one of layer, rms"),
-        ({"positions": "absolute"}, regard.ArgumentError, "'absolute'; choose one of sinusoidal"),
+        ({"positions": "absolute"}, regard.ArgumentError, "'absolute'; choose one of alibi, learned"),
     ],
 )
 def test_invalid_configs(options: dict[str, Any], error: type[Exception], message: str) -> None:

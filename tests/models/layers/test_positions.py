@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -16,18 +16,18 @@ from regard.models import (
     LearnedPositions,
     MultiHeadAttention,
     Packed,
+    PositionEncoding,
     RotaryPositions,
     SinusoidalPositions,
     Stack,
     TransformerConfig,
 )
-from regard.models.layers.blocks import Positions
+from regard.models.layers.positions import KINDS
 from tests.models.exact import close, normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CONFIG = TransformerConfig(width=12, heads=3, layers=2, dropout=0.0, max_positions=11)
-KINDS = [kind for kind in get_args(Positions) if kind != "none"]
 
 
 @pytest.fixture
@@ -224,6 +224,23 @@ def test_t5_direction() -> None:
     assert not left[False] & right[False]
     assert len(left[True]) > len(left[False])
     assert len(right[True]) == 1
+
+
+# A new encoding
+
+
+class Ramp(PositionEncoding):
+    def encode(self, x: Tensor, positions: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        return x + positions[..., None] / 10, {"bias": regard.ALiBi(3)}
+
+
+def test_stack_applies_any_encoding() -> None:
+    """Its change of the input and its options for attention are those of the same values given by hand."""
+    encoder, plain, x = stack("none"), stack("alibi"), normal(2, 7, 12)
+    encoder.positions = Ramp()
+    close(encoder(x), plain(x + torch.arange(7)[:, None] / 10))
+    with pytest.raises(regard.ArgumentError, match=r"Ramp has nothing to draw; implement tables\(length\)"):
+        encoder.positions.tables(3)
 
 
 # Packed sentences

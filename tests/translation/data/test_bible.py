@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 
 import pytest
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, MissingExtraError
 from regard.translation.data import bible as module
 from regard.translation.data.bible import Verse, bible
 
@@ -97,7 +97,5 @@ def test_a_missing_package_is_reported_with_its_cure(monkeypatch, tmp_path):
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(module, "distribution", missing)
-    with pytest.raises(
-        ArgumentError, match=r"is not installed\. Run: pip install --no-deps bible-alignments"
-    ):
+    with pytest.raises(MissingExtraError, match=r"not installed\. Run: pip install --no-deps bible-align"):
         bible()

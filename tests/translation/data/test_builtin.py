@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-from regard.errors import ArgumentError, DTypeError
+from regard.errors import ArgumentError, DTypeError, MissingExtraError
 from regard.translation.data.builtin import EmbeddedCorpus, Language, _Sentences, embedded_corpus, languages
 
 VALUE = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d|\d+")
@@ -80,8 +80,8 @@ def test_splits_have_no_common_sentence(corpus):
 
 def test_the_corpus_depends_only_on_the_seed(corpus):
     assert embedded_corpus(size=2000) == corpus
-    other = embedded_corpus(size=2000, seed=1)
-    assert len({*other.test} & {*corpus.test}) < 20
+    reseeded = embedded_corpus(size=2000, seed=1)
+    assert len({*reseeded.test} & {*corpus.test}) < 20
     assert embedded_corpus(size=300).test == corpus.test[:30]  # independent of size
 
 
@@ -139,7 +139,7 @@ def test_invalid_arguments_are_rejected():
         embedded_corpus("tlh", "de")
     with pytest.raises(ArgumentError, match="Language '' is not supported"):
         embedded_corpus("en", "")
-    with pytest.raises(DTypeError, match="a code such as 'de', got a int"):
+    with pytest.raises(DTypeError, match="a code such as 'de', got an int"):
         embedded_corpus("en", 7)  # type: ignore[arg-type]
     for values in ((0, 1), (2, 1), (1,), 3, (1.0, 2)):
         with pytest.raises(ArgumentError, match=r"it must be \(minimum, maximum\)"):
@@ -160,5 +160,5 @@ def test_too_many_sentences_raise_an_error(monkeypatch):
 
 def test_a_missing_package_is_reported_with_its_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "num2words", None)
-    with pytest.raises(ModuleNotFoundError, match="num2words: pip install babel num2words"):
+    with pytest.raises(MissingExtraError, match=r"num2words, .*regard\[translation\]"):
         embedded_corpus("en", "de", size=10)

@@ -37,7 +37,7 @@ def test_write_and_read(vocabulary, dtype, data, folder):
     ids = st.lists(st.integers(0, vocabulary - 1), max_size=7)
     pairs = data.draw(st.lists(st.tuples(ids, ids), max_size=11))
     written = EncodedCorpus.write(folder / "ids", iter(pairs), vocabulary=vocabulary)
-    for corpus in (written, EncodedCorpus.open(folder / "ids")):
+    for corpus in (written, EncodedCorpus(folder / "ids")):
         assert to_lists(corpus) == pairs
         assert corpus.sizes.tolist() == [[len(source), len(target)] for source, target in pairs]
         assert (len(corpus), corpus.vocabulary) == (len(pairs), vocabulary)
@@ -81,7 +81,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
     for chunks in (2, 12):
         tracemalloc.start()
         corpus = EncodedCorpus.write(tmp_path / f"{chunks}", pairs(1024 * chunks), vocabulary=100)
-        EncodedCorpus.open(tmp_path / f"{chunks}")[1024 * chunks - 1]
+        EncodedCorpus(tmp_path / f"{chunks}")[1024 * chunks - 1]
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert len(corpus) == 1024 * chunks
@@ -108,7 +108,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path):
     EncodedCorpus.write(tmp_path / "ids", PAIRS, vocabulary=8)
     with pytest.raises(KeyboardInterrupt):
         EncodedCorpus.write(tmp_path / "ids", broken(), vocabulary=8)
-    assert to_lists(EncodedCorpus.open(tmp_path / "ids")) == PAIRS
+    assert to_lists(EncodedCorpus(tmp_path / "ids")) == PAIRS
     assert [path.name for path in tmp_path.iterdir()] == ["ids"]
 
 
@@ -128,7 +128,7 @@ def test_a_full_disk_names_the_file_and_keeps_the_old_one(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.filename == str(tmp_path / "ids")
-    assert to_lists(EncodedCorpus.open(tmp_path / "ids")) == PAIRS
+    assert to_lists(EncodedCorpus(tmp_path / "ids")) == PAIRS
     assert [path.name for path in tmp_path.iterdir()] == ["ids"]
 
 
@@ -139,7 +139,7 @@ def test_a_file_of_another_size_is_rejected(change, by, tmp_path):
     content = path.read_bytes()
     path.write_bytes(content[:-by] if change == "cut" else content + bytes(by))
     with pytest.raises(ArgumentError, match=r"it was truncated or modified\. Write it again"):
-        EncodedCorpus.open(path)
+        EncodedCorpus(path)
 
 
 @pytest.mark.parametrize(
@@ -158,24 +158,24 @@ def test_a_file_of_another_size_is_rejected(change, by, tmp_path):
 def test_other_files_are_rejected(content, tmp_path):
     (tmp_path / "ids").write_bytes(content)
     with pytest.raises(ArgumentError, match="is not an encoded corpus that this version"):
-        EncodedCorpus.open(tmp_path / "ids")
+        EncodedCorpus(tmp_path / "ids")
 
 
 def test_a_header_with_impossible_numbers_is_rejected(tmp_path):
     header = b'{"format": "regard store 2", "pairs": -1, "ids": 12, "vocabulary": 1}'
     (tmp_path / "ids").write_bytes(header.ljust(4096))
     with pytest.raises(ArgumentError, match="it was truncated or modified"):
-        EncodedCorpus.open(tmp_path / "ids")
+        EncodedCorpus(tmp_path / "ids")
 
 
 def test_a_missing_file_and_a_folder_are_rejected(tmp_path):
     with pytest.raises(ArgumentError, match="No such file"):
-        EncodedCorpus.open(tmp_path / "none")
+        EncodedCorpus(tmp_path / "none")
     with pytest.raises(ArgumentError, match="is a folder; pass a regular file"):
-        EncodedCorpus.open(tmp_path)
+        EncodedCorpus(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ArgumentError, match=r"is a named pipe \(FIFO\); pass a regular file"):
-        EncodedCorpus.open(tmp_path / "pipe")
+        EncodedCorpus(tmp_path / "pipe")
     with pytest.raises(IsADirectoryError, match="is a folder; pass a file path"):
         EncodedCorpus.write(tmp_path, PAIRS, vocabulary=8)
 
@@ -190,9 +190,9 @@ def test_every_flipped_bit_is_detected(tmp_path):
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         with pytest.raises(ArgumentError):
-            EncodedCorpus.open(path)
+            EncodedCorpus(path)
     path.write_bytes(content)
-    assert to_lists(EncodedCorpus.open(path)) == PAIRS
+    assert to_lists(EncodedCorpus(path)) == PAIRS
 
 
 @pytest.mark.parametrize(
@@ -211,4 +211,4 @@ def test_forged_content_with_a_valid_checksum_is_rejected(at, value, why, tmp_pa
     digest = hashlib.sha256(content[4096:]).hexdigest()
     path.write_bytes(_Header(3, 9, 8).to_bytes(digest) + content[4096:])
     with pytest.raises(ArgumentError, match=why):
-        EncodedCorpus.open(path)
+        EncodedCorpus(path)

@@ -157,7 +157,7 @@ def json_lines(line: str) -> Callable[[Path], list[Path]]:
     ("write", "message"),
     [
         (lambda folder: [folder / "none"], "No such file: '.*none'"),
-        (lambda folder: [folder], "is a folder. Name a file"),
+        (lambda folder: [folder], "is a folder. Pass a file"),
         (latin, r"a', line 2: not UTF-8; byte 3 is 0xf6\. .*iconv -f LATIN1"),
         (wide, r"a', line 1: not UTF-8; byte 1 .*iconv -f UTF-16"),
         (unequal, r"a' has 3 lines, but '.*b' has 1\. Line n"),

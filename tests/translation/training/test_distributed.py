@@ -16,7 +16,7 @@ import torch
 
 from regard.errors import ArgumentError
 from regard.translation.training.checkpoint import Checkpoint
-from regard.translation.training.distributed import Parallel, RemoteError, Sharded, SingleProcess, join_world
+from regard.translation.training.distributed import RemoteError, Sharded, World, join_world
 from regard.translation.training.train import train as train_folder
 from regard.translation.translator import load_translator
 from tests.translation.small import DEV, PAIRS
@@ -62,10 +62,10 @@ def together(folder: Path, *options: object, processes: int = 2, restarts: int =
 def begun(alone: Path, folder: Path) -> Path:
     """A copy of the checkpoints of one process, up to the middle of its training."""
     shutil.copytree(alone / "checkpoints", folder / "checkpoints")
-    for one in Checkpoint.all(folder):
-        if one.step > BEGUN:
-            shutil.rmtree(one.path)
-    assert [one.step for one in Checkpoint.all(folder)][-1:] == [BEGUN]
+    for checkpoint in Checkpoint.all(folder):
+        if checkpoint.step > BEGUN:
+            shutil.rmtree(checkpoint.path)
+    assert [checkpoint.step for checkpoint in Checkpoint.all(folder)][-1:] == [BEGUN]
     return folder
 
 
@@ -75,17 +75,17 @@ def last(folder: Path) -> Checkpoint:
     return found
 
 
-def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
     """Equal up to rounding, relative to the largest value of each kind of tensor."""
-    assert one.keys() == other.keys()
+    assert found.keys() == wanted.keys()
     scales: dict[str, float] = {}
-    for name, tensor in one.items():
+    for name, tensor in found.items():
         kind = name.partition(":")[0] if ":" in name else ""
         scales[kind] = max(scales.get(kind, 0), float(tensor.abs().max()))
-    for name, tensor in one.items():
+    for name, tensor in found.items():
         kind = name.partition(":")[0] if ":" in name else ""
-        assert tensor.numel() == other[name].numel()
-        difference = float((_decided(name, tensor) - _decided(name, other[name])).abs().max())
+        assert tensor.numel() == wanted[name].numel()
+        difference = float((_decided(name, tensor) - _decided(name, wanted[name])).abs().max())
         assert difference <= 1e-3 * scales[kind], (name, difference, scales[kind])
 
 
@@ -97,20 +97,20 @@ def _decided(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1)
 
 
-def assert_same_training(one: Path, other: Path) -> None:
+def assert_same_training(first: Path, second: Path) -> None:
     """Equal weights, optimizer state and best validation."""
-    a, b = last(one), last(other)
+    a, b = last(first), last(second)
     assert_close(a.parameters(), b.parameters())
     assert_close(a.optimizer(), b.optimizer())
     assert a.state()["best_step"] == b.state()["best_step"]
     assert math.isclose(a.state()["best"], b.state()["best"], rel_tol=1e-3)
 
 
-def assert_equal_training(one: Path, other: Path) -> None:
+def assert_equal_training(first: Path, second: Path) -> None:
     """Equal bit for bit."""
     for name in ("model.safetensors", "optimizer.safetensors"):
-        assert (last(one).path / name).read_bytes() == (last(other).path / name).read_bytes()
-    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+        assert (last(first).path / name).read_bytes() == (last(second).path / name).read_bytes()
+    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def one_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_without_torchrun_there_is_one_process() -> None:
     with join_world() as world:
-        assert type(world) is SingleProcess
+        assert type(world) is World
         assert (world.rank, world.size) == (0, 1)
 
 
@@ -169,7 +169,7 @@ def test_a_world_of_one_equals_a_single_process(
     shard: bool, model: str, trained_alone: Folder, tmp_path: Path
 ) -> None:
     with join_world(shard=shard) as world:
-        assert type(world) is (Sharded if shard else Parallel)
+        assert type(world) is (Sharded if shard else World)
         train(tmp_path, config(model), world)
     assert_same_training(trained_alone(model), tmp_path)
 
@@ -182,10 +182,10 @@ def test_checkpoints_are_interchangeable(shard: bool, trained_alone: Folder, tmp
     with join_world(shard=shard) as world:
         train(tmp_path, config(), world)
     names = ["SHA256SUMS", "model.safetensors", "optimizer.safetensors", "state.json"]
-    for one in Checkpoint.all(tmp_path):
-        assert sorted(path.name for path in one.path.iterdir()) == names
-        if one.step > 9:
-            shutil.rmtree(one.path)
+    for checkpoint in Checkpoint.all(tmp_path):
+        assert sorted(path.name for path in checkpoint.path.iterdir()) == names
+        if checkpoint.step > 9:
+            shutil.rmtree(checkpoint.path)
     train(tmp_path, config())
     assert_same_training(trained_alone(), tmp_path)
 
@@ -250,6 +250,7 @@ def test_two_processes_equal_one(shard: bool, trained_alone: Folder, tmp_path: P
     assert ("resuming after step" in output) == shard
 
 
+@pytest.mark.slow
 def test_no_process_holds_a_whole_sharded_model(tmp_path: Path) -> None:
     """Neither in an update nor in a validation."""
     settings = ["model.layers=4", "training.updates=4", "training.validate_every=2", "training.save_every=2"]
@@ -344,8 +345,8 @@ def test_a_damaged_checkpoint_is_reported_once(
     options: list[str], trained_alone: Folder, tmp_path: Path
 ) -> None:
     folder = begun(trained_alone(), tmp_path)
-    for one in Checkpoint.all(folder):
-        (one.path / "model.safetensors").write_bytes(b"not safetensors")
+    for checkpoint in Checkpoint.all(folder):
+        (checkpoint.path / "model.safetensors").write_bytes(b"not safetensors")
     output = together(folder, *options, status=1)
     (refused,) = [line for line in output.splitlines() if line.startswith("refused:")]
     assert f"step-{BEGUN:08}' is damaged" in refused

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from regard.errors import ArgumentError
 from regard.translation.training import logs
+from regard.translation.training.callbacks import Callback, Report, SampleTranslation, ValidationResult
 from regard.translation.training.logs import CsvLog, LogRow, SampleLog, TensorBoardLog, read_log
-from regard.translation.training.progress import Callback, Report, SampleTranslation, ValidationResult
 
 STEPS = range(50, 501, 50)
 
@@ -243,14 +243,16 @@ def test_a_missing_tensorboard_is_reported(tmp_path, monkeypatch):
     log = TensorBoardLog(tmp_path, warnings.append)
     train(log)
     log.on_end("done")
-    assert warnings == ["No TensorBoard files will be written. To get them: pip install tensorboard"]
+    assert warnings == [
+        'No TensorBoard files will be written. To get them: pip install "regard[tensorboard]"'
+    ]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_tensorboard_is_reported_on_stderr(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(logs, "find_spec", lambda name: None)
     TensorBoardLog(tmp_path).on_begin("a model", 0, 10)
-    assert "pip install tensorboard" in capsys.readouterr().err
+    assert 'pip install "regard[tensorboard]"' in capsys.readouterr().err
 
 
 def test_tensorboard_is_imported_late():
@@ -264,4 +266,4 @@ def test_a_failing_tensorboard_does_not_end_a_training(tmp_path, monkeypatch):
     train(log)
     log.on_end("done")
     assert len(warnings) == 1
-    assert "TensorBoard failed, no more files will be written" in warnings[0]
+    assert "TensorBoard failed; no more files will be written" in warnings[0]

@@ -1,17 +1,19 @@
 """Preparation of the training data: done once, without leaks from dev data."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, MissingExtraError
 from regard.translation.config import TranslationConfig
 from regard.translation.data.pairs import Pair
+from regard.translation.model_folder import SHARED, SOURCE, TARGET, is_prepared, write_config
 from regard.translation.tokens import UNKNOWN
-from regard.translation.training.checkpoint import SHARED, SOURCE, TARGET, write_config
-from regard.translation.training.preparation import TrainingData, load_data, prepare
+from regard.translation.training.preparation import TrainingData, prepare
+from regard.translation.training.train import Run
 from tests.translation.training.test_checkpoint import content
 
 # each source sentence twice, with two translations and a unique word
@@ -64,15 +66,23 @@ def test_with_dev_pairs_all_pairs_are_for_training(tmp_path: Path) -> None:
 
 
 def test_prepared_data_is_loaded(tmp_path: Path) -> None:
-    assert load_data(tmp_path) is None
+    assert not is_prepared(tmp_path)
     data, _ = prepare_pairs(tmp_path, PAIRS)
-    again = load_data(tmp_path)
-    assert again is not None
+    again = Run.load(tmp_path).data
     assert again.dev == data.dev
     assert again.tokens.shared
     assert again.tokens.source.content == data.tokens.source.content
     assert texts(again) == texts(data)
     assert {path.name for path in (tmp_path / "data").iterdir()} == {"train.ids", "dev.tsv", "ready"}
+
+
+def test_data_is_not_damaged_because_a_package_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_pairs(tmp_path, PAIRS)
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(MissingExtraError, match="pip install"):
+        Run.load(tmp_path)
 
 
 def test_the_same_pairs_give_the_same_files(tmp_path: Path) -> None:
@@ -134,7 +144,7 @@ def test_too_little_data_is_rejected(
 ) -> None:
     with pytest.raises(ArgumentError, match=why):
         prepare_pairs(tmp_path, pairs, "corpus.max_tokens=5", dev=dev)
-    assert load_data(tmp_path) is None
+    assert not is_prepared(tmp_path)
 
 
 def test_ten_distinct_sources_are_enough(tmp_path: Path) -> None:
@@ -153,7 +163,7 @@ def test_an_interrupted_preparation_is_repeated(tmp_path: Path) -> None:
     folder.mkdir()
     with pytest.raises(KeyboardInterrupt):
         prepare(folder, config, broken(), notify=lambda text: None)
-    assert load_data(folder) is None
+    assert not is_prepared(folder)
     (folder / "data" / ".regard-0123456789abcdef.part").write_bytes(b"of a killed run")
     prepare_pairs(folder, PAIRS)
     assert content(folder) == content(tmp_path / "whole")
@@ -189,6 +199,6 @@ def test_every_flipped_bit_is_detected(tmp_path: Path, shared: str) -> None:
         for bit in rng.sample(range(8 * len(whole)), 25):
             flipped(path, bit)
             with pytest.raises(ArgumentError, match=r"damaged|does not contain|unknown key"):
-                load_data(tmp_path)
+                Run.load(tmp_path)
             path.write_bytes(whole)
-    assert load_data(tmp_path) is not None
+    Run.load(tmp_path)

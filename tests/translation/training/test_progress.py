@@ -15,15 +15,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from regard.translation.training import progress
-from regard.translation.training.progress import (
-    Callback,
-    LiveDisplay,
-    PlainDisplay,
-    Report,
-    SampleTranslation,
-    ValidationResult,
-    create_display,
-)
+from regard.translation.training.callbacks import Callback, Report, SampleTranslation, ValidationResult
+from regard.translation.training.progress import LiveDisplay, PlainDisplay, create_display
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 SENTENCE = SampleTranslation("Ein [bold]Mann[/] \x1b[31m schläft", "A man [sleeps]\n", "A 人 is sleeping")
@@ -133,7 +126,7 @@ def test_no_sentence_breaks_a_line(source, translation, reference):
         ("on_validation", validation(sample=SampleTranslation(source, translation, reference)))
     )
     assert len(lines) == 1
-    assert all(one.isprintable() or one in "\u200c\u200d" for one in lines[0])
+    assert all(char.isprintable() or char in "\u200c\u200d" for char in lines[0])
 
 
 def test_plain_lines_without_utf8():

@@ -21,15 +21,9 @@ from regard.translation import load_translator
 from regard.translation.alignment.cross_attention import AlignmentHead
 from regard.translation.config import TranslationConfig
 from regard.translation.data.pairs import Pair
-from regard.translation.training.checkpoint import (
-    CONFIG,
-    MODEL,
-    Checkpoint,
-    load_model,
-    read_config,
-    write_parameters,
-)
-from regard.translation.training.progress import Callback
+from regard.translation.model_folder import CONFIG, MODEL, read_config
+from regard.translation.training.callbacks import Callback
+from regard.translation.training.checkpoint import Checkpoint, load_model, write_parameters
 from regard.translation.training.train import load_alignment_head, train
 from tests.cli.running import run
 from tests.translation.small import PAIRS, small_config
@@ -56,12 +50,12 @@ def folder(trained: Path, tmp_path: Path) -> Path:
 
 def same(folder: Path, other: Path) -> bool:
     """Whether two trainings wrote the same files, except for logs and file names."""
-    found = [
-        {name: one for name, one in bits(one).items() if not name.startswith(("log", "tensorboard"))}
-        | {CONFIG: read_config(one) | {"origin": None}}
-        for one in (folder, other)
-    ]
-    return found[0] == found[1]
+    first, second = (
+        {name: file for name, file in bits(path).items() if not name.startswith(("log", "tensorboard"))}
+        | {CONFIG: read_config(path) | {"origin": None}}
+        for path in (folder, other)
+    )
+    return first == second
 
 
 @pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])
@@ -174,7 +168,7 @@ def test_a_lost_file_ends_the_training(tmp_path: Path, name: str) -> None:
     callback = Harms("on_save", harm)
     config = small_config("transformer", *QUICK)
     with pytest.raises(
-        ArgumentError, match=rf"{name}' was removed .* after update 3: .*the last one is of update 2"
+        ArgumentError, match=rf"{name}' was removed .* after update 3: .*the last one was saved at update 2"
     ):
         train(folder, PAIRS, config=config, callbacks=[callback])
     assert not callback.ends
@@ -240,7 +234,7 @@ def test_samples_come_from_the_dev_pairs(tmp_path: Path) -> None:
     recorder = Recorder()
     dev = [Pair("9 9 9 9", "9 9 9 9")]
     train(tmp_path / "model", PAIRS, dev=dev, config=small_config("plain", *QUICK), callbacks=[recorder])
-    assert {one.sample.source for one in recorder.validations if one.sample} == {"9 9 9 9"}
+    assert {result.sample.source for result in recorder.validations if result.sample} == {"9 9 9 9"}
 
 
 def test_an_error_in_a_callback_is_raised(tmp_path: Path) -> None:
@@ -257,7 +251,7 @@ def test_an_error_in_a_callback_is_raised(tmp_path: Path) -> None:
     [
         ({"pairs": "a.tsv"}, r"train got pairs='a.tsv'; pass sentence pairs.* or read_pairs\(file\)"),
         ({"pairs": PAIRS, "dev": "a.tsv"}, "train got dev='a.tsv'"),
-        ({"pairs": 7}, r"Expected a list of pairs, .*, got a int"),
+        ({"pairs": 7}, r"Expected a list of pairs, .*, got an int"),
         ({"pairs": ["ab", "cd"]}, r"Pair 0 must be \(source, target\), two strings, got 'ab'"),
         ({"pairs": [*PAIRS, ("a", "b", "c")]}, r"Pair 60 must be .*, got \('a', 'b', 'c'\)"),
         ({"pairs": PAIRS, "config": {}}, "train got a config of type dict; pass a TranslationConfig"),
@@ -346,7 +340,7 @@ REFUSED = {
     "model": (["{a.en}", "{a.de}", "-o", "{m}", "--model", "rnn"], "'rnn'"),
     "setting": (
         ["{a.en}", "{a.de}", "-o", "{m}", "--set", "training.epoch=3"],
-        "Did you mean training.epochs?",
+        "Did you mean --epochs?",
     ),
     "value": (["{a.en}", "{a.de}", "-o", "{m}", "--set", "model.heads=7"], "heads"),
     "epochs": (["{a.en}", "{a.de}", "-o", "{m}", "--epochs", "0"], "--epochs"),
@@ -369,7 +363,7 @@ def test_user_errors_are_one_line(
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
     arguments, why = REFUSED[case]
-    given = [one.replace("{", f"{tmp_path}/").replace("}", "") for one in arguments]
+    given = [argument.replace("{", f"{tmp_path}/").replace("}", "") for argument in arguments]
     run("train", *given, status=2)
     shown = capfd.readouterr().err
     assert why in shown
@@ -405,8 +399,8 @@ def test_a_failed_preparation_removes_only_its_own_files(
 
     def refuse(path: Path, names: list[str]) -> None:
         path.write_bytes(b"")  # the last file
-        for one in mine * notes:
-            one.write_text("mine")
+        for path in mine * notes:
+            path.write_text("mine")
         raise ArgumentError("no")
 
     monkeypatch.setattr("regard.translation.training.preparation.write_checksums", refuse)
@@ -549,9 +543,9 @@ def test_an_interrupted_training_aligns_with_the_selected_head(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    other = AlignmentHead(layer=0, heads=(1,), shift="output")  # not the default
+    best = AlignmentHead(layer=0, heads=(1,), shift="output")  # not the default
     done = "selected it now."
-    last = "its data are missing or damaged, so the last layer is used."
+    last = "its data is missing or damaged, so the last layer is used."
     torch.manual_seed(0)  # with these parameters translations are not empty
     write_parameters(
         interrupted,
@@ -568,7 +562,7 @@ def test_an_interrupted_training_aligns_with_the_selected_head(
 
     folder_config = (interrupted / CONFIG).read_text()
     found: dict[str, list[str]] = {}
-    for name, head in (("other", other), ("default", AlignmentHead())):
+    for name, head in (("other", best), ("default", AlignmentHead())):
         (interrupted / CONFIG).write_text(
             json.dumps(json.loads(folder_config) | {"alignment": head.to_dict()})
         )
@@ -576,7 +570,7 @@ def test_an_interrupted_training_aligns_with_the_selected_head(
     assert found["other"] != found["default"]
     (interrupted / CONFIG).write_text(folder_config)
     with monkeypatch.context() as patched:
-        patched.setattr("regard.translation.training.train._best_head", lambda *given: other)
+        patched.setattr("regard.translation.training.train._best_head", lambda *given: best)
         assert shown(done) == found["other"]
     ids = interrupted / "data" / "train.ids"
     for damaged in (ids.read_bytes()[:4096] + b"\xff" * 40 + ids.read_bytes()[4136:], b"x"):
@@ -597,7 +591,7 @@ def test_no_head_is_selected_unless_needed(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("nohup", [False, True])
+@pytest.mark.parametrize("nohup", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_closed_terminal_ends_the_command_with_129_after_saving(
     tmp_path: Path, files: tuple[Path, Path], nohup: bool
 ) -> None:
@@ -606,17 +600,17 @@ def test_a_closed_terminal_ends_the_command_with_129_after_saving(
         "transformer", "training.updates=30", "training.save_every=2", "training.validate_every=15"
     )
     command = [sys.executable, "-m", "regard", "train", *map(str, files), "-o", str(tmp_path / "cut")]
-    terminal, other = pty.openpty()
+    terminal, child = pty.openpty()
     with subprocess.Popen(
         ["nohup", *command, *settings(config)] if nohup else [*command, *settings(config)],
-        stdin=other,
-        stdout=other,
-        stderr=other,
+        stdin=child,
+        stdout=child,
+        stderr=child,
         start_new_session=True,
         cwd=tmp_path,
         env=os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"},
     ) as process:
-        os.close(other)
+        os.close(child)
         while process.poll() is None and not Checkpoint.all(tmp_path / "cut"):
             time.sleep(0.02)
             with suppress(OSError):  # nohup has left the terminal

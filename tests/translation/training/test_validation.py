@@ -59,40 +59,36 @@ def test_translations_are_in_the_order_of_their_sources(
     found = [text.split() for text in translate_greedy(model, TOKENS, sources)]
     # a translation without end token is as long as the longest of its batch
     assert all(a[: len(b)] == b for a, b in zip(found, wanted, strict=True))
-    assert len({tuple(one) for one in found}) > 1
+    assert len({tuple(words) for words in found}) > 1
 
 
 @pytest.mark.parametrize("metric", ["loss", "bleu"])
 def test_a_larger_value_is_better(model: Seq2Seq, metric: str) -> None:
     dev = DevSet.from_pairs(DEV, TOKENS)
-    found = validate(model, TOKENS, dev, metric)
+    found = validate(model, TOKENS, dev, 7)
     wanted = -found.loss if metric == "loss" else found.bleu
-    assert found.value == pytest.approx(wanted, abs=0.002 * found.loss)
+    assert found.score(metric) == pytest.approx(wanted, abs=0.002 * found.loss)
     assert 0 <= found.bleu <= 100
     assert 0 <= found.exact <= 1
-    result = found.result(7, best=True)
-    assert (result.step, result.loss, result.bleu, result.exact, result.best) == (
-        *(7, found.loss, found.bleu, found.exact),
-        True,
-    )
-    assert validate(model, TOKENS, dev, metric) == found
+    assert (found.step, found.best) == (7, False)
+    assert validate(model, TOKENS, dev, 7) == found
 
 
 def test_perfect_translations_have_perfect_scores(monkeypatch: pytest.MonkeyPatch, model: Seq2Seq) -> None:
     pairs = [Pair(f"{pair.source} {pair.source}", f"{pair.target} {pair.target}") for pair in DEV]
     right = [pair.target for pair in pairs]
     monkeypatch.setattr(validation, "translate_greedy", lambda *given: right)
-    found = validate(model, TOKENS, DevSet.from_pairs(pairs, TOKENS), "bleu")
+    found = validate(model, TOKENS, DevSet.from_pairs(pairs, TOKENS), 1)
     assert (found.bleu, found.exact) == (pytest.approx(100), 1)
     monkeypatch.setattr(validation, "translate_greedy", lambda *given: [*right[:-1], ""])
-    found = validate(model, TOKENS, DevSet.from_pairs(pairs, TOKENS), "bleu")
+    found = validate(model, TOKENS, DevSet.from_pairs(pairs, TOKENS), 1)
     assert found.bleu < 100
     assert found.exact == pytest.approx((len(pairs) - 1) / len(pairs))
 
 
 def test_the_sample_is_a_pair_and_its_translation(model: Seq2Seq) -> None:
     dev = DevSet.from_pairs(LONG, TOKENS)
-    sample = validate(model, TOKENS, dev, "loss").sample
+    sample = validate(model, TOKENS, dev, 1).sample
     index = [pair.source for pair in LONG].index(sample.source)
     assert index == 7  # the longest of the first eight
     assert sample.reference == LONG[index].target
@@ -106,11 +102,11 @@ def test_the_loss_is_over_all_pairs_and_bleu_over_some(
     dev = DevSet.from_pairs(LONG, TOKENS)
     assert len(dev.sources) == 3
     assert sum(len(batch.source) for batch in dev.batches) == len(LONG)
-    assert validate(model, TOKENS, dev, "bleu").sample.source in {pair.source for pair in LONG[:3]}
+    assert validate(model, TOKENS, dev, 1).sample.source in {pair.source for pair in LONG[:3]}
 
 
 def test_one_pair_is_enough(model: Seq2Seq) -> None:
-    found = validate(model, TOKENS, DevSet.from_pairs(DEV[:1], TOKENS), "bleu")
+    found = validate(model, TOKENS, DevSet.from_pairs(DEV[:1], TOKENS), 1)
     assert found.sample.source == DEV[0].source
 
 
@@ -120,15 +116,15 @@ def test_the_loss_breaks_ties_of_bleu(better: bool, monkeypatch: pytest.MonkeyPa
     model = small_config("plain").model.build(TOKENS.sizes())
     dev = DevSet.from_pairs(DEV, TOKENS)
     monkeypatch.setattr(validation, "translate_greedy", lambda *given: [pair.target for pair in DEV])
-    first = validate(model, TOKENS, dev, "bleu")
+    first = validate(model, TOKENS, dev, 1)
     monkeypatch.setattr(validation, "dev_loss", lambda *given: first.loss + (-0.1 if better else 0.1))
-    second = validate(model, TOKENS, dev, "bleu")
+    second = validate(model, TOKENS, dev, 1)
     assert first.bleu == second.bleu == 0
-    assert (second.value > first.value) == better
+    assert (second.score("bleu") > first.score("bleu")) == better
 
 
 def test_the_sample_has_an_alignment(model: Seq2Seq) -> None:
-    sample = validate(model, TOKENS, DevSet.from_pairs(LONG, TOKENS), "loss").sample
+    sample = validate(model, TOKENS, DevSet.from_pairs(LONG, TOKENS), 1).sample
     if not has_cross_attention(model):
         assert sample.alignment is None
         return

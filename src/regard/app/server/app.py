@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import mimetypes
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -14,32 +15,25 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import Receive
 
 from regard._util.text import shorten
-from regard.app.server.endpoints import ENDPOINTS, Endpoint
+from regard.app.server.endpoints import Endpoint
 from regard.app.server.openapi import document
+from regard.app.server.routes import ENDPOINTS
 from regard.app.server.security import RequestError, SecurityMiddleware, error_response, read_json
 from regard.app.server.state import AppState
-from regard.app.server.worker import Worker, shutting_down
+from regard.app.server.worker import shutting_down
 from regard.errors import RegardError
 
 STATIC = Path(__file__).parents[1] / "static"
 STATIC_FOLDERS = ("page", "attention", "shared")
-CONTENT_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".json": "application/json",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".txt": "text/plain; charset=utf-8",
-}
-_MAX_PATH = 200  # the operating system raises errors for longer ones
-_PATH_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
+# the system's table may name another type, which browsers refuse for modules
+mimetypes.add_type("text/javascript", ".js")
 # messages of torch and the operating system
-_OUT_OF_MEMORY = re.compile("(allocate|not enough|out of) memory|bad_alloc", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile("(allocate|not enough|out of) memory|bad_alloc|start new thread", re.IGNORECASE)
 _CLIENT_CLOSED_REQUEST = 499  # nginx's code; the client is gone and never sees it
 
 log = logging.getLogger("regard.look")
@@ -53,10 +47,12 @@ def make_app(
         *(Route(endpoint.path, _route(state, endpoint), methods=[endpoint.method]) for endpoint in ENDPOINTS),
         Route("/api/openapi.json", partial(_openapi, msgspec.json.encode(document(state.version)))),
         Route("/favicon.ico", _favicon),
-        Route("/static/{path:path}", partial(_static, state.quick)),
-        Route("/", partial(_index, state.quick)),
+        *(Mount(f"/static/{name}", StaticFiles(directory=STATIC / name)) for name in STATIC_FOLDERS),
+        Route("/", partial(_index, StaticFiles(directory=STATIC))),
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _routing_error})
+    # too many open files, no memory for a thread: errors of the static files; endpoints handle their own
+    failures = dict.fromkeys((OSError, RuntimeError, MemoryError), _failure)
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _routing_error, **failures})
     app.router.redirect_slashes = False
     return SecurityMiddleware(app, host, port, origin)
 
@@ -139,6 +135,10 @@ def _sentence(error: Exception) -> str:
     return shorten(str(error), 500).rstrip(".") + "."
 
 
+async def _failure(request: Request, error: Exception) -> Response:
+    return _explain(request, error)
+
+
 async def _routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = shorten(request.url.path, 100)
@@ -157,37 +157,5 @@ async def _favicon(request: Request) -> Response:
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
-async def _index(quick: Worker, request: Request) -> Response:
-    return await _file(quick, request, "page/index.html")
-
-
-async def _static(quick: Worker, request: Request) -> Response:
-    return await _file(quick, request, request.path_params["path"])
-
-
-async def _file(quick: Worker, request: Request, path: str) -> Response:
-    try:
-        content = await quick.run(partial(read_static, path))
-    except Exception as error:
-        return _explain(request, error)
-    if content is None:
-        return error_response(HTTPStatus.NOT_FOUND, f"The page has no file {shorten(path, 100)!r}.")
-    return Response(content, headers={"content-type": CONTENT_TYPES[Path(path).suffix]})
-
-
-def read_static(path: str) -> bytes | None:
-    """Return a file of the page; None for any other path.
-
-    >>> from regard.app.server.app import read_static
-    >>> read_static("page/../../server/app.py") is None
-    True
-    """
-    parts = path.split("/")
-    valid = all(part and set(part) <= _PATH_CHARACTERS and not part.startswith(".") for part in parts)
-    known = parts[0] in STATIC_FOLDERS and Path(path).suffix in CONTENT_TYPES
-    if not valid or not known or len(path) > _MAX_PATH:
-        return None
-    file = (STATIC / path).resolve()
-    if not file.is_relative_to(STATIC.resolve()) or not file.is_file():
-        return None
-    return file.read_bytes()
+async def _index(files: StaticFiles, request: Request) -> Response:
+    return await files.get_response("page/index.html", request.scope)

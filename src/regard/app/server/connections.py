@@ -65,6 +65,10 @@ class Connections:
         self.open -= 1
         self._receiving.pop(connection, None)
 
+    def is_receiving(self, connection: "Connection") -> bool:
+        """Return whether a connection waits for the rest of a request."""
+        return connection in self._receiving
+
     def set_receiving(self, connection: "Connection", receiving: bool) -> None:
         """Record whether a connection waits for the rest of a request."""
         if receiving:
@@ -108,6 +112,12 @@ class Connection(H11Protocol):
         """Start the timeout of the next request if part of it has already arrived."""
         super().on_response_complete()
         self._update_timer(started=bool(self.conn.trailing_data[0]))
+
+    def shutdown(self) -> None:
+        """Close the connection: at once, or after the response if a whole request has arrived."""
+        super().shutdown()
+        if self._connections.is_receiving(self):
+            self._abort()
 
     def _update_timer(self, started: bool) -> None:
         """Run the header timeout while the headers are incomplete."""

@@ -4,14 +4,15 @@ from typing import Any
 
 import msgspec
 
-from regard.app.server.endpoints import ENDPOINTS, Endpoint
+from regard.app.server.endpoints import Endpoint
+from regard.app.server.routes import ENDPOINTS
 from regard.app.server.schema import ErrorResponse
 
 _REFERENCE = "#/components/schemas/{name}"
 _ERRORS = {
     "400": "The body is not valid JSON.",
     "403": "The request comes from another site, or names another host.",
-    "404": "Unknown model, training or view.",
+    "404": "Unknown model, training run or view.",
     "408": "The body arrived too slowly.",
     "413": "The body is too large.",
     "415": "The content type is not application/json.",

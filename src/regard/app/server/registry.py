@@ -12,14 +12,13 @@ from typing import Any, Literal, NamedTuple
 from regard._util.text import pluralize, shorten
 from regard.app.server.security import RequestError
 from regard.app.view_model import ViewModel
-from regard.errors import ArgumentError
-from regard.inspection.watch import Seen
+from regard.errors import ArgumentError, MissingExtraError
+from regard.inspection.recording import Seen
 from regard.models.encoders.base import WordEncoder
 from regard.models.encoders.pretrained import load_encoder
 from regard.models.encoders.static import StaticEncoder
 from regard.models.layers.attention import Attends
-from regard.translation.training.checkpoint import CONFIG, FORMAT, MODEL
-from regard.translation.training.logs import LOG
+from regard.translation.model_folder import CONFIG, DEV, FORMAT, LOG, MODEL
 from regard.translation.translator import Translator, load_translator
 
 _EXAMPLES = (
@@ -184,7 +183,8 @@ class Registry:
         """Load pending models that now have parameters."""
         for name, model in self._pending.items():
             if model.can_load():
-                with suppress(ArgumentError):  # partly written; the next refresh tries again
+                # partly written, or a package is missing; the next refresh tries again
+                with suppress(ArgumentError, MissingExtraError):
                     self._add_translator(name, model.folder, model.languages)
                     self._pending = {key: value for key, value in self._pending.items() if key != name}
 
@@ -268,7 +268,7 @@ def _is_training(folder: Path) -> bool:
 def _read_examples(folder: Path) -> list[str]:
     """Return sentences of the validation set, of medium length if there are any."""
     try:
-        with open(folder / "data" / "dev.tsv", "rb") as file:
+        with open(folder / DEV, "rb") as file:
             lines = file.read(_MAX_EXAMPLE_BYTES).decode(errors="replace").split("\n")[:-1]
     except OSError:
         return []

@@ -8,18 +8,21 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+import anyio.to_thread
 import uvicorn
 
+from regard._util.checks import check_int, check_number
 from regard.app.server.app import make_app
 from regard.app.server.connections import ACCEPT_BATCH, Connections, ExceptionHandler
 from regard.app.server.state import AppState
 from regard.errors import ArgumentError
 
 DEFAULT_PORT = 8000
-SHUTDOWN_TIMEOUT = 50  # seconds for running requests; with THREAD_TIMEOUT, less than a minute
+SHUTDOWN_TIMEOUT = 40  # seconds for running requests; a busy machine needs up to 15 more to end the process
 THREAD_TIMEOUT = 4.0  # seconds for worker threads to notice an interrupt
 BACKLOG = 2048  # connections waiting to be accepted
 KEEP_ALIVE = 20  # seconds
+FILE_THREADS = 4  # for the static files; each thread reserves address space
 
 
 def listen(host: str, port: int | None = None) -> socket.socket:
@@ -33,6 +36,8 @@ def listen(host: str, port: int | None = None) -> socket.socket:
     >>> sock.close()
     """
     if port is not None:
+        check_int("listen got port", port)
+        check_number("listen got port", port, max=65_535)
         return _bind(host, port)
     try:
         return _bind(host, DEFAULT_PORT)
@@ -115,6 +120,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start serving and call `ready`."""
         asyncio.get_running_loop().set_exception_handler(ExceptionHandler())
+        anyio.to_thread.current_default_thread_limiter().total_tokens = FILE_THREADS
         await super().startup(sockets)
         self._socket.listen(BACKLOG)  # asyncio set the backlog to ACCEPT_BATCH
         self._ready()

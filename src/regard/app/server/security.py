@@ -179,7 +179,7 @@ async def read_json(request: Request, max_bytes: int, timeout: float = BODY_TIME
     except TimeoutError:
         raise RequestError(
             HTTPStatus.REQUEST_TIMEOUT,
-            f"The body did not arrive within {timeout:g} seconds. Send it at once.",
+            f"The body did not arrive within {timeout:g} seconds. Send it without delay.",
             connection="close",
         ) from None
 
@@ -197,6 +197,6 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
 def _too_large(max_bytes: int) -> RequestError:
     return RequestError(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"The body is larger than {format_bytes(max_bytes)}. Send less at once.",
+        f"The body is larger than {format_bytes(max_bytes)}. Send a smaller request.",
         connection="close",
     )

@@ -18,7 +18,7 @@ EXPENSIVE = 2**20  # weights from which a question runs in the pool for long que
 
 
 class AppState:
-    """Everything that lives as long as the server. version: of regard, reported by /api/health.
+    """Everything that lives as long as the server. version: version of regard, reported by /api/health.
 
     >>> from regard.app.server.registry import Registry
     >>> from regard.app.server.state import AppState

@@ -6,10 +6,16 @@ from collections import OrderedDict
 from http import HTTPStatus
 from typing import Any
 
-import msgspec
 from torch import Tensor
 
-from regard.app.protocol import encode_array
+from regard.app.protocol import (
+    HeadsQuestion,
+    NumbersQuestion,
+    Question,
+    ReceivedQuestion,
+    encode_array,
+    tau_cost,
+)
 from regard.app.server.schema import AnswerResponse, Array, ViewResponse
 from regard.app.server.security import RequestError
 from regard.app.view_model import ViewModel
@@ -69,24 +75,24 @@ class ViewStore:
         """Return the description of a view."""
         return ViewResponse(id=view_id, **self.find(view_id).describe())
 
-    def cost(self, view_id: str, question: str, request: msgspec.Struct) -> int:
+    def cost(self, view_id: str, question: Question) -> int:
         """Return the number of weights an answer reads; raise RequestError if it exceeds the limit."""
-        view = self.find(view_id)
-        cost = view.cost(question, arguments(request))
+        layer = self.find(view_id).layer(question)
+        cost = question.cost(layer)
         if cost > self._max_cost:
-            part = "heads" if question in ("heads", "received") else "heads, rows or columns"
+            whole = isinstance(question, HeadsQuestion | ReceivedQuestion)
             raise RequestError(
                 HTTPStatus.UNPROCESSABLE_ENTITY,
-                f"This question reads {cost:,} weights (queries × keys × heads); the limit is "
-                f"{self._max_cost:,}. Ask for fewer {part}.",
+                f"This request reads {cost:,} weights (queries × keys × heads); the limit is "
+                f"{self._max_cost:,}. Ask for fewer {'heads' if whole else 'heads, rows or columns'}.",
             )
-        return cost + view.tau_cost(arguments(request))
+        return cost + tau_cost(layer)
 
-    def ask(self, view_id: str, question: str, request: msgspec.Struct) -> AnswerResponse:
+    def ask(self, view_id: str, question: Question) -> AnswerResponse:
         """Answer a question about a view."""
         view = self.find(view_id)
-        answer = view.ask(question, arguments(request))
-        if question != "numbers" and view_id not in self._pinned:
+        answer = question.answer(view.layer(question))
+        if not isinstance(question, NumbersQuestion) and view_id not in self._pinned:
             self._store(view_id, view)  # its size changed: expensive answers are cached in the view
         return AnswerResponse(
             facts=answer.facts, arrays=[Array(**encode_array(array)) for array in answer.arrays]
@@ -107,11 +113,6 @@ class ViewStore:
 
     def __len__(self) -> int:
         return len(self._views)
-
-
-def arguments(request: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of a request that are not None."""
-    return {name: value for name, value in msgspec.structs.asdict(request).items() if value is not None}
 
 
 def view_bytes(view: ViewModel) -> int:

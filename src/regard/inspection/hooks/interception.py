@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.inspection.capture import CapturedCall, MaskReader
+from regard.errors import RegardError
+from regard.inspection.capture import CapturedCall
 
 Function = Callable[..., Any]
 
@@ -27,6 +28,9 @@ class Observer(Protocol):
 
     def on_attention(self, module: nn.Module, call: CapturedCall) -> None:
         """One of the modules computed an attention."""
+
+    def on_error(self, module: nn.Module, reason: str) -> None:
+        """One of the modules computed an attention that cannot be read."""
 
     def on_generate(self, model: nn.Module, generate: Function, *args: Any, **kwargs: Any) -> Any:
         """Call generate(model, …), whose attention calls belong together."""
@@ -52,7 +56,6 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.observers: list[Observer] = []
         self.depth = 0  # attention calls under way; calls inside of them are not reported
-        self.mask_reader = MaskReader()
         self.reported: set[nn.Module] = set()  # torch modules reported during the current encoder layer
         self.cache_update: CacheUpdate | None = None
         self.reorder_depth = 0
@@ -66,8 +69,13 @@ def report(module: nn.Module, capture: Callable[[], CapturedCall | None]) -> Non
     observers = [observer for observer in THREAD.observers if module in observer.names]
     if not observers:
         return
-    with torch.no_grad():
-        call = capture()
+    try:
+        with torch.no_grad():
+            call = capture()
+    except RegardError as error:
+        for observer in observers:
+            observer.on_error(module, str(error))
+        return
     if call is not None:
         for observer in observers:
             observer.on_attention(module, call)
@@ -127,7 +135,7 @@ class Patch:
             self._stack.update([*self._stack.patches, self])
 
     def restore(self) -> None:
-        """Remove the wrapper. If the attribute was replaced by other code since, that replacement stays."""
+        """Remove the wrapper. If other code has replaced the attribute since, that replacement stays."""
         with _STACK_LOCK:
             self._stack.update([patch for patch in self._stack.patches if patch is not self])
 
@@ -223,5 +231,5 @@ def observing(observer: Observer) -> Iterator[None]:
         finally:
             THREAD.observers.remove(observer)
             if not THREAD.observers:
-                THREAD.mask_reader, THREAD.cache_update = MaskReader(), None
+                THREAD.cache_update = None
                 THREAD.reported.clear()

@@ -17,11 +17,12 @@ from torch.nn import functional as F
 
 from regard.errors import ArgumentError
 from regard.inspection.hooks.interception import EDIT, Function, Patch, PatchSet
-from regard.inspection.hooks.transformers import ScoreKeywords
+from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords, parse
 from regard.inspection.replacements import AttentionCall, Intervention, intervene
+from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.operator import attend, attention
 from regard.mechanism.scores import Dot, ScaledDot
-from regard.mechanism.sdpa import split_mask
+from regard.mechanism.sdpa import SDPACall
 from regard.models.layers.attention import Attends
 
 
@@ -90,88 +91,68 @@ def _own(original: Function) -> Function:
 def _interface(original: Function) -> Function:
     def get_interface(self: Any, attn_implementation: str, default: Function) -> Function:
         function: Function = original(self, attn_implementation, default)
-        return partial(_hosted, function, function is default) if _THREAD.edits else function
+        name = "eager" if function is default else attn_implementation
+        return partial(_hosted, function, name) if _THREAD.edits else function
 
     return get_interface
 
 
 def _hosted(
-    function: Function,
-    eager: bool,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any = None,
-    **options: Any,
-) -> tuple[Tensor, Any]:
-    output, weights = function(module, query, key, value, attention_mask, **options)
+    function: Function, name: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+    *args: Any, **keywords: Any,
+) -> tuple[Tensor, Any]:  # fmt: skip
+    output, weights = function(module, query, key, value, *args, **keywords)
     if not _edits(module):
         return output, weights
-    from regard.inspection.huggingface import hosted_attention
+    from regard.inspection.huggingface import compute
 
-    if eager and attention_mask is None:
-        options["is_causal"] = False  # eager attention is causal only by its mask
-    options = {name: option for name, option in options.items() if name not in ("dropout", "cache")}
-
-    def recompute(query: Tensor, key: Tensor, **options: Any) -> tuple[Tensor, Any]:
-        _check_mask(attention_mask)
-        return hosted_attention(module, query, key, value, attention_mask, **options)
+    def parsed() -> InterfaceCall:
+        check_keywords(function, keywords)
+        call = parse(name, module, query, key, value, *args, **keywords)
+        dense = isinstance(call.mask, Tensor) and call.mask.dim() > 2
+        if not (dense or call.mask is None or isinstance(call.mask, Mask)):
+            raise ArgumentError(
+                f"edit cannot recompute weights with a mask of type {type(call.mask).__name__}. Use another "
+                'attention implementation: model.set_attn_implementation("sdpa").'
+            )
+        return call._replace(dropout=0.0)
 
     def dense_weights() -> Tensor:
-        return recompute(query, key, **{**options, "output_attentions": True})[1].dense()
+        weights = compute(parsed(), need_weights=True)[1]
+        assert weights is not None
+        return weights.dense()
 
     def uniform() -> Tensor:
-        zeros = (x.new_zeros(*x.shape[:-1], 1) for x in (query, key))
-        removed = (*ScoreKeywords._fields, "output_attentions")
-        plain = {name: option for name, option in options.items() if name not in removed}
-        return recompute(*zeros, **plain)[0].transpose(1, 2)
+        zeros = [x.new_zeros(*x.shape[:-1], 1) for x in (query, key)]
+        call = parsed()._replace(query=zeros[0], key=zeros[1], softcap=None, sink=None, bias=None)
+        return compute(call)[0].transpose(1, 2)
 
     call = AttentionCall(output.transpose(1, 2), value, dense_weights, uniform)  # b q h e -> b h q e
     return _apply(module, call).transpose(1, 2).contiguous(), weights
-
-
-def _check_mask(mask: Any) -> None:
-    if mask is not None and (not isinstance(mask, Tensor) or mask.dim() < 3):
-        raise ArgumentError(
-            f"edit cannot recompute weights with a mask of type {type(mask).__name__}. Use another attention "
-            'implementation: model.set_attn_implementation("sdpa").'
-        )
 
 
 # torch's layers, through SDPA
 
 
 def _sdpa(original: Function) -> Function:
-    def scaled_dot_product_attention(
-        query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any
-    ) -> Tensor:
-        output: Tensor = original(query, key, value, *args, **options)
+    def scaled_dot_product_attention(*args: Any, **options: Any) -> Tensor:
+        output: Tensor = original(*args, **options)
         if not _THREAD.sdpa_callers:
             return output
-        weights = partial(_sdpa_weights, query, key, value, *args, **options)
+        call = SDPACall(*args, **options)
+
+        def weights() -> Tensor:
+            mask, bias = call.mask_and_bias()
+            score = ScaledDot(call.scale)
+            return attend(*call[:3], score=score, mask=mask, bias=bias)[1].dense()
 
         def uniform() -> Tensor:
-            return original(query * 0, key * 0, value, *args, **options)
+            rest = {name: x for name, x in call._asdict().items() if name not in ("query", "key")}
+            return original(call.query * 0, call.key * 0, **rest)
 
-        return _apply(_THREAD.sdpa_callers[-1], AttentionCall(output, value, weights, uniform))
+        return _apply(_THREAD.sdpa_callers[-1], AttentionCall(output, call.value, weights, uniform))
 
     return scaled_dot_product_attention
-
-
-def _sdpa_weights(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    mask, bias = split_mask(attn_mask, is_causal)
-    return attend(query, key, value, score=ScaledDot(scale), mask=mask, bias=bias)[1].dense()
 
 
 def _multihead(original: Function) -> Function:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.inspection.capture import AttentionKind, CapturedCall, RowMask, causal_mask, intersect
+from regard.inspection.capture import AttentionKind, CapturedCall
 from regard.inspection.hooks.interception import (
     THREAD,
     Function,
@@ -17,6 +17,8 @@ from regard.inspection.hooks.interception import (
     observed_module,
     report,
 )
+from regard.inspection.mask_reading import RowMask, row_mask
+from regard.mechanism.sdpa import SDPACall
 
 
 def patches() -> list[Patch]:
@@ -39,41 +41,20 @@ def _sdpa(original: Function) -> Function:
             output = original(*args, **kwargs)
         module = observed_module()
         if module is not None:
-            report(module, lambda: _capture_sdpa(*args, **kwargs))
+            report(module, lambda: _capture_sdpa(SDPACall(*args, **kwargs)))
         return output
 
     return scaled_dot_product_attention
 
 
-def _capture_sdpa(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> CapturedCall | None:
+def _capture_sdpa(call: SDPACall) -> CapturedCall | None:
+    query, key = call.query, call.key
     if query.is_nested or query.dim() < 2:
         return None
     kind: AttentionKind = "self" if query.shape[-2] == key.shape[-2] else "cross"
-    mask = _sdpa_mask(query, key, attn_mask, is_causal)
-    return CapturedCall(query.detach(), key.detach(), scale, mask=mask, kind=kind)
-
-
-def _sdpa_mask(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool) -> RowMask | None:
-    """Convert SDPA's mask; its causality is aligned to the upper left corner."""
-    queries, keys = query.shape[-2], key.shape[-2]
-    if attn_mask is not None and type(attn_mask) not in (Tensor, nn.Parameter):
-        from torch.nn.attention.bias import CausalBias, CausalVariant
-
-        if isinstance(attn_mask, CausalBias):
-            align = "end" if attn_mask.variant is CausalVariant.LOWER_RIGHT else "start"
-            return causal_mask(queries, keys, query.device, align)
-    mask = None if attn_mask is None else THREAD.mask_reader.read(attn_mask)
-    return intersect(mask, causal_mask(queries, keys, query.device)) if is_causal else mask
+    mask, bias = call.mask_and_bias()
+    rows = row_mask(bias if mask is None else mask, query, key)
+    return CapturedCall(query.detach(), key.detach(), call.scale, mask=rows, kind=kind)
 
 
 # nn.MultiheadAttention
@@ -111,10 +92,10 @@ def _capture_multihead(
     if query.dim() == 3 and not module.batch_first:
         query, key = query.transpose(0, 1), key.transpose(0, 1)
     query, key = _project(module, query, key)
-    mask = _multihead_mask(module, key, key_padding_mask, attn_mask)
+    mask = _multihead_mask(query, key, key_padding_mask, attn_mask)
     if lengths is not None:
         stop = lengths.to(query.device)[:, None, None, None]
-        mask = intersect(mask, RowMask(torch.zeros_like(stop), stop))
+        mask = RowMask(torch.zeros_like(stop), stop).intersect(mask)
     return CapturedCall(query, key, mask=mask, kind=kind)
 
 
@@ -137,25 +118,22 @@ def _project(module: nn.MultiheadAttention, query: Tensor, key: Tensor) -> tuple
 
 
 def _multihead_mask(
-    module: nn.MultiheadAttention, key: Tensor, padding: Tensor | None, mask: Tensor | None
+    query: Tensor, key: Tensor, padding: Tensor | None, mask: Tensor | None
 ) -> RowMask | None:
-    """Convert torch's two masks, in which True hides a key."""
-    result = None
+    """Convert torch's two masks, in which True hides a key; keys that the module adds are visible."""
+    masks = []
     if mask is not None:
-        mask = mask.unflatten(0, (-1, module.num_heads)) if mask.dim() == 3 and key.dim() == 4 else mask
-        result = _inverted(mask, key.shape[-2])
+        masks.append(mask.unflatten(0, (-1, key.shape[-3])) if mask.dim() == 3 and key.dim() == 4 else mask)
     if padding is not None:
-        padding = padding[:, None, None, :] if padding.dim() == 2 else padding[None, :]
-        result = intersect(result, _inverted(padding, key.shape[-2]))
+        masks.append(padding[:, None, None, :] if padding.dim() == 2 else padding[None, :])
+    result = None
+    for mask in masks:
+        boolean, added = mask.dtype is torch.bool, key.shape[-2] - mask.shape[-1]
+        allowed = ~mask if boolean else mask
+        rows = row_mask(F.pad(allowed, (0, added), value=boolean) if added else allowed, query, key)
+        assert rows is not None  # only without a mask
+        result = rows.intersect(result)
     return result
-
-
-def _inverted(mask: Tensor, keys: int) -> RowMask:
-    """Convert a mask in which True hides a key; keys that the module adds are visible."""
-    added = keys - mask.shape[-1]
-    boolean = mask.dtype is torch.bool
-    allowed = ~mask if boolean else mask
-    return THREAD.mask_reader.read(F.pad(allowed, (0, added), value=boolean) if added else allowed)
 
 
 # nn.TransformerEncoderLayer, whose fast path does not call nn.MultiheadAttention

@@ -5,13 +5,11 @@ watched, it gets that function in a wrapper that also reports the call. The impl
 """
 
 import sys
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from regard.inspection.capture import CapturedCall, RowMask, causal_mask, intersect
+from regard.inspection.capture import CapturedCall
 from regard.inspection.hooks.interception import (
     THREAD,
     CacheUpdate,
@@ -21,23 +19,12 @@ from regard.inspection.hooks.interception import (
     is_observed,
     report,
 )
-from regard.inspection.layers import is_cross_attention
-from regard.mechanism.mask_algebra import CallShape, Mask, union
+from regard.inspection.hooks.interface_call import check_keywords, parse
+from regard.inspection.mask_reading import row_mask
+from regard.mechanism.masks import Causal
+from regard.models.layers.attention import is_cross_attention
 
 _CROSS_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
-
-
-class ScoreKeywords(NamedTuple):
-    """The keywords of transformers' attention functions that change the scores."""
-
-    softcap: float | None
-    s_aux: Tensor | None  # the sink
-    position_bias: Tensor | None
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "ScoreKeywords":
-        """Select them from all keywords."""
-        return cls(options.get("softcap"), options.get("s_aux"), options.get("position_bias"))
 
 
 def patches() -> list[Patch]:
@@ -89,7 +76,7 @@ def _reporting(function: Function, name: str) -> Function:
         cross = _is_cross_call(module, sys._getframe(1).f_locals)
         with inside_attention():
             output = function(module, query, key, value, *args, **kwargs)
-        report(module, lambda: _capture(name, cross, module, query, key, *args, **kwargs))
+        report(module, lambda: _capture(function, name, cross, module, query, key, value, *args, **kwargs))
         THREAD.cache_update = None
         return output
 
@@ -106,96 +93,30 @@ def _is_cross_call(module: nn.Module, caller_locals: dict[str, Any]) -> bool:
 
 
 def _capture(
-    name: str,
-    cross: bool,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    attention_mask: Any = None,
-    *args: Any,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    **options: Any,
+    function: Function, name: str, cross: bool, module: nn.Module, query: Tensor, *args: Any, **kwargs: Any
 ) -> CapturedCall | None:
     if query.dim() != 4 or query.is_nested:
         return None
+    check_keywords(function, kwargs)
+    call = parse(name, module, query, *args, **kwargs)
+    key, bias = call.key, call.bias
     update = THREAD.cache_update
     update = update if update is not None and update.keys is key else None
-    softcap, sink, bias = ScoreKeywords.of(options)
-    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if "flash" in name:
-        mask = _flash_mask(query, key, attention_mask, causal, options)
-    else:
-        causal = causal and name != "eager" and attention_mask is None and query.shape[-2] > 1
-        if causal and key.shape[-2] > query.shape[-2]:  # a static cache that was empty
-            key = key[..., : query.shape[-2], :]
-            bias = None if bias is None else bias[..., : query.shape[-2]]
-        if causal:
-            mask = causal_mask(query.shape[-2], key.shape[-2], query.device)
-        else:
-            mask = _mask(query, key, attention_mask)
-    if sink is None and name == "eager":
-        sink = getattr(module, "sinks", None)
+    if call.causal and key.shape[-2] > query.shape[-2]:  # a static cache that was empty
+        key = key[..., : query.shape[-2], :]
+        bias = None if bias is None else bias[..., : query.shape[-2]]
     return CapturedCall(
-        query.detach(),
+        call.query.detach(),
         key.detach(),
-        None if scaling is None else float(scaling),
-        softcap,
-        sink.detach() if isinstance(sink, Tensor) else None,
-        mask,
+        call.scale,
+        call.softcap,
+        None if call.sink is None else call.sink.detach(),
+        row_mask(Causal(align="start") if call.causal else call.mask, query, key),
         () if bias is None else (bias.detach(),),
         "cross" if cross else "self",
         None if update is None else update.new_keys.detach(),
         cached=update is not None,
     )
-
-
-def _mask(query: Tensor, key: Tensor, mask: Any) -> RowMask | None:
-    """Convert an implementation's mask: a tensor, a mask of regard, or a BlockMask of FlexAttention."""
-    if mask is None:
-        return None
-    if isinstance(mask, Tensor):
-        return THREAD.mask_reader.read(mask, key.shape[-2])
-    size = (query.shape[-2], key.shape[-2])
-    if isinstance(mask, Mask):
-        terms = mask.terms(CallShape(tuple(query.shape[:-2]), *size, query.device))
-        if len(terms) == 1 and terms[0].allowed is None:
-            zero = torch.zeros(1, 1, dtype=torch.long, device=query.device)
-            start, stop, _ = terms[0]
-            return RowMask(zero if start is None else start, zero + size[1] if stop is None else stop)
-        dense = union(terms, torch.arange(size[1], device=query.device))
-        return None if dense is None else THREAD.mask_reader.read(dense)
-    if hasattr(mask, "mask_mod"):
-        from torch.nn.attention.flex_attention import create_mask
-
-        dense = create_mask(mask.mask_mod, query.shape[0], None, *size, device=str(query.device))
-        return THREAD.mask_reader.read(dense)
-    return None
-
-
-def _flash_mask(
-    query: Tensor, key: Tensor, mask: Any, causal: bool, options: Mapping[str, Any]
-) -> RowMask | None:
-    """Return the mask of a flash kernel, which gets padding, causality, window and packing as options.
-
-    Its causality is aligned to the end of the keys.
-    """
-    queries, keys = query.shape[-2], key.shape[-2]
-    position = torch.arange(queries, device=query.device)
-    result = causal_mask(queries, keys, query.device, "end") if causal else None
-    window = options.get("sliding_window")
-    if window is not None:
-        end = position[:, None] + keys - queries
-        result = intersect(result, RowMask((end - window + 1).clamp(min=0), (end + window).clamp(max=keys)))
-    if isinstance(mask, Tensor) and mask.dim() == 2:
-        result = intersect(result, THREAD.mask_reader.read(mask[:, None, None, :] != 0))
-    boundaries = options.get("cu_seq_lens_k")  # of packed sequences
-    if isinstance(boundaries, Tensor) and queries == keys:
-        boundaries = boundaries.long().to(query.device)
-        sequence = torch.searchsorted(boundaries, position, right=True)
-        packed = RowMask(boundaries[sequence - 1][:, None], boundaries[sequence][:, None])
-        result = intersect(result, packed)
-    return result
 
 
 # Caches

@@ -1,4 +1,4 @@
-"""From the arguments of a call to a `Problem`: checks and layout."""
+"""Check the arguments of a call and convert them to a `Problem`."""
 
 from regard._util.lazy import attach
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._util.checks import check_dense, check_device, check_number
+from regard._util.text import type_name
 from regard.errors import DTypeError, ShapeError
 from regard.mechanism import reference
 from regard.mechanism.biases import RelativeBias
@@ -30,6 +31,8 @@ from regard.mechanism.scores import (
     ScoreFunction,
 )
 from regard.mechanism.torch_state import concrete
+
+_CHECKED_ROWS = 7  # of a custom normalizer: few, but not the one or two to which a mistake may reduce an axis
 
 # Scores whose `prepare` needs no check; exact types, because subclasses are checked.
 _BUILT_IN = {Dot, ScaledDot, Cosine, Gaussian, General, Additive, Concat}
@@ -115,7 +118,7 @@ def _check_normalizer(problem: Problem) -> None:
     if not concrete(*problem.tensors.values()) or 0 in (*problem.lead(), problem.queries, problem.keys):
         return
     lead = tuple(slice(0, min(size, 2)) for size in problem.lead()[:-1])
-    rows = slice(max(problem.queries - 2, 0), problem.queries)
+    rows = slice(max(problem.queries - _CHECKED_ROWS, 0), problem.queries)
     part = problem.without("value").part(Tile(lead, rows, slice(0, problem.keys)))
     with torch.no_grad():
         scores = reference.scores(part)
@@ -205,7 +208,7 @@ def check_score(score: object) -> None:
         raise DTypeError(f"score is the class {score.__name__}; pass an instance: score={score.__name__}(…).")
     if not isinstance(score, Score) and not callable(score):
         raise DTypeError(
-            f"score is a {type(score).__name__}; pass a score, such as Dot(), or a function of (query, key)."
+            f"score is {type_name(score)}; pass a score, such as Dot(), or a function of (query, key)."
         )
 
 

@@ -4,11 +4,13 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from regard.mechanism.normalizers import BUILT_IN
+
 # Names used by torch, flash-attn, x-transformers and Hugging Face transformers.
 _EQUIVALENTS = {
     "is_causal": 'mask=regard.Causal(), or Causal(align="start") for torch\'s top-left rule',
     "causal": "mask=regard.Causal()",
-    "attn_mask": "mask= for a boolean tensor (True = may look), bias= for numbers added to the scores",
+    "attn_mask": "mask= for a boolean tensor (True = may attend), bias= for numbers added to the scores",
     "attention_mask": "mask=regard.Padding(lengths), or mask=attention_mask[:, None, None, :].bool()",
     "attn_bias": "bias=",
     "position_bias": "bias=",
@@ -30,16 +32,13 @@ _EQUIVALENTS = {
     "return_attn_probs": "output, weights = regard.attend(query, key, value)",
     "output_attentions": "output, weights = regard.attend(query, key, value)",
     "average_attn_weights": 'output, weights = regard.attend(query, key, value); weights.mean("heads")',
-    "enable_gqa": "nothing: the query may have a multiple of the key's heads",
+    "enable_gqa": "no keyword: the query may have a multiple of the key's heads",
     "cu_seqlens": "mask=regard.Documents(lengths)",
     "normalizer": "normalize=",
     "backend": "implementation=",
 }
 
-_NORMALIZERS = {
-    name.lower(): f"{name}()"
-    for name in ("Softmax", "Softmax1", "Entmax", "Entmax15", "Sparsemax", "Mean", "Relu", "Sigmoid", "Hard")
-}
+_NORMALIZERS = {name.lower(): f"{name}()" for name in BUILT_IN}
 _MASKS = {
     "causal": "Causal()",
     "padding": "Padding(lengths)",

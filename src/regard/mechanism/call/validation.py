@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from regard._util.checks import check_dense, check_number
+from regard._util.text import type_name
 from regard.errors import ArgumentError, DeviceError, DTypeError, MaskError, ShapeError
 from regard.mechanism.call.layout import broadcasts
 from regard.mechanism.normalizers import Normalizer
-from regard.mechanism.scores import Prepared, Score, check_softcap
+from regard.mechanism.scores import FAMILIES, Prepared, Score, check_softcap
 
 FAR = 2**40  # beyond any key, but sums of several stay within int64
 _BELOW_FAR = {torch.int8, torch.int16, torch.int32, torch.uint8}  # dtypes whose values are below FAR
@@ -52,7 +53,7 @@ def prepared(score: Score, result: object, query: Tensor, key: Tensor, lead: Seq
     name = f"{type(score).__name__}.prepare"
     if not isinstance(result, Prepared):
         raise DTypeError(
-            f"{name} returned a {type(result).__name__}; it must return a Prepared, like "
+            f"{name} returned {type_name(result)}; it must return a Prepared, like "
             "ScaledDot().prepare(query, key)."
         )
     for what, x, original, full_lead in (
@@ -99,7 +100,7 @@ def _like(what: str, x: object, query: Tensor) -> Tensor:
 
 
 def _check_family(name: str, result: Prepared, width: int) -> None:
-    if result.family not in ("dot", "tanh", "relu"):
+    if result.family not in FAMILIES:
         raise ArgumentError(
             f'{name} returned family={result.family!r}; it must be "dot", or "tanh" or "relu" with a vector.'
         )
@@ -151,9 +152,7 @@ def _biases(name: str, biases: Any, query: Tensor, shape: Sequence[int]) -> tupl
 def function_scores(scores: object, query: Tensor, key: Tensor, shape: Sequence[int]) -> Tensor:
     """Check the result of a score function: it must broadcast to (…, h, q, k)."""
     if not isinstance(scores, Tensor) or not broadcasts(scores.shape, shape):
-        actual = f"a {type(scores).__name__}"
-        if isinstance(scores, Tensor):
-            actual = f"shape {tuple(scores.shape)}"
+        actual = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type_name(scores)
         raise ShapeError(
             f"score returned {actual} for query {tuple(query.shape)} and key {tuple(key.shape)}; "
             f"it must return shape {shape}."
@@ -229,9 +228,7 @@ def allowed(what: str, x: object, pairs: Sequence[int], device: torch.device) ->
 def line(bias: object, result: object, heads: int, length: int, device: torch.device) -> Tensor:
     """Check the values of a relative bias at `length` distances: (h, l), or (1, l) for all heads."""
     if not isinstance(result, Tensor):
-        raise DTypeError(
-            f"{bias} returned a {type(result).__name__}; forward(distance) must return a tensor."
-        )
+        raise DTypeError(f"{bias} returned {type_name(result)}; forward(distance) must return a tensor.")
     _dense(f"{bias} returned a bias", result, device)
     if result.dtype is torch.bool or result.is_complex():
         raise DTypeError(
@@ -315,7 +312,7 @@ def _check_pairs(what: str, result: object, x: Tensor) -> None:
 
 def _check_tensor(what: str, x: object, scores: Tensor) -> Tensor:
     if not isinstance(x, Tensor):
-        raise DTypeError(f"{what} a {type(x).__name__}; it must return a tensor.")
+        raise DTypeError(f"{what} {type_name(x)}; it must return a tensor.")
     if x.dtype != scores.dtype:
         raise DTypeError(
             f"{what} dtype {x.dtype} for scores of dtype {scores.dtype}; they must be equal: "

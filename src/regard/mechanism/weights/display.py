@@ -1,4 +1,4 @@
-"""Show weights: with `inspection/display.py` the only module that calls upward, into `app` and `plot`."""
+"""Show weights. Only this module and `inspection/display.py` call upward, into `app` and `plot`."""
 
 import os
 from collections.abc import Sequence

@@ -19,6 +19,7 @@ from regard.errors import ArgumentError
 from regard.mechanism.call.problem import Problem, ProblemConfig, deserialize, kind, serialize
 from regard.mechanism.mask_algebra import MaskTerm, broadcasts
 from regard.mechanism.normalizers import Softmax1, to_text
+from regard.mechanism.scores import FAMILIES
 
 # The last leading axis counts heads; there is a single head; or the mean over heads.
 Heads = Literal["axis", "single", "mean"]
@@ -85,10 +86,10 @@ def read(path: str | os.PathLike[str]) -> tuple[Problem, tuple[int, ...], Heads,
 def _parse(metadata: Any, tensors: dict[str, Tensor]) -> tuple[Problem, tuple[int, ...], Heads, int]:
     """Validate the content of an untrusted file."""
     if not isinstance(metadata, dict) or metadata.get("format") not in (FORMAT, *_OLD):
-        raise ValueError("it has no metadata of regard")
+        raise ValueError("it has no regard metadata")
     if metadata["format"] != FORMAT:
         raise ValueError(
-            f"its format, {metadata['format']!r}, is of an older version of regard; save the weights again"
+            f"its format, {metadata['format']!r}, is from an older version of regard; save the weights again"
         )
     expected = metadata.pop("checksum", None)
     if expected != checksum(tensors, tensors.__getitem__, json.dumps(metadata)):
@@ -121,7 +122,7 @@ def _check_config(config: ProblemConfig, tensors: dict[str, Tensor]) -> None:
     check_int("the file has terms", config.terms)
     if not isinstance(config.score, str) or len(config.score) > 100:
         raise ValueError("its score has no valid name")
-    if config.family not in ("dot", "tanh", "relu"):
+    if config.family not in FAMILIES:
         raise ValueError(f"the score's family is {config.family!r}")
     masks = {f"{part}{i}" for part in MaskTerm._fields for i in range(min(config.terms, len(tensors)))}
     terms = {int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) for name in masks & tensors.keys()}

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError, StaleError
 from regard.mechanism import fused, reference, tiled
 from regard.mechanism.call.problem import Problem, Tile, kind, tiles
@@ -18,7 +19,7 @@ from regard.mechanism.precision import in_own_dtype
 from regard.mechanism.torch_state import concrete
 from regard.mechanism.weights.index import Index, as_slice, copy_part, select_heads, select_rows
 from regard.mechanism.weights.io import Heads
-from regard.mechanism.weights.reader import Reader, repeat_last_row, tau_is_reusable
+from regard.mechanism.weights.reader import Reader, repeat_last_row
 
 _MIN_ROWS = 16  # with fewer rows, torch's matmul may sum scores in a different order
 
@@ -74,8 +75,7 @@ class LazyMatrix:
         self._built: _BuiltProblem | None = None
         self._deferred: _DeferredProblem | None = None
         if isinstance(problem, Problem):
-            reusable = rows_per_key_head is not None or tau_is_reusable(problem)
-            self._built = _adopt(problem, tau, tau_from_kernels and reusable)
+            self._built = _adopt(problem, tau, tau_from_kernels)
         else:
             inputs = inputs or {}
             self._deferred = _DeferredProblem(problem, tau, inputs, _versions(inputs), tau_from_kernels)
@@ -98,9 +98,7 @@ class LazyMatrix:
         built, deferred = self._built, self._deferred
         if built is None and deferred is not None:
             _check_versions(deferred.versions, deferred.inputs)
-            problem = deferred.build()
-            from_kernels = deferred.tau_from_kernels and tau_is_reusable(problem)
-            built = self._built = _adopt(problem, deferred.tau, from_kernels)
+            built = self._built = _adopt(deferred.build(), deferred.tau, deferred.tau_from_kernels)
             self._deferred = None
         built = built or self._built  # another thread may have built it between the two reads above
         assert built is not None
@@ -352,7 +350,7 @@ class LazyMatrix:
     def _operand(self, x: Tensor, size: int) -> tuple[Tensor, bool]:
         """x as columns in the layout of the tiles, and whether it was a single vector."""
         if not isinstance(x, Tensor):
-            raise DTypeError(f"cannot multiply weights by a {type(x).__name__}; pass a torch.Tensor.")
+            raise DTypeError(f"cannot multiply weights by {type_name(x)}; pass a torch.Tensor.")
         columns = x[:, None] if x.dim() == 1 else x
         grouped = self._grouped(columns)
         fits = grouped is not None or broadcasts(columns.shape[:-2], self._lead)

@@ -162,8 +162,7 @@ class Weights(LazyMatrix):
     def topk(self, k: int) -> TopK:
         """The k largest weights of each row and their keys: values and indices, each (…, q, k).
 
-        If there are fewer than k keys, the last axis is shorter. A row that sees fewer than k keys is padded
-        with value 0 and index −1.
+        A row that sees fewer than k keys is padded with value 0 and index −1.
 
         >>> import torch, regard
         >>> x = torch.eye(3)
@@ -171,10 +170,13 @@ class Weights(LazyMatrix):
         >>> indices.squeeze(-1)
         tensor([0, 1, 2])
         """
-        if k < 1:
-            raise ArgumentError(f"topk got k={k}; it must be at least 1.")
-        k = min(k, self.shape[-1])
-        reader = self._reader() if 1 <= k <= _MAX_KERNEL_K else None
+        keys = self.shape[-1]
+        if not min(keys, 1) <= k <= keys:
+            raise ArgumentError(
+                f"topk got k={k} for weights with {keys} keys; it must be between 1 and the number of keys: "
+                "topk(min(k, weights.shape[-1]))."
+            )
+        reader = self._reader() if k <= _MAX_KERNEL_K else None
         best = None if reader is None else reader.topk(k)
         if best is not None:
             return TopK(*map(self._merge_heads, best))

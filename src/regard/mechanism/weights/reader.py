@@ -16,14 +16,13 @@ from torch import Tensor
 from regard._util import interrupt
 from regard.mechanism import fused
 from regard.mechanism.call.problem import Problem, Tile
-from regard.mechanism.normalizers import Softmax
 from regard.mechanism.weights.index import select_rows
 
 
 class Reader(NamedTuple):
     """A problem with the τ that the kernels computed for it.
 
-    together: the rows of a key head, over its query heads, in the full matrix.
+    rows_per_key_head: the rows of a key head, over its query heads, in the full matrix.
     """
 
     problem: Problem
@@ -82,16 +81,6 @@ class Reader(NamedTuple):
     def _cut(self, rows: Tensor) -> Tensor:
         """Drop the repeated rows."""
         return rows[..., : self.problem.queries, :]
-
-
-def tau_is_reusable(problem: Problem) -> bool:
-    """Whether reading reproduces the exact scores for which the forward pass computed τ.
-
-    Softmax with one row per key head has its own forward kernel (kernels/single.h), which sums in a third
-    order, so τ must be recomputed.
-    """
-    single = problem.lead()[-1] * problem.queries == 1 and problem.config.family == "dot"
-    return not (single and type(problem.config.normalize) is Softmax)
 
 
 def _padded(problem: Problem, rows_per_key_head: int, per_group: int) -> Problem:

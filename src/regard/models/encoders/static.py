@@ -20,19 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard._util.checks import check_int
+from regard._util.checks import check_int, check_sentences
 from regard._util.files import write_atomic
-from regard._util.text import pluralize, shorten
+from regard._util.text import pluralize, shorten, type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.models.encoders.base import Neighbor, TokenVectors, WordEncoder
 from regard.models.encoders.words import (
     Vocabulary,
     WordQuery,
-    check_sentences,
     is_word,
     parse_word,
     split_words,
-    unknown_word_error,
 )
 
 _MAX_LINE = 2**20  # bytes; enough for 50,000 numbers
@@ -130,14 +128,11 @@ class StaticEncoder(WordEncoder):
 
     def _id(self, word: str) -> int:
         if not isinstance(word, str):
-            raise DTypeError(f"The word is a {type(word).__name__}; pass a string.")
+            raise DTypeError(f"The word is {type_name(word)}; pass a string.")
         index = self.vocabulary.find(word)
         if not index:
             raise self._unknown(word)
         return index
-
-    def _unknown(self, word: str) -> ArgumentError:
-        return unknown_word_error(type(self).__name__, word, self.vocabulary)
 
     @classmethod
     def learn(
@@ -294,7 +289,7 @@ def _read(path: str | os.PathLike[str], limit: int | None) -> tuple[list[str], T
 def _open(path: str | os.PathLike[str]) -> BinaryIO:
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(name, str):  # an int would be a file descriptor
-        raise DTypeError(f"StaticEncoder.load got a {type(name).__name__}; pass a file path.")
+        raise DTypeError(f"StaticEncoder.load got {type_name(name)}; pass a file path.")
     try:
         return open(name, "rb")
     except (OSError, ValueError) as error:

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from regard._util.extras import require
 from regard._util.text import shorten
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, MissingExtraError
 from regard.models.encoders.checkpoint_layouts import CheckpointLayout, read_json, read_text
 
 # Limits for tokenizer.json. The Rust library aborts the process if memory runs out, so anything far beyond
@@ -78,7 +79,7 @@ def _guard(message: str) -> Iterator[None]:
     """Convert errors of `tokenizers`; its panics are not Exceptions."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MissingExtraError):
         raise
     except BaseException as error:
         raise ArgumentError(f"{message}: {type(error).__name__}: {str(error)[:200]}") from error
@@ -291,14 +292,11 @@ def _options(folder: Path) -> dict[str, Any]:
 
 
 def _package() -> Any:
-    try:
-        import tokenizers
-        import tokenizers.models
-        import tokenizers.normalizers
-        import tokenizers.pre_tokenizers
-        import tokenizers.processors
-    except ImportError:
-        raise ArgumentError(
-            "load_encoder needs the package tokenizers, which is not installed: pip install tokenizers."
-        ) from None
+    require("tokenizers", "load_encoder")
+    import tokenizers
+    import tokenizers.models
+    import tokenizers.normalizers
+    import tokenizers.pre_tokenizers
+    import tokenizers.processors
+
     return tokenizers

@@ -116,15 +116,13 @@ def close_words(word: str, words: Iterable[str], n: int = 5) -> list[str]:
     return [candidates[key] for key in matches]
 
 
-def unknown_word_error(encoder: str, word: str, words: Iterable[str]) -> ArgumentError:
-    """The error for a word outside an encoder's vocabulary."""
-    return ArgumentError(
-        f"{encoder} does not know the word {word!r}{_suggestion(word, words)}; choose a word of its "
-        "vocabulary."
-    )
+def suggest(word: str, words: Iterable[str]) -> str:
+    """The part of an error message that names words of similar spelling; empty if there are none.
 
-
-def _suggestion(word: str, words: Iterable[str]) -> str:
+    >>> from regard.models.encoders.words import suggest
+    >>> suggest("brak", ["bark", "tree"])
+    " (did you mean 'bark'?)"
+    """
     close = close_words(word, words, n=3)
     return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
 
@@ -215,25 +213,6 @@ class Vocabulary(Sequence[str]):
         return f"Vocabulary(<{len(self)} words>)"
 
 
-def check_sentences(sentences: str | Sequence[str]) -> list[str]:
-    """Return sentences as a list of strings that can be encoded as UTF-8."""
-    if not isinstance(sentences, str | Sequence):
-        raise DTypeError(f"sentences are a {type(sentences).__name__}; pass a string or a list of strings.")
-    checked = [sentences] if isinstance(sentences, str) else list(sentences)
-    for i, sentence in enumerate(checked):
-        if not isinstance(sentence, str):
-            raise DTypeError(f"Sentence {i} is a {type(sentence).__name__}; pass strings.")
-        if not sentence.isascii():
-            try:
-                sentence.encode()
-            except UnicodeEncodeError as error:
-                raise ArgumentError(
-                    f"Sentence {i} has the lone surrogate {sentence[error.start]!r} at character "
-                    f"{error.start}; decode the text again."
-                ) from None
-    return checked
-
-
 def tokens_of_words(
     sentence: str, words: Sequence[Word], spans: Sequence[Span | None]
 ) -> tuple[list[Word], list[list[int]]]:
@@ -257,7 +236,7 @@ def find_word(query: WordQuery, words: Sequence[str], sentence: str) -> int:
     if not matches:
         listed = " ".join(words[:30]) + (" …" if len(words) > 30 else "")
         raise ArgumentError(
-            f"{text!r} is not in {shorten(sentence)!r}{_suggestion(text, words)}; its words are: {listed}"
+            f"{text!r} is not in {shorten(sentence)!r}{suggest(text, words)}; its words are: {listed}"
         )
     if not -len(matches) <= n < len(matches):
         raise ArgumentError(

@@ -36,8 +36,8 @@ def return_memory() -> bool:
 
     By default glibc raises this threshold to the block sizes it sees, up to 32 MB, and keeps smaller blocks
     in a heap that shrinks only at its end. Tensors of different sizes and lifetimes then leave gaps: a run
-    with sharded parameters had a heap of 890 MB, 580 MB of it gaps. After this call each large tensor gets
-    new pages, which takes time. It affects the whole process, and does nothing without glibc.
+    with sharded parameters had a heap of 890 MB, of which 580 MB were gaps. After this call each large tensor
+    gets new pages, which takes time. It affects the whole process, and does nothing without glibc.
 
     `regard train --shard` calls it; `regard.translation.train` does not:
 

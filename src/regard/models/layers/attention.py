@@ -5,11 +5,12 @@ output = concatenate(heads of attention) Wo     … h n e -> … n m
 (Vaswani et al. 2017, section 3.2.2)
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from threading import Lock, get_ident
-from typing import Any, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +25,26 @@ from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.kv_cache import KeyValues, KVCache
-from regard.models.layers.positions import Rotation
+from regard.models.layers.positions.rotary import Rotation
 
 Watcher = Callable[[Weights], None]
 _WATCHERS_LOCK = Lock()
+_CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec", re.IGNORECASE)
+
+
+def is_cross_attention(name: str) -> bool:
+    """Return whether a module or class of this name attends to a sequence other than its own.
+
+    >>> from regard.models.layers.attention import is_cross_attention
+    >>> names = ("decoder.blocks.0.cross", "decoder.blocks.0.attention", "decoder.layers.0.multihead_attn")
+    >>> [is_cross_attention(name) for name in names]
+    [True, False, True]
+    """
+    parts = name.partition("@")[0].split(".")
+    in_decoder = parts[-2:] == ["decoder", "attention"] or (  # of a recurrent model
+        parts[-1] == "multihead_attn" and "decoder" in parts  # of nn.TransformerDecoder
+    )
+    return in_decoder or _CROSS.search(parts[-1]) is not None
 
 
 class Attends(nn.Module):
@@ -97,9 +114,10 @@ def watch_layers(model: nn.Module, report: Callable[[str, Weights], None]) -> It
         with _WATCHERS_LOCK:
             for module, own in added:  # remove only our own: watches may end in any order
                 others = tuple(other for other in module.watchers if other is not own)
-                vars(module).pop("watchers", None)
-                if others:
+                if others:  # in one step: another thread may be calling the module
                     module.watchers = others
+                else:
+                    vars(module).pop("watchers", None)
 
 
 class SelfAttention(Attends):
@@ -113,6 +131,15 @@ class SelfAttention(Attends):
     def forward(self, x: Tensor, **options: Unpack[Options]) -> Tensor:
         """(…, n, m) → (…, n, m)."""
         return self.attention(x.unsqueeze(-3), x.unsqueeze(-3), x.unsqueeze(-3), **options).squeeze(-3)
+
+
+class SelfAttentionOptions(TypedDict, total=False):
+    """Options of self-attention: see `MultiHeadAttention.forward`."""
+
+    mask: Mask | Tensor | None
+    bias: Bias | None
+    rotation: Rotation | None
+    cache: KVCache | None
 
 
 class MultiHeadAttention(Attends):

@@ -7,29 +7,25 @@ norm_first=False:   norm(x + f(x))      post-norm: Vaswani et al. 2017, section 
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Unpack, get_args
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard._util.checks import check_bool, check_choice, check_int, check_number
-from regard.errors import ArgumentError, DTypeError
-from regard.mechanism.biases import ALiBi, T5Bias
-from regard.mechanism.call.arguments import Bias
+from regard._util.checks import check_choice, check_int
+from regard.errors import DTypeError
+from regard.mechanism.biases import RelativeBias
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax
-from regard.models.layers.attention import MultiHeadAttention
+from regard.models.configs import Activation, TransformerSettings
+from regard.models.layers.attention import MultiHeadAttention, SelfAttentionOptions
 from regard.models.layers.dropout import Dropout
-from regard.models.layers.kv_cache import KeyValues, KVCache
-from regard.models.layers.positions import LearnedPositions, RotaryPositions, Rotation, SinusoidalPositions
-
-Activation = Literal["relu", "gelu", "swiglu"]
-Norm = Literal["layer", "rms", "none"]
-Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "t5", "none"]
+from regard.models.layers.kv_cache import KeyValues
+from regard.models.layers.position_encoding import PositionEncoding, PositionSizes, make_positions
 
 
 @dataclass(frozen=True)
-class TransformerConfig:
+class TransformerConfig(TransformerSettings):
     """Architecture of a Transformer. The defaults train on a laptop.
 
     width: model dimension. ffn_dim: feed-forward dimension; default: 4 × width. layers: blocks per stack.
@@ -48,53 +44,15 @@ class TransformerConfig:
     1024
     """
 
-    width: int = 256
-    layers: int = 3
-    heads: int = 8
-    key_heads: int | None = None
-    ffn_dim: int | None = None
-    activation: Activation = "relu"
-    norm: Norm = "layer"
-    norm_first: bool = True
-    eps: float = 1e-5
-    linear_bias: bool = True
-    dropout: float = 0.1
-    positions: Positions = "sinusoidal"
-    max_positions: int = 512
     normalize: Normalizer | Sink = Softmax()  # noqa: RUF009 (a frozen value)
 
     def __post_init__(self) -> None:
-        for name in ("width", "layers", "heads", "max_positions"):
-            check_int(f"TransformerConfig got {name}", getattr(self, name), min=1)
-        for name in ("norm_first", "linear_bias"):
-            check_bool(f"TransformerConfig got {name}", getattr(self, name))
-        check_int("TransformerConfig got ffn_dim", self.resolved_ffn_dim, min=1)
-        if self.key_heads is not None:
-            check_int("TransformerConfig got key_heads", self.key_heads, min=1)
+        super().__post_init__()
         if not isinstance(self.normalize, Normalizer | Sink):
             raise DTypeError(
                 f"TransformerConfig got normalize={self.normalize!r}, which is not a normalizer; pass "
                 "normalize=Softmax() or another one."
             )
-        check_number("TransformerConfig got dropout", self.dropout, min=0, below=1)
-        check_number("TransformerConfig got eps", self.eps, above=0)
-        for name, choices in (("activation", Activation), ("norm", Norm), ("positions", Positions)):
-            check_choice(f"TransformerConfig got {name}", getattr(self, name), get_args(choices))
-        if self.width % self.heads:
-            raise ArgumentError(
-                f"TransformerConfig got width={self.width} and heads={self.heads}; width must be a multiple "
-                "of heads."
-            )
-        if self.key_heads is not None and self.heads % self.key_heads:
-            raise ArgumentError(
-                f"TransformerConfig got heads={self.heads} and key_heads={self.key_heads}; heads must be a "
-                "multiple of key_heads."
-            )
-
-    @property
-    def resolved_ffn_dim(self) -> int:
-        """`ffn_dim`, or its default."""
-        return 4 * self.width if self.ffn_dim is None else self.ffn_dim
 
     def make_attention(self) -> MultiHeadAttention:
         """Create an attention layer."""
@@ -124,16 +82,10 @@ class TransformerConfig:
             dropout=self.dropout,
         )
 
-    def make_positions(self, causal: bool) -> nn.Module | None:
-        """Create the position encoding (see `positions.py`); None for positions="none"."""
-        makers: dict[str, Callable[[], nn.Module]] = {
-            "sinusoidal": lambda: SinusoidalPositions(self.width),
-            "learned": lambda: LearnedPositions(self.max_positions, self.width),
-            "rotary": lambda: RotaryPositions(self.width // self.heads),
-            "alibi": lambda: ALiBi(self.heads),
-            "t5": lambda: T5Bias(self.heads, bidirectional=not causal),
-        }
-        return None if self.positions == "none" else makers[self.positions]()
+    def make_positions(self, causal: bool) -> PositionEncoding | RelativeBias:
+        """Create the position encoding."""
+        sizes = PositionSizes(self.width, self.heads, self.width // self.heads, self.max_positions, causal)
+        return make_positions(self.positions, sizes)
 
 
 class FeedForward(nn.Module):
@@ -222,19 +174,9 @@ class EncoderBlock(nn.Module):
         self.attention, self.feed_forward = config.make_attention(), config.make_feed_forward()
         self.attention_residual, self.feed_forward_residual = Residual(config), Residual(config)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        mask: Mask | Tensor | None = None,
-        bias: Bias | None = None,
-        rotation: Rotation | None = None,
-        cache: KVCache | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, **options: Unpack[SelfAttentionOptions]) -> Tensor:
         """(…, n, m) → (…, n, m). Options: see `MultiHeadAttention.forward`."""
-        x = self.attention_residual(
-            x, lambda y: self.attention(y, mask=mask, bias=bias, rotation=rotation, cache=cache)
-        )
+        x = self.attention_residual(x, lambda y: self.attention(y, **options))
         return self.feed_forward_residual(x, self.feed_forward)
 
 
@@ -262,15 +204,10 @@ class DecoderBlock(nn.Module):
         x: Tensor,
         source: Tensor | KeyValues,
         *,
-        mask: Mask | Tensor | None = None,
         source_mask: Mask | Tensor | None = None,
-        bias: Bias | None = None,
-        rotation: Rotation | None = None,
-        cache: KVCache | None = None,
+        **options: Unpack[SelfAttentionOptions],
     ) -> Tensor:
         """(…, t, m) → (…, t, m). source: (…, s, m), or its keys and values from `cross.project_source`."""
-        x = self.attention_residual(
-            x, lambda y: self.attention(y, mask=mask, bias=bias, rotation=rotation, cache=cache)
-        )
+        x = self.attention_residual(x, lambda y: self.attention(y, **options))
         x = self.cross_residual(x, lambda y: self.cross(y, source, mask=source_mask))
         return self.feed_forward_residual(x, self.feed_forward)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.normalizers import Softmax, Softmax1
 from regard.mechanism.scores import ScaledDot
@@ -12,7 +13,7 @@ from regard.models.layers.attention import MultiHeadAttention
 def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
     """Convert torch's layer. `add_zero_attn`, a key that scores 0, becomes `Softmax1`."""
     if not isinstance(module, nn.MultiheadAttention):
-        raise DTypeError(f"from_torch got a {type(module).__name__}; pass a torch.nn.MultiheadAttention.")
+        raise DTypeError(f"from_torch got {type_name(module)}; pass a torch.nn.MultiheadAttention.")
     if module.bias_k is not None:
         raise ArgumentError(
             "from_torch got a layer with add_bias_kv=True, which regard does not support. Append the extra "

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from regard._util.checks import check_choice, check_int
+from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.normalizers import Mean, Normalizer, Sink, Softmax
 from regard.mechanism.scores import Concat, Dot, Score
@@ -140,7 +141,7 @@ class NonLocal(Attends):
 
     def _check(self, x: Tensor) -> None:
         if not isinstance(x, Tensor):
-            raise DTypeError(f"NonLocal got a {type(x).__name__}; pass a tensor.")
+            raise DTypeError(f"NonLocal got {type_name(x)}; pass a tensor.")
         if x.dim() < 3 or x.shape[1] != self.channels:
             raise ShapeError(
                 f"x has shape {tuple(x.shape)}; this NonLocal needs (b, {self.channels}, …grid) with at "

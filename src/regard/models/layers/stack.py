@@ -7,13 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
-from regard.mechanism.biases import RelativeBias
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Causal
 from regard.models.layers.blocks import DecoderBlock, EncoderBlock, TransformerConfig
 from regard.models.layers.dropout import Dropout
 from regard.models.layers.kv_cache import KeyValues, KVCache
-from regard.models.layers.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
 
 Caches = Sequence[KVCache]
 
@@ -72,12 +70,7 @@ class Stack(nn.Module):
         if positions is None:  # continue after the cached tokens
             start = caches[0].length if caches else 0
             positions = torch.arange(start, start + x.shape[-2], device=x.device)
-        rotation = self.positions(positions, x.dtype) if isinstance(self.positions, RotaryPositions) else None
-        bias = self.positions if isinstance(self.positions, RelativeBias) else None
-        if isinstance(self.positions, SinusoidalPositions):
-            x = x + self.positions(positions, x.dtype)
-        elif isinstance(self.positions, LearnedPositions):
-            x = x + self.positions(positions)
+        x, encoded = self.positions.encode(x, positions)
         if mask is None and self.causal:
             mask = Causal()
         if caches is not None and len(caches) != len(self.blocks):
@@ -88,12 +81,13 @@ class Stack(nn.Module):
         states = [self.dropout(x)]
         for i, block in enumerate(self.blocks):
             cache = None if caches is None else caches[i]
-            options = {"mask": mask, "bias": bias, "rotation": rotation, "cache": cache}
             if source is None:
-                states.append(block(states[-1], **options))
+                states.append(block(states[-1], mask=mask, cache=cache, **encoded))
             else:
                 keys = source if isinstance(source, Tensor) else source[i]
-                states.append(block(states[-1], keys, source_mask=source_mask, **options))
+                states.append(
+                    block(states[-1], keys, mask=mask, source_mask=source_mask, cache=cache, **encoded)
+                )
         states[-1] = self.norm(states[-1])
         return states
 

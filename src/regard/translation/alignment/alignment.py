@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._util.checks import check_number
 from regard._util.text import format_bytes
 from regard.errors import ArgumentError, ShapeError
 from regard.models.seq2seq import Seq2Seq
@@ -24,7 +23,7 @@ from regard.translation.alignment.cross_attention import (
     watch_forced_decoding,
 )
 from regard.translation.alignment.lexical_aligner import LexicalAligner
-from regard.translation.data.links import Links, to_pharaoh
+from regard.translation.data.links import Links, check_threshold, to_pharaoh
 from regard.translation.data.pairs import check_pair, check_pairs
 from regard.translation.tokens import Segmentation, TokenizerPair
 
@@ -74,8 +73,8 @@ class Alignment:
 
         threshold: return all links of at least this weight instead.
         """
+        check_threshold(threshold)
         if threshold is not None:
-            check_number("links got threshold", threshold, above=0, max=1)
             rows, columns = (self.weights >= threshold).nonzero(as_tuple=True)
             return frozenset(zip(columns.tolist(), rows.tolist(), strict=True))
         return frozenset((source, row) for row, source in enumerate(self.argmax()) if source is not None)
@@ -150,7 +149,7 @@ def align(
     """Align the words of sentence pairs by the model's cross-attention.
 
     model, tokens: a model and its vocabularies; `Translator.align` has both.
-    pairs: (source, target), with words separated by white space.
+    pairs: (source, target), with words separated by whitespace.
     alignment_head: layer, heads and step to read the weights from; `select_alignment_head` finds the best.
 
     >>> import torch
@@ -229,7 +228,7 @@ def rate_alignment_heads(
 ) -> dict[AlignmentHead, ErrorRates]:
     """Compute the alignment error rates of every layer, head and head mean, with either shift.
 
-    gold: links between the words of each pair, separated by white space. By default the confident links of a
+    gold: links between the words of each pair, separated by whitespace. By default the confident links of a
     `LexicalAligner` trained on these pairs: they rank heads, but do not measure their accuracy.
 
     >>> from regard.models import TransformerConfig, Transformer
@@ -305,7 +304,7 @@ def _check_gold(pairs: Sequence[tuple[str, str]], gold: Sequence[GoldAlignment])
             if not (0 <= link[0] < lengths[0] and 0 <= link[1] < lengths[1]):
                 raise ArgumentError(
                     f"Gold link {link[0]}-{link[1]} of pair {number} is out of range: the pair has "
-                    f"{lengths[0]} source and {lengths[1]} target words, separated by white space, counted "
+                    f"{lengths[0]} source and {lengths[1]} target words, separated by whitespace, counted "
                     "from 0. If the file counts from 1, read it with index_base=1 (--index-base 1)."
                 )
 

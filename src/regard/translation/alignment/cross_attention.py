@@ -4,7 +4,6 @@ source [END]  ┐
 [START] target┴ model → weights (heads, 1 + target, source + 1) → selected heads, without special tokens
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.mechanism.weights.matrix import Weights
-from regard.models.layers.attention import Attends, watch_layers
+from regard.models.layers.attention import Attends, is_cross_attention, watch_layers
 from regard.models.layers.dropout import eval_mode
 from regard.models.packed import Packed, as_padded
 from regard.models.seq2seq import Seq2Seq
@@ -22,7 +21,6 @@ from regard.translation.tokens import END, START
 
 Shift = Literal["input", "output"]
 
-_CROSS = re.compile(r"(^|\.)decoder\.(blocks\.\d+\.cross|attention)$")
 _BATCH_TOKENS = 8192  # of both sides, with padding
 
 
@@ -184,7 +182,7 @@ def _find_layers(model: Seq2Seq) -> dict[str, int]:
     return {
         name: int(getattr(module, "heads", 1))
         for name, module in ((n.replace("_orig_mod.", ""), m) for n, m in model.named_modules())
-        if isinstance(module, Attends) and _CROSS.search(name)
+        if isinstance(module, Attends) and is_cross_attention(name)
     }
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard._util.text import type_name
 from regard.errors import ArgumentError
 from regard.mechanism.scores import ScaledDot
 from regard.models.layers.attention import MultiHeadAttention
@@ -99,7 +100,7 @@ def guide_head(model: Seq2Seq, alignment_head: AlignmentHead) -> Iterator[Guided
         raise ArgumentError(f"guide_head got heads={heads}; it guides exactly one head, such as heads=(0,).")
     if not isinstance(module, MultiHeadAttention) or module.score != ScaledDot():
         raise ArgumentError(
-            f"guide_head got a {type(model).__name__}; it needs a Transformer with ScaledDot scores."
+            f"guide_head got {type_name(model)}; it needs a Transformer with ScaledDot scores."
         )
     guided = GuidedLoss(heads[0], alignment_head.shift)
     handle = module.register_forward_pre_hook(guided.record)

@@ -59,7 +59,7 @@ class LexicalAligner:
         ibm1_iterations: int = _IBM1_ITERATIONS,
         hmm_iterations: int = _HMM_ITERATIONS,
     ) -> "LexicalAligner":
-        """Train on sentence pairs whose words are separated by white space.
+        """Train on sentence pairs whose words are separated by whitespace.
 
         ibm1_iterations, hmm_iterations: EM iterations without and with word positions.
         """

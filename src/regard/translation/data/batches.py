@@ -100,7 +100,7 @@ class Batches:
         of its own.
     seed: determines the order.
     unknown_rate: fraction of pairs in which one token is replaced by the unknown token on both sides. The
-        model learns to predict it for words it does not know, and the alignment tells which word to copy
+        model learns to predict it for words it does not know, and the alignment determines which word to copy
         (Luong et al. 2015b). If no token occurs on both sides, an unknown token is appended to both; this
         may exceed `batch_tokens`.
     shared: whether source and target share a vocabulary.
@@ -143,7 +143,7 @@ class Batches:
         return [batches[i] for i in random.permutation(len(batches))]
 
     def get(self, indices: Sequence[int] | Indices, epoch: int) -> Batch:
-        """Return these pairs as a batch; each epoch replaces other tokens by the unknown token."""
+        """Return these pairs as a batch; each epoch replaces different tokens with the unknown token."""
         batch = Batch.of([self._pair(int(index), epoch) for index in indices])
         if self.links is None:
             return batch
@@ -163,8 +163,8 @@ class Batches:
             )
         return torch.from_numpy(links)
 
-    def from_step(self, step: int) -> Iterator[tuple[int, int, Indices]]:
-        """Yield epoch, index in the epoch and pair indices of every batch from a step on, without end."""
+    def from_step(self, step: int) -> Iterator[tuple[int, Indices]]:
+        """Yield epoch and pair indices of every batch from a step on, indefinitely."""
         epoch = 0
         batches = self.epoch(epoch)
         while step >= len(batches):
@@ -172,8 +172,8 @@ class Batches:
             epoch += 1
             batches = self.epoch(epoch)
         while True:
-            for index in range(step, len(batches)):
-                yield epoch, index, batches[index]
+            for indices in batches[step:]:
+                yield epoch, indices
             step, epoch = 0, epoch + 1
             batches = self.epoch(epoch)
 
@@ -184,22 +184,6 @@ class Batches:
             if random.random() < self.unknown_rate:
                 return _replace_by_unknown(list(source), list(target), random, self.shared)
         return source, target
-
-
-def batch_by_length(
-    sources: Sequence[Sequence[int]], size: int, device: torch.device
-) -> Iterator[tuple[list[int], Packed]]:
-    """Yield indices and packed sources in batches of similar lengths, shortest first; adds end tokens.
-
-    >>> import torch
-    >>> from regard.translation.data.batches import batch_by_length
-    >>> [indices for indices, _ in batch_by_length([[5, 6, 7], [8], [9, 10]], 2, torch.device("cpu"))]
-    [[1, 2], [0]]
-    """
-    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-    for first in range(0, len(order), size):
-        indices = order[first : first + size]
-        yield indices, Packed.of([[*sources[i], END] for i in indices], device)
 
 
 def _split(order: Indices, sizes: NDArray[numpy.int64], max_tokens: int) -> Iterator[Indices]:

@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, MissingExtraError
 from regard.translation.data.links import Links
 from regard.translation.data.pairs import Pair
 
@@ -138,7 +138,9 @@ def _path(name: str) -> Path:
     try:
         path = Path(str(distribution("bible-alignments").locate_file(name)))
     except PackageNotFoundError:
-        raise ArgumentError(f"The package bible-alignments is not installed. {cure}") from None
+        raise MissingExtraError(
+            f"bible needs the package bible-alignments, which is not installed. {cure}"
+        ) from None
     if not path.exists():
         raise ArgumentError(f"The installed package bible-alignments has no file {name!r}. {cure}==0.4.2")
     return path

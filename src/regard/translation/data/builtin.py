@@ -21,6 +21,8 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from regard._util.checks import check_int
+from regard._util.extras import require
+from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError
 from regard.translation.data.pairs import Pair, fingerprint, normalize_spaces
 
@@ -102,14 +104,11 @@ def languages() -> list[str]:
     >>> {"de", "en", "fr", "ja", "tr"} <= set(languages())
     True
     """
-    try:
-        from babel.localedata import exists
-        from num2words import CONVERTER_CLASSES  # type: ignore[import-untyped]
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"The embedded corpus needs the package {error.name}: pip install babel num2words",
-            name=error.name,
-        ) from None
+    for package in ("babel", "num2words"):
+        require(package, "embedded_corpus")
+    from babel.localedata import exists
+    from num2words import CONVERTER_CLASSES  # type: ignore[import-untyped]
+
     return [code for code in sorted(CONVERTER_CLASSES) if exists(code) and Language(code).has_numbers]
 
 
@@ -132,7 +131,7 @@ class Language:
     def of(cls, code: str) -> "Language":
         """Return a language by its code; see `languages`."""
         if not isinstance(code, str):
-            raise DTypeError(f"A language must be a code such as 'de', got a {type(code).__name__}.")
+            raise DTypeError(f"A language must be a code such as 'de', got {type_name(code)}.")
         known = languages()
         if code.replace("-", "_") not in known:
             raise ArgumentError(
@@ -240,7 +239,7 @@ class Language:
         return _locale(self.code)
 
     def _in_words(self, text: str) -> str:
-        """Replace digits by words, in the form used before nouns."""
+        """Replace digits with words, in the form used before nouns."""
         ending, before_noun = _BEFORE_NOUN.get(self._base, ("", ""))
 
         def in_words(match: re.Match[str]) -> str:
@@ -276,7 +275,7 @@ class _Value(NamedTuple):
 
 
 class _Random(Random):
-    """Random numbers that are the same in every Python version: only `random` guarantees it."""
+    """Random numbers that are the same in every Python version, which only `random()` guarantees."""
 
     def below(self, bound: int) -> int:
         return int(self.random() * bound)

@@ -109,11 +109,6 @@ class EncodedCorpus(Sequence[IdPair]):
         return ArgumentError(f"{os.fspath(self.path)!r} {reason}. {_CURE}")
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open a file and verify its checksum."""
-        return cls(path)
-
-    @classmethod
     def write(
         cls,
         path: str | os.PathLike[str],

@@ -5,11 +5,11 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
 from pathlib import Path
-from typing import BinaryIO, Literal, get_args
+from typing import BinaryIO, Literal, NamedTuple, get_args
 
 from regard._util.files import open_atomic
 from regard._util.text import shorten
@@ -18,15 +18,6 @@ from regard.translation.data.pairs import Pair
 
 Format = Literal["tsv", "jsonl"]
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
-
-_EXTENSIONS: dict[str, Format] = {
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".txt": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-}
 _GZIP = b"\x1f\x8b"
 _MAX_LINE_BYTES = 2**24  # longer lines are not sentences and could fill the memory
 
@@ -54,20 +45,20 @@ def read_pairs(source: _Path, target: _Path | None = None, *, format: Format | N
     Pair(source='two dogs', target='zwei Hunde')
     """
     if format is not None and format not in get_args(Format):
-        raise ArgumentError(f"Unknown format {format!r}. Use 'tsv' or 'jsonl'.")
+        raise ArgumentError(f"Unknown format {format!r}. Use {' or '.join(map(repr, get_args(Format)))}.")
     source = os.fsdecode(source)
     if target is None:
         _check_readable(source)
         return _from_one(source, format)
     if format is not None:
         raise ArgumentError(
-            f"format={format!r} (--format) applies to one file of pairs, got two files. Remove the format, "
-            "or a file."
+            f"format={format!r} (--format) applies to one file of pairs, but got two files. Remove the "
+            "format, or a file."
         )
     target = os.fsdecode(target)
     if source == target == "-":
         raise ArgumentError(
-            "Both files are standard input. Name one file, or pass pairs as TSV on standard input."
+            "Both files are standard input. Pass one file, or pass pairs as TSV on standard input."
         )
     _check_readable(source)
     _check_readable(target)
@@ -111,10 +102,24 @@ def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
             if any(end in source or end in target for end in "\t\n\r"):
                 raise ArgumentError(
                     f"Pair {number:,} contains a tab or a line break, which TSV cannot represent. "
-                    "clean_pairs(pairs) replaces them by spaces."
+                    "clean_pairs(pairs) replaces them with spaces."
                 )
             file.write(f"{source}\t{target}\n".encode())
     return number
+
+
+def contains_pairs(path: str) -> bool:
+    """Return whether a file has both sides, by its extension; a .txt file is usually one side of a corpus.
+
+    >>> from regard.translation.data.formats import contains_pairs
+    >>> contains_pairs("pairs.tsv.gz"), contains_pairs("train.txt")
+    (True, False)
+    """
+    return _extension(path) in _FORMAT_OF and _extension(path) != ".txt"
+
+
+def _extension(path: str) -> str:
+    return Path(path[:-3] if _is_gzip(path) else path).suffix.lower()
 
 
 def _is_gzip(name: str) -> bool:
@@ -130,12 +135,12 @@ def _check_readable(name: str) -> None:
     """Raise ArgumentError early if a file cannot be read; pipes and devices are allowed."""
     if name == "-":
         if sys.stdin is None:
-            raise ArgumentError("Standard input is closed. Pipe text into it, or name a file.")
+            raise ArgumentError("Standard input is closed. Pipe text into it, or pass a file.")
         return
     if not os.path.exists(name):
         raise ArgumentError(f"No such file: {name!r}.")
     if os.path.isdir(name):
-        raise ArgumentError(f"{name!r} is a folder. Name a file in it.")
+        raise ArgumentError(f"{name!r} is a folder. Pass a file in it.")
     if not os.access(name, os.R_OK):
         raise ArgumentError(f"No permission to read {name!r}. Change its permissions, or copy it.")
 
@@ -154,13 +159,11 @@ def _from_two(source: str, target: str) -> Iterator[Pair]:
 
 
 def _from_one(path: str, format: Format | None) -> Iterator[Pair]:
-    if format is None:
-        format = _EXTENSIONS.get(Path(path[:-3] if _is_gzip(path) else path).suffix.lower())
+    format = format or _FORMAT_OF.get(_extension(path))
     for line, text in enumerate(_lines(path), 1):
         format = format or ("jsonl" if text.lstrip().startswith("{") else "tsv")
         where = f"{_name(path)}, line {line:,}"
-        parse = _from_tsv if format == "tsv" else _from_json
-        yield parse(text, where) if text else Pair("", "")
+        yield _FORMATS[format].parse(text, where) if text else Pair("", "")
 
 
 def _from_tsv(text: str, where: str) -> Pair:
@@ -194,6 +197,20 @@ def _from_json(text: str, where: str) -> Pair:
             f"{where}: contains a lone surrogate (\\ud800 to \\udfff), which is not a character. Remove it."
         ) from None
     return pair
+
+
+class _Format(NamedTuple):
+    """File extensions, and a function of a line and its place for error messages."""
+
+    extensions: tuple[str, ...]
+    parse: Callable[[str, str], Pair]
+
+
+_FORMATS: dict[Format, _Format] = {
+    "tsv": _Format((".tsv", ".tab", ".txt"), _from_tsv),
+    "jsonl": _Format((".jsonl", ".ndjson", ".json"), _from_json),
+}
+_FORMAT_OF = {extension: name for name, (extensions, _) in _FORMATS.items() for extension in extensions}
 
 
 def _lines(path: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from bisect import insort
 from collections.abc import Iterable
 from typing import Literal, get_args
 
+from regard._util.checks import check_number
 from regard.errors import ArgumentError
 
 Links = frozenset[tuple[int, int]]
@@ -49,11 +50,16 @@ def read_links(
         source, target = int(link[1]) - index_base, int(link[3]) - index_base
         if min(source, target) < 0:
             raise ArgumentError(
-                f"{where}{field!r} counts words from 0, but index_base={index_base}. Use index_base=0 "
-                "(--index-base 0)."
+                f"{where}{field!r} counts words from 0, but index_base={index_base}. Use index_base=0."
             )
         kinds[link[2]].add((source, target))
     return frozenset(kinds["-"]), frozenset(kinds["p"])
+
+
+def check_threshold(threshold: float | None) -> None:
+    """Raise unless `Alignment.links` accepts this threshold."""
+    if threshold is not None:
+        check_number("links got threshold", threshold, above=0, max=1)
 
 
 def reverse_links(links: Iterable[tuple[int, int]]) -> Links:

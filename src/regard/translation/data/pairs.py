@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from regard._util.checks import check_int
-from regard._util.text import shorten
+from regard._util.text import shorten, type_name
 from regard.errors import DTypeError
 
 
@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 
 
 def normalize_spaces(text: str) -> str:
-    """Replace every run of whitespace, including tabs and line breaks, by one space.
+    """Replace every run of whitespace, including tabs and line breaks, with one space.
 
     >>> from regard.translation.data.pairs import normalize_spaces
     >>> normalize_spaces(" two\\tdogs\\u2028bark ")
@@ -46,9 +46,7 @@ def check_pairs(pairs: Any) -> Any:
     regard.errors.DTypeError: Expected a list of pairs, [("two dogs", "zwei Hunde")], got a str.
     """
     if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
-        raise DTypeError(
-            f'Expected a list of pairs, [("two dogs", "zwei Hunde")], got a {type(pairs).__name__}.'
-        )
+        raise DTypeError(f'Expected a list of pairs, [("two dogs", "zwei Hunde")], got {type_name(pairs)}.')
     return pairs
 
 
@@ -101,7 +99,7 @@ def split_pairs(
     check_int("split_pairs got test", test)
     if isinstance(pairs, Iterator):
         raise DTypeError(
-            f"split_pairs got a {type(pairs).__name__}, which can be read only once. Pass a list, or a "
+            f"split_pairs got {type_name(pairs)}, which can be read only once. Pass a list, or a "
             "function that reads the pairs: lambda: clean_pairs(read_pairs(...))."
         )
     read = pairs if callable(pairs) else lambda: pairs

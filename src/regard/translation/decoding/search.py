@@ -8,109 +8,24 @@ score:   log probability / length ** length_penalty (Wu et al. 2016, eq. 14, wit
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy
 import torch
 from torch import Tensor
 
 from regard._util import interrupt
-from regard._util.checks import check_int, check_number, check_type
+from regard._util.checks import check_int, check_type
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.models.layers.dropout import eval_mode
 from regard.models.layers.embedding import out_of_range
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
+from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
 from regard.translation.tokens import END, PADDING, START
 
-MAX_HYPOTHESES = 10_000  # beam size, or samples per sentence
-MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6  # beyond them all probabilities are 0 or 1, or equal
 _BLOCK = 64  # tokens per block in the two-stage topk; sizes from 20 to 100 are fastest for 8,000 tokens
-
-
-@dataclass(frozen=True)
-class Greedy:
-    """Greedy decoding: the most probable token at each step. Equal to `Beam(1)`.
-
-    >>> from regard.translation.decoding.search import Greedy
-    >>> Greedy()
-    Greedy()
-    """
-
-
-@dataclass(frozen=True)
-class Beam:
-    """Beam search.
-
-    size: beam size. n_best: number of hypotheses to return, at most `size`.
-    length_penalty: exponent of the length by which the log probability is divided; 0 favors short outputs,
-        1 ranks by mean log probability per token.
-    prune_threshold: drop hypotheses whose log probability is lower than the best one's by more than this
-        (relative threshold pruning, Freitag and Al-Onaizan 2017). 3 saves a fifth of the time and rarely
-        changes the translation; fewer than `n_best` may be returned.
-
-    >>> from regard.translation.decoding.search import Beam
-    >>> Beam(size=4, n_best=5)
-    Traceback (most recent call last):
-    regard.errors.ArgumentError: Beam(size=4, n_best=5): n_best cannot exceed size. Use Beam(5, n_best=5).
-    """
-
-    size: int = 5
-    length_penalty: float = 1.0
-    n_best: int = 1
-    prune_threshold: float = math.inf
-
-    def __post_init__(self) -> None:
-        check_int("Beam got size", self.size, min=1)
-        check_number("Beam got size", self.size, max=MAX_HYPOTHESES, cure="Beam(5) is usually enough.")
-        check_int("Beam got n_best", self.n_best, min=1)
-        check_number("Beam got length_penalty", self.length_penalty, min=0)
-        if self.prune_threshold != math.inf:
-            check_number("Beam got prune_threshold", self.prune_threshold, min=0)
-        if self.n_best > self.size:
-            raise ArgumentError(
-                f"Beam(size={self.size}, n_best={self.n_best}): n_best cannot exceed size. "
-                f"Use Beam({self.n_best}, n_best={self.n_best})."
-            )
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Sampling from the model's distribution.
-
-    The result depends on the source sentence and the seed, not on the rest of the batch.
-
-    temperature: below 1 sharpens the distribution, above 1 flattens it.
-    top_p: nucleus sampling: sample from the most probable tokens whose probabilities sum to `top_p`
-        (Holtzman et al. 2020).
-    seed: random seed. n_samples: samples per sentence; they may be equal.
-
-    >>> from regard.translation.decoding.search import Sample
-    >>> Sample(top_p=0)
-    Traceback (most recent call last):
-    regard.errors.ArgumentError: Sample got top_p=0; it must be above 0 and at most 1. ...
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int = 0
-    n_samples: int = 1
-
-    def __post_init__(self) -> None:
-        cure = "For the most probable token, use Greedy()."
-        check_number(
-            "Sample got temperature", self.temperature, min=MIN_TEMPERATURE, max=MAX_TEMPERATURE, cure=cure
-        )
-        check_number("Sample got top_p", self.top_p, above=0, max=1, cure="1 samples from all tokens.")
-        check_int("Sample got seed", self.seed)
-        check_int("Sample got n_samples", self.n_samples, min=1)
-        cure = "Sample several times with different seeds."
-        check_number("Sample got n_samples", self.n_samples, max=MAX_HYPOTHESES, cure=cure)
-
-
-Strategy = Greedy | Beam | Sample
 
 
 class Hypothesis(NamedTuple):
@@ -148,7 +63,7 @@ def search(
     suppress_tokens: tokens never generated, in addition to the start token. Probabilities are not
         renormalized.
 
-    A hypothesis is dropped once it cannot reach the n best any more; this never changes the result. A tight
+    A hypothesis is dropped once it can no longer reach the n best; this never changes the result. A tight
     `max_new_tokens` therefore makes the search faster.
 
     >>> from regard.models import Packed, TransformerConfig, Transformer
@@ -169,11 +84,8 @@ def search(
     with torch.inference_mode(), eval_mode(model):
         device = model.output_weight.device
         suppressed = suppressed.to(device)
-        extender = (
-            _Sampler(strategy, source)
-            if isinstance(strategy, Sample)
-            else _BeamExtender(strategy, len(source), device)
-        )
+        make = next(make for kind, make in _EXTENDERS.items() if isinstance(strategy, kind))
+        extender = make(strategy, source, device)
         results = _Results(extender, torch.tensor(limits, device=device), end)
         live, state = _Live.start(len(source), extender.rows, start, device), model.start(source)
         state_rows, rows = len(source), live.sentences  # rows: for each hypothesis, its row in the state
@@ -190,6 +102,22 @@ def search(
             log_probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
             log_probabilities.index_fill_(1, suppressed, -math.inf)
             state_rows, (live, rows) = len(rows), extender.extend(live, log_probabilities)
+
+
+def batch_by_length(
+    sources: Sequence[Sequence[int]], size: int, device: torch.device
+) -> Iterator[tuple[list[int], Packed]]:
+    """Yield indices and packed sources in batches of similar lengths, shortest first; adds end tokens.
+
+    >>> import torch
+    >>> from regard.translation.decoding.search import batch_by_length
+    >>> [indices for indices, _ in batch_by_length([[5, 6, 7], [8], [9, 10]], 2, torch.device("cpu"))]
+    [[1, 2], [0]]
+    """
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    for first in range(0, len(order), size):
+        indices = order[first : first + size]
+        yield indices, Packed.of([[*sources[i], END] for i in indices], device)
 
 
 class _Live(NamedTuple):
@@ -217,19 +145,32 @@ class _Live(NamedTuple):
         return _Live(self.sentences[parents], self.origins[parents], totals, tokens)
 
 
-class _BeamExtender:
+class _Extender(Protocol):
+    """How hypotheses grow."""
+
+    rows: int  # initial hypotheses per sentence
+    n_best: int  # hypotheses returned per sentence
+    length_penalty: float
+
+    def extend(self, live: _Live, log_probabilities: Tensor) -> tuple[_Live, Tensor]:
+        """The hypotheses one token later, grouped by sentence, and their parents' rows."""
+
+    def finish(self, sentences: Tensor) -> None:
+        """One hypothesis of each of these sentences is finished."""
+
+
+class _BeamExtender(_Extender):
     """Keeps the best extensions of each sentence, as many as it has free beam slots."""
 
-    rows = 1  # initial hypotheses per sentence: more would be equal
+    rows = 1  # more would be equal
 
-    def __init__(self, strategy: Greedy | Beam, sentences: int, device: torch.device) -> None:
+    def __init__(self, strategy: Greedy | Beam, source: Packed, device: torch.device) -> None:
         beam = strategy if isinstance(strategy, Beam) else Beam(1)
         self.length_penalty, self.n_best = beam.length_penalty, beam.n_best
         self.prune_threshold = beam.prune_threshold
-        self.slots = torch.full((sentences,), beam.size, device=device)
+        self.slots = torch.full((len(source),), beam.size, device=device)
 
     def extend(self, live: _Live, log_probabilities: Tensor) -> tuple[_Live, Tensor]:
-        """Return the hypotheses one token later, best first per sentence, and their parents' rows."""
         sentences, first = _first_rows(live.sentences)
         slots = self.slots[sentences, None]
         totals, parents, tokens = _best_extensions(live, log_probabilities, first, int(slots.max()))
@@ -238,16 +179,15 @@ class _BeamExtender:
         return live.extend(parents[kept], tokens[kept], totals[kept]), parents[kept]
 
     def finish(self, sentences: Tensor) -> None:
-        """Free the beam slot of one finished hypothesis in each of these sentences."""
         self.slots.index_add_(0, sentences, torch.ones_like(sentences), alpha=-1)
 
 
-class _Sampler:
+class _Sampler(_Extender):
     """Extends each hypothesis by a sampled token; each has its own random generator."""
 
     length_penalty = 0.0
 
-    def __init__(self, strategy: Sample, source: Packed) -> None:
+    def __init__(self, strategy: Sample, source: Packed, device: torch.device) -> None:
         self.strategy, self.rows, self.n_best = strategy, strategy.n_samples, strategy.n_samples
         self.generators = [
             numpy.random.default_rng([strategy.seed, i, *sentence.tolist()])
@@ -256,7 +196,6 @@ class _Sampler:
         ]
 
     def extend(self, live: _Live, log_probabilities: Tensor) -> tuple[_Live, Tensor]:
-        """Return the hypotheses one token later and their parents' rows (all of them)."""
         _check_probabilities(log_probabilities)
         probabilities = (log_probabilities.double() / self.strategy.temperature).softmax(-1)
         order = None
@@ -276,14 +215,18 @@ class _Sampler:
         rows = torch.arange(len(totals), device=totals.device)
         return live.extend(rows, tokens[:, 0], totals), rows
 
-    def finish(self, sentences: Tensor) -> None:
-        """Samples do not share slots."""
+
+_EXTENDERS: dict[type, Callable[[Any, Packed, torch.device], _Extender]] = {
+    Greedy: _BeamExtender,
+    Beam: _BeamExtender,
+    Sample: _Sampler,
+}
 
 
 class _Results:
     """The ended hypotheses of each sentence, and the score a new one must exceed to be returned."""
 
-    def __init__(self, extender: _BeamExtender | _Sampler, limits: Tensor, end: int) -> None:
+    def __init__(self, extender: _Extender, limits: Tensor, end: int) -> None:
         self.extender, self.limits, self.end = extender, limits, end
         self.hypotheses: list[list[Hypothesis]] = [[] for _ in range(len(limits))]
         self.threshold = torch.full(limits.shape, -math.inf, dtype=torch.float64, device=limits.device)

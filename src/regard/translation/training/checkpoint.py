@@ -1,23 +1,10 @@
-"""Model folders and checkpoints.
+"""Models and checkpoints in a model folder; `model_folder` has the layout."""
 
-FOLDER/config.json         settings, origin of the data, alignment head
-FOLDER/tokens.model        vocabulary; or source.model and target.model
-FOLDER/model.safetensors   parameters of the best model so far
-FOLDER/checkpoints/step-00001000/   model.safetensors  optimizer.safetensors  state.json  SHA256SUMS
-FOLDER/data/  log.csv  tensorboard/
-
-Files and checkpoints are written under temporary names and renamed, so none is ever incomplete. Checksums
-are verified on reading: config.json contains its own, the metadata of model.safetensors those of its tensors
-and of the vocabulary, and SHA256SUMS those of the files of a checkpoint.
-"""
-
-import difflib
 import hashlib
 import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,7 +19,6 @@ from regard._util.files import (
     CHECKSUMS,
     MAX_TEXT_BYTES,
     check_loadable,
-    open_regular,
     read_regular,
     verify_checksums,
     write_atomic,
@@ -42,23 +28,27 @@ from regard.errors import ArgumentError
 from regard.mechanism.weights.io import checksum
 from regard.models.parameters import read_parameters
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.config import TranslationConfig
+from regard.translation.config import TokensConfig, TranslationConfig
+from regard.translation.model_folder import (
+    CHECKPOINTS,
+    CHECKSUM,
+    CONFIG,
+    MODEL,
+    OPTIMIZER,
+    SHARED,
+    SOURCE,
+    STATE,
+    TARGET,
+    check_folder_name,
+    is_training,
+    read_config,
+)
 from regard.translation.tokens import Tokenizer, TokenizerPair
 
-FORMAT = "regard translator 3"
-_OLD_FORMATS = ("regard translator 1", "regard translator 2")
-CONFIG, MODEL, OPTIMIZER, STATE = "config.json", "model.safetensors", "optimizer.safetensors", "state.json"
-SHARED, SOURCE, TARGET = "tokens.model", "source.model", "target.model"
-ORIGIN, ALIGNMENT, EXTENDED = "origin", "alignment", "extended"  # keys in config.json
-_CHECKSUM = "sha256"
 _CHECKSUMS = "checksums"  # in the metadata of model.safetensors
-_KEYS = ("format", "settings", ORIGIN, ALIGNMENT, EXTENDED, _CHECKSUM)
 _STEP = re.compile(r"step-([0-9]+)")
 _PART = re.compile(r"\.(step-[0-9]+|best)\.part")
 _READ_ERRORS = (LookupError, TypeError, ValueError, OverflowError, RuntimeError, OSError, SafetensorError)
-
-
-_CURE = "Use a folder written by regard train."
 
 
 class LoadedModel(NamedTuple):
@@ -83,8 +73,8 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
         raise ArgumentError(f"{os.fspath(folder)!r} has no model yet; the first validation saves one. {cure}")
     try:
         check_loadable(path / MODEL)
-        tokens = read_tokens(path, folder_config)
-        config = TranslationConfig.from_dict(folder_config["settings"]).model
+        settings = TranslationConfig.from_dict(folder_config["settings"])
+        config, tokens = settings.model, read_tokens(path, settings.tokens)
         with safe_open(path / MODEL, "pt") as file:
             tensors, metadata = len(list(file.keys())), file.metadata() or {}
         if config.layers > tensors:  # before building that many
@@ -102,168 +92,34 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
     return LoadedModel(model.eval(), tokens, folder_config)
 
 
-def check_folder_name(folder: str | os.PathLike[str]) -> None:
-    """Raise ArgumentError unless the name is UTF-8, as safetensors requires."""
-    try:
-        os.fspath(folder).encode()
-    except UnicodeEncodeError:
-        raise ArgumentError(
-            f"The folder name {os.fspath(folder)!r} is not UTF-8, so safetensors could not read a model in "
-            "it. Choose another name."
-        ) from None
+def token_files(shared: bool) -> tuple[str, str]:
+    """The vocabulary files of source and target; the same one if they share it."""
+    return (SHARED, SHARED) if shared else (SOURCE, TARGET)
 
 
-def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read and verify config.json."""
-    path = Path(folder)
-    if not path.is_dir():
-        problem = "is a file" if path.exists() else "does not exist"
-        raise ArgumentError(f"{os.fspath(folder)!r} {problem}. {_CURE}")
-    try:
-        text = read_regular(path / CONFIG, MAX_TEXT_BYTES).decode()
-        folder_config = json.loads(text)
-    except ArgumentError:
-        raise
-    except FileNotFoundError:
-        raise ArgumentError(
-            f"{os.fspath(folder)!r} is not a model folder: it has no {CONFIG}. {_CURE}"
-        ) from None
-    except (ValueError, RecursionError):
-        folder_config, text = None, ""
-    if isinstance(folder_config, dict) and folder_config.get("format") in _OLD_FORMATS:
-        raise ArgumentError(
-            f"{os.fspath(folder)!r} was written by an older version of regard ({folder_config['format']!r}; "
-            f"this version reads {FORMAT!r}). Train a new model."
-        )
-    if (
-        not isinstance(folder_config, dict)
-        or folder_config.get("format") != FORMAT
-        or not isinstance(folder_config.get("settings"), dict)
-    ):
-        raise ArgumentError(
-            f"{os.fspath(folder)!r} is not a model folder: its {CONFIG} does not contain {FORMAT!r}. {_CURE}"
-        )
-    _check_config(folder_config, text, f"The {CONFIG} of {os.fspath(folder)!r}")
-    return {name: value for name, value in folder_config.items() if name != _CHECKSUM}
-
-
-def _check_config(folder_config: dict[str, Any], text: str, where: str) -> None:
-    """Raise ArgumentError for unknown keys or a wrong checksum; a user may remove the checksum."""
-    unknown = next((name for name in folder_config if name not in _KEYS), None)
-    if unknown is not None:
-        close = difflib.get_close_matches(unknown, _KEYS, 1)
-        cure = f"Did you mean {close[0]!r}?" if close else "Was it written by a newer version of regard?"
-        raise ArgumentError(f"{where} has the unknown key {unknown[:80]!r}. {cure}")
-    if _CHECKSUM in folder_config and text != _config_text(folder_config):
-        raise ArgumentError(
-            f"{where} is damaged: it does not match its checksum. Copy the folder again; if you edited the "
-            f"file, remove {_CHECKSUM!r} from it."
-        )
-
-
-def _config_text(folder_config: Mapping[str, Any]) -> str:
-    """The text of config.json, with its checksum at the end."""
-    known = {name: value for name, value in folder_config.items() if name != _CHECKSUM}
-    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
-    return json.dumps({**known, _CHECKSUM: digest}, indent=2, ensure_ascii=False)
-
-
-@contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Create and lock a folder for one training; finally remove it if it was created and is empty."""
-    created = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        _lock(handle, folder, timeout=2)  # `is_training` holds the lock for a moment
-        try:
-            yield
-        finally:
-            if created:
-                with suppress(OSError):
-                    folder.rmdir()  # fails unless empty
-    finally:
-        os.close(handle)  # unlocks; so does killing the process
-
-
-def _lock(handle: int, folder: Path, *, shared: bool = False, timeout: float = 0) -> None:
-    """Lock a folder, or raise `ArgumentError` if it stays locked for `timeout` seconds."""
-    try:
-        import fcntl
-
-        end = time.monotonic() + timeout
-        while True:
-            try:
-                fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise
-                time.sleep(0.002)
-    except BlockingIOError:
-        raise ArgumentError(
-            f"Another training is running in {os.fspath(folder)!r}. Wait for it, stop it, or use a new "
-            "folder."
-        ) from None
-    except (ImportError, OSError):  # no locks on this system or file system
-        pass
-
-
-def is_training(folder: Path) -> bool:
-    """Whether a training is running in a folder.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from regard.translation.training.checkpoint import lock_folder, is_training
-    >>> with tempfile.TemporaryDirectory() as folder, lock_folder(Path(folder)):
-    ...     is_training(Path(folder))
-    True
-    """
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        _lock(handle, folder, shared=True)
-    except ArgumentError:
-        return True
-    finally:
-        os.close(handle)
-    return False
-
-
-def write_config(folder: Path, config: TranslationConfig, **other: Any) -> None:
-    """Write config.json with the settings and `other` keys."""
-    folder_config = {"format": FORMAT, "settings": config.to_dict(), **other}
-    write_atomic(folder / CONFIG, _config_text(folder_config).encode())
-
-
-def read_tokens(folder: Path, folder_config: Mapping[str, Any]) -> TokenizerPair:
+def read_tokens(folder: Path, config: TokensConfig) -> TokenizerPair:
     """Load the vocabularies of a folder."""
-    config = TranslationConfig.from_dict(folder_config["settings"]).tokens
-    if config.shared:
-        shared = Tokenizer.load(folder / SHARED, config.kind)
-        return TokenizerPair(shared, shared)
-    return TokenizerPair(
-        Tokenizer.load(folder / SOURCE, config.kind), Tokenizer.load(folder / TARGET, config.kind)
-    )
+    sides = {name: Tokenizer.load(folder / name, config.kind) for name in set(token_files(config.shared))}
+    return TokenizerPair(*(sides[name] for name in token_files(config.shared)))
 
 
 def write_tokens(folder: Path, tokens: TokenizerPair) -> None:
     """Save the vocabularies in a folder."""
-    if tokens.shared:
-        tokens.source.save(folder / SHARED)
-    else:
-        tokens.source.save(folder / SOURCE)
-        tokens.target.save(folder / TARGET)
+    for name, side in dict(zip(token_files(tokens.shared), tokens, strict=True)).items():
+        side.save(folder / name)
 
 
 def write_parameters(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Atomically replace the parameters of the best model."""
-    part = folder / "checkpoints" / ".best.part"  # a folder: safetensors writes temporary files, too
+    part = best_part(folder)
     with _temporary_folder(folder, folder / MODEL, part):
         _save(part / MODEL, tensors, _checksums(folder, checksum(tensors, tensors.__getitem__)))
         _install(folder, part / MODEL)
+
+
+def best_part(folder: Path) -> Path:
+    """Where the best model is written; a folder, because safetensors writes temporary files, too."""
+    return folder / CHECKPOINTS / ".best.part"
 
 
 def install_parameters(folder: Path, path: Path) -> None:
@@ -291,7 +147,7 @@ def _checksums(folder: Path, tensor_checksum: str) -> dict[str, str]:
 
     A single entry: safetensors writes several in random order, but equal models must be equal files.
     """
-    sums = {_CHECKSUM: tensor_checksum}
+    sums = {CHECKSUM: tensor_checksum}
     for name in (SHARED, SOURCE, TARGET):
         if (folder / name).is_file():
             sums[name] = hashlib.sha256(Tokenizer.read(folder / name)).hexdigest()
@@ -302,16 +158,15 @@ def _check_parameters(
     parameters: Mapping[str, Tensor], sums: Mapping[str, str], tokens: TokenizerPair
 ) -> None:
     """Raise ValueError unless tensors and vocabularies match their checksums."""
-    if sums.get(_CHECKSUM) != checksum(parameters, parameters.__getitem__):
+    if sums.get(CHECKSUM) != checksum(parameters, parameters.__getitem__):
         raise ValueError(f"{MODEL} does not match its checksum")
-    names = (SHARED,) if tokens.shared else (SOURCE, TARGET)
-    for name, side in zip(names, tokens, strict=False):
+    for name, side in zip(token_files(tokens.shared), tokens, strict=True):
         if sums.get(name) != hashlib.sha256(side.content).hexdigest():
             raise ValueError(f"{name} is not the vocabulary that {MODEL} was trained with")
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint of a training.
+    """A checkpoint of a training run.
 
     >>> import tempfile, torch
     >>> from pathlib import Path
@@ -329,7 +184,7 @@ class Checkpoint(NamedTuple):
     @classmethod
     def all(cls, folder: Path) -> list["Checkpoint"]:
         """The checkpoints of a folder, sorted by step."""
-        paths = [path for path in (folder / "checkpoints").glob("step-*") if _is_checkpoint(path)]
+        paths = [path for path in (folder / CHECKPOINTS).glob("step-*") if _is_checkpoint(path)]
         return sorted(
             (cls(path, int(path.name[5:])) for path in paths), key=lambda checkpoint: checkpoint.step
         )
@@ -353,7 +208,7 @@ class Checkpoint(NamedTuple):
     @classmethod
     def at(cls, folder: Path, step: int) -> "Checkpoint":
         """The checkpoint of a step, whether it exists or not."""
-        return cls(folder / "checkpoints" / f"step-{step:08}", step)
+        return cls(folder / CHECKPOINTS / f"step-{step:08}", step)
 
     @property
     def part(self) -> Path:
@@ -380,7 +235,7 @@ class Checkpoint(NamedTuple):
     def prune(folder: Path, keep: Sequence["Checkpoint"]) -> None:
         """Remove all other checkpoints, complete or not. Foreign files stay."""
         kept = {checkpoint.path for checkpoint in keep}
-        for path in (folder / "checkpoints").glob("*"):
+        for path in (folder / CHECKPOINTS).glob("*"):
             if _PART.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
             elif path not in kept and _is_checkpoint(path):
@@ -422,25 +277,16 @@ class Checkpoint(NamedTuple):
 
 
 _FILES = (MODEL, OPTIMIZER, STATE, CHECKSUMS)
-_MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors
 
 
 def _check_size(path: Path) -> None:
     """Raise ValueError unless a file has the length in its header: hashing a sparse file could take hours."""
-    error = ValueError(f"{path.name} does not have the length in its header")
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        if length > min(size, _MAX_HEADER_BYTES):
-            raise error
-        try:
-            header = json.loads(file.read(length))
-            ends = [about["data_offsets"][1] for name, about in header.items() if name != "__metadata__"]
-            complete = 8 + length + max(ends, default=0) == size
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            raise error from None
-    if not complete:
-        raise error
+    check_loadable(path)
+    try:
+        with safe_open(path, "pt"):
+            pass
+    except SafetensorError:
+        raise ValueError(f"{path.name} does not have the length in its header") from None
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -472,14 +318,14 @@ def restore_optimizer(
     states: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         kind, _, name = key.partition(":")
-        # sharded trainings write steps as vectors of length 1
+        # sharded runs write steps as vectors of length 1
         states.setdefault(indices[name], {})[kind] = value.reshape(()) if kind == "step" else value
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, parameter in enumerate(parameters):
         # a fused optimizer would write past the end of smaller tensors
         shapes = {kind: value.shape for kind, value in states.get(index, {}).items()}
         if shapes != {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}:
-            raise ValueError(f"the optimizer state of {names[index]} is missing or has another shape")
+            raise ValueError(f"the optimizer state of {names[index]} is missing or has a different shape")
     optimizer.load_state_dict(optimizer.state_dict() | {"state": states})
 
 

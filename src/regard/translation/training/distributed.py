@@ -5,11 +5,11 @@
 Each process computes the loss of its part of a batch, and the gradients are summed. Any number of processes
 does the same updates as one, up to rounding and dropout, which each process samples on its own.
 
-- Parallel: each process has the whole model (torch's DistributedDataParallel).
+- World: each process has the whole model (torch's DistributedDataParallel).
 - Sharded: each process holds a part of the parameters, gradients and optimizer state (torch's FSDP2). The
   blocks of a Transformer are gathered one at a time; see `sharding`.
 
-Checkpoints are the same in all cases: a training can be resumed with any number of processes, parallel or
+Checkpoints are the same in all cases: a run can be resumed with any number of processes, parallel or
 sharded.
 """
 
@@ -18,10 +18,10 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -29,13 +29,12 @@ from torch.optim import Optimizer
 
 from regard.errors import ArgumentError, RegardError
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.alignment.guided_loss import default_guided_head, guide_head
 from regard.translation.data.batches import Batch
+from regard.translation.model_folder import MODEL, OPTIMIZER
 from regard.translation.tokens import UNKNOWN
 from regard.translation.training.checkpoint import (
-    MODEL,
-    OPTIMIZER,
     Checkpoint,
+    best_part,
     install_parameters,
     load_model,
     optimizer_tensors,
@@ -43,6 +42,7 @@ from regard.translation.training.checkpoint import (
     write_parameters,
     write_state,
 )
+from regard.translation.training.objective import Objective
 from regard.translation.training.rendezvous import first_sentence, init_process_group, is_connection_error
 from regard.translation.training.sharding import (
     BLOCKS,
@@ -62,36 +62,8 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") 
 _TIMEOUT = timedelta(days=7)  # the others wait while rank 0 prepares the corpus or validates
 
 
-class Objective(nn.Module):
-    """The training loss of one process's part of a batch.
-
-    The loss is the mean over the labels of the whole batch, plus the alignment loss of one head if the batch
-    has links (Garg et al. 2019).
-    """
-
-    def __init__(self, model: Seq2Seq, label_smoothing: float, guided_alignment_weight: float = 0.0) -> None:
-        super().__init__()
-        self.model, self.label_smoothing = model, label_smoothing
-        self.guided_alignment_weight = guided_alignment_weight
-
-    def forward(self, batch: Batch, labels: int) -> Tensor:
-        """The loss of this part, relative to `labels` in all parts."""
-        return self._loss(batch) * (batch.labels / labels)
-
-    def _loss(self, batch: Batch) -> Tensor:
-        if not self.guided_alignment_weight or not batch.links:
-            return self.model.loss(batch.source, batch.target, label_smoothing=self.label_smoothing)
-        with guide_head(self.model, default_guided_head(self.model)) as guide:
-            loss = self.model.loss(batch.source, batch.target, label_smoothing=self.label_smoothing)
-            alignment_loss = guide.loss(batch.source, batch.target, batch.links)
-            return loss + self.guided_alignment_weight * alignment_loss
-
-
-class BuiltModel(NamedTuple):
-    """A model and its objective, whose gradients are summed over all processes."""
-
-    model: Seq2Seq
-    objective: nn.Module
+class RemoteError(RegardError):
+    """Another process failed and reports the error."""
 
 
 class Candidate(NamedTuple):
@@ -101,130 +73,29 @@ class Candidate(NamedTuple):
     keep: Callable[[], None]
 
 
-class World(Protocol):
-    """The processes of a training, and their collective operations."""
+class World:
+    """The processes of a training run, each with the whole model, and their collective operations.
 
-    rank: int
-    size: int
-    device: torch.device
+    device: device of this process. group: torch's process group; None for a single process.
 
-    def build(self, build: Callable[[], Objective]) -> BuiltModel:
-        """Build a new model with the same initial parameters in all processes."""
-
-    def no_sync(self, objective: nn.Module) -> AbstractContextManager[None]:
-        """Skip the synchronization of gradients in this block: more will be accumulated."""
-
-    def sum(self, number: float) -> float:
-        """Sum a number over all processes."""
-
-    def sums(self, numbers: Sequence[float]) -> list[float]:
-        """Sum each number over all processes."""
-
-    def candidate(
-        self, folder: Path, model: Seq2Seq, checkpoints: Sequence[Checkpoint]
-    ) -> AbstractContextManager[Candidate | None]:
-        """In rank 0, the average of the model and the checkpoints, for validation; None in other ranks."""
-
-    def load_for_evaluation(
-        self, folder: Path, build: Callable[[], Seq2Seq]
-    ) -> AbstractContextManager[Seq2Seq]:
-        """Load the model of a folder in one process; `build` creates one of the same size."""
-
-    def save(
-        self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
-    ) -> Checkpoint:
-        """Save a checkpoint."""
-
-    def restore(self, checkpoint: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
-        """Restore model and optimizer from a checkpoint."""
-
-    def sync_errors(self) -> AbstractContextManager[None]:
-        """An error in this block in any process ends all; the lowest rank that failed raises its own."""
-
-    def barrier(self) -> None:
-        """Wait for all processes."""
-
-
-class SingleProcess(World):
-    """Training in a single process.
-
-    >>> import torch
-    >>> from regard.translation.training.distributed import SingleProcess
-    >>> world = SingleProcess()
+    >>> from regard.translation.training.distributed import World
+    >>> world = World()
     >>> world.rank, world.size, world.sum(2.5), world.device
     (0, 1, 2.5, device(type='cpu'))
     """
 
-    rank, size = 0, 1
+    def __init__(self, device: torch.device | str = "cpu", group: Any = None) -> None:
+        self.device, self._group = torch.device(device), group
+        self.rank = 0 if group is None else distributed.get_rank()
+        self.size = 1 if group is None else distributed.get_world_size()
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
-
-    def build(self, build: Callable[[], Objective]) -> BuiltModel:
+    def build(self, build: Callable[[], Objective]) -> tuple[Seq2Seq, nn.Module]:
+        """A new model, the same in all processes, and its objective, whose gradients are summed over them."""
         objective = build().to(self.device)
-        return BuiltModel(objective.model, objective)
-
-    def no_sync(self, objective: nn.Module) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def sum(self, number: float) -> float:
-        return number
-
-    def sums(self, numbers: Sequence[float]) -> list[float]:
-        return list(numbers)
-
-    @contextmanager
-    def candidate(
-        self, folder: Path, model: Seq2Seq, checkpoints: Sequence[Checkpoint]
-    ) -> Iterator[Candidate | None]:
-        """The model itself, or a copy averaged with the checkpoints."""
-        if checkpoints:
-            means = average(Shard.all(model.state_dict()), checkpoints, Share(0, 1))
-            model = copy.deepcopy(model)
-            own = model.state_dict()
-            for name, mean in means:
-                own[name].copy_(mean.local)
-        yield Candidate(model, lambda: write_parameters(folder, model.state_dict()))
-
-    def load_for_evaluation(
-        self, folder: Path, build: Callable[[], Seq2Seq]
-    ) -> AbstractContextManager[Seq2Seq]:
-        return nullcontext(load_model(folder).model)
-
-    def save(
-        self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
-    ) -> Checkpoint:
-        tensors = optimizer_tensors(optimizer, _names(model))
-        return Checkpoint.save(folder, step, model.state_dict(), tensors, state)
-
-    def restore(self, checkpoint: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
-        model.load_state_dict(checkpoint.parameters())
-        restore_optimizer(optimizer, _names(model), checkpoint.optimizer())
-
-    def sync_errors(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def barrier(self) -> None:
-        pass
-
-
-class RemoteError(RegardError):
-    """Another process failed and reports the error."""
-
-
-class Parallel(SingleProcess):
-    """Data-parallel training: each process has the whole model and a part of each batch."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
-        # for Python numbers and errors, with a long timeout
-        self._group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
-
-    def build(self, build: Callable[[], Objective]) -> BuiltModel:
+        if self._group is None:
+            return objective.model, objective
         from torch.nn.parallel import DistributedDataParallel
 
-        model, objective = super().build(build)
         objective.register_forward_hook(self._scale_gradient)
         wrapped = DistributedDataParallel(objective, gradient_as_bucket_view=True)
         # DDP rebuilds its buckets after the first backward pass, which changes the order of summation. Let it
@@ -232,7 +103,7 @@ class Parallel(SingleProcess):
         pair = Batch.of([([UNKNOWN], [UNKNOWN])]).to(self.device)
         wrapped(pair, pair.labels).backward()
         wrapped.zero_grad()
-        return BuiltModel(model, wrapped)
+        return objective.model, wrapped
 
     def _scale_gradient(self, objective: nn.Module, inputs: Any, loss: Tensor) -> None:
         """DDP and FSDP average gradients over the processes; turn this into a sum."""
@@ -240,15 +111,20 @@ class Parallel(SingleProcess):
             loss.register_hook(lambda gradient: gradient * self.size)
 
     def no_sync(self, objective: nn.Module) -> AbstractContextManager[None]:
-        return objective.no_sync()  # type: ignore[operator]
+        """Skip the synchronization of gradients in this block: more will be accumulated."""
+        return nullcontext() if self._group is None else objective.no_sync()  # type: ignore[operator]
 
     def sum(self, number: float) -> float:
+        """Sum a number over all processes."""
         return self.sums([number])[0]
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
+        """Sum each number over all processes."""
         return self._reduce(numbers, distributed.ReduceOp.SUM)
 
     def _reduce(self, numbers: Sequence[float], operation: Any) -> list[float]:
+        if self._group is None:
+            return list(numbers)
         tensor = torch.tensor(numbers, dtype=torch.float64)
         distributed.all_reduce(tensor, operation, self._group)
         return tensor.tolist()
@@ -257,27 +133,47 @@ class Parallel(SingleProcess):
     def candidate(
         self, folder: Path, model: Seq2Seq, checkpoints: Sequence[Checkpoint]
     ) -> Iterator[Candidate | None]:
-        with ExitStack() as stack:
-            candidate = None
-            with self.sync_errors():
-                if self.rank == 0:
-                    candidate = stack.enter_context(super().candidate(folder, model, checkpoints))
-            yield candidate
+        """In rank 0, the average of the model and the checkpoints, for validation; None in other ranks."""
+        candidate = None
+        with self.sync_errors():
+            if self.rank == 0:
+                if checkpoints:
+                    means = average(Shard.all(model.state_dict()), checkpoints, Share(0, 1))
+                    model = copy.deepcopy(model)
+                    own = model.state_dict()
+                    for name, mean in means:
+                        own[name].copy_(mean.local)
+                candidate = Candidate(model, lambda: write_parameters(folder, model.state_dict()))
+        yield candidate
+
+    def load_for_evaluation(
+        self, folder: Path, build: Callable[[], Seq2Seq]
+    ) -> AbstractContextManager[Seq2Seq]:
+        """Load the model of a folder in one process; `build` creates one of the same size."""
+        return nullcontext(load_model(folder).model)
 
     def save(
         self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
     ) -> Checkpoint:
+        """Save a checkpoint."""
         with self.sync_errors():
             if self.rank == 0:
-                super().save(folder, step, model, optimizer, state)
+                tensors = optimizer_tensors(optimizer, _names(model))
+                Checkpoint.save(folder, step, model.state_dict(), tensors, state)
         return Checkpoint.at(folder, step)
 
     def restore(self, checkpoint: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
+        """Restore model and optimizer from a checkpoint."""
         with self.sync_errors():
-            super().restore(checkpoint, model, optimizer)
+            model.load_state_dict(checkpoint.parameters())
+            restore_optimizer(optimizer, _names(model), checkpoint.optimizer())
 
     @contextmanager
     def sync_errors(self) -> Iterator[None]:
+        """An error in this block in any process ends all; the lowest rank that failed raises its own."""
+        if self._group is None:
+            yield
+            return
         failure = None
         try:
             yield
@@ -293,18 +189,19 @@ class Parallel(SingleProcess):
             raise RemoteError(f"Training failed in process {rank}, which reports the error.")
 
     def barrier(self) -> None:
+        """Wait for all processes."""
         with self.sync_errors():
             pass
 
 
-class Sharded(Parallel):
+class Sharded(World):
     """Sharded training: each process holds a part of parameters, gradients and optimizer state."""
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
+    def __init__(self, device: torch.device, group: Any) -> None:
+        super().__init__(device, group)
         self._share = Share(self.rank, self.size)
 
-    def build(self, build: Callable[[], Objective]) -> BuiltModel:
+    def build(self, build: Callable[[], Objective]) -> tuple[Seq2Seq, nn.Module]:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -317,7 +214,7 @@ class Sharded(Parallel):
         fully_shard(objective, mesh=mesh)
         materialize(objective, rows, self.device)
         objective.register_forward_hook(self._scale_gradient)
-        return BuiltModel(objective.model, objective)
+        return objective.model, objective
 
     def no_sync(self, objective: nn.Module) -> AbstractContextManager[None]:
         """Do nothing: unsynchronized gradients would need the memory that sharding saves."""
@@ -331,7 +228,7 @@ class Sharded(Parallel):
 
         No process holds all parameters, and the others need not take part in the validation.
         """
-        part = folder / "checkpoints" / ".best.part"
+        part = best_part(folder)
         path = part / MODEL
         try:
             with self.sync_errors():
@@ -424,7 +321,7 @@ def join_world(*, shard: bool = False) -> Iterator[World]:
                 "shard requires several processes, got 1. Start them with torchrun: torchrun "
                 "--nproc-per-node 2 -m regard train … --output FOLDER --resume --shard"
             )
-        yield SingleProcess("cuda" if torch.cuda.is_available() else "cpu")
+        yield World("cuda" if torch.cuda.is_available() else "cpu")
         return
     device = _device()
     try:
@@ -435,7 +332,9 @@ def join_world(*, shard: bool = False) -> Iterator[World]:
         ) from None
     try:
         with _report_once(distributed.get_rank()):
-            yield Sharded(device) if shard else Parallel(device)
+            # for Python numbers and errors, with a long timeout
+            group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
+            yield Sharded(device, group) if shard else World(device, group)
     finally:
         distributed.destroy_process_group()
 

@@ -15,10 +15,12 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from regard._util.extras import install_command
 from regard._util.files import check_regular, read_regular, write_atomic
 from regard._util.text import printable
 from regard.errors import ArgumentError
-from regard.translation.training.progress import Callback, Report, ValidationResult, selection_score
+from regard.translation.model_folder import LOG, SAMPLES, TENSORBOARD
+from regard.translation.training.callbacks import Callback, Report, ValidationResult, selection_score
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 _FLUSH_INTERVAL = 60.0  # seconds between flushes of the TensorBoard files
 _MAX_LOG_BYTES = 1 << 28  # millions of rows
 _MAX_VALUE = 1e15  # steps and measurements
-LOG, SAMPLES = "log.csv", "samples.jsonl"
 
 
 class LogRow(NamedTuple):
@@ -46,7 +47,7 @@ class LogRow(NamedTuple):
 
 
 def best_row(rows: Sequence[LogRow]) -> LogRow | None:
-    """The row with the best BLEU, whose model the training keeps (see `selection_score`); None without BLEU.
+    """The row with the best BLEU, whose model is kept (see `selection_score`); None without BLEU.
 
     >>> from regard.translation.training.logs import LogRow, best_row
     >>> best_row([LogRow(10, dev_bleu=9, dev_loss=2), LogRow(20, dev_bleu=9, dev_loss=1), LogRow(30)]).step
@@ -67,7 +68,7 @@ def read_log(path: str | os.PathLike[str]) -> list[LogRow]:
 
     >>> import tempfile
     >>> from regard.translation.training.logs import CsvLog, read_log
-    >>> from regard.translation.training.progress import ValidationResult
+    >>> from regard.translation.training.callbacks import ValidationResult
     >>> folder = tempfile.mkdtemp()
     >>> log = CsvLog(folder)
     >>> log.on_begin("A small Transformer", 0, 2000)
@@ -128,13 +129,13 @@ def _line(row: LogRow) -> bytes:
 
 
 class CsvLog(Callback):
-    """Writes FOLDER/log.csv: one row for each reported or validated step, immediately.
+    """Writes one row to FOLDER/log.csv immediately after each reported or validated step.
 
-    When a training resumes after a step, the rows of later steps are removed.
+    When training resumes after a step, the rows of later steps are removed.
 
     >>> import tempfile
     >>> from regard.translation.training.logs import CsvLog, read_log
-    >>> from regard.translation.training.progress import Report
+    >>> from regard.translation.training.callbacks import Report
     >>> log = CsvLog(tempfile.mkdtemp())
     >>> log.on_begin("A small Transformer", 0, 2000)
     >>> for step in (100, 200, 300):
@@ -199,7 +200,7 @@ class SampleLog(Callback):
 
     >>> import tempfile
     >>> from regard.translation.training.logs import SampleLog
-    >>> from regard.translation.training.progress import SampleTranslation, ValidationResult
+    >>> from regard.translation.training.callbacks import SampleTranslation, ValidationResult
     >>> log = SampleLog(tempfile.mkdtemp())
     >>> log.on_begin("A small Transformer", 0, 2000)
     >>> log.on_validation(
@@ -269,7 +270,7 @@ class TensorBoardLog(Callback):
     """
 
     def __init__(self, folder: str | os.PathLike[str], warn: Callable[[str], None] | None = None) -> None:
-        self.path = Path(folder) / "tensorboard"
+        self.path = Path(folder) / TENSORBOARD
         self._warn = warn or (lambda text: print(text, file=sys.stderr))
         self._writer: SummaryWriter | None = None
         self._flushed = 0.0
@@ -277,7 +278,8 @@ class TensorBoardLog(Callback):
     def on_begin(self, about: str, step: int, steps: int) -> None:
         self.on_end("")
         if find_spec("tensorboard") is None:
-            self._warn("No TensorBoard files will be written. To get them: pip install tensorboard")
+            command = install_command("tensorboard")
+            self._warn(f"No TensorBoard files will be written. To get them: {command}")
             return
         with warnings.catch_warnings():  # from tensorboard's dependencies
             warnings.simplefilter("ignore")
@@ -298,43 +300,38 @@ class TensorBoardLog(Callback):
             yield
         except Exception as error:
             self._writer = None
-            self._warn(f"TensorBoard failed, no more files will be written: {printable(str(error))}")
+            self._warn(f"TensorBoard failed; no more files will be written: {printable(str(error))}")
 
     def on_report(self, report: Report) -> None:
         names = ("loss", "learning_rate", "tokens_per_second")
-        self._add(report.step, {f"train/{name}": getattr(report, name) for name in names})
+        self._write(report.step, {f"train/{name}": getattr(report, name) for name in names})
 
     def on_validation(self, result: ValidationResult) -> None:
         known = {"dev/loss": result.loss, "dev/bleu": result.bleu, "dev/exact": result.exact}
-        self._add(result.step, {name: value for name, value in known.items() if value is not None})
-        if self._is_writable() and self._writer and result.sample:
-            # indented by four spaces: TensorBoard shows it verbatim
-            text = "\n".join(f"    {name}: {text}" for name, text in result.sample.texts().items())
-            with self._contained():
-                self._writer.add_text("dev/sample", text, result.step)
-                self._flush()
+        texts = result.sample.texts() if result.sample else {}
+        # indented by four spaces: TensorBoard shows it verbatim
+        sample = "\n".join(f"    {name}: {text}" for name, text in texts.items())
+        self._write(result.step, {name: value for name, value in known.items() if value is not None}, sample)
 
     def on_end(self, text: str) -> None:
-        if self._is_writable() and self._writer:
+        if writer := self._current_writer():
             with self._contained():
-                self._writer.close()
+                writer.close()
             self._writer = None
 
-    def _add(self, step: int, numbers: dict[str, float]) -> None:
-        if self._is_writable() and self._writer:
+    def _write(self, step: int, numbers: dict[str, float], sample: str = "") -> None:
+        if writer := self._current_writer():
             with self._contained():
                 for name, number in numbers.items():
-                    self._writer.add_scalar(name, number, step)
-                if time.monotonic() - self._flushed > _FLUSH_INTERVAL:
-                    self._flush()
+                    writer.add_scalar(name, number, step)
+                if sample:
+                    writer.add_text("dev/sample", sample, step)
+                if sample or time.monotonic() - self._flushed > _FLUSH_INTERVAL:
+                    writer.flush()
+                    self._flushed = time.monotonic()
 
-    def _flush(self) -> None:
-        if self._writer:
-            self._writer.flush()
-            self._flushed = time.monotonic()
-
-    def _is_writable(self) -> bool:
-        """Whether there is a writer; stop writing if the folder was removed."""
+    def _current_writer(self) -> "SummaryWriter | None":
+        """The writer, if there is one; none once the folder was removed."""
         if self._writer and not self.path.is_dir():
             self._writer = None
-        return self._writer is not None
+        return self._writer

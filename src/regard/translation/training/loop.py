@@ -1,6 +1,6 @@
 """The training loop: updates, validation and checkpoints.
 
-The batch, the learning rate and the dropout seed of an update are functions of its number. A training that is
+The batch, the learning rate and the dropout seed of an update are functions of its number. A run that is
 killed and resumed from a checkpoint therefore gives the same result as an uninterrupted one.
 """
 
@@ -22,14 +22,14 @@ from torch import nn
 
 from regard.errors import ArgumentError, RegardError
 from regard.translation.config import TranslationConfig
-from regard.translation.data.batches import Batch, Batches, EncodedPairs
-from regard.translation.data.pairs import Pair
-from regard.translation.tokens import TokenizerPair
+from regard.translation.data.batches import Batch, Batches
+from regard.translation.training.callbacks import Callback, CallbackList, Report
 from regard.translation.training.checkpoint import Checkpoint
-from regard.translation.training.distributed import Candidate, Objective, SingleProcess, World
-from regard.translation.training.progress import Callback, CallbackList, Report
+from regard.translation.training.distributed import Candidate, World
+from regard.translation.training.objective import Objective
+from regard.translation.training.optimization import create_optimizer, learning_rate
+from regard.translation.training.preparation import TrainingData
 from regard.translation.training.rendezvous import first_sentence, is_connection_error
-from regard.translation.training.schedule import learning_rate
 from regard.translation.training.validation import DevSet, validate
 
 _REPORT_EVERY = 50  # updates
@@ -39,7 +39,7 @@ _MIN_PERIOD = 50  # updates between validations, unless validate_every is set
 
 @dataclass
 class Progress:
-    """Progress of a training; saved with each checkpoint."""
+    """Progress of a training run; saved with each checkpoint."""
 
     step: int = 0
     seconds: float = 0.0
@@ -64,11 +64,12 @@ class Progress:
 
 
 class TrainingResult(NamedTuple):
-    """Result of a training.
+    """Result of a training run.
 
     progress: number of updates, and the best one.
-    finished: False if the training was interrupted; continue with `resume=True`.
+    finished: False if training was interrupted; continue with `resume=True`.
     signal: number of the signal that interrupted it, or 0.
+    example: a source sentence of the dev data, to try the model with.
 
     >>> from regard.translation.training.loop import TrainingResult, Progress
     >>> result = TrainingResult(Progress(step=500, best_step=400), finished=True)
@@ -79,6 +80,7 @@ class TrainingResult(NamedTuple):
     progress: Progress
     finished: bool
     signal: int = 0
+    example: str = ""
 
 
 class Trainer:
@@ -93,27 +95,25 @@ class Trainer:
         self,
         folder: Path,
         config: TranslationConfig,
-        tokens: TokenizerPair,
-        pairs: EncodedPairs,
-        dev: Sequence[Pair],
+        data: TrainingData,
         *,
-        links: EncodedPairs | None = None,
         callbacks: Sequence[Callback] = (),
         world: World | None = None,
         extended_at: Collection[int] = (),
     ) -> None:
-        self.folder, self.config, self.tokens, self.extended_at = folder, config, tokens, extended_at
-        self.world = world or SingleProcess()
+        self.folder, self.config, self.extended_at = folder, config, extended_at
+        self.tokens = tokens = data.tokens
+        self.world = world or World()
         self.callbacks = CallbackList(callbacks if self.world.rank == 0 else ())
         training = config.training
         self.batches = Batches(
-            pairs, training.batch_tokens, training.seed, training.unknown_rate, tokens.shared, links
+            data.pairs, training.batch_tokens, training.seed, training.unknown_rate, tokens.shared, data.links
         )
         self.epoch_updates = max(1, len(self.batches.epoch(0)) // training.accumulate)
         self.steps = training.updates or training.epochs * self.epoch_updates
         # several epochs of a tiny corpus: validation takes longer than training there
         self.period = self.epoch_updates * -(-_MIN_PERIOD // self.epoch_updates)
-        self.dev = DevSet.from_pairs(dev, tokens)
+        self.dev = DevSet.from_pairs(data.dev, tokens)
         self.progress = Progress()
         self._stop, self._signal = False, 0
 
@@ -130,14 +130,7 @@ class Trainer:
         training = self.config.training
         torch.manual_seed(training.seed)
         self.model, self.objective = self.world.build(self._build)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=training.learning_rate,
-            betas=(0.9, 0.98),
-            eps=1e-9,
-            weight_decay=training.weight_decay,
-            fused=True,
-        )
+        self.optimizer = create_optimizer(training, self.model.parameters())
         checkpoints = Checkpoint.all(self.folder)
         step = int(self.world.sum(checkpoints[-1].step if checkpoints and self.world.rank == 0 else 0))
         if step:
@@ -145,10 +138,7 @@ class Trainer:
             self._prune()  # the run may have been killed before pruning
 
     def _build(self) -> Objective:
-        model = self.config.model.build(self.tokens.sizes())
-        return Objective(
-            model, self.config.training.label_smoothing, self.config.training.guided_alignment_weight
-        )
+        return Objective(self.config.model.build(self.tokens.sizes()), self.config.training)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:
@@ -173,11 +163,9 @@ class Trainer:
         while progress.step < self.steps:
             if progress.step in self.extended_at:  # the checkpoint may be older than the extension
                 progress.without_improvement = 0
-            if self._patience_exhausted():
+            if 0 < training.patience <= progress.without_improvement:
                 return self._finish("No further improvement")
-            loss, size = self._update(
-                [(epoch, indices) for epoch, _, indices in islice(batches, training.accumulate)]
-            )
+            loss, size = self._update(list(islice(batches, training.accumulate)))
             progress.step += 1
             stats.add(loss, size)
             progress.seconds = stats.seconds()
@@ -217,7 +205,9 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(training, self.progress.step, self.steps)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), training.max_grad_norm or math.inf)
-        self._check_finite(float(norm))
+        if not math.isfinite(float(norm)):
+            with self.world.sync_errors():
+                raise self._divergence(f"The gradient of update {self.progress.step + 1}")
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss, size
@@ -232,12 +222,6 @@ class Trainer:
         if self.config.training.precision == "float32":
             return nullcontext()
         return torch.autocast(self.world.device.type, torch.bfloat16)
-
-    def _check_finite(self, norm: float) -> None:
-        if math.isfinite(norm):
-            return
-        with self.world.sync_errors():
-            raise self._divergence(f"The gradient of update {self.progress.step + 1}")
 
     def _divergence(self, quantity: str) -> ArgumentError:
         training = self.config.training
@@ -254,7 +238,8 @@ class Trainer:
     def _validate(self) -> None:
         """Validate the average of the last checkpoints; keep it if it is the best."""
         progress, value = self.progress, 0.0
-        others = self._averaged_with()
+        earlier = self.config.training.average_checkpoints - 1
+        others = self._regular()[-earlier:] if earlier else []
         with self.world.candidate(self.folder, self.model, others) as candidate, self.world.sync_errors():
             if candidate is not None:
                 value = self._validate_candidate(candidate)
@@ -265,19 +250,15 @@ class Trainer:
             progress.without_improvement += 1
 
     def _validate_candidate(self, candidate: Candidate) -> float:
-        scores = validate(candidate.model, self.tokens, self.dev, self.config.training.metric)
-        if not math.isfinite(scores.loss):
+        result = validate(candidate.model, self.tokens, self.dev, self.progress.step)
+        if not math.isfinite(result.loss):
             raise self._divergence(f"The dev loss after update {self.progress.step}")
-        best = scores.value > self.progress.best
+        value = result.score(self.config.training.metric)
+        best = value > self.progress.best
         if best:
             candidate.keep()
-        self.callbacks.on_validation(scores.result(self.progress.step, best))
-        return scores.value
-
-    def _averaged_with(self) -> list[Checkpoint]:
-        """The checkpoints that are averaged with the current parameters."""
-        others = self.config.training.average_checkpoints - 1
-        return self._regular()[-others:] if others else []
+        self.callbacks.on_validation(result._replace(best=best))
+        return value
 
     def _regular(self) -> list[Checkpoint]:
         """The earlier checkpoints that were due, without those of an interruption."""
@@ -300,10 +281,6 @@ class Trainer:
         if self.world.rank == 0:
             earlier = self._regular()[-max(1, self.config.training.average_checkpoints - 1) :]
             Checkpoint.prune(self.folder, [*earlier, Checkpoint.at(self.folder, self.progress.step)])
-
-    def _patience_exhausted(self) -> bool:
-        patience = self.config.training.patience
-        return bool(patience) and self.progress.without_improvement >= patience
 
     def _finish(self, reason: str) -> bool:
         progress = self.progress
@@ -385,8 +362,8 @@ def _threads(number: int) -> Iterator[None]:
 def dropout_seed(seed: int, step: int, rank: int, size: int) -> int:
     """The seed of torch's random numbers for one update in one of `size` processes.
 
-    Seeds are unique within a training. torch's CPU generator uses only 32 bits: enough for 67 million updates
-    with up to 64 processes, or for 4 million with 1,000.
+    Seeds are unique within a training run. torch's CPU generator uses only 32 bits: enough for 67 million
+    updates with up to 64 processes, or for 4 million with 1,000.
 
     >>> from regard.translation.training.loop import dropout_seed
     >>> [dropout_seed(0, step, rank, size=2) for step in (0, 1) for rank in (0, 1)]

@@ -1,6 +1,6 @@
 """Prepare training data: clean and split the pairs, learn vocabularies, encode the corpus.
 
-This happens once per model folder; a resumed training reads the result.
+This happens once per model folder; a resumed run reads the result.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard._util.files import remove_partial_files, verify_checksums, write_checksums
-from regard.errors import ArgumentError, RegardError
+from regard.errors import ArgumentError, MissingExtraError, RegardError
 from regard.translation.alignment.guided_loss import token_links
 from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.config import CorpusConfig, TokensConfig, TranslationConfig
@@ -17,19 +17,11 @@ from regard.translation.data.cleaning import CleanedPairs, LengthFilter, clean_p
 from regard.translation.data.encoded import EncodedCorpus
 from regard.translation.data.formats import read_pairs, write_pairs
 from regard.translation.data.pairs import Pair, split_pairs
+from regard.translation.model_folder import DATA, DEV, IDS, LINKS, READY, TEXT
 from regard.translation.tokens import Tokenizer, TokenizerPair
-from regard.translation.training.checkpoint import (
-    SHARED,
-    SOURCE,
-    TARGET,
-    read_config,
-    read_tokens,
-    write_tokens,
-)
+from regard.translation.training.checkpoint import read_tokens, token_files, write_tokens
 from regard.translation.training.rendezvous import first_sentence
 
-_TEXT, _IDS, _LINKS, _DEV, _READY = "text.tsv", "train.ids", "links.ids", "dev.tsv", "ready"
-FILES = (_TEXT, _IDS, _LINKS, _DEV, _READY)
 _LEXICON_PAIRS = 50_000  # pairs from which the lexical aligner learns
 _LINES = 1000  # tokenized at once
 _SAMPLED, _SAMPLE_LENGTH = 100, 50  # dev sentences to choose a sample from, and its ideal length
@@ -38,34 +30,32 @@ _MAX_CHARACTERS = 16  # per token: drops sentences that are far too long before 
 
 
 class TrainingData(NamedTuple):
-    """Everything that a training reads."""
+    """Everything that a training run reads."""
 
     tokens: TokenizerPair
     pairs: EncodedCorpus
     dev: list[Pair]
     links: EncodedCorpus | None = None
 
+    def example(self) -> str:
+        """A dev source sentence of medium length, to try a model with."""
+        sources = (pair.source for pair in self.dev[:_SAMPLED])
+        return min(sources, key=lambda text: abs(len(text) - _SAMPLE_LENGTH))
 
-def is_prepared(folder: Path) -> bool:
-    """Whether `prepare` has finished in a folder."""
-    return (folder / "data" / _READY).exists()
 
-
-def load_data(folder: Path) -> TrainingData | None:
-    """Load what `prepare` wrote; None if it did not finish."""
-    if not is_prepared(folder):
-        return None
-    folder_config, path = read_config(folder), folder / "data"
+def load_data(folder: Path, config: TranslationConfig) -> TrainingData:
+    """Load what `prepare` wrote."""
     try:
-        config = TranslationConfig.from_dict(folder_config["settings"])
-        verify_checksums(path / _READY, _checksummed(config))
+        verify_checksums(folder / READY, _checksummed(config))
         data = TrainingData(
-            read_tokens(folder, folder_config),
-            EncodedCorpus.open(path / _IDS),
-            list(read_pairs(path / _DEV)),
-            EncodedCorpus.open(path / _LINKS) if config.training.guided_alignment_weight else None,
+            read_tokens(folder, config.tokens),
+            EncodedCorpus(folder / IDS),
+            list(read_pairs(folder / DEV)),
+            EncodedCorpus(folder / LINKS) if config.training.guided_alignment_weight else None,
         )
         _check_consistent(data)
+    except MissingExtraError:
+        raise
     except (RegardError, OSError, ValueError) as error:
         raise ArgumentError(
             f"The training data in {str(folder)!r} is damaged ({first_sentence(error)}). Copy the folder "
@@ -76,8 +66,8 @@ def load_data(folder: Path) -> TrainingData | None:
 
 def _checksummed(config: TranslationConfig) -> list[str]:
     """The files whose checksums are in `ready`; train.ids and links.ids contain their own."""
-    sides = (SHARED,) if config.tokens.shared else (SOURCE, TARGET)
-    return [_DEV, *(f"../{name}" for name in sides)]
+    tokens = dict.fromkeys(token_files(config.tokens.shared))
+    return [Path(DEV).name, *(f"../{name}" for name in tokens)]
 
 
 def _check_consistent(data: TrainingData) -> None:
@@ -85,22 +75,16 @@ def _check_consistent(data: TrainingData) -> None:
     vocabulary = max(len(side) for side in data.tokens)
     if data.pairs.vocabulary != vocabulary:
         raise ArgumentError(
-            f"{_IDS} was encoded with {data.pairs.vocabulary:,} tokens, but the vocabulary has {vocabulary:,}"
+            f"{IDS} was encoded with {data.pairs.vocabulary:,} tokens, but the vocabulary has {vocabulary:,}"
         )
     if not len(data.pairs) or not data.dev:
-        raise ArgumentError(f"{_IDS} has {len(data.pairs):,} pairs and {_DEV} {len(data.dev):,}")
+        raise ArgumentError(f"{IDS} has {len(data.pairs):,} pairs and {DEV} {len(data.dev):,}")
     if data.links is not None and len(data.links) != len(data.pairs):
         raise ArgumentError(
-            f"{_LINKS} has links for {len(data.links):,} pairs, but {_IDS} has {len(data.pairs):,} pairs"
+            f"{LINKS} has links for {len(data.links):,} pairs, but {IDS} has {len(data.pairs):,} pairs"
         )
     if data.links is not None and (data.links.sizes[:, 0] != data.links.sizes[:, 1]).any():
-        raise ArgumentError(f"{_LINKS} has links without a source or a target")
-
-
-def sample_source(folder: Path) -> str:
-    """A dev source sentence of medium length, to try a model with."""
-    pairs = islice(read_pairs(folder / "data" / _DEV), _SAMPLED)
-    return min((pair.source for pair in pairs), key=lambda text: abs(len(text) - _SAMPLE_LENGTH), default="")
+        raise ArgumentError(f"{LINKS} has links without a source or a target")
 
 
 def prepare(
@@ -114,23 +98,22 @@ def prepare(
 
     dev: validation pairs. Default: held out from `pairs`. notify: called with messages about the data.
     """
-    data = folder / "data"
-    data.mkdir(parents=True, exist_ok=True)
-    remove_partial_files(data)  # of a killed preparation
-    for name in (_IDS, _LINKS, _DEV):
-        (data / name).unlink(missing_ok=True)
+    (folder / DATA).mkdir(parents=True, exist_ok=True)
+    remove_partial_files(folder / DATA)  # of a killed preparation
+    for name in (IDS, LINKS, DEV):
+        (folder / name).unlink(missing_ok=True)
     cleaned = _clean(pairs, config.corpus)
-    written = write_pairs(data / _TEXT, cleaned)  # standard input cannot be read twice
+    written = write_pairs(folder / TEXT, cleaned)  # standard input cannot be read twice
     notify(str(cleaned.dropped))
     if not written:
         raise ArgumentError(f"No training pairs are left: {cleaned.dropped}. Use other data.")
-    dev_pairs, train = _hold_out(data, config, dev, notify)
+    dev_pairs, train = _hold_out(folder / TEXT, config, dev, notify)
     tokens = _learn_tokens(config.tokens, train, config.training.seed)
     write_tokens(folder, tokens)
     notify(_describe(tokens, config.tokens))
     dropped = _token_filter(config.corpus)
     encoded = (pair for pair in _encode(tokens, train) if dropped.keeps(*map(len, pair)))
-    corpus = EncodedCorpus.write(data / _IDS, encoded, vocabulary=max(len(side) for side in tokens))
+    corpus = EncodedCorpus.write(folder / IDS, encoded, vocabulary=max(len(side) for side in tokens))
     if dropped.total:
         notify(str(dropped))
     if not len(corpus):
@@ -138,15 +121,15 @@ def prepare(
             f"No training pairs are left: {dropped}. Raise corpus.max_tokens or corpus.max_length_ratio."
         )
     dev_pairs = _filter_dev(dev_pairs, tokens, config.corpus, notify)
-    write_pairs(data / _DEV, dev_pairs)
+    write_pairs(folder / DEV, dev_pairs)
     links = None
     if config.training.guided_alignment_weight:
         notify("aligning words for guided alignment")
         links = EncodedCorpus.write(
-            data / _LINKS, _align_tokens(tokens, train, config.corpus), vocabulary=config.corpus.max_tokens
+            folder / LINKS, _align_tokens(tokens, train, config.corpus), vocabulary=config.corpus.max_tokens
         )
-    (data / _TEXT).unlink()
-    write_checksums(data / _READY, _checksummed(config))
+    (folder / TEXT).unlink()
+    write_checksums(folder / READY, _checksummed(config))
     return TrainingData(tokens, corpus, dev_pairs, links)
 
 
@@ -156,12 +139,12 @@ def _clean(pairs: Iterable[Pair], config: CorpusConfig) -> CleanedPairs:
 
 
 def _hold_out(
-    data: Path, config: TranslationConfig, dev: Iterable[Pair] | None, notify: Callable[[str], None]
+    text: Path, config: TranslationConfig, dev: Iterable[Pair] | None, notify: Callable[[str], None]
 ) -> tuple[list[Pair], Iterable[Pair]]:
     """Dev pairs and training pairs; each iteration of the latter reads the file."""
 
     def read() -> Iterable[Pair]:
-        return read_pairs(data / _TEXT, format="tsv")
+        return read_pairs(text, format="tsv")
 
     if dev is None:
         splits = split_pairs(read, dev=config.corpus.dev_size, seed=config.training.seed)

@@ -1,19 +1,17 @@
-"""Training callbacks, and two that display progress: live on a terminal, as plain lines elsewhere.
-
-A trainer calls `on_begin`, then `on_report`, `on_validation`, `on_save` and `on_message` in any order, then
-`on_end`.
-"""
+"""Callbacks that display progress: live on a terminal, as plain lines elsewhere."""
 
 import atexit
 import math
 import os
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from importlib.util import find_spec
+from typing import IO, TYPE_CHECKING
 
+from regard._util.extras import require
 from regard._util.text import printable, shorten
+from regard.translation.training.callbacks import Callback, Report, SampleTranslation, ValidationResult
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -25,122 +23,6 @@ MIN_INTERVAL = 5.0  # seconds between plain progress lines, growing with the ela
 INTERVAL_DIVISOR = 50
 MAX_INTERVAL = 20.0  # … up to this; a trainer reports at least every 30 seconds
 MAX_SAMPLE_LENGTH = 60  # characters of a sample sentence in a plain line
-_LOSS_WEIGHT = 1e-3  # breaks ties: BLEU is 0 at first, and always for very short sentences
-
-
-class Report(NamedTuple):
-    """Training progress.
-
-    epoch: passes over the corpus. loss: mean per token since the last report. seconds: training time,
-    including earlier runs. left: estimated remaining seconds, if known.
-    """
-
-    step: int
-    steps: int
-    epoch: float
-    loss: float
-    learning_rate: float
-    tokens_per_second: float
-    seconds: float
-    left: float | None
-
-
-class SampleTranslation(NamedTuple):
-    """A dev sentence, its translation by the model, and its reference translation.
-
-    alignment: `Alignment.to_dict` of the translation; None without attention to the source.
-    """
-
-    source: str
-    translation: str
-    reference: str
-    alignment: dict[str, Any] | None = None
-
-    def texts(self) -> dict[str, str]:
-        """The three sentences by name."""
-        return {"source": self.source, "translation": self.translation, "reference": self.reference}
-
-
-class ValidationResult(NamedTuple):
-    """Scores on the dev data.
-
-    loss: per token. bleu: 0 to 100. exact: fraction of sentences that equal the reference.
-    best: whether this is the best result so far.
-    """
-
-    step: int
-    loss: float
-    bleu: float | None
-    exact: float | None
-    sample: SampleTranslation | None
-    best: bool
-
-
-class Callback:
-    """Receives the events of a training; by default it ignores them.
-
-    >>> from regard.translation.training.progress import Callback
-    >>> class Count(Callback):
-    ...     reports = 0
-    ...
-    ...     def on_report(self, report):
-    ...         self.reports += 1
-    """
-
-    def on_begin(self, about: str, step: int, steps: int) -> None:
-        """Training starts, or resumes after `step`, and ends at `steps`; `about` describes the model."""
-
-    def on_report(self, report: Report) -> None:
-        """Called regularly with the progress."""
-
-    def on_validation(self, result: ValidationResult) -> None:
-        """The model was validated."""
-
-    def on_save(self, step: int, path: str | os.PathLike[str]) -> None:
-        """A checkpoint was saved."""
-
-    def on_message(self, text: str) -> None:
-        """A message for the user."""
-
-    def on_end(self, text: str) -> None:
-        """Training finished or was interrupted, as described by `text`."""
-
-
-class CallbackList(Callback):
-    """Passes every event to several callbacks.
-
-    >>> from regard.translation.training.progress import PlainDisplay, CallbackList
-    >>> CallbackList([PlainDisplay(), PlainDisplay()]).on_message("50 % done")
-    50 % done
-    50 % done
-    """
-
-    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
-        self._callbacks = tuple(callbacks)
-
-    def on_begin(self, about: str, step: int, steps: int) -> None:
-        for callback in self._callbacks:
-            callback.on_begin(about, step, steps)
-
-    def on_report(self, report: Report) -> None:
-        for callback in self._callbacks:
-            callback.on_report(report)
-
-    def on_validation(self, result: ValidationResult) -> None:
-        for callback in self._callbacks:
-            callback.on_validation(result)
-
-    def on_save(self, step: int, path: str | os.PathLike[str]) -> None:
-        for callback in self._callbacks:
-            callback.on_save(step, path)
-
-    def on_message(self, text: str) -> None:
-        for callback in self._callbacks:
-            callback.on_message(text)
-
-    def on_end(self, text: str) -> None:
-        for callback in self._callbacks:
-            callback.on_end(text)
 
 
 def create_display(console: "Console | None" = None) -> Callback:
@@ -152,6 +34,8 @@ def create_display(console: "Console | None" = None) -> Callback:
     >>> type(create_display(Console(file=StringIO()))).__name__
     'PlainDisplay'
     """
+    if find_spec("rich") is None:
+        return PlainDisplay()
     from rich.console import Console
 
     console = console or Console(highlight=False)
@@ -164,7 +48,8 @@ def create_display(console: "Console | None" = None) -> Callback:
 class PlainDisplay(Callback):
     """Prints a line for each validation, and progress every 5 seconds, later every 20 or 30.
 
-    >>> from regard.translation.training.progress import ValidationResult, PlainDisplay, SampleTranslation
+    >>> from regard.translation.training.callbacks import SampleTranslation, ValidationResult
+    >>> from regard.translation.training.progress import PlainDisplay
     >>> lines = PlainDisplay()
     >>> lines.on_begin("A small Transformer", 0, 2000)
     A small Transformer
@@ -231,7 +116,8 @@ class LiveDisplay(Callback):
 
     >>> from io import StringIO
     >>> from rich.console import Console
-    >>> from regard.translation.training.progress import LiveDisplay, Report
+    >>> from regard.translation.training.callbacks import Report
+    >>> from regard.translation.training.progress import LiveDisplay
     >>> shown = LiveDisplay(Console(file=StringIO(), force_terminal=True, width=80))
     >>> shown.on_begin("A small Transformer", 0, 2000)
     >>> shown.on_report(Report(500, 2000, 3.2, 2.5, 7e-4, 7800, 60, 180))
@@ -239,6 +125,7 @@ class LiveDisplay(Callback):
     """
 
     def __init__(self, console: "Console | None" = None) -> None:
+        require("rich", "LiveDisplay")
         from rich.console import Console
 
         self._console = console or Console(highlight=False)
@@ -392,16 +279,6 @@ def _format_result(result: ValidationResult) -> list[str]:
         *([] if result.bleu is None else [f"dev BLEU {result.bleu:.1f}"]),
         *([] if result.exact is None else [f"exact {100 * result.exact:.1f} %"]),
     ]
-
-
-def selection_score(bleu: float, loss: float) -> float:
-    """The score that selects the best model: BLEU, with ties broken by the lower loss.
-
-    >>> from regard.translation.training.progress import selection_score
-    >>> selection_score(31.4, 2.0) > selection_score(31.4, 2.5) > selection_score(31.3, 2.0)
-    True
-    """
-    return bleu - _LOSS_WEIGHT * loss
 
 
 def format_duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ read_rows        the rows of a process, from any safetensors file
 average          the mean of the parameters and those of checkpoints, tensor by tensor
 streamed_model   a model whose blocks are read from a file when they are called, for validation in one process
 
-The files are the same as those of a training in one process.
+The files are the same as those of training in one process.
 """
 
 import json
@@ -25,7 +25,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from regard.models.layers.blocks import DecoderBlock, EncoderBlock
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.training.checkpoint import MODEL, Checkpoint, damaged_checkpoint
+from regard.translation.model_folder import MODEL
+from regard.translation.training.checkpoint import Checkpoint, damaged_checkpoint
 
 BLOCKS = (EncoderBlock, DecoderBlock)  # gathered one at a time; the other parameters together
 _ALIGNMENT = 64  # bytes; of the tensors in a file
@@ -130,7 +131,7 @@ def build_sharded(build: Callable[[], Module], share: Share) -> tuple[Module, di
 
 @torch.no_grad()
 def materialize(module: nn.Module, rows: dict[str, Tensor], device: torch.device) -> None:
-    """Replace the meta parameters of a sharded module by these rows; frees them one by one."""
+    """Replace the meta parameters of a sharded module with these rows, freeing them one by one."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     module.to_empty(device=device)
     for name, buffer in module.named_buffers():

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from regard._util.checks import check_type
 from regard._util.files import remove_partial_files
@@ -16,38 +16,48 @@ from regard.translation.alignment.cross_attention import AlignmentHead
 from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.config import TranslationConfig
 from regard.translation.data.pairs import Pair
-from regard.translation.training.checkpoint import (
+from regard.translation.model_folder import (
     ALIGNMENT,
     CONFIG,
+    DATA,
     EXTENDED,
     MODEL,
     ORIGIN,
-    SHARED,
-    SOURCE,
-    TARGET,
-    Checkpoint,
+    PREPARED,
     check_folder_name,
-    load_model,
+    is_prepared,
     lock_folder,
     read_config,
     write_config,
 )
-from regard.translation.training.distributed import SingleProcess, World
+from regard.translation.training.callbacks import Callback, CallbackList, Report, ValidationResult
+from regard.translation.training.checkpoint import Checkpoint, load_model
+from regard.translation.training.distributed import World
 from regard.translation.training.logs import CsvLog, SampleLog, TensorBoardLog
 from regard.translation.training.loop import Trainer, TrainingResult
-from regard.translation.training.preparation import (
-    FILES,
-    TrainingData,
-    is_prepared,
-    load_data,
-    prepare,
-)
-from regard.translation.training.progress import Callback, CallbackList, Report, ValidationResult
+from regard.translation.training.preparation import TrainingData, load_data, prepare
 
 _MAX_DEV_PAIRS = 300  # to select the alignment head
 _LEXICON_PAIRS = 5000  # training pairs from which the lexical aligner learns
-# everything that preparation writes; all other files in a folder belong to the user
-_PREPARED = (CONFIG, SHARED, SOURCE, TARGET, *(f"data/{name}" for name in FILES))
+
+
+class Run(NamedTuple):
+    """Everything that a training run needs: its config, its data, and the other entries of config.json."""
+
+    config: TranslationConfig
+    data: TrainingData
+    entries: dict[str, Any]
+
+    @classmethod
+    def load(cls, folder: Path) -> "Run":
+        """Load a prepared run."""
+        config, entries = _read_config(folder)
+        return cls(config, load_data(folder, config), entries)
+
+    def extended_at(self) -> list[int]:
+        """The updates at which the training was extended; patience starts over there."""
+        steps = self.entries.get(EXTENDED)
+        return [step for step in steps if type(step) is int] if isinstance(steps, list) else []
 
 
 def train(
@@ -91,7 +101,7 @@ def train(
     >>> result.finished
     True
     """
-    path, world = Path(folder), world or SingleProcess()
+    path, world = Path(folder), world or World()
     check_folder_name(path)
     if config is not None:
         check_type("train got a config", config, TranslationConfig, 'TranslationConfig.preset("tiny")')
@@ -102,15 +112,14 @@ def train(
                 "read_pairs(file)."
             )
     if world.rank:
-        with world.sync_errors():  # rank 0 prepares the data
-            pass
-        return _train(path, callbacks, world)
+        world.barrier()  # rank 0 prepares the data
+        return _train(path, Run.load(path), callbacks, world)
     missing = [parent for parent in (path, *path.parents) if not parent.exists()]
     try:
         with lock_folder(path):
             with _clean_up_on_error(path), world.sync_errors():
-                _prepare(path, pairs, dev, config, resume, CallbackList(callbacks), origin or {})
-            return _train(path, callbacks, world)
+                run = _prepare(path, pairs, dev, config, resume, CallbackList(callbacks), origin or {})
+            return _train(path, run, callbacks, world)
     except RegardError:
         for parent in missing:
             with suppress(OSError):
@@ -121,9 +130,9 @@ def train(
 @contextmanager
 def _clean_up_on_error(folder: Path) -> Iterator[None]:
     """If preparation fails, remove the files that it wrote, and nothing else."""
-    data = folder / "data"
+    data = folder / DATA
     created = not data.exists()
-    new = [folder / name for name in _PREPARED if not os.path.lexists(folder / name)]
+    new = [folder / name for name in PREPARED if not os.path.lexists(folder / name)]
     try:
         yield
     except RegardError:
@@ -141,29 +150,27 @@ class _FolderGuard(Callback):
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._identity = folder, _identity(folder)
-        self._required = [path for path in (folder / name for name in _PREPARED) if path.is_file()]
+        self._required = [path for path in (folder / name for name in PREPARED) if path.is_file()]
         self._step = self._saved = 0
 
     def on_begin(self, about: str, step: int, steps: int) -> None:
         self._step = self._saved = step
 
     def on_report(self, report: Report) -> None:
-        self._step = report.step
-        self._check()
+        self._check(report.step)
 
     def on_validation(self, result: ValidationResult) -> None:
-        self._step = result.step
-        self._check()
+        self._check(result.step)
 
     def on_save(self, step: int, path: str | os.PathLike[str]) -> None:
-        self._step = step
-        self._check()
+        self._check(step)
         self._saved = step
 
     def on_end(self, text: str) -> None:
-        self._check()
+        self._check(self._step)
 
-    def _check(self) -> None:
+    def _check(self, step: int) -> None:
+        self._step = step
         if _identity(self._folder) != self._identity:
             raise ArgumentError(
                 f"The folder {os.fspath(self._folder)!r} was removed or moved during training. Training "
@@ -172,7 +179,7 @@ class _FolderGuard(Callback):
             )
         missing = next((path for path in self._required if not path.is_file()), None)
         if missing is not None:
-            saved = f"the last one is of update {self._saved}" if self._saved else "there is none yet"
+            saved = f"the last one was saved at update {self._saved}" if self._saved else "there is none yet"
             raise ArgumentError(
                 f"{os.fspath(missing)!r} was removed during training. Training stopped after update "
                 f"{self._step}: no checkpoint can be resumed without this file ({saved}). Copy it back and "
@@ -189,28 +196,18 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _train(folder: Path, callbacks: Sequence[Callback], world: World) -> TrainingResult:
+def _train(folder: Path, run: Run, callbacks: Sequence[Callback], world: World) -> TrainingResult:
     """Train on the prepared data, and select the alignment head."""
-    folder_config = read_config(folder)
-    data, config = load_data(folder), TranslationConfig.from_dict(folder_config["settings"])
-    assert data is not None
     logs = [CsvLog(folder), SampleLog(folder), TensorBoardLog(folder)]
+    # the guard first: no other callback may report a lost checkpoint as saved
+    callbacks = [_FolderGuard(folder), *callbacks, *logs]
     result = Trainer(
-        folder,
-        config,
-        data.tokens,
-        data.pairs,
-        data.dev,
-        links=data.links,
-        # the guard first: no other callback may report a lost checkpoint as saved
-        callbacks=[_FolderGuard(folder), *callbacks, *logs],
-        world=world,
-        extended_at=_extensions(folder_config),
+        folder, run.config, run.data, callbacks=callbacks, world=world, extended_at=run.extended_at()
     ).run()
     with world.sync_errors():
         if world.rank == 0 and result.finished:
-            _select_head(folder, config, data, world)
-    return result
+            _select_head(folder, run, world)
+    return result._replace(example=run.data.example())
 
 
 def _prepare(
@@ -221,8 +218,8 @@ def _prepare(
     resume: bool,
     callbacks: Callback,
     origin: Mapping[str, Any],
-) -> None:
-    """Prepare the training data, unless the folder already has it."""
+) -> Run:
+    """Prepare the training data, or load it if the folder already has it."""
     if any(not path.name.startswith(".") for path in folder.glob("*")):
         if not resume and not _preparation_was_cut_off(folder):
             raise ArgumentError(
@@ -230,11 +227,9 @@ def _prepare(
                 "a new folder."
             )
         read_config(folder)  # raises unless this is a model folder
-        remove_partial_files(folder)  # of a killed training
+        remove_partial_files(folder)  # of a killed run
         if is_prepared(folder):
-            if config is not None:
-                _extend(folder, config, callbacks)
-            return
+            return _extend(folder, Run.load(folder), config, callbacks)
         if not _preparation_was_cut_off(folder):
             raise ArgumentError(
                 f"{os.fspath(folder)!r} has a model, but no training data. Copy its subfolder data as well, "
@@ -243,36 +238,37 @@ def _prepare(
     if pairs is None:
         raise ArgumentError(f"Nothing to resume in {os.fspath(folder)!r}. Pass the training pairs.")
     config = config or TranslationConfig.preset("small")
-    write_config(folder, config, **({ORIGIN: dict(origin)} if origin else {}))
-    prepare(folder, config, pairs, dev, callbacks.on_message)
+    entries = {ORIGIN: dict(origin)} if origin else {}
+    write_config(folder, config, **entries)
+    return Run(config, prepare(folder, config, pairs, dev, callbacks.on_message), entries)
 
 
-def _extend(folder: Path, config: TranslationConfig, callbacks: Callback) -> None:
-    """Store this config in the folder if it only trains longer."""
-    folder_config = read_config(folder)
-    old = TranslationConfig.from_dict(folder_config.pop("settings"))
-    folder_config.pop("format")
-    if not old.is_extended_by(config):
-        return
+def _extend(folder: Path, run: Run, config: TranslationConfig | None, callbacks: Callback) -> Run:
+    """Continue with this config, if it only trains longer, and store it in the folder."""
+    if config is None or not run.config.is_extended_by(config):
+        return run
+    entries = dict(run.entries)
     if config.training.patience:
         last = [checkpoint.step for checkpoint in Checkpoint.all(folder)[-1:]]
-        folder_config[EXTENDED] = sorted({*_extensions(folder_config), *last})
-    write_config(folder, config, **folder_config)
-    message = f"extended from {old.training.duration()} to {config.training.duration()}"
+        entries[EXTENDED] = sorted({*run.extended_at(), *last})
+    write_config(folder, config, **entries)
+    message = f"extended from {run.config.training.duration()} to {config.training.duration()}"
     if config.training.schedule == "cosine":
         message += (
             "; the cosine schedule is stretched, so the learning rate rises again and the result differs "
-            "slightly from that of a training planned for this length"
+            "slightly from that of a run planned for this length"
         )
     if config.training.patience:
         message += "; patience starts over"
     callbacks.on_message(message)
+    return Run(config, run.data, entries)
 
 
-def _extensions(folder_config: Mapping[str, Any]) -> list[int]:
-    """The updates at which the training was extended; patience starts over there."""
-    steps = folder_config.get(EXTENDED)
-    return [step for step in steps if type(step) is int] if isinstance(steps, list) else []
+def _read_config(folder: Path) -> tuple[TranslationConfig, dict[str, Any]]:
+    """The settings in config.json, and its other entries."""
+    entries = read_config(folder)
+    entries.pop("format")
+    return TranslationConfig.from_dict(entries.pop("settings")), entries
 
 
 def _preparation_was_cut_off(folder: Path) -> bool:
@@ -281,14 +277,14 @@ def _preparation_was_cut_off(folder: Path) -> bool:
     return (folder / CONFIG).exists() and not trained and not is_prepared(folder)
 
 
-def _select_head(folder: Path, config: TranslationConfig, data: TrainingData, world: World) -> None:
+def _select_head(folder: Path, run: Run, world: World) -> None:
     """Store the layer and heads that align words best in config.json."""
+    config, data = run.config, run.data
     if config.model.kind == "plain" or not (folder / MODEL).exists():
         return
-    other = {name: value for name, value in read_config(folder).items() if name not in ("format", "settings")}
     with world.load_for_evaluation(folder, lambda: config.model.build(data.tokens.sizes())) as model:
         head = _best_head(model, data)
-    write_config(folder, config, **other | {ALIGNMENT: head.to_dict()})
+    write_config(folder, config, **run.entries | {ALIGNMENT: head.to_dict()})
 
 
 def load_alignment_head(folder: str | os.PathLike[str]) -> AlignmentHead | None:
@@ -297,13 +293,12 @@ def load_alignment_head(folder: str | os.PathLike[str]) -> AlignmentHead | None:
     None if the model has no attention, or if training has not finished and the folder has no data.
     """
     path = Path(folder)
-    folder_config = read_config(path)
-    if folder_config.get(ALIGNMENT):
-        return AlignmentHead.from_dict(folder_config[ALIGNMENT])
-    data = load_data(path)
-    if data is None or TranslationConfig.from_dict(folder_config["settings"]).model.kind == "plain":
+    config, entries = _read_config(path)
+    if entries.get(ALIGNMENT):
+        return AlignmentHead.from_dict(entries[ALIGNMENT])
+    if config.model.kind == "plain" or not is_prepared(path):
         return None
-    return _best_head(load_model(path).model, data)
+    return _best_head(load_model(path).model, load_data(path, config))
 
 
 def _best_head(model: Seq2Seq, data: TrainingData) -> AlignmentHead:

@@ -13,13 +13,13 @@ from regard.translation.alignment.cross_attention import (
     cross_attention_layers,
     has_cross_attention,
 )
-from regard.translation.config import Metric
-from regard.translation.data.batches import Batch, Batches, InMemoryPairs, batch_by_length
+from regard.translation.data.batches import Batch, Batches, InMemoryPairs
 from regard.translation.data.pairs import Pair
+from regard.translation.decoding.search import batch_by_length
 from regard.translation.evaluation import evaluate
 from regard.translation.sentence_splitter import max_translation_tokens
 from regard.translation.tokens import END, START, TokenizerPair
-from regard.translation.training.progress import SampleTranslation, ValidationResult, selection_score
+from regard.translation.training.callbacks import SampleTranslation, ValidationResult
 
 _BATCH_TOKENS = 4096
 _BATCH_SENTENCES = 100  # translated together
@@ -43,30 +43,15 @@ class DevSet(NamedTuple):
         return cls(pairs, encoded, sources[:_MAX_TRANSLATED])
 
 
-class DevScores(NamedTuple):
-    """Scores on the dev data; a larger `value` is better."""
-
-    value: float
-    loss: float
-    bleu: float
-    exact: float
-    sample: SampleTranslation
-
-    def result(self, step: int, best: bool) -> ValidationResult:
-        """The event for callbacks."""
-        return ValidationResult(step, self.loss, self.bleu, self.exact, self.sample, best)
-
-
-def validate(model: Seq2Seq, tokens: TokenizerPair, dev: DevSet, metric: Metric) -> DevScores:
-    """Compute the token loss, and BLEU and exact match of greedy translations."""
+def validate(model: Seq2Seq, tokens: TokenizerPair, dev: DevSet, step: int) -> ValidationResult:
+    """Compute the token loss, and BLEU and exact match of greedy translations, after update `step`."""
     loss = dev_loss(model, dev.batches)
     texts = translate_greedy(model, tokens, dev.sources)
     scores = evaluate(texts, [pair.target for pair in dev.pairs[: len(texts)]])
     index = max(range(min(8, len(texts))), key=lambda i: len(dev.pairs[i].source))  # a long one
     pair, text = dev.pairs[index], texts[index]
     sample = SampleTranslation(pair.source, text, pair.target, _align(model, tokens, pair.source, text))
-    value = -loss if metric == "loss" else selection_score(scores.bleu, loss)
-    return DevScores(value, loss, scores.bleu, scores.exact, sample)
+    return ValidationResult(step, loss, scores.bleu, scores.exact, sample)
 
 
 def _align(model: Seq2Seq, tokens: TokenizerPair, source: str, text: str) -> dict[str, Any] | None:

@@ -6,17 +6,19 @@ from typing import get_args
 import pytest
 import torch
 
-from regard.app.server.requests import (
+from regard.app.server.routes.lessons import (
     LookupRequest,
     MaskName,
-    Normalize,
+    NormalizerName,
     OrderRequest,
     PositionsRequest,
-    Score,
+    ScoreName,
+    lookup,
+    order,
+    positions,
 )
-from regard.app.server.routes.lessons import lookup, order, positions
 from regard.errors import ArgumentError, ShapeError
-from regard.models.layers.positions import SinusoidalPositions
+from regard.models.layers.positions.sinusoidal import SinusoidalPositions
 
 QUERY = [[1.0, 0.0, 0.5], [0.0, 2.0, -1.0]]
 KEY = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.5], [-1.0, 0.2, 0.3], [0.3, 0.3, -0.4]]
@@ -43,7 +45,7 @@ SCORES = {
 }
 
 
-@pytest.mark.parametrize("score", get_args(Score))
+@pytest.mark.parametrize("score", get_args(ScoreName))
 def test_scores_follow_their_formula(score):
     result = lookup(LookupRequest(query=QUERY, key=KEY, value=VALUE, score=score))
     query, key = torch.tensor(QUERY, dtype=torch.float64), torch.tensor(KEY, dtype=torch.float64)
@@ -51,7 +53,7 @@ def test_scores_follow_their_formula(score):
     assert torch.allclose(torch.tensor(result.scores), torch.tensor(expected), atol=1e-9)
 
 
-@pytest.mark.parametrize("normalize", get_args(Normalize))
+@pytest.mark.parametrize("normalize", get_args(NormalizerName))
 @pytest.mark.parametrize("mask", get_args(MaskName))
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 def test_weights_and_output_follow_from_the_scores(normalize, mask, temperature):

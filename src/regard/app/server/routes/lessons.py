@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 
 from regard._util.text import pluralize
 from regard.app.protocol import formula
-from regard.app.server.requests import LookupRequest, OrderRequest, Positions, PositionsRequest
-from regard.app.server.schema import Formulas, LookupResponse, OrderResponse, PositionsResponse
+from regard.app.server.endpoints import endpoint
+from regard.app.server.schema import Request, Response
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism import reference
-from regard.mechanism.biases import ALiBi, RelativeBias, T5Bias
+from regard.mechanism.biases import RelativeBias
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Causal, Window
 from regard.mechanism.normalizers import (
@@ -32,7 +33,88 @@ from regard.mechanism.scores import Additive, Cosine, Dot, Gaussian, ScaledDot, 
 from regard.models.encoders.words import split_words
 from regard.models.layers.attention import watch_layers
 from regard.models.layers.blocks import EncoderBlock, TransformerConfig
-from regard.models.layers.positions import RotaryPositions, Rotation, SinusoidalPositions
+from regard.models.layers.position_encoding import PositionEncoding, PositionSizes, make_positions
+from regard.models.layers.positions import PositionKind, Positions
+
+Number = Annotated[float, Meta(ge=-1e6, le=1e6)]
+Row = Annotated[list[Number], Meta(min_length=1, max_length=64)]
+Table = Annotated[list[Row], Meta(min_length=1, max_length=64)]
+ScoreName = Literal["dot", "scaled", "cosine", "gaussian", "additive"]
+NormalizerName = Literal["softmax", "sparsemax", "entmax15", "hard", "mean", "sigmoid", "relu", "softmax1"]
+MaskName = Literal["none", "causal", "window"]
+
+
+class LookupRequest(Request, kw_only=True):
+    """Queries, keys and values whose attention is computed step by step."""
+
+    query: Table
+    key: Table
+    value: Table
+    score: ScoreName = "scaled"
+    normalize: NormalizerName = "softmax"
+    temperature: Annotated[float, Meta(ge=1e-3, le=1e3, description="Divides the scores.")] = 1.0
+    mask: MaskName = "none"
+    window: Annotated[int, Meta(ge=0, le=64, description="Keys visible on each side of a query.")] = 2
+
+
+class Formulas(Response, kw_only=True):
+    """Formulas of the three steps, for display."""
+
+    score: str
+    normalize: str
+    output: str
+
+
+class LookupResponse(Response, kw_only=True):
+    """Attention step by step; scores: before mask and temperature."""
+
+    scores: list[list[float]]
+    masked: list[list[bool]]
+    weights: list[list[float]]
+    output: list[list[float]]
+    tau: list[float]
+    formula: Formulas
+
+
+class OrderRequest(Request, kw_only=True):
+    """A sentence and a permutation of its words, counted from 0."""
+
+    sentence: Annotated[str, Meta(min_length=1, max_length=1000)]
+    order: Annotated[list[Annotated[int, Meta(ge=0, le=63)]], Meta(min_length=1, max_length=64)]
+    positions: Positions = "none"
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+
+
+class OrderResponse(Response, kw_only=True):
+    """Outputs before and after reordering; change: distance of each word's outputs, in original order."""
+
+    words: list[str]
+    shuffled: list[str]
+    before: list[list[float]]
+    after: list[list[float]]
+    change: list[float]
+    weights_before: list[list[float]]
+    weights_after: list[list[float]]
+
+
+class PositionsRequest(Request, kw_only=True):
+    """Kind and size of a position encoding."""
+
+    kind: PositionKind = "sinusoidal"
+    length: Annotated[int, Meta(ge=1, le=512, description="Number of positions.")] = 64
+    width: Annotated[
+        int, Meta(ge=2, le=512, description="Number of features, or of heads for alibi and t5.")
+    ] = 64
+
+
+class PositionsResponse(Response, kw_only=True):
+    """A position encoding as a table; start: the position or distance of the first column."""
+
+    values: list[list[float]]
+    rows: str
+    columns: str
+    start: int
+
 
 _SCORE_FORMULAS = {
     "dot": "q · k",
@@ -54,11 +136,11 @@ _NORMALIZERS: dict[str, Normalizer] = {
 _WIDTH, _HEADS = 16, 4  # of the block that demonstrates word order
 
 
+@endpoint("POST", "/api/lookup", "Attention over a small table, step by step.")
 def lookup(request: LookupRequest) -> LookupResponse:
     """Return scores, weights and output of a small table, in float64.
 
-    >>> from regard.app.server.requests import LookupRequest
-    >>> from regard.app.server.routes.lessons import lookup
+    >>> from regard.app.server.routes.lessons import LookupRequest, lookup
     >>> table = LookupRequest(query=[[1, 0]], key=[[1, 0], [0, 1]], value=[[10], [20]], normalize="hard")
     >>> lookup(table).output
     [[10.0]]
@@ -130,19 +212,11 @@ def _mask(request: LookupRequest) -> Mask | None:
     return Causal() if request.mask == "causal" else None
 
 
-class _PositionInput(NamedTuple):
-    """How positions enter a block: added to the words, as a bias of the scores, or as a rotation."""
-
-    added: Tensor | None = None
-    bias: RelativeBias | None = None
-    rotation: Rotation | None = None
-
-
+@endpoint("POST", "/api/order", "Effect of reordering words.")
 def order(request: OrderRequest) -> OrderResponse:
     """Run a random Transformer block on a sentence and on its reordered words.
 
-    >>> from regard.app.server.requests import OrderRequest
-    >>> from regard.app.server.routes.lessons import order
+    >>> from regard.app.server.routes.lessons import OrderRequest, order
     >>> max(order(OrderRequest(sentence="dog bites man", order=[2, 1, 0])).change) < 1e-9
     True
     >>> max(order(OrderRequest(sentence="dog bites man", order=[2, 1, 0], positions="rotary")).change) < 1e-9
@@ -153,7 +227,7 @@ def order(request: OrderRequest) -> OrderResponse:
         raise ArgumentError(f"The sentence has {len(words)} words; it needs 1 to 64.")
     if sorted(request.order) != list(range(len(words))):
         raise ArgumentError(
-            f"order is {request.order} for {pluralize(len(words), 'word')}; it must have each of 0 to "
+            f"order is {request.order} for {pluralize(len(words), 'word')}; it must contain each of 0 to "
             f"{len(words) - 1} once."
         )
     generator = torch.Generator().manual_seed(request.seed)
@@ -161,9 +235,10 @@ def order(request: OrderRequest) -> OrderResponse:
     vocabulary = sorted(set(words))
     table = torch.randn(len(vocabulary), _WIDTH, generator=generator, dtype=torch.float64)
     x = table[[vocabulary.index(word) for word in words]]
-    position_input = _position_input(request.positions, len(words), generator)
-    before, weights_before = _run_block(block, x, position_input)
-    after, weights_after = _run_block(block, x[request.order], position_input)
+    sizes = PositionSizes(_WIDTH, _HEADS, _WIDTH // _HEADS, max_positions=len(words))
+    encoding = _random_positions(request.positions, sizes, generator)
+    before, weights_before = _run_block(block, x, encoding)
+    after, weights_after = _run_block(block, x[request.order], encoding)
     restored = torch.empty_like(after)
     restored[request.order] = after
     return OrderResponse(
@@ -188,62 +263,47 @@ def _random_block(generator: torch.Generator) -> EncoderBlock:
     return block
 
 
-def _position_input(kind: Positions, length: int, generator: torch.Generator) -> _PositionInput:
-    positions = torch.arange(length)
-    match kind:
-        case "sinusoidal":
-            return _PositionInput(added=SinusoidalPositions(_WIDTH)(positions, torch.float64))
-        case "learned":
-            return _PositionInput(added=torch.randn(length, _WIDTH, generator=generator, dtype=torch.float64))
-        case "rotary":
-            return _PositionInput(rotation=RotaryPositions(_WIDTH // _HEADS)(positions, torch.float64))
-        case "alibi":
-            return _PositionInput(bias=ALiBi(_HEADS))
-        case "t5":
-            return _PositionInput(bias=_random_t5(_HEADS, generator).double())
-    return _PositionInput()
+def _random_positions(
+    kind: Positions, sizes: PositionSizes, generator: torch.Generator
+) -> PositionEncoding | RelativeBias:
+    """Return an encoding with parameters as large as the words; the usual initial values are too small."""
+    encoding = make_positions(kind, sizes)
+    for parameter in encoding.parameters():
+        nn.init.normal_(parameter, generator=generator)
+    return encoding.double()
 
 
-def _random_t5(heads: int, generator: torch.Generator) -> T5Bias:
-    """Return a bias as large as the scores; the usual initial values are too small to see."""
-    bias = T5Bias(heads)
-    nn.init.normal_(bias.table, generator=generator)
-    return bias
-
-
-def _run_block(block: EncoderBlock, x: Tensor, position_input: _PositionInput) -> tuple[Tensor, Tensor]:
+def _run_block(
+    block: EncoderBlock, x: Tensor, encoding: PositionEncoding | RelativeBias
+) -> tuple[Tensor, Tensor]:
     """Return the output of a block and the mean weights of its heads."""
     seen: list[Tensor] = []
-    x = x if position_input.added is None else x + position_input.added
     with torch.no_grad(), watch_layers(block, lambda _, weights: seen.append(weights.dense())):
-        output = block(x, bias=position_input.bias, rotation=position_input.rotation)
+        x, options = encoding.encode(x, torch.arange(len(x)))
+        output = block(x, **options)
     return output, seen[0].mean(0)
 
 
+@endpoint("GET", "/api/positions", "A position encoding.")
 def positions(request: PositionsRequest) -> PositionsResponse:
     """Return a position encoding as a table: features by position, or a bias by distance.
 
-    >>> from regard.app.server.requests import PositionsRequest
-    >>> from regard.app.server.routes.lessons import positions
+    >>> from regard.app.server.routes.lessons import PositionsRequest, positions
     >>> positions(PositionsRequest(kind="alibi", length=3, width=2)).values[0]
     [-0.125, -0.0625, -0.0, -0.0625, -0.125]
     """
     length, width = request.length, request.width
-    indices, generator = torch.arange(length), torch.Generator().manual_seed(0)
-    if request.kind in ("alibi", "t5"):
-        bias = ALiBi(width) if request.kind == "alibi" else _random_t5(width, generator)
-        with torch.no_grad():
-            values = bias(torch.arange(1 - length, length))
-        return PositionsResponse(values=_rounded(values), rows="head", columns="distance", start=1 - length)
-    columns = "feature"
-    if request.kind == "rotary":
-        values = RotaryPositions(width - width % 2)(indices, torch.float64).cos[:, : width // 2]
-        columns = "pair of features"
-    elif request.kind == "sinusoidal":
-        values = SinusoidalPositions(width)(indices, torch.float64)
-    else:
-        values = torch.randn(length, width, generator=generator) * 0.02  # as LearnedPositions is initialized
-    return PositionsResponse(values=_rounded(values), rows="position", columns=columns, start=0)
+    generator = torch.Generator().manual_seed(0)
+    sizes = PositionSizes(width, width, width - width % 2, max_positions=length)
+    encoding = _random_positions(request.kind, sizes, generator)
+    with torch.no_grad():
+        if isinstance(encoding, RelativeBias):
+            values = encoding(torch.arange(1 - length, length))
+            return PositionsResponse(
+                values=_rounded(values), rows="head", columns="distance", start=1 - length
+            )
+        values = next(iter(encoding.tables(length).values()))
+    return PositionsResponse(values=_rounded(values), rows="position", columns=encoding.columns, start=0)
 
 
 def _rounded(values: Tensor) -> list[list[float]]:

@@ -1,15 +1,12 @@
 """Words in context: vectors, comparisons and attention weights."""
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from regard._util import interrupt
-from regard.app.server.requests import AttentionRequest, CompareRequest, EmbedRequest
-from regard.app.server.schema import (
-    AttentionResponse,
-    CompareResponse,
-    Comparison,
-    EmbedResponse,
-    SentenceVectors,
-    WordWeight,
-)
+from regard.app.server.endpoints import endpoint
+from regard.app.server.schema import Name, Request, Response, Sentence, Sentences
 from regard.app.server.state import AppState
 from regard.errors import ArgumentError, RegardError
 from regard.models.encoders.base import WordEncoder, WordVectors
@@ -17,29 +14,90 @@ from regard.models.encoders.base import WordEncoder, WordVectors
 MAX_NUMBERS = 2_000_000  # in one response
 _BATCH_SIZE = 8  # sentences
 
+Word = Annotated[str, Meta(min_length=1, max_length=200)]
+Number = Annotated[int, Meta(ge=-1000, le=1000)]  # of a layer or head
+TwoWords = Annotated[list[Word], Meta(min_length=2, max_length=2)]
 
-async def embed(state: AppState, request: EmbedRequest) -> bytes:
+
+class EmbedRequest(Request, kw_only=True):
+    """Sentences whose words are embedded."""
+
+    model: Name
+    sentences: Sentences
+    layer: Annotated[
+        Number | None, Meta(description="Default: the layer that separates word senses best.")
+    ] = None
+
+
+class CompareRequest(Request, kw_only=True):
+    """One word in two sentences, or two words."""
+
+    models: Annotated[
+        Annotated[list[Name], Meta(min_length=1, max_length=64)] | None,
+        Meta(description="Names of encoders. Default: all encoders."),
+    ] = None
+    first: Sentence
+    second: Sentence
+    word: Word | TwoWords
+
+
+class AttentionRequest(Request, kw_only=True):
+    """A word of a sentence whose attention weights are returned."""
+
+    model: Name
+    sentence: Sentence
+    word: Word
+    layer: Annotated[Number | None, Meta(description="Counted from 0. Default: mean over layers.")] = None
+    head: Annotated[Number | None, Meta(description="Counted from 0. Default: mean over heads.")] = None
+
+
+class SentenceVectors(Response, kw_only=True):
+    """The words of a sentence and their vectors."""
+
+    words: list[str]
+    vectors: list[list[float]]
+
+
+class EmbedResponse(Response, kw_only=True):
+    """Word vectors of each sentence."""
+
+    layer: int
+    sentences: list[SentenceVectors]
+
+
+class Comparison(Response, kw_only=True):
+    """Cosine similarity of two words by layer; reason: why it is missing."""
+
+    model: str
+    words: list[str]
+    similarities: list[float]
+    best_layer: int
+    reason: str
+
+
+class CompareResponse(Response, kw_only=True):
+    """One comparison per model."""
+
+    comparisons: list[Comparison]
+
+
+class WordWeight(Response, kw_only=True):
+    """A word or special token and its attention weight."""
+
+    word: str
+    weight: float
+
+
+class AttentionResponse(Response, kw_only=True):
+    """Attention weights of one word over its sentence."""
+
+    attention: list[WordWeight]
+
+
+@endpoint("POST", "/api/embed", "Contextual word vectors.", pool="model")
+def embed(state: AppState, request: EmbedRequest) -> EmbedResponse:
     """Return contextual word vectors."""
     encoder = state.registry.encoder(request.model)
-    return await state.run_model(lambda: _embed(encoder, request))
-
-
-async def compare(state: AppState, request: CompareRequest) -> bytes:
-    """Compare a word in two sentences."""
-    names = request.models or state.registry.encoders()
-    if not names:
-        raise ArgumentError("No encoder is loaded. Start the server with one: regard look minilm.")
-    encoders = {name: state.registry.encoder(name) for name in names}
-    return await state.run_model(lambda: _compare(encoders, request))
-
-
-async def word_attention(state: AppState, request: AttentionRequest) -> bytes:
-    """Return the attention weights of a word."""
-    encoder = state.registry.encoder(request.model)
-    return await state.run_model(lambda: _word_attention(encoder, request))
-
-
-def _embed(encoder: WordEncoder, request: EmbedRequest) -> EmbedResponse:
     layer = encoder.best_layer if request.layer is None else request.layer
     if not -encoder.layers <= layer < encoder.layers:
         raise ArgumentError(
@@ -73,8 +131,13 @@ def _embed_batches(encoder: WordEncoder, sentences: list[str]) -> list[WordVecto
     return embedded
 
 
-def _compare(encoders: dict[str, WordEncoder], request: CompareRequest) -> CompareResponse:
+@endpoint("POST", "/api/compare", "Similarity of a word in two sentences, by layer.", pool="model")
+def compare(state: AppState, request: CompareRequest) -> CompareResponse:
     """Compare with every encoder; raise only if none of them knows the word."""
+    names = request.models or state.registry.encoders()
+    if not names:
+        raise ArgumentError("No encoder is loaded. Start the server with one: regard look minilm.")
+    encoders = {name: state.registry.encoder(name) for name in names}  # raises before the first comparison
     comparisons, errors = [], []
     for name, encoder in encoders.items():
         similarities, best, reason = [], encoder.best_layer % encoder.layers, ""
@@ -93,7 +156,10 @@ def _compare(encoders: dict[str, WordEncoder], request: CompareRequest) -> Compa
     return CompareResponse(comparisons=comparisons)
 
 
-def _word_attention(encoder: WordEncoder, request: AttentionRequest) -> AttentionResponse:
+@endpoint("POST", "/api/attention", "Attention weights of one word.", pool="model")
+def word_attention(state: AppState, request: AttentionRequest) -> AttentionResponse:
+    """Return the attention weights of a word."""
+    encoder = state.registry.encoder(request.model)
     attended = encoder.attended_words(request.sentence, request.word, layer=request.layer, head=request.head)
     return AttentionResponse(
         attention=[WordWeight(word=other.word, weight=other.weight) for other in attended]

@@ -1,19 +1,96 @@
 """Logs of training runs."""
 
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
-from regard.app.server.schema import LogRow, Sample, State, TrainingInfo, TrainingResponse
+from regard.app.server.endpoints import endpoint
+from regard.app.server.schema import Alignment, Request, Response
+from regard.app.server.security import RequestError
+from regard.app.server.state import AppState
 from regard.errors import ArgumentError
 from regard.translation.config import TranslationConfig
-from regard.translation.training.checkpoint import Checkpoint, is_training, read_config
-from regard.translation.training.logs import LOG, SAMPLES, read_log
+from regard.translation.model_folder import LOG, SAMPLES, is_training, read_config
+from regard.translation.training.checkpoint import Checkpoint
 from regard.translation.training.logs import LogRow as CsvRow
+from regard.translation.training.logs import read_log
 
 _MAX_SAMPLE_BYTES = 20_000_000
+
+
+class TrainingRequest(Request, kw_only=True):
+    """First step to return."""
+
+    after: Annotated[int, Meta(ge=-1, le=2**53, description="Return rows after this step.")] = -1
+
+
+State = Literal["running", "finished", "stopped"]
+
+
+class TrainingInfo(Response, kw_only=True):
+    """A training run with a log; stopped: before it was finished."""
+
+    name: str
+    steps: int
+    state: State
+
+
+class TrainingsResponse(Response, kw_only=True):
+    """The training runs in the folders given at startup."""
+
+    trainings: list[TrainingInfo]
+
+
+class LogRow(Response, kw_only=True):
+    """A row of the training log."""
+
+    step: int
+    loss: float | None
+    dev_loss: float | None
+    dev_bleu: float | None
+    learning_rate: float | None
+    tokens_per_second: float | None
+    seconds: float | None
+
+
+class Sample(Response, kw_only=True):
+    """A validation sentence and its translation at one step."""
+
+    step: int
+    source: str
+    text: str
+    reference: str
+    alignment: Alignment | None
+
+
+class TrainingResponse(Response, kw_only=True):
+    """Log rows and samples after the requested step, and the current state."""
+
+    steps: int
+    state: State
+    rows: list[LogRow]
+    samples: list[Sample]
+
+
+@endpoint("GET", "/api/training", "Training runs.")
+def trainings(state: AppState) -> TrainingsResponse:
+    """Return the training runs that have a log."""
+    folders = state.registry.trainings()
+    return TrainingsResponse(trainings=[training_info(*item) for item in folders.items()])
+
+
+@endpoint("GET", "/api/training/{name:path}", "Log of a training run.")
+def training(state: AppState, request: TrainingRequest, path: dict[str, str]) -> TrainingResponse:
+    """Return the log of a training run after a step."""
+    folders = state.registry.trainings()
+    if path["name"] not in folders:
+        names = ", ".join(map(repr, list(folders)[:20])) or "none"
+        raise RequestError(HTTPStatus.NOT_FOUND, f"Unknown training run. Available: {names}.")
+    return rows_after(folders[path["name"]], request.after)
 
 
 def training_info(name: str, folder: Path) -> TrainingInfo:

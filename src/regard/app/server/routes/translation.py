@@ -2,23 +2,88 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from regard.app.server.requests import AlignRequest, TranslateRequest
+from regard.app.server.endpoints import endpoint
 from regard.app.server.routes.views import check_length
-from regard.app.server.schema import Alignment, AlignResponse, Alternative, TranslateResponse
-from regard.app.server.schema import Translation as TranslationInfo
+from regard.app.server.schema import (
+    MAX_SENTENCES,
+    Alignment,
+    Name,
+    Request,
+    Response,
+    Sentence,
+    Sentences,
+    ViewResponse,
+)
 from regard.app.server.state import AppState
 from regard.app.view_model import look_at_translations
 from regard.errors import ArgumentError
-from regard.translation.decoding.search import Beam
+from regard.translation.decoding.strategies import Beam
 from regard.translation.translator import Translation, Translator
 
 _MAX_ALIGNED = 100_000  # tokens per request
 _NO_ATTENTION = "This model has no attention, so there is no alignment to show."
 
 
+Pair = Annotated[list[Sentence], Meta(min_length=2, max_length=2)]
+
+
+class TranslateRequest(Request, kw_only=True):
+    """Sentences to translate."""
+
+    model: Name
+    sentences: Sentences
+    beam: Annotated[int, Meta(ge=1, le=32, description="Beam size.")] = 5
+    n_best: Annotated[int, Meta(ge=1, le=32, description="Translations per sentence, at most beam.")] = 1
+    alignment: Annotated[bool, Meta(description="Return word alignments.")] = True
+    view: Annotated[bool, Meta(description="Keep all attention weights as a view.")] = False
+
+
+class AlignRequest(Request, kw_only=True):
+    """Sentence pairs to align."""
+
+    model: Name
+    pairs: Annotated[list[Pair], Meta(min_length=1, max_length=MAX_SENTENCES)]
+
+
+class AlignResponse(Response, kw_only=True):
+    """One alignment per sentence pair."""
+
+    alignments: list[Alignment]
+
+
+class Alternative(Response, kw_only=True):
+    """An alternative translation."""
+
+    text: str
+    score: float
+
+
+class TranslationInfo(Response, kw_only=True):
+    """A sentence and its translation; reason: why a requested alignment is missing."""
+
+    source: str
+    text: str
+    score: float
+    tokens: list[str]
+    note: str
+    alternatives: list[Alternative]
+    alignment: Alignment | None
+    reason: str
+
+
+class TranslateResponse(Response, kw_only=True):
+    """One translation per sentence, and their view if requested."""
+
+    translations: list[TranslationInfo]
+    view: ViewResponse | None
+
+
+@endpoint("POST", "/api/translate", "Translate sentences.", response=TranslateResponse)
 async def translate(state: AppState, request: TranslateRequest) -> bytes:
     """Translate in the model thread, in one batch with waiting requests of the same kind."""
     state.registry.translator(request.model)
@@ -26,12 +91,6 @@ async def translate(state: AppState, request: TranslateRequest) -> bytes:
     return await state.worker.run_batched(
         key, partial(translate_batch, state), request, len(request.sentences)
     )
-
-
-async def align(state: AppState, request: AlignRequest) -> bytes:
-    """Align sentence pairs in the model thread."""
-    translator = state.registry.translator(request.model)
-    return await state.run_model(lambda: _align(translator, request))
 
 
 def translate_batch(state: AppState, requests: list[TranslateRequest]) -> list[bytes | Exception]:
@@ -78,7 +137,10 @@ def _info(translation: Translation, aligned: bool, reason: str) -> TranslationIn
     )
 
 
-def _align(translator: Translator, request: AlignRequest) -> AlignResponse:
+@endpoint("POST", "/api/align", "Align the words of sentence pairs.", pool="model")
+def align(state: AppState, request: AlignRequest) -> AlignResponse:
+    """Align sentence pairs."""
+    translator = state.registry.translator(request.model)
     lengths = [
         [len(side.segment(text).ids) for side, text in zip(translator.tokens, pair, strict=True)]
         for pair in request.pairs

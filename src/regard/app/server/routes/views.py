@@ -2,12 +2,19 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from typing import Annotated
 
+from msgspec import Meta
 from torch import Tensor
 from torch.nn import functional as F
 
 from regard._util.text import shorten
+from regard.app.protocol import QUESTIONS, Question
+from regard.app.server.endpoints import ENDPOINTS, Endpoint, Path, endpoint
 from regard.app.server.registry import Entry
+from regard.app.server.schema import Array, Name, Request, Response, Sentence, ViewResponse
+from regard.app.server.state import AppState
 from regard.app.view_model import InputView, LayerView, TextView, ViewModel, look_at_text, look_at_translation
 from regard.errors import ArgumentError
 from regard.inspection.capture import CapturedCall
@@ -16,12 +23,135 @@ from regard.mechanism.scores import ScaledDot
 from regard.mechanism.weights.matrix import Weights
 from regard.models.encoders.static import StaticEncoder
 from regard.models.encoders.words import split_words
-from regard.translation.decoding.search import Beam
+from regard.translation.decoding.strategies import Beam
 from regard.translation.translator import Translator
 
 MAX_TOKENS = 40_000  # tokens × beam size of a translation request
 MAX_WORDS = 40_000  # of a long text
+MAX_TEXT = 1_000_000  # characters of a long text
+MAX_LONG_BODY = 4_000_000  # bytes of a request
 _WIDTH, _HEADS = 64, 8  # of the word vectors of a long text
+
+
+class LookRequest(Request, kw_only=True):
+    """Texts to run through a model; the view has every layer and head."""
+
+    model: Name
+    texts: Annotated[list[Sentence], Meta(min_length=1, max_length=8)]
+
+
+class LongTextRequest(Request, kw_only=True):
+    """A long text. The model "words" learns word vectors from the text itself and has no length limit."""
+
+    model: Name = "words"
+    text: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
+
+
+class NoFacts(Response, kw_only=True):
+    """Empty."""
+
+
+class Ranking(Response, kw_only=True):
+    """Token positions and their weights in decreasing order."""
+
+    positions: list[int]
+    weights: list[float]
+
+
+class HeadInfo(Response, kw_only=True):
+    """Label and measures of a head."""
+
+    head: int
+    label: str
+    measures: dict[str, float]
+
+
+class HeadList(Response, kw_only=True):
+    """Label and measures of each head."""
+
+    heads: list[HeadInfo]
+
+
+class WeightComputation(Response, kw_only=True):
+    """The steps from query and key to one weight."""
+
+    query: list[float | None]
+    key: list[float | None]
+    scale: float
+    bias: float | None
+    softcap: float | None
+    score: float | None
+    masked: bool
+    tau: float | None
+    weight: float
+    normalizer: str
+    formula: str
+
+
+class TileResponse(Response, kw_only=True):
+    """Block means of the weights, one matrix per head."""
+
+    facts: NoFacts
+    arrays: list[Array]
+
+
+class RankingResponse(Response, kw_only=True):
+    """Positions ranked by weight; for "received", also all sums in bins."""
+
+    facts: Ranking
+    arrays: list[Array]
+
+
+class HeadsResponse(Response, kw_only=True):
+    """Statistics of heads, and their thumbnails."""
+
+    facts: HeadList
+    arrays: list[Array]
+
+
+class NumbersResponse(Response, kw_only=True):
+    """The computation of one weight."""
+
+    facts: WeightComputation
+    arrays: list[Array]
+
+
+@endpoint("POST", "/api/look", "View texts in a model.", pool="model")
+def look(state: AppState, request: LookRequest) -> ViewResponse:
+    """Run texts through a model."""
+    return state.views.add(view_texts(state.registry.entry(request.model), request.texts))
+
+
+@endpoint("POST", "/api/long", "View a long text.", pool="model", max_body=MAX_LONG_BODY)
+def long_text(state: AppState, request: LongTextRequest) -> ViewResponse:
+    """Run a long text through a model."""
+    if request.model == "words":
+        return state.views.add(view_words(request.text))
+    return state.views.add(view_long_text(state.registry.entry(request.model), request.text))
+
+
+@endpoint("GET", "/api/views/{id}", "A view.")
+def describe_view(state: AppState, path: Path) -> ViewResponse:
+    """Return the description of a view."""
+    return state.views.describe(path["id"])
+
+
+async def _ask(state: AppState, question: Question, path: Path) -> bytes:
+    cost = state.views.cost(path["id"], question)
+    return await state.run_query(partial(state.views.ask, path["id"], question), cost)
+
+
+_ANSWERS: dict[str, tuple[str, type[Response]]] = {
+    "tile": ("Block means of part of the weights.", TileResponse),
+    "topk": ("The largest weights of a query or a key.", RankingResponse),
+    "received": ("The keys that receive the most attention.", RankingResponse),
+    "heads": ("Statistics and thumbnails of heads.", HeadsResponse),
+    "numbers": ("The computation of one weight.", NumbersResponse),
+}
+ENDPOINTS += [
+    Endpoint("POST", f"/api/views/{{id}}/{name}", summary, QUESTIONS[name], response, _ask)
+    for name, (summary, response) in _ANSWERS.items()
+]
 
 
 def check_length(translator: Translator, sentences: Sequence[str], beam: int) -> ArgumentError | None:

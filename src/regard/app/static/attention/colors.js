@@ -13,9 +13,9 @@ export function headColor(head) {
 
 export function themeOf(node) {
   const style = getComputedStyle(node);
-  const names = ["paper", "raised", "ink", "quiet", "rule", "accent"];
-  const theme = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
-  return { ...theme, dark: style.getPropertyValue("--scheme").trim() === "dark", font: style.fontFamily };
+  const value = (name) => style.getPropertyValue(`--${name}`).trim();
+  const colors = { paper: value("paper"), raised: value("raised"), ink: value("ink"), quiet: value("quiet"), rule: value("rule"), accent: value("accent") };
+  return { ...colors, dark: value("scheme") === "dark", font: style.fontFamily };
 }
 
 export function ramp(dark) {

@@ -16,8 +16,10 @@ export class EmbeddedLayer {
     this.stored = stored;
     this.queries = queries;
     this.keys = keys;
-    const { shape, data } = decodeArray(stored.weights);
-    [this.heads, this.rows, this.columns] = shape;
+    const { shape: [heads, rows, columns], data } = decodeArray(stored.weights);
+    this.heads = heads;
+    this.rows = rows;
+    this.columns = columns;
     this.data = data;
     this.means = new Map();
   }

@@ -13,6 +13,7 @@ export class HeadsView {
   constructor(pane) {
     this.pane = pane;
     this.sorting = make("div", { class: "map-bar" });
+    this.buttons = [];
     this.grid = make("div", { class: "head-grid" });
     this.node = make("div", { class: "heads-view" }, this.sorting, this.grid);
     this.grid.addEventListener("keydown", (event) => this.handleKey(event));
@@ -91,7 +92,7 @@ export class HeadsView {
       this.sorting.replaceChildren(labeledSelect("Sort by", options, known, (value) => state.set({ sort: value })));
       if (hadFocus) this.sorting.querySelector("select").focus();
     }
-    const focused = this.grid.contains(document.activeElement) ? document.activeElement.dataset.name : null;
+    const focused = this.buttons.find((node) => node === document.activeElement)?.dataset.name;
     this.buttons = [];
     this.grid.replaceChildren(...(known === "natural" ? this.byLayer() : this.bySort(known)));
     setTabStop(this.buttons, this.buttons.find((node) => node.dataset.name === focused) ?? this.buttons[0]);
@@ -120,7 +121,7 @@ export class HeadsView {
       const cells = ranked.map((info) => this.thumbnail(info, name(info), formatMeasure(measure, info.measures[measure] ?? 0)));
       return [make("section", { class: "head-row" }, make("div", { class: "thumbnails" }, ...cells))];
     }
-    const labels = [...new Set(all.map(({ label }) => label))].sort((a, b) => UNSPECIFIC.has(a) - UNSPECIFIC.has(b) || a.localeCompare(b));
+    const labels = [...new Set(all.map(({ label }) => label))].sort((a, b) => Number(UNSPECIFIC.has(a)) - Number(UNSPECIFIC.has(b)) || a.localeCompare(b));
     return labels.map((label) => {
       const cells = all.filter((info) => info.label === label).map((info) => this.thumbnail(info, name(info), ""));
       return make("section", { class: "head-row", "aria-label": label }, make("h4", {}, `${label || "other"} (${cells.length})`), make("div", { class: "thumbnails" }, ...cells));

@@ -190,7 +190,7 @@ export class LinesView {
       for (const query of queries) {
         for (const key of keys) {
           const weight = this.weight(index, query, key);
-          if (weight >= (selected ? MIN_SELECTED_WEIGHT : MIN_WEIGHT)) links.push({ index, head, query, key, weight });
+          if (weight >= (selected ? MIN_SELECTED_WEIGHT : MIN_WEIGHT)) links.push({ index, head, query, key, weight, node: null });
         }
       }
     }

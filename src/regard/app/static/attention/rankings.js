@@ -7,7 +7,7 @@ const BINS = 120;
 
 // goTo(cell): shows a cell. deferred: load the received attention only after release().
 // ranked(side, positions): called with the ranking of the token pinned on a side.
-export function makeRankings(pane, goTo, { deferred = false, ranked = () => {} } = {}) {
+export function makeRankings(pane, goTo, { deferred = false, ranked = (_side, _positions) => {} } = {}) {
   const lists = {
     query: makeRanking(pane, "key", (key) => goTo({ query: pane.pinned.query, key })),
     key: makeRanking(pane, "query", (query) => goTo({ query, key: pane.pinned.key })),
@@ -73,7 +73,7 @@ function makeRanking(pane, side, select, total = () => 1) {
   return {
     node,
     stop: () => latest.stop(),
-    load(title, question, body, selection, use = () => {}) {
+    load(title, question, body, selection, use = (_answer) => {}) {
       heading.textContent = title;
       const request = selection + JSON.stringify(body);
       if (request === loaded) return;

@@ -7,7 +7,10 @@ import { findPositions } from "./search.js";
 export class Toolbar {
   // panelId: id of the element controlled by the tabs. goTo(cell): shows a token in the first pane.
   constructor(state, pane, panelId, goTo) {
-    Object.assign(this, { state, pane, panelId, goTo });
+    this.state = state;
+    this.pane = pane;
+    this.panelId = panelId;
+    this.goTo = goTo;
     this.tabs = this.makeTabs();
     this.inputs = make("span", { class: "group" });
     this.layers = make("span", { class: "group" });

@@ -21,7 +21,10 @@ export function mount(element, source, options = {}) {
 
 class MountedView {
   constructor(element, source, options) {
-    Object.assign(this, { element, source, options: { ...options }, destroyed: false });
+    this.element = element;
+    this.source = source;
+    this.options = { ...options };
+    this.destroyed = false;
   }
 
   async load() {

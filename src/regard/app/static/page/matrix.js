@@ -9,7 +9,7 @@ function maxAbs(values) {
 
 // rows, columns: names. masked: true for masked cells. max: the value with the strongest colour.
 // extra: { name, values }, one more column. selected: number of a row.
-export function matrix({ label, rows, columns, values, masked, max, digits = 2, extra, selected, small }) {
+export function matrix({ label, rows, columns, values, masked = null, max = null, digits = 2, extra = null, selected = -1, small = false }) {
   const table = make("table", { class: small ? "matrix small" : "matrix", "aria-label": label });
   const head = table.createTHead().insertRow();
   head.append(make("td", { class: "aside" }), ...columns.map((name) => make("th", { scope: "col", title: name, dir: "auto" }, name)));
@@ -41,7 +41,7 @@ export function scrollable(label, node) {
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
 // Rows of numbers as pixels; `signal` ends updates of the colour scheme
-export function heat(values, { label, ratio, signal }) {
+export function heat(values, { label, ratio = null, signal }) {
   const node = make("canvas", { class: "heat", role: "img", "aria-label": label });
   node.width = values[0]?.length ?? 1;
   node.height = values.length || 1;
@@ -74,7 +74,7 @@ function parseColor(color) {
 }
 
 // entries: [[name, value, text], …]. selected: index or name of an entry.
-export function bars(entries, { label, max, selected }) {
+export function bars(entries, { label, max = null, selected = null }) {
   const limit = max ?? (Math.max(0, ...entries.map(([, value]) => value)) || 1);
   const lines = entries.map(([name, value, text], index) => {
     const bar = make("div", { class: "bar-fill" });

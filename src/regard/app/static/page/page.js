@@ -5,28 +5,19 @@ import { button, make } from "../shared/dom.js";
 import { announce } from "./controls.js";
 import { makePanel } from "./panel.js";
 
-const SECTIONS = {
-  translate: ["Translate", "Type a sentence to see its translation and word alignment."],
-  lookup: ["Lookup", "Attention as a lookup: compare a query with every key, then average the values by their weights."],
-  heads: ["Heads", "Run a text through a model and see what every head attends to."],
-  words: ["Words in context", "Compare a word in two sentences: its similarity by layer and what it attends to."],
-  order: ["Order", "Attention alone ignores word order. Shuffle the words, with and without positions."],
-  long: ["Long text", "Attention over a whole document, exact at every zoom level."],
-  training: ["Training", "Live training curves and sample translations."],
-};
-
 const POLL_INTERVAL = 3000; // milliseconds between checks for a model in training
 
 const byId = (id) => document.getElementById(id);
 const wide = matchMedia("(min-width: 60rem)");
 
+const sections = new Map(); // name → module of sections/, in the order of the navigation
 let closing = new AbortController(); // aborts the work of the open section
 let current = "";
 
-// "#words?first=…" → ["words", { first: "…" }]
+// "#words?first=…" → { name: "words", state: { first: "…" } }
 function parseAddress() {
   const [name, query = ""] = location.hash.slice(1).split("?");
-  return [name in SECTIONS ? name : "translate", Object.fromEntries(new URLSearchParams(query))];
+  return { name: sections.has(name) ? name : [...sections.keys()][0], state: Object.fromEntries(new URLSearchParams(query)) };
 }
 
 function formatAddress(name, state) {
@@ -36,10 +27,13 @@ function formatAddress(name, state) {
 }
 
 function buildNavigation() {
-  const items = Object.entries(SECTIONS).map(([name, [title]]) =>
-    make("li", {}, make("a", { href: `#${name}`, id: `to-${name}`, click: () => expandMenu(false) }, title)),
+  const items = [...sections].map(([name, { about }]) =>
+    make("li", {}, make("a", { href: `#${name}`, id: `to-${name}`, click: () => expandMenu(false) }, about.title)),
   );
-  byId("sections").append(make("ul", {}, ...items));
+  byId("sections").replaceChildren(make("ul", {}, ...items));
+}
+
+function addMenuListeners() {
   byId("menu").addEventListener("click", () => expandMenu(byId("menu").getAttribute("aria-expanded") !== "true"));
   byId("skip").addEventListener("click", (event) => {
     event.preventDefault(); // the address holds the section
@@ -51,7 +45,7 @@ function buildNavigation() {
     byId("menu").focus();
   });
   document.addEventListener("pointerdown", (event) => {
-    if (!event.target.closest(".masthead")) expandMenu(false);
+    if (event.target instanceof Element && !event.target.closest(".masthead")) expandMenu(false);
   });
 }
 
@@ -62,15 +56,15 @@ function expandMenu(open) {
 // ---- sections
 
 async function openSection(navigated = true) {
-  const [name, state] = parseAddress();
+  const { name, state } = parseAddress();
   closing.abort();
   closing = new AbortController();
   const { signal } = closing;
-  const [title, about] = SECTIONS[name];
+  const { about: { title, text }, open } = sections.get(name);
   document.title = `${title} · regard`;
   byId("title").textContent = byId("current").textContent = title;
-  byId("about").textContent = about;
-  for (const other of Object.keys(SECTIONS)) {
+  byId("about").textContent = text;
+  for (const other of sections.keys()) {
     if (other === name) byId(`to-${other}`).setAttribute("aria-current", "page");
     else byId(`to-${other}`).removeAttribute("aria-current");
   }
@@ -79,10 +73,9 @@ async function openSection(navigated = true) {
   current = name;
   const panel = makePanel(title, signal);
   byId("section").replaceChildren(panel.element);
-  const load = async () => [await import(`./sections/${name}.js`), await get("api/models", signal)];
-  panel.run(load, ([section, { models, pending = [], recordings = [] }]) => {
+  panel.run(() => get("api/models", signal), ({ models, pending = [], missing = "", recordings = [] }) => {
     const save = (change) => saveState(name, Object.assign(state, change), signal);
-    section.open({ element: panel.body, state, save, models, pending, recordings, signal });
+    open({ element: panel.body, state, save, models, pending, missing, recordings, signal });
     if (pending.length && panel.body.querySelector(".empty-state")) waitForModel(pending, signal).catch(() => {}); // closed
   });
 }
@@ -119,15 +112,23 @@ function hideBanner() {
   announce("Connection restored.");
 }
 
-async function showVersion() {
-  const { version } = await get("api/health");
+// Loads the sections; repeated when the connection is restored if it is lost meanwhile
+async function start() {
+  const { version, sections: names } = await get("api/health");
   byId("version").textContent = `regard ${version}`;
+  const modules = await Promise.all(names.map(async (name) => [name, await import(`./sections/${name}.js`)]));
+  modules.sort(([, a], [, b]) => a.about.place - b.about.place);
+  for (const [name, section] of modules) sections.set(name, section);
+  buildNavigation();
+  openSection(false);
 }
 
-buildNavigation();
+addMenuListeners();
 connection.addEventListener("lost", showBanner);
-connection.addEventListener("restored", hideBanner);
+connection.addEventListener("restored", () => {
+  hideBanner();
+  if (!sections.size) start().catch(() => {});
+});
 wide.addEventListener("change", () => expandMenu(false));
-addEventListener("hashchange", () => openSection());
-openSection(false);
-showVersion().catch(() => {}); // the banner shows the error
+addEventListener("hashchange", () => sections.size && openSection());
+start().catch(() => {}); // the banner shows the error

@@ -6,6 +6,8 @@ import { announce, field, select } from "../controls.js";
 import { emptyState, inTraining, makePanel, modelLine } from "../panel.js";
 import { viewer } from "../viewer.js";
 
+export const about = { place: 3, title: "Heads", text: "Run a text through a model and see what every head attends to." };
+
 const MAX_TEXTS = 8;
 
 export function open({ element, state, save, models, pending, recordings, signal }) {

@@ -7,6 +7,8 @@ import { makePanel, notice } from "../panel.js";
 import { sampleText } from "../sample_text.js";
 import { viewer } from "../viewer.js";
 
+export const about = { place: 6, title: "Long text", text: "Attention over a whole document, exact at every zoom level." };
+
 const MAX_CHARACTERS = 1_000_000; // the limit of the server
 const MAX_WORDS = 40_000;
 const SAMPLE_WORDS = 32_000;

@@ -8,6 +8,8 @@ import { formatNumber, formatShort } from "../format.js";
 import { bars, heat, matrix, scrollable } from "../matrix.js";
 import { makePanel } from "../panel.js";
 
+export const about = { place: 5, title: "Order", text: "Attention alone ignores word order. Shuffle the words, with and without positions." };
+
 const KINDS = {
   none: ["no positions", "Attention alone: a set of words."],
   sinusoidal: ["sinusoidal", "Waves of many lengths, added to the word vectors."],

@@ -8,6 +8,8 @@ import { formatNumber, formatShort } from "../format.js";
 import { matrix, scrollable } from "../matrix.js";
 import { emptyState, makePanel } from "../panel.js";
 
+export const about = { place: 7, title: "Training", text: "Live training curves and sample translations." };
+
 const POLL_INTERVAL = 2000; // milliseconds
 const IDLE_INTERVAL = 5000; // if the run is not active: it may be resumed at any time
 const STATES = { running: "Running.", finished: "Finished.", stopped: "Stopped. Resume with regard train --resume." };

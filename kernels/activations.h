@@ -1,0 +1,25 @@
+// Activations of additive scores, vectorᵀ act(query + key), for forward, and with their slope for backward.
+//
+// A new activation is a policy here, a row in abi.h, and an entry of ACTIVATIONS in scores.py.
+#pragma once
+
+#include "vector.h"
+
+namespace regard {
+namespace {
+
+struct Tanh {
+  INLINE static vec of(vec x) { return tanh(x); }
+  INLINE static vec of(vec x, vec& slope) { return tanh(x, slope); }
+};
+
+struct Rectifier {
+  INLINE static vec of(vec x) { return max(vec{}, x); }
+  INLINE static vec of(vec x, vec& slope) {
+    slope = x > 0.0f ? splat(1) : vec{};
+    return max(vec{}, x);
+  }
+};
+
+}  // namespace
+}  // namespace regard

@@ -1,0 +1,99 @@
+"""The server's state, and the models it has loaded."""
+
+from importlib.util import find_spec
+from typing import Literal
+
+import msgspec
+
+from regard._util.extras import missing
+from regard._util.text import pluralize
+from regard.app.bundle import static_names
+from regard.app.server.endpoints import endpoint
+from regard.app.server.schema import Response
+from regard.app.server.state import AppState
+from regard.app.view_model import ViewModel
+
+
+class HealthResponse(Response, kw_only=True):
+    """Server status. waiting: requests in the model queue. sections: sections of the page."""
+
+    status: Literal["ok"] = "ok"
+    version: str
+    models: int
+    waiting: int
+    sections: list[str]
+
+
+class ModelInfo(Response, kw_only=True):
+    """A loaded model."""
+
+    name: str
+    kind: Literal["translator", "encoder"]
+    about: str
+    attends: bool
+    layers: int
+    heads: int
+    max_tokens: int | None
+    languages: str
+    examples: list[str]
+
+
+class RecordingInfo(Response, kw_only=True):
+    """A recording made with `Seen.save`; id: of its view, which never expires."""
+
+    name: str
+    id: str
+    about: str
+
+
+class ModelsResponse(Response, kw_only=True):
+    """Models and recordings. pending: models in training. folders: training runs with a log.
+
+    missing: how to install a package without which no translator can be loaded; empty if it is installed.
+    """
+
+    models: list[ModelInfo]
+    pending: list[str]
+    missing: str
+    folders: list[str]
+    recordings: list[RecordingInfo]
+
+
+@endpoint("GET", "/api/health", "Server status.", response=HealthResponse)
+async def health(state: AppState) -> bytes:
+    """Answer without a worker thread, even while all of them are busy."""
+    return msgspec.json.encode(
+        HealthResponse(
+            version=state.version,
+            models=len(state.registry.entries),
+            waiting=state.worker.waiting,
+            sections=static_names("page/sections"),
+        )
+    )
+
+
+@endpoint("GET", "/api/models", "Loaded models.", response=ModelsResponse)
+async def models(state: AppState) -> bytes:
+    """Return the models, after loading those whose training has finished in the meantime."""
+    registry = state.registry
+    if registry.can_refresh:
+        await state.worker.run(registry.refresh)
+    entries = list(registry.entries.values())
+    return msgspec.json.encode(
+        ModelsResponse(
+            models=msgspec.convert(entries, list[ModelInfo], from_attributes=True),
+            pending=registry.pending,
+            missing="" if find_spec("sentencepiece") else str(missing("sentencepiece", "Translation")),
+            folders=list(registry.trainings()),
+            recordings=[
+                RecordingInfo(name=name, id=view_id, about=_size(view))
+                for name, (view_id, view) in state.recordings.items()
+            ],
+        )
+    )
+
+
+def _size(view: ViewModel) -> str:
+    inputs = view.inputs
+    layers = pluralize(len(inputs[0].layers), "layer") if inputs else "empty"
+    return layers if len(inputs) == 1 else f"{pluralize(len(inputs), 'text')}, {layers}"

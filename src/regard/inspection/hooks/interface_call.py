@@ -1,0 +1,205 @@
+"""Parse the calls of transformers' attention interface, for `watch`, `edit` and attn_implementation="regard".
+
+    function(module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, **keywords)
+
+Each model passes the keywords that it needs, and those of its own caller; functions ignore the keywords that
+they do not use. A new model that needs another keyword is supported by a new field of `InterfaceCall`.
+"""
+
+import inspect
+import sys
+from collections.abc import Hashable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard._util.text import type_name
+from regard.errors import ArgumentError
+from regard.inspection.mask_reading import compact
+from regard.mechanism.mask_algebra import Mask, as_mask
+from regard.mechanism.masks import Causal, Documents, Rule, Window
+
+_PARSED = """
+    module query key value attention_mask dropout scaling is_causal softcap s_aux position_bias sliding_window
+    cu_seq_lens_q cu_seq_lens_k indices block_indices position_ids output_attentions cache
+"""
+_WITHOUT_EFFECT = """
+    max_length_q max_length_k deterministic kernel_options use_cache training cache_position target_dtype
+    args kwargs options keywords
+"""
+_KNOWN = frozenset(f"{_PARSED} {_WITHOUT_EFFECT}".split())
+
+
+class InterfaceCall(NamedTuple):
+    """One call, with the meaning that its keywords have in the implementation that runs it."""
+
+    query: Tensor  # b h q d
+    key: Tensor  # b g k d
+    value: Tensor  # b g k e
+    mask: Any = None  # a tensor, boolean or additive; a mask of regard; or a BlockMask of FlexAttention
+    causal: bool = False  # causal without a mask; the first query is at the first key
+    scale: float | None = None
+    softcap: float | None = None
+    sink: Tensor | None = None
+    bias: Tensor | None = None
+    dropout: float = 0.0
+
+
+def parse(
+    implementation: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    dropout: float = 0.0,
+    scaling: float | Tensor | None = None,
+    is_causal: bool | None = None,
+    **keywords: Any,
+) -> InterfaceCall:
+    """Parse the arguments of an attention function.
+
+    implementation: its name, "sdpa", "flash_attention_2", …; "eager" for the model's own.
+
+    >>> import torch
+    >>> from regard.inspection.hooks.interface_call import parse
+    >>> x = torch.zeros(1, 2, 3, 4)
+    >>> parse("sdpa", torch.nn.Identity(), x, x, x, scaling=0.5, is_causal=True).causal
+    True
+    """
+    causal, mask = _is_causal(module, is_causal), attention_mask
+    if "flash" in implementation:
+        causal, mask = False, _flash_mask(mask, causal, keywords)
+    else:
+        # eager attention is causal only by its mask
+        causal = implementation != "eager" and query.shape[2] > 1 and causal and mask is None
+        if keywords and implementation not in ("eager", "sdpa"):  # for these the model does it
+            mask = _indexed_mask(module, query, key, mask, causal, keywords)
+            causal = causal and mask is None
+    if isinstance(scaling, Tensor):  # learned
+        query, scaling = query * scaling, 1.0
+    sink = keywords.get("s_aux")
+    if sink is None and implementation == "eager":
+        sink = getattr(module, "sinks", None)
+    return InterfaceCall(
+        query,
+        key,
+        value,
+        mask,
+        causal,
+        scaling,
+        keywords.get("softcap"),
+        sink if isinstance(sink, Tensor) else None,
+        keywords.get("position_bias"),
+        dropout,
+    )
+
+
+def check_keywords(function: Any, keywords: Mapping[str, Any]) -> None:
+    """Raise an ArgumentError for keywords of an attention function that may change its result.
+
+    These are keywords that the function names as parameters and that are not known here. Others come from the
+    model's caller, and the function ignores them.
+    """
+    unknown = [name for name in _unknown_keywords(function) if keywords.get(name) is not None]
+    if unknown:
+        name = getattr(function, "__name__", function)
+        raise ArgumentError(
+            f"{name} takes {unknown[0]}=…, which regard does not support. Use another attention "
+            "implementation, or a newer regard."
+        )
+    if keywords.get("cache") is not None:
+        raise ArgumentError(
+            "the keys are in the paged cache of continuous batching, which regard cannot read. Use generate."
+        )
+
+
+@lru_cache(maxsize=256)
+def _unknown_keywords(function: Hashable) -> frozenset[str]:
+    parameters = inspect.signature(function).parameters if callable(function) else ()
+    return frozenset(parameters) - _KNOWN
+
+
+def eager_function(module: nn.Module) -> Any:
+    """Return the eager attention function of a module's model, if it has the usual name."""
+    return vars(sys.modules.get(type(module).__module__, object)).get("eager_attention_forward")
+
+
+# Causality
+
+
+def _is_causal(module: nn.Module, is_causal: bool | None) -> bool:
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", None)
+    return _causal_by_default(type(module)) if is_causal is None else bool(is_causal)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1024)
+def _causal_by_default(cls: Hashable) -> bool:
+    """Return whether a layer without `is_causal` and mask is causal: with SDPA yes, with eager no."""
+    from transformers import PreTrainedModel
+
+    assert isinstance(cls, type)
+    namespace = vars(sys.modules.get(cls.__module__, object))
+    models = [
+        model
+        for model in namespace.values()
+        if isinstance(model, type)
+        and issubclass(model, PreTrainedModel)
+        and model.__module__ == cls.__module__
+    ]
+    return not models or any(model._supports_sdpa for model in models)
+
+
+# Masks
+
+
+def _flash_mask(padding: Any, causal: bool, keywords: Mapping[str, Any]) -> Any:
+    """Return the mask of a flash kernel, which gets padding (b, k), causality, window and packing as options.
+
+    Position rules are aligned to the end of the keys.
+    """
+    window = keywords.get("sliding_window")
+    rule: Rule | None = Causal() if causal else None
+    if window is not None:
+        rule = Window(left=window - 1, right=0 if causal else window - 1)
+    mask: Mask | None = rule
+    queries, keys = keywords.get("cu_seq_lens_q"), keywords.get("cu_seq_lens_k")
+    if isinstance(keys, Tensor):  # packed sequences
+        queries = keys if queries is None else queries
+        mask = Documents(queries.diff().cpu(), keys.diff().cpu(), within=rule)
+    if padding is None:
+        return mask
+    if not isinstance(padding, Tensor) or padding.dim() != 2:
+        raise ArgumentError(f"flash kernels take a padding mask (b, k); got {type_name(padding)}")
+    visible = compact(padding[:, None, None, :] != 0)[0]
+    return mask if visible is None else as_mask(visible) if mask is None else mask & visible
+
+
+def _indexed_mask(
+    module: nn.Module, query: Tensor, key: Tensor, mask: Any, causal: bool, keywords: Mapping[str, Any]
+) -> Any:
+    """Restrict a mask to the keys that an indexer selected for each query."""
+    if keywords.get("block_indices") is not None:
+        positions = keywords.get("position_ids")
+        if positions is None:
+            positions = torch.arange(key.shape[2] - query.shape[2], key.shape[2], device=query.device)
+        positions = torch.atleast_2d(positions).expand(query.shape[0], -1)
+        return module.indexer.build_block_mask(  # type: ignore[union-attr, operator]
+            keywords["block_indices"], mask, key.shape[2], query.dtype, query.device, positions
+        )
+    if keywords.get("indices") is None:
+        return mask
+    indices = keywords["indices"].long()  # b q n
+    size = (*indices.shape[:2], key.shape[2])
+    selected = indices.new_zeros(*size, dtype=torch.bool).scatter(-1, indices, True)[:, None]
+    if causal:
+        first = Causal(align="start").dense(query.shape[2], key.shape[2])
+        return selected & first.to(selected.device)
+    if mask is None:
+        return selected
+    if mask.dtype is torch.bool:
+        return mask & selected
+    return mask.masked_fill(~selected, torch.finfo(mask.dtype).min)

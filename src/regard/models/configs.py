@@ -1,0 +1,121 @@
+"""Configurations of the models. They import without torch, so the command line can check settings quickly."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from regard._util.checks import check_bool, check_choice, check_int, check_number
+from regard.errors import ArgumentError
+from regard.models.layers.positions import Positions
+
+Activation = Literal["relu", "gelu", "swiglu"]
+Norm = Literal["layer", "rms", "none"]
+Cell = Literal["lstm", "gru"]
+AttentionKind = Literal["none", "additive", "dot", "general", "concat"]
+
+
+@dataclass(frozen=True)
+class TransformerSettings:
+    """`TransformerConfig` without the normalizer, which is an object and needs torch.
+
+    >>> from regard.models.configs import TransformerSettings
+    >>> TransformerSettings(width=6, heads=4)
+    Traceback (most recent call last):
+    regard.errors.ArgumentError: TransformerConfig got width=6 and heads=4; width must be a multiple of heads.
+    """
+
+    width: int = 256
+    layers: int = 3
+    heads: int = 8
+    key_heads: int | None = None
+    ffn_dim: int | None = None
+    activation: Activation = "relu"
+    norm: Norm = "layer"
+    norm_first: bool = True
+    eps: float = 1e-5
+    linear_bias: bool = True
+    dropout: float = 0.1
+    positions: Positions = "sinusoidal"
+    max_positions: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("width", "layers", "heads", "max_positions"):
+            check_int(f"TransformerConfig got {name}", getattr(self, name), min=1)
+        for name in ("norm_first", "linear_bias"):
+            check_bool(f"TransformerConfig got {name}", getattr(self, name))
+        check_int("TransformerConfig got ffn_dim", self.resolved_ffn_dim, min=1)
+        if self.key_heads is not None:
+            check_int("TransformerConfig got key_heads", self.key_heads, min=1)
+        check_number("TransformerConfig got dropout", self.dropout, min=0, below=1)
+        check_number("TransformerConfig got eps", self.eps, above=0)
+        for name, choices in (("activation", Activation), ("norm", Norm), ("positions", Positions)):
+            check_choice(f"TransformerConfig got {name}", getattr(self, name), get_args(choices))
+        if self.width % self.heads:
+            raise ArgumentError(
+                f"TransformerConfig got width={self.width} and heads={self.heads}; width must be a multiple "
+                "of heads."
+            )
+        if self.key_heads is not None and self.heads % self.key_heads:
+            raise ArgumentError(
+                f"TransformerConfig got heads={self.heads} and key_heads={self.key_heads}; heads must be a "
+                "multiple of key_heads."
+            )
+
+    @property
+    def resolved_ffn_dim(self) -> int:
+        """`ffn_dim`, or its default."""
+        return 4 * self.width if self.ffn_dim is None else self.ffn_dim
+
+
+@dataclass(frozen=True)
+class RecurrentConfig:
+    """Architecture of a recurrent encoder-decoder.
+
+    width: dimension of embeddings and states; a bidirectional encoder has half of it per direction.
+    layers: layers of the encoder and of the decoder. cell: "lstm" or "gru".
+    attention: "none" (Sutskever et al. 2014); "additive" (Bahdanau et al. 2015); "dot", "general" or "concat"
+        (Luong et al. 2015, eq. 8).
+    bidirectional: use a bidirectional encoder (Schuster and Paliwal 1997).
+    reverse: reverse the source (Sutskever et al. 2014, section 3.3).
+    input_feeding: feed the attended vector into the next step (Luong et al. 2015, section 3.3).
+    dropout: dropout probability for embeddings, between layers and before the vocabulary projection.
+
+    >>> from regard.models.configs import RecurrentConfig
+    >>> RecurrentConfig(cell="gru", attention="additive").parallel
+    False
+    >>> RecurrentConfig(attention="additive", input_feeding=True)
+    Traceback (most recent call last):
+    regard.errors.ArgumentError: RecurrentConfig got input_feeding=True and attention='additive'; ...
+    """
+
+    width: int = 256
+    layers: int = 1
+    cell: Cell = "lstm"
+    attention: AttentionKind = "general"
+    bidirectional: bool = True
+    reverse: bool = False
+    input_feeding: bool = False
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_int("RecurrentConfig got width", self.width, min=1)
+        check_int("RecurrentConfig got layers", self.layers, min=1)
+        check_number("RecurrentConfig got dropout", self.dropout, min=0, below=1)
+        check_choice("RecurrentConfig got cell", self.cell, get_args(Cell))
+        check_choice("RecurrentConfig got attention", self.attention, get_args(AttentionKind))
+        for name in ("bidirectional", "reverse", "input_feeding"):
+            check_bool(f"RecurrentConfig got {name}", getattr(self, name))
+        if self.bidirectional and self.width % 2:
+            raise ArgumentError(
+                f"RecurrentConfig got width={self.width} and bidirectional=True; each direction has half the "
+                f"width, so it must be even: {self.width + 1}."
+            )
+        if self.input_feeding and self.attention in ("none", "additive"):
+            raise ArgumentError(
+                f"RecurrentConfig got input_feeding=True and attention={self.attention!r}; input feeding "
+                "needs dot, general or concat attention."
+            )
+
+    @property
+    def parallel(self) -> bool:
+        """Whether all target positions are computed in parallel in training."""
+        return self.attention != "additive" and not self.input_feeding

@@ -1,0 +1,197 @@
+"""The layout of a model folder: file names, config.json, and the lock of a training run. Needs no torch.
+
+FOLDER/config.json         settings, origin of the data, alignment head
+FOLDER/tokens.model        vocabulary; or source.model and target.model
+FOLDER/model.safetensors   parameters of the best model so far
+FOLDER/checkpoints/step-00001000/   model.safetensors  optimizer.safetensors  state.json  SHA256SUMS
+FOLDER/data/               train.ids  links.ids  dev.tsv  ready: what the training reads
+FOLDER/log.csv  samples.jsonl  tensorboard/
+
+Files and checkpoints are written under temporary names and renamed, so none is ever incomplete. Checksums
+are verified on reading: config.json contains its own, the metadata of model.safetensors those of its tensors
+and of the vocabulary, `ready` those of the data, and SHA256SUMS those of the files of a checkpoint.
+"""
+
+import difflib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard._util.files import MAX_TEXT_BYTES, read_regular, write_atomic
+from regard.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from regard.translation.config import TranslationConfig
+
+FORMAT = "regard translator 3"
+_OLD_FORMATS = ("regard translator 1", "regard translator 2")
+CONFIG, MODEL = "config.json", "model.safetensors"
+SHARED, SOURCE, TARGET = "tokens.model", "source.model", "target.model"
+CHECKPOINTS, OPTIMIZER, STATE = "checkpoints", "optimizer.safetensors", "state.json"
+DATA = "data"
+TEXT, IDS, LINKS, DEV, READY = (
+    f"{DATA}/{name}" for name in ("text.tsv", "train.ids", "links.ids", "dev.tsv", "ready")
+)
+LOG, SAMPLES, TENSORBOARD = "log.csv", "samples.jsonl", "tensorboard"
+# what preparation writes; READY is the last
+PREPARED = (CONFIG, SHARED, SOURCE, TARGET, TEXT, IDS, LINKS, DEV, READY)
+# everything that training writes, as glob patterns; all other files in a folder belong to the user
+OWN_FILES = (
+    *(*PREPARED, MODEL, LOG, SAMPLES, f"{TENSORBOARD}/events.out.tfevents.*"),
+    *(".regard-*.part", f"{DATA}/.regard-*.part", f"{CHECKPOINTS}/step-*/*", f"{CHECKPOINTS}/.*.part/*"),
+)
+ORIGIN, ALIGNMENT, EXTENDED = "origin", "alignment", "extended"  # keys in config.json
+CHECKSUM = "sha256"
+_KEYS = ("format", "settings", ORIGIN, ALIGNMENT, EXTENDED, CHECKSUM)
+_CURE = "Use a folder written by regard train."
+
+
+def check_folder_name(folder: str | os.PathLike[str]) -> None:
+    """Raise ArgumentError unless the name is UTF-8, as safetensors requires."""
+    try:
+        os.fspath(folder).encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(
+            f"The folder name {os.fspath(folder)!r} is not UTF-8, so safetensors could not read a model in "
+            "it. Choose another name."
+        ) from None
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether the training data of a folder is complete."""
+    return (folder / READY).exists()
+
+
+def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read and verify config.json."""
+    path = Path(folder)
+    if not path.is_dir():
+        problem = "is a file" if path.exists() else "does not exist"
+        raise ArgumentError(f"{os.fspath(folder)!r} {problem}. {_CURE}")
+    try:
+        text = read_regular(path / CONFIG, MAX_TEXT_BYTES).decode()
+        folder_config = json.loads(text)
+    except ArgumentError:
+        raise
+    except FileNotFoundError:
+        raise ArgumentError(
+            f"{os.fspath(folder)!r} is not a model folder: it has no {CONFIG}. {_CURE}"
+        ) from None
+    except (ValueError, RecursionError):
+        folder_config, text = None, ""
+    if isinstance(folder_config, dict) and folder_config.get("format") in _OLD_FORMATS:
+        raise ArgumentError(
+            f"{os.fspath(folder)!r} was written by an older version of regard ({folder_config['format']!r}; "
+            f"this version reads {FORMAT!r}). Train a new model."
+        )
+    if (
+        not isinstance(folder_config, dict)
+        or folder_config.get("format") != FORMAT
+        or not isinstance(folder_config.get("settings"), dict)
+    ):
+        raise ArgumentError(
+            f"{os.fspath(folder)!r} is not a model folder: its {CONFIG} does not contain {FORMAT!r}. {_CURE}"
+        )
+    _check_config(folder_config, text, f"The {CONFIG} of {os.fspath(folder)!r}")
+    return {name: value for name, value in folder_config.items() if name != CHECKSUM}
+
+
+def _check_config(folder_config: dict[str, Any], text: str, where: str) -> None:
+    """Raise ArgumentError for unknown keys or a wrong checksum; a user may remove the checksum."""
+    unknown = next((name for name in folder_config if name not in _KEYS), None)
+    if unknown is not None:
+        close = difflib.get_close_matches(unknown, _KEYS, 1)
+        cure = f"Did you mean {close[0]!r}?" if close else "Was it written by a newer version of regard?"
+        raise ArgumentError(f"{where} has the unknown key {unknown[:80]!r}. {cure}")
+    if CHECKSUM in folder_config and text != _config_text(folder_config):
+        raise ArgumentError(
+            f"{where} is damaged: it does not match its checksum. Copy the folder again; if you edited the "
+            f"file, remove {CHECKSUM!r} from it."
+        )
+
+
+def _config_text(folder_config: Mapping[str, Any]) -> str:
+    """The text of config.json, with its checksum at the end."""
+    known = {name: value for name, value in folder_config.items() if name != CHECKSUM}
+    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
+    return json.dumps({**known, CHECKSUM: digest}, indent=2, ensure_ascii=False)
+
+
+def write_config(folder: Path, config: "TranslationConfig", **other: Any) -> None:
+    """Write config.json with the settings and `other` keys."""
+    folder_config = {"format": FORMAT, "settings": config.to_dict(), **other}
+    write_atomic(folder / CONFIG, _config_text(folder_config).encode())
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Create and lock a folder for one training run; on exit, remove it if it was created here and is empty.
+
+    The lock is on the folder itself and ends with the process, however that ends. The package filelock needs
+    a file to lock, and would create it: in folders that are rejected because they belong to someone else,
+    and in read-only folders, where `is_training` could not ask. It has no shared lock, either, so that two
+    processes that ask at once would each take the other for a training run.
+    """
+    created = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(handle, folder, timeout=2)  # `is_training` holds the lock for a moment
+        try:
+            yield
+        finally:
+            if created:
+                with suppress(OSError):
+                    folder.rmdir()  # fails unless empty
+    finally:
+        os.close(handle)  # unlocks; so does killing the process
+
+
+def _lock(handle: int, folder: Path, *, shared: bool = False, timeout: float = 0) -> None:
+    """Lock a folder, or raise `ArgumentError` if it stays locked for `timeout` seconds."""
+    try:
+        import fcntl
+
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(0.002)
+    except BlockingIOError:
+        raise ArgumentError(
+            f"Another training run is using {os.fspath(folder)!r}. Wait for it, stop it, or use a new folder."
+        ) from None
+    except (ImportError, OSError):  # no locks on this system or file system
+        pass
+
+
+def is_training(folder: Path) -> bool:
+    """Whether a training run is active in a folder.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from regard.translation.model_folder import lock_folder, is_training
+    >>> with tempfile.TemporaryDirectory() as folder, lock_folder(Path(folder)):
+    ...     is_training(Path(folder))
+    True
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        _lock(handle, folder, shared=True)
+    except ArgumentError:
+        return True
+    finally:
+        os.close(handle)
+    return False

@@ -1,0 +1,125 @@
+"""Events of a training run, and the callbacks that receive them.
+
+A trainer calls `on_begin`, then `on_report`, `on_validation`, `on_save` and `on_message` in any order, then
+`on_end`.
+"""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+_LOSS_WEIGHT = 1e-3  # breaks ties: BLEU is 0 at first, and always for very short sentences
+
+
+class Report(NamedTuple):
+    """Training progress.
+
+    epoch: passes over the corpus. loss: mean per token since the last report. seconds: training time,
+    including earlier runs. left: estimated remaining seconds, if known.
+    """
+
+    step: int
+    steps: int
+    epoch: float
+    loss: float
+    learning_rate: float
+    tokens_per_second: float
+    seconds: float
+    left: float | None
+
+
+class SampleTranslation(NamedTuple):
+    """A dev sentence, its translation by the model, and its reference translation.
+
+    alignment: `Alignment.to_dict` of the translation; None without attention to the source.
+    """
+
+    source: str
+    translation: str
+    reference: str
+    alignment: dict[str, Any] | None = None
+
+    def texts(self) -> dict[str, str]:
+        """Return source, translation and reference by name."""
+        return {"source": self.source, "translation": self.translation, "reference": self.reference}
+
+
+class ValidationResult(NamedTuple):
+    """Scores on the dev data.
+
+    loss: per token. bleu: 0 to 100. exact: fraction of sentences that equal the reference.
+    best: whether this is the best result so far.
+    """
+
+    step: int
+    loss: float
+    bleu: float | None
+    exact: float | None
+    sample: SampleTranslation | None
+    best: bool = False
+
+    def score(self, metric: str) -> float:
+        """The value by which the best model is selected: minus the loss, or BLEU; larger is better."""
+        return -self.loss if metric == "loss" else selection_score(self.bleu or 0.0, self.loss)
+
+
+class Callback:
+    """Receives the events of a training run. By default, it ignores them.
+
+    >>> from regard.translation.training.callbacks import Callback
+    >>> class Count(Callback):
+    ...     reports = 0
+    ...
+    ...     def on_report(self, report):
+    ...         self.reports += 1
+    """
+
+    def on_begin(self, about: str, step: int, steps: int) -> None:
+        """Training starts, or resumes after `step`, and ends at `steps`; `about` describes the model."""
+
+    def on_report(self, report: Report) -> None:
+        """Called regularly to report progress."""
+
+    def on_validation(self, result: ValidationResult) -> None:
+        """The model was validated."""
+
+    def on_save(self, step: int, path: str | os.PathLike[str]) -> None:
+        """A checkpoint was saved."""
+
+    def on_message(self, text: str) -> None:
+        """A message for the user."""
+
+    def on_end(self, text: str) -> None:
+        """Training finished or was interrupted, as described by `text`."""
+
+
+class CallbackList(Callback):
+    """Passes every event to several callbacks.
+
+    >>> from regard.translation.training.callbacks import CallbackList
+    >>> from regard.translation.training.progress import PlainDisplay
+    >>> CallbackList([PlainDisplay(), PlainDisplay()]).on_message("50 % done")
+    50 % done
+    50 % done
+    """
+
+    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
+        self._callbacks = tuple(callbacks)
+        for event in vars(Callback):
+            if event.startswith("on_"):
+                setattr(self, event, partial(self._forward, event))
+
+    def _forward(self, event: str, *arguments: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, event)(*arguments)
+
+
+def selection_score(bleu: float, loss: float) -> float:
+    """The score that selects the best model: BLEU, with ties broken by the lower loss.
+
+    >>> from regard.translation.training.callbacks import selection_score
+    >>> selection_score(31.4, 2.0) > selection_score(31.4, 2.5) > selection_score(31.3, 2.0)
+    True
+    """
+    return bleu - _LOSS_WEIGHT * loss

@@ -1,0 +1,58 @@
+"""A real server on loopback, in a thread or in a process of its own."""
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from regard.app.server.run import Server, listen
+from regard.app.server.state import AppState
+
+
+@contextmanager
+def serving(state: AppState, host: str | None = None, limit: int | None = None) -> Iterator[Server]:
+    """Run a server in a thread, at `server.port` and `server.address`. limit: of its connections."""
+    listening, ready = listen("127.0.0.1", 0), threading.Event()
+    server = Server(state, listening, ready.set, host)
+    if limit is not None:
+        server.open_connections.limit = limit
+    server.port = listening.getsockname()[1]  # type: ignore[attr-defined]
+    server.address = f"http://127.0.0.1:{server.port}"  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.run_until_signal, daemon=True)
+    thread.start()
+    assert ready.wait(20)
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert state.close()
+        assert not thread.is_alive()
+
+
+@contextmanager
+def process(program: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run a program that prints the port of its server, or its address; yield the process and the port."""
+    command = [sys.executable, "-c", program, *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as running:
+        try:
+            assert running.stdout is not None
+            assert running.stderr is not None
+            ports = (re.search(r"(?:^|:)(\d+)(?:/|$)", line) for line in running.stdout)
+            port = next(filter(None, ports), None)
+            assert port is not None, running.stderr.read()
+            yield running, int(port[1])
+        finally:
+            running.kill()
+
+
+def until(holds: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
