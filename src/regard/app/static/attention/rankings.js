@@ -79,12 +79,14 @@ function makeRanking(pane, side, select, total = () => 1) {
       if (request === loaded) return;
       loaded = request;
       list.classList.add("loading");
+      list.inert = true; // these rows belong to the previous token
       latest.ask(question, body, (answer) => {
         const { positions, weights } = answer.facts;
         const rows = positions.map((position, index) => makeRow(position, weights[index], weights[0]));
         list.replaceChildren(...rows);
         if (!rows.length) list.append(make("li", { class: "empty" }, "none"));
         list.classList.remove("loading");
+        list.inert = false;
         use(answer);
       });
     },
