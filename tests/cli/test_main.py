@@ -289,6 +289,17 @@ def test_a_broken_pipe_is_silent(tmp_path):
     assert done.stderr == ""
 
 
+def test_the_exit_status_survives_a_closed_terminal():
+    attempt = "def attempt() -> None:\n    print('lost')\n    raise SystemExit(129)\n"
+    done = subprocess.run(
+        ["sh", "-c", f'("{sys.executable}" -c "$0"; echo $? >&2) | true', attempt + ATTEMPT],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == "129\n"
+
+
 def test_a_missing_package_is_reported_with_its_pip_command(command, capsys):
     def needs(package: Annotated[str, typer.Argument()]) -> None:
         __import__(package)
@@ -350,35 +361,27 @@ def test_the_sigint_handler_is_restored():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-WAITING = """
-import os, sys
-import regard, regard.cli
-assert "torch" not in sys.modules
-{before}
-try:
-    regard.cli.main(["--version"])
-except SystemExit:
-    pass
-print({{name: os.environ[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT") if name in os.environ}})
-"""
+def without_wait_policies() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _WAIT_POLICIES}
 
 
 @pytest.mark.parametrize(
-    ("variables", "before", "expected"),
+    ("variables", "imported", "expected"),
     [
-        ({}, "", {"GOMP_SPINCOUNT": "10000"}),
-        ({}, "import torch", {}),  # torch has read them
-        ({"OMP_WAIT_POLICY": "ACTIVE"}, "", {"OMP_WAIT_POLICY": "ACTIVE"}),
-        ({"GOMP_SPINCOUNT": "5"}, "", {"GOMP_SPINCOUNT": "5"}),
+        ({}, False, {"GOMP_SPINCOUNT": "10000"}),
+        ({}, True, {}),  # torch has read them
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, False, {"OMP_WAIT_POLICY": "ACTIVE"}),
+        ({"GOMP_SPINCOUNT": "5"}, False, {"GOMP_SPINCOUNT": "5"}),
     ],
 )
-def test_threads_spin_briefly_unless_configured_otherwise(variables, before, expected):
-    clean = {name: value for name, value in os.environ.items() if name not in _WAIT_POLICIES}
-    program = WAITING.format(before=before)
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=clean | variables, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == str(expected)
+def test_threads_spin_briefly_unless_configured_otherwise(variables, imported, expected, monkeypatch):
+    monkeypatch.setattr(os, "environ", without_wait_policies() | variables)
+    if imported:
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    else:
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+    run("--version")
+    assert {name: os.environ[name] for name in _WAIT_POLICIES if name in os.environ} == expected
 
 
 def test_imports_do_not_change_the_environment():
@@ -393,12 +396,31 @@ def test_imports_do_not_change_the_environment():
     assert done.returncode == 0, done.stderr
 
 
+WAITING = """
+import os, sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            print(os.environ["GOMP_SPINCOUNT"], flush=True)
+            os._exit(0)
+sys.meta_path.insert(0, Finder())
+from regard.cli import main
+main(["draw", "--mask", "causal", "-o", "x.svg"])
+"""
+
+
+def test_threads_spin_briefly_before_torch_is_imported():
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING], env=without_wait_policies(), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "10000\n"), done.stderr
+
+
+@pytest.mark.slow
 def test_openmp_reads_the_wait_policy(tmp_path):
-    """The variable is set before torch is imported."""
-    clean = {name: value for name, value in os.environ.items() if name not in _WAIT_POLICIES}
     done = subprocess.run(
         [sys.executable, "-m", "regard", "draw", "--mask", "causal", "-o", str(tmp_path / "x.svg")],
-        env=clean | {"OMP_DISPLAY_ENV": "VERBOSE"},
+        env=without_wait_policies() | {"OMP_DISPLAY_ENV": "VERBOSE"},
         capture_output=True,
         text=True,
         check=True,

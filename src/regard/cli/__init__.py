@@ -1,12 +1,12 @@
-"""The command line. Only the command that runs is imported, and torch only when it starts to work.
+"""The command line. Only the requested command is imported, and torch only when it is needed.
 
-Each command is a function with typer annotations in its own module, and an entry in `app.COMMANDS`: its
-summary in `regard --help`. Its docstring is its own help, with the lines after "Examples:" at the end. Three
-rules:
+Each command is a function with typer annotations in its own module. `app.COMMANDS` contains its summary for
+`regard --help`. Its docstring is the text of `regard COMMAND --help`; the lines after "Examples:" come last.
+Three rules:
 
-- Modules import only light modules at the top: the standard library, typer, and modules of regard that do not
-  import torch. Options are checked by constructing the library's objects (`TranslationConfig`, `Beam`), most
-  of which are light, too; `shared.naming` puts the option's name into their errors.
+- Top-level imports are limited to the standard library, typer, and modules of regard that do not import
+  torch. Options are checked by constructing library objects (`TranslationConfig`, `Beam`), most of which do
+  not import torch either; `shared.naming` replaces parameter names in their errors with option names.
 - User errors raise `RegardError`, usually `ArgumentError`, or `OSError`. `main` prints one line and
   exits with status 2. For a missing package it prints the pip command.
 - Ctrl-C prints one line and exits with status 130. A command that has already printed how to resume raises
@@ -47,7 +47,7 @@ OUT_OF_MEMORY = (
     "Out of memory. Reduce --batch or --beam, or split long sentences. For train, use --set "
     "training.batch_tokens=1000 or a smaller model.width."
 )
-# advice for errors of the operating system
+# appended to operating system errors
 ERRNO_HINTS = {
     errno.ENOENT: "; check the path.",
     errno.EACCES: "; choose another path, or change its permissions.",
@@ -55,11 +55,11 @@ ERRNO_HINTS = {
     errno.EROFS: "; choose a path you can write to.",
     errno.ENOSPC: "; free some space and run the command again.",
     errno.EISDIR: "; pass a file in it.",
-    errno.ENOTDIR: "; a part of the path is a file.",
+    errno.ENOTDIR: "; part of the path is a file.",
 }
 _INTERRUPTED = "regard: interrupted."
 _SPIN_COUNT = "10000"  # about 30 µs
-_WAIT_POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # environment variables of OpenMP
+_WAIT_POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # OpenMP environment variables
 _NO_MEMORY = re.compile("(allocate|not enough|out of) memory", re.IGNORECASE)  # torch's wording
 
 
@@ -71,7 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if hasattr(stream, "reconfigure"):
             # UTF-8 for files and pipes; a terminal replaces characters it cannot show
             stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
-    args = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        _run(sys.argv[1:] if arguments is None else list(arguments))
+    finally:
+        _drop_unwritable_output()
+
+
+def _run(args: list[str]) -> NoReturn:
     status = None
     try:
         with _interruptible():
@@ -83,9 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 from regard.cli.app import run
 
                 status = run(args)
-            sys.stdout.flush()  # errors of the last write are reported here
+            sys.stdout.flush()  # raises if the last write failed
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = BROKEN_PIPE
     except KeyboardInterrupt:
         status = INTERRUPTED
@@ -98,11 +103,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(status)
 
 
-def _limit_spinning() -> None:
-    """Let waiting OpenMP threads spin briefly, then sleep, unless an environment variable overrides it.
+def _drop_unwritable_output() -> None:
+    """Redirect a stream to /dev/null if its terminal or its reader is gone.
 
-    By default they spin so long that other busy processes slow training down several times; without any
-    spinning it is slower on an idle machine (docs/results.md). OpenMP reads the variable when it is loaded.
+    Otherwise the interpreter fails to flush it at exit, and replaces the exit status by 120.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _limit_spinning() -> None:
+    """Make waiting OpenMP threads spin briefly, then sleep, unless an environment variable sets a policy.
+
+    By default they spin so long that training is several times slower while other processes are busy. Without
+    any spinning, it is slower on an idle machine (docs/results.md). OpenMP reads the variable when loaded.
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in _WAIT_POLICIES):
         os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
@@ -122,7 +139,7 @@ def _check_arguments(arguments: Sequence[str]) -> None:
 
 
 def _reopen_closed_streams() -> None:
-    """Redirect closed stdout and stderr to /dev/null; otherwise the next opened file gets their output."""
+    """Redirect closed stdout and stderr to /dev/null; otherwise the next file opened gets the output."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_WRONLY)
@@ -134,7 +151,7 @@ def _reopen_closed_streams() -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Exit immediately on Ctrl-C during an import: raised there, it may surface as another error."""
+    """Exit immediately on Ctrl-C during an import, where KeyboardInterrupt can surface as another error."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         caller = frame
@@ -157,7 +174,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _exit_with_error(error: Exception) -> NoReturn:
-    """Print one line and exit. Errors in regard itself keep their traceback."""
+    """Print one line and exit. Unexpected errors keep their traceback."""
     if isinstance(error, ModuleNotFoundError):
         package = error.name or ""
         if not package or package.partition(".")[0] == "regard" or "." in package:
