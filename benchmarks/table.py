@@ -41,7 +41,7 @@ def format_target(result: Result) -> str:
     if result["target"] is None and result["limit"] is None:
         return ""
     bound = f"≤ {result['limit']:g}" if result["limit"] is not None else f"≥ {result['target']:g}"
-    return f"{bound} {'met' if result['met'] else 'NOT'}"
+    return f"{bound} {'met' if result['met'] else 'MISSED'}"
 
 
 def format_duration(seconds: float) -> str:

@@ -33,7 +33,7 @@ ADAM = {"lr": 5e-4, "betas": (0.9, 0.98), "eps": 1e-9}
 class Entry(NamedTuple):
     """A model and its kind of batches. tuned: with a fused Adam and `keep_memory`.
 
-    JoeyNMT builds its own Adam, so tuning it means `keep_memory` only.
+    JoeyNMT builds its own Adam, so its tuned version only adds `keep_memory`.
     """
 
     model: str
@@ -280,7 +280,7 @@ def _print_row(entry: Entry, steps: Sequence[Step], regard_steps: Sequence[Step]
     duration = table.format_duration(statistics.median(step.seconds for step in steps))
     ratio = tokens_per_second(regard_steps) / tokens_per_second(steps)
     target = TARGETS.get(entry)
-    status = "" if target is None else f"≥ {target} {'met' if ratio >= target else 'NOT'}"
+    status = "" if target is None else f"≥ {target} {'met' if ratio >= target else 'MISSED'}"
     speed = f"{tokens_per_second(steps):8,.0f} tokens/s{duration:>10} per step"
     cells = f"{speed}{fill:6.0%} not padding{ratio:7.2f} ×   {status}"
     print(f"  {entry.name:38}{cells}", flush=True)

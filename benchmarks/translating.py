@@ -30,7 +30,7 @@ from regard.translation.tokens import END, PADDING, SPECIAL_TOKENS
 
 BEAM_SIZE, BATCH_SIZE = 5, 64
 SENTENCES = DATA / "multi30k" / "test_2016_flickr.de"
-TRAINING_STEPS = 110  # of 6,000 tokens, without a trained model: enough to learn where sentences end
+TRAINING_STEPS = 110  # steps of 6,000 tokens without a trained model: enough to learn to end sentences
 Batches = list[list[list[int]]]  # source sentences with end tokens
 Translate = Callable[[list[list[int]]], list[list[int]]]
 
@@ -101,7 +101,7 @@ def _load_model(folder: str) -> TestSet:
 
 
 def _train_model(quick: bool) -> TestSet:
-    """Train for two minutes, long enough to learn where sentences end; return it with held-out sentences."""
+    """Train a model for two minutes, until it ends its sentences; also return held-out sentences."""
     keep_memory()
     torch.set_num_threads(2)
     torch.manual_seed(0)
@@ -218,7 +218,7 @@ def create_hugging_face(model: Any, folder: Path) -> Translate:
 
 
 def create_ctranslate2(model: Any, folder: Path) -> Translate:
-    """Create CTranslate2's translator in float32; its tokens are ids as text."""
+    """Create CTranslate2's translator in float32; its tokens are token ids as text."""
     import ctranslate2
 
     converted.to_ctranslate2(model, folder)
@@ -276,7 +276,7 @@ def _speedup(name: str, timings: dict[str, Rounds]) -> float:
 def _print_row(name: str, timings: dict[str, Rounds], sentences: int) -> None:
     rounds, ratio, target = timings[name], _speedup(name, timings), TARGETS.get(name)
     agreement = f"{_agreement(rounds, timings['regard']):5.0%} same output as regard"
-    status = "" if target is None else f"≥ {target} {'met' if ratio >= target else 'NOT'}"
+    status = "" if target is None else f"≥ {target} {'met' if ratio >= target else 'MISSED'}"
     speed = f"{sentences / seconds(rounds):7.1f} sentences/s"
     cells = f"{speed}   {agreement}, {_mean_length(rounds):.1f} tokens{ratio:7.2f} ×   {status}"
     print(f"  {name:24}{cells}", flush=True)

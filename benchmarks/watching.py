@@ -18,11 +18,11 @@ from benchmarks.machine import peak_memory
 
 TOKENS, LAYERS, HEADS, WIDTH = 32_768, 8, 8, 512
 MAX_MEMORY, MAX_RATIO = 8192, 1.05  # MB; time relative to the unwatched forward pass
-MAX_VARIATION = 1.1  # of the unwatched forward pass, slowest to fastest; otherwise the ratio is inconclusive
+MAX_VARIATION = 1.1  # slowest / fastest unwatched forward pass; beyond this, the ratio is inconclusive
 
 
 def main(quick: bool = False) -> dict[str, object]:
-    """Run `measure` in a separate process, so its peak memory is not affected by other benchmarks."""
+    """Run `measure` in a separate process, so that other benchmarks do not affect its peak memory."""
     tokens = TOKENS // 16 if quick else TOKENS
     command = [sys.executable, "-m", "benchmarks.watching", str(tokens)]
     process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

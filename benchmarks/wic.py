@@ -22,7 +22,7 @@ from benchmarks.data import DATA
 from regard.models.encoders.base import WordVectors
 from regard.models.encoders.pretrained import PretrainedEncoder, load_encoder
 
-BATCH_SIZE = 256  # pairs per batch; the vectors of all layers and words of a batch are in memory
+BATCH_SIZE = 256  # pairs per batch; limits memory, which holds the vectors of all layers and words of a batch
 
 
 class Pair(NamedTuple):

@@ -1,20 +1,20 @@
-// The interface of the kernels: a call as they see it, and the tables of what it can consist of.
+// The interface of the kernels: the description of a call, and tables of normalizers, scores, types and tensors.
 //
-// Tensors have the axes (batch…, g, r, row, column), with stride 0 where one is shared: see call/problem.py. The tables
-// feed the enums, the fields of `Problem`, the switches of kernels.cpp, and Python's constants (module.cpp).
+// Tensors have the axes (batch…, g, r, row, column); shared axes have stride 0: see call/problem.py. The tables define
+// the enums, the fields of `Problem`, the switches in kernels.cpp, and Python's constants (module.cpp).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-// Never a function of its own: the linker might keep the copy for another instruction set.
+// Always inlined: for a shared function, the linker might keep the copy compiled for another instruction set.
 #define INLINE inline __attribute__((always_inline))
 
 namespace regard {
 
 constexpr int MAX_LEAD = 10, MAX_TERMS = 4, MAX_BIASES = 4, MAX_LINES = 2;
 
-// Name, policy in normalizers.h.
+// Name, and policy in normalizers.h.
 #define NORMALIZERS(X)    \
   X(softmax, Softmax)     \
   X(sigmoid, Sigmoid)     \
@@ -23,15 +23,15 @@ constexpr int MAX_LEAD = 10, MAX_TERMS = 4, MAX_BIASES = 4, MAX_LINES = 2;
   X(sparsemax, Sparsemax) \
   X(entmax15, Entmax15)
 
-// Activations of additive scores: name, policy in activations.h.
+// Activations of additive scores: name, and policy in activations.h.
 #define ACTIVATIONS(X) X(tanh, Tanh) X(relu, Rectifier)
 
 #define SCORES(X) X(dot, ) ACTIVATIONS(X)
 
 #define TYPES(X) X(none) X(float32) X(bfloat16) X(float16) X(int64) X(boolean)
 
-// Name, the types it may have (module.cpp). `row` and `head` number the rows and heads for biases and dropout;
-// `result` and `indices` receive what the inspecting kernels compute.
+// Name, and allowed types (see module.cpp). `row` and `head` number the rows and heads for biases and dropout;
+// `result` and `indices` receive the results of the kernels in inspect.h.
 // clang-format off
 #define TENSORS(X) \
   X(query, REAL) \
@@ -54,7 +54,7 @@ constexpr int MAX_LEAD = 10, MAX_TERMS = 4, MAX_BIASES = 4, MAX_LINES = 2;
   X(d_sink, FLOAT)
 // clang-format on
 
-// Name, types, how many there may be. `line`: relative biases; `start`, `stop`, `allowed`: terms of the mask.
+// Name, allowed types, maximum number. `line`: relative biases; `start`, `stop`, `allowed`: terms of the mask.
 // clang-format off
 #define TENSOR_LISTS(X) \
   X(bias, REAL, MAX_BIASES) \
@@ -82,7 +82,7 @@ struct View {
   INLINE explicit operator bool() const { return data != nullptr; }
 };
 
-// Rows that share keys: an index along each batch axis, and a key head.
+// The rows that share keys, given by an index along each batch axis and a key head.
 struct Unit {
   int64_t at[MAX_LEAD];
 };
@@ -91,15 +91,15 @@ struct Problem {
   int axes = 0;  // batch axes, key heads g, query heads r per key head
   int64_t lead[MAX_LEAD] = {};
   int64_t queries = 0, keys = 0, width = 0, value_width = 0;
-  int64_t all_queries = 0, first_key = 0;  // of the whole call, if this is only a part
+  int64_t all_queries = 0, first_key = 0;  // of the full call, if this is a part of it
   Family family = Family::dot;
   Normalizer normalizer = Normalizer::softmax;
   float scale = 1, sharpness = 1, softcap = 0, offset = 0;  // softmax's 1 / temperature, sigmoid's bias
-  bool counts = false;                                      // sigmoid's offset is −log n instead
+  bool counts = false;                                      // the sigmoid's offset is −log n instead
   float kept = 1;                                           // 1 / (1 − dropout)
   uint32_t threshold = 0;                                   // weights with a smaller hash are dropped
-  int64_t segments = 1;                                     // of the rows, backward
-  int64_t k = 0;                                            // of top-k
+  int64_t segments = 1;                                     // of the rows, in the backward pass
+  int64_t k = 0;                                            // k of top-k
 
   int biases = 0, lines = 0, terms = 0;
 #define FIELD(name, ...) View name;
@@ -138,7 +138,7 @@ struct Problem {
   INLINE int64_t per_head(const View& view) const { return view.lead[axes - 1]; }
 };
 
-// Dropout of a layer: see dropout.h.
+// Elementwise dropout: see dropout.h.
 struct Drop {
   enum Kind : int64_t { add, relu, relu_back };
   Kind kind;
@@ -159,14 +159,14 @@ struct Kernels {
   bool (*entropy)(const Problem&, int threads);
   bool (*topk)(const Problem&, int threads);
   void (*dropout)(const Drop&, int threads);
-  double (*peak)();  // FLOP of a loop in registers that runs for about a millisecond
+  double (*peak)();  // runs a loop in registers for about a millisecond; returns its FLOPs
 };
 
 // Calls work(context, item) for each item, on up to `threads` threads, in any order. If an item throws, running items
 // finish, the others are skipped, and the first exception is rethrown.
 void parallel(int64_t items, int threads, void (*work)(void*, int64_t), void* context);
 
-// Throws a std::bad_alloc with the size. Defined once, outside the code of any instruction set.
+// Throws a std::bad_alloc that states the size. Defined once, outside the code for any instruction set.
 [[noreturn]] void out_of_memory(size_t bytes);
 
 }  // namespace regard

@@ -1,6 +1,7 @@
-// Activations of additive scores, vectorᵀ act(query + key), for forward, and with their slope for backward.
+// Activations of additive scores, vectorᵀ act(query + key): alone for the forward pass, with the derivative for the
+// backward pass.
 //
-// A new activation is a policy here, a row in abi.h, and an entry of ACTIVATIONS in scores.py.
+// A new activation needs a policy here, an entry in abi.h, and an entry in ACTIVATIONS in scores.py.
 #pragma once
 
 #include "vector.h"

@@ -1,4 +1,4 @@
-// Per-thread scratch memory, aligned to cache lines: allocated piece by piece, freed at once.
+// Per-thread scratch memory, aligned to cache lines: allocated piece by piece, freed all at once.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +25,14 @@ class Arena {
     return found;
   }
 
-  // After a block. Merges several pieces, so the next block of this size needs at most one allocation.
+  // Called after a block. Merges several pieces, so the next block of this size needs at most one allocation.
   void rewind() {
     if (wanted_ < total_) wanted_ = total_;
     if (older_) release();
     used_ = total_ = 0;
   }
 
-  // After an item: the thread may continue with another call.
+  // Called after an item: the thread may continue with another call.
   void finish() {
     rewind();
     if (wanted_ > KEEP) wanted_ = KEEP;
@@ -40,14 +40,14 @@ class Arena {
   }
 
  private:
-  static constexpr size_t KEEP = size_t(8) << 20;  // kept between items, at most
+  static constexpr size_t KEEP = size_t(8) << 20;  // maximum size kept between items
   static constexpr size_t MIN_PIECE = size_t(256) << 10;
   struct Header {
     char* older;
   };
 
   void grow(size_t bytes) {
-    // the first piece is as large as an earlier block needed, later ones at least as large as the previous piece
+    // the first piece is as large as the largest block so far, later pieces at least as large as the previous one
     size_t size = base_ ? size_ : wanted_;
     if (size > KEEP && base_) size = KEEP;
     if (size < MIN_PIECE) size = MIN_PIECE;
@@ -77,12 +77,12 @@ class Arena {
 
   char *base_ = nullptr, *older_ = nullptr;
   size_t size_ = 0, used_ = 0;     // of the newest piece
-  size_t total_ = 0, wanted_ = 0;  // of this block; of the largest one
+  size_t total_ = 0, wanted_ = 0;  // of this block; of the largest block
 };
 
 thread_local Arena arena;
 
-// Free the scratch memory at the end of a block or an item, also if it throws.
+// Free the scratch memory at the end of a block or an item, even if it throws.
 struct BlockScratch {
   ~BlockScratch() { arena.rewind(); }
 };

@@ -1,12 +1,12 @@
-// Backward: with dP = dO · valueᵀ (after dropout), w the weights and g their slopes,
+// Backward pass: with dP = dO · valueᵀ (after dropout), weights w and slopes g,
 //
-//   rows that sum to one   dS = g ∘ (dP − c),  c = Σ_j g dP / Σ_j g      (a sink counts in Σ g)
-//   the others             dS = g ∘ dP
+//   rows that sum to one   dS = g ∘ (dP − c),  c = Σ_j g dP / Σ_j g      (Σ g includes the sink)
+//   other rows             dS = g ∘ dP
 //   dQ = dS · key,  dK = dSᵀ · query,  dV = (w ∘ dropout)ᵀ · dO,  and dS itself for the biases.
 //
-// For softmax c = dO · output, so one pass over the keys suffices. This loses a digit if the dS of a row are summed,
-// as for biases; c is then summed over the keys first. An item is a segment of the rows of one unit. It alone writes
-// its part of dQ, and adds to its own copy of dK and dV in a fixed order.
+// For softmax, c = dO · output, so one pass over the keys suffices. If the dS of a row are summed, as for biases, this
+// would lose a digit; c is then summed over the keys in a first pass. An item is a segment of the rows of one unit. It
+// alone writes its part of dQ, and it adds to its own copy of dK and dV in a fixed order.
 #pragma once
 
 #include "forward.h"
@@ -14,7 +14,7 @@
 namespace regard {
 namespace {
 
-// Gradients shared by several rows, to which an item adds.
+// A gradient shared by several rows, to which an item adds.
 struct Sums {
   float* at = nullptr;
   int64_t row = 0;
@@ -29,7 +29,7 @@ struct Gradients {
   const Problem& p;
   Sums key, value, vector;
   int64_t segment;
-  bool fresh;  // nothing added yet: the next block writes every key
+  bool fresh;  // nothing has been added yet: the next block writes every key
 
   Gradients(const Problem& p, const Unit& unit, int64_t segment)
       : p(p),
@@ -61,10 +61,10 @@ struct Gradients {
   }
 };
 
-// What backward needs of a block's rows besides the query: dO as rows and as columns, and c.
+// Per-row data of a block for the backward pass: dO as rows and as columns, queries, dQ, τ and c.
 struct Asking {
   const Block& b;
-  int64_t width, room;       // of a value
+  int64_t width, room;       // value width, and padded value width
   float *rows, *columns;     // dO: [lane][room], [t][lane]
   float* queries = nullptr;  // query · scale: [lane][padded width]
   float* sums = nullptr;     // dQ / scale: [lane][padded width]
@@ -93,7 +93,7 @@ struct Asking {
     read_tau(b, tau);
   }
 
-  // c = Σ w dP / Σ w. A sink is part of Σ w.
+  // c = Σ w dP / Σ w, where Σ w includes the sink.
   void divide(const PerLane& weights, const PerLane& products) {
     const int64_t offset = b.p.sink ? b.p.offset_of(b.p.sink, b.unit) : 0;
     for (int i = 0; i < b.lanes; ++i) {
@@ -136,7 +136,7 @@ struct Asking {
     }
   }
 
-  // The gradient of a sink, −g_sink · c, row by row.
+  // Writes the gradient of the sink, −g_sink · c, for each row.
   void write_sink() const {
     const Problem& p = b.p;
     const int64_t offset = p.offset_of(p.d_sink, b.unit), from = p.offset_of(p.sink, b.unit);
@@ -199,7 +199,7 @@ inline void add_to_biases(const Block& b, const Gradients& g, int64_t from, int 
   }
 }
 
-// Additive scores: h = act(query + key); dS · act′ · vector for query and key, dS · h for vector.
+// Additive scores, h = act(query + key): adds dS · act′ · vector for query and key, and dS · h for vector.
 template <class Activation>
 void add_to_added(const Asking& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds) {
   const Block& b = a.b;
@@ -229,7 +229,7 @@ void add_to_added(const Asking& a, const Gradients& g, Rows keys, int64_t from, 
   }
 }
 
-// From dS to the gradients of query and key, and of the additive score's vector.
+// Adds the gradients of query, key and the additive score's vector, from dS.
 inline void add_to_inputs(const Asking& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds) {
   const Block& b = a.b;
   const Problem& p = b.p;
@@ -247,7 +247,7 @@ inline void add_to_inputs(const Asking& a, const Gradients& g, Rows keys, int64_
                           int(wide / W), b.count, !g.fresh);
 }
 
-// Tiles of scores, and of dP if anything other than the values needs a gradient.
+// Tiles of scores, and of dP if anything other than value needs a gradient.
 template <class Policy>
 struct Tiles {
   const Block& b;
@@ -281,12 +281,12 @@ struct Tiles {
 
   INLINE Statistic row(int v) const { return read_row(policy, a.tau, v); }
 
-  // Adds the tile's Σ w and Σ w dP. With `keep`, the weights replace the scores.
+  // Adds the tile's Σ w and Σ w dP to `weights` and `products`. With `keep`, the weights replace the scores.
   void add_up(int64_t from, int n, bool keep, PerLane& weights, PerLane& products) const {
     for (int v = 0; v < b.lanes; v += W) {
       const Statistic tau = row(v);
       vec all{}, every{};
-      for (int j = 0; j < n;) {  // sums of short sums: the error of c enters every dS of the row
+      for (int j = 0; j < n;) {  // partial sums: the error of c affects every dS of the row
         const int end = j + 8 < n ? j + 8 : n;
         vec total{}, product{};
         for (; j < end; ++j) {
@@ -304,7 +304,7 @@ struct Tiles {
     }
   }
 
-  // From scores, or kept weights, to weights after dropout, and from dP to dS.
+  // Turns scores, or kept weights, into weights after dropout, and dP into dS.
   template <bool kept_weights>
   void differentiate(int64_t from, int n) const {
     for (int v = 0; v < b.lanes; v += W) {
@@ -345,7 +345,7 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
   for (int64_t from = b.low; from < b.high; from += KEYS) {
     const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
     if (b.hidden(from, from + n)) continue;
-    if (exact && one) {  // the tile was filled and summed above; softmax's slope needs only the weight
+    if (exact && one) {  // the tile was filled and summed above; the slope of softmax needs only the weight
       tiles.template differentiate<true>(from, n);
     } else {
       tiles.fill(from, n);
@@ -370,7 +370,7 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
   g.fresh = false;
 }
 
-// Sparse rows: τ determines which keys have a weight in some row of the block; all others are skipped.
+// Sparse rows: τ determines which keys have a nonzero weight in some row of the block; all others are skipped.
 template <class Policy>
 void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
   const Problem& p = b.p;
@@ -479,7 +479,7 @@ template <class Policy>
 void backward_item(void* context, int64_t index) {
   Job& job = *static_cast<Job*>(context);
   const Problem& p = job.p;
-  // last segments first: with a causal mask they are the longest
+  // last segments first: with a causal mask, they are the longest
   const int64_t unit = index % p.units(), segment = p.segments - 1 - index / p.units();
   const int64_t heads = p.heads();
   const bool per_head = p.queries >= 2 * LANES;

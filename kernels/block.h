@@ -1,9 +1,9 @@
 // A block of query rows that share their keys, one row in each lane, and the scores of its tiles:
 //
-//   scores[key][lane] = match(query, key) (softcap) + biases, −inf where the mask hides the key.
+//   scores[key][lane] = softcap(match(query, key)) + biases; −inf if the mask hides the key.
 //
-// Rows are numbered head · queries + query over the query heads of a key head, so a block may hold rows of several
-// heads: one query of eight heads is a block of eight rows.
+// Rows are numbered head · queries + query over the query heads of a key head, so a block can hold rows of several
+// heads: one query for each of eight heads is a block of eight rows.
 #pragma once
 
 #include "activations.h"
@@ -16,10 +16,10 @@
 namespace regard {
 namespace {
 
-constexpr int LANES = MAX_VECTORS * W;  // rows of a block, at most
-constexpr int KEYS = 96;                // keys of a tile, at most
-constexpr int MANY = 3 * KEYS;          // keys of a tile of few rows, at most
-constexpr int FEW = W == 4 ? 1 : 3;     // with so few rows, vectorize over the width instead of over rows
+constexpr int LANES = MAX_VECTORS * W;  // maximum number of rows in a block
+constexpr int KEYS = 96;                // maximum number of keys in a tile
+constexpr int MANY = 3 * KEYS;          // maximum number of keys in a tile of few rows
+constexpr int FEW = W == 4 ? 1 : 3;     // with at most this many rows, vectorize over the width instead of over rows
 
 struct Term {
   bool dense;
@@ -30,9 +30,9 @@ struct Term {
 struct Block {
   const Problem& p;
   Unit unit;
-  int64_t first;  // its first row
+  int64_t first;  // first row of the block
   int count, vectors, lanes;
-  int64_t low, high;  // the keys that any row sees
+  int64_t low, high;  // range of the keys that any row sees
   bool few;           // at most FEW rows in the unit
   bool in_step;       // consecutive rows of one head
   int64_t head[LANES], query[LANES], number[LANES];
@@ -41,12 +41,12 @@ struct Block {
   alignas(64) uint32_t hash[LANES], other[LANES];
   int64_t key_at, value_at, query_at;
   float *rows, *columns, *staged, *spare, *packed;
-  float* vector = nullptr;  // of the additive family
+  float* vector = nullptr;  // vector of the additive score
   const float* row_at[LANES];
   mutable bool overflowed = false;   // a row sees a key whose score is not finite
-  mutable float* visible = nullptr;  // scratch of check_overflow
+  mutable float* visible = nullptr;  // scratch memory for check_overflow
 
-  // The next rows of a unit, up to `rows_left` of them.
+  // A block of the next rows of a unit, at most `rows_left`.
   Block(const Problem& problem, int64_t which, int64_t first, int64_t rows_left)
       : p(problem), unit(problem.unit(which)), first(first) {
     const int64_t most = until_break(rows_left);
@@ -85,7 +85,7 @@ struct Block {
   // Whether keys are read in whole vectors along their width.
   bool whole_keys() const { return few || p.family != Family::dot; }
 
-  // Number of rows before the next packed document, whose keys do not overlap.
+  // Number of rows before the next packed document, which has different keys.
   int64_t until_break(int64_t rows_left) const {
     if (p.terms != 1 || !p.start[0] || !p.stop[0] || !p.start[0].row || p.queries < 2) return rows_left;
     const int64_t start_at = p.offset_of(p.start[0], unit), stop_at = p.offset_of(p.stop[0], unit);
@@ -139,7 +139,7 @@ struct Block {
     }
   }
 
-  // The queries times the scale, as columns, or as rows if there are few.
+  // Stores the queries times the scale, as columns, or as rows if there are few.
   void set_query() {
     const int64_t width = padded(p.width);
     const bool in_place = p.query.type == Type::float32 && p.query.column == 1 && p.width % W == 0;
@@ -186,7 +186,7 @@ struct Block {
     return stage(p.key, key_at, from, count, p.width, whole, staged);
   }
 
-  // The scores of `n` keys from `from` on. With a softcap, `slopes` receives its derivative.
+  // Computes the scores of `n` keys from `from` on. With a softcap, `slopes` receives its derivative.
   void scores(int64_t from, int n, float* s, float* slopes = nullptr) const {
     if (few)
       for (int i = 0; i < n * lanes; i += W) store(s + i, vec{});
@@ -195,7 +195,7 @@ struct Block {
     adjust(from, n, s, slopes);
   }
 
-  // Products of large numbers overflow to +inf, −inf or NaN, depending on the order of the additions: such a score is
+  // Products of large numbers overflow to +inf, −inf or NaN, depending on the order of summation, so such a score is
   // undefined if its key is visible. This is rare and need not be fast.
   void check_overflow(int64_t from, int n, const float* s) const {
     if (!visible) visible = arena.take(KEYS * lanes);
@@ -221,15 +221,15 @@ struct Block {
       multiply<Walk::along>({keys.at, keys.step, columns, lanes, s, lanes}, n, vectors, int(p.width), false);
   }
 
-  // Few rows: vectorize over the width, and reduce the sums of W keys together. The score of a key and a lane goes to
-  // s[key · key_step + lane · lane_step].
+  // Few rows: vectorizes over the width, and reduces the sums of W keys together. The score of a key and a lane goes
+  // to s[key · key_step + lane · lane_step].
   void match_few(Rows keys, int n, float* s, ptrdiff_t key_step, ptrdiff_t lane_step) const {
     const int64_t width = padded(p.width);
     for (int j = 0; j < n; j += W)
       for (int i = 0; i < count; ++i) {
         const float* q = rows + i * width;
         vec sums[W];
-        // in address order: memory bandwidth is the limit
+        // in address order, because memory bandwidth is the bottleneck
         for (int k = 0; k < W; ++k) {
           const float* key = keys.at + (j + k) * keys.step;
           vec total{};
@@ -267,7 +267,7 @@ struct Block {
     }
   }
 
-  // Reduce W vectors, one per key from j on, to the scores of a lane.
+  // Reduces W vectors, one per key from j on, to the scores of one lane.
   INLINE static void spread(vec* sums, int j, int n, float* s, ptrdiff_t step) {
     sum_each(sums);
     float found[W];
@@ -291,7 +291,7 @@ struct Block {
     }
   }
 
-  // A tile [key][lane] of a tensor with rows and columns of its own.
+  // Packs a tile [key][lane] of a tensor that has both rows and columns.
   void pack(const View& view, int64_t from, int n, float* to) const {
     const int64_t offset = p.offset_of(view, unit), room = padded(n);
     for (int i = 0; i < count; ++i)
@@ -317,8 +317,8 @@ struct Block {
     }
   }
 
-  // Entry (i, j) is the line's entry at distance j − i. For consecutive rows, the lanes of each key are a reversed
-  // slice of the line that shifts by one from key to key.
+  // Adds a relative bias: entry (i, j) is the line's entry at distance j − i. For consecutive rows, the lanes of each
+  // key are a reversed slice of the line, which shifts by one from key to key.
   void add_line(const View& view, int64_t from, int n, float* s) const {
     const int64_t offset = p.offset_of(view, unit), zero = p.first_key + from + p.all_queries - 1;
     if (!in_step) {
@@ -339,7 +339,7 @@ struct Block {
         store(s + j * lanes + v, load(s + j * lanes + v) + load(stretch + n - 1 - j + v));
   }
 
-  // −inf where no term of the mask allows the key.
+  // Sets scores to −inf if no term of the mask allows the key.
   void hide(int64_t from, int n, float* s) const {
     if (p.terms == 1 && !term[0].dense) {
       for (int v = 0; v < lanes; v += W) {
@@ -367,7 +367,7 @@ struct Block {
     for (int i = 0; i < n * lanes; i += W) store(s + i, *reinterpret_cast<ivec*>(seen + i) ? load(s + i) : splat(-INF));
   }
 
-  // Dropout factors of a key's weights.
+  // Dropout factors for a key's weights.
   vec keep(int64_t key, int v) const {
     const uvec row = load(hash + v), more = load(other + v);
     const uvec hashed = mix(mix((uvec{} + uint32_t(p.first_key + key)) ^ row) ^ more);

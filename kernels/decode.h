@@ -1,6 +1,6 @@
-// Few rows, many keys: the keys are split into parts so all threads can work, and the partial results are merged.
+// Few rows, many keys: the keys are split into parts so that all threads have work, and the partial results are merged.
 //
-// The number of parts depends on the sizes alone, never on the number of threads.
+// The number of parts depends only on the sizes, never on the number of threads.
 #pragma once
 
 #include "forward.h"
@@ -8,7 +8,7 @@
 namespace regard {
 namespace {
 
-// Partial results, freed also if a part throws.
+// Partial results, freed even if a part throws.
 struct Parts {
   float* at;
 

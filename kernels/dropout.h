@@ -1,9 +1,9 @@
-// Dropout of layers without stored masks: a hash of two seeds and the position decides what is dropped, in backward
-// again. With keep(y) = 0 or y / (1 − dropout):
+// Elementwise dropout without stored masks: a hash of two seeds and the position decides which elements are dropped, in
+// the forward and the backward pass. With keep(y) = 0 or y / (1 − dropout):
 //
-//   add:       out = x + keep(y); its backward is out = keep(y), without an x
+//   add:       out = x + keep(y); its backward pass is out = keep(y), without x
 //   relu:      out = keep(max(y, 0))
-//   relu_back: out = y / (1 − dropout) where x > 0, else 0; x is the output of relu, so no hash is needed
+//   relu_back: out = y / (1 − dropout) if x > 0, otherwise 0; x is the output of relu, so no hash is needed
 #pragma once
 
 #include "vector.h"
@@ -11,7 +11,7 @@
 namespace regard {
 namespace {
 
-// dropout.py's hash, of one number or of a vector of them.
+// The hash in dropout.py, for one number or a vector.
 template <class Number>
 INLINE Number mix(Number x) {
   x = (x ^ (x >> 16)) * 0x7FEB352Du;
@@ -22,7 +22,7 @@ INLINE Number mix(Number x) {
 template <Drop::Kind kind>
 INLINE vec drop(const Drop& d, uvec place, vec x, vec y) {
   const vec kept = y * d.kept;
-  if constexpr (kind == Drop::relu_back) return x <= 0 ? vec{} : kept;  // NaN stays
+  if constexpr (kind == Drop::relu_back) return x <= 0 ? vec{} : kept;  // NaN stays NaN
   const uvec hashed = mix(mix(place ^ d.seed) ^ d.other);
   const vec found = hashed >= d.threshold ? kept : vec{};
   return kind == Drop::relu ? (found < 0 ? vec{} : found) : x + found;

@@ -1,9 +1,9 @@
-// Forward: output = Σ_j weight_j · value_j and τ of each row, one tile of keys at a time.
+// Forward pass: output = Σ_j weight_j · value_j and τ of each row, one tile of keys at a time.
 //
-// online:   with the running maximum m and sum l, a tile turns its scores into p = exp(s − m), and
-//           output ← output · exp(m_before − m) + p · value;   at the end output / l,  τ = m + log l.
+// online:   with the running maximum m and sum l, each tile turns its scores into p = exp(s − m) and updates
+//           output ← output · exp(m_before − m) + p · value;   finally output / l,  τ = m + log l.
 // counted:  the weights depend only on the score and the number of keys, and are summed directly.
-// root:     τ from all scores; then only keys with a nonzero weight in some row are read.
+// root:     τ is computed from all scores; then only keys with a nonzero weight in some row are read.
 #pragma once
 
 #include "tau.h"
@@ -11,14 +11,14 @@
 namespace regard {
 namespace {
 
-// How rows are divided into items: by sizes alone, never by the number of threads, so results do not depend on it.
-// Rows of one unit per item:
+// Rows [first, last) of one unit: the rows of an item.
 struct Span {
   int64_t unit, first, last;
 };
 
+// Divides rows into items. Only the sizes matter, never the number of threads, so results do not depend on it.
 struct Plan {
-  int64_t queries, rows, chunk, chunks;  // rows of a head; of a unit; of an item; items of a unit
+  int64_t queries, rows, chunk, chunks;  // rows per head, per unit, per item; items per unit
   bool per_head;                         // an item stays within one head
 
   explicit Plan(const Problem& p) {
@@ -45,7 +45,7 @@ struct Plan {
   }
 };
 
-// Records results that are infinite or NaN: `tiled` recomputes such a call with NaN-safe operations.
+// Records whether a result is infinite or NaN: `tiled` recomputes such a call with NaN-safe operations.
 struct Finite {
   vec zero{};
   INLINE void see(vec x) { zero += x * 0.0f; }
@@ -161,7 +161,7 @@ struct Running {
   }
 };
 
-// A buffer for a tile of values; none if they can be read in place.
+// Allocates a buffer for a tile of values; nullptr if the values can be read in place.
 INLINE float* room_for_values(const Block& b) {
   const int64_t width = b.p.value_width;
   return stays(b.p.value, width, true) ? nullptr : arena.take(b.tile_keys() * padded(width));
@@ -176,7 +176,7 @@ INLINE bool small(const Problem& p) {
   return p.heads() == 1 && p.keys * (p.width + p.value_width) + p.queries * p.width < (1 << 13);
 }
 
-// What a block prefetches while it computes: the next unit, if units are small.
+// Prefetches the next unit while a block computes, if units are small.
 struct Ahead {
   const Problem& p;
   bool next = false;
@@ -203,7 +203,7 @@ struct Ahead {
   }
 };
 
-// With few rows most lanes would be empty: vectorize softmax over the keys instead, [lane][key].
+// With few rows, most lanes would be empty: vectorize softmax over the keys instead, [lane][key].
 INLINE float soften_row(const Power power, int n, float* row, float& top, float& total) {
   for (int j = n; j < padded(n); ++j) row[j] = -INF;
   vec most = splat(top), sums{};
@@ -225,7 +225,7 @@ INLINE float soften_row(const Power power, int n, float* row, float& top, float&
 INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run, Output& output) {
   float *s = arena.take(KEYS * b.lanes), *room = room_for_values(b), *rows = arena.take(FEW * MANY);
   PerLane factor;
-  // longer tiles if nothing has to be copied: long sequential reads are faster
+  // use longer tiles if nothing has to be copied: long sequential reads are faster
   const bool plain = b.plain(low, high);
   const bool stay = stays(b.p.key, b.p.width, true) && stays(b.p.value, b.p.value_width, true);
   const int most = plain && stay ? MANY : KEYS;
@@ -289,7 +289,7 @@ void sum_counted(const Block& b, const Policy& policy, Tau& tau, Output& output,
   if (!tally.agrees(b, tau.count)) finite.fail();
 }
 
-// Keys, relative to the block's lowest, whose score exceeds τ in some row.
+// Finds the keys, relative to the block's first key, whose score exceeds τ in some row.
 inline int64_t find_support(const Block& b, const float* scores, const Tau& tau, int64_t* support) {
   int64_t found = 0;
   for (int64_t j = 0; j < b.high - b.low; ++j) {
@@ -326,7 +326,7 @@ void sum_sparsely(const Block& b, const Policy& policy, Tau& tau, Output& output
   }
 }
 
-// A row whose τ is not finite has no defined weights, whatever the normalizer.
+// A row whose τ is not finite has undefined weights, whatever the normalizer.
 INLINE void see_tau(const Block& b, const Tau& tau, Finite& finite) {
   for (int v = 0; v < b.lanes; v += W) finite.see(tau.top.get(v)), finite.see(tau.rest.get(v));
 }
@@ -380,7 +380,7 @@ void forward_item(void* context, int64_t index) {
   job.report(finite);
 }
 
-// A call of a microsecond or two finishes before a second thread wakes up.
+// A call that takes a microsecond or two finishes before a second thread wakes up.
 INLINE int worth(const Problem& p, int threads) {
   const int64_t products = p.units() * p.heads() * p.queries * p.keys * (p.width + p.value_width);
   return products < (1 << 17) ? 1 : threads;

@@ -1,4 +1,4 @@
-// Weights from τ: all of them, the entropy of each row, or the k largest of each row.
+// Weights from τ: all weights, the entropy of each row, or the k largest weights of each row.
 #pragma once
 
 #include "forward.h"
@@ -6,7 +6,7 @@
 namespace regard {
 namespace {
 
-// Calls see(from, n, scores, weights) for each tile of a block that any row can see, both [key][lane].
+// Calls see(from, n, scores, weights) for each tile that any row of a block can see; both are [key][lane].
 template <class Policy, class See>
 void each_tile(const Block& b, Finite& finite, See see) {
   const Policy policy(b.p);
@@ -45,7 +45,7 @@ void write_weights(const Block& b, Finite& finite) {
   });
 }
 
-// −Σ w log w; −inf where a weight is negative.
+// −Σ w log w; −inf if a weight is negative.
 template <class Policy>
 void write_entropy(const Block& b, Finite& finite) {
   PerLane found;

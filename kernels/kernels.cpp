@@ -1,4 +1,4 @@
-// All kernels of one instruction set: compiled once for each, with ISA as its name.
+// All kernels of one instruction set. Compiled once per instruction set, with ISA defined as its name.
 #include "backward.h"
 #include "decode.h"
 #include "dropout.h"
@@ -51,11 +51,11 @@ bool topk(const Problem& p, int threads) {
   return false;
 }
 
-// Multiplications and additions only, on numbers in the L1 cache.
+// Only multiplications and additions, on numbers in the L1 cache.
 double peak() {
   constexpr int R = tall(MAX_VECTORS), DEPTH = 1 << 14;
   alignas(64) float a[R] = {}, b[MAX_VECTORS * W] = {}, c[R * MAX_VECTORS * W];
-  asm volatile("" : : "r"(a), "r"(b) : "memory");  // the compiler must assume any contents
+  asm volatile("" : : "r"(a), "r"(b) : "memory");  // the compiler must assume arbitrary contents
   tile<R, MAX_VECTORS, Walk::down>(a, 0, b, 0, c, MAX_VECTORS * W, DEPTH, false);
   asm volatile("" : : "r"(c) : "memory");
   return 2.0 * R * MAX_VECTORS * W * DEPTH;

@@ -1,5 +1,5 @@
-// The Python module. Tensors are passed as numbers (addresses, sizes, strides), so nothing here depends on torch;
-// fused.py writes them in the order in which they are read here.
+// The Python module. Tensors are passed as numbers (addresses, sizes, strides), so nothing here depends on torch.
+// fused.py writes the numbers in the order in which they are read here.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -26,7 +26,7 @@ FOR_EACH_ISA(DECLARE)
 namespace {
 
 #if defined(__x86_64__)
-// Not every compiler knows f16c by name. It needs the system's support for AVX, which the check for avx2 includes.
+// Not every compiler knows f16c by name. F16C needs operating-system support for AVX, which the avx2 check includes.
 [[maybe_unused]] bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
@@ -40,7 +40,7 @@ namespace {
 #define HAS_avx512vl __builtin_cpu_supports("avx512vl")
 #endif
 
-// The processor features a build uses, from its compiler flags.
+// The processor features that a build uses, from its compiler flags.
 std::vector<std::string> features(const std::string& name) {
 #define FEATURE(feature) #feature,
 #define LIST(isa) \
@@ -108,7 +108,7 @@ class Numbers {
   int64_t next(int64_t min, int64_t max, const char* name) {
     const int64_t x = next();
     if (x < min || x > max)
-      throw std::invalid_argument(std::string(name) + " is " + std::to_string(x) + "; the kernels take " +
+      throw std::invalid_argument(std::string(name) + " is " + std::to_string(x) + "; the kernels accept " +
                                   std::to_string(min) + " to " + std::to_string(max));
     return x;
   }
@@ -134,7 +134,7 @@ constexpr unsigned one_of(Type type) { return 1u << unsigned(type); }
 constexpr unsigned FLOAT = one_of(Type::float32), WHOLE = one_of(Type::int64), BOOLEAN = one_of(Type::boolean);
 constexpr unsigned REAL = FLOAT | one_of(Type::bfloat16) | one_of(Type::float16);
 
-// The tensors of a call in the order of abi.h. Each list begins at a hundred.
+// Finds a tensor of a call by its number, in the order of abi.h. The lists start at 100, 200, …
 Slot slot(Problem& p, int64_t name) {
 #define SLOT(name, types) {&p.name, types},
 #define LIST(name, types, size) {p.name, types},
@@ -147,11 +147,11 @@ Slot slot(Problem& p, int64_t name) {
   if (name >= 0 && name < int64_t(sizeof single / sizeof *single)) return single[name];
   const int64_t list = name / 100 - 1, at = name % 100;
   if (name < 0 || list < 0 || list >= int64_t(sizeof lists / sizeof *lists) || at >= sizes[list])
-    throw std::out_of_range("too many tensors of a kind");
+    throw std::out_of_range("a call has too many tensors of one kind");
   return {lists[list].view + at, lists[list].types};
 }
 
-// The tables of abi.h, for fused.py.
+// Exports the tables of abi.h for fused.py.
 nb::dict enumerate(const std::vector<std::string>& names) {
   nb::dict numbers;
   for (size_t i = 0; i < names.size(); ++i) numbers[names[i].c_str()] = i;
@@ -172,7 +172,7 @@ nb::dict slots() {
 }
 
 Problem read(nb::handle described, nb::handle given) {
-  constexpr int64_t LARGE = int64_t(1) << 40;  // sizes whose products still fit into 64 bits
+  constexpr int64_t LARGE = int64_t(1) << 40;  // upper limit for sizes and indices
   Numbers numbers(described), factors(given);
   Problem p;
   p.axes = int(numbers.next(1, MAX_LEAD, "the number of leading axes"));
@@ -186,7 +186,7 @@ Problem read(nb::handle described, nb::handle given) {
   p.counts = numbers.next() != 0;
   p.threshold = uint32_t(numbers.next(0, UINT32_MAX, "dropout's threshold"));
   p.segments = numbers.next(1, LARGE, "the number of segments");
-  p.k = numbers.next(0, LARGE, "how many keys are asked for");
+  p.k = numbers.next(0, LARGE, "k");
   p.biases = int(numbers.next(0, MAX_BIASES, "the number of biases"));
   p.lines = int(numbers.next(0, MAX_LINES, "the number of relative biases"));
   p.terms = int(numbers.next(0, MAX_TERMS, "the number of the mask's terms"));
@@ -210,7 +210,7 @@ Problem read(nb::handle described, nb::handle given) {
       (i < p.axes ? view.lead[i] : i == p.axes ? view.row : view.column) = sizes[i] == 1 ? 0 : stride;
     }
   }
-  // a width of 1 has no meaningful stride: read such rows in place
+  // an axis of size 1 has no meaningful stride: use 1, so rows can be read in place
   if (p.width == 1) p.query.column = p.key.column = 1;
   if (p.value_width == 1) p.value.column = p.grad.column = 1;
   return p;
@@ -223,7 +223,7 @@ bool call(nb::handle numbers, nb::handle factors, int threads) {
   return (chosen->*kernel)(p, threads);
 }
 
-// Addresses (x may be 0) and the number of elements: see dropout.h.
+// x, y, out: addresses; x may be 0. size: number of elements. See dropout.h.
 void drop(int64_t kind, int64_t x, int64_t y, int64_t out, int64_t size, uint32_t seed, uint32_t other,
           uint32_t threshold, double kept, int threads) {
   const Drop d = {Drop::Kind(kind),
@@ -239,7 +239,7 @@ void drop(int64_t kind, int64_t x, int64_t y, int64_t out, int64_t size, uint32_
   chosen->dropout(d, threads);
 }
 
-// FLOP per second of multiplications and additions on this many threads.
+// Peak throughput of multiplications and additions on this many threads, in FLOP/s.
 double peak(int threads) {
   struct Run {
     double flop = 0, seconds = 0;

@@ -59,7 +59,7 @@ struct Product {
 template <int R, int V, Walk walk>
 INLINE void rows_of(Product& p, int& rows, int depth, bool add) {
   for (; rows >= R; rows -= R) {
-    if (V == 1 && walk == Walk::along)  // little work per row of A: prefetch the next ones
+    if (V == 1 && walk == Walk::along)  // little work per row of A: prefetch the next rows
       for (int r = 0; r < R; ++r)
         for (int t = 0; t < depth; t += 16) __builtin_prefetch(p.a + (2 * R + r) * p.a_step + t);
     tile<R, V, walk>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add);
@@ -80,7 +80,7 @@ __attribute__((noinline)) void columns_of(Product p, int rows, int depth, bool a
 // C (+)= A · B with `vectors` vectors of columns.
 template <Walk walk>
 void multiply(Product p, int rows, int vectors, int depth, bool add) {
-  if (rows < 4 && vectors == 2 * MAX_VECTORS)  // few rows: read B once, whole rows at a time
+  if (rows < 4 && vectors == 2 * MAX_VECTORS)  // few rows: read B once, in whole rows
     return rows_of<1, 2 * MAX_VECTORS, walk>(p, rows, depth, add);
   while (vectors > 0) {
     // split evenly: 5 vectors as 3 + 2, not 4 + 1

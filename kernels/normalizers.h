@@ -1,10 +1,10 @@
-// The normalizers:  weight = φ((score − top) − rest) · factor,  and its derivative by the score.
+// Normalizers:  weight = φ((score − top) − rest) · factor,  and its derivative with respect to the score.
 //
 // A policy declares how its row statistic τ = top + rest is computed:
 //   online   together with the output, from a running maximum and a running sum
 //   counted  from the number of visible keys
 //   root     from all scores of the row, as the solution of Σ φ = 1
-// and defines `weight` and `slope` for one vector of rows. A new normalizer is a policy here and a row in abi.h.
+// and defines `weight` and `slope` for one vector of rows. A new normalizer needs a policy here and an entry in abi.h.
 #pragma once
 
 #include "abi.h"
@@ -15,12 +15,12 @@ namespace {
 
 enum class Fit { online, counted, root };
 
-// τ of one vector of rows, and a factor derived from it.
+// τ of one vector of rows, and a factor derived from the number of keys.
 struct Statistic {
   vec top, rest, factor;
 };
 
-// exp(score / t) / Σ, in powers of 2^(1 / t · log₂e).
+// exp(score / t) / Σ, computed as powers of 2, with exponents scaled by log₂e / t.
 struct Softmax {
   static constexpr Fit fit = Fit::online;
   static constexpr bool sums_to_one = true;
@@ -65,7 +65,7 @@ struct Mean {
   INLINE vec slope(vec s, vec, const Statistic& tau) const { return s == -INF ? vec{} : tau.factor; }
 };
 
-// max(x, 0), x = score − τ. Newton's method for Σ max(x, 0) = 1 approaches from the left and ends exactly.
+// max(x, 0), x = score − τ. Newton's method for Σ max(x, 0) = 1 converges from the left, to the exact solution.
 struct Sparsemax {
   static constexpr Fit fit = Fit::root;
   static constexpr bool sums_to_one = true;
@@ -80,7 +80,7 @@ struct Sparsemax {
     slopes += gap > 0.0f ? splat(1) : vec{};
   }
   INLINE static vec step(vec values, vec slopes) { return (values - 1.0f) / slopes; }
-  static float edge(float keys) { return -1 / keys; }  // upper bound of τ, reached if all keys are equal
+  static float edge(float keys) { return -1 / keys; }  // upper bound on τ, reached if all scores are equal
 };
 
 // max(x / 2, 0)², x = score − τ. The norm of the halved gaps is convex in τ, so Newton's method does not overshoot.

@@ -1,5 +1,5 @@
-// Packing: the caller's memory, of any stride and type, becomes rows of float32, zero-padded to whole vectors; rows
-// become columns, with one query per lane.
+// Packing: converts tensors of any stride and type to rows of float32, zero-padded to whole vectors, and rows to
+// columns, with one query per lane.
 #pragma once
 
 #include "abi.h"
@@ -52,7 +52,7 @@ INLINE void copy_row(float* to, const From* from, int64_t step, int64_t count, C
     for (int64_t i = 0; i < count; ++i) to[i] = convert(from[i * step]);
 }
 
-// `count` numbers from `at` on as floats, and zeros up to `room`.
+// Copies `count` numbers from `at` on as floats, and pads with zeros up to `room`.
 INLINE void stage_row(float* to, const View& view, int64_t at, int64_t count, int64_t room) {
   switch (view.type) {
     case Type::float32:
@@ -103,12 +103,12 @@ INLINE void fetch(const View& view, int64_t offset, int64_t first, int64_t count
   }
 }
 
-// Whether rows can be read in place. `whole`: in whole vectors.
+// Whether rows can be read in place; if `whole`, in whole vectors.
 INLINE bool stays(const View& view, int64_t width, bool whole) {
   return view.type == Type::float32 && view.column == 1 && !(whole && width % W);
 }
 
-// `count` rows from `first` on, in place if possible, else copied to `room`.
+// Returns `count` rows from `first` on, in place if possible, otherwise copied to `room`.
 INLINE Rows stage(const View& view, int64_t offset, int64_t first, int64_t count, int64_t width, bool whole,
                   float* room) {
   offset += first * view.row;
@@ -118,7 +118,7 @@ INLINE Rows stage(const View& view, int64_t offset, int64_t first, int64_t count
   return {room, ptrdiff_t(padded(width))};
 }
 
-// columns[t][lane] = rows[lane][t] · factor, for `lanes` lanes of which the first `count` have a row.
+// columns[t][lane] = rows[lane][t] · factor, for `lanes` lanes, the first `count` of which have a row.
 template <class Row>
 INLINE void to_columns(float* columns, int lanes, int count, int64_t width, float factor, Row row) {
   for (int first = 0; first < lanes; first += W)

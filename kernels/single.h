@@ -1,8 +1,8 @@
 // One query per key head, plain dot product and softmax: a decoding step.
 //
 // A single row needs no lanes: first the scores of all keys, then softmax, then the sum of the values. Memory latency
-// dominates, so values are prefetched while keys are read, and the next unit's keys while values are read. Scores round
-// as in `match_few`, from zero on: the inspecting kernels read them with this τ.
+// dominates, so values are prefetched while keys are read, and the next unit's keys while values are read. Scores are
+// rounded as in `match_few`, because the kernels in inspect.h recompute them for this τ.
 #pragma once
 
 #include "forward.h"
@@ -10,7 +10,7 @@
 namespace regard {
 namespace {
 
-constexpr int64_t SINGLE_KEYS = 2048;  // their scores fit into the L1 cache
+constexpr int64_t SINGLE_KEYS = 2048;  // maximum; their scores fit into the L1 cache
 
 INLINE bool is_single(const Problem& p) {
   const int64_t vectors = p.width / W;
@@ -21,7 +21,7 @@ INLINE bool is_single(const Problem& p) {
          stays(p.query, p.width, true) && stays(p.key, p.width, true) && stays(p.value, p.width, true);
 }
 
-// Addresses of a unit's row, keys and values, and the range of keys it sees.
+// Addresses of a unit's query, keys and values, and the range of keys that it sees.
 struct Single {
   const float *query, *key, *value;
   int64_t low, high;
@@ -43,7 +43,7 @@ INLINE void ask(const float* row) {
   for (int t = 0; t < T * W; t += 16) __builtin_prefetch(row + t, 0, 2);
 }
 
-// Scores of n keys, padded with −inf to whole vectors; returns the largest.
+// Computes the scores of n keys, padded with −inf to whole vectors; returns the largest.
 template <int T>
 INLINE float match_single(const Problem& p, const Single& at, int64_t n, float* s, Finite& finite) {
   vec q[T], most = splat(-INF);

@@ -18,13 +18,13 @@ struct Tau {
   PerLane top, rest, count;
 };
 
-// τ as a policy reads it. Only the counted normalizers have a count.
+// The row statistic in the policy's form. Only counted normalizers have a count.
 template <class Policy>
 INLINE Statistic read_row(const Policy& policy, const Tau& tau, int v) {
   return policy.read(tau.top.get(v), tau.rest.get(v), Policy::fit == Fit::counted ? tau.count.get(v) : vec{});
 }
 
-// Number of keys each row can see: those hidden neither by the mask nor by a bias of −inf.
+// Counts the keys that each row can see: keys hidden neither by the mask nor by a bias of −inf.
 inline void count_keys(const Block& b, float* room, PerLane& count) {
   for (int v = 0; v < b.lanes; v += W) count.set(v, vec{});
   const bool plain = b.p.biases == 0 && b.p.lines == 0;
@@ -58,8 +58,8 @@ inline void fit_counted(const Block& b, float* room, Tau& tau) {
   for (int i = 0; b.p.counts && i < b.lanes; ++i) tau.rest.at[i] = float(__builtin_log(tau.count.at[i]));
 }
 
-// Checks that the scores agree with the counted keys. A finite bias may have turned a score into −inf, which hides
-// its key, and a row with a score of +inf or NaN has no defined weights.
+// Checks that the scores agree with the number of keys. A finite bias may have turned a score into −inf, which hides
+// its key. A row with a score of +inf or NaN has undefined weights.
 struct Tally {
   PerLane seen;
   ivec broken{};
@@ -86,7 +86,7 @@ struct Tally {
   }
 };
 
-// All scores of the block, [key][lane]; a key that no row sees has −inf.
+// All scores of the block, [key][lane]; −inf for keys that no row sees.
 inline void all_scores(const Block& b, float* scores, float* slopes) {
   for (int64_t from = b.low; from < b.high; from += KEYS) {
     const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
@@ -98,7 +98,7 @@ inline void all_scores(const Block& b, float* scores, float* slopes) {
   }
 }
 
-// Solves Σ φ(score − τ) = 1 by Newton's method. Only scores close to the maximum can have a weight; these are
+// Solves Σ φ(score − τ) = 1 by Newton's method. Only scores close to the maximum can have a nonzero weight; they are
 // collected first.
 template <class Policy>
 void fit_root(const Block& b, const float* scores, float* room, Tau& tau) {
@@ -117,7 +117,7 @@ void fit_root(const Block& b, const float* scores, float* room, Tau& tau) {
     bool climbs = true;
     for (int round = 0; round < 60; ++round) {
       vec values{}, slopes{};
-      for (int64_t j = 0; j < near;) {  // sums of sums: a single sum of thousands of equal numbers would round
+      for (int64_t j = 0; j < near;) {  // partial sums: a single sum of thousands of equal numbers would lose precision
         const int64_t end = j + 64 < near ? j + 64 : near;
         vec some{}, steep{};
         for (; j < end; ++j) Policy::gather(load(room + W * j) - root, some, steep);
@@ -139,7 +139,7 @@ void fit_root(const Block& b, const float* scores, float* room, Tau& tau) {
   }
 }
 
-// τ from the forward pass.
+// Reads τ from the forward pass.
 inline void read_tau(const Block& b, Tau& tau) {
   const int64_t offset = b.p.offset_of(b.p.tau, b.unit);
   for (int i = 0; i < b.lanes; ++i) {

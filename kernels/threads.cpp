@@ -1,5 +1,5 @@
-// The only file with threads (OpenMP's, shared with torch once it is loaded) and exceptions: it is compiled for any
-// processor, the kernels for specific ones.
+// The only file with threads (OpenMP's, shared with torch once torch is loaded) and exceptions. It is compiled for any
+// processor; the kernels are compiled for specific ones.
 #include <pthread.h>
 
 #include <atomic>
@@ -16,11 +16,11 @@
 namespace regard {
 namespace {
 
-// OpenMP's threads do not survive a fork; waiting for them would deadlock.
+// OpenMP threads do not survive a fork; waiting for them would deadlock.
 std::atomic<bool> forked{false};
 [[maybe_unused]] const int watching = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 
-// Holds its text inline: there may be no memory for a string.
+// Stores its text inline, because there may be no memory for a string.
 class OutOfMemory : public std::bad_alloc {
  public:
   explicit OutOfMemory(size_t bytes) {
@@ -37,7 +37,7 @@ class OutOfMemory : public std::bad_alloc {
 };
 
 #ifdef _OPENMP
-// Items on several threads: an exception must not leave the thread that throws it.
+// Items that run on several threads. An exception must not leave the thread that throws it.
 struct Items {
   void (*work)(void*, int64_t);
   void* context;
@@ -54,16 +54,16 @@ struct Items {
   }
 };
 
-// Whether `threads` more threads can be started. OpenMP aborts the process if it cannot start one, so they are started
-// once by hand; the system keeps their stacks for OpenMP.
+// Whether `threads` more threads can be started. OpenMP aborts the process if it cannot start a thread, so this starts
+// them once with pthreads; the system keeps their stacks for OpenMP.
 bool can_start(int threads) {
   static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-  constexpr size_t MARGIN = size_t(1) << 20;  // OpenMP's own bookkeeping
+  constexpr size_t MARGIN = size_t(1) << 20;  // for OpenMP's own bookkeeping
   auto* started = static_cast<pthread_t*>(malloc(size_t(threads) * sizeof(pthread_t)));
   void* margin = malloc(MARGIN);
   int count = 0;
   if (started && margin) {
-    pthread_mutex_lock(&gate);  // all of them exist at the same time
+    pthread_mutex_lock(&gate);  // makes all threads exist at the same time
     const auto wait = [](void* lock) -> void* {
       pthread_mutex_lock(static_cast<pthread_mutex_t*>(lock));
       pthread_mutex_unlock(static_cast<pthread_mutex_t*>(lock));

@@ -1,14 +1,14 @@
-// Vectors of one instruction set: the compiler's vector types, and functions made of their operations.
+// Vectors of one instruction set: the compiler's vector types, and functions built from their operations.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-// isa/NAME.h defines W, the lanes of a vector; MAX_VECTORS, the most vectors in a tile; tall(V), the rows of a tile
-// of V vectors that the registers hold; vec, ivec and uvec; max and min, which return their second argument if the
-// first is NaN; any, square_root, scale_by_power and widen_halves; and reciprocal, 1 / x for numbers that are
-// neither tiny nor huge.
+// isa/NAME.h defines W, the number of lanes in a vector; MAX_VECTORS, the maximum number of vectors in a tile; tall(V),
+// the number of rows that fit into registers for a tile of V vectors; vec, ivec and uvec; max and min, which return
+// their second argument if the first is NaN; any, square_root, scale_by_power and widen_halves; and reciprocal, 1 / x
+// for numbers that are neither tiny nor huge.
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
 // clang-format off
@@ -54,9 +54,9 @@ INLINE float sum(vec x) {
 
 constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
 
-// 2^(c · x) for c · x ≤ 127: c · x = n + f with integer n and |f| ≤ ½, and 2^f by a minimax polynomial of degree 6 with
-// a relative error of 2e-9. Exactly 1 at 0, and 0 below 2^−100: products with smaller numbers would soon be subnormal
-// and a hundred times slower. NaN stays NaN.
+// 2^(c · x) for c · x ≤ 127: c · x = n + f with integer n and |f| ≤ ½; 2^f is a minimax polynomial of degree 6 with a
+// relative error of 2e-9. The result is exactly 1 at 0, and 0 below 2^−100: products with smaller numbers would soon be
+// subnormal and a hundred times slower. NaN stays NaN.
 struct Power {
   float c, lowest;
 
@@ -94,7 +94,7 @@ INLINE vec log(vec x) {
 }
 
 // tanh and its derivative 1 − tanh²: a polynomial near zero; elsewhere 1 − r and r (2 − r) with r = 2 / (1 + exp(2x)),
-// which lose no digits where tanh is close to 1.
+// which lose no digits if tanh is close to 1.
 INLINE vec tanh(vec x, vec& slope) {
   const vec sign = (vec)((ivec)x & int32_t(0x80000000)), y = (vec)((ivec)x & 0x7fffffff), z = x * x;
   vec p = splat(-5.6793290e-3f);
@@ -110,10 +110,10 @@ INLINE vec tanh(vec x, vec& slope) {
   return small ? near : far;
 }
 
-// tanh with an absolute error of 1e-7: enough for sums of many.
+// tanh with an absolute error of 1e-7: accurate enough for sums of many terms.
 INLINE vec tanh(vec x) { return 1.0f - 2.0f * reciprocal(1.0f + Power(2 * LOG2E)(min(splat(40.0f), x))); }
 
-// Transpose in place: log W rounds, each swapping the off-diagonal S × S blocks.
+// Transposes in place, in log₂ W rounds, each of which swaps the off-diagonal S × S blocks.
 template <int... I>
 struct Lanes {};
 template <int N, int... I>
@@ -138,7 +138,7 @@ INLINE void transpose(vec* x) {
   if constexpr (S > 1) transpose<S / 2>(x);
 }
 
-// Horizontal sums of W vectors: the sum of x[i] goes to lane i of x[0]. Each round halves their number.
+// Horizontal sums of W vectors: the sum of x[i] goes to lane i of x[0]. Each round halves the number of vectors.
 template <int S = W / 2>
 INLINE void sum_each(vec* x) {
 #pragma GCC unroll 16

@@ -1,6 +1,6 @@
 """python -m pages [--check] [PAGE …]: run pages and update their outputs and pictures.
 
---check: instead of updating, compare, and without a PAGE run only those that have changed, or whose code has.
+--check: compare instead of updating. Without PAGE, run only pages whose text or code has changed.
 """
 
 import subprocess
@@ -12,6 +12,7 @@ from pathlib import Path
 from pages.runner import drawn_pictures, page_environment, problems, run, updated_text
 from pages.verified import ROOT, is_verified, record
 from regard._util.files import write_atomic
+from tests.processor import disable_broken_amx
 
 
 def all_pages() -> list[Path]:
@@ -39,11 +40,11 @@ def check(page: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         with page_environment(Path(name)):
             result = run(page)
-        assert not (found := problems(page, Path(name), result)), "\n".join(found)
+        assert not (messages := problems(page, Path(name), result)), "\n".join(messages)
 
 
 def main(arguments: list[str]) -> int:
-    """Run the pages, each in a process of its own: it is recorded with the modules that it imports."""
+    """Run each page in its own process, because the modules that it imports are recorded."""
     only_check = "--check" in arguments
     paths = [Path(name).resolve() for name in arguments if name != "--check"]
     if missing := [str(page) for page in paths if not page.is_file()]:
@@ -54,6 +55,7 @@ def main(arguments: list[str]) -> int:
         commands = [[sys.executable, "-m", "pages", *option, str(page)] for page in paths]
         codes = [subprocess.run(command).returncode for command in commands]
         return int(any(codes))  # negative if a signal ended the process
+    disable_broken_amx()
     try:
         (check if only_check else update)(paths[0])
     except AssertionError as error:

@@ -31,7 +31,7 @@ def markdown(text: str, obj: griffe.Object) -> str:
 
 
 def parameter_names(obj: griffe.Object) -> set[str]:
-    """Return the names a docstring may describe: parameters, fields and properties."""
+    """Return the names that a docstring may describe: parameters, fields and properties."""
     names = set()
     if isinstance(obj, griffe.Function):
         names |= {parameter.name for parameter in obj.parameters}
@@ -65,7 +65,7 @@ def _block(block: str, obj: griffe.Object, known: set[str]) -> str:
         return block  # indented: already a code block
     prose: list[str] = []
     items: list[str] = []
-    # one line may describe several: "size: beam size. n_best: hypotheses to return"
+    # one line may describe several parameters: "size: beam size. n_best: hypotheses to return"
     separator = re.compile(rf"(?<=[.;]) (?=(?:{'|'.join(sorted(known) or ['(?!)'])})(?:, \w+)*: )")
     for line in separator.sub("\n", block).splitlines():
         match = PARAMETER.fullmatch(line)

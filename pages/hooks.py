@@ -59,7 +59,7 @@ class _ResponsiveTree(Treeprocessor):
 
 
 def _label(table: Element) -> None:
-    """Store each column heading in its cells; on phones, where a row becomes a list, it precedes the cell."""
+    """Store each column heading in its cells, because on phones a row becomes a list with headings."""
     headings = ["".join(heading.itertext()) for heading in table.iter("th")]
     for row in table.iter("tr"):
         for cell, heading in zip(row.findall("td"), headings, strict=False):

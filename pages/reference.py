@@ -1,7 +1,7 @@
 """Generate the reference pages: `python -m pages.reference`. reference.toml lists their contents.
 
 A page has a table of all its names, then for each group a heading, a sentence and one mkdocstrings directive
-per name. The page of the command line is generated from the commands.
+per name. The command-line page is generated from the commands.
 """
 
 import html
@@ -95,7 +95,7 @@ def _directive(name: str, options: list[str]) -> str:
 
 
 def command_line() -> str:
-    """Render the page of the command line: description, arguments, options and examples of each command."""
+    """Render the command-line page: description, arguments, options and examples of each command."""
     from regard.cli.app import COMMANDS
 
     parts = [
@@ -190,7 +190,7 @@ def _cell(text: str) -> str:
 
 
 def generated_pages() -> dict[Path, str]:
-    """Return the path and text of all generated pages."""
+    """Return the path and text of each generated page."""
     return {
         **{FOLDER / f"{name}.md": page(name) for name in PAGES},
         FOLDER / "command-line.md": command_line(),

@@ -22,7 +22,7 @@ PICTURE = re.compile(r"!\[[^\]]*\]\((?P<path>[^)\s#]+)")
 NUMBER = re.compile(r"[-−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?")
 ROOT = Path(__file__).parents[1]
 STYLE = ROOT / "docs/assets/guide.mplstyle"
-# Pictures that take minutes: the page gives the command that draws them.
+# Pictures that take minutes to draw: the page contains the command that draws them.
 COMMANDS = {
     "docs/pictures/demo.png": "make demo",
     "docs/pictures/lengths.png": "python -m benchmarks.lengths",
@@ -88,7 +88,7 @@ def run(page: Path) -> PageRun:
     for block in code_blocks(text + "\n"):
         printed = io.StringIO()
         try:
-            # prepend blank lines: line numbers in tracebacks are those of the page
+            # prepend blank lines, so that line numbers in tracebacks match the page
             code = compile("\n" * block.above + block.code, page, "exec")
             with contextlib.redirect_stdout(printed):
                 exec(code, namespace)
@@ -109,7 +109,7 @@ def differences(page: Path, result: PageRun) -> list[str]:
 
 
 def problems(page: Path, folder: Path, result: PageRun) -> list[str]:
-    """List what is wrong with a page that ran in this folder: its outputs and its pictures."""
+    """List the problems of a page that ran in this folder: wrong outputs and missing pictures."""
     absent = [picture for picture in picture_paths(page) if not (page.parent / picture).is_file()]
     return [
         *differences(page, result),
@@ -119,7 +119,7 @@ def problems(page: Path, folder: Path, result: PageRun) -> list[str]:
 
 
 def undrawn(page: Path, folder: Path) -> list[str]:
-    """List the pictures of a page drawn neither by its code, in this folder, nor by a command on the page."""
+    """List the pictures that neither the page's code, run in this folder, nor a command on the page draws."""
     text, drawn = page.read_text("utf-8"), drawn_pictures(page, folder)
     missing = []
     for picture in picture_paths(page):

@@ -1,4 +1,4 @@
-"""Which pages have to run: those whose text, or whose code, has changed since they last ran.
+"""Find the pages that must run: those whose text or code has changed since they last ran.
 
 `verified.txt` has one line per page: a digest, and the modules of regard that the page imported. The digest
 covers the page, these modules without comments and docstrings, the kernels and the version of torch.
@@ -22,7 +22,7 @@ ALWAYS = {"README.md"}  # the first code that new users run
 
 
 def is_verified(page: Path) -> bool:
-    """Return whether neither the page nor the code that it uses has changed since it last ran."""
+    """Return whether the page and the code that it uses are unchanged since it last ran."""
     name = _name(page)
     if name in ALWAYS or not CODE.search(page.read_text("utf-8") + "\n"):
         return False
@@ -68,7 +68,7 @@ def _of_bytes(file: Path) -> str:
 
 @cache
 def _of_code(file: Path) -> str:
-    """Digest of a module without its comments and docstrings; empty if it is gone."""
+    """Return the digest of a module without comments and docstrings; empty if the file does not exist."""
     if not file.exists():
         return ""
     tree = ast.parse(file.read_bytes())

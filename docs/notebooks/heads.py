@@ -23,7 +23,7 @@ def _(mo):
     # Heads
 
     minilm is a BERT with 6 layers of 12 heads. Type a sentence, choose a head, and see what each token
-    attends to. The chapter *Looking inside* of the guide explains what these pictures show and what not.
+    attends to. The chapter *Looking inside* explains what these pictures show and what they do not show.
     """)
     return
 

@@ -28,7 +28,7 @@ def _(mo):
 
     Here the keys are five vehicles, each a vector in the plane: left is land, right is water, up is fast. The
     values are their speeds. **Move the query.** The longer its arrow and the lower the temperature, the
-    harder the choice.
+    closer the result is to a single key.
     """)
     return
 

@@ -86,8 +86,8 @@ def _(encoding, heads, length, mo, plt, regard, weights):
         "rotary": "Rotates queries and keys. The score depends only on the distance: every row of the map is "
         "the row above it, shifted by one.",
         "alibi": "Adds a straight line per head, steep for the first and flat for the last.",
-        "t5": "Adds one number per bucket of distances. Before training it is random, but the buckets are "
-        "visible: single distances near the query, larger buckets far away.",
+        "t5": "Adds one number per bucket of distances. Before training, the numbers are random, but the "
+        "buckets are visible: single distances near the query, larger buckets far away.",
     }
     mo.vstack([mo.as_html(figure), mo.md(explanations[encoding.value])])
     return
@@ -152,8 +152,7 @@ def _(mo, order, outputs, plt, regard, shuffled, words):
 @app.cell(hide_code=True)
 def _(mo):
     mo.md(r"""
-    The chapter *Order* of the guide trains a model with each encoding on short sequences and tests it on long
-    ones.
+    The chapter *Order* trains a model with each encoding on short sequences and tests it on long ones.
     """)
     return
 

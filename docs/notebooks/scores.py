@@ -28,9 +28,9 @@ def _(mo):
     **normalizer** turns a row of scores into weights. Choose both, and see what a word attends to.
 
     - The dot product grows with the width d: increase it from 4 to 384, and the softmax puts all its weight
-      on one word. Divided by √d, it does not.
+      on one word. The scaled dot product, divided by √d, does not have this problem.
     - Sparsemax and entmax give weights of exactly zero; softmax never does.
-    - The weights of softmax1 may sum to less than one, those of sigmoid to more: see the sum.
+    - Softmax1 weights can sum to less than one, sigmoid weights to more than one: see the sum of the row.
     """)
     return
 
@@ -123,7 +123,7 @@ def _(mo):
     mo.md(r"""
     ## The same row under every normalizer
 
-    Uses the score, width and query chosen above. Chapter: `docs/path/scores-and-normalizers.md`.
+    This heatmap uses the score, width and query chosen above. Chapter: `docs/path/scores-and-normalizers.md`.
     """)
     return
 

@@ -21,13 +21,13 @@ INLINE bool any(ivec x) { return _mm256_movemask_ps((__m256)x) != 0; }
 INLINE vec square_root(vec x) { return (vec)_mm256_sqrt_ps((__m256)x); }
 INLINE vec reciprocal(vec x) { return 1.0f / x; }
 
-// fraction · 2^n where !(x < lowest), else 0. `shifted` is n + 1.5 · 2^23.
+// fraction · 2^n if !(x < lowest), otherwise 0. `shifted` is n + 1.5 · 2^23.
 INLINE vec scale_by_power(vec fraction, vec, vec shifted, vec x, float lowest) {
   const vec power = (vec)(((uvec)shifted << 23) + 0x3f800000u);
   return x < lowest - vec{} ? vec{} : fraction * power;
 }
 
-// Convert float16 to float, `count` numbers in whole vectors; returns how many were converted.
+// Converts up to `count` float16 numbers to float, in whole vectors; returns how many were converted.
 INLINE int64_t widen_halves(float* to, const uint16_t* from, int64_t count) {
   int64_t i = 0;
   for (; i + W <= count; i += W)

@@ -20,19 +20,19 @@ INLINE vec min(vec a, vec b) { return (vec)_mm512_min_ps((__m512)a, (__m512)b); 
 INLINE bool any(ivec x) { return _mm512_test_epi32_mask((__m512i)x, (__m512i)x) != 0; }
 INLINE vec square_root(vec x) { return (vec)_mm512_sqrt_ps((__m512)x); }
 
-// A 14-bit estimate and one Newton step.
+// A 14-bit estimate, refined by one Newton step.
 INLINE vec reciprocal(vec x) {
   const vec guess = (vec)_mm512_rcp14_ps((__m512)x);
   return guess + guess * (1.0f - x * guess);
 }
 
-// fraction · 2^n where !(x < lowest), else 0. `shifted` is n + 1.5 · 2^23.
+// fraction · 2^n if !(x < lowest), otherwise 0. `shifted` is n + 1.5 · 2^23.
 INLINE vec scale_by_power(vec fraction, vec n, vec, vec x, float lowest) {
   const __mmask16 live = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(lowest), _CMP_NLT_UQ);
   return (vec)_mm512_maskz_scalef_ps(live, (__m512)fraction, (__m512)n);
 }
 
-// Convert float16 to float, `count` numbers in whole vectors; returns how many were converted.
+// Converts up to `count` float16 numbers to float, in whole vectors; returns how many were converted.
 INLINE int64_t widen_halves(float* to, const uint16_t* from, int64_t count) {
   int64_t i = 0;
   for (; i + W <= count; i += W)

@@ -1,4 +1,4 @@
-// Operations without intrinsics, for instruction sets whose compilers need none. Needs W, vec, ivec and uvec.
+// Operations without intrinsics, for instruction sets that need none. Requires W, vec, ivec and uvec.
 #pragma once
 
 namespace regard {
@@ -20,13 +20,13 @@ INLINE vec square_root(vec x) {
 
 INLINE vec reciprocal(vec x) { return 1.0f / x; }
 
-// fraction · 2^n where !(x < lowest), else 0. `shifted` is n + 1.5 · 2^23.
+// fraction · 2^n if !(x < lowest), otherwise 0. `shifted` is n + 1.5 · 2^23.
 INLINE vec scale_by_power(vec fraction, vec, vec shifted, vec x, float lowest) {
   const vec power = (vec)(((uvec)shifted << 23) + 0x3f800000u);
   return x < lowest - vec{} ? vec{} : fraction * power;
 }
 
-// Convert float16 to float, in whole vectors; returns how many were converted: none.
+// Converts float16 to float, in whole vectors; returns how many were converted, here none.
 INLINE int64_t widen_halves(float*, const uint16_t*, int64_t) { return 0; }
 
 }  // namespace

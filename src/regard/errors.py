@@ -1,20 +1,20 @@
-"""Exceptions.
+"""Exceptions raised by regard.
 
     RegardError
     ├── ShapeError (ValueError)       incompatible shapes
-    ├── MaskError (ValueError)        masks that contradict each other or do not fit the call
+    ├── MaskError (ValueError)        conflicting masks, or a mask that does not fit the call
     ├── DTypeError (TypeError)        wrong dtype or type
     ├── DeviceError (ValueError)      tensors on different devices
-    ├── ArgumentError (ValueError)    any other invalid value
-    ├── StaleError (ValueError)       an input was modified in place before its weights were read
+    ├── ArgumentError (ValueError)    other invalid values
+    ├── StaleError (ValueError)       an input was modified in place before the weights were read
     └── MissingExtraError (ImportError)   an optional package is not installed
 
-Each message gives the value, the expected one and the fix.
+Each message states the actual value, the expected value and the fix.
 """
 
 
 class RegardError(Exception):
-    """Base class of all errors that regard raises.
+    """Base class for all errors that regard raises.
 
     >>> import regard, torch
     >>> try:
@@ -36,7 +36,7 @@ class ShapeError(RegardError, ValueError):
 
 
 class MaskError(RegardError, ValueError):
-    """Masks that contradict each other or do not fit the call.
+    """Conflicting masks, or a mask that does not fit the call.
 
     >>> import regard, torch
     >>> regard.Causal() & regard.Causal(align="start")
@@ -66,7 +66,7 @@ class DeviceError(RegardError, ValueError):
 
 
 class ArgumentError(RegardError, ValueError):
-    """Any other invalid value.
+    """An argument has an invalid value.
 
     >>> import regard, torch
     >>> regard.Softmax(temperature=0)
@@ -76,7 +76,7 @@ class ArgumentError(RegardError, ValueError):
 
 
 class StaleError(RegardError, ValueError):
-    """An input was modified in place, so its weights can no longer be recomputed.
+    """An input was modified in place, so the weights can no longer be recomputed.
 
     >>> import regard, torch
     >>> x = torch.ones(2, 3)

@@ -1,6 +1,6 @@
-"""Argument checks. Each error names the argument, its value and the allowed values.
+"""Argument checks. Each error message names the argument, its value and the allowed values.
 
-Imports without torch, so settings can be checked before it is loaded.
+torch is imported only on first use, so settings can be checked without loading it.
 """
 
 import math
@@ -26,7 +26,10 @@ def check_number(
     max: float | None = None,
     cure: str = "",
 ) -> None:
-    """Raise unless `value` is a real number within bounds; `name` is "Softmax got temperature"."""
+    """Raise unless `value` is a real number within bounds.
+
+    name: start of the error message, such as "Softmax got temperature".
+    """
     if isinstance(value, bool) or not (isinstance(value, Real) or _is_symbolic(value)):
         raise DTypeError(f"{name}={_shown(value)}, of type {type(value).__name__}; it must be a number.")
     number: Any = value
@@ -45,7 +48,7 @@ def check_number(
 def check_int(name: str, value: Any, *, min: int = 0, why: str = "") -> None:
     """Raise unless `value` is an integer of at least `min`."""
     if isinstance(value, bool) or not (isinstance(value, Integral) or _is_symbolic(value)):
-        raise DTypeError(f"{name}={_shown(value)}; it must be an integer, at least {min}.")
+        raise DTypeError(f"{name}={_shown(value)}; it must be an integer of at least {min}.")
     if value < min:
         raise ArgumentError(f"{name}={value}; it must be at least {min}{why}.")
 
@@ -63,15 +66,18 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 
 
 def check_type(name: str, value: Any, kind: type, cure: str) -> None:
-    """Raise unless `value` is a `kind`; `name` is "Transformer got a config"."""
+    """Raise unless `value` is an instance of `kind`.
+
+    name: start of the error message, such as "Transformer got a config".
+    """
     if not isinstance(value, kind):
         raise DTypeError(f"{name} of type {type(value).__name__}; pass a {kind.__name__}: {cure}.")
 
 
 def check_sentences(sentences: str | Sequence[str]) -> list[str]:
-    """Return sentences as a list of strings that can be encoded as UTF-8."""
+    """Return the sentences as a list of strings; raise if one cannot be encoded as UTF-8."""
     if not isinstance(sentences, str | Sequence):
-        raise DTypeError(f"sentences are {type_name(sentences)}; pass a string or a list of strings.")
+        raise DTypeError(f"sentences is {type_name(sentences)}; pass a string or a list of strings.")
     checked = [sentences] if isinstance(sentences, str) else list(sentences)
     for i, sentence in enumerate(checked):
         if not isinstance(sentence, str):
@@ -82,7 +88,7 @@ def check_sentences(sentences: str | Sequence[str]) -> list[str]:
             except UnicodeEncodeError as error:
                 raise ArgumentError(
                     f"Sentence {i} has the lone surrogate {sentence[error.start]!r} at character "
-                    f"{error.start}; decode the text again."
+                    f"{error.start}; check how the text was decoded."
                 ) from None
     return checked
 
@@ -92,29 +98,27 @@ def check_dense(name: str, tensor: "Tensor") -> None:
     import torch
 
     if tensor.is_quantized:
-        raise DTypeError(
-            f"{name} has dtype {tensor.dtype}; regard needs floating point: {name}.dequantize()."
-        )
+        raise DTypeError(f"{name} has dtype {tensor.dtype}; it must be floating point: {name}.dequantize().")
     if tensor.layout is not torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout)
-        raise DTypeError(f"{name} is a {kind} tensor; regard needs a dense one: {name}.to_dense().")
+        raise DTypeError(f"{name} is a {kind} tensor; it must be dense. Convert it with to_dense().")
 
 
 def check_device(name: str, value: "Tensor | nn.Module", device: "torch.device") -> None:
-    """Raise unless a tensor, or every tensor of a module, is on the query's device."""
+    """Raise unless the tensor, or every tensor in the module, is on the query's device."""
     from torch import Tensor
 
     tensors = [value] if isinstance(value, Tensor) else [*value.parameters(), *value.buffers()]
     for tensor in tensors:
         if tensor.device != device:
             raise DeviceError(
-                f"query is on {device} and {name} on {tensor.device}; move it: "
+                f"query is on {device} and {name} on {tensor.device}; move {name}: "
                 f"{name.removeprefix('the ')}.to({str(device)!r})."
             )
 
 
 def _is_symbolic(value: Any) -> bool:
-    """Whether `value` is a number that torch.compile traces: torch.SymInt or torch.SymFloat."""
+    """Whether `value` is a symbolic number from torch.compile: torch.SymInt or torch.SymFloat."""
     return type(value).__module__ == "torch" and type(value).__name__ in ("SymInt", "SymFloat")
 
 

@@ -1,10 +1,10 @@
-"""Optional packages, and the extras of regard that install them."""
+"""Optional packages and the regard extras that install them."""
 
 from importlib import import_module
 
 from regard.errors import MissingExtraError
 
-# module: extra, as in pyproject.toml
+# module → extra, as in pyproject.toml
 EXTRAS = {
     "anywidget": "notebook",
     "babel": "translation",
@@ -25,7 +25,7 @@ EXTRAS = {
 
 
 def require(package: str, feature: str) -> None:
-    """Import an optional package. If it is missing, raise an error that names the feature and its extra.
+    """Import an optional package. If it is missing, raise an error that names the feature and the extra.
 
     >>> from regard._util.extras import require
     >>> require("matplotlib", "draw_mask")
@@ -33,7 +33,7 @@ def require(package: str, feature: str) -> None:
     try:
         import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != package:  # the package is there, but one of its own dependencies is not
+        if error.name != package:  # the package is installed, but one of its dependencies is missing
             raise
         raise missing(package, feature) from None
 
@@ -53,7 +53,7 @@ def missing(package: str, feature: str) -> MissingExtraError:
 
 
 def install_command(package: str) -> str:
-    """Return the pip command that installs the extra of a package.
+    """Return the pip command that installs a package through its extra.
 
     >>> from regard._util.extras import install_command
     >>> install_command("tensorboard")

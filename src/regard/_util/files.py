@@ -1,4 +1,4 @@
-"""Atomic writes, bounded reads of regular files, and checksums."""
+"""Atomic writes, size-limited reads of regular files, and checksums."""
 
 import hashlib
 import os
@@ -29,9 +29,10 @@ _KINDS = {
 
 @contextmanager
 def open_atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a temporary file for writing; on success it replaces `path`, on failure it is deleted.
+    """Open a temporary file that replaces `path` on success and is deleted on failure.
 
-    Links are followed, and an existing file keeps its mode. Errors name `path`, not the temporary file.
+    Symbolic links are followed, and an existing file keeps its permissions. Errors name `path`, not the
+    temporary file.
 
     >>> import pathlib, tempfile
     >>> from regard._util.files import open_atomic
@@ -66,23 +67,23 @@ def open_atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def write_atomic(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write a file atomically: readers see the old content or the new, never a part; see `open_atomic`."""
+    """Write a file atomically: readers see the old or the new content, never a mixture."""
     with open_atomic(path) as file:
         file.write(content)
     return Path(path)
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Delete temporary files that `open_atomic` left in a folder when its process was killed."""
+    """Delete temporary files left in a folder by an `open_atomic` whose process was killed."""
     for path in folder.glob(".regard-*.part"):
         if _PART.fullmatch(path.name) and path.is_file() and not path.is_symlink():
             path.unlink()
 
 
 def check_regular(path: str | os.PathLike[str], max_bytes: int | None = None) -> None:
-    """Raise ArgumentError unless `path` is a regular file, or a link to one, of at most `max_bytes` bytes.
+    """Raise ArgumentError unless `path` is, or links to, a regular file of at most `max_bytes` bytes.
 
-    Reading a pipe could block, and reading a device may never end. A missing file raises OSError.
+    Reading a pipe can block, and reading a device might never end. A missing file raises OSError.
 
     >>> from regard._util.files import check_regular
     >>> check_regular("/dev/null")
@@ -133,13 +134,15 @@ def _check(path: str | os.PathLike[str], status: os.stat_result, max_bytes: int 
 
 def _too_large(path: str | os.PathLike[str], size: int, max_bytes: int) -> str:
     return (
-        f"{os.fspath(path)!r} has {format_bytes(size)}; the limit for such a file is "
+        f"{os.fspath(path)!r} has {format_bytes(size)}; the limit is "
         f"{format_bytes(max_bytes)}. Check the path."
     )
 
 
 def write_checksums(path: Path, names: Iterable[str]) -> None:
-    """Write the checksums of files in the format of sha256sum; names are relative to the folder of `path`.
+    """Write the checksums of files, in the format of sha256sum, to `path`.
+
+    names: file names, relative to the folder of `path`.
 
     >>> import pathlib, tempfile
     >>> from regard._util.files import verify_checksums, write_checksums
@@ -158,19 +161,19 @@ def write_checksums(path: Path, names: Iterable[str]) -> None:
 
 
 def verify_checksums(path: Path, names: Iterable[str]) -> None:
-    """Raise ValueError or OSError unless these files match the checksums in `path`."""
+    """Raise ValueError or OSError unless the named files match the checksums in `path`."""
     try:
         lines = read_regular(path, MAX_TEXT_BYTES).decode().split("\n")
     except UnicodeDecodeError:
         lines = [""]
     matches = [_SUM.fullmatch(line) for line in lines[:-1]]
     if lines[-1] or not all(matches):
-        raise ValueError(f"{path.name} is not a list of checksums")
+        raise ValueError(f"{path.name} is not a valid list of checksums")
     sums = {match[2]: match[1] for match in matches if match}
     for name in names:
         if name not in sums:
             raise ValueError(f"{path.name} has no checksum for {name}")
-        if not name.endswith(".safetensors"):  # their header states their size
+        if not name.endswith(".safetensors"):  # whose headers state their size
             check_loadable(path.parent / name)  # hashing a huge sparse file takes hours
         if _sha256(path.parent / name) != sums[name]:
             raise ValueError(f"{name} does not match its checksum")

@@ -1,7 +1,7 @@
 """Stop long computations between tiles.
 
-The caller installs a function with `checked_by`; loops over tiles call `check`, which runs it. To stop the
-loop, the function raises.
+Loops over tiles call `check`, which calls the function installed with `checked_by`. That function can raise
+an exception to stop the loop.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ _CHECK: ContextVar[Callable[[], None] | None] = ContextVar("regard_interrupt", d
 
 
 class Interrupted(BaseException):
-    """The caller no longer needs the result. Not an `Exception`, so no error handler swallows it.
+    """Raised when the caller no longer needs the result. `except Exception` does not catch it.
 
     >>> from regard._util.interrupt import Interrupted
     >>> issubclass(Interrupted, Exception)
@@ -23,7 +23,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def checked_by(check: Callable[[], None]) -> Iterator[None]:
-    """Call `check` before each tile that this thread computes within the block.
+    """Call `check` before each tile that this thread computes inside the `with` block.
 
     >>> from regard._util import interrupt
     >>> calls = []
@@ -48,10 +48,9 @@ def check() -> None:
 
 
 def bands(queries: int, width: int) -> Iterator[slice]:
-    """Yield slices of query rows, each less than a second of work, and call `check` before each.
+    """Yield slices of query rows that each take less than a second, and call `check` before each slice.
 
-    width: keys × heads.
-
+    width: number of keys × number of heads.
 
     >>> from regard._util import interrupt
     >>> list(interrupt.bands(10, 100))

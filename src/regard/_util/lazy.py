@@ -1,6 +1,6 @@
 """Lazy packages: public names are listed in `__init__.pyi` and imported on first use.
 
-Importing torch takes a second and matplotlib another half; `regard --help` needs neither.
+Importing torch takes a second and matplotlib another half second; `regard --help` needs neither.
 """
 
 import ast
@@ -13,9 +13,9 @@ from typing import Any
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return the `__getattr__`, `__dir__` and `__all__` of a package from the `__init__.pyi` next to `file`.
+    """Create the `__getattr__`, `__dir__` and `__all__` of a package from the `__init__.pyi` next to `file`.
 
-    Submodules are attributes too, imported on first use.
+    Submodules are also attributes and are imported on first use.
 
     >>> import regard
     >>> "attend" in dir(regard), regard.mechanism.masks.__name__
@@ -40,7 +40,7 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
         if name not in modules and name not in submodules:
             raise _unknown(package, name, [*modules, *submodules])
         value = load(name)
-        setattr(sys.modules[package], name, value)  # later accesses find it directly
+        setattr(sys.modules[package], name, value)  # later accesses bypass __getattr__
         return value
 
     def __dir__() -> list[str]:
@@ -64,5 +64,5 @@ def _read_stub(stub: Path) -> dict[str, str]:
 def _unknown(package: str, name: str, names: list[str]) -> AttributeError:
     similar = [] if name.startswith("_") else get_close_matches(name, names, n=1)
     hint = f"; did you mean {similar[0]!r}?" if similar else ""
-    # `name` without `obj` keeps Python from adding the same suggestion
+    # passing `name` without `obj` keeps Python from adding the same suggestion
     return AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name)

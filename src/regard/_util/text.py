@@ -1,12 +1,12 @@
-"""Text for messages: printable, short, with readable sizes."""
+"""Format text, sizes and counts for messages."""
 
 from typing import Any
 
-_JOINERS = "\u200c\u200d"  # zero-width (non-)joiners: not printable, but harmless and part of words
+_JOINERS = "\u200c\u200d"  # zero-width (non-)joiners: not printable, but harmless and used inside words
 
 
 def printable(text: str) -> str:
-    """Replace control characters, which a terminal would execute; whitespace becomes a space.
+    """Replace whitespace with spaces, and control characters, which a terminal would interpret, with "�".
 
     >>> from regard._util.text import printable
     >>> printable("a\\tdog\\x1b[31m")
@@ -18,7 +18,7 @@ def printable(text: str) -> str:
 
 
 def shorten(text: str, max_length: int = 80) -> str:
-    """Truncate a text to `max_length` characters, ending in an ellipsis.
+    """Truncate text to `max_length` characters, including a final ellipsis.
 
     >>> from regard._util.text import shorten
     >>> shorten("a long sentence", 7)
@@ -49,7 +49,7 @@ def pluralize(count: int, noun: str) -> str:
 
 
 def type_name(value: Any) -> str:
-    """Return the type of a value with its article.
+    """Return the name of a value's type, with its article.
 
     >>> from regard._util.text import type_name
     >>> type_name(3), type_name("dogs"), type_name(None)
@@ -60,7 +60,7 @@ def type_name(value: Any) -> str:
 
 
 def bar(fraction: float, width: int = 20) -> str:
-    """Draw a fraction as block characters, `width` for 1; nothing for NaN.
+    """Draw a fraction as a bar of at most `width` block characters; NaN gives an empty bar.
 
     >>> from regard._util.text import bar
     >>> bar(0.5, width=6)

@@ -1,4 +1,4 @@
-"""Bundle the ES modules of the view into one script, each module after those it imports.
+"""Bundle the ES modules of the view into one script, each module after its imports.
 
 Modules import by name from "./x.js" or "../folder/x.js" on one line, export at the start of a line, and
 share no top-level names. Bundling therefore needs no parser: imports and the word `export` are removed.
@@ -70,7 +70,7 @@ def static_names(folder: str) -> list[str]:
 
 
 def _collect(name: str, modules: dict[str, str], parents: tuple[str, ...]) -> None:
-    """Add a module to `modules`, after those it imports."""
+    """Add a module to `modules`, after the modules it imports."""
     if name in parents:
         raise ArgumentError(f"Circular import: {' imports '.join((*parents, name))}.")
     if name in modules:
@@ -112,7 +112,9 @@ def join(modules: dict[str, str], entry: str) -> str:
         exports[name] = {declared for line in exported for declared in top_level(line)}
         body = _EXPORT.sub("", _IMPORT.sub("", text)).strip("\n")
         if _DEFAULT_EXPORT.search(body) and name != entry:
-            raise ArgumentError(f"{name} has a default export; only the entry of the bundle, {entry}, may.")
+            raise ArgumentError(
+                f"{name} has a default export; only the bundle's entry, {entry}, may have one."
+            )
         parts.append(f"// {name}\n{body}")
     return "\n".join(parts)
 

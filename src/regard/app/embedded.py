@@ -15,10 +15,10 @@ from regard.app.view_model import ViewModel, join_notes
 from regard.inspection.layer_view import InputView, LayerView, as_floats
 from regard.mechanism.weights.matrix import Weights
 
-_SIZES = (512, 384, 256, 192, 128, 96, 64, 48, 32)  # of a pooled matrix; the first that fits is used
+_SIZES = (512, 384, 256, 192, 128, 96, 64, 48, 32)  # of a pooled matrix; the largest that fits is used
 _MAX_WEIGHTS = 6_000_000  # per file: 32 MB
-_MAX_VECTOR_NUMBERS = 2_000_000  # numbers in all query and key vectors
-_MAX_STATISTICS = 2**31  # weights of a layer whose head statistics are computed
+_MAX_VECTOR_NUMBERS = 2_000_000  # total size of all query and key vectors
+_MAX_STATISTICS = 2**31  # head statistics are computed for layers with up to this many weights
 
 
 def embedded(view: ViewModel) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _pooled_size(layer: LayerView, size: int) -> int:
 
 
 def _vector_numbers(layer: LayerView) -> int:
-    """Return how many numbers the queries and keys of a layer have."""
+    """Return the total size of the query and key vectors of a layer."""
     if not layer.has_vectors or not isinstance(layer.weights, Weights):
         return 0
     return layer.heads * sum(layer.size) * layer.weights.problem["query"].shape[-1]
@@ -65,8 +65,8 @@ def _note(model_input: InputView, size: int) -> str:
         return ""
     queries, keys = max(pooled, key=math.prod)
     return (
-        f"This file holds block means, at most {size} × {size} of {queries:,} × {keys:,} weights. Notebooks "
-        "and regard look show every weight."
+        f"This file contains block means, at most {size} × {size} of {queries:,} × {keys:,} weights. "
+        "Notebooks and regard look show every weight."
     )
 
 
@@ -103,5 +103,5 @@ def _vectors(layer: LayerView | None) -> dict[str, Any]:
         "formula": formula(problem.config.normalize),
         "tau": None
         if bool(tau.isnan().any())
-        else encode_array(as_floats(tau)),  # NaN: torch's SDPA returns none
+        else encode_array(as_floats(tau)),  # NaN: torch's SDPA does not return it
     }

@@ -1,4 +1,4 @@
-"""Questions about a layer of attention weights, and their answers. Arguments are untrusted and checked.
+"""Questions about a layer of attention weights, and their answers. All arguments are validated.
 
 tile: part of the matrix, pooled. topk: the largest weights of a row or column. received: the keys that
 receive the most attention. heads: statistics of heads. numbers: the computation of one weight.
@@ -20,9 +20,9 @@ from regard.mechanism import reference
 from regard.mechanism.normalizers import Entmax, Hard, Mean, Normalizer, Relu, Sigmoid, Softmax, Softmax1
 from regard.mechanism.weights.matrix import Weights
 
-_MAX_CELLS = 2**22  # of a tile, over all heads
-_CACHE_SIZE = 64  # answers per layer
-_CACHE_COST = 2**22  # weights behind an answer worth caching
+_MAX_CELLS = 2**22  # maximum size of a tile, over all heads
+_CACHE_SIZE = 64  # cached answers per layer
+_CACHE_COST = 2**22  # answers that read at least this many weights are cached
 _HEAD_PASSES = 4  # passes over all weights for head statistics: τ, entropy, distances, thumbnails
 _BAND = 2**28  # weights per head from which keys are summed in bands of rows
 
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
 
 
 class Question(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A question about a layer of an input, both counted from 0."""
+    """A question about a layer of an input. Layers and inputs are numbered from 0."""
 
     input: Index = 0
     layer: Index = 0
@@ -65,7 +65,7 @@ class Question(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TileQuestion(Question, kw_only=True):
-    """Part of the weight matrix, pooled to height × width.
+    """A request for part of the weight matrix, pooled to height × width.
 
     >>> import torch
     >>> from regard.app.protocol import TileQuestion
@@ -96,8 +96,8 @@ class TileQuestion(Question, kw_only=True):
         matrices = 1 if self.mean else len(heads)
         if matrices * height * width > _MAX_CELLS:
             raise ArgumentError(
-                f"A tile of {matrices} × {height} × {width} exceeds the limit of {_MAX_CELLS:,} cells. Ask "
-                "for fewer heads, or reduce height and width."
+                f"A tile of {matrices} × {height} × {width} exceeds the limit of {_MAX_CELLS:,} cells. "
+                "Request fewer heads, or reduce height and width."
             )
 
         def compute() -> Floats:
@@ -109,7 +109,7 @@ class TileQuestion(Question, kw_only=True):
 
 
 class TopkQuestion(Question, kw_only=True):
-    """The k largest weights in the row of a query or the column of a key."""
+    """A request for the k largest weights in the row of a query or the column of a key."""
 
     heads: Heads | None = None
     side: Literal["query", "key"] = "query"
@@ -130,7 +130,7 @@ class TopkQuestion(Question, kw_only=True):
 
 
 class ReceivedQuestion(Question, kw_only=True):
-    """The k keys that receive the most attention."""
+    """A request for the k keys that receive the most attention."""
 
     heads: Heads | None = None
     k: K = 10
@@ -149,7 +149,7 @@ class ReceivedQuestion(Question, kw_only=True):
 
 
 class HeadsQuestion(Question, kw_only=True):
-    """Statistics and thumbnails of heads."""
+    """A request for the statistics and thumbnails of heads."""
 
     heads: Heads | None = None
     size: Annotated[int, Meta(ge=1, le=512)] = 64
@@ -164,7 +164,7 @@ class HeadsQuestion(Question, kw_only=True):
         if cells > _MAX_CELLS:
             raise ArgumentError(
                 f"Thumbnails of {len(heads)} heads at size {size} have {cells:,} cells; the limit is "
-                f"{_MAX_CELLS:,}. Reduce the size, or ask for fewer heads."
+                f"{_MAX_CELLS:,}. Reduce the size, or request fewer heads."
             )
         statistics = _cached(layer, ("statistics", heads), _CACHE_COST, lambda: layer.head_statistics(heads))
 
@@ -177,7 +177,7 @@ class HeadsQuestion(Question, kw_only=True):
 
 
 class NumbersQuestion(Question, kw_only=True):
-    """The computation of one weight."""
+    """A request for the computation of one weight."""
 
     head: Index = 0
     query: Index = 0
@@ -189,8 +189,8 @@ class NumbersQuestion(Question, kw_only=True):
     def answer(self, layer: LayerView) -> Answer:
         if not layer.has_vectors:
             raise ArgumentError(
-                f"The weights of {layer.label!r} come without query and key vectors, so numbers has nothing "
-                "to show. Ask a layer whose description has vectors."
+                f"The layer {layer.label!r} has no query and key vectors, so the computation of a weight "
+                "cannot be shown. Choose a layer with vectors."
             )
         sizes = {"head": layer.heads, "query": layer.size[0], "key": layer.size[1]}
         for name, size in sizes.items():
@@ -220,7 +220,7 @@ def parse(question: str, arguments: Any = None) -> Question:
         return msgspec.convert({} if arguments is None else arguments, QUESTIONS[question])
     except msgspec.ValidationError as error:
         names = ", ".join(QUESTIONS[question].__struct_fields__)
-        raise ArgumentError(f"{question}: {error}. Its arguments are {names}.") from error
+        raise ArgumentError(f"{question}: {error}. Valid arguments: {names}.") from error
 
 
 def tau_cost(layer: LayerView) -> int:
@@ -283,7 +283,7 @@ def weight_computation(weights: Weights | Any, query: int, key: int) -> dict[str
 
 
 def formula(normalize: Normalizer, score: str = "score") -> str:
-    """Return the formula of a normalizer for display; score: how to write the score.
+    """Return the formula of a normalizer for display; score: the symbol for the score.
 
     >>> import regard
     >>> from regard.app.protocol import formula
@@ -317,7 +317,7 @@ def _cached(layer: LayerView, key: tuple[Any, ...], cost: int, compute: Callable
     key = tuple(tuple(part) if isinstance(part, list) else part for part in key)
     if cost < _CACHE_COST:
         return compute()
-    result = layer.cache.get(key)  # several threads may ask
+    result = layer.cache.get(key)  # other threads may evict it
     if result is None:
         layer.cache[key] = result = compute()
         if len(layer.cache) > _CACHE_SIZE:
@@ -360,7 +360,7 @@ def _check(name: str, value: int, size: int) -> None:
 
 
 def encode_array(x: Floats) -> dict[str, Any]:
-    """Return shape, and little-endian float32 values in base64."""
+    """Return the shape, and little-endian float32 values in base64."""
     return {"shape": list(x.shape), "data": b64encode(np.ascontiguousarray(x, "<f4").tobytes()).decode()}
 
 

@@ -26,7 +26,7 @@ EXTENSIONS = (".html", ".htm")
 def write_page(path: str | os.PathLike[str], x: Any, *, title: str = "", about: str = "") -> Path:
     """Write an interactive view of attention as one HTML file.
 
-    Large weight matrices are reduced to block means; the page says so.
+    Large weight matrices are reduced to block means; a note on the page says so.
 
     path: an .html file.
     x: a ViewModel, or anything `ViewModel.of` accepts: weights, a `Seen`, translations. Translations by a
@@ -78,10 +78,10 @@ def make_page(x: Any, *, title: str = "", about: str = "") -> str:
 def show(
     x: Any, *, queries: Sequence[str] | None = None, keys: Sequence[str] | None = None, title: str = ""
 ) -> Any:
-    """Show a view: in a notebook as a widget, elsewhere as a page in the browser.
+    """Show a view as a widget in a notebook, otherwise as a page in the browser.
 
-    In a notebook, return the widget, which is displayed as the last line of a cell. Elsewhere, write a
-    temporary page, open it and return its path.
+    In a notebook, return the widget, which is displayed if it is the last expression of a cell. Otherwise,
+    write a temporary page, open it and return its path.
 
     x, queries, keys, title: as in `ViewModel.of`.
 
@@ -111,7 +111,7 @@ def _in_notebook() -> bool:
 
 
 def _content_security_policy(css: str, script: str) -> str:
-    """Allow our own style and script by their hashes, and nothing else."""
+    """Return a policy that allows only this style and this script, identified by their hashes."""
     allowed = {"style-src": css, "script-src": script}
     hashes = {name: b64encode(sha256(text.encode()).digest()).decode() for name, text in allowed.items()}
     rules = [f"{name} 'sha256-{value}'" for name, value in hashes.items()]

@@ -1,6 +1,6 @@
-"""View models: the data behind the interactive view, queried by notebook, page and file alike.
+"""View models: the data behind the interactive view in notebooks, pages and files.
 
-A ViewModel has inputs (what a model read); an input has texts (tokens) and layers (attention weights).
+A ViewModel has one or more inputs of a model; an input has texts (tokens) and layers (attention weights).
 
 >>> import torch, regard
 >>> from regard.app.view_model import ViewModel
@@ -55,12 +55,15 @@ __all__ = [
 ]
 
 START_MARK, END_MARK = "[START]", "[END]"
-_MAX_INPUTS = 64  # of a batch
+_MAX_INPUTS = 64  # maximum batch size
 _MAX_ALIGNMENT = 2**24  # source words × target words
 
 
 class _Axes(NamedTuple):
-    """Tokenizer of the rows and columns of a layer. cross: they belong to different texts."""
+    """Tokens of the rows and columns of a layer's weight matrix.
+
+    cross: whether rows and columns belong to different texts.
+    """
 
     queries: Sequence[str]
     keys: Sequence[str]
@@ -92,7 +95,7 @@ class ViewModel:
 
         x: `Weights` or a tensor (…, queries, keys), where each batch entry becomes an input; a `Seen`; a
         mapping from names to weights; an `Alignment`; translations; or a ViewModel, which is returned as is.
-        queries, keys: tokens of the rows and columns. Default: keys = queries; without both, numbers.
+        queries, keys: tokens of the rows and columns. Default: keys = queries; numbers if both are None.
         """
         if isinstance(x, ViewModel):
             return x
@@ -119,15 +122,15 @@ class ViewModel:
         return cls(title, list(_inputs(named, lambda name, size, _: _axes(name, size, queries, keys))))
 
     def describe(self) -> dict[str, Any]:
-        """Return title, tokens and layers, without the weights, as JSON-serializable values."""
+        """Return the title, tokens and layers, without the weights, as JSON-serializable values."""
         inputs = [model_input.describe() for model_input in self.inputs]
         return {"title": utf8_text(self.title), "inputs": inputs}
 
     def ask(self, question: str, arguments: Mapping[str, Any] | None = None) -> protocol.Answer:
         """Answer a question about a layer: tile, topk, received, heads or numbers.
 
-        arguments: "input" and "layer", default 0, and those of the question. Invalid ones raise
-        ArgumentError.
+        arguments: "input" and "layer" (default: 0), and the arguments of the question. Invalid arguments
+        raise an ArgumentError.
         """
         parsed = protocol.parse(question, arguments)
         return parsed.answer(self.layer(parsed))
@@ -180,8 +183,8 @@ def _inputs(
     batch = max(map(len, split.values()))
     if batch > _MAX_INPUTS:
         raise ArgumentError(
-            f"The weights have a batch of {batch}; at most {_MAX_INPUTS} inputs can be shown. Select some: "
-            "weights of x[:8]."
+            f"The weights have a batch of {batch}; at most {_MAX_INPUTS} inputs can be shown. Select some "
+            "inputs, such as x[:8]."
         )
     for entry in range(batch):
         layers = {name: parts[entry] for name, parts in split.items() if entry < len(parts)}
@@ -213,7 +216,7 @@ def _input(title: str, named: Mapping[str, Weights | Tensor], axes: Mapping[str,
 def _axes(
     name: str, size: tuple[int, int], queries: Sequence[str] | None, keys: Sequence[str] | None
 ) -> _Axes:
-    """Choose the tokens of a layer; with two texts, self-attention layers get the one that fits."""
+    """Choose the tokens of a layer; with two texts, self-attention layers get the text that fits."""
     cross = is_cross_attention(name)
     first, second = (queries if queries is not None else keys), (keys if keys is not None else queries)
     if first is None or second is None:
@@ -240,9 +243,9 @@ def _seen_axes(seen: Seen, name: str, size: tuple[int, int], row: int) -> _Axes:
 
 
 def view_alignments(translations: Sequence[Translation], *, title: str = "") -> ViewModel:
-    """Create a view of the word alignments of translations, one input each.
+    """Create a view of word alignments, with one input per translation.
 
-    Translations by a model without attention have no layers, and a note with the reason.
+    Translations by a model without attention have no layers, but a note with the reason.
 
     >>> import torch
     >>> from regard.translation import Alignment, Translation
@@ -307,10 +310,10 @@ def look_at_translation(
 def look_at_translations(
     translator: Translator, translations: Sequence[Translation], *, title: str = ""
 ) -> ViewModel:
-    """View all attention layers of a model for translations it made.
+    """View all attention layers of a translator for its translations.
 
-    The first layer of each input is the word alignment. The others have subword tokens; the end mark of the
-    source and the start mark of the target are special tokens.
+    The first layer of each input is the word alignment. The others have subword tokens; the end token of the
+    source and the start token of the target count as special tokens.
 
     >>> from regard.models import TransformerConfig, Transformer
     >>> from regard.translation import Tokenizer, Translator, TokenizerPair
@@ -334,7 +337,7 @@ def _translator_input(translator: Translator, translation: Translation) -> Input
         reason = ""
         if length > translator.max_tokens:
             reason = (
-                f"Only the words are shown: {length} tokens; the model reads at most {translator.max_tokens}."
+                f"Only words are shown: {length} tokens, but the model reads at most {translator.max_tokens}."
             )
         return InputView(words.title, words.texts, words.layers, join_notes(words.note, reason))
     texts = [*words.texts, *_token_texts(source, target)]
@@ -343,7 +346,7 @@ def _translator_input(translator: Translator, translation: Translation) -> Input
 
 
 def _target_tokens(translator: Translator, translation: Translation) -> Segmentation:
-    """Return the tokens the model generated; retokenizing its text may give others."""
+    """Return the tokens generated by the model; tokenizing its text again may give different ones."""
     if len(translation.token_ids) != len(translation.tokens) or not translation.token_ids:  # not from a model
         return translator.tokens.target.segment(translation.text)
     return Segmentation([], translation.token_ids, translation.tokens, [], {})
@@ -360,7 +363,7 @@ def _token_texts(source: Segmentation, target: Segmentation) -> tuple[TextView, 
 def _attention_layers(
     model: Seq2Seq, source: Sequence[int], target: Sequence[int], source_text: int
 ) -> Iterator[LayerView]:
-    """Yield every attention layer. source_text: index of the source text; the target is the next."""
+    """Yield every attention layer. source_text: index of the source text; the target text comes next."""
     modules = ((name.replace("_orig_mod.", ""), module) for name, module in model.named_modules())
     names = [name for name, module in modules if isinstance(module, Attends)]
     if not names:
@@ -380,7 +383,7 @@ def _attention_layers(
 
 
 def look_at_text(encoder: WordEncoder, texts: str | Sequence[str], *, title: str = "") -> ViewModel:
-    """View all attention layers of an encoder for texts, one input each.
+    """View all attention layers of an encoder, with one input per text.
 
     >>> import regard
     >>> from regard.app.view_model import look_at_text

@@ -1,7 +1,7 @@
 """A notebook widget for Jupyter, VS Code, Colab and marimo (anywidget).
 
-The kernel holds the weights and answers the questions of the view, so long inputs are sent part by part.
-Script and style are part of the widget; nothing is downloaded.
+The kernel holds the weights and sends only the parts that the view requests, so inputs can be long. Script
+and style are part of the widget; nothing is downloaded.
 """
 
 from collections.abc import Mapping, Sequence

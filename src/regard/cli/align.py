@@ -43,7 +43,7 @@ _head = partial(typer.Option, rich_help_panel="Attention head")
 _format = partial(typer.Option, rich_help_panel="Output format")
 _BATCH_PAIRS = 512
 _BATCH_CELLS = 4_000_000  # source words × target words
-_MIN_PAIRS = 10  # from which the index base of a gold file can be guessed
+_MIN_PAIRS = 10  # minimum to guess the index base of a gold file
 
 
 def align(
@@ -60,7 +60,7 @@ def align(
         str | None, typer.Argument(metavar="TARGET", help="Translations of SOURCE, line by line.")
     ] = None,
     text: Annotated[
-        bool, typer.Option("--text", help="SOURCE and TARGET are two sentences in quotes, not files.")
+        bool, typer.Option("--text", help="Treat SOURCE and TARGET as sentences (in quotes), not files.")
     ] = False,
     output: OutputFile = None,
     reverse_model: Annotated[
@@ -84,30 +84,31 @@ def align(
         Path | None,
         _gold(
             metavar="FILE",
-            help="Gold links of each pair: 0-1 is sure, 0p1 possible. Prints the alignment error rate, "
-            "precision and recall instead of links.",
+            help="File with the gold links of each pair: 0-1 is a sure link, 0p1 a possible one. Prints the "
+            "alignment error rate, precision and recall instead of links.",
         ),
     ] = None,
     index_base: Annotated[
         int | None,
-        _gold(help="Number of the first word in the gold file, 0 or 1.", show_default="0"),
+        _gold(help="Index of the first word in the gold file: 0 or 1.", show_default="0"),
     ] = None,
     layer: Annotated[
-        int | None, _head(help="Decoder layer, from 0; -1 is the last.", show_default="selected by training")
+        int | None,
+        _head(help="Decoder layer, counted from 0; -1 is the last.", show_default="selected by training"),
     ] = None,
     heads: Annotated[
         str | None,
         _head(
             metavar="N,N",
-            help="Heads to average, from 0 (-1 is the last), or all.",
+            help="Heads to average, counted from 0 (-1 is the last), or all.",
             show_default="selected by training; with --layer, all",
         ),
     ] = None,
     shift: Annotated[
         Literal["input", "output"] | None,
         _head(
-            help="Decoding step whose weights align a word: the step that predicts it (output), or the next, "
-            "which reads it (input).",
+            help="Decoding step whose weights align a target word: the step that predicts it (output) or the "
+            "next step, which reads it (input).",
             show_default="selected by training",
         ),
     ] = None,
@@ -118,23 +119,25 @@ def align(
             show_default="one link per target word, to the source word with the largest weight",
         ),
     ] = None,
-    soft: Annotated[bool, _format("--soft", help="Print all weights, one JSON object per line.")] = False,
+    as_json: Annotated[
+        bool, _format("--json", help="Print one JSON object per sentence pair, with all weights.")
+    ] = False,
     draw: Annotated[bool, _format("--draw", help="Draw all weights in the terminal.")] = False,
 ) -> None:
     """Align the words of existing translations.
 
-    Prints one line of links per pair: 0-0 1-2 links source word 0 to target word 0, and 1 to 2. Words are
-    separated by whitespace and counted from 0. The links come from the model's cross-attention; training
-    selected the layer and heads that align best.
+    Prints one line of links per pair. For example, 0-0 1-2 links source word 0 to target word 0, and source
+    word 1 to target word 2. Words are separated by whitespace and counted from 0. The links come from the
+    model's cross-attention; training selects the layer and heads that align best.
 
     Examples:
     regard align -m de-en test.de test.en -o test.align
     regard align -m de-en --text "Zwei Hunde ." "Two dogs ." --draw
-    regard align -m de-en --reverse-model en-de test.de test.en  # better links
+    regard align -m de-en --reverse-model en-de test.de test.en  # more accurate
     regard align -m de-en test.de test.en --gold test.gold
     """
     _check_inputs(source, target, text)
-    _check_options(soft, draw, threshold, reverse_model, symmetrize, gold, index_base)
+    _check_options(as_json, draw, threshold, reverse_model, symmetrize, gold, index_base)
     for folder in filter(None, (model, reverse_model)):
         check_model(folder)
     if output is not None:
@@ -155,7 +158,7 @@ def align(
     with _open(output, quiet=gold is not None) as to:
         for batch in _batches(pairs):
             alignments = forward.align(batch)
-            if soft or draw:
+            if as_json or draw:
                 _write_weights(alignments, to, draw)
                 continue
             links = [alignment.links(threshold) for alignment in alignments]
@@ -168,7 +171,7 @@ def align(
 
 
 def _check_inputs(source: str, target: str | None, text: bool) -> None:
-    """Raise unless there are two sentences, or readable files."""
+    """Raise unless the arguments are two sentences, or readable files."""
     if text:
         if target is None:
             raise ArgumentError('--text needs two sentences: regard align --text "Ja." "Yes."')
@@ -179,11 +182,13 @@ def _check_inputs(source: str, target: str | None, text: bool) -> None:
         if path is not None:
             check_input(Path(path), name)
     if source == target == "-":
-        raise ArgumentError("SOURCE and TARGET are both -; pass pairs, source⇥target, without TARGET.")
+        raise ArgumentError(
+            "SOURCE and TARGET are both -; pass pairs (source⇥target) on stdin, and omit TARGET."
+        )
 
 
 def _check_options(
-    soft: bool,
+    as_json: bool,
     draw: bool,
     threshold: float | None,
     reverse_model: Path | None,
@@ -192,22 +197,22 @@ def _check_options(
     index_base: int | None,
 ) -> None:
     """Raise if options contradict each other."""
-    if soft and draw:
-        raise ArgumentError("--soft and --draw are mutually exclusive; pass one of them.")
-    if soft or draw:
+    if as_json and draw:
+        raise ArgumentError("--json and --draw are mutually exclusive; pass one of them.")
+    if as_json or draw:
         for name, value in {
             "--threshold": threshold,
             "--reverse-model": reverse_model,
             "--gold": gold,
         }.items():
             if value is not None:
-                raise ArgumentError(f"{name} applies to links; remove it, or remove --soft and --draw.")
+                raise ArgumentError(f"{name} applies only to links; remove it, or remove --json or --draw.")
     if symmetrize is not None and reverse_model is None:
         raise ArgumentError(f"--symmetrize {symmetrize} needs a second model: --reverse-model FOLDER.")
     with naming(threshold="--threshold"):
         check_threshold(threshold)
     if index_base is not None and gold is None:
-        raise ArgumentError(f"--index-base {index_base} applies to a gold file; add --gold FILE.")
+        raise ArgumentError(f"--index-base {index_base} requires a gold file; add --gold FILE.")
     if gold is not None:
         check_input(gold, "--gold")
 
@@ -223,8 +228,8 @@ def _parse_head(layer: int | None, heads: str | None, shift: str | None) -> dict
         numbers = heads.replace(",", " ").split()
         if not numbers or not all(re.fullmatch(r"-?[0-9]{1,9}", number) for number in numbers):
             raise ArgumentError(
-                f"--heads is {shorten(heads)!r}; pass numbers separated by commas, such as 0,2, -1 for the "
-                "last head, or all."
+                f"--heads is {shorten(heads)!r}; pass numbers separated by commas, such as 0,2 (-1 is the "
+                "last head), or all."
             )
         overrides["heads"] = tuple(map(int, numbers))
     return overrides
@@ -248,7 +253,7 @@ def _alignment_head(translator: "Translator", overrides: dict[str, Any]) -> "Ali
 
 
 def _read_gold(path: Path, index_base: int | None, pairs: Sequence[Pair]) -> "list[GoldAlignment]":
-    """Read the gold links of all pairs; raise if they do not fit the pairs."""
+    """Read the gold links of all pairs; raise if they do not match the pairs."""
     from regard.translation.alignment.aer import read_gold
 
     base = index_base or 0
@@ -275,17 +280,17 @@ def _read_gold(path: Path, index_base: int | None, pairs: Sequence[Pair]) -> "li
 
 
 def _check_index_base(path: Path, gold: "Sequence[GoldAlignment]") -> None:
-    """Raise if the file seems to count from 1: otherwise only a high error rate would show it."""
+    """Raise if the file seems to count from 1. Without this check, only a high error rate would show it."""
     links = [link for pair in gold for link in pair.sure | pair.possible]
     if len(gold) >= _MIN_PAIRS and links and all(0 not in link for link in links):
         raise ArgumentError(
             f"{str(path)!r} never links word 0 in {len(gold):,} pairs, so it seems to count from 1. Use "
-            "--index-base 1, or --index-base 0 if it does not."
+            "--index-base 1, or --index-base 0 if it counts from 0."
         )
 
 
 def _batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    """Group pairs; fewer of long ones, because their weights need memory."""
+    """Group pairs into batches; long sentences get smaller ones, because their weights need more memory."""
     batch: list[Pair] = []
     cells = 0
     for source, target in pairs:
@@ -300,7 +305,7 @@ def _batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
 
 @contextmanager
 def _open(output: Path | None, quiet: bool) -> Iterator[IO[str]]:
-    """Open the output: a file, stdout, or nothing if `quiet`."""
+    """Open the output file, or stdout if there is none; if `quiet`, discard what would go to stdout."""
     if output is not None:
         with open_output(output) as to:
             yield to

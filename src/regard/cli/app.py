@@ -1,4 +1,4 @@
-"""The commands as a typer application. Only the command that runs is imported."""
+"""The typer application. Only the requested command is imported."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -25,7 +25,7 @@ COMMANDS = {
     },
     "Contextual word vectors": {
         "compare": "Compare a word's vectors in two sentences, layer by layer.",
-        "attention": "Print the attention weights of a word in a sentence.",
+        "attention": "Print how much a word attends to each word of its sentence.",
         "embed": "Compute contextual word vectors.",
     },
     "Visualization": {
@@ -33,7 +33,7 @@ COMMANDS = {
         "draw": "Draw attention weights, a mask or a position encoding.",
     },
 }
-# modules of commands that share one
+# commands that share a module
 _MODULES = {"compare": "words", "attention": "words", "embed": "words"}
 
 # default placeholders for option values; flags have none
@@ -44,7 +44,7 @@ class Command(TyperCommand):
     """A command whose help shows placeholders, not Python types."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters."""
+        """Return the parameters, without their Python types."""
         return [_without_type(param) for param in super().get_params(ctx)]
 
 
@@ -52,7 +52,7 @@ class Group(TyperGroup):
     """`regard` itself."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters."""
+        """Return the parameters, without their Python types."""
         return [_without_type(param) for param in super().get_params(ctx)]
 
 
@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> Any:
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
-        epilog="Run regard COMMAND --help for the options and examples of a command.",
+        epilog="Run regard COMMAND --help for a command's options and examples.",
     )
     name = arguments[0] if arguments else ""
     if any(name in commands for commands in COMMANDS.values()):  # import only this command
@@ -79,8 +79,8 @@ def run(arguments: list[str]) -> Any:
 
 def add_command(app: typer.Typer, name: str) -> None:
     """Add a command with its options."""
-    home = import_module(f"regard.cli.{_MODULES.get(name, name)}")
-    command = getattr(home, name)
+    module = import_module(f"regard.cli.{_MODULES.get(name, name)}")
+    command = getattr(module, name)
     for hint in get_type_hints(command, include_extras=True).values():
         match get_args(hint):
             case kind, OptionInfo(metavar=None) as option:
@@ -88,7 +88,7 @@ def add_command(app: typer.Typer, name: str) -> None:
     text, examples = split_docstring(command)
     app.command(
         name,
-        cls=getattr(home, "Command", Command),
+        cls=getattr(module, "Command", Command),
         help=text,
         epilog=f"[bold]Examples[/bold]\n{examples}" if examples else None,
     )(command)
@@ -114,7 +114,7 @@ def _root(
 
 
 def _not_imported() -> None:
-    """Stand for a command that is only listed."""
+    """Stand in for a command that is listed but not imported."""
     raise ArgumentError("The command comes first: regard COMMAND [OPTIONS].")
 
 

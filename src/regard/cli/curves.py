@@ -22,7 +22,7 @@ def curves(
         list[Path],
         typer.Argument(
             metavar="FOLDER",
-            help="Folders written by regard train, even while it is running, or log.csv files.",
+            help="Folders written by regard train (runs in progress are allowed), or log.csv files.",
         ),
     ],
     output: PictureFile = Path("curves.png"),
@@ -46,7 +46,7 @@ def curves(
 
 
 def _log(folder: Path) -> Path:
-    """Return the log of a model folder; a file is returned as it is."""
+    """Return the log of a model folder; a file is returned as is."""
     if folder.is_dir() and not (folder / LOG).is_file():
         raise ArgumentError(f"{str(folder)!r} has no {LOG}; pass a folder written by regard train.")
     if not folder.exists():

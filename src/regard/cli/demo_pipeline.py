@@ -71,14 +71,14 @@ def run(model: Model, languages: str, output: Path, seed: int = 0) -> None:
 
 
 def is_trained(folder: Path) -> bool:
-    """Return whether a folder has a model, unless it comes from an interrupted demo."""
+    """Return whether a folder has a model other than one left by an interrupted demo."""
     from regard.app.server.routes.training import state_of
 
     return (folder / MODEL).is_file() and not ((folder / _MARKER).is_file() and state_of(folder) == "stopped")
 
 
 def ensure_trained(folder: Path) -> str:
-    """Train the demo's Transformer if the folder has none; return its languages."""
+    """Train the demo's Transformer if the folder has no model; return its languages."""
     if not is_trained(folder):
         console().print(f"Training the demo model in {printable(str(folder))}; this takes two minutes.")
         _train(folder, _config("transformer", 0), embedded_corpus(*LANGUAGES), "-".join(LANGUAGES))
@@ -116,7 +116,7 @@ def _remove(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_symlink() or (not path.is_dir() and path not in own):
             raise ArgumentError(
-                f"{str(path)!r} was not created by the demo, which would delete its folder; move the file, "
+                f"{str(path)!r} was not created by the demo, but would be deleted by it; move the file, "
                 "or choose another folder: --output FOLDER."
             )
     shutil.rmtree(folder)
@@ -135,7 +135,7 @@ def _accuracy(translator: Translator, corpus: EmbeddedCorpus) -> str:
 
 
 def _interesting(pairs: Sequence[Pair]) -> list[Pair]:
-    """Select sentences that are not too short and fit a terminal."""
+    """Select sentences that are neither too short nor too wide for a terminal."""
     fit = [pair for pair in pairs if 4 <= len(pair.source.split()) <= 9]
     return sorted(fit or pairs, key=lambda pair: -len(pair.target.split()))[:_ON_PAGE]
 

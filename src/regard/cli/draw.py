@@ -26,8 +26,8 @@ _with_model = partial(typer.Option, rich_help_panel="With --model")
 _WEIGHTS = "a weights file"
 _MAX_SIZE = 50_000  # queries and keys of a mask
 _DEFAULT_SIZE = {"mask": 12, "positions": 64}
-_WIDTH, _HEADS = 64, 8  # of position encodings
-# options of each kind of picture
+_WIDTH, _HEADS = 64, 8  # of the drawn position encodings
+# options that apply to each kind of picture
 _OPTIONS = {
     _WEIGHTS: ("--head", "--queries", "--keys", "--log"),
     "--model": ("--heads", "--layer", "--head", "--log"),
@@ -51,8 +51,8 @@ def draw(
             "--model",
             "-m",
             metavar="FOLDER",
-            help="Draw the attention of this model for SENTENCE: a folder written by regard train, a folder "
-            'with an encoder, or "minilm".',
+            help="Draw this model's attention for SENTENCE: a folder written by regard train, an encoder "
+            'folder, or "minilm".',
         ),
     ] = None,
     mask: Annotated[
@@ -60,12 +60,14 @@ def draw(
         typer.Option(
             metavar="MASK",
             help="Draw a mask: causal, window:4, prefix:3, padding:5 or documents:3,4. Repeat to intersect "
-            "several.",
+            "masks.",
         ),
     ] = None,
     positions: Annotated[
         PositionKind | None,
-        typer.Option(metavar="KIND", help=f"Draw a position encoding: {', '.join(KINDS)}."),
+        typer.Option(
+            metavar="KIND", help=f"Draw a position encoding: {', '.join(KINDS[:-1])} or {KINDS[-1]}."
+        ),
     ] = None,
     heads: Annotated[
         bool,
@@ -75,28 +77,32 @@ def draw(
         ),
     ] = False,
     layer: Annotated[
-        int | None, _with_model(help="One layer, from 0; -1 is the last.", show_default="all")
+        int | None, _with_model(help="Layer to draw, counted from 0; -1 is the last.", show_default="all")
     ] = None,
     head: Annotated[
         int | None,
-        _with_model(help="One head, from 0; -1 is the last. Also for a weights file.", show_default="all"),
+        _with_model(
+            help="Head to draw, counted from 0; -1 is the last. Also applies to a weights file.",
+            show_default="all",
+        ),
     ] = None,
     size: Annotated[
         str | None,
         _appearance(
             metavar="N",
-            help="Number of queries and keys of a mask, such as 12 or 8x12, or number of positions.",
-            show_default="12; 64 positions",
+            help="Number of queries and keys in a mask, such as 12 or 8x12, or number of positions.",
+            show_default="12 for a mask, 64 for positions",
         ),
     ] = None,
     queries: Annotated[
         str | None,
         _appearance(
-            metavar="TOKENS", help="Row labels: tokens separated by spaces, or a text file with one per line."
+            metavar="TOKENS",
+            help="Row labels: tokens separated by spaces, or a text file with one token per line.",
         ),
     ] = None,
     keys: Annotated[
-        str | None, _appearance(metavar="TOKENS", help="Column labels, in the same format.")
+        str | None, _appearance(metavar="TOKENS", help="Column labels, in the same format as --queries.")
     ] = None,
     title: Annotated[str | None, _appearance(metavar="TEXT", help="Title above the picture.")] = None,
     log: Annotated[
@@ -106,7 +112,7 @@ def draw(
 ) -> None:
     """Draw attention weights, a model's attention, a mask or a position encoding.
 
-    For a translation model, the picture is the word alignment of a sentence and its translation; for an
+    For a translation model, draws the word alignment between the sentence and its translation; for an
     encoder, every layer and head. For training curves, use regard curves.
 
     Examples:
@@ -155,7 +161,9 @@ def _kind(subject: str | None, options: dict[str, object]) -> str:
         raise ArgumentError(f"{' and '.join(kinds)} are mutually exclusive; pass one of them.")
     if not kinds:
         if subject is None:
-            raise ArgumentError("draw needs a weights file, --model and a sentence, --mask or --positions.")
+            raise ArgumentError(
+                "draw needs one of: a weights file, --model with a sentence, --mask, --positions."
+            )
         _check_file(Path(subject))
         return _WEIGHTS
     if kinds == ["--model"] and subject is None:
@@ -183,7 +191,7 @@ def _check_options(kind: str, options: list[str]) -> None:
     wrong = [name for name in options if name not in _OPTIONS[kind]]
     if wrong:
         raise ArgumentError(
-            f"{wrong[0]} does not apply to {kind}; its options are {', '.join(_OPTIONS[kind])}."
+            f"{wrong[0]} does not apply to {kind}, which accepts {', '.join(_OPTIONS[kind])}."
         )
 
 
@@ -214,7 +222,9 @@ def _draw_model(
         from regard.models.encoders.pretrained import load_encoder
 
         if selection[0]:
-            raise ArgumentError(f"--heads applies to translation models; {model!r} is always drawn by head.")
+            raise ArgumentError(
+                f"--heads applies only to translation models; all heads of {model!r} are drawn without it."
+            )
         (view,) = look_at_text(load_encoder(model), [sentence]).inputs
         return _draw_layers(view.layers, view.texts, selection[1:], output, style)
     from regard.translation.alignment.cross_attention import cross_attention_layers
@@ -224,7 +234,7 @@ def _draw_model(
     (translation,) = translator.translate([sentence], alignment=True)
     if selection == (False, None, None):
         if style.pop("log"):
-            raise ArgumentError("--log applies to heads; add --heads, or remove it.")
+            raise ArgumentError("--log applies only to heads; add --heads, or remove --log.")
         draw_alignments(translation.alignment, output, **style)
         return translation.text
     (view,) = look_at_translations(translator, [translation]).inputs
@@ -277,7 +287,7 @@ def _draw_mask(
 
     mask = reduce(and_, starmap(_mask, rules))
     sizes: list[Any] = list(shape or mask.default_size() or (_DEFAULT_SIZE["mask"],) * 2)
-    sides = [own or labels[1 - i] or sizes[i] for i, own in enumerate(labels)] if any(labels) else sizes
+    sides = [label or labels[1 - i] or sizes[i] for i, label in enumerate(labels)] if any(labels) else sizes
     draw_mask(mask, output, queries=sides[0], keys=sides[1], **style)
     return repr(mask)
 
@@ -327,7 +337,9 @@ def _shape(size: str) -> tuple[int, int]:
     """Parse --size: 12, or 8x12."""
     numbers = size.lower().split("x")
     if len(numbers) > 2 or not all(n.isdecimal() and len(n) < 7 and int(n) for n in numbers):
-        raise ArgumentError(f"--size is {shorten(size)!r}; pass one number, or queries x keys: 12 or 8x12.")
+        raise ArgumentError(
+            f"--size is {shorten(size)!r}; pass one number, or queries x keys, such as 12 or 8x12."
+        )
     if max(map(int, numbers)) > _MAX_SIZE:
         raise ArgumentError(f"--size is {size}; the maximum is {_MAX_SIZE:,}.")
     return int(numbers[0]), int(numbers[-1])
@@ -341,7 +353,7 @@ def _tokens(value: str | None, option: str) -> list[str] | None:
         return [line.removesuffix("\r") for line in read(Path(value), option).removesuffix("\n").split("\n")]
     tokens = value.split()
     if not tokens:
-        raise ArgumentError(f"{option} is {value!r}; pass at least one token; separate tokens by spaces.")
+        raise ArgumentError(f"{option} is {value!r}; pass one or more tokens separated by spaces.")
     return tokens
 
 

@@ -56,9 +56,9 @@ def evaluate(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="Source sentences. Without REFERENCE: sentence pairs (.tsv, .jsonl, - for stdin) or a "
-            "built-in test set, embedded or embedded-longer (with sentences longer than in training). Files "
-            "may be gzipped.",
+            help="Source sentences. Without REFERENCE: sentence pairs (.tsv, .jsonl, - for stdin) or the "
+            'name of a built-in test set: "embedded" or "embedded-longer" (adds sentences longer than those '
+            "used in training). Files may be gzipped.",
         ),
     ],
     reference: Annotated[
@@ -70,26 +70,31 @@ def evaluate(
             "--model",
             "-m",
             metavar="FOLDER",
-            help="Folder written by regard train. Repeat to compare several.",
+            help="Folder written by regard train. Repeat to compare models.",
         ),
     ] = None,
     translations: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="Text file with existing translations to score. Repeatable."),
     ] = None,
-    beam: Annotated[int, _decoding(help="Beam size; 1 is greedy.")] = Beam.size,
+    beam: Annotated[int, _decoding(help="Beam size; 1 is greedy decoding.")] = Beam.size,
     batch: Annotated[int, _decoding(help="Batch size in sentences.")] = 64,
     languages: Annotated[
-        str, _decoding(metavar="FROM-TO", help="Languages of the embedded corpus.")
+        str, typer.Option(metavar="FROM-TO", help="Languages of the embedded corpus.")
     ] = "en-de",
     tokenize: Annotated[
         str,
         _report(metavar="NAME", help="sacreBLEU tokenizer: 13a, intl, zh, ja-mecab, ko-mecab, char or none."),
     ] = "13a",
-    lowercase: Annotated[bool, _report("--lowercase", help="Ignore case in BLEU and chrF.")] = False,
+    lowercase: Annotated[
+        bool, _report("--lowercase", help="Ignore case in BLEU, chrF and exact match.")
+    ] = False,
     lengths: Annotated[bool, _report("--by-length", help="Also print scores by sentence length.")] = False,
     picture: Annotated[
-        Path | None, _report(metavar="FILE", help="Also draw BLEU by length: a .png, .svg or .pdf file.")
+        Path | None,
+        _report(
+            metavar="FILE", help="Also plot BLEU by sentence length and save it as a .png, .svg or .pdf file."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -143,7 +148,7 @@ def evaluate(
 def _check_options(
     folders: Sequence[Path], files: Sequence[Path], output: Path | None, picture: Path | None
 ) -> None:
-    """Raise for mistakes that can be found before anything is loaded."""
+    """Raise for errors that can be detected before a model is loaded."""
     if not folders and not files:
         raise ArgumentError(
             "evaluate needs a model (--model FOLDER) or existing translations (--translations FILE)."
@@ -164,7 +169,7 @@ def _check_options(
 
 
 def _check_corpus(source: str, reference: str | None, languages: str) -> None:
-    """Raise unless the languages are valid, or the files readable."""
+    """Raise unless the files are readable; for a built-in test set, unless the languages are valid."""
     if _is_built_in(source, reference):
         parse_languages(languages)
         return
@@ -174,7 +179,7 @@ def _check_corpus(source: str, reference: str | None, languages: str) -> None:
 
 
 def _is_built_in(source: str, reference: str | None) -> bool:
-    """Return whether this is a built-in test set."""
+    """Return whether the arguments name a built-in test set."""
     return source in ("embedded", "embedded-longer") and reference is None and not Path(source).exists()
 
 
@@ -186,7 +191,7 @@ def _pairs(source: str, reference: str | None, languages: str) -> Sequence[tuple
         return corpus.test if source == "embedded" else [*corpus.test, *corpus.longer]
     pairs = list(read_pairs(source, reference))
     if not pairs:
-        raise ArgumentError(f"{source!r} has no sentences.")
+        raise ArgumentError(f"{source!r} has no sentences; pass at least one pair.")
     return pairs
 
 
@@ -262,7 +267,7 @@ def _speed(evaluation: Evaluation) -> str:
 
 
 def _print_comparison(evaluations: Sequence[Evaluation]) -> None:
-    """Print one row per model; then, if requested, one row per length."""
+    """Print one row per model; then, if requested, one row per length range."""
     header = ["", "BLEU", "lower case", "chrF", "exact match", "sentences/s", "tokens/s"]
     rows = []
     for evaluation in evaluations:

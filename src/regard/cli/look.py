@@ -42,20 +42,20 @@ def look(
         typer.Argument(
             metavar="FOLDER",
             help='Folders written by regard train, encoder folders, or "minilm".',
-            show_default="the model of regard demo, trained in the background if missing, and minilm if "
-            "installed",
+            show_default="the demo model, trained in the background if missing, and minilm if installed",
         ),
     ] = None,
     recording: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FOLDER", help="Recording written by Seen.save; the model is not needed. Repeatable."
+            metavar="FOLDER",
+            help="Recording written by Seen.save; viewing it does not require the model. Repeatable.",
         ),
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
-            help="Port; 0 selects a free one.", show_default="8000, or a free port if that is taken"
+            help="Port; 0 selects a free port.", show_default="8000, or a free port if that is taken"
         ),
     ] = None,
     host: Annotated[
@@ -80,7 +80,7 @@ def look(
 
     Examples:
     regard look  # the demo model
-    regard look de-en minilm  # your translation model, and an encoder
+    regard look de-en minilm  # a translation model and an encoder
     """
     for folder in folders or []:
         check_encoder(folder)
@@ -88,7 +88,7 @@ def look(
         raise ArgumentError("--host is empty; pass an address, such as --host 127.0.0.1.")
     if origin is not None and not re.fullmatch(r"https?://[a-z0-9.-]+(:\d+)?", origin):
         raise ArgumentError(
-            f"--origin is {origin!r}; pass scheme and lowercase host without a path, such as "
+            f"--origin is {origin!r}; pass a scheme and a lowercase host, without a path, such as "
             "https://regard.example.org."
         )
     recordings = recording or []
@@ -97,7 +97,7 @@ def look(
             raise ArgumentError(f"--recording {folder!r} is not a folder; pass one written by Seen.save.")
     from regard.app.server.run import listen
 
-    # before loading models, which takes a while
+    # first, because loading models takes a while
     with naming(port="--port"):
         listening = listen("127.0.0.1" if host == "localhost" else host, port)
     demo = _Demo() if not folders and not recordings else None
@@ -134,7 +134,7 @@ def look(
 
 
 def _exit_now(status: int) -> NoReturn:
-    """Exit without cleanup: a thread still runs a kernel, which could read tensors after they are freed."""
+    """Exit without cleanup: a thread is still running a kernel, which could read freed tensors."""
     if status == INTERRUPTED:
         print("regard: interrupted.", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
@@ -159,8 +159,8 @@ class _Demo:
         """Start training if the model is missing; called when the page is ready."""
         if self._missing:
             console().print(
-                f"Training the demo model in {printable(str(_DEMO))}, which takes two minutes. Pages that do "
-                "not need it are available now."
+                f"Training the demo model in {printable(str(_DEMO))}, which takes two minutes. Sections that "
+                "do not need it are available now."
             )
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _TRAIN, str(_DEMO)],
@@ -178,7 +178,7 @@ class _Demo:
         return False if status is None else (True if status == 0 else None)
 
     def stop(self) -> None:
-        """Stop training; the next `regard look` starts again."""
+        """Stop training; the next `regard look` starts over."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
@@ -224,7 +224,7 @@ def _address(host: str, port: int) -> str:
 
 
 def _open(address: str) -> None:
-    """Open the browser in a thread: some block until they are closed."""
+    """Open the browser in a thread, because some browsers block until closed."""
     import threading
     import webbrowser
 

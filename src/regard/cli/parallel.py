@@ -1,7 +1,7 @@
 """Translate a file in several processes: each writes shards, and the first process joins them.
 
-A shard is written atomically; its name identifies input, model and options. After an interruption the same
-command reuses the finished shards.
+A shard is written atomically, and its name identifies input, model and options. To continue after an
+interruption, run the same command again: it reuses the finished shards.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class Shards(NamedTuple):
         return cls(output.parent / f"{output.name}.shards", f"{key}-{size}", size, -(-lines // size))
 
     def path(self, number: int) -> Path:
-        """Return the path of a shard, counted from 0."""
+        """Return the path of shard `number`, counted from 0."""
         return self.folder / f"{self.key}-{number:06}"
 
     def missing(self, rank: int, processes: int) -> list[int]:
@@ -40,11 +40,11 @@ class Shards(NamedTuple):
         return [n for n in range(rank, self.number, processes) if not self.path(n).exists()]
 
     def parts(self, lines: Iterable[str], numbers: Iterable[int]) -> Iterator[tuple[int, list[str]]]:
-        """Yield the requested shards' numbers and lines; the input is read once."""
-        lines, wanted = iter(lines), set(numbers)
+        """Yield the number and the lines of each requested shard; the input is read once."""
+        lines, requested = iter(lines), set(numbers)
         for number in range(self.number):
             part = list(islice(lines, self.lines))
-            if number in wanted:
+            if number in requested:
                 yield number, part
 
     def join(self, output: Path) -> None:
@@ -60,7 +60,7 @@ class Shards(NamedTuple):
 
 
 def digest(*parts: object) -> str:
-    """Hash file contents (paths) and values into a short key."""
+    """Hash values into a short key; a path stands for the contents of its file."""
     key = hashlib.blake2b(digest_size=8)
     for part in parts:
         if isinstance(part, Path):

@@ -1,4 +1,4 @@
-"""Checks of `regard train --resume`: a run continues with the settings and files it was started with."""
+"""Checks for `regard train --resume`: a run continues with its original settings and files."""
 
 import hashlib
 import os
@@ -12,17 +12,17 @@ from regard.translation.config import TranslationConfig
 
 DEFAULT_PRESET = "small"
 _DURATION = ("training.epochs", "training.updates")
-_HASHED_BYTES = 1 << 20  # at both ends of a file
+_HASHED_BYTES = 1 << 20  # at each end of a file
 _CURE = "Remove it, or choose a new --output."
 
 
 class TrainOptions(NamedTuple):
-    """Command-line options of `regard train`; None and False where not given."""
+    """Command-line options of `regard train`; None or False if not given."""
 
     preset: str | None
     model: str | None
     config: Path | None
-    settings: Sequence[str]  # of --set, --epochs and --updates
+    settings: Sequence[str]  # from --set, --epochs and --updates
     source: str | None
     target: str | None
     dev: Sequence[str] | None
@@ -30,7 +30,7 @@ class TrainOptions(NamedTuple):
     languages: str
 
     def origin(self) -> dict[str, Any]:
-        """Describe where the pairs come from, for config.json: files by name and content."""
+        """Describe the origin of the data for config.json; files are described by name and digest."""
         files = [file for file in (self.source, self.target) if file is not None]
         origin: dict[str, Any] = {"corpus": [_describe_file(file) for file in files], "swap": self.swap}
         origin["preset"] = self.preset or DEFAULT_PRESET
@@ -44,7 +44,7 @@ class TrainOptions(NamedTuple):
 def resumed_config(output: Path, options: TrainOptions) -> TranslationConfig | None:
     """Return the config of the run to resume, with a longer duration if requested; None for a new run.
 
-    Options that contradict it would have no effect, so they raise.
+    Raises for options that contradict the config, because they would have no effect.
     """
     from regard.translation.model_folder import CONFIG, is_prepared, read_config
 
@@ -58,7 +58,7 @@ def resumed_config(output: Path, options: TrainOptions) -> TranslationConfig | N
 
 
 def _check_config(output: Path, stored: dict[str, Any], options: TrainOptions) -> TranslationConfig:
-    """Check single settings and the config file, each on its own."""
+    """Check each setting and the config file against the run; return the run's config."""
     started = TranslationConfig.from_dict(stored)
     durations = [setting for setting in options.settings if _name(setting) in _DURATION]
     settings = [setting for setting in options.settings if setting not in durations]
@@ -108,7 +108,7 @@ def _check_settings(
 
 
 def _check_origin(output: Path, started: dict[str, Any], options: TrainOptions) -> None:
-    """Check files, languages and direction."""
+    """Check that files, languages and direction are those of the run."""
     requested = options.origin()
     if options.preset is None:
         requested.pop("preset")
@@ -135,7 +135,7 @@ def _check_origin(output: Path, started: dict[str, Any], options: TrainOptions) 
 
 
 def _is_same(started: Any, requested: Any) -> bool:
-    """Compare files by content, wherever they are; standard input only by name."""
+    """Compare files by content, not by path; compare standard input only by name."""
     if isinstance(started, list) and isinstance(requested, list):
         return len(started) == len(requested) and all(map(_is_same_file, started, requested))
     return bool(started == requested)
@@ -150,7 +150,7 @@ def _is_same_file(started: Any, requested: Any) -> bool:
 
 
 def _describe_file(file: str) -> dict[str, Any]:
-    """Return a file's name and a digest of its size and both ends."""
+    """Return a file's name and a digest of its size, beginning and end."""
     path = Path(file)
     name = os.fsencode(path.name or file).decode(errors="replace")
     if file == "-" or not path.is_file():  # standard input, a pipe, or a built-in corpus

@@ -1,4 +1,4 @@
-"""Shared by several commands: checks of paths, names of options in errors, reading, writing and printing."""
+"""Helpers shared by commands: path checks, option names in errors, reading, writing and printing."""
 
 import errno
 import io
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from regard.translation.translator import Translator
 
 SIGNAL_EXIT = 128  # exit status of a process ended by signal n: 128 + n
-_MAX_BYTES = 1 << 28  # of text read at once
+_MAX_BYTES = 1 << 28  # maximum size of a text file
 
-# options of several commands
+# options shared by several commands
 ModelFolder = Annotated[
     Path, typer.Option("--model", "-m", metavar="FOLDER", help="Folder written by regard train.")
 ]
 OutputFile = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", metavar="FILE", help="Output file, written when finished.", show_default="stdout"
+        "--output", "-o", metavar="FILE", help="Output file, written only on success.", show_default="stdout"
     ),
 ]
 PictureFile = Annotated[
-    Path, typer.Option("--output", "-o", metavar="FILE", help="Picture: a .png, .svg or .pdf file.")
+    Path, typer.Option("--output", "-o", metavar="FILE", help="Output picture: a .png, .svg or .pdf file.")
 ]
 
 
@@ -49,9 +49,9 @@ def console() -> "Console":
 
 
 def print_table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), justify: str = "") -> None:
-    """Print a table: on a terminal one that fits it, elsewhere aligned columns of any width.
+    """Print a table: fitted to the terminal, or with columns of any width if stdout is not a terminal.
 
-    justify: one letter per column, l (left) or r (right); all columns are left by default.
+    justify: one letter per column, l (left) or r (right). Default: all columns left-aligned.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -80,7 +80,7 @@ def print_table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), justi
 
 @contextmanager
 def naming(**options: str) -> Iterator[None]:
-    """Name options instead of parameters in the library's errors, such as naming(size="--beam").
+    """Replace parameter names in the library's errors with option names: naming(size="--beam").
 
     "Beam got size=0; it must be at least 1." becomes "--beam is 0; it must be at least 1."
     """
@@ -89,14 +89,14 @@ def naming(**options: str) -> Iterator[None]:
     except RegardError as error:
         message = re.sub(r"^\w+ got (\w+)=([^ ;]+);", r"\1 is \2;", str(error))
         message = re.sub(r"^\w+ got ", "", message)
-        names = rf"(?<![\w-])({'|'.join(map(re.escape, options))})"  # not --port, which may be there already
+        names = rf"(?<![\w-])({'|'.join(map(re.escape, options))})"  # leave --port unchanged
         message = re.sub(f"{names}=", r"\1 ", message)
         message = re.sub(rf"{names}\b", lambda match: options[match[1]], message)
         raise ArgumentError(message) from None
 
 
 def read(path: Path, option: str = "--file") -> str:
-    """Read a text file, keeping its line ends; - is standard input."""
+    """Read a text file, keeping its line endings; - is standard input."""
     if str(path) == "-":
         _check_stdin(option)
         content = sys.stdin.buffer.read(_MAX_BYTES + 1)  # bytes: text would use the terminal's encoding
@@ -164,21 +164,22 @@ def _check_access(path: Path, mode: int, shown: Path) -> None:
 
 
 def check_model(folder: Path) -> None:
-    """Raise, before torch is imported, unless this is the folder of a translation model."""
+    """Raise unless this is the folder of a translation model. Does not import torch."""
     check_folder_name(folder)
     read_config(folder)
 
 
 def check_encoder(name: str) -> None:
-    """Raise early, before torch is imported, unless this is minilm or a folder that may contain a model."""
+    """Raise unless this is "minilm" or a folder with a config. Does not import torch."""
     if name == "minilm":
         return
     if not os.path.isdir(name):
-        problem = "is a file" if os.path.exists(name) else "does not exist"
-        raise ArgumentError(
-            f"{name!r} {problem}, and regard does not download models; pass a folder with a model "
-            f'and its {CONFIG}, or "minilm".'
+        problem = (
+            f"{name!r} is a file"
+            if os.path.exists(name)
+            else f"The folder {name!r} does not exist, and regard does not download models"
         )
+        raise ArgumentError(f'{problem}; pass a folder with a model and its {CONFIG}, or "minilm".')
     if not os.path.exists(os.path.join(name, CONFIG)):
         raise ArgumentError(
             f'{name!r} is not a model folder: it has no {CONFIG}. Pass a folder with a model, or "minilm".'
@@ -187,7 +188,7 @@ def check_encoder(name: str) -> None:
 
 @contextmanager
 def open_output(path: Path) -> Iterator[IO[str]]:
-    """Open a text file that replaces `path` only when everything was written."""
+    """Open a text file that replaces `path` only when writing has succeeded."""
     with open_atomic(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
         yield text
@@ -197,10 +198,9 @@ def open_output(path: Path) -> Iterator[IO[str]]:
 def load(
     folder: Path, *, device: "str | torch.device | None" = None, aligning: bool = False, quiet: bool = False
 ) -> "Translator":
-    """Load the translator from a model folder, to the GPU if there is one.
+    """Load the translator from a model folder, onto the GPU if there is one.
 
-    aligning: select the best alignment head if training was interrupted before it did; unless `quiet`, print
-        a note.
+    aligning: select the best alignment head if training has not done so yet; print a note unless `quiet`.
     """
     import torch
 
@@ -215,7 +215,7 @@ def load(
 
 
 def _select_head(translator: "Translator", folder: Path, quiet: bool) -> None:
-    """Select the alignment head as training would have done at its end."""
+    """Select the alignment head, as at the end of training."""
     from regard.translation.training.train import load_alignment_head
 
     try:
@@ -224,9 +224,11 @@ def _select_head(translator: "Translator", folder: Path, quiet: bool) -> None:
         head = None
     translator.alignment_head = head or translator.alignment_head
     if not quiet:
-        result = "selected it now" if head else "its data is missing or damaged, so the last layer is used"
+        result = (
+            "one was selected now" if head else "its data is missing or damaged, so the last layer is used"
+        )
         print(
-            f"regard: {printable(str(folder))!r} has no alignment head yet, because its training is not "
+            f"regard: {printable(str(folder))!r} has no alignment head yet, because training has not "
             f"finished; {result}.",
             file=sys.stderr,
         )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _model_option = partial(typer.Option, rich_help_panel="Model")
 _data_option = partial(typer.Option, rich_help_panel="Data and length")
 _BUILT_IN = ("embedded", "bible")  # corpora
-# what other programs call our settings
+# names of our settings in other programs
 _SYNONYMS = {
     "training.learning_rate": "lr rate",
     "training.batch_tokens": "batch batch-size tokens max-tokens",
@@ -68,7 +68,7 @@ class Command(app.Command):
     """`regard train`: --dev takes two files, or one file of pairs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Complete --dev; for an unknown option that is the name of a setting, suggest --set."""
+        """Complete --dev; suggest --set for an unknown option that names a setting."""
         known = {name for param in self.params for name in param.opts}
         for argument in args:
             name = argument.partition("=")[0]
@@ -93,7 +93,7 @@ def _complete_dev(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _find_setting(option: str) -> str | None:
-    """Return the setting with this name, or the one that other programs call by it."""
+    """Return the setting that has this name, in regard or in other programs."""
     name = option.removeprefix("--").replace("_", "-").lower()
     for path, synonyms in _SYNONYMS.items():
         if name in synonyms.split():
@@ -109,8 +109,9 @@ def train(
         str | None,
         typer.Argument(
             metavar="SOURCE",
-            help="Source sentences. Without TARGET: sentence pairs (.tsv, .jsonl, - for stdin) or a built-in "
-            "corpus, embedded (dates, times, numbers) or bible (Greek-English). Files may be gzipped.",
+            help="Source sentences. Without TARGET: sentence pairs (.tsv, .jsonl, - for stdin) or the name "
+            'of a built-in corpus: "embedded" (dates, times, numbers) or "bible" (Greek-English). Files may '
+            "be gzipped.",
         ),
     ] = None,
     target: Annotated[
@@ -235,7 +236,7 @@ def train(
 def _check_files(
     source: str | None, target: str | None, dev: Sequence[str] | None, format: str | None
 ) -> None:
-    """Raise unless the files are readable and fit together."""
+    """Raise unless the files are readable and form a valid combination."""
     paths = [("SOURCE", source), ("TARGET", target), *(("--dev", path) for path in dev or ())]
     if target is not None:
         _check_sides(source or "", target)
@@ -245,7 +246,7 @@ def _check_files(
             )
     if dev is not None and len(dev) == 2:
         for file in filter(contains_pairs, dev):
-            raise ArgumentError(f"--dev {file!r} is a file of pairs; pass it alone.")
+            raise ArgumentError(f"--dev {file!r} is a file of pairs; pass it without a second file.")
     stdin = [name for name, path in paths if path == "-"]
     if len(stdin) > 1:
         raise ArgumentError(f"{' and '.join(stdin)} are both -; stdin can be read only once. Pass a file.")
@@ -273,13 +274,13 @@ def _check_sides(source: str, target: str) -> None:
     for path in (source, target):
         if contains_pairs(path):
             raise ArgumentError(
-                f"{path!r} is a file of pairs, but there are two files; pass it alone, or two text files "
-                "with one sentence per line."
+                f"{path!r} is a file of pairs, but there are two files; pass it without a second file, or "
+                "pass two text files with one sentence per line."
             )
 
 
 def _config(options: TrainOptions) -> TranslationConfig:
-    """Combine the preset, the config file and single settings, in this order."""
+    """Combine the preset, the config file and individual settings, in this order."""
     config = TranslationConfig.preset(
         options.preset or DEFAULT_PRESET,  # type: ignore[arg-type]
         options.model or "transformer",  # type: ignore[arg-type]
@@ -350,7 +351,7 @@ def _swapped(pairs: Iterable[Pair] | None) -> Iterable[Pair] | None:
 
 @contextmanager
 def _explain_full_disk(output: Path) -> Iterator[None]:
-    """Explain in the error for a full disk how to resume."""
+    """Add the resume command to the error for a full disk."""
     try:
         yield
     except OSError as error:

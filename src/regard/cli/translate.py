@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 _decoding = partial(typer.Option, rich_help_panel="Decoding")
 _format = partial(typer.Option, rich_help_panel="Output format")
-_MAX_NOTES = 5  # printed
-_SORTED_BATCHES = 16  # batches of a file that are sorted by length together
+_MAX_NOTES = 5  # notes printed
+_SORTED_BATCHES = 16  # batches sorted by length together
 
 
 class OutputFormat(NamedTuple):
-    """What to print for each translation: columns separated by tabs, or JSON."""
+    """Output format of a translation: tab-separated columns, or JSON."""
 
     n_best: bool
     scores: bool
@@ -46,7 +46,7 @@ class OutputFormat(NamedTuple):
     json: bool
 
     def lines(self, number: int, translation: "Translation") -> Iterator[str]:
-        """Yield the lines of a translation; `number` is its source line, from 1."""
+        """Yield the lines of a translation; `number` is its source line, counted from 1."""
         if self.json:
             yield json.dumps(self._to_dict(translation), ensure_ascii=False)
             return
@@ -81,50 +81,61 @@ def translate(
     sentences: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SENTENCE", help="Sentences, each in quotes. Without sentences or --file, stdin is read."
+            metavar="SENTENCE", help="Sentences, each in quotes. If omitted, --file or stdin is read."
         ),
     ] = None,
     file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Text file with one sentence per line, optionally gzipped; - is stdin."
+            metavar="FILE", help="Text file with one sentence per line, optionally gzipped; - for stdin."
         ),
     ] = None,
     output: OutputFile = None,
     beam: Annotated[
-        int | None, _decoding(help="Beam size; 1 is greedy and fastest.", show_default=str(Beam.size))
+        int | None,
+        _decoding(help="Beam size; 1 is greedy decoding, which is fastest.", show_default=str(Beam.size)),
     ] = None,
-    n_best: Annotated[int, _decoding("--n-best", help="Translations per sentence.")] = 1,
-    sample: Annotated[bool, _decoding("--sample", help="Sample instead of beam search.")] = False,
+    n_best: Annotated[int, _decoding("--n-best", help="Number of translations per sentence.")] = 1,
+    sample: Annotated[bool, _decoding("--sample", help="Use sampling instead of beam search.")] = False,
     temperature: Annotated[float | None, _decoding(help="Sampling temperature.", show_default="1")] = None,
     top_p: Annotated[
-        float | None, _decoding("--top-p", help="Nucleus sampling (top-p).", show_default="1")
+        float | None,
+        _decoding(
+            "--top-p",
+            help="Nucleus sampling: total probability of the tokens to sample from.",
+            show_default="1",
+        ),
     ] = None,
     seed: Annotated[int | None, _decoding(help="Random seed for --sample.", show_default="0")] = None,
     batch: Annotated[int, _decoding(help="Batch size in sentences.")] = 64,
     scores: Annotated[
-        bool, _format("--scores", help="Append the log probability per token, after a tab.")
+        bool,
+        _format(
+            "--scores", help="Append the log probability per token (with --sample, the total), after a tab."
+        ),
     ] = False,
     alignment: Annotated[
         bool,
         _format(
-            "--alignment", help="Append the word alignment, after a tab: source-target from 0, e.g. 0-0 1-2."
+            "--alignment",
+            help="Append the word alignment, after a tab: source-target word indices, e.g. 0-0 1-2.",
         ),
     ] = False,
     as_json: Annotated[
         bool,
         _format(
-            "--json", help="Print one JSON object per line; with --alignment, including links and weights."
+            "--json",
+            help="Print one JSON object per sentence; with --alignment, including links and weights.",
         ),
     ] = False,
 ) -> None:
     """Translate sentences, a file or stdin, line by line.
 
-    With --n-best, each line starts with the number of its sentence. Empty lines stay empty. Very long lines
+    With --n-best, each line starts with the sentence number. Empty lines stay empty. Very long lines
     are translated in parts. Unknown words are copied.
 
-    Under torchrun, the lines of --file are divided among the processes. If interrupted, run the same command
-    again to continue.
+    Under torchrun, the lines of --file are divided among the processes. To continue after an
+    interruption, run the same command again.
 
     Examples:
     regard translate -m de-en "Zwei Hunde spielen."
@@ -190,7 +201,7 @@ def _write_shards(writer: "Writer", model: Path, file: Path, output: Path, world
 
 
 class Writer:
-    """Translates lines, writes them, and collects notes about unusual ones."""
+    """Translates lines, writes the translations, and collects notes about unusual lines."""
 
     def __init__(
         self, translator: "Translator", strategy: Strategy, batch: int, format: OutputFormat
@@ -201,7 +212,7 @@ class Writer:
             "batch_size": batch,
             "alignment": format.alignment,
         }
-        self.notes: list[str] = []  # the first ones
+        self.notes: list[str] = []  # at most _MAX_NOTES
         self.noted = self.number = 0  # lines with a note; number of the last line
         self.report: Callable[[str], None] = lambda text: None
 
@@ -241,7 +252,7 @@ def _check_inputs(sentences: list[str] | None, file: Path | None, output: Path |
         raise ArgumentError(f"--file {str(file)!r} and sentences are mutually exclusive; pass one of them.")
     if os.environ.get("WORLD_SIZE", "1") != "1" and (file is None or not file.is_file() or output is None):
         raise ArgumentError(
-            "Under torchrun, translate needs --file and --output; otherwise, start one process."
+            "Under torchrun, translate needs --file and --output; pass both, or start one process."
         )
     if not sentences:
         check_input(file or Path("-"))
@@ -257,7 +268,8 @@ def _strategy(beam: int | None, n_best: int, sample: bool, sampling: dict[str, A
     options = {name: value for name, value in sampling.items() if value is not None}
     if not sample and options:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
-        raise ArgumentError(f"{names} requires --sample; add it, or remove {names}.")
+        verb = "requires" if len(options) == 1 else "require"
+        raise ArgumentError(f"{names} {verb} --sample; add it, or remove {names}.")
     if sample and beam is not None:
         raise ArgumentError(f"--beam {beam} and --sample are mutually exclusive; pass one of them.")
     with naming(
@@ -277,5 +289,5 @@ def _stdin() -> Iterator[str]:
     from regard.translation.streaming import read_stdin
 
     if sys.stdin.isatty():
-        print("regard: type a sentence and press Enter; Ctrl-D ends.", file=sys.stderr)
+        print("regard: type a sentence and press Enter; Ctrl-D to quit.", file=sys.stderr)
     return read_stdin()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from regard.models.encoders.pretrained import PretrainedEncoder
 
 BAR = 20  # characters
-SHOWN_FEATURES = 6  # of each vector
+SHOWN_FEATURES = 6  # printed per vector
 
 Model = Annotated[
     str,
@@ -38,13 +38,13 @@ def embed(
         list[str] | None, typer.Argument(metavar="SENTENCE", help="Sentences, each in quotes.")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Text file with one sentence per line; - is stdin.")
+        Path | None, typer.Option(metavar="FILE", help="Text file with one sentence per line; - for stdin.")
     ] = None,
     model: Model = "minilm",
     layer: Annotated[
         int | None,
         typer.Option(
-            help="Layer, from 0 (before any attention); -1 is the last.",
+            help="Layer: 0 is before any attention, -1 is the last.",
             show_default="the layer that best separates word senses; with --output, all",
         ),
     ] = None,
@@ -58,7 +58,9 @@ def embed(
         ),
     ] = None,
 ) -> None:
-    """Compute contextual word vectors; print the first features, or write all to a file.
+    """Compute contextual word vectors.
+
+    Prints the first few features of each, or writes the full vectors to a file.
 
     Examples:
     regard embed "Dogs may bark."
@@ -93,7 +95,8 @@ def compare(
     word: Annotated[
         list[str],
         typer.Option(
-            metavar="WORD", help="Word in both sentences. To compare two different words, repeat the option."
+            metavar="WORD",
+            help="Word that occurs in both sentences. To compare different words, pass --word twice.",
         ),
     ],
     model: Model = "minilm",
@@ -141,19 +144,21 @@ def compare(
 
 def attention(
     sentence: Annotated[str, typer.Argument(metavar="SENTENCE", help="A sentence in quotes.")],
-    word: Annotated[
-        str | None, typer.Argument(metavar="WORD", help="Word in the sentence; or use --word.")
+    word: Annotated[str | None, typer.Argument(metavar="WORD", help="Word in the sentence.")] = None,
+    named: Annotated[
+        str | None, typer.Option("--word", metavar="WORD", help="Same as the argument WORD.")
     ] = None,
-    named: Annotated[str | None, typer.Option("--word", metavar="WORD", help="Word in the sentence.")] = None,
     model: Model = "minilm",
     layer: Annotated[
-        int | None, typer.Option(help="One layer, from 0; -1 is the last.", show_default="mean of all")
+        int | None,
+        typer.Option(help="Layer to use, counted from 0; -1 is the last.", show_default="mean of all"),
     ] = None,
     head: Annotated[
-        int | None, typer.Option(help="One head, from 0; -1 is the last.", show_default="mean of all")
+        int | None,
+        typer.Option(help="Head to use, counted from 0; -1 is the last.", show_default="mean of all"),
     ] = None,
 ) -> None:
-    """Print the attention weights of a word in a sentence; they sum to 1.
+    """Print how much a word attends to each word of its sentence. The weights sum to 1.
 
     Examples:
     regard attention "Dogs may bark at strangers." bark
@@ -190,7 +195,7 @@ def _check_output(path: Path) -> None:
     if path.name in _WRITERS:
         raise ArgumentError(f"--output {str(path)!r} is only an extension; use vectors{path.name}.")
     if path.suffix not in _WRITERS:
-        raise ArgumentError(f"--output {str(path)!r} must end in {', '.join(_WRITERS)}.")
+        raise ArgumentError(f"--output {str(path)!r} must end in one of {', '.join(_WRITERS)}.")
     check_output(path)
 
 
@@ -201,7 +206,7 @@ def _load(model: str) -> "PretrainedEncoder":
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the non-empty lines of a file; str.splitlines would also split at U+2028 and others."""
+    """Return the non-empty lines of a file; str.splitlines would also split at U+2028 and similar."""
     return [line.removesuffix("\r") for line in read(path).split("\n") if line.strip()]
 
 
@@ -221,7 +226,7 @@ def _features(vector: "Tensor") -> str:
 
 
 def _write_safetensors(embedded: Sequence["WordVectors"], layer: int | None) -> bytes:
-    """One tensor per sentence, named by its number; the words are in the metadata."""
+    """Serialize one tensor per sentence, named by sentence number, with the words in the metadata."""
     from safetensors.torch import save
 
     tensors = {str(i): _select(each, layer).contiguous() for i, each in enumerate(embedded)}
@@ -230,7 +235,7 @@ def _write_safetensors(embedded: Sequence["WordVectors"], layer: int | None) -> 
 
 
 def _write_npy(embedded: Sequence["WordVectors"], layer: int | None) -> bytes:
-    """One array for the words of all sentences: (words, m), or (layers, words, m)."""
+    """Serialize one array for the words of all sentences: (words, m), or (layers, words, m)."""
     import numpy
     import torch
 
@@ -240,7 +245,7 @@ def _write_npy(embedded: Sequence["WordVectors"], layer: int | None) -> bytes:
 
 
 def _write_json(embedded: Sequence["WordVectors"], layer: int | None) -> bytes:
-    """A list of sentences with their words and vectors."""
+    """Serialize a list of sentences with their words and vectors."""
     sentences = [
         {"sentence": each.sentence, "words": each.words, "vectors": _select(each, layer).tolist()}
         for each in embedded

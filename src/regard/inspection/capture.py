@@ -1,6 +1,6 @@
 """Captured attention calls: query, key and options of another library's call, in linear memory.
 
-A mask whose rows each allow an interval of keys is stored as two numbers per row, any other mask as it is.
+A mask that allows one interval of keys per row is stored as two numbers per row; other masks stay dense.
 """
 
 import math
@@ -27,7 +27,7 @@ AttentionKind = Literal["self", "cross"]
 
 @dataclass(frozen=True)
 class CapturedCall:
-    """One attention call: query (b, h, q, d), key (b, g, k, d), and everything else its weights depend on."""
+    """One attention call: query (b, h, q, d), key (b, g, k, d), and the other inputs of the weights."""
 
     query: Tensor
     key: Tensor
@@ -51,14 +51,14 @@ class CapturedCall:
         return Weights(partial(_problem, self), None, lead, inputs=inputs)
 
     def detached(self) -> "CapturedCall":
-        """Return the call with tensors that later steps do not overwrite, as in a static cache."""
+        """Copy the tensors that later steps may overwrite, as in a static cache."""
         query, key = self.query, self.key.detach()
-        query = query.clone() if query.is_inference() else query  # they have no version counter
+        query = query.clone() if query.is_inference() else query  # inference tensors have no version counter
         key = key.clone() if key.is_inference() or key._version > 0 else key
         return replace(self, query=query, key=key, new_keys=None)
 
     def select_heads(self, heads: Sequence[int]) -> "CapturedCall":
-        """Keep some heads and drop the tensors of the others."""
+        """Keep the tensors of these heads only."""
         count, groups = self.query.shape[-3], self.key.shape[-3]
         index = torch.tensor(head_numbers("watch", heads, count), device=self.query.device)
         key_index = index // (count // groups)
@@ -97,7 +97,7 @@ def _problem(call: CapturedCall) -> Problem:
     layout = Layout.of(query, call.key, call.key)
     with torch.no_grad():
         problem = prepare(query, call.key, call.key[..., :1], layout, arguments).without("value")
-    # τ is unknown (NaN) and computed on first use; here it only has its shape
+    # τ is unknown (NaN) and will be computed on first use; only its shape is known
     size = (*layout.batch, layout.groups, layout.per_group, query.shape[-2], 2)
     unknown = problem["query"].new_full((1,), math.nan).expand(size)
     return problem.with_config(fused=True).with_tensors({**problem.tensors, "tau": unknown})

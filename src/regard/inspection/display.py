@@ -9,14 +9,14 @@ if TYPE_CHECKING:
 
 
 def show(seen: "Seen", title: str) -> Any:
-    """Open the interactive view: a widget in a notebook, a page in the browser elsewhere."""
+    """Open the interactive view: a widget in a notebook, otherwise a page in the browser."""
     from regard.app.standalone import show
 
     return show(seen, title=title)
 
 
 def to_html(seen: "Seen", path: str | os.PathLike[str], title: str) -> Path:
-    """Write the interactive view as one file."""
+    """Write the interactive view to a single HTML file."""
     from regard.app.standalone import write_page
 
     return write_page(path, seen, title=title)

@@ -1,11 +1,11 @@
-"""Join the steps of `generate`: one map per layer over prompt and generated tokens.
+"""Join the steps of `generate` into one map per layer, over the prompt and the generated tokens.
 
-Each step brings new queries and keys; only these are stored. Beam search continues with other rows after each
-step, so every row has ancestors. A finished sequence is the row whose ancestors read its tokens.
+Each step adds new queries and keys; only these are stored. Beam search reorders the rows after each step, so
+every row has ancestors in earlier steps. A finished sequence is the row whose ancestors read its tokens.
 
-The joined map is correct only if each step attends to the keys of the steps before it, and to its own. Caches
-that quantize, prune or rotate keys violate this. So the keys are compared: one number of each key in every
-step, and all numbers with the keys of the last step. A layer whose keys change is not joined.
+The joined map is correct only if each step attends to the keys of all earlier steps and to its own. Caches
+that quantize, prune or rotate keys violate this, so the keys are compared: one feature of each key in every
+step, and all features in the last step. A layer whose keys change is not joined.
 """
 
 import weakref
@@ -36,7 +36,7 @@ class LastKeys(NamedTuple):
     """The keys of a layer's last step."""
 
     key: Tensor
-    offset: int  # position of the first one among all keys
+    offset: int  # position of its first key among all keys
     valid: int  # number of valid keys
 
 
@@ -48,7 +48,7 @@ class LayerSteps:
     steps: list[Step] = field(default_factory=list)
     initial_keys: Tensor | None = None  # keys in the cache before the first step
     count: int = 0  # keys so far
-    first_features: Tensor | None = None  # one number of each key so far, b g n, with spare capacity
+    first_features: Tensor | None = None  # one feature of each key so far, b g n, with spare capacity
     last: LastKeys | None = None
     last_pass: int = 0
     error: str | None = None  # why the steps cannot be joined
@@ -60,32 +60,32 @@ class LayerSteps:
 
 
 class Generation:
-    """The forward passes, reorderings and attention calls of one `generate`."""
+    """The forward passes, reorderings and attention calls of one call to `generate`."""
 
     def __init__(self) -> None:
         self.layers: dict[str, LayerSteps] = {}
-        self.unreadable: dict[str, str] = {}  # layers with calls that cannot be read, and why
-        self.single_calls: list[tuple[str, CapturedCall]] = []  # not part of the steps: encoders
+        self.unreadable: dict[str, str] = {}  # layers with an unreadable call, and the reason
+        self.single_calls: list[tuple[str, CapturedCall]] = []  # calls outside the steps, such as encoders
         self.inputs: list[Tensor | None] = []  # new tokens of each forward pass, b n
         self.parents: list[Tensor | None] = []  # for each row, its row in the previous forward pass
         self.caches: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that hold the keys of these steps
         self._next_parents: Tensor | None = None
 
-    # While it runs
+    # During generation
 
     def on_forward(self, tokens: Tensor | None) -> None:
-        """A forward pass begins, with these new tokens."""
+        """Record the start of a forward pass and its new tokens."""
         self.inputs.append(None if tokens is None else tokens.detach().clone())
         self.parents.append(self._next_parents)
         self._next_parents = None
 
     def on_reorder(self, rows: Tensor) -> None:
-        """The next forward pass continues these rows."""
+        """Record that the next forward pass continues these rows."""
         rows = rows.detach().clone()
         self._next_parents = rows if self._next_parents is None else self._next_parents[rows]
 
     def on_crop(self, tokens: int) -> None:
-        """The last tokens were dropped."""
+        """Drop the last tokens."""
         for layer in self.layers.values():
             if layer.first_call.kind == "self":
                 layer.count -= tokens
@@ -107,7 +107,7 @@ class Generation:
             return
         first = layer.first_call.kind
         if layer.steps and first != call.kind:
-            return layer.fail(f"step {number} is {call.kind}-attention and the first step {first}-attention")
+            return layer.fail(f"step {number} is {call.kind}-attention, but the first is {first}-attention")
         if call.kind == "cross":
             if layer.steps and layer.steps[0].keys != keys:
                 return layer.fail(
@@ -129,10 +129,10 @@ class Generation:
         layer.steps.append(Step(number - 1, call.query, new, call.mask, call.biases, offset, keys))
 
     def _compare(self, layer: LayerSteps, key: Tensor, offset: int, end: int, new: Tensor | None) -> None:
-        """Compare one number of each earlier key with its value in the step before; store those of new keys.
+        """Compare one feature of each earlier key with its previous value, and store one of each new key.
 
         offset: position of the step's first key among all keys. end: number of valid keys.
-        new: the last of them, if the step brings any.
+        new: the keys added by this step, at the end; None if there are none.
         """
         current = len(self.inputs) - 1
         known, earlier = layer.first_features, end if new is None else end - new.shape[-2]
@@ -145,7 +145,7 @@ class Generation:
         at, head = offset + earlier, current % key.shape[-3]
         if known.shape[:-1] != key.shape[:-2] or at > known.shape[-1]:
             return layer.fail(f"the keys of step {current + 1} have a different shape from the earlier ones")
-        # one head per step; in the end all heads are compared with the keys of the last step
+        # one head per step; at the end, all heads are compared with the keys of the last step
         if earlier and not _equal(key[..., head, :earlier, 0], known[..., head, offset:at]):
             return layer.fail(f"the keys of earlier tokens changed before step {current + 1}")
         if new is not None:
@@ -157,17 +157,17 @@ class Generation:
             known[..., at:count] = new[..., 0]
         layer.last_pass, layer.last = current, LastKeys(key, offset, end)
 
-    # When it has ended
+    # After generation
 
     def error(self, name: str, joined: CapturedCall) -> str | None:
-        """Return why the joined map of a layer is wrong, or None."""
+        """Return why the joined map of a layer is wrong, or None if it is correct."""
         layer = self.layers[name]
         if layer.last is not None and not self._equals_last_keys(layer, joined):
             layer.fail("the keys of earlier tokens changed before the last step")
         return layer.error
 
     def _equals_last_keys(self, layer: LayerSteps, joined: CapturedCall) -> bool:
-        """Return whether the keys of all steps equal those that the last step attended to."""
+        """Return whether the keys of all steps equal the keys that the last step attended to."""
         assert layer.last is not None
         key, offset = layer.last.key[..., : layer.last.valid, :], layer.last.offset
         if all(parents is None for parents in self.parents):
@@ -187,8 +187,8 @@ class Generation:
     def paths(self, sequences: Tensor | None, inputs: int) -> Tensor | None:
         """Return the row of each finished sequence in each forward pass, (passes, n); −1 after its end.
 
-        inputs: number of prompts or sources; all have equally many rows and sequences.
-        None if nothing was reordered: each row is its own sequence.
+        inputs: number of prompts or sources; each has the same number of rows and sequences.
+        Returns None if nothing was reordered: each row is its own sequence.
         """
         if sequences is None or all(parents is None for parents in self.parents):
             return None
@@ -203,13 +203,13 @@ class Generation:
         return paths
 
     def _last_row(self, sequence: Tensor, number: int, inputs: int) -> tuple[int, int]:
-        """Return the last forward pass and the row whose ancestors read the beginning of a sequence."""
+        """Return the last forward pass with a row whose history is a prefix of the sequence, and that row."""
         histories, last = torch.empty(0), (len(self.inputs) - 1, 0)
         for current, tokens in enumerate(self.inputs):
             if tokens is None:
                 if current or len(self.inputs) < 2 or self.inputs[1] is None:
                     return last
-                histories = self.inputs[1].cpu()[:, :0]  # the prompt was vectors and is not in the sequence
+                histories = self.inputs[1].cpu()[:, :0]  # a prompt of embeddings is not in the sequence
                 continue
             if current == 0:
                 histories = tokens.cpu()
@@ -247,7 +247,7 @@ class Generation:
 
 
 def _first_step(call: CapturedCall) -> LayerSteps:
-    """Start a layer, with the keys that are already in its cache."""
+    """Create an empty record of a layer's generation steps. Its cached keys become `initial_keys`."""
     empty = call.query[..., :0, :0]
     layer = LayerSteps(replace(call, query=empty, key=empty, new_keys=None, mask=None, biases=()))
     if call.kind == "self":
@@ -266,13 +266,13 @@ def _equal(first: Tensor, second: Tensor) -> bool:
 
 
 def _contains(key: Tensor, part: Tensor, at: int) -> bool:
-    """Return whether `key` equals `part` from position `at` on; positions outside of it are ignored."""
+    """Return whether `key` equals `part` from position `at` on; positions outside of `key` are ignored."""
     first, last = max(at, 0), min(at + part.shape[-2], key.shape[-2])
     return first >= last or _equal(part[..., first - at : last - at, :], key[..., first:last, :])
 
 
 def _last_visible(mask: RowMask) -> int:
-    """Return the number of keys up to the last one that any row attends to."""
+    """Return the number of keys up to and including the last visible key of any row."""
     stop = mask.stop if mask.uniform is None else torch.where(mask.uniform, 0, mask.stop)
     if mask.allowed is None:
         return int(stop.max())
@@ -289,13 +289,13 @@ def _select_rows(x: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def _select_shared(x: Tensor, rows: Tensor | None) -> Tensor:
-    """Select rows of a mask or bias, with four axes; one that all rows share stays as it is."""
+    """Select rows of a mask or bias, expanded to four axes. If all rows share it, it stays unchanged."""
     x = x[(None,) * (4 - x.dim())]
     return _select_rows(x, rows if len(x) > 1 else None)
 
 
 def _drop_last(steps: list[Step], tokens: int) -> None:
-    """Drop the last tokens of a layer."""
+    """Drop the last tokens from the steps of a layer."""
     while tokens > 0 and steps:
         last = steps.pop()
         left = last.query.shape[-2] - tokens
@@ -316,7 +316,7 @@ def _first_tokens(step: Step, count: int) -> Step:
     )
 
 
-Steps = Sequence[tuple[Step, Tensor | None]]  # steps and their rows of the batch
+Steps = Sequence[tuple[Step, Tensor | None]]  # each step with its rows of the batch
 
 
 def _join_masks(steps: Steps, batch: int, keys: int) -> RowMask:
@@ -327,7 +327,7 @@ def _join_masks(steps: Steps, batch: int, keys: int) -> RowMask:
         size = (batch, 1, step.query.shape[-2], 1)
         zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=step.query.device)
         mask = step.mask or RowMask(zero, zero + step.keys)
-        # a stop beyond the step's own keys would reach into those of later steps
+        # a stop beyond the keys of this step would include keys of later steps
         start, stop = (_select_shared(x, rows) for x in (mask.start, mask.stop.clamp(max=step.keys)))
         ended = zero.bool() if rows is None else (rows < 0)[:, None, None, None]
         starts.append((start + step.offset).expand(size))
@@ -348,7 +348,7 @@ def _join_masks(steps: Steps, batch: int, keys: int) -> RowMask:
 
 
 def _join_biases(steps: Steps, keys: int) -> tuple[Tensor, ...]:
-    """Concatenate the dense biases of all steps, with those of their masks."""
+    """Concatenate the dense biases of all steps, including the biases contained in their masks."""
     count = max(len(step.biases) for step, _ in steps)
     mask_biases = [None if step.mask is None else step.mask.bias for step, _ in steps]
     count += any(bias is not None for bias in mask_biases)
@@ -365,6 +365,6 @@ def _join_biases(steps: Steps, keys: int) -> tuple[Tensor, ...]:
 
 
 def _pad_keys(x: Tensor, step: Step, keys: int) -> Tensor:
-    """Place a step's (b, h, q, k) among all keys."""
+    """Pad the key axis of a step's tensor (b, h, q, k) to the total number of keys."""
     x = x.expand(*x.shape[:2], step.query.shape[-2], x.shape[-1])[..., : keys - step.offset]
     return torch.nn.functional.pad(x, (step.offset, keys - step.offset - x.shape[-1]))

@@ -28,7 +28,7 @@ from regard.models.layers.dropout import eval_mode
 NAME = "regard"
 _CAUSAL, _SOFTMAX = Causal(align="start"), Softmax()
 _cached_score = lru_cache(maxsize=256)(ScaledDot)
-_COLLECTOR: Any = None  # transformers' context variable: the outputs that the running model collects
+_COLLECTOR: Any = None  # transformers' context variable: the outputs collected by the running model
 
 
 def enable() -> None:
@@ -56,12 +56,12 @@ def enable() -> None:
 
 
 def check(model: nn.Module) -> None:
-    """Raise an ArgumentError unless a model computes the same on regard as with eager attention.
+    """Raise an ArgumentError if a model gives different results on regard than with eager attention.
 
-    All its attention layers must use the interface of transformers. Models with their own attention, such as
-    Bloom, accept any implementation's name and ignore it. After `enable()`, a model that reads token ids also
-    runs on a few of them: the outputs must equal those of eager attention, and must not depend on later
-    tokens unless those of eager attention do.
+    All its attention layers must use the attention interface of transformers. Models with their own
+    attention, such as Bloom, accept any implementation name and ignore it. After `enable()`, a model that
+    takes token ids is also run on a few tokens. Its outputs must match those of eager attention, and must
+    not depend on later tokens unless they also do with eager attention.
 
     >>> import regard, transformers
     >>> sizes = {"hidden_size": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9}
@@ -80,7 +80,7 @@ def check(model: nn.Module) -> None:
 
 
 def disable() -> None:
-    """Undo `enable`. First set models that run on regard to another implementation.
+    """Undo `enable`. Switch all models that run on regard to another implementation first.
 
     >>> import regard
     >>> regard.huggingface.enable()
@@ -108,7 +108,7 @@ def _compare_with_eager(model: nn.Module) -> None:
     except Exception:
         if results:
             raise  # eager works, regard does not
-        return  # the model does not read plain token ids
+        return  # the model does not accept plain token ids
     (eager, eager_changed), (hosted, hosted_changed) = results["eager"], results[NAME]
     if not eager.is_floating_point() or eager.shape[:2] != ids.shape or not bool(torch.isfinite(eager).all()):
         return
@@ -119,7 +119,7 @@ def _compare_with_eager(model: nn.Module) -> None:
     if eager_leak <= 4 * eps * scale < leak:
         raise ArgumentError(
             f"{name} on regard attends to future tokens: changing the last token changes earlier outputs by "
-            f'{leak:.2g}, with eager attention by {eager_leak:.2g}. Use attn_implementation="eager".'
+            f'{leak:.2g}, but by {eager_leak:.2g} with eager attention. Use attn_implementation="eager".'
         )
     error = float((hosted - eager).abs().max())
     if not error <= 10 * math.sqrt(eps) * max(scale, eps):
@@ -171,9 +171,9 @@ def hosted_attention(
     attention_mask: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, Attentions | None]:
-    """Compute attention as transformers calls it: (b, h, q, d), (b, g, k, d), (b, g, k, e) → (b, q, h, e).
+    """Attention function for transformers: (b, h, q, d), (b, g, k, d), (b, g, k, e) → (b, q, h, e).
 
-    Also returns the lazy weights, if the model was called with output_attentions=True.
+    Also returns the lazy weights if the model was called with output_attentions=True.
     """
     cache = keywords.pop("cache", None)
     if cache is not None:  # paged cache of continuous batching
@@ -186,9 +186,9 @@ def hosted_attention(
 
 
 def compute(call: InterfaceCall, need_weights: bool = False) -> tuple[Tensor, Attentions | None]:
-    """Compute a parsed call: the output (b, q, h, e), and the lazy weights if needed."""
+    """Compute the output (b, q, h, e) of a parsed call, and its lazy weights if needed."""
     visible, key, value = _visible(call), call.key, call.value
-    if visible.span is not None and not need_weights:  # no query attends to keys outside of the span
+    if visible.span is not None and not need_weights:  # no query attends to keys outside the span
         keys = slice(*visible.span)
         key, value, visible = key[:, :, keys], value[:, :, keys], visible.within_span()
     elif need_weights and (key.shape[2] != call.query.shape[2] or key.is_inference()):
@@ -208,7 +208,7 @@ def compute(call: InterfaceCall, need_weights: bool = False) -> tuple[Tensor, At
 
 
 def _needs_weights(options: dict[str, Any]) -> bool:
-    """Return whether the model was called with output_attentions=True: passed on, or collected."""
+    """Return whether the model was called with output_attentions=True, which some models do not pass on."""
     if options.get("output_attentions"):
         return True
     collected = None if _COLLECTOR is None else _COLLECTOR.get()
@@ -216,7 +216,7 @@ def _needs_weights(options: dict[str, Any]) -> bool:
 
 
 class _Visible(NamedTuple):
-    """The keys that queries may attend to: mask, biases, and the span of visible keys if it is smaller."""
+    """The visible keys: mask, biases, and a span of keys that includes all visible ones, if known."""
 
     mask: Mask | Tensor | None = None
     bias: Any = None
@@ -224,7 +224,7 @@ class _Visible(NamedTuple):
     causal: bool = False
 
     def within_span(self) -> "_Visible":
-        """Return mask and biases for the keys of the span."""
+        """Return the mask and biases for the keys of the span."""
         bias = None if self.bias is None or self.span is None else self.bias[..., slice(*self.span)]
         return _Visible(_CAUSAL if self.causal else None, bias)
 
@@ -244,7 +244,7 @@ def _visible(call: InterfaceCall) -> _Visible:
         return _Visible(boolean, bias, span if bias is None else None)
     if not call.causal:
         return _ALL_KEYS if bias is None else _Visible(bias=bias)
-    if keys > queries:  # a static cache that was empty
+    if keys > queries:  # a static cache that was empty before this call
         return _Visible(_CAUSAL, bias, (0, queries), causal=True)
     return _CAUSAL_KEYS if bias is None else _Visible(_CAUSAL, bias, causal=True)
 
@@ -252,7 +252,7 @@ def _visible(call: InterfaceCall) -> _Visible:
 def _split_mask(
     mask: Tensor, keys: int
 ) -> tuple[Mask | Tensor | None, Tensor | None, tuple[int, int] | None]:
-    """Split a mask into a regard mask or an additive mask, and the span of keys if all rows have the same."""
+    """Return a boolean or an additive mask, and the span of keys if it is the same for all rows."""
     if mask.shape[-1] > keys:
         mask = mask[..., :keys]
     if mask.dtype is not torch.bool:
@@ -276,7 +276,7 @@ def hosted_mask(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> Tensor | None:
-    """Create a mask as transformers asks for it: boolean (b, 1, q, k), or None if `is_causal` suffices."""
+    """Mask function for transformers: boolean (b, 1, q, k), or None if `is_causal` suffices."""
     from transformers import PreTrainedModel, masking_utils
 
     sizes = (batch_size, q_length, kv_length, q_offset, kv_offset)
@@ -299,10 +299,10 @@ _FLAGS_SUFFICE: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDict
 def _flags_suffice(model: nn.Module | None) -> bool:
     """Return whether the `is_causal` flags of a model's layers can replace a causal mask.
 
-    transformers omits masks for classes that support SDPA. Others may rely on the mask alone: the decoder
-    layers of nllb-moe have is_causal=False and would attend to future tokens without it. Or they compute
-    their own attention and add the mask to the scores. These get the masks of eager attention, unless all
-    their layers use the interface and are causal, as in gemma2 and gpt-oss.
+    transformers omits masks for classes that support SDPA. Other classes may rely on the mask alone: the
+    decoder layers of nllb-moe have is_causal=False and would attend to future tokens without it. Some compute
+    their own attention and add the mask to the scores. All these classes get the masks of eager attention,
+    unless all their layers use the interface and are causal, as in gemma2 and gpt-oss.
     """
     if model is None:
         return False
@@ -316,7 +316,7 @@ def _flags_suffice(model: nn.Module | None) -> bool:
 
 
 def _padding_mask(attention_mask: Tensor | None, sizes: tuple[int, ...]) -> Tensor | None:
-    """Create a mask that only hides padding, equal for all rows."""
+    """Create a mask that only hides padding and is the same for all queries."""
     batch, queries, keys, _, offset = sizes
     if attention_mask is None or (readable(attention_mask) and bool(attention_mask.all())):
         return None

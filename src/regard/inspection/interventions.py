@@ -1,4 +1,4 @@
-"""Ablate or change heads while a model runs, and measure how much each one matters."""
+"""Ablate or change heads while a model runs, and measure the importance of each head."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,12 +45,12 @@ def edit(
 ) -> Iterator[nn.Module]:
     """Change some heads of a model inside a `with` block.
 
-    It changes regard's layers, `nn.MultiheadAttention`, and Hugging Face models that use the attention
-    interface of transformers. Blocks nest, and act on the calls of their own thread. Weights that the model
-    returns are those before the intervention.
+    Works with regard's layers, `nn.MultiheadAttention`, and Hugging Face models that use the attention
+    interface of transformers. Blocks can be nested, and affect only calls in their own thread. Attention
+    weights returned by the model do not include the intervention.
 
-    layers: a layer by number, name or pattern, a list of them, or None for all.
-    heads: a head, a list of heads, or None for all.
+    layers: a number, name or pattern, a list of these, or None for all layers.
+    heads: a head, a list of heads, or None for all heads.
     intervention: ZeroAblation(), MeanAblation(), UniformAttention(), ReplaceOutput(function) or
         ReplaceWeights(function).
 
@@ -80,12 +80,13 @@ def importance(
 ) -> Any:
     """Measure the importance of each head: the change in the loss when it is ablated, largest first.
 
-    Returns a pandas frame with the columns layer, number, head and change if pandas is installed, otherwise a
-    list of dictionaries. The model runs once per head, in evaluation mode and without gradients.
+    Returns a pandas DataFrame with the columns layer, number, head and change if pandas is installed,
+    otherwise a list of dictionaries. The model runs once per head, in evaluation mode and without gradients.
 
     batch: the model's arguments: a dictionary, a tuple, or one tensor.
-    loss: computes a number from the model's output. Default: its own loss, if the batch has labels; otherwise
-        the KL divergence between the logits without and with the ablation, in nats per token.
+    loss: function from the model's output to a number. Default: the model's own loss, if the batch has
+        labels; otherwise the KL divergence between the logits without and with the ablation, in nats per
+        token.
     intervention: applied to each head in turn; default: ZeroAblation().
 
     >>> import torch, regard
@@ -146,13 +147,13 @@ def _select(model: nn.Module, layers: Layers | None) -> dict[str, nn.Module]:
     if not_editable and not any(matches(name, pattern) for pattern in patterns for name in editable):
         classes = ", ".join(sorted({type(others[name]).__name__ for name in not_editable}))
         raise ArgumentError(
-            f"edit cannot change {classes}, which calls scaled_dot_product_attention itself. It changes "
+            f"edit cannot change {classes}, which calls scaled_dot_product_attention itself. It supports "
             "regard's layers, nn.MultiheadAttention, and layers that use the attention interface of "
-            "transformers. Change the module's output with a forward hook."
+            "transformers. Use a forward hook to change the module's output."
         )
     if not editable:
         raise ArgumentError(
-            f"edit() got {type_name(model)} without attention layers that it can change: regard's "
+            f"edit() got {type_name(model)} without attention layers that it supports: regard's "
             "layers, nn.MultiheadAttention, or layers that use the attention interface of transformers."
         )
     names = [name for layer in layers for name in matching_names("edit", layer, list(editable))]
@@ -160,7 +161,7 @@ def _select(model: nn.Module, layers: Layers | None) -> dict[str, nn.Module]:
 
 
 def head_count(module: nn.Module) -> int | None:
-    """Return the number of heads, if a module has it as an attribute."""
+    """Return the number of heads if the module stores it as an attribute, otherwise None."""
     for name in ("heads", "num_heads", "num_attention_heads", "n_heads"):
         if isinstance(count := getattr(module, name, None), int):
             return count
@@ -203,14 +204,14 @@ def _loss_change(loss: Loss, output: Any) -> Callable[[Any], float]:
 
 
 def _default_change(model: nn.Module, output: Any, batch: Any) -> Callable[[Any], float]:
-    """Return the change of the model's own loss, or the divergence of its logits."""
+    """Return a function that computes the change in the model's loss, or the divergence of its logits."""
     if getattr(output, "loss", None) is not None:
         return _loss_change(lambda output: output.loss, output)
     logits = _logits(model, output)
     if logits is None:
         raise ArgumentError(
             f"importance() got {type_name(model)}, which returns neither a loss nor logits. Pass a "
-            "loss: loss=lambda output: …, which computes a number from the model's output."
+            "function from the model's output to a number: loss=lambda output: …."
         )
     before = logits.float().log_softmax(-1)
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None

@@ -17,14 +17,14 @@ from regard.mechanism.weights.matrix import Weights
 
 LayerKind = Literal["self", "cross", "words"]
 Floats = NDArray[np.float32]
-_MAX_SELECTIONS = 64  # head selections that a layer caches
+_MAX_SELECTIONS = 64  # cached head selections per layer
 
 
 @dataclass(frozen=True)
 class TextView:
     """The tokens of a text.
 
-    special: positions of the special tokens, [CLS] or an end mark.
+    special: positions of special tokens, such as [CLS] or the end-of-sentence token.
 
     >>> from regard.app.view_model import TextView
     >>> TextView(("[CLS]", "dogs", "bark"), special=(0,)).describe()
@@ -40,13 +40,13 @@ class TextView:
         wrong = [position for position in self.special if not 0 <= position < len(self.tokens)]
         if wrong:
             raise ArgumentError(
-                f"Position {wrong[0]} of a special token is out of range for {len(self.tokens)} tokens; "
-                "positions start at 0."
+                f"Special-token position {wrong[0]} is out of range: there are {len(self.tokens)} tokens, "
+                "and positions start at 0."
             )
 
     @classmethod
     def numbered(cls, size: int) -> "TextView":
-        """Return unnamed tokens: "1", "2", …, as the view counts them."""
+        """Return the tokens "1", "2", …, for a text whose tokens are unknown."""
         return cls(tuple(map(str, range(1, size + 1))))
 
     def describe(self) -> dict[str, Any]:
@@ -58,9 +58,9 @@ class TextView:
 class LayerView:
     """The weights between two texts.
 
-    name: name of the module. label: its name in the view. kind: "self", "cross" or "words" (an alignment).
+    name: module name. label: name displayed in the view. kind: "self", "cross" or "words" (an alignment).
     weights: (h, q, k), or (q, k) for one head; lazy `Weights` or a dense tensor.
-    queries, keys: indices of their texts in the input.
+    queries, keys: indices of the query text and the key text in the input.
     cache: results that are expensive to compute.
 
     >>> import torch
@@ -76,7 +76,7 @@ class LayerView:
     queries: int = 0
     keys: int = 0
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
-    _selections: dict[Any, Weights] = field(default_factory=dict, repr=False)  # with their τ
+    _selections: dict[Any, Weights] = field(default_factory=dict, repr=False)  # keep their τ
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(LayerKind):
@@ -93,13 +93,13 @@ class LayerView:
             )
         if self.weights.dim() < 2 or any(n != 1 for n in _batch(self.weights)):
             raise ShapeError(
-                f"LayerView(weights=…) got shape {tuple(self.weights.shape)}; it needs (heads, queries, "
+                f"LayerView(weights=…) got shape {tuple(self.weights.shape)}; pass (heads, queries, "
                 "keys). ViewModel.of(weights) splits a batch."
             )
 
     @property
     def heads(self) -> int:
-        """The number of heads; 1 without an axis of heads."""
+        """The number of heads; 1 if there is no head axis."""
         return int(self.weights.shape[-3]) if has_heads(self.weights) else 1
 
     @property
@@ -141,7 +141,7 @@ class LayerView:
         return selection
 
     def head_statistics(self, heads: Sequence[int] | None = None) -> list[HeadStatistics]:
-        """Return label and measures of each head."""
+        """Return the label and measures of each head."""
         return head_statistics(self.select_heads(heads), cross=self.kind != "self")
 
     @torch.no_grad()
@@ -155,7 +155,7 @@ class LayerView:
         heads: Sequence[int] | None = None,
         mean: bool = False,
     ) -> Floats:
-        """Return the means of at most height × width blocks of a part of the matrix: (heads or 1, ·, ·)."""
+        """Pool part of the matrix into at most height × width block means: (heads or 1, ·, ·)."""
         weights = self.select_heads(heads)
         if isinstance(weights, Tensor):
             count = int(weights.shape[-3]) if has_heads(weights) else 1
@@ -192,8 +192,8 @@ class InputView:
             for side, number, size in sides:
                 if not 0 <= number < len(self.texts):
                     raise ArgumentError(
-                        f"Layer {layer.label!r} has {side}={number}, out of range for {len(self.texts)} "
-                        "texts; they are counted from 0."
+                        f"Layer {layer.label!r} has {side}={number}, which is out of range for "
+                        f"{len(self.texts)} texts; texts are numbered from 0."
                     )
                 tokens = len(self.texts[number].tokens)
                 if tokens != size:
@@ -221,7 +221,7 @@ def as_floats(x: Tensor) -> Floats:
 
 
 def utf8_text(text: str) -> str:
-    """Replace what UTF-8 cannot encode: lone surrogates.
+    """Replace lone surrogates, which UTF-8 cannot encode.
 
     >>> from regard.inspection.layer_view import utf8_text
     >>> utf8_text("dog\\udc80")
@@ -250,7 +250,7 @@ def split_batch(weights: Weights | Tensor) -> list[Weights | Tensor]:
 
 
 def pool_dense(weights: Tensor, height: int, width: int) -> Tensor:
-    """Return the means of at most height × width blocks of a dense tensor (…, q, k).
+    """Pool a dense tensor (…, q, k) into at most height × width block means.
 
     >>> import torch
     >>> from regard.inspection.layer_view import pool_dense

@@ -1,4 +1,4 @@
-"""Find the attention modules of a model from its code, and select, name and label them."""
+"""Find the attention modules of a model by inspecting its code, and select, name and label them."""
 
 import inspect
 import re
@@ -18,7 +18,7 @@ _ATTENTION_CALLS = {"ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"}
 
 
 def attends(module: nn.Module) -> bool:
-    """Return whether `watch` can see the attention that a module computes.
+    """Return whether a module computes attention that `watch` can record.
 
     >>> import torch
     >>> from regard.inspection.layers import attends
@@ -48,7 +48,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def own_attention(model: nn.Module, is_known: Callable[[nn.Module], bool] = attends) -> list[str]:
-    """Return the classes named attention that contain no known attention module."""
+    """Return the names of classes called "…Attention…" that contain no known attention module."""
     classes = {
         type(module).__name__
         for module in model.modules()
@@ -78,13 +78,13 @@ def compiled(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def has_no_attention(model: nn.Module) -> bool:
-    """Return whether a model consists only of torch's and regard's layers, none of which attends."""
+    """Return whether a model consists only of torch and regard layers, none of them attention layers."""
     known = ("torch.nn.", "regard.")
     return not any(attends(m) or not type(m).__module__.startswith(known) for m in model.modules())
 
 
 class LayerSelection:
-    """A predicate on layer names: all, or those given by number, name or pattern.
+    """A predicate on layer names: true for all, or for those selected by number, name or pattern.
 
     >>> import torch
     >>> from regard.inspection.layers import LayerSelection
@@ -105,7 +105,7 @@ class LayerSelection:
 
     def _pattern(self, layer: int | str, names: list[str], modules: set[str]) -> str:
         if not names and isinstance(layer, str) and any(matches(name, layer) for name in modules):
-            return layer  # which modules attend is known only when they run
+            return layer  # the attention modules are known only when they run
         matching = matching_names("watch", layer, names)
         return matching[0] if isinstance(layer, int) else layer
 
@@ -119,7 +119,7 @@ def clean(name: str) -> str:
 
 
 def matching_names(function: str, layer: int | str, names: Sequence[str]) -> list[str]:
-    """Return the names that a number, name or pattern selects; an error names the calling function.
+    """Return the names selected by a number, name or pattern. Errors mention the calling function.
 
     >>> from regard.inspection.layers import matching_names
     >>> matching_names("watch", -1, ["encoder.0", "encoder.1"])
@@ -128,7 +128,7 @@ def matching_names(function: str, layer: int | str, names: Sequence[str]) -> lis
     ['encoder.0']
     """
     if isinstance(layer, bool) or not isinstance(layer, int | str):
-        raise DTypeError(f"{function}(layers=…) got {layer!r}; a layer is a number, a name or a pattern.")
+        raise DTypeError(f"{function}(layers=…) got {layer!r}; pass a number, a name or a pattern.")
     if isinstance(layer, int):
         if not -len(names) <= layer < len(names):
             raise ArgumentError(
@@ -144,12 +144,12 @@ def matching_names(function: str, layer: int | str, names: Sequence[str]) -> lis
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return whether a pattern is a module's name, that of a parent module, or a glob that matches it."""
+    """Return whether a pattern is the name, the name of a parent module, or a glob that matches it."""
     return name == pattern or name.startswith(f"{pattern}.") or fnmatchcase(name, pattern)
 
 
 def head_numbers(function: str, heads: Sequence[int], count: int, layer: str = "this layer") -> list[int]:
-    """Return heads as numbers from 0; an error names the calling function and the layer."""
+    """Convert negative head numbers to non-negative ones. Errors name the calling function and the layer."""
     for head in heads:
         if not -count <= head < count:
             raise ArgumentError(

@@ -1,7 +1,6 @@
-"""Read dense masks: as one interval of keys per row, or as the cheapest equivalent mask.
+"""Convert dense masks to one interval of keys per row, or to the cheapest equivalent mask.
 
-The layers of a model share one dense mask. It is read once; the result is cached as long as the mask lives
-and is not modified.
+All layers of a model share one dense mask, so the result is cached while the mask exists and is unmodified.
 """
 
 from collections.abc import Callable, Hashable
@@ -19,8 +18,8 @@ from regard.mechanism.masks import Padding
 from regard.mechanism.torch_state import concrete
 
 _CHUNK = 2**24  # mask entries processed at a time
-_FAR = 2**40  # stop of an interval that reaches to the last key
-_SPARSE = 0.9  # intervals around masks with gaps are used if they hold less than this fraction of the keys
+_FAR = 2**40  # stop of an interval without an upper bound
+_SPARSE = 0.9  # with gaps, use enclosing intervals only if they cover less than this fraction of the keys
 
 
 class Intervals(Mask):
@@ -41,10 +40,10 @@ class Intervals(Mask):
         return (MaskTerm(start, stop.clamp(max=call_shape.keys)),)
 
 
-BUILT_IN.add(Intervals)  # not copied: all layers of a model share them
+BUILT_IN.add(Intervals)  # never copied: all layers of a model share the instance
 
 
-_RESULTS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # for each mask, by function and arguments
+_RESULTS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # mask → results, by function and arguments
 
 
 def _cached(mask: Tensor, compute: Callable[..., Any], *arguments: Hashable) -> Any:
@@ -60,9 +59,9 @@ def _cached(mask: Tensor, compute: Callable[..., Any], *arguments: Hashable) -> 
 
 
 def key_intervals(allowed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
-    """Return the smallest interval that holds each row's allowed keys, and whether no row has gaps.
+    """Return the smallest interval that contains each row's allowed keys, and whether all rows are gapless.
 
-    Rows without keys have the interval (0, 0).
+    Rows without allowed keys have the interval (0, 0).
 
     >>> import numpy as np
     >>> from regard.inspection.mask_reading import key_intervals
@@ -77,7 +76,7 @@ def key_intervals(allowed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArra
 
 
 def _additive_kind(mask: Tensor) -> tuple[bool, bool]:
-    """Return whether an additive mask only hides keys, and whether it does so with finite numbers."""
+    """Return whether an additive mask only hides keys, and whether it does so with finite values."""
     finite, lowest = False, torch.finfo(mask.dtype).min
     rows = mask.flatten(0, -2)
     for part in rows.split(max(_CHUNK // max(rows.shape[-1], 1), 1)):
@@ -88,13 +87,13 @@ def _additive_kind(mask: Tensor) -> tuple[bool, bool]:
     return True, finite
 
 
-# For `watch`: rows
+# Row masks, for `watch`
 
 
 class RowMask(NamedTuple):
-    """A row-wise mask: an interval of keys (…, q, 1), and `allowed` and `bias` (…, q, k) where needed.
+    """A row-wise mask: one interval of keys per row (…, q, 1), plus `allowed` and `bias` (…, q, k) if needed.
 
-    uniform: rows that a finite additive mask hides entirely. Softmax makes their weights uniform.
+    uniform: rows in which a finite additive mask hides every key; softmax gives them uniform weights.
     """
 
     start: Tensor
@@ -119,9 +118,9 @@ class RowMask(NamedTuple):
 
 
 def row_mask(mask: Any, query: Tensor, key: Tensor) -> RowMask | None:
-    """Convert the mask of a call: a tensor, a mask of regard, or a BlockMask of FlexAttention.
+    """Convert the mask of a call: a tensor, a regard mask, or a FlexAttention BlockMask.
 
-    A tensor is boolean, True = may attend, or is added to the scores.
+    A tensor is either boolean (True = may attend) or added to the scores.
 
     >>> import torch
     >>> from regard.inspection.mask_reading import row_mask
@@ -174,7 +173,7 @@ def _read_rows(mask: Tensor, keys: int) -> RowMask:
 
 
 def _intervals(allowed: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return start and stop of each row, (…, q, 1), if no row has gaps."""
+    """Return the start and stop of each row, (…, q, 1), or None if a row has gaps."""
     if allowed.shape[-1] == 0:
         return None
     if allowed.shape[-1] == 1:  # broadcast over all keys
@@ -190,14 +189,14 @@ def _as_intervals(start: NDArray[np.int64], stop: NDArray[np.int64]) -> Interval
     return Intervals(torch.from_numpy(start)[..., None], torch.from_numpy(stop)[..., None])
 
 
-# For `attention`: no mask, fewer keys, lengths, or one interval per row
+# Compact masks, for `attention`: no mask, fewer keys, lengths, or one interval per row
 
 
 class CompactMask(NamedTuple):
     """A compact form of a mask (…, q, k).
 
-    mask: an equivalent mask if `exact`, otherwise an upper bound. None: all keys.
-    span: first key and stop, if all rows have the same interval of keys.
+    mask: an equivalent mask if `exact`, otherwise a mask that allows a superset of the keys. None: all keys.
+    span: start and stop of the interval, if all rows share the same one.
     """
 
     mask: Mask | None
@@ -225,9 +224,10 @@ def readable(mask: Tensor) -> bool:
 
 
 def as_boolean(mask: Tensor) -> Tensor | None:
-    """Convert an additive mask that only hides keys to a boolean one; None for others.
+    """Convert an additive mask that only hides keys to a boolean mask; return None for other masks.
 
-    Rows that a finite mask hides entirely have uniform weights; a boolean mask would make them zero.
+    Also returns None if a row has no visible key, because its weights are uniform with a finite mask and zero
+    with a boolean mask.
 
     >>> import torch
     >>> from regard.inspection.mask_reading import as_boolean
@@ -240,7 +240,7 @@ def as_boolean(mask: Tensor) -> Tensor | None:
 
 
 def compact(mask: Tensor) -> tuple[Mask | Tensor | None, tuple[int, int] | None]:
-    """Return the cheapest mask for `attention`, and the span of keys if all rows have the same."""
+    """Return the cheapest mask for `attention`, and the span of keys if it is the same for all rows."""
     if not readable(mask):
         return mask, None
     compacted = read(mask)

@@ -16,15 +16,15 @@ from regard.mechanism.sdpa import scaled_dot_product_attention
 _LOCK = RLock()
 _NAME = "scaled_dot_product_attention"
 _replaced: list[tuple[ModuleType, str, Callable[..., Any]]] = []  # module, attribute, original
-_patches: list[Patch] = []  # of torch.nn.functional
-_depth = 0  # calls of `patch` that were not undone
+_patches: list[Patch] = []  # patches of torch.nn.functional
+_depth = 0  # calls of `patch` not yet undone
 
 
 def patch() -> None:
     """Replace torch's `scaled_dot_product_attention` with regard's, for the whole process.
 
-    Modules that imported the function by name get regard's too. References held elsewhere, in a class or a
-    closure, are not replaced. Call `unpatch` once for each `patch`. Without gradients, torch's Transformer
+    Modules that imported the function by name use regard's as well. References held elsewhere, in a class or
+    a closure, are not replaced. Call `unpatch` once for each `patch`. Without gradients, torch's Transformer
     layers use a fast path that does not call SDPA; `torch.backends.mha.set_fastpath_enabled(False)` turns it
     off.
 
@@ -44,7 +44,7 @@ def patch() -> None:
 
 
 def unpatch() -> None:
-    """Undo one `patch`; the last one restores torch's function. Without a patch it does nothing.
+    """Undo one `patch`. The last call restores torch's function; any further call does nothing.
 
     >>> import regard
     >>> regard.unpatch()
@@ -64,7 +64,7 @@ def unpatch() -> None:
 
 @contextmanager
 def patched() -> Iterator[None]:
-    """`patch` inside a `with` block.
+    """Apply `patch` inside a `with` block.
 
     >>> import regard, torch
     >>> x = torch.randn(1, 4, 3, 8)
@@ -82,7 +82,7 @@ def _replace() -> None:
     original = interception.original(functional, _NAME)
     if original is scaled_dot_product_attention:  # already replaced by the user
         return
-    # rank REPLACE: inside of the wrappers of watch and edit, installed earlier or later
+    # rank REPLACE: below the wrappers of watch and edit, whichever are installed first
     _patches.append(Patch(functional, _NAME, lambda _: scaled_dot_product_attention, rank=REPLACE))
     for path, module in list(sys.modules.items()):
         if not isinstance(module, ModuleType) or path.partition(".")[0] in ("torch", "regard", "builtins"):

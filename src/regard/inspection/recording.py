@@ -28,7 +28,7 @@ _MEASURES = ("entropy", "distance", "first", "previous", "induction")
 
 
 class CallTokens(NamedTuple):
-    """The token ids of one call, each (b, n): target is what a decoder reads."""
+    """The token ids of one call, each (b, n). target: the decoder's input."""
 
     source: Tensor | None
     target: Tensor | None = None
@@ -52,7 +52,7 @@ def _copy(x: Any) -> Tensor | None:
 
 
 class RecordedTexts:
-    """The token ids of each call, and their tokens if there is a tokenizer.
+    """The token ids of each call, and the tokens if known.
 
     tokenizer: an object with `convert_ids_to_tokens`, or a function from a list of ids to a list of tokens.
     tokens: the tokens of one text, or of each text in the batch.
@@ -96,7 +96,7 @@ class RecordedTexts:
 
 
 class UnavailableWeights(NamedTuple):
-    """Why a call has no weights."""
+    """The reason why a call has no weights."""
 
     reason: str
 
@@ -108,10 +108,10 @@ def _weights(entry: "Weights | UnavailableWeights") -> Weights:
 
 
 class Seen(Mapping[str, Weights]):
-    """The weights that `watch` recorded, in order, by the name of their module or by number: seen[0].
+    """Attention weights recorded by `watch`, in order; indexed by module name or by number, as in seen[0].
 
-    If a module attends several times, its calls are "decoder.attention", "decoder.attention@2", ….
-    Hugging Face's `generate` is one map per layer, over prompt and generated tokens.
+    If a module is called several times, the entries are "decoder.attention", "decoder.attention@2", ….
+    Hugging Face's `generate` gives one entry per layer, over the prompt and the generated tokens.
 
     >>> import torch, regard
     >>> layer = regard.models.MultiHeadAttention(16, 4)
@@ -127,13 +127,13 @@ class Seen(Mapping[str, Weights]):
         self._weights: dict[str, Weights | UnavailableWeights] = {}
         self._calls: dict[str, list[Weights | UnavailableWeights]] = {}
         self._kinds: dict[str, AttentionKind] = {}
-        self._modules: dict[str, tuple[str, int]] = {}  # name of the module and number of the call
+        self._modules: dict[str, tuple[str, int]] = {}  # module name and call number of each entry
         self._empty = "nothing yet: call the model inside the with block"
-        self._unseen = ""  # what ran but could not be recorded
+        self._unseen = ""  # attention that ran but could not be recorded
         self._texts = RecordedTexts() if texts is None else texts
 
     def add(self, name: str, weights: Weights, kind: AttentionKind | None = None) -> None:
-        """Record a call of a module. Without `kind`, its name decides."""
+        """Record a call of a module. By default, `kind` is inferred from the name."""
         self._add(name, weights, kind)
 
     def add_error(self, name: str, reason: str, kind: AttentionKind | None = None) -> None:
@@ -154,7 +154,7 @@ class Seen(Mapping[str, Weights]):
         return _weights(self._weights[self.name(name)])
 
     def name(self, layer: str | int) -> str:
-        """Return the name of a layer, given by name or number.
+        """Return the name of a layer, given its name or number.
 
         >>> import torch, regard
         >>> layer = regard.models.SelfAttention()
@@ -184,8 +184,8 @@ class Seen(Mapping[str, Weights]):
     def joined(self, name: str) -> Tensor:
         """Concatenate the weights of every call of a module along the queries, dense: (…, q, k).
 
-        This joins a decoder that runs step by step. If steps have different numbers of keys, as with a cache,
-        the missing ones are zero. Hugging Face's `generate` is joined already.
+        Use it for a decoder that runs step by step. If the number of keys grows, as with a cache, missing
+        weights are zero. The steps of Hugging Face's `generate` are already joined.
         """
         calls = [weights.dense() for weights in self.calls(name)]
         keys = max(weights.shape[-1] for weights in calls)
@@ -211,7 +211,7 @@ class Seen(Mapping[str, Weights]):
 
     @property
     def tokens(self) -> list[str] | None:
-        """The tokens of the first text that the model read, if there is a tokenizer."""
+        """The tokens of the first input of the model, if known."""
         return self._texts.tokens(0, "source", 0)
 
     def texts(self, name: str | int, row: int = 0) -> tuple[list[str] | None, list[str] | None]:
@@ -252,7 +252,10 @@ class Seen(Mapping[str, Weights]):
     # All layers
 
     def heads(self, *, frame: bool | None = None) -> Any:
-        """Return the statistics of every head, one row each: a pandas frame if installed, or a list of dicts.
+        """Return the statistics of every head, one row per head.
+
+        Returns a pandas DataFrame if pandas is installed, otherwise a list of dictionaries. `frame` overrides
+        this choice.
 
         layer, head: name of the layer and number of the head. entropy: mean row entropy in nats.
         distance: mean distance in tokens; in cross-attention, from the diagonal.
@@ -280,16 +283,16 @@ class Seen(Mapping[str, Weights]):
     def rollout(
         self, queries: int | Sequence[int] | Tensor | None = None, *, residual: float = 0.5
     ) -> Tensor:
-        """Apply `regard.rollout`: how much each input token contributes to positions of the last layer.
+        """Compute `regard.rollout`: how much each input token contributes to positions of the last layer.
 
-        With an encoder and a decoder, or several calls, it uses the self-attention layers of the last one.
+        If there are several stacks (encoder and decoder) or calls, only the last stack and call are used.
         """
         names = [name for name in self if self.kind(name) == "self"]
         if not names:
             raise ArgumentError(f"rollout needs self-attention; {self!r} has none.")
 
         def stack_and_run(name: str) -> tuple[str, int]:
-            """Return encoder or decoder, and the run: a shared module is called several times in each."""
+            """Return the stack and the number of its run; a shared module is called several times per run."""
             module, call = self._modules[name]
             calls_per_run = max(len(self.calls(module)) // max(len(self._texts.calls), 1), 1)
             return re.split(r"\d", module)[0], call // calls_per_run
@@ -308,7 +311,7 @@ class Seen(Mapping[str, Weights]):
         return moved
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the recording to a folder, as safetensors and JSON. Reading it does not need the model.
+        """Write the recording to a folder, as safetensors and JSON. Loading it does not require the model.
 
         >>> import tempfile, torch, regard
         >>> layer = regard.models.SelfAttention()
@@ -333,7 +336,9 @@ class Seen(Mapping[str, Weights]):
     # Display
 
     def show(self, *, title: str = "") -> Any:
-        """Show all layers: a widget in a notebook; elsewhere a page in the browser, whose path is returned.
+        """Show all layers in a notebook widget, or outside notebooks in the browser.
+
+        Returns the widget, or the path of the page.
 
         >>> import regard
         >>> def look(seen: regard.Seen) -> None:
@@ -342,7 +347,7 @@ class Seen(Mapping[str, Weights]):
         return display.show(self, title)
 
     def to_html(self, path: str | os.PathLike[str], *, title: str = "") -> Path:
-        """Write an interactive page of all layers: one file that opens in any browser.
+        """Write an interactive page of all layers, as a single file that opens in any browser.
 
         >>> import tempfile, torch, regard
         >>> layer = regard.models.SelfAttention()

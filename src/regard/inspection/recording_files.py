@@ -17,11 +17,11 @@ from regard.mechanism.weights.matrix import Weights
 
 FORMAT = "recording 2"
 _DESCRIPTION = "recording.json"
-_MAX_BYTES = 2**28  # size of the description
+_MAX_BYTES = 2**28  # maximum size of the description
 
 
 def save(seen: Seen, folder: str | os.PathLike[str]) -> Path:
-    """Write a recording; the description comes last, so an interrupted save leaves no valid recording."""
+    """Write a recording. The description comes last, so an interrupted save leaves no valid recording."""
     home = Path(folder)
     if home.exists() and (not home.is_dir() or (any(home.iterdir()) and not (home / _DESCRIPTION).exists())):
         raise ArgumentError(f"{os.fspath(folder)!r} exists and is not a recording. Choose a new folder.")
@@ -62,10 +62,10 @@ def _describe(texts: RecordedTexts) -> list[dict[str, Any]]:
 
 
 def load(cls: type[Seen], folder: str | os.PathLike[str]) -> Seen:
-    """Read a recording; raise an ArgumentError if the folder is not one of this format."""
+    """Read a recording. Raises an ArgumentError if the folder is not a recording in this format."""
     home = Path(folder)
     if not (home / _DESCRIPTION).is_file() or (home / _DESCRIPTION).stat().st_size > _MAX_BYTES:
-        raise ArgumentError(f"{os.fspath(folder)!r} is not a recording. Seen.save writes one.")
+        raise ArgumentError(f"{os.fspath(folder)!r} is not a recording. Pass a folder written by Seen.save.")
     try:
         description = json.loads((home / _DESCRIPTION).read_bytes())
         if not isinstance(description, dict) or not isinstance(description.get("format"), str):
@@ -99,7 +99,7 @@ def _check_format(folder: str | os.PathLike[str], description: dict[str, Any]) -
         raise ArgumentError(
             f"{os.fspath(folder)!r} has the format {description['format'][:40]!r} of regard "
             f"{str(description.get('regard'))[:20]}; regard {version('regard')} reads {FORMAT!r}. "
-            "Record it again, or use that version."
+            "Record it again, or use that version of regard."
         )
 
 

@@ -1,4 +1,4 @@
-"""Interventions on attention heads, as values, and the calls that they change."""
+"""Interventions on attention heads, and the attention calls they change."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from regard.inspection.layers import head_numbers
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One attention call: output (…, h, q, e), value (…, g, k, e), and functions for the rest."""
+    """One attention call: output (…, h, q, e), value (…, g, k, e), and functions that compute the rest."""
 
     output: Tensor
     value: Tensor
@@ -23,7 +23,7 @@ class AttentionCall:
 
 
 class Intervention(ABC):
-    """Base class of the interventions of `edit`: computes the new output of heads.
+    """Base class of interventions for `edit`: computes the new output of the selected heads.
 
     >>> import torch, regard
     >>> class Half(regard.inspection.replacements.Intervention):
@@ -138,7 +138,7 @@ def _apply(intervention: Intervention, function: Callable[[Tensor], Tensor], x: 
 
 
 def intervene(call: AttentionCall, heads: Sequence[int] | None, intervention: Intervention) -> AttentionCall:
-    """Replace the output of some heads; None for all."""
+    """Apply an intervention to some heads; None for all."""
     count = call.output.shape[-3]
     selected = list(range(count)) if heads is None else head_numbers("edit", heads, count)
     output = call.output.clone()

@@ -1,13 +1,18 @@
 """Head statistics (previous-token, induction, sink, …) and a label for each head.
 
-entropy: mean row entropy in nats; normalized_entropy: the same / log(keys), 1 for uniform weights.
+entropy: mean row entropy in nats. normalized_entropy: entropy / log(keys); 1 for uniform weights.
 first: mean weight on the first key that any query may attend to.
-In self-attention, previous, same, next: mean weight on the previous, same and next token; distance: mean
-distance in tokens; induction: mean weight on the tokens after earlier occurrences of the query's token.
-In cross-attention, distance: mean distance from the diagonal, which maps the queries linearly to the keys;
-diagonal: mean weight within 10 % of the keys around it.
 
-Means are over the rows that attend to anything and have such a key; NaN if there are none.
+Self-attention has these measures:
+previous, same, next: mean weight on the previous, same and next token.
+distance: mean distance in tokens.
+induction: mean weight on the tokens after earlier occurrences of the query's token.
+
+Cross-attention has these measures:
+distance: mean distance from the diagonal, which maps the queries linearly to the keys.
+diagonal: mean weight within 10% of the keys on either side of the diagonal.
+
+Means are over the nonzero rows that have such a key; NaN if there are none.
 """
 
 import math
@@ -45,7 +50,7 @@ class HeadStatistics:
     measures: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-serializable values: finite measures, the entropy only normalized."""
+        """Return JSON-serializable values: the label, and all finite measures except the raw entropy."""
         finite = {name: x for name, x in self.measures.items() if math.isfinite(x) and name != "entropy"}
         return {"label": self.label, "measures": {name: round(x, 6) for name, x in finite.items()}}
 
@@ -135,14 +140,14 @@ class _Meter:
             near = (keys - centers[:, None]).abs() <= max(1.0, 0.1 * self.keys)
             measured["diagonal"] = _count((block * near).sum(-1), attends)
         else:
-            centers = rows + self.keys - self.queries  # the last query is the last key
+            centers = rows + self.keys - self.queries  # aligned at the last token
             for name, offset in _OFFSETS.items():
                 measured[name] = self._at(block, at, centers + offset, attends)
             repeated = self._after_repetitions(at, centers, keys)
             if repeated is not None:
                 measured["induction"] = _count((block * repeated).sum(-1), attends & repeated.any(-1))
         measured["distance"] = _distance(block, keys, centers).sum(-1), total.double().sum(-1)
-        # rows of lazy weights are added by their kernel
+        # for lazy weights, a kernel computes the entropy later
         entropy = torch.zeros_like(total) if isinstance(self.weights, Weights) else _row_entropy(block)
         measured["entropy"] = _count(entropy, attends)
         return measured
@@ -156,7 +161,7 @@ class _Meter:
         return _count(values * inside, attends & (positions >= 0) & (positions < self.keys))
 
     def _first_key(self, at: Tile, device: torch.device) -> Tensor:
-        """Return the first key that any query may attend to, (…, 1, 1): with left padding it is not 0."""
+        """Return the first key that any query may attend to, (…, 1, 1); not key 0 in left-padded texts."""
         zero = torch.zeros(1, 1, dtype=torch.long, device=device)
         starts = []
         for term in self.weights.problem.terms() if isinstance(self.weights, Weights) else ():
@@ -172,7 +177,7 @@ class _Meter:
         return first
 
     def _after_repetitions(self, at: Tile, rows: Tensor, keys: Tensor) -> Tensor | None:
-        """Return where a key follows an earlier occurrence of the query's token: (…, q, k)."""
+        """Return a mask of the keys that follow an earlier occurrence of the query's token, (…, q, k)."""
         if self.ids is None or self.ids.shape[-1] != self.keys:
             return None
         batch = self.weights.shape[: -3 if has_heads(self.weights) else -2]
@@ -186,7 +191,7 @@ class _Meter:
 
 
 def _count(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum of the values of the counted rows, and how many there are."""
+    """Return the sum of the values over the counted rows, and the number of these rows."""
     return (values * counted).sum(-1, dtype=torch.float64), counted.sum(-1)
 
 
@@ -197,8 +202,8 @@ def _row_entropy(block: Tensor) -> Tensor:
 def _distance(block: Tensor, keys: Tensor, centers: Tensor) -> Tensor:
     """Return Σ w |key − center| of each row, (…, q).
 
-    To the left and to the right of all centers it is linear in the key, so only the part between them needs
-    a matrix of distances.
+    Left and right of all centers the distance is linear in the key, so only the part between them needs a
+    matrix of distances.
     """
     block, keys, centers = block.float(), keys.float(), centers.float()
     low = int(torch.searchsorted(keys, centers[0].floor()))
@@ -211,7 +216,7 @@ def _distance(block: Tensor, keys: Tensor, centers: Tensor) -> Tensor:
 
 
 def has_heads(weights: Weights | Tensor) -> bool:
-    """Return whether weights have an axis of heads."""
+    """Return whether weights have a head axis."""
     return weights.has_heads if isinstance(weights, Weights) else weights.dim() > 2
 
 
@@ -228,7 +233,10 @@ def _blocks(weights: Weights | Tensor) -> Iterator[tuple[Tile, Tensor]]:
 
 
 def _entropy(weights: Weights) -> Tensor:
-    """Return the entropy of each row, (…, q), computed in bands: interruptible in between."""
+    """Return the entropy of each row, (…, q).
+
+    Processes a few rows at a time so that the computation can be interrupted.
+    """
     *lead, queries, keys = weights.shape
     bands = interrupt.bands(queries, math.prod(lead) * keys)
     whole = slice(0, queries)

@@ -1,4 +1,4 @@
-"""Lazy weights for code that expects tensors; they become dense where they have no lazy operation."""
+"""Lazy weights for code that expects tensors. Operations without a lazy version use the dense matrix."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from regard.mechanism.weights.matrix import Weights
 
 
 class Attentions(Weights):
-    """`Weights` that behave like a tensor, in `outputs.attentions` of a model that runs on regard.
+    """`Weights` that behave like a tensor: the `outputs.attentions` of a model that runs on regard.
 
     Methods of `Weights` stay lazy. All other tensor methods and torch functions work on the dense matrix,
     which is computed when needed.
@@ -41,7 +41,7 @@ class Attentions(Weights):
         return getattr(self.dense(), name)
 
     def mean(self, over: Any = None, *args: Any, **options: Any) -> Any:
-        """`Weights.mean` for "heads", which stays lazy; otherwise `Tensor.mean`."""
+        """Average over "heads" lazily, as `Weights.mean` does; for anything else, apply `Tensor.mean`."""
         if over == "heads":
             return super().mean(over)
         if "axis" in options:  # NumPy's spelling

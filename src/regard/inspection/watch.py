@@ -28,7 +28,7 @@ from regard.models.layers.attention import watch_layers
 
 _NOT_JOINED = (
     "{name}: cannot join the steps of generate, because {reason}. This happens if the cache quantizes or "
-    "prunes its keys, if a hook changes them, or if the model calls SDPA itself with cached keys. Use the "
+    "prunes its keys, if a hook changes them, or if the model calls SDPA directly with cached keys. Use the "
     "default cache, or watch single steps: model(ids, past_key_values=cache)."
 )
 
@@ -44,15 +44,17 @@ def watch(
 ) -> Iterator[Seen]:
     """Record the lazy weights of every attention layer of a model inside a `with` block.
 
-    It sees regard's layers, torch's `nn.MultiheadAttention` and Transformer layers, calls to
+    Supports regard's layers, torch's `nn.MultiheadAttention` and Transformer layers, calls to
     `torch.nn.functional.scaled_dot_product_attention`, and the attention interface of Hugging Face
-    transformers, with any kernel. The model's outputs are bit-identical, and memory is linear in the sequence
-    length. Only calls in this block and this thread are recorded. The weights are those before dropout.
+    transformers, with any kernel. The model's outputs remain bit-identical, and memory is linear in the
+    sequence length. Only calls inside the block and in the same thread are recorded. The weights are recorded
+    before dropout.
 
-    layers: only these layers, by number (0 is the first, −1 the last), name or pattern: [0, −1], "decoder.*".
-    heads: only these heads of each layer.
+    layers: record only these layers, by number (0 is the first, -1 the last), name or pattern: [0, -1],
+        "decoder.*".
+    heads: record only these heads of each layer.
     tokenizer: converts token ids to tokens, for `Seen.texts` and the views.
-    tokens: the tokens, if the model is not called with ids.
+    tokens: the tokens, if the model is not called with token ids.
 
     >>> import torch, regard
     >>> model = torch.nn.TransformerEncoder(
@@ -69,7 +71,7 @@ def watch(
         raise DTypeError(f"watch() got {type_name(model)}; pass a torch.nn.Module.")
     if has_no_attention(model):
         raise ArgumentError(
-            f"watch() got {type_name(model)} without attention layers. It sees regard's and torch's "
+            f"watch() got {type_name(model)} without attention layers. It supports regard's and torch's "
             "layers, calls to scaled_dot_product_attention, and the attention interface of transformers."
         )
     selection, seen = LayerSelection(model, layers), Seen(RecordedTexts(tokenizer, tokens))
@@ -94,13 +96,13 @@ _COMPILED = (
     'with torch.compiler.set_stance("force_eager"), regard.watch(model) as seen: …'
 )
 _OTHER_THREAD = (
-    "nothing: the model was called in another thread, and watch sees only its own. "
+    "nothing: the model was called in another thread, and watch records only its own thread. "
     "Open the block in the thread that calls the model"
 )
 
 
 def _unseen_compiled(model: nn.Module, selection: LayerSelection, seen: Seen) -> list[str]:
-    """Return the outermost compiled modules with selected attention layers, none of them recorded."""
+    """Return the outermost compiled modules whose selected attention layers were not recorded."""
     names: list[str] = []
     for name, module in compiled(model).items():
         inner = (clean(f"{name}.{n}".strip(".")) for n, child in module.named_modules() if attends(child))
@@ -119,7 +121,7 @@ def _unseen_attention(model: nn.Module, layers: Layers | None) -> str:
     subject = f"{', '.join(own)} computes" if own else "it computes"
     return (
         f"nothing, although the model ran: {subject} attention without SDPA, nn.MultiheadAttention or the "
-        "attention interface of transformers, which watch cannot see"
+        "attention interface of transformers, so watch cannot record it"
     )
 
 
@@ -136,15 +138,15 @@ class Recorder:
         modules = ((module, clean(name)) for name, module in model.named_modules())
         self.names: dict[nn.Module, str] = {module: name for module, name in modules if selection(name)}
         self.ran = False
-        self.ran_elsewhere = False  # in another thread
+        self.ran_elsewhere = False  # whether the model ran in another thread
         self._generation: Generation | None = None
-        self._nested_generations = 0  # of an assistant model, whose tokens may be rejected
+        self._nested_generations = 0  # generations of an assistant model, whose tokens may be rejected
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record the calls of this thread."""
         hooks = []
-        # a hook would disable the fast path of these
+        # a hook would disable the fast path of these modules
         if not isinstance(self.model, nn.TransformerEncoderLayer | nn.MultiheadAttention):
             hooks.append(self.model.register_forward_pre_hook(_CallHook(self), with_kwargs=True))
         try:
@@ -155,18 +157,18 @@ class Recorder:
                 hook.remove()
 
     def on_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The model itself is called."""
+        """Record the tokens of a call of the model itself."""
         self.ran = True
         if self._generation is None:
             self.seen._texts.calls.append(call_tokens(args, kwargs))
 
     def on_own_attention(self, name: str, weights: Weights) -> None:
-        """A layer of regard attended."""
+        """Record an attention call of a regard layer."""
         if self.selection(name):
             self.seen.add(name, weights if self.heads is None else weights.heads(list(self.heads)))
 
     def on_attention(self, module: nn.Module, call: CapturedCall) -> None:
-        """A layer of another library attended."""
+        """Record an attention call of another library's layer."""
         if self.heads is not None:
             call = call.select_heads(self.heads)
         if self._nested_generations:
@@ -179,7 +181,7 @@ class Recorder:
             self._add(self.names[module], call.detached())
 
     def on_error(self, module: nn.Module, reason: str) -> None:
-        """A layer of another library attended in a way that cannot be read."""
+        """Record an attention call of another library's layer that cannot be read."""
         name = self.names[module]
         reason = f"{name or 'the model'}: {reason}"
         if self._generation is None:
@@ -193,15 +195,15 @@ class Recorder:
     # Generation
 
     def on_reorder(self, cache: Any, rows: Tensor) -> None:
-        if self._generation is not None and self._is_of_generation(cache):
+        if self._generation is not None and self._belongs_to_generation(cache):
             self._generation.on_reorder(rows)
 
     def on_crop(self, cache: Any, tokens: int) -> None:
-        if self._generation is not None and self._is_of_generation(cache):
+        if self._generation is not None and self._belongs_to_generation(cache):
             self._generation.on_crop(tokens)
 
-    def _is_of_generation(self, cache: Any) -> bool:
-        """Return whether a cache holds the keys of the generation, not those of an assistant model."""
+    def _belongs_to_generation(self, cache: Any) -> bool:
+        """Return whether a cache belongs to the generation itself, not to an assistant model."""
         assert self._generation is not None
         parts = (getattr(cache, name, cache) for name in ("self_attention_cache", "cross_attention_cache"))
         caches = self._generation.caches
@@ -257,7 +259,7 @@ class Recorder:
 
 
 class _CallHook:
-    """Reports calls of the model; a copy of the model is not watched."""
+    """Reports calls of the model. Copies of the model are not watched."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder: Recorder | None = recorder
@@ -293,5 +295,5 @@ class _ForwardHook:
         ids = kwargs.get("decoder_input_ids", kwargs.get("input_ids"))
         self.generation.on_forward(ids if isinstance(ids, Tensor) else None)
         if (cache := kwargs.get("past_key_values")) is not None:
-            with suppress(TypeError):  # tuples of tensors, which are not reordered in place
+            with suppress(TypeError):  # a tuple of tensors, which is not reordered in place
                 self.generation.caches.add(cache)

@@ -1,4 +1,4 @@
-"""The mechanism: one operator for every attention, and its weights as a lazy matrix."""
+"""The attention operator and its lazily computed weights."""
 
 from regard._util.lazy import attach
 

@@ -1,8 +1,8 @@
 """Autograd, vmap and torch.compile for the tiled and fused implementations.
 
-The backward pass runs over tiles too. In compiled graphs, attention is one opaque operator. Second
-derivatives differentiate the gradient formula on the full problem; forward-mode AD and transforms without a
-rule here use the reference.
+The backward pass also runs tile by tile. In compiled graphs, attention is one opaque operator. Second
+derivatives are computed by differentiating the gradient formula without tiling. Forward-mode AD, and
+transforms without a rule in this module, use the reference implementation.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor, bool]:
     forward_info = _ForwardInfo()
     if transformed():
         return *_Attention.apply(problem.config, names, forward_info, *tensors), False  # type: ignore[no-untyped-call]
-    # `apply` ends up here, but first spends time on default arguments
+    # skips the overhead of `apply`, which binds default arguments before it calls this
     output, tau = super(torch.autograd.Function, _Attention).apply(
         problem.config, names, forward_info, *tensors
     )  # type: ignore[no-untyped-call]
@@ -50,13 +50,13 @@ def run(problem: Problem) -> tuple[Tensor, Tensor, bool]:
 
 
 class _ForwardInfo:
-    """Side channel for a result that is not a tensor, which autograd functions cannot return."""
+    """Side channel for a non-tensor result, which an autograd function cannot return."""
 
     used_kernels = False
 
 
 class _Attention(torch.autograd.Function):
-    """Forward pass with gradient and vmap rule, for eager torch and `torch.func`."""
+    """Forward pass with a gradient and a vmap rule, for eager mode and `torch.func`."""
 
     @staticmethod
     def forward(
@@ -101,7 +101,7 @@ class _Attention(torch.autograd.Function):
 def gradients(
     problem: Problem, tau: Tensor, output: Tensor, grad: Tensor, wanted: tuple[str, ...]
 ) -> dict[str, Tensor]:
-    """Return the gradients of the wanted tensors; they are differentiable themselves."""
+    """Return differentiable gradients with respect to the tensors named in `wanted`."""
     if forward_mode() or batched(grad) or subclassed(grad):
         return _dense_gradients(problem, grad, set(wanted))
     if not torch.is_grad_enabled() and not transformed():
@@ -114,7 +114,7 @@ def gradients(
 class _AttentionBackward(torch.autograd.Function):
     """Backward pass with its own gradient, for second derivatives.
 
-    Memory is linear unless second derivatives are computed; those differentiate the dense formula.
+    Memory is linear, except for second derivatives, which differentiate the dense formula.
     """
 
     @staticmethod
@@ -161,7 +161,7 @@ class _AttentionBackward(torch.autograd.Function):
         wanted: tuple[str, ...],
         *tensors: Tensor,
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        # per-sample gradients, also of inputs that all samples share
+        # per-sample gradients, even for inputs shared by all samples
         stacked = []
         for tensor, at in zip(tensors, in_dims[3:], strict=True):
             if at is not None:
@@ -173,7 +173,7 @@ class _AttentionBackward(torch.autograd.Function):
 
 
 def _run_forward(problem: Problem) -> tuple[Tensor, Tensor, bool]:
-    """Return output and τ, and whether the kernels computed them."""
+    """Return the output, τ, and whether the kernels computed them."""
     with autocast_off(problem["query"].device.type):
         if _kernels_run(problem):
             result = fused.forward(problem)
@@ -185,7 +185,7 @@ def _run_forward(problem: Problem) -> tuple[Tensor, Tensor, bool]:
 def _run_backward(
     problem: Problem, tau: Tensor, output: Tensor, grad: Tensor, wanted: set[str]
 ) -> dict[str, Tensor]:
-    """Return the gradients of the wanted tensors, from the kernels if they support the problem."""
+    """Compute the gradients of the tensors named in `wanted`, with the kernels if they support this."""
     with autocast_off(problem["query"].device.type):
         if _kernels_run(problem, tau, output, grad):
             grads = fused.backward(problem, tau, output, grad, wanted)
@@ -198,12 +198,12 @@ _PLAIN_TYPES = {Tensor, nn.Parameter, nn.Buffer}
 
 
 def _kernels_run(problem: Problem, *others: Tensor) -> bool:
-    """Whether the dispatch chose the kernels and they can read these tensors."""
+    """Whether dispatch chose the kernels and they can read these tensors."""
     return problem.config.fused and _has_memory(problem, *others) and fused.unsupported(problem) is None
 
 
 def _has_memory(problem: Problem, *others: Tensor) -> bool:
-    """Whether kernels can read the memory of all tensors: plain ones, neither fake nor lazily negated."""
+    """Whether the kernels can read the memory of all tensors: none is fake, batched or lazily negated."""
     for tensor in (*problem.tensors.values(), *others):
         unreadable = tensor.is_meta or tensor.is_neg() or tensor._is_zerotensor() or batched(tensor)
         if unreadable or type(tensor) not in _PLAIN_TYPES:
@@ -216,7 +216,7 @@ def _problem(config: ProblemConfig, names: Sequence[str], tensors: Sequence[Tens
 
 
 def _dense_gradients(problem: Problem, grad: Tensor, wanted: set[str]) -> dict[str, Tensor]:
-    """Return the gradients from differentiable dense operations."""
+    """Compute the gradients with differentiable dense operations."""
     with autocast_off(problem["query"].device.type):
         problem = problem.nan_checked()
         grads = tiled.gradients(problem, None, grad, wanted)
@@ -225,7 +225,7 @@ def _dense_gradients(problem: Problem, grad: Tensor, wanted: set[str]) -> dict[s
 
 @torch.library.custom_op("regard::attention", mutates_args=())
 def _forward(tensors: Sequence[Tensor], config: str, wanted: Sequence[bool]) -> tuple[Tensor, Tensor]:
-    """Forward pass as one graph node; the text `config` describes the tensors."""
+    """Run the forward pass as one graph node. config: the serialized configuration and tensor names."""
     return _run_forward(_deserialize(config, tensors))[:2]
 
 
@@ -272,7 +272,7 @@ _forward.register_autograd(_backward_of_forward, setup_context=_setup_context)
 
 
 def _serialize(config: ProblemConfig, names: tuple[str, ...]) -> str:
-    """Write configuration and tensor names as text, which a compiled graph can contain."""
+    """Serialize the configuration and tensor names as text, which a compiled graph can contain."""
     return f"{config.fused:d}|{serialize(config, names)}"
 
 

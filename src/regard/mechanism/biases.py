@@ -1,7 +1,7 @@
 """Relative biases, added to the scores before the normalizer.
 
 A dense bias is a tensor that broadcasts to (…, h, q, k). A *relative* bias depends only on the distance
-key − query: one vector per head, so its memory and its gradient's are linear.
+key − query. It is one vector per head, so the bias and its gradient take linear memory.
 """
 
 import math
@@ -15,9 +15,12 @@ from regard.errors import DTypeError, ShapeError
 
 
 class RelativeBias(nn.Module):
-    """Base class of biases that depend on the distance key − query; the last query is at the last key.
+    """Base class for biases that depend only on the distance key − query.
 
-    Subclasses implement `forward(distance)`: the bias at each distance, (l) → (h, l), or (l) for all heads.
+    Distances are measured with the last query aligned to the last key.
+
+    Subclasses implement `forward(distance)`, which returns the bias at each distance: (l) → (h, l), or
+    (l) → (l) if all heads share the bias.
 
     >>> import torch, regard
     >>> class Far(regard.RelativeBias):
@@ -38,14 +41,14 @@ class RelativeBias(nn.Module):
         return expand_line(self.line(queries, keys, device), queries, keys)
 
     def encode(self, x: Tensor, positions: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """As the position encoding of a model: leave its input unchanged, add this bias to all scores."""
+        """Return x unchanged, and this bias as a keyword argument for attention layers."""
         return x, {"bias": self}
 
 
 class ClippedRelativeBias(RelativeBias):
-    """One number per head and distance, with distances clipped to [−r, r] (Shaw et al. 2018, section 3.2).
+    """One bias per head and distance, with distances clipped to [−r, r] (Shaw et al. 2018, section 3.2).
 
-    vector: (h, 2r + 1), or (2r + 1) for all heads; entry r is distance 0. It may require gradients.
+    vector: (h, 2r + 1), or (2r + 1) if all heads share it; entry r is for distance 0. It can be a parameter.
 
     >>> import torch, regard
     >>> bias = regard.ClippedRelativeBias(torch.tensor([0.0, 1.0, 2.0]))  # left, same position, right
@@ -59,7 +62,7 @@ class ClippedRelativeBias(RelativeBias):
     def __init__(self, vector: Tensor) -> None:
         super().__init__()
         if not isinstance(vector, Tensor) or not vector.is_floating_point():
-            kind = vector.dtype if isinstance(vector, Tensor) else type(vector).__name__
+            kind = f"dtype {vector.dtype}" if isinstance(vector, Tensor) else f"type {type(vector).__name__}"
             raise DTypeError(
                 f"ClippedRelativeBias got a vector of {kind}; pass a floating-point tensor: torch.tensor(…)."
             )
@@ -82,10 +85,10 @@ class ClippedRelativeBias(RelativeBias):
 
 
 class ALiBi(RelativeBias):
-    """−slope · |distance|, with slopes 2^(−8/h), 2^(−16/h), …: Press et al. 2022, section 3.
+    """The bias −slope · |distance|, with slopes 2^(−8/h), 2^(−16/h), … (Press et al. 2022, section 3).
 
-    No parameters. If the number of heads is not a power of two, the slopes of the next smaller power are
-    followed by every other slope of the next larger one, as in the authors' code.
+    ALiBi has no parameters. If the number of heads is not a power of two, the slopes for the next smaller
+    power are followed by every other slope for the next larger one, as in the authors' code.
 
     >>> import torch, regard
     >>> regard.ALiBi(2).slopes
@@ -102,11 +105,11 @@ class ALiBi(RelativeBias):
 
     @property
     def slopes(self) -> Tensor:
-        """One slope per head."""
+        """The slope of each head."""
         return torch.tensor(_slopes(self.heads))
 
     def forward(self, distance: Tensor) -> Tensor:
-        # not a buffer: half precision cannot represent distances beyond 2,048
+        # not a buffer: it would become float16 in half-precision models, too coarse for distances above 2,048
         slopes = torch.tensor(_slopes(self.heads), device=distance.device)
         return -slopes[:, None] * distance.abs()
 
@@ -121,12 +124,12 @@ def _slopes(heads: int) -> list[float]:
 
 
 class T5Bias(RelativeBias):
-    """A learned bias per head and bucket of distances: Raffel et al. 2020, section 2.1.
+    """A learned bias for each head and distance bucket (Raffel et al. 2020, section 2.1).
 
-    buckets: number of buckets. Half of them hold one distance each; the others grow logarithmically.
+    buckets: number of buckets. Half of them cover one distance each; the others are spaced logarithmically.
     max_distance: larger distances share the last bucket.
-    bidirectional: divide the buckets between left and right; otherwise all keys to the right share the
-        bucket of distance 0.
+    bidirectional: split the buckets between left and right; otherwise all keys to the right share the
+        bucket for distance 0.
 
     >>> import torch, regard
     >>> bias = regard.T5Bias(heads=8)
@@ -181,9 +184,9 @@ def expand_line(line: Tensor, queries: int, keys: int) -> Tensor:
 
 
 def sum_diagonals(matrix: Tensor) -> Tensor:
-    """Sum along each diagonal, (…, q, k) → (…, q + k − 1): the transpose of `expand_line`.
+    """Sum along each diagonal, (…, q, k) → (…, q + k − 1). This is the transpose of `expand_line`.
 
-    Reshaping a padded matrix to rows one element shorter shifts each row by one; its columns are diagonals.
+    Reshaping the padded matrix to rows one element shorter shifts each row by one: diagonals become columns.
     """
     queries, keys = matrix.shape[-2:]
     if queries == 0:

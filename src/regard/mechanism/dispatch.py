@@ -1,7 +1,7 @@
-"""Select the implementation of a call, and explain why.
+"""Select the implementation of a call and explain the choice.
 
-One ordered list of rules decides; the operator and `explain` both read it. The first rule that gives a reason
-selects its implementation. `RULES` ends with the limits of the kernels; if none applies, the kernels run.
+The operator and `explain` use the same ordered list, `RULES`. The first rule that returns a reason selects
+its implementation. The last rule checks the limits of the kernels; if no rule applies, the kernels run.
 """
 
 import os
@@ -79,9 +79,9 @@ RULES: tuple[tuple[str, Rule], ...] = (
 
 
 def choose(problem: Problem, requested: str | None = None) -> tuple[str, str]:
-    """Return the implementation of a call and the reason.
+    """Choose the implementation of a call; return its name and the reason for the choice.
 
-    requested: the `implementation` argument; None for the environment variable or the best one.
+    requested: the `implementation` argument; default: REGARD_IMPLEMENTATION, or the best implementation.
 
     >>> import torch
     >>> from regard.mechanism.call.arguments import Call, prepare

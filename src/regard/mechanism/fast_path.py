@@ -1,8 +1,8 @@
-"""A cache of prepared calls in front of the dispatch.
+"""Cache of prepared calls, checked before dispatch.
 
 The kernels finish a small call in a few microseconds; preparing it takes much longer. A call whose score,
-mask and normalizer are immutable values is therefore prepared once, and its encoding for the kernels is kept.
-The next call with the same values, shapes and strides only fills in five addresses.
+mask and normalizer are immutable is therefore prepared once, and its encoding for the kernels is cached. The
+next call with the same score, mask, normalizer, shapes and strides only fills in five addresses.
 """
 
 from collections.abc import Hashable
@@ -35,16 +35,16 @@ class _PreparedCall(NamedTuple):
     output_shape: tuple[int, ...]
     output_stride: tuple[int, ...]
     tau_shape: tuple[int, ...]
-    simple_backward: bool  # gradients need neither segments, padding nor sums over broadcast axes
-    backward: dict[Hashable, fused.Encoded]  # by needed gradients and strides
+    simple_backward: bool  # gradients need no segments, padding or sums over broadcast axes
+    backward: dict[Hashable, fused.Encoded]  # keyed by required gradients and strides
 
 
 def attention(
     query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_tau: bool
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return the differentiable output, and τ if needed; None if the call takes the general path.
+    """Return the differentiable output, and τ if needed, or None if the caller must take the general path.
 
-    That is the case for calls that cannot be cached, and for calls whose output is not finite.
+    The general path is necessary if the call cannot be cached or its output is not finite.
     """
     mask = call.mask
     if (
@@ -88,15 +88,15 @@ def attention(
         return None
     if not requires_grad:
         return output if query.dtype is torch.float32 else output.to(query.dtype), tau
-    # `apply` ends up here, but first spends time on default arguments
+    # skips the overhead of `apply`, which binds default arguments before it calls this
     apply = super(torch.autograd.Function, _FastAttention).apply
     return apply((output, tau), prepared, call, query, key, value)  # type: ignore[no-untyped-call]
 
 
 def _prepare(query: Tensor, key: Tensor, value: Tensor, call: Call) -> _PreparedCall | None:
-    """Prepare a call by the general path and encode it; None if it cannot be cached."""
+    """Prepare a call on the general path and encode it. Returns None if the call cannot be cached."""
     if not query.dtype == key.dtype == value.dtype or min(query.dim(), key.dim(), value.dim()) < 2:
-        return None  # the general path raises
+        return None  # the general path raises an error
     if call.normalize.sink() is not None or key.shape[-2] != value.shape[-2]:
         return None
     problem, layout = _problem(query, key, value, call)
@@ -105,7 +105,7 @@ def _prepare(query: Tensor, key: Tensor, value: Tensor, call: Call) -> _Prepared
     if any(
         problem[name].data_ptr() != x.data_ptr() for name, x in zip(_INPUTS, (query, key, value), strict=True)
     ):
-        return None  # a copy, whose address is not that of the input
+        return None  # a copy: its address differs from the input's
     output, tau = fused.empty_results(problem)
     merged = layout.merge(output)
     if merged.data_ptr() != output.data_ptr():
@@ -132,7 +132,7 @@ def _problem(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Pro
 
 
 class _FastAttention(torch.autograd.Function):
-    """Attach the backward pass to a result that is already computed."""
+    """Attach the backward pass to an output that is already computed."""
 
     @staticmethod
     def forward(
@@ -174,7 +174,7 @@ def _kernel_gradients(
     tau: Tensor,
     grad: Tensor,
 ) -> list[Tensor | None] | None:
-    """Gradients by one kernel call; None if they are not finite."""
+    """Compute the gradients with one kernel call. Returns None if they are not finite."""
     output = output if output.stride(-1) == 1 else output.contiguous()
     buffers = [
         torch.empty(x.shape, dtype=torch.float32, device="cpu") if need else None
@@ -204,7 +204,7 @@ def _general_gradients(
     tau: Tensor,
     grad: Tensor,
 ) -> list[Tensor | None]:
-    """Gradients by the general path: twice differentiable, NaN-safe, for any width."""
+    """Compute the gradients on the general path, which is differentiable, NaN-safe and supports any width."""
     query, key, value = inputs
     layout = Layout.of(query, key, value)
     problem = prepare(query, key, value, layout, call).with_config(fused=True)

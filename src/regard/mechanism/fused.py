@@ -1,7 +1,7 @@
 """Fused implementation: C++ kernels that hold one tile of scores at a time.
 
-Same interface as `tiled`, except that functions return None if a result is not finite. The caller then
-recomputes it with the NaN-safe `tiled`.
+This module has the same interface as `tiled`, except that a function returns None if its result is not
+finite. The caller then recomputes the result with `tiled`, which is NaN-safe.
 """
 
 import importlib
@@ -34,12 +34,12 @@ _MIN_SEGMENT_ROWS = 256
 
 
 def _load() -> tuple[Any, str]:
-    """Return the compiled kernels and a description; None and the reason if they are missing."""
+    """Return the compiled kernels and their description, or None and a reason if they are missing."""
     isa = os.environ.get("REGARD_ISA")
     try:
         kernels = importlib.import_module("regard.mechanism._kernels")
     except ImportError as error:
-        reason = f"the kernels are not available ({error}); install a C++ compiler, then regard"
+        reason = f"the kernels are not available ({error}); install a C++ compiler and reinstall regard"
         if isa:
             raise ArgumentError(f"the environment variable REGARD_ISA is {isa!r}, but {reason}.") from None
         return None, reason
@@ -54,7 +54,7 @@ def _load() -> tuple[Any, str]:
 
 
 _KERNELS, DESCRIPTION = _load()
-# Numbers of tensors, scores, normalizers and dtypes, from kernels/abi.h; empty without kernels.
+# Numeric codes of tensors, scores, normalizers and dtypes, from kernels/abi.h; empty without kernels.
 SLOTS: dict[str, int] = getattr(_KERNELS, "SLOTS", {})
 _LIMITS = {name: sum(kind(slot) == part for slot in SLOTS) for name, part in _COUNTED.items()}
 _SCORES: dict[str, int] = getattr(_KERNELS, "SCORES", {})
@@ -68,12 +68,15 @@ def available() -> bool:
 
 
 def few_rows() -> int:
-    """Rows of a key head up to which the kernels sum scores along the width: FEW in kernels/block.h."""
+    """Return the maximum number of rows per key head for which the kernels vectorize over the width.
+
+    The value is the constant FEW in kernels/block.h.
+    """
     return 0 if _KERNELS is None else 1 if _KERNELS.lanes() == 4 else 3
 
 
 def unsupported(problem: Problem) -> str | None:
-    """Why the kernels do not support this problem; None if they do."""
+    """Return the reason why the kernels do not support this problem, or None if they do."""
     query, config = problem["query"], problem.config
     if _KERNELS is None:
         return DESCRIPTION
@@ -88,13 +91,13 @@ def unsupported(problem: Problem) -> str | None:
     for name, limit in _LIMITS.items():
         number = config.terms if name == "mask terms" else len(problem.all(_COUNTED[name]))
         if number > limit:
-            return f"it has {number} {name} and the kernels take at most {limit}"
+            return f"the call has {number} {name}, but the kernels support at most {limit}"
     if query.dim() > _MAX_AXES:
-        return f"it has {query.dim() - 1} axes and the kernels take at most {_MAX_AXES - 1}"
+        return f"the call has {query.dim() - 1} axes, but the kernels support at most {_MAX_AXES - 1}"
     if max(problem.keys, problem.queries) >= 2**31:
-        return "the kernels take fewer than 2^31 tokens"
+        return "the kernels support fewer than 2^31 tokens"
     if any(t.is_neg() for t in problem.tensors.values()):
-        return "a tensor is a lazy negation"
+        return "a tensor is lazily negated"
     return None
 
 
@@ -105,14 +108,14 @@ def empty_results(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor] | None:
-    """Return the output (…, g, r, q, e) and τ (…, g, r, q, 2); None if they are not finite."""
+    """Return the output (…, g, r, q, e) and τ (…, g, r, q, 2), or None if they are not finite."""
     output, tau = empty(problem)
     finite = _call("forward", problem, {"output": output, "tau": tau})
     return (output, tau) if finite else None
 
 
 def compute_tau(problem: Problem) -> Tensor | None:
-    """Return τ only."""
+    """Return τ without computing the output, or None if it is not finite."""
     tau = problem["query"].new_empty(*problem.lead(), problem.queries, 2)
     return tau if _call("forward", _without_value(problem), {"tau": tau}) else None
 
@@ -120,7 +123,7 @@ def compute_tau(problem: Problem) -> Tensor | None:
 def backward(
     problem: Problem, tau: Tensor, output: Tensor, grad: Tensor, wanted: set[str]
 ) -> dict[str, Tensor] | None:
-    """Return the gradients of the wanted tensors; None if they are not finite."""
+    """Return the gradients of the tensors named in `wanted`, or None if they are not finite."""
     shared = _shared_biases(problem, wanted)
     if shared:
         return _backward_by_index(problem, tau, output, grad, wanted, shared)
@@ -144,25 +147,25 @@ def backward(
         if buffer.segment_stride is not None:
             part = part.sum(0) if segments > 1 else part[0]
         if name in ("key", "value", "vector"):
-            part = part[..., : problem[name].shape[-1]]  # drop the padding to full vectors
+            part = part[..., : problem[name].shape[-1]]  # drop the padding to whole SIMD vectors
         grads[name] = part.sum_to_size(problem[name].shape) if part.shape != problem[name].shape else part
     return grads
 
 
 def weights(problem: Problem, tau: Tensor) -> Tensor | None:
-    """Return dense weights (…, g, r, q, k); None if they are not finite."""
+    """Return dense weights (…, g, r, q, k), or None if they are not finite."""
     result = tau.new_zeros(*problem.lead(), problem.queries, problem.keys)
     return result if _call("weights", _without_value(problem), {"tau": tau, "result": result}) else None
 
 
 def entropy(problem: Problem, tau: Tensor) -> Tensor | None:
-    """Return the entropy of each row, (…, g, r, q, 1); None if the weights are not finite."""
+    """Return the entropy of each row, (…, g, r, q, 1), or None if the weights are not finite."""
     result = tau.new_empty(*problem.lead(), problem.queries, 1)
     return result if _call("entropy", _without_value(problem), {"tau": tau, "result": result}) else None
 
 
 def topk(problem: Problem, tau: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
-    """Return the k largest weights of each row and their keys, (…, g, r, q, k); None if not finite."""
+    """Return the k largest weights of each row and their keys, (…, g, r, q, k), or None if not finite."""
     values = tau.new_empty(*problem.lead(), problem.queries, k)
     keys = torch.empty_like(values, dtype=torch.int64)
     extra = {"tau": tau, "result": values, "indices": keys}
@@ -170,14 +173,14 @@ def topk(problem: Problem, tau: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
 
 
 def product(problem: Problem, x: Tensor) -> Tensor | None:
-    """Return weights · x, (…, g, r, k, e) → (…, g, r, q, e); None if it is not finite."""
+    """Return weights · x, (…, g, r, k, e) → (…, g, r, q, e), or None if it is not finite."""
     single = _split_groups(problem)
     result = forward(single.with_tensors({**single.tensors, "value": x.unsqueeze(-3)}))
     return None if result is None else result[0].squeeze(-3)
 
 
 def transposed_product(problem: Problem, tau: Tensor, x: Tensor) -> Tensor | None:
-    """Return weightsᵀ · x, (…, g, r, q, e) → (…, g, r, k, e); None if it is not finite."""
+    """Return weightsᵀ · x, (…, g, r, q, e) → (…, g, r, k, e), or None if it is not finite."""
     single = _split_groups(problem)
     value = x.new_empty(1, 1).expand(*single.lead(), problem.keys, x.shape[-1])
     single = single.with_tensors({**single.tensors, "value": value})
@@ -187,7 +190,7 @@ def transposed_product(problem: Problem, tau: Tensor, x: Tensor) -> Tensor | Non
 
 
 def _split_groups(problem: Problem) -> Problem:
-    """Make each query head a group of its own, with the same keys."""
+    """Make each query head its own group, with the same keys."""
     return _without_value(problem).map(lambda _, tensor: tensor.unsqueeze(-3))
 
 
@@ -198,21 +201,23 @@ def _without_value(problem: Problem) -> Problem:
 
 
 def peak_flops(threads: int) -> float:
-    """Measure the FLOP per second of multiply-adds on this machine."""
+    """Measure the peak multiply-add throughput of this machine, in FLOP/s."""
     if _KERNELS is None:
         raise ImportError(DESCRIPTION)
     return _KERNELS.peak(threads)
 
 
 def supports_dropout(*tensors: Tensor) -> bool:
-    """Whether the dropout kernels support these tensors of one shape."""
+    """Whether the dropout kernels support these tensors, which must have the same shape."""
     return _KERNELS is not None and all(
         t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors
     )
 
 
 def dropout(kind: str, x: Tensor | None, y: Tensor, *, probability: float, seed: int) -> Tensor:
-    """Layer dropout in one pass; kernels/dropout.h lists the kinds."""
+    """Apply elementwise dropout, fused with a residual addition or ReLU.
+
+    kind: one of the values listed in kernels/dropout.h."""
     out, address = torch.empty_like(y), 0 if x is None else x.data_ptr()
     _KERNELS.dropout(
         _DROPOUT_KINDS[kind],
@@ -230,7 +235,7 @@ def dropout(kind: str, x: Tensor | None, y: Tensor, *, probability: float, seed:
 
 
 class _GradBuffer(NamedTuple):
-    """Buffer for a gradient; if `segment_stride` is set, its first axis counts segments to be summed."""
+    """Buffer for a gradient. If `segment_stride` is set, the first axis must be summed over segments."""
 
     tensor: Tensor
     segment_stride: int | None = None
@@ -256,7 +261,7 @@ def _grad_buffer(problem: Problem, name: str, lead: tuple[int, ...], segments: i
 
 
 def _empty_in_order(segments: tuple[int, ...], shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Allocate with the memory order of heads and tokens of `like`, so autograd need not copy."""
+    """Allocate a tensor with heads and tokens in the memory order of `like`, so autograd does not copy it."""
     *batch, groups, per_group, tokens, width = shape
     if heads_inside(like):
         return like.new_empty(*segments, *batch, tokens, groups, per_group, width).movedim(-4, -2)
@@ -268,7 +273,7 @@ def _is_dense(problem: Problem, name: str) -> bool:
 
 
 def _shared_biases(problem: Problem, wanted: set[str]) -> list[int]:
-    """Leading axes along which a dense bias that needs a gradient is shared."""
+    """Return the leading axes along which a dense bias is shared, if it needs a gradient."""
     dense = [problem[name] for name in wanted if name.startswith("bias") and _is_dense(problem, name)]
     lead = problem.lead() if dense else ()
     return [axis for axis, size in enumerate(lead) if size > 1 and any(t.shape[axis] == 1 for t in dense)]
@@ -277,7 +282,7 @@ def _shared_biases(problem: Problem, wanted: set[str]) -> list[int]:
 def _backward_by_index(
     problem: Problem, tau: Tensor, output: Tensor, grad: Tensor, wanted: set[str], axes: list[int]
 ) -> dict[str, Tensor] | None:
-    """Backward one index of the shared axes at a time, to hold the gradient of a shared bias once."""
+    """Run the backward pass for one index of the shared axes at a time, to store a shared gradient once."""
     grads = {name: torch.zeros_like(problem[name]) for name in wanted}
     for index in _indices(problem.lead(), axes):
         part = problem.with_tensors({name: t[_narrow(t, index)] for name, t in problem.tensors.items()})
@@ -306,12 +311,12 @@ def _narrow(tensor: Tensor, index: dict[int, int]) -> tuple[slice, ...]:
 
 
 class Encoded(NamedTuple):
-    """A call as numbers and factors for the kernels, in the order of kernels/module.cpp."""
+    """A call encoded as integers and floats, in the order that kernels/module.cpp expects."""
 
     numbers: list[int]
     factors: tuple[float, ...]
     addresses: tuple[int, ...] = ()  # positions of the addresses that `run` fills in
-    tensors: tuple[Tensor, ...] = ()  # the others, which must stay alive
+    tensors: tuple[Tensor, ...] = ()  # tensors at fixed addresses, kept alive
 
     def run(self, kernel: str, tensors: Sequence[Tensor | None] = ()) -> bool:
         """Run a kernel on tensors of the encoded shapes and strides; return whether the result is finite."""
@@ -331,9 +336,9 @@ def encode(
     k: int = 0,
     addresses: Sequence[str] = (),
 ) -> Encoded:
-    """Encode a problem with its results.
+    """Encode a problem and the tensors for its results.
 
-    addresses: names of the tensors whose addresses `Encoded.run` gets, in its order.
+    addresses: names of the tensors that `Encoded.run` will receive, in this order.
     """
     config, lead = problem.config, problem.lead()
     value = problem.get("value")
@@ -374,7 +379,7 @@ def _call(
 
 
 def _type(name: str, tensor: Tensor) -> int:
-    """Return the number of a tensor's dtype."""
+    """Return the numeric code of a tensor's dtype."""
     number = _TYPES.get(tensor.dtype)
     if number is None:
         supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
@@ -383,7 +388,7 @@ def _type(name: str, tensor: Tensor) -> int:
 
 
 def _encode_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
-    """Return the kernel number, whether it counts the keys, the inverse temperature and the bias."""
+    """Return the normalizer's code, whether it counts keys, its inverse temperature and its bias."""
     sharpness = 1 / normalize.temperature if type(normalize) is Softmax else 1.0
     bias = normalize.bias if type(normalize) is Sigmoid else 0.0
     return _NORMALIZERS[kernel_name(normalize)], bias is None, sharpness, bias or 0.0
@@ -402,7 +407,7 @@ def _segments(units: int, rows: int) -> int:
 
 
 def _zero_grads(extra: Mapping[str, "Tensor | _GradBuffer"]) -> bool:
-    """Without rows, all gradients are zero."""
+    """Set all gradients to zero, for a problem without rows."""
     for value in extra.values():
         if isinstance(value, _GradBuffer):
             value.tensor.zero_()

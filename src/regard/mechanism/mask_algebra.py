@@ -1,7 +1,7 @@
 """Mask algebra: unions and intersections of key intervals.
 
-A mask is a union of `MaskTerm`s. A term gives each query row an interval of keys, start ≤ key < stop, and
-optionally a dense boolean tensor, True = may attend. `&` intersects two masks, `|` unites them.
+A mask is a union of `MaskTerm`s. A term has an interval of keys for each query row, start ≤ key < stop, and
+optionally a dense boolean tensor (True = may attend). `&` is the intersection of two masks, `|` their union.
 """
 
 import itertools
@@ -32,9 +32,9 @@ class CallShape(NamedTuple):
 
 
 class MaskTerm(NamedTuple):
-    """Keys in [start, stop) that are also `allowed`.
+    """The keys in [start, stop) that are also `allowed`.
 
-    start and stop broadcast to (lead, q, 1), allowed to (lead, q, k); None: no restriction.
+    start and stop broadcast to (lead, q, 1), allowed to (lead, q, k). None means no restriction.
     """
 
     start: Tensor | None = None
@@ -42,7 +42,7 @@ class MaskTerm(NamedTuple):
     allowed: Tensor | None = None
 
     def intersect(self, other: "MaskTerm") -> "MaskTerm":
-        """Return the keys that both terms allow."""
+        """Return a term with the keys that both terms allow."""
 
         def both(a: Tensor | None, b: Tensor | None, combine: Combine) -> Tensor | None:
             if a is None or b is None:
@@ -56,7 +56,7 @@ class MaskTerm(NamedTuple):
         )
 
     def visible(self, keys: Tensor) -> Tensor | None:
-        """Return a boolean tensor over these key indices; None if all are allowed."""
+        """Return whether each of these key indices is allowed, as a boolean tensor, or None if all are."""
         visible = self.allowed
         if self.start is not None:
             visible = keys >= self.start if visible is None else visible & (keys >= self.start)
@@ -65,12 +65,12 @@ class MaskTerm(NamedTuple):
         return visible
 
 
-BUILT_IN: set[type] = set()  # masks whose terms need no check; exact types, subclasses are checked
-CHECKED: set[object] = set()  # `terms` methods that check what subclasses return
+BUILT_IN: set[type] = set()  # masks whose terms need no check; exact types: subclasses are checked
+CHECKED: set[object] = set()  # `terms` methods that check the results of subclass methods
 
 
 class Mask:
-    """Base class of masks. Combine masks and boolean tensors with `&` and `|`.
+    """Base class for masks. Combine masks and boolean tensors with `&` and `|`.
 
     >>> import regard
     >>> print(regard.Causal() & regard.Window(3))
@@ -93,12 +93,12 @@ class Mask:
         raise NotImplementedError(f"{type(self).__name__} must implement terms(call_shape)")
 
     def alignments(self) -> set[str]:
-        """Return the alignments of the position rules in this mask."""
+        """Return the set of alignments ("end", "start") of the position rules in this mask."""
         align = getattr(self, "align", None)
         return set() if align is None else {align}
 
     def default_size(self) -> tuple[int, int] | None:
-        """Return the numbers of queries and keys to draw; None if the mask fits any."""
+        """Return the numbers of queries and keys to draw, or None if the mask fits any size."""
         return None
 
     def __and__(self, other: "Mask | Tensor") -> "Mask":
@@ -128,7 +128,7 @@ class Mask:
         return torch.ones(shape, dtype=torch.bool) if visible is None else visible.expand(shape).clone()
 
     def draw(self, queries: int | None = None, keys: int | None = None, lead: Sequence[int] = ()) -> str:
-        """Draw the mask as text, one row per query, at most 32 × 64 cells: ■ all visible, ▪ some, · none.
+        """Draw the mask as text, in at most 32 × 64 cells: ■ all pairs visible, ▪ some pairs, · none.
 
         >>> import regard
         >>> print(regard.Prefix(2).draw(4))
@@ -153,12 +153,12 @@ class Mask:
             return repr(self)  # drawing would take seconds
         try:
             return f"{self!r}\n{self.draw()}"
-        except (MaskError, DeviceError):  # it fits only certain batches, or has no values
+        except (MaskError, DeviceError):  # the mask fits only certain batches, or has no values
             return repr(self)
 
 
 def terms_of(mask: Mask, call_shape: CallShape) -> tuple[MaskTerm, ...]:
-    """Return the terms of a mask, checked if the class is not built in."""
+    """Return the terms of a mask. They are checked unless the mask is a built-in class."""
     terms = mask.terms(call_shape)
     if type(mask) in BUILT_IN or getattr(mask.terms, "__func__", None) in CHECKED:
         return terms
@@ -181,14 +181,14 @@ def terms_of(mask: Mask, call_shape: CallShape) -> tuple[MaskTerm, ...]:
         MaskTerm(
             validation.interval_side(f"{name} returned a start", term.start, rows, device),
             validation.interval_side(f"{name} returned a stop", term.stop, rows, device),
-            validation.allowed(f"{name} returned an allowed", term.allowed, pairs, device),
+            validation.allowed(f"{name} returned an `allowed`", term.allowed, pairs, device),
         )
         for term in terms
     )
 
 
 def union(terms: Sequence[MaskTerm], keys: Tensor) -> Tensor | None:
-    """Return which of these keys any term allows; None if all."""
+    """Return which of these keys are allowed by at least one term, or None if all keys are."""
     visible: Tensor | None = None
     for term in terms:
         part = term.visible(keys)
@@ -199,7 +199,7 @@ def union(terms: Sequence[MaskTerm], keys: Tensor) -> Tensor | None:
 
 
 def _draw_rows(terms: Sequence[MaskTerm], rows: tuple[int, int], keys: int) -> str:
-    """Draw one line, for a band of query rows; only a few rows are dense at a time."""
+    """Draw one line of text for a range of query rows, with only a few dense rows in memory at a time."""
     cells = min(keys, 64)
     any_visible = torch.zeros(cells, dtype=torch.bool)
     all_visible = torch.ones(cells, dtype=torch.bool)
@@ -243,17 +243,17 @@ class _Dense(Mask):
     def __post_init__(self) -> None:
         if self.tensor.dtype is not torch.bool:
             raise DTypeError(
-                f"mask has dtype {self.tensor.dtype}; it must be torch.bool, True = may attend. Pass numbers "
-                "to add to the scores as bias=."
+                f"mask has dtype {self.tensor.dtype}; it must be torch.bool (True = may attend). To add "
+                "numbers to the scores, use bias=."
             )
 
     def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
         shape = (*call_shape.lead, call_shape.queries, call_shape.keys)
         check_device("mask", self.tensor, call_shape.device)
         if not broadcasts(self.tensor.shape, shape):
-            cure = "Insert axes of size 1 where it is shared."
+            cure = "Insert axes of size 1 where the mask is shared."
             if call_shape.lead and tuple(self.tensor.shape) == (call_shape.lead[0], call_shape.keys):
-                cure = "For a mask of (batch, keys) use Padding(lengths), or " + (
+                cure = "For a mask of shape (batch, keys), use Padding(lengths), or " + (
                     f"mask[:, {'None, ' * len(call_shape.lead)}:]."
                 )
             raise MaskError(
@@ -277,7 +277,7 @@ class _Pair(Mask):
         self.first, self.second = first, second
         if len(self.alignments()) > 1:
             raise MaskError(
-                f"{first!r} and {second!r} align positions differently: one to the start (top-left), one to "
+                f"{first!r} and {second!r} align positions differently: one at the start (top-left), one at "
                 "the end. Use the same align= ('end' or 'start') for both."
             )
 

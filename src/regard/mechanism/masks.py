@@ -1,7 +1,7 @@
 """Masks: which keys a query may attend to.
 
-Position rules align the last query with the last key; `align="start"` aligns the first query with the first
-key. The two differ only if the numbers of queries and keys differ.
+By default, position rules align the last query with the last key; `align="start"` aligns the first query with
+the first key. The two differ only if the numbers of queries and keys differ.
 """
 
 from collections.abc import Hashable, Sequence
@@ -24,7 +24,7 @@ _MAX_COMPARED = 4096  # masks with more lengths are compared by identity
 
 
 class Rule(Mask):
-    """Base of masks that depend on positions only: an interval of keys for each query position.
+    """Base class for masks that depend only on positions. Each query sees an interval of keys.
 
     Subclasses implement `ranges`. `Documents(within=rule)` applies a rule to each document.
 
@@ -41,7 +41,7 @@ class Rule(Mask):
     align: Align = "end"
 
     def ranges(self, position: Tensor, keys: int | Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return start and stop for queries at these key positions, among this many keys."""
+        """Return the start and stop of each query's interval. position: the key position of each query."""
         raise NotImplementedError(f"{type(self).__name__} must implement ranges(position, keys)")
 
     def positions(self, rows: Tensor, queries: int | Tensor, keys: int | Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Rule(Mask):
 def ranges_of(
     rule: Rule, position: Tensor, keys: int | Tensor, call_shape: CallShape
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the ranges of a rule, checked if the class is not built in."""
+    """Return the ranges of a rule. They are checked unless the rule is a built-in class."""
     ranges = rule.ranges(position, keys)
     if type(rule) in BUILT_IN:
         return ranges
@@ -66,7 +66,7 @@ def ranges_of(
     if not isinstance(ranges, list | tuple) or len(ranges) != 2:
         actual = f"{len(ranges)} values" if isinstance(ranges, list | tuple) else type_name(ranges)
         raise MaskError(
-            f"{name} returned {actual}; it must return two, start and stop: (None, position + 1)."
+            f"{name} returned {actual}; it must return two values, start and stop: (None, position + 1)."
         )
     rows = (*call_shape.lead, call_shape.queries, 1)
     start, stop = (
@@ -77,7 +77,7 @@ def ranges_of(
 
 
 class _Immutable(Mask):
-    """A mask whose attributes cannot be set, because calls cache its intervals."""
+    """A mask whose attributes cannot be set, because its intervals are cached."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if type(self) in BUILT_IN or hasattr(self, name):
@@ -97,8 +97,8 @@ class _Immutable(Mask):
 def _check_align(mask: str, align: str) -> None:
     if align not in ("end", "start"):
         raise ArgumentError(
-            f"{mask} got align={align!r}; use 'end' (the last query is at the last key) or 'start' (the "
-            "first query is at the first key)."
+            f"{mask} got align={align!r}; use 'end' (aligns the last query with the last key) or 'start' "
+            "(aligns the first query with the first key)."
         )
 
 
@@ -106,8 +106,8 @@ def _check_align(mask: str, align: str) -> None:
 class Causal(Rule):
     """Causal mask: a query attends to its own key and earlier ones.
 
-    align="end" aligns the last query with the last key, as in incremental decoding; align="start" is the
-    top-left rule of torch's `is_causal`.
+    align: "end" aligns the last query with the last key, as in incremental decoding. "start" aligns the first
+    query with the first key, like `is_causal` in torch.
 
     >>> import regard
     >>> print(regard.Causal().draw(3, 5))
@@ -133,10 +133,10 @@ class Causal(Rule):
 
 
 class Window(_Immutable, Rule):
-    """Sliding window. `Window(n)` keeps the n keys up to and including the query's own.
+    """Sliding-window mask. `Window(n)` keeps the n keys up to and including the query's own key.
 
-    `Window(left=a, right=b)` keeps a keys before the query's own, its own, and b after it; None: no limit.
-    align: as in `Causal`.
+    `Window(left=a, right=b)` keeps the query's own key, a keys before it and b keys after it. None means no
+    limit. align: see `Causal`.
 
     >>> import regard
     >>> print(regard.Window(left=1, right=1).draw(4))
@@ -192,10 +192,10 @@ class Window(_Immutable, Rule):
 
 @dataclass(frozen=True)
 class Prefix(Rule):
-    """Prefix-LM mask: all queries see the first `length` keys; the rest is causal.
+    """Prefix-LM mask: all queries see the first `length` keys, and attention to the other keys is causal.
 
-    Raffel et al. 2020, figure 3. Equals `Causal() | Padding(length)`, in one interval.
-    align: as in `Causal`.
+    See Raffel et al. 2020, figure 3. Equal to `Causal() | Padding(length)`, but stored as a single interval.
+    align: see `Causal`.
 
     >>> import regard
     >>> print(regard.Prefix(3).draw(5))
@@ -221,10 +221,10 @@ class Prefix(Rule):
 
 
 class _LengthMask(_Immutable):
-    """A mask defined by lengths, which are copied from the caller's tensor.
+    """A mask defined by lengths, copied from the caller's tensor.
 
-    Masks with equal lengths are equal. With more than 4,096 lengths, or while tracing, masks are compared by
-    identity.
+    Masks with equal lengths are equal. Masks with more than 4,096 lengths, and all masks while tracing, are
+    compared by identity.
     """
 
     cache_key: Hashable | None  # equal for equal masks; None: compare by identity
@@ -239,10 +239,11 @@ class _LengthMask(_Immutable):
 
 
 class Padding(_LengthMask):
-    """Padding mask: the first `lengths[i]` keys of sequence i are visible; with side="left", the last ones.
+    """Padding mask: sequence i sees only its first `lengths[i]` keys (its last ones if side="left").
 
-    lengths: one per sequence, along the first leading axes of the call: (b,) for a batch.
-    A `Padding` is immutable; `lengths` is a copy.
+    lengths: one length per sequence, along the first leading axes of the call, e.g. (b,) for a batch.
+    side: "right" or "left", the side of the padding.
+    `Padding` masks are immutable; `lengths` is a copy.
 
     >>> import torch, regard
     >>> regard.Padding([1, 3]).dense(1, 4, lead=[2])
@@ -272,7 +273,7 @@ class Padding(_LengthMask):
 
     @property
     def axes(self) -> int:
-        """Number of axes of the lengths."""
+        """Number of axes of `lengths`."""
         return self._lengths.dim()
 
     def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
@@ -299,11 +300,11 @@ class Padding(_LengthMask):
 
 
 class Documents(_LengthMask):
-    """Packed sequences: each query sees only the keys of its own sequence.
+    """Mask for packed sequences: each query sees only the keys of its own sequence.
 
-    `Documents(lengths)` is for self-attention, `Documents(queries, keys)` for cross-attention, with separate
-    key lengths. within: a rule applied inside each sequence, with positions relative to it.
-    `Documents` are immutable; `queries` and `keys` are copies.
+    Use `Documents(lengths)` for self-attention, and `Documents(queries, keys)`, with separate key lengths,
+    for cross-attention. within: a rule applied inside each sequence, with positions relative to its start.
+    `Documents` masks are immutable; `queries` and `keys` are copies.
 
     >>> import regard
     >>> print(regard.Documents([2, 3], within=regard.Causal()).draw())
@@ -334,7 +335,8 @@ class Documents(_LengthMask):
         if query_lengths.dim() != 1 or query_lengths.shape != key_lengths.shape:
             raise MaskError(
                 f"Documents got query lengths of shape {tuple(query_lengths.shape)} and key lengths of shape "
-                f"{tuple(key_lengths.shape)}; pass one list each, with one number per document."
+                f"{tuple(key_lengths.shape)}; pass one list of lengths for each, with one number per "
+                "document."
             )
         if within is not None and not isinstance(within, Rule):
             name = f"the class {within.__name__}" if isinstance(within, type) else repr(within)
@@ -349,12 +351,12 @@ class Documents(_LengthMask):
 
     @property
     def queries(self) -> Tensor:
-        """A copy of the number of queries of each document."""
+        """The number of queries in each document, as a copy."""
         return self._queries.clone()
 
     @property
     def keys(self) -> Tensor:
-        """A copy of the number of keys of each document."""
+        """The number of keys in each document, as a copy."""
         return self._keys.clone()
 
     def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
@@ -406,7 +408,7 @@ CHECKED |= {Rule.terms, Documents.terms}
 
 
 def _as_lengths(mask: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
-    """Copy the lengths, never to an inference tensor: the backward pass may need them."""
+    """Copy the lengths to a tensor that is not an inference tensor, because the backward pass may need it."""
     inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
     with torch.inference_mode(False) if inference else nullcontext():
         try:
@@ -418,7 +420,7 @@ def _as_lengths(mask: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
         check_dense("lengths", tensor)
         if tensor.numel() and (
             tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool
-        ):  # an empty list has a float dtype
+        ):  # an empty list becomes a float tensor
             raise DTypeError(f"{mask} got lengths of dtype {tensor.dtype}; they must be integers.")
         tensor = tensor.to(torch.int64, copy=True)
     if concrete(tensor) and tensor.numel() and int(tensor.min()) < 0:
@@ -427,7 +429,7 @@ def _as_lengths(mask: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
 
 
 def _length_key(lengths: Tensor) -> Hashable | None:
-    """The lengths as a hashable value; None if there are too many or they cannot be read."""
+    """Return the lengths as a hashable value, or None if there are too many or they cannot be read."""
     if not concrete(lengths) or lengths.device.type != "cpu" or lengths.numel() > _MAX_COMPARED:
         return None
     return tuple(lengths.shape), lengths.numpy().tobytes()
@@ -435,7 +437,10 @@ def _length_key(lengths: Tensor) -> Hashable | None:
 
 def _to(lengths: Tensor, device: torch.device) -> Tensor:
     if lengths.is_meta and device.type != "meta":
-        raise DeviceError(f"query is on {device} and the mask's lengths on meta; pass lengths with values.")
+        raise DeviceError(
+            f"query is on {device} and the mask's lengths are on meta, where they have no values; pass "
+            "lengths with values."
+        )
     return lengths.to(device)
 
 

@@ -1,9 +1,9 @@
-"""Normalizers: from scores to weights.
+"""Normalizers turn scores into weights.
 
-A normalizer is a row statistic τ and an elementwise φ: weights = φ(scores − τ) / divisor.
+A normalizer consists of a row statistic τ and an elementwise function φ: weights = φ(scores − τ) / divisor.
 
-For normalizers whose rows sum to one, τ solves Σ φ(scores − τ) = 1. They are invariant to an offset of the
-row, so their `tau` is called with the row maximum already subtracted.
+If the rows sum to one, τ solves Σ φ(scores − τ) = 1. Such a normalizer is invariant to adding a constant to a
+row, so its `tau` is called with the row maximum already subtracted. In the formulas below, s is a score.
 """
 
 import math
@@ -19,9 +19,9 @@ from regard.mechanism.torch_state import concrete
 
 
 class Normalizer:
-    """Base class of normalizers: implement τ, φ and its derivative.
+    """Base class for normalizers. Subclasses implement τ, φ and the derivative of φ.
 
-    Masked keys have score −inf; `phi` and `slope` are not evaluated there.
+    Masked keys have a score of −inf; the values of `phi` and `slope` for them are ignored.
 
     >>> import torch, regard
     >>> class Squares(regard.Normalizer):  # the square of every positive score
@@ -50,7 +50,7 @@ class Normalizer:
         return f"{type(self).__name__}()"
 
     def tau(self, scores: Tensor) -> Tensor:
-        """Return τ of each row, (…, q, k) → (…, q, 1). If `sums_to_one`, the row maximum is 0."""
+        """Return τ for each row, (…, q, k) → (…, q, 1). If `sums_to_one` is True, the row maximum is 0."""
         raise NotImplementedError(f"{type(self).__name__} must implement tau(scores)")
 
     def phi(self, x: Tensor) -> Tensor:
@@ -62,19 +62,21 @@ class Normalizer:
         raise NotImplementedError(f"{type(self).__name__} must implement slope(x)")
 
     def divisor(self, x: Tensor, visible: Tensor) -> Tensor | None:
-        """Return the divisor of each row, (…, q, 1), or None; treated as a constant."""
+        """Return the divisor for each row, (…, q, 1), or None. It is treated as a constant."""
         return None
 
     def sink(self) -> Tensor | float | None:
-        """Return the score of an extra key with value zero, one number or one per head; None: no sink."""
+        """Return the score of a sink (an extra key with value zero): one number, one per head, or None."""
         return None
 
 
 @dataclass(frozen=True)
 class Softmax(Normalizer):
-    """exp(s / t) / Σ exp(s / t): the default (Bahdanau et al. 2015, eq. 6; Vaswani et al. 2017, eq. 1).
+    """exp(s / t) / Σ exp(s / t) (Bahdanau et al. 2015, eq. 6; Vaswani et al. 2017, eq. 1).
 
-    temperature: t; low values approach `Hard`, high values uniform weights.
+    This is the default normalizer.
+
+    temperature: the t in the formula. Low values approach `Hard`, high values uniform weights.
 
     >>> import torch, regard
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -103,12 +105,12 @@ class Softmax(Normalizer):
 
 @dataclass(frozen=True, eq=False)
 class Softmax1(Normalizer):
-    """exp(s) / (exp(sink) + Σ exp(s)): softmax with an attention sink; rows may sum to less than one.
+    """Softmax with an attention sink, exp(s) / (exp(sink) + Σ exp(s)). Rows may sum to less than one.
 
-    score: score of the sink, one number or a tensor with one per head.
+    score: score of the sink, either one number or a tensor with one score per head.
 
-    The sink is an extra key with value zero. Score 0 is "softmax off by one" (Miller 2023); a tensor has one
-    score per head, as in gpt-oss, and receives gradients. `Sink` is a module with learned scores.
+    The sink is an extra key with value zero. A score of 0 gives "softmax off by one" (Miller 2023). A tensor
+    receives gradients, as in gpt-oss. `Sink` is a module with learned scores.
 
     >>> import torch, regard
     >>> x = torch.zeros(1, 2)
@@ -123,10 +125,11 @@ class Softmax1(Normalizer):
         if isinstance(self.score, Tensor):
             if not self.score.is_floating_point():
                 raise DTypeError(
-                    f"the sink has dtype {self.score.dtype}; it must be floating point: score.float()."
+                    f"Softmax1 got a sink of dtype {self.score.dtype}; it must be floating point: "
+                    "score.float()."
                 )
         elif self.score != -math.inf:  # −inf disables the sink
-            check_number("the sink of Softmax1 got score", self.score)
+            check_number("Softmax1 got a sink with score", self.score)
 
     def tau(self, scores: Tensor) -> Tensor:
         return torch.exp(scores).sum(-1, keepdim=True).log()
@@ -170,11 +173,11 @@ class Sink(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Entmax(Normalizer):
-    """max((α−1)(s−τ), 0)^(1/(α−1)), with τ such that rows sum to one: Peters et al. 2019, eq. 10.
+    """α-entmax, max((α−1)(s−τ), 0)^(1/(α−1)), where τ makes each row sum to one (Peters et al. 2019, eq. 10).
 
     alpha: α > 1; larger values give sparser weights, with exact zeros for low scores.
 
-    α → 1 is `Softmax`. `Entmax(2.0)` equals `Sparsemax()`, `Entmax(1.5)` equals `Entmax15()`.
+    The limit α → 1 is `Softmax`. `Entmax(2.0)` equals `Sparsemax()`, and `Entmax(1.5)` equals `Entmax15()`.
 
     >>> import torch, regard
     >>> query, key = torch.tensor([[1.0]]), torch.tensor([[0.0], [1.0], [2.0]])
@@ -185,8 +188,8 @@ class Entmax(Normalizer):
     alpha: float = 1.5
 
     def __post_init__(self) -> None:
-        # beyond these bounds, float32 cannot distinguish the weights from the limits
-        cure = "alpha = 1 is Softmax(), and alpha → ∞ is Hard()."
+        # outside these bounds, float32 cannot distinguish the weights from those of Softmax or Hard
+        cure = "For the limit 1, use Softmax(); for the limit ∞, use Hard()."
         check_number("Entmax got alpha", self.alpha, min=1.01, below=8.01, cure=cure)
 
     def __eq__(self, other: object) -> bool:
@@ -202,7 +205,7 @@ class Entmax(Normalizer):
         return {2.0: "sparsemax", 1.5: "entmax15"}.get(self.alpha)
 
     def _family(self) -> type["Entmax"]:
-        """Entmax for Sparsemax and Entmax15, which only fix alpha; the class itself for other subclasses."""
+        """Return Entmax for Sparsemax and Entmax15, which only fix alpha; otherwise the class itself."""
         return Entmax if type(self) in (Sparsemax, Entmax15) else type(self)
 
     def tau(self, scores: Tensor) -> Tensor:
@@ -217,7 +220,7 @@ class Entmax(Normalizer):
 
 
 class Sparsemax(Entmax):
-    """max(s − τ, 0): the nearest point of the simplex (Martins & Astudillo 2016, eq. 2). `Entmax(2)`.
+    """Projection onto the simplex, max(s − τ, 0) (Martins & Astudillo 2016, eq. 2). Equals `Entmax(2)`.
 
     >>> import torch, regard
     >>> query, key = torch.tensor([[1.0]]), torch.tensor([[0.0], [0.5], [1.0]])
@@ -248,7 +251,7 @@ class Entmax15(Entmax):
 
 
 def _power(x: Tensor, exponent: float) -> Tensor:
-    """x^exponent where x > 0, else 0, with zero derivatives there."""
+    """Return x^exponent if x > 0, otherwise 0 with zero derivatives."""
     if exponent == 0:
         return (x > 0).to(x.dtype)
     if exponent == 1:
@@ -260,11 +263,11 @@ def _power(x: Tensor, exponent: float) -> Tensor:
 
 
 def _solve_tau(x: Tensor, p: float, steps: int = 60) -> Tensor:
-    """τ with Σ max(x − τ, 0)^p = 1, for rows whose maximum is 0.
+    """Solve Σ max(x − τ, 0)^p = 1 for τ, in rows whose maximum is 0.
 
     For p ≥ 1 the norm ‖max(x − τ, 0)‖ₚ is convex and decreasing in τ. Newton's method starts left of the
-    root, at −1, and converges monotonically in a few steps, exactly for p = 1. For p < 1 the norm is not
-    convex: bisect between −1 and −n^(−1/p), in log space because −τ may be tiny.
+    root, at −1, and converges monotonically in a few steps; for p = 1 the result is exact. For p < 1 the norm
+    is not convex. In this case, bisect between −1 and −n^(−1/p), in log space because −τ may be tiny.
     """
     tau = torch.full_like(x[..., :1], -1.0)
     if p < 1:
@@ -285,7 +288,7 @@ def _solve_tau(x: Tensor, p: float, steps: int = 60) -> Tensor:
 
 
 def _newton_step(x: Tensor, tau: Tensor, p: float) -> Tensor:
-    """(‖max(x − τ, 0)‖ₚ − 1) / slope; 0 if no x exceeds τ."""
+    """Return (‖max(x − τ, 0)‖ₚ − 1) / slope, or 0 if no x exceeds τ."""
     gap = x - tau
     norm = _power(gap, p).sum(-1, keepdim=True) ** (1 / p)
     slope = _power(gap, p - 1).sum(-1, keepdim=True) / norm ** (p - 1)
@@ -293,7 +296,7 @@ def _newton_step(x: Tensor, tau: Tensor, p: float) -> Tensor:
 
 
 class _Unnormalized(Normalizer):
-    """Rows need not sum to one; a weight depends only on its score and the number of visible keys."""
+    """Base class for normalizers whose weights depend only on one score and the number of visible keys."""
 
     sums_to_one = False
 
@@ -303,7 +306,7 @@ class _Unnormalized(Normalizer):
 
 @dataclass(frozen=True)
 class Mean(_Unnormalized):
-    """s / n, with n visible keys: Wang et al. 2018, eq. 4, "dot product" with C(x) = N.
+    """s / n, where n is the number of visible keys ("dot product" with C(x) = N in Wang et al. 2018, eq. 4).
 
     >>> import torch, regard
     >>> x = torch.tensor([[1.0], [3.0]])
@@ -326,7 +329,7 @@ class Mean(_Unnormalized):
 
 @dataclass(frozen=True)
 class Relu(_Unnormalized):
-    """max(s, 0) / n, with n visible keys: Wortsman et al. 2023.
+    """max(s, 0) / n, where n is the number of visible keys (Wortsman et al. 2023).
 
     >>> import torch, regard
     >>> x = torch.tensor([[1.0], [-3.0]])
@@ -349,9 +352,9 @@ class Relu(_Unnormalized):
 
 @dataclass(frozen=True)
 class Sigmoid(_Unnormalized):
-    """1 / (1 + exp(−s − bias)), bias = −log n by default: Ramapuram et al. 2024, section 2.
+    """1 / (1 + exp(−s − bias)) (Ramapuram et al. 2024, section 2).
 
-    n is the number of visible keys, so a row of zero scores sums to about one.
+    bias: by default −log n, where n is the number of visible keys, so a row of zero scores sums to about one.
 
     >>> import torch, regard
     >>> x = torch.zeros(2, 1)
@@ -381,9 +384,10 @@ class Sigmoid(_Unnormalized):
 
 @dataclass(frozen=True)
 class Hard(Normalizer):
-    """Hard attention: all weight on the largest score, shared among ties, like a dictionary lookup.
+    """Hard attention, like a dictionary lookup: all weight is on the largest score, shared equally by ties.
 
-    The limit of `Softmax` at temperature 0. Its weights are constant, so no gradient reaches the scores.
+    This is the limit of `Softmax` at temperature 0. The weights are piecewise constant, so the scores receive
+    no gradient.
 
     >>> import torch, regard
     >>> keys, values = torch.eye(3), torch.tensor([[10.0], [20.0], [30.0]])
@@ -412,19 +416,19 @@ BUILT_IN: dict[str, type[Normalizer]] = {
     kind.__name__: kind
     for kind in (Softmax, Softmax1, Entmax, Sparsemax, Entmax15, Mean, Relu, Sigmoid, Hard)
 }
-BUILT_IN_TYPES = frozenset(BUILT_IN.values())  # exact: a subclass may change any method
+BUILT_IN_TYPES = frozenset(BUILT_IN.values())  # exact types: a subclass may override any method
 
 
 def kernel_name(normalize: Normalizer) -> str | None:
-    """Return the name of a normalizer's kernel; None if it has none."""
+    """Return the name of a normalizer's kernel, or None if it has no kernel."""
     return normalize._kernel if type(normalize) in BUILT_IN_TYPES else None
 
 
 def to_text(normalize: Normalizer) -> str | None:
-    """Serialize a built-in normalizer, as in "Entmax 0x1.8p+0"; None for a custom one.
+    """Serialize a built-in normalizer as text, e.g. "Entmax 0x1.8p+0". Returns None for a custom one.
 
-    Compiled graphs and saved weights contain this text. Hexadecimal is exact, and a constant for
-    torch.compile. The score of a sink is a tensor and is stored separately.
+    Compiled graphs and saved weights contain this text. Hexadecimal numbers are exact, and torch.compile
+    treats them as constants. The score of a sink is stored separately, as a tensor.
     """
     if type(normalize) not in BUILT_IN_TYPES:
         return None
@@ -441,6 +445,6 @@ def from_text(text: str) -> Normalizer:
     """Parse the result of `to_text`."""
     name, *numbers = text.split(" ")
     if name not in BUILT_IN:
-        raise ArgumentError(f"unknown normalizer {name!r}; regard has {', '.join(BUILT_IN)}.")
+        raise ArgumentError(f"unknown normalizer {name!r}; the built-in ones are {', '.join(BUILT_IN)}.")
     build: Callable[..., Normalizer] = BUILT_IN[name]
     return build(*map(float.fromhex, numbers))

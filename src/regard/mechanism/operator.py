@@ -45,18 +45,18 @@ def attention(
 ) -> Tensor:
     """Compute attention: (…, h, q, d), (…, g, k, d), (…, g, k, e) → (…, h, q, e).
 
-    Leading axes broadcast; the last one counts heads. With grouped-query attention, h is a multiple of g, and
-    consecutive query heads share a key head.
+    Leading axes broadcast; the last leading axis is the heads axis. With grouped-query attention, h is a
+    multiple of g, and consecutive query heads share a key head.
 
-    query, key, value: floating-point tensors of one dtype.
-    score: a score, or any function (query, key) → (…, q, k), computed as a dense matrix.
-    mask: a mask, or a boolean tensor, True = may attend.
-    bias: added to the scores; a tensor that broadcasts to (…, h, q, k), a relative bias, or a list of them.
+    query, key, value: floating-point tensors with the same dtype.
+    score: a score, or any function (query, key) → (…, q, k). A function computes a dense matrix.
+    mask: a mask, or a boolean tensor (True = may attend).
+    bias: term added to the scores: a tensor that broadcasts to (…, h, q, k), a relative bias, or a list.
     normalize: normalizer that turns scores into weights.
-    dropout: dropout probability of the weights, applied in every call; pass 0 in evaluation.
-    generator: random generator for dropout; default: torch's global one.
-    implementation: "reference", "tiled" or "fused"; default: chosen per call, see `explain`. The environment
-        variable REGARD_IMPLEMENTATION sets it for the process.
+    dropout: dropout probability for the weights, applied in every call; pass 0 for evaluation.
+    generator: random number generator for dropout; default: torch's global generator.
+    implementation: "reference", "tiled" or "fused"; default: chosen for each call; see `explain`. The
+        environment variable REGARD_IMPLEMENTATION sets the default.
 
     >>> import torch, regard
     >>> query, key, value = torch.randn(2, 8, 5, 16), torch.randn(2, 4, 7, 16), torch.randn(2, 4, 7, 3)
@@ -87,9 +87,9 @@ def attend(
     implementation: str | None = None,
     **unknown: Never,
 ) -> tuple[Tensor, Weights]:
-    """Compute attention and return the output and its lazy weights (…, h, q, k), after dropout.
+    """Compute attention and return the output and the lazy weights after dropout, (…, h, q, k).
 
-    The arguments are those of `attention`: query, key and value, and the keywords score, mask, bias,
+    Takes the same arguments as `attention`: query, key and value, and the keywords score, mask, bias,
     normalize, dropout, generator and implementation.
 
     >>> import torch, regard
@@ -108,7 +108,7 @@ def attend(
         if result is not None:
             output, tau = result
             build = partial(_prepare_weights, query, key, value.shape, call, torch.is_grad_enabled())
-            inputs = {"query": query, "key": key}  # masks of the fast path are immutable
+            inputs = {"query": query, "key": key}  # masks on the fast path are immutable
             return output, Weights(build, tau, output.shape[:-2], inputs=inputs, tau_from_kernels=True)
     output, problem, tau, fused_tau = _run(query, key, value, call, implementation)
     return output, Weights(problem.without("value"), tau, output.shape[:-2], tau_from_kernels=fused_tau)
@@ -127,7 +127,7 @@ class Options(TypedDict, total=False):
 
 
 def self_attention(x: Tensor, **options: Unpack[Options]) -> Tensor:
-    """Compute self-attention: query, key and value are x.
+    """Compute self-attention, with x as query, key and value.
 
     options: keyword arguments of `attention`.
 
@@ -140,10 +140,10 @@ def self_attention(x: Tensor, **options: Unpack[Options]) -> Tensor:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The implementation that a call uses, the reasons, and the memory it needs.
+    """The implementation that a call uses, and the reasons for the choice.
 
     implementation: "fused", "tiled" or "reference".
-    reasons: one sentence each.
+    reasons: sentences about the choice and the memory that the call needs.
 
     >>> import torch, regard
     >>> x = torch.randn(2, 8, 5, 16)
@@ -232,9 +232,9 @@ def _run(
 
 
 def _prepare_without_computing(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Problem:
-    """Prepare a call on fake tensors, which have shapes, dtypes and devices, but no values.
+    """Prepare a call with fake tensors, which have shapes, dtypes and devices but no values.
 
-    Custom scores and masks that read values are prepared on the tensors themselves.
+    If a custom score or mask reads values, prepare the call with the real tensors instead.
     """
     layout = Layout.of(query, key, value)
     if subclassed(query, key, value):
@@ -243,8 +243,8 @@ def _prepare_without_computing(query: Tensor, key: Tensor, value: Tensor, call: 
         with torch.no_grad(), fake_mode() as fake:
             inputs = [fake.from_tensor(tensor) for tensor in (query, key, value)]
             return prepare(inputs[0], inputs[1], inputs[2], layout, call)
-    except RuntimeError:  # torch's, for operations that need values; regard's errors are of other types
-        with torch.no_grad():  # dropout does not matter here, and would advance the generator
+    except RuntimeError:  # raised by torch for operations that need values; regard's errors have other types
+        with torch.no_grad():  # dropout does not matter here and would advance the generator
             return prepare(query, key, value, layout, call._replace(dropout=0.0, generator=None))
 
 
@@ -253,8 +253,8 @@ def _prepare_weights(
 ) -> Problem:
     """Prepare the weights of a fast-path call, without value.
 
-    value_shape: value may have more heads or batch axes than query and key.
-    grad_enabled: the grad mode of the forward pass, whatever the mode when the weights are read.
+    value_shape: shape of value, which may have more heads or batch axes than query and key.
+    grad_enabled: the grad mode of the forward pass, which may differ from the mode when weights are read.
     """
     with torch.inference_mode(False), torch.set_grad_enabled(grad_enabled):
         layout = Layout.of(query, key, torch.empty(value_shape, device="meta"))
@@ -285,7 +285,7 @@ def _normalizer(normalize: Normalizer | Sink) -> Normalizer:
     name = f"{type(normalize).__module__}.{type(normalize).__qualname__}"
     raise DTypeError(
         f"normalize is {normalize!r} of type {name}, which is not a normalizer; "
-        f"pass one, normalize={keyword_hints.suggest_normalizer(normalize)}, or derive from Normalizer."
+        f"pass normalize={keyword_hints.suggest_normalizer(normalize)}, or derive from Normalizer."
     )
 
 
@@ -303,14 +303,14 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise DTypeError(f"{name} has dtype {tensor.dtype}; it must be floating point: {name}.float().")
         if tensor.dtype != query.dtype:
             raise DTypeError(
-                f"query has dtype {query.dtype} and {name} {tensor.dtype}; they must be equal: "
+                f"query has dtype {query.dtype} and {name} has {tensor.dtype}; the dtypes must be equal: "
                 f"{name}.to(query.dtype)."
             )
         if tensor.device != query.device:
             raise DeviceError(
-                f"query is on {query.device} and {name} on {tensor.device}; move it: {name}.to(query.device)."
+                f"query is on {query.device} and {name} on {tensor.device}; use {name}.to(query.device)."
             )
     if key.shape[-2] != value.shape[-2]:
         raise ShapeError(
-            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; axis -2 must be equal."
+            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; they must match along axis -2."
         )

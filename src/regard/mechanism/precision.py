@@ -1,7 +1,7 @@
-"""Compute in the dtype of the tensors, independent of `torch.autocast`.
+"""Compute in the dtype of the tensors, independently of `torch.autocast`.
 
-Weights are read and gradients computed after the forward pass, possibly inside another autocast block. They
-must agree with the forward pass, so they are computed with autocast off.
+Weights and gradients are computed after the forward pass, possibly inside another autocast block. They must
+agree with the forward pass, so autocast is disabled for them.
 """
 
 from collections.abc import Callable
@@ -31,14 +31,14 @@ def autocasts(device: str) -> bool:
 
 
 def autocast_off(device: str) -> AbstractContextManager[Any]:
-    """Context manager that disables autocast; free if autocast is off already."""
+    """Return a context manager that disables autocast. It does nothing if autocast is already off."""
     return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()
 
 
 def in_own_dtype(
     method: Callable[Concatenate[_Self, _Arguments], _Result],
 ) -> Callable[Concatenate[_Self, _Arguments], _Result]:
-    """Decorate a method to run with autocast off on the device of its object."""
+    """Decorator that runs a method with autocast disabled for `self.device`."""
 
     @wraps(method)
     def wrapper(self: _Self, /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
@@ -49,15 +49,15 @@ def in_own_dtype(
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b for (…, n, m) and (…, m, k), with gradients independent of autocast in the backward pass.
+    """Return a @ b, with gradients that do not depend on autocast during the backward pass.
 
-    torch's own matmul computes them in bfloat16 if `backward` is called inside an autocast block.
+    torch's own matmul computes gradients in bfloat16 if `backward` is called inside an autocast block.
     """
     return _Product.apply(a, b) if _records_grad(a, b) else a @ b  # type: ignore[no-untyped-call]
 
 
 class _Product(torch.autograd.Function):
-    """Matrix product with twice differentiable backward."""
+    """Matrix product with a differentiable backward pass."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def _reduce_to(x: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _records_grad(a: Tensor, b: Tensor) -> bool:
-    """Whether eager torch records gradients of these tensors, without active transforms."""
+    """Whether autograd records this product in eager mode, with no transform active."""
     if (
         not torch.is_grad_enabled()
         or torch.compiler.is_compiling()

@@ -1,14 +1,14 @@
-"""Reference implementation: dense attention in plain torch, the specification of the others.
+"""Reference implementation: dense attention in plain torch.
 
     scores  = score(query, key) + biases           … g r q k, −inf where masked
     weights = φ(scores − τ) / divisor              τ: row statistic
     output  = (weights ∘ dropout) · value          … g r q e
 
-Every operation has derivatives of any order, in reverse and forward mode. The other implementations are
-tested against this one. Three rules hold for all of them:
+Every operation has derivatives of any order, in reverse and forward mode. This module is the specification:
+the other implementations are tested against it. Three rules hold for all implementations:
 
-- masked keys, and keys with score −inf, have weight zero; a row without visible keys is all zeros;
-- a zero weight ignores its value, even NaN, in the forward and the backward pass;
+- masked keys, and keys with a score of −inf, have weight zero; a row without visible keys is all zeros;
+- if a weight is zero, the value of its key is ignored, even if it is NaN, in both passes;
 - a row with a visible score of +inf or NaN has undefined weights: its weights, τ and output are NaN. The same
   holds if query · key overflows, even to −inf, because the sign depends on the order of summation.
 """
@@ -42,7 +42,7 @@ def attention(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def invalid_rows(scores: Tensor) -> Tensor:
-    """Rows with a visible score of NaN or +inf: (…, q, 1)."""
+    """Return which rows have a visible score of NaN or +inf, as a boolean tensor (…, q, 1)."""
     return (scores.isnan() | (scores == math.inf)).any(-1, keepdim=True)
 
 
@@ -52,13 +52,15 @@ def _has_bias(problem: Problem) -> bool:
 
 
 def weights(problem: Problem, scores: Tensor, tau: Tensor) -> Tensor:
-    """The weights (…, g, r, q, k) after dropout."""
-    before = apply_normalizer(problem, scores, tau)
-    return before if problem.config.dropout == 0 else before * dropout_factors(problem, before.dtype)
+    """Return the weights (…, g, r, q, k) after dropout."""
+    normalized = apply_normalizer(problem, scores, tau)
+    if problem.config.dropout == 0:
+        return normalized
+    return normalized * dropout_factors(problem, normalized.dtype)
 
 
 def scores(problem: Problem) -> Tensor:
-    """The scores with biases, −inf where masked."""
+    """Return the scores, including biases, with −inf for masked keys."""
     s, visible = raw_scores(problem), problem.visible()
     if problem.config.softcap is not None:
         s = s if visible is None else torch.where(visible, s, 0.0)
@@ -71,7 +73,7 @@ def scores(problem: Problem) -> Tensor:
 
 
 def raw_scores(problem: Problem) -> Tensor:
-    """query · key, or vectorᵀ act(query + key), before softcap, bias and mask: (…, g, r, q, k)."""
+    """Return query · key, or vectorᵀ act(query + key), before softcap, bias and mask: (…, g, r, q, k)."""
     query, key, vector = problem["query"], problem["key"], problem.get("vector")
     if problem.config.scale != 1.0:
         query = query * problem.config.scale
@@ -98,17 +100,18 @@ def softcap(s: Tensor, cap: float) -> Tensor:
 
 
 def _expand_line(problem: Problem, line: Tensor) -> Tensor:
-    """A relative bias as a matrix: entry (i, j) is its value at distance j − i."""
+    """Expand a relative bias to a matrix: entry (i, j) is its value at distance j − i."""
     distance = problem.key_indices() + (problem.config.queries - 1 - problem["row"].flatten()[:, None])
     return line.squeeze(-2)[..., distance]
 
 
 def tau(problem: Problem, scores: Tensor) -> Tensor:
-    """The row statistic, (…, q, 2): τ is the sum of the two numbers.
+    """Return the row statistic as two numbers whose sum is τ: (…, q, 2).
 
-    For rows that sum to one, the first is the row maximum, for numerical stability. The second is made
-    differentiable, whatever `Normalizer.tau` does, by two Newton steps for Σ φ(scores − τ) = 1: they add
-    zero but carry derivatives up to the third. Both are NaN for a row with a visible +inf or NaN.
+    For rows that sum to one, the first number is the row maximum, for numerical stability. Two Newton steps
+    for Σ φ(scores − τ) = 1 make the second number differentiable even if `Normalizer.tau` is not. The steps
+    add zero, but give correct derivatives up to third order. Both numbers are NaN for a row with a visible
+    score of +inf or NaN.
     """
     normalize, sink = problem.config.normalize, problem.get("sink")
     row = scores if sink is None else _append(scores, sink)
@@ -134,7 +137,7 @@ def tau(problem: Problem, scores: Tensor) -> Tensor:
             excess = torch.where(visible, normalize.phi(x), 0.0).sum(-1, keepdim=True) - 1
             slope = torch.where(visible, normalize.slope(x), 0.0).sum(-1, keepdim=True)
             step = torch.where(slope > 0, excess / torch.where(slope > 0, slope, 1.0), 0.0)
-            rest = rest + (step - step.detach())  # adds zero, even where Newton would diverge
+            rest = rest + (step - step.detach())  # adds zero, even if Newton would diverge
     return torch.cat([maximum, rest], -1)
 
 
@@ -152,7 +155,7 @@ def needs_grad(x: Tensor) -> bool:
 
 
 def apply_normalizer(problem: Problem, scores: Tensor, tau: Tensor) -> Tensor:
-    """φ(scores − τ) / divisor, zero where masked."""
+    """Return φ(scores − τ) / divisor, with zero for masked keys."""
     visible, x = scores != -math.inf, center(scores, tau)
     divisor = problem.config.normalize.divisor(x.detach(), visible)
     if needs_grad(x):
@@ -166,17 +169,17 @@ def apply_normalizer(problem: Problem, scores: Tensor, tau: Tensor) -> Tensor:
 
 
 def center(scores: Tensor, tau: Tensor) -> Tensor:
-    """scores − τ, −inf where masked."""
+    """Return scores − τ, with −inf for masked keys."""
     return (scores - tau[..., :1]) - tau[..., 1:]
 
 
 def product(weights: Tensor, x: Tensor, *, nan_safe: bool) -> Tensor:
-    """weights · x, (… g r q k), (… g 1 k e) → (… g r q e), without repeating x for each query head."""
+    """Return weights · x, (… g r q k), (… g 1 k e) → (… g r q e), without repeating x per query head."""
     return unfold_heads(weighted_sum(fold_heads(weights), x, nan_safe=nan_safe), weights)
 
 
 def weighted_sum(weights: Tensor, x: Tensor, *, nan_safe: bool) -> Tensor:
-    """weights · x; with `nan_safe`, zero weights ignore NaN and inf in x."""
+    """Return weights · x. With `nan_safe`, NaN and inf in x are ignored if the weight is zero."""
     if not nan_safe:
         return matmul(weights, x)
     nonfinite = (weights != 0).to(x.dtype) @ (~torch.isfinite(x)).to(x.dtype)

@@ -12,12 +12,13 @@ from regard.mechanism.weights.matrix import Weights
 def rollout(
     layers: Sequence[Weights], queries: int | Sequence[int] | Tensor | None = None, *, residual: float = 0.5
 ) -> Tensor:
-    """Attention rollout: contribution of each input token to positions of the last layer, in linear memory.
+    """Compute attention rollout: how much each input token contributes to a position in the last layer.
 
-    Abnar & Zuidema 2020, eq. 1: the product over layers of residual · I + (1 − residual) · W, where W is the
-    mean over heads.
+    Rollout is the product over layers of residual · I + (1 − residual) · W, where W is the mean of the
+    weights over heads (Abnar & Zuidema 2020, eq. 1). Memory is linear in the number of tokens.
 
-    queries: one position → (…, n); several → (…, m, n); None → the mean over all positions, (…, n).
+    queries: one position, which gives (…, n); several, which give (…, m, n); or None, for the mean over all
+        positions, (…, n).
     residual: weight of the residual connection.
 
     >>> import torch, regard
@@ -27,7 +28,9 @@ def rollout(
     tensor([1., 0., 0., 0., 0., 0.])
     """
     if isinstance(layers, Weights):
-        raise ArgumentError(f"rollout got one Weights of shape {tuple(layers.shape)}; pass a list of layers.")
+        raise ArgumentError(
+            f"rollout got one Weights of shape {tuple(layers.shape)}; pass a list, one Weights per layer."
+        )
     if not layers:
         raise ArgumentError("rollout got no layers; pass at least one.")
     if not 0 <= residual <= 1:
@@ -36,8 +39,8 @@ def rollout(
     for index, layer in enumerate(layers):
         if tuple(layer.shape[-2:]) != (size, size):
             raise ShapeError(
-                f"layer {index} has weights of shape {layer.shape[-2]} × {layer.shape[-1]} and layer 0 has "
-                f"{size} keys; rollout needs self-attention of equal length in all layers."
+                f"layer {index} has weights of shape {layer.shape[-2]} × {layer.shape[-1]}, but layer 0 has "
+                f"{size} keys; rollout needs self-attention of the same length in all layers."
             )
     last = layers[-1]
     if queries is None:
@@ -47,8 +50,8 @@ def rollout(
         outside = chosen[(chosen < -size) | (chosen >= size)]
         if outside.numel():
             raise ArgumentError(
-                f"rollout got query {int(outside[0])}, but the layers have {size} tokens; it must be between "
-                f"{-size} and {size - 1}."
+                f"rollout got query {int(outside[0])}, but the layers have {size} tokens; the index must be "
+                f"between {-size} and {size - 1}."
             )
         contribution = torch.zeros(size, chosen.numel(), dtype=last.dtype, device=last.device)
         contribution[chosen.flatten(), torch.arange(chosen.numel(), device=last.device)] = (

@@ -1,8 +1,9 @@
-"""Scores: similarity of query and key, before mask and normalizer.
+"""Scores: similarities of query and key, before the mask and the normalizer.
 
-There are two families. The *dot* family is a dot product of transformed queries and keys: Dot, ScaledDot,
-General, Cosine, Gaussian. The *additive* family is vᵀ act(query + key) of transformed queries and keys:
-Additive (tanh) and Concat (relu). Any other function of (query, key) is computed as a dense matrix.
+There are two families. Scores of the *dot* family are dot products of transformed queries and keys: Dot,
+ScaledDot, General, Cosine and Gaussian. Scores of the *additive* family are vᵀ act(query + key), also for
+transformed queries and keys: Additive (tanh) and Concat (relu). Any other function of (query, key) is
+computed as a dense matrix.
 """
 
 import math
@@ -21,10 +22,10 @@ ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class Activation(NamedTuple):
-    """Activation of an additive score: increasing, and zero at zero."""
+    """Activation function of an additive score, which must be increasing and map zero to zero."""
 
     apply: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor, Tensor], Tensor]  # of x and apply(x)
+    slope: Callable[[Tensor, Tensor], Tensor]  # derivative, from x and apply(x)
 
 
 ACTIVATIONS = {
@@ -35,19 +36,19 @@ FAMILIES = ("dot", *ACTIVATIONS)
 
 
 class Prepared(NamedTuple):
-    """Result of `Score.prepare`: inputs of the family, and biases (…, q, 1) or (…, 1, k)."""
+    """The result of `Score.prepare`: transformed inputs, score family, and biases (…, q, 1) or (…, 1, k)."""
 
     query: Tensor
     key: Tensor
     family: str = "dot"
     vector: Tensor | None = None
-    scale: float = 1.0  # of the dot product
+    scale: float = 1.0  # factor of the dot product
     softcap: float | None = None
     biases: tuple[Tensor, ...] = ()
 
 
 class Score:
-    """Base class of scores that need no dense matrix: `prepare` transforms query and key.
+    """Base class for scores that need no dense matrix. Subclasses transform query and key in `prepare`.
 
     >>> import torch, regard
     >>> class Sharper(regard.Score):
@@ -60,7 +61,7 @@ class Score:
     """
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
-        """Transform query (…, q, d) and key (…, k, d) for the family."""
+        """Transform query (…, q, d) and key (…, k, d) for the score's family."""
         raise NotImplementedError(f"{type(self).__name__} must implement prepare(query, key)")
 
 
@@ -89,7 +90,7 @@ def check_softcap(what: str, softcap: float | None) -> None:
     """Raise unless softcap is positive, inf or None."""
     if softcap is not None and not (isinstance(softcap, float) and softcap == math.inf):
         check_number(what, softcap, above=0, cure="Use None for no cap.")
-        check_number(what, softcap, min=1e-30, below=1e31, cure="Use None for no cap.")  # in float32
+        check_number(what, softcap, min=1e-30, below=1e31, cure="Use None for no cap.")  # float32 range
 
 
 def _cap(softcap: float | None) -> float | None:
@@ -97,9 +98,9 @@ def _cap(softcap: float | None) -> float | None:
 
 
 def _map_finite_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return function(x), with NaN and no gradient in rows that contain NaN or inf.
+    """Return function(x). Rows of x that contain NaN or inf become NaN and receive no gradient.
 
-    Otherwise zero times NaN would reach the gradients of parameters, even from masked keys.
+    Otherwise, zero times NaN would reach the gradients of parameters, even from masked keys.
     """
     if concrete(x) and math.isfinite(x.sum().item()):
         return function(x)
@@ -111,7 +112,7 @@ def _map_finite_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 class Dot(Score):
     """query · key (Luong et al. 2015, eq. 8, "dot").
 
-    softcap: c limits scores to (−c, c) by c · tanh(score / c); None: no limit.
+    softcap: limit c; scores become c · tanh(score / c), which is between −c and c. None means no limit.
 
     >>> import torch, regard
     >>> query, key = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])
@@ -131,10 +132,10 @@ class Dot(Score):
 
 @dataclass(frozen=True)
 class ScaledDot(Score):
-    """scale · query · key (Vaswani et al. 2017, eq. 1): the default score.
+    """The default score, scale · query · key (Vaswani et al. 2017, eq. 1).
 
-    scale: default: 1 / √d, with d the width of query and key.
-    softcap: as in `Dot`.
+    scale: factor for the dot product; default: 1 / √d, where d is the width of query and key.
+    softcap: see `Dot`.
 
     >>> import torch, regard
     >>> query, key = torch.ones(1, 4), torch.ones(1, 4)
@@ -158,10 +159,10 @@ class ScaledDot(Score):
 
 @dataclass(frozen=True)
 class Cosine(Score):
-    """scale · cos(query, key): cosine similarity.
+    """Cosine similarity, scale · cos(query, key).
 
-    scale: scores are in [−scale, scale]; larger values give sharper weights.
-    softcap: as in `Dot`.
+    scale: maximum absolute score; larger values give sharper weights.
+    softcap: see `Dot`.
 
     >>> import torch, regard
     >>> query, key = torch.tensor([[2.0, 0.0]]), torch.tensor([[3.0, 3.0]])
@@ -184,12 +185,12 @@ class Cosine(Score):
 
 @dataclass(frozen=True)
 class Gaussian(Score):
-    """−‖query − key‖² / 2σ²: with softmax, Nadaraya-Watson regression (Watson 1964).
+    """−‖query − key‖² / 2σ². With softmax, this is Nadaraya-Watson regression (Watson 1964).
 
     sigma: kernel width σ.
 
-    Computed as query · key / σ² plus a bias per key and per query, relative to the median query, to avoid
-    cancellation far from zero.
+    The score is computed as query · key / σ² plus a bias for each key and query. The median query is
+    subtracted first, to avoid cancellation if queries and keys are far from zero.
 
     >>> import torch, regard
     >>> query, key = torch.tensor([[1.0]]), torch.tensor([[3.0]])
@@ -210,7 +211,7 @@ class Gaussian(Score):
         precision = 1 / self.sigma**2
 
         def bias(x: Tensor) -> Tensor:
-            return (x * x).sum(-1, keepdim=True) * (-precision / 2)  # square() has an inf derivative at inf
+            return (x * x).sum(-1, keepdim=True) * (-precision / 2)  # square() has derivative inf at inf
 
         return Prepared(
             query * precision, key, biases=(_map_finite_rows(bias, key).mT, _map_finite_rows(bias, query))
@@ -218,13 +219,13 @@ class Gaussian(Score):
 
 
 def _unit_vectors(x: Tensor) -> Tensor:
-    """x / ‖x‖, and 0 for 0."""
+    """Return x / ‖x‖, or 0 if x is 0."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / torch.where(length == 0, 1.0, length)
 
 
 def _median(query: Tensor) -> Tensor:
-    """Median query of a key head, … g r q d -> … g 1 1 d; 0 if undefined."""
+    """Return the median query of each key head, … g r q d -> … g 1 1 d, or 0 if it is undefined."""
     rows = query.detach().flatten(-3, -2)
     if not rows.shape[-2]:
         return rows.new_zeros(*rows.shape[:-2], 1, 1, rows.shape[-1])
@@ -233,10 +234,10 @@ def _median(query: Tensor) -> Tensor:
 
 
 class General(nn.Module, Score):
-    """queryᵀ W key (Luong et al. 2015, eq. 8, "general"): bilinear.
+    """The bilinear score queryᵀ W key (Luong et al. 2015, eq. 8, "general").
 
-    query_width, key_width: widths of query and key; W is learned, (query_width, key_width).
-    softcap: as in `Dot`.
+    query_width, key_width: widths of query and key. W (query_width, key_width) is learned.
+    softcap: see `Dot`.
 
     >>> import torch, regard
     >>> score = regard.General(3, 5)
@@ -263,7 +264,7 @@ class General(nn.Module, Score):
 
 
 class Additive(nn.Module, Score):
-    """vᵀ tanh(W query + U key) (Bahdanau et al. 2015, appendix A.1.2; their α is our weights).
+    """vᵀ tanh(W query + U key) (Bahdanau et al. 2015, appendix A.1.2, where the weights are called α).
 
     query_width, key_width: widths of query and key.
     width: length of v; default: key_width.
@@ -297,7 +298,7 @@ class Concat(nn.Module, Score):
     """relu(wᵀ [query; key]) (Wang et al. 2018, eq. 5, "concatenation").
 
     query_width, key_width: widths of query and key.
-    width: number of units; above 1, they are summed with learned weights: vᵀ relu(W query + U key).
+    width: number of units. If above 1, the score is vᵀ relu(W query + U key), with learned v.
 
     >>> import torch, regard
     >>> score = regard.Concat(3, 5)
@@ -321,7 +322,7 @@ class Concat(nn.Module, Score):
 
     @property
     def vector(self) -> Tensor:
-        """v: learned if width > 1, otherwise 1."""
+        """The vector v, which is learned if width > 1 and otherwise 1."""
         return self.query_map.new_ones(1) if self.mixture is None else self.mixture
 
     def extra_repr(self) -> str:
@@ -336,7 +337,7 @@ def _prepare_additive(
     if vector.shape != widths[:1] or widths[0] != widths[1]:
         raise ShapeError(
             f"the score has a query_map with {widths[0]} rows, a key_map with {widths[1]} and a vector of "
-            f"shape {tuple(vector.shape)}; their widths must be equal."
+            f"shape {tuple(vector.shape)}; all three must have the same width."
         )
     dtype = query.dtype
     query = _map_finite_rows(lambda x: x @ query_map.to(dtype).mT, query)

@@ -22,14 +22,14 @@ from regard.mechanism.torch_state import private
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
 
-# torch's own function; `torch.nn.functional` may already contain a wrapper of the function below.
+# torch's own function; `torch.nn.functional` may already contain a wrapper around the function below.
 _torch_attention: Callable[..., Tensor] = (
     private("_C._nn.scaled_dot_product_attention") or torch.nn.functional.scaled_dot_product_attention
 )
 
 
 class SDPACall(NamedTuple):
-    """The arguments of one call, as torch names them."""
+    """The arguments of one call, under torch's names."""
 
     query: Tensor
     key: Tensor
@@ -41,7 +41,7 @@ class SDPACall(NamedTuple):
     enable_gqa: bool = False
 
     def mask_and_bias(self) -> tuple[Mask | Tensor | None, Tensor | None]:
-        """Return attn_mask and is_causal as mask and bias."""
+        """Convert attn_mask and is_causal to a mask and a bias."""
         if self.is_causal:
             return Causal(align="start"), None
         mask = self.attn_mask
@@ -61,13 +61,13 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Replace `torch.nn.functional.scaled_dot_product_attention`: same arguments, same results.
+    """Drop-in replacement for `torch.nn.functional.scaled_dot_product_attention`.
 
     query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: see torch's documentation.
 
-    Some calls go to torch's own function: dropout, whose random numbers would differ; nested tensors and
-    other subclasses; kernels selected by `torch.nn.attention.sdpa_kernel`; and invalid arguments, for which
-    torch raises its own errors.
+    The results agree with torch. Some calls are forwarded to torch: calls with dropout, whose random numbers
+    would differ; with nested tensors or other subclasses; with kernels selected by
+    `torch.nn.attention.sdpa_kernel`; and with invalid arguments, for which torch raises its own errors.
 
     >>> import torch, regard
     >>> x = torch.randn(2, 8, 5, 16)
@@ -90,15 +90,16 @@ def scaled_dot_product_attention(
         score = ScaledDot(None if scale is None else float(scale))
         return attention(query, key, value, score=score, mask=mask, bias=bias)
     _check_sizes(call)
-    if _causal_bias(attn_mask):  # torch handles it only through its own wrapper
+    if _causal_bias(attn_mask):  # torch's operator does not accept it
         call = call._replace(attn_mask=attn_mask._materialize(query.device))
     return _torch_attention(*call[:6], scale=scale, enable_gqa=enable_gqa)
 
 
 def _public_function(tensors: Sequence[Tensor | None]) -> Callable[..., Tensor]:
-    """Return the function to report to torch-function modes and subclasses.
+    """Return the function to pass to `__torch_function__`.
 
-    Subclasses compare with the current `torch.nn.functional` attribute, nested tensors with torch's original.
+    Tensor subclasses compare it with the current attribute of `torch.nn.functional`; nested tensors compare
+    it with the original function.
     """
     if not any(hasattr(t, "__torch_function__") and type(t) not in (Tensor, Parameter) for t in tensors):
         return scaled_dot_product_attention
@@ -128,17 +129,17 @@ def _check_sizes(call: SDPACall) -> None:
         return
     if key.shape[-2] != value.shape[-2]:
         raise ShapeError(
-            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; axis -2 must be equal."
+            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; they must match along axis -2."
         )
     if isinstance(attn_mask, Tensor) and query.device == key.device == value.device:
         check_device("attn_mask", attn_mask, query.device)
 
 
 def _causal_bias(attn_mask: Tensor | None) -> TypeGuard["CausalBias"]:
-    """Whether this is torch's CausalBias."""
+    """Whether the mask is an instance of torch's CausalBias."""
     if attn_mask is None or type(attn_mask) in (Tensor, Parameter):
         return False
-    from torch.nn.attention.bias import CausalBias  # imports the compiler, which takes seconds
+    from torch.nn.attention.bias import CausalBias  # slow: imports the compiler
 
     return isinstance(attn_mask, CausalBias)
 
@@ -199,5 +200,5 @@ def _mask_fits(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: 
 
 
 # TorchScript cannot compile the function above; scripted modules call torch's operator instead.
-with contextlib.suppress(AttributeError):  # this torch has no TorchScript, or another registry
+with contextlib.suppress(AttributeError):  # this version of torch has no TorchScript, or a different registry
     torch.jit._builtins._register_builtin(scaled_dot_product_attention, "aten::scaled_dot_product_attention")

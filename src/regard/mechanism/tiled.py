@@ -1,7 +1,7 @@
-"""Tiled implementation: the reference on blocks of query rows, in linear memory, on any device.
+"""Tiled implementation: runs the reference on blocks of query rows, in linear memory, on any device.
 
-A tile has all the keys that its rows can see, so any normalizer works within one tile. The backward pass
-recomputes the scores of a tile and applies the formula below. No q × k tensor is created.
+A tile contains all keys that its rows can see, so any normalizer works within one tile. The backward pass
+recomputes the scores of a tile and applies the formula in `gradients`. No q × k tensor is created.
 """
 
 import math
@@ -16,12 +16,12 @@ from regard.mechanism.dropout import dropout_factors
 from regard.mechanism.scores import ACTIVATIONS
 from regard.mechanism.torch_state import FakeTensor
 
-# Scores per tile. 1 to 16 MiB were equally fast on two cores with 2 MiB of L2 cache each.
+# Scores per tile. Tiles of 1 to 16 MiB were equally fast on two cores with 2 MiB of L2 cache each.
 TILE = 2**20
 
 
 def budget(problem: Problem) -> int:
-    """Maximum number of scores per tile."""
+    """Return the maximum number of scores per tile."""
     if problem["query"].is_meta or isinstance(problem["query"], FakeTensor):
         return 2**62  # no memory is allocated
     width = 1 if problem.config.family == "dot" else max(problem["query"].shape[-1], 1)
@@ -62,9 +62,9 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
 def backward(
     problem: Problem, tau: Tensor, grad: Tensor, wanted: set[str], *, refit: bool = False
 ) -> dict[str, Tensor]:
-    """Return the gradients of the wanted tensors, given the gradient of the output.
+    """Return the gradients of the tensors named in `wanted`, given the gradient of the output.
 
-    refit: compute τ again. The kernels round scores differently, so their τ does not fit the scores of torch.
+    refit: recompute τ. Required if τ comes from the kernels, which round scores differently from torch.
     """
     problem = problem.nan_checked(grad, tau)
     grads = {name: torch.zeros_like(problem[name]) for name in wanted}
@@ -78,13 +78,13 @@ def backward(
 
 
 def gradients(tile: Problem, tau: Tensor | None, grad: Tensor, wanted: set[str]) -> dict[str, Tensor]:
-    """Return the gradients of one tile. tau: None to compute it.
+    """Return the gradients of one tile. tau: row statistic, computed if None.
 
     With dP = dO · valueᵀ (after dropout) and g = φ'(scores − τ) / divisor:
 
         rows that sum to one:   dS = g ∘ (dP − c),  c = Σ_j g dP / Σ_j g     (including the sink)
-        the others:             dS = g ∘ dP
-        the sink:               −g_sink · c, because its value is zero
+        other rows:             dS = g ∘ dP
+        sink:                   −g_sink · c, because the value of the sink is zero
     """
     nan_safe, normalize = tile.config.nan_safe, tile.config.normalize
     grads: dict[str, Tensor] = {}
@@ -130,7 +130,7 @@ def gradients(tile: Problem, tau: Tensor | None, grad: Tensor, wanted: set[str])
 
 
 def _line_gradient(tile: Problem, dS: Tensor, line: Tensor) -> Tensor:
-    """Sum along the diagonals and pad to all distances."""
+    """Sum dS along its diagonals and pad the sums to all distances."""
     offset = tile.first_key + tile.config.queries - tile.first_row - tile.queries
     sums = sum_diagonals(dS)
     return torch.nn.functional.pad(sums, (offset, line.shape[-1] - offset - sums.shape[-1])).unsqueeze(-2)
@@ -163,5 +163,5 @@ def _score_gradients(tile: Problem, dS: Tensor, wanted: set[str]) -> dict[str, T
 
 
 def _transposed(weights: Tensor, x: Tensor, nan_safe: bool) -> Tensor:
-    """weightsᵀ · x, (… g r q k), (… g r q e) → (… g 1 k e): summed over the query heads of a key head."""
+    """Return weightsᵀ · x, summed over query heads: (… g r q k), (… g r q e) → (… g 1 k e)."""
     return reference.product(reference.fold_heads(weights).mT, reference.fold_heads(x), nan_safe=nan_safe)

@@ -1,7 +1,7 @@
-"""Queries about torch's state: tracing, transforms, dispatch modes, tensor subclasses.
+"""Inspect torch's state: tracing, transforms, dispatch modes, tensor subclasses.
 
-They need private functions of torch. Each is looked up once, here; if it is missing, the answer is the one
-that selects the general implementation, which is correct for every tensor.
+These checks use private torch functions, which are looked up only in this module. If a function is missing,
+the check returns the value that selects the general implementation, which is correct for every tensor.
 """
 
 from collections.abc import Callable
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 else:
     try:
         from torch._subclasses.fake_tensor import FakeTensor
-    except ImportError:  # fake tensors then count as any other subclass
+    except ImportError:  # fake tensors are then treated like any other subclass
 
         class FakeTensor(Tensor):
-            """Placeholder without instances."""
+            """Placeholder for a missing class; it has no instances."""
 
 
 def private(path: str) -> Any:
-    """Return an attribute of torch, or None if this version lacks it."""
+    """Return an attribute of torch, or None if this version does not have it."""
     attribute: Any = torch
     for name in path.split("."):
         attribute = getattr(attribute, name, None)
@@ -40,7 +40,7 @@ _FORWARD = torch.autograd.forward_ad
 
 
 def concrete(*tensors: Tensor) -> bool:
-    """Whether Python may branch on the values of these tensors: not while tracing or compiling."""
+    """Whether Python code can read the values of these tensors, which is impossible while tracing."""
     if torch.compiler.is_compiling() or transformed() or traced():
         return False
     return all(type(t) in (Tensor, nn.Parameter) and not t.is_meta and not batched(t) for t in tensors)
@@ -52,7 +52,7 @@ def transformed() -> bool:
 
 
 def traced() -> bool:
-    """Whether torch is tracing a graph, or running with fake tensors."""
+    """Whether torch is tracing a graph or running with fake tensors."""
     if _tracing_state is None or _tracing_state() is not None:  # torch.jit.trace
         return True
     if _dispatch_mode is None or None in _MODES:
@@ -61,7 +61,7 @@ def traced() -> bool:
 
 
 def fake_mode() -> Any:
-    """Return a mode in which operations compute shapes, dtypes and devices only."""
+    """Return a mode in which operations compute only shapes, dtypes and devices."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
@@ -74,32 +74,32 @@ def forward_mode() -> bool:
 
 
 def subclassed(*tensors: Tensor) -> bool:
-    """Whether a tensor is of a custom subclass, which only supports plain operations."""
+    """Whether any tensor is an instance of a custom subclass, which supports only plain operations."""
     return any(type(t) not in (Tensor, nn.Parameter, nn.Buffer, FakeTensor) for t in tensors)
 
 
 def batched(tensor: Tensor) -> bool:
-    """Whether this tensor is wrapped by the legacy vmap of `is_grads_batched`."""
+    """Whether this tensor is wrapped by the legacy vmap that `is_grads_batched` uses."""
     return _legacy_batched is not None and _legacy_batched(tensor)
 
 
 def _keys(tensor: Tensor) -> object:
-    """Dispatch keys of a tensor; None if unavailable."""
+    """Return the dispatch keys of a tensor, or None if unavailable."""
     return None if _dispatch_keys is None else _dispatch_keys(tensor).raw_repr()
 
 
 def _empty(inference: bool) -> Tensor:
-    with torch.inference_mode(inference):  # independent of the mode at import
+    with torch.inference_mode(inference):  # whatever the mode at import time
         return torch.empty(0, device="cpu")
 
 
-# dispatch keys of dense CPU tensors, without and with inference mode
+# dispatch keys of dense CPU tensors, outside and inside inference mode
 _PLAIN_CPU_KEYS = {_keys(_empty(inference)) for inference in (False, True)}
 _PROBES_AVAILABLE = None not in (_transforms_active, _tracing_state, _dispatch_modes, _dispatch_keys)
 
 
 def plain_cpu(*tensors: Tensor) -> bool:
-    """Whether these are dense CPU tensors, without active transforms, tracing, autocast or modes."""
+    """Whether these are dense CPU tensors and no transform, tracing, autocast or dispatch mode is active."""
     if (
         not _PROBES_AVAILABLE
         or _dispatch_modes()  # type: ignore[misc]

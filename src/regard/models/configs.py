@@ -1,4 +1,4 @@
-"""Configurations of the models. They import without torch, so the command line can check settings quickly."""
+"""Model configurations. This module does not import torch, so the command line can check settings quickly."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -15,7 +15,7 @@ AttentionKind = Literal["none", "additive", "dot", "general", "concat"]
 
 @dataclass(frozen=True)
 class TransformerSettings:
-    """`TransformerConfig` without the normalizer, which is an object and needs torch.
+    """`TransformerConfig` without the normalizer, which needs torch.
 
     >>> from regard.models.configs import TransformerSettings
     >>> TransformerSettings(width=6, heads=4)
@@ -62,7 +62,7 @@ class TransformerSettings:
 
     @property
     def resolved_ffn_dim(self) -> int:
-        """`ffn_dim`, or its default."""
+        """`ffn_dim`, or its default if None."""
         return 4 * self.width if self.ffn_dim is None else self.ffn_dim
 
 
@@ -70,12 +70,12 @@ class TransformerSettings:
 class RecurrentConfig:
     """Architecture of a recurrent encoder-decoder.
 
-    width: dimension of embeddings and states; a bidirectional encoder has half of it per direction.
-    layers: layers of the encoder and of the decoder. cell: "lstm" or "gru".
+    width: dimension of embeddings and states; each direction of a bidirectional encoder has half the width.
+    layers: number of layers in the encoder and in the decoder. cell: "lstm" or "gru".
     attention: "none" (Sutskever et al. 2014); "additive" (Bahdanau et al. 2015); "dot", "general" or "concat"
         (Luong et al. 2015, eq. 8).
     bidirectional: use a bidirectional encoder (Schuster and Paliwal 1997).
-    reverse: reverse the source (Sutskever et al. 2014, section 3.3).
+    reverse: reverse the source sentence (Sutskever et al. 2014, section 3.3).
     input_feeding: feed the attended vector into the next step (Luong et al. 2015, section 3.3).
     dropout: dropout probability for embeddings, between layers and before the vocabulary projection.
 
@@ -107,7 +107,7 @@ class RecurrentConfig:
         if self.bidirectional and self.width % 2:
             raise ArgumentError(
                 f"RecurrentConfig got width={self.width} and bidirectional=True; each direction has half the "
-                f"width, so it must be even: {self.width + 1}."
+                f"width, so width must be even, e.g. {self.width + 1}."
             )
         if self.input_feeding and self.attention in ("none", "additive"):
             raise ArgumentError(
@@ -117,5 +117,5 @@ class RecurrentConfig:
 
     @property
     def parallel(self) -> bool:
-        """Whether all target positions are computed in parallel in training."""
+        """Whether all target positions are computed in parallel during training."""
         return self.attention != "additive" and not self.input_feeding

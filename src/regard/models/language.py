@@ -1,6 +1,6 @@
 """Decoder-only and encoder-only Transformers: causal and masked language models.
 
-Batches are `Packed` (no padding) or padded token ids (b, l) with lengths; both give the same numbers.
+Batches are `Packed` (no padding) or padded token ids (b, l) with lengths; both give the same results.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ from regard.models.packed import ModelInput, Packed, as_packed, check_batch, tok
 class LanguageModel(nn.Module):
     """Decoder-only Transformer (Radford et al. 2018).
 
-    vocab_size: number of tokens. config: the architecture.
+    vocab_size: number of tokens in the vocabulary. config: the architecture.
 
     Tokens are `Packed`, or padded (b, l) with `lengths` (b).
-    mask: restricts attention further, e.g. `Window(4)`. caches: keys and values of previous calls.
+    mask: additional restriction on attention, e.g. `Window(4)`. caches: keys and values of previous calls.
 
     >>> import torch, regard
     >>> model = regard.models.LanguageModel(100, regard.models.TransformerConfig(width=16, heads=2, layers=2))
@@ -60,7 +60,7 @@ class LanguageModel(nn.Module):
         mask: Mask | None = None,
         caches: Caches | None = None,
     ) -> Tensor:
-        """Outputs before the vocabulary projection: (…, m) for tokens of shape (…)."""
+        """Return outputs before the vocabulary projection: (…, m) for tokens of shape (…)."""
         if caches is not None and (lengths is not None or isinstance(tokens, Packed)):
             raise ArgumentError(
                 f"caches require sentences of equal length, and this batch is "
@@ -81,7 +81,7 @@ class LanguageModel(nn.Module):
         mask: Mask | None = None,
         caches: Caches | None = None,
     ) -> Tensor:
-        """Next-token logits (…, V); with caches, positions continue after the previous calls."""
+        """Return next-token logits (…, V). With caches, positions continue from previous calls."""
         return F.linear(self.hidden(tokens, lengths, mask=mask, caches=caches), self.output_weight)
 
     def loss(
@@ -92,9 +92,9 @@ class LanguageModel(nn.Module):
         mask: Mask | None = None,
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """Mean cross-entropy of the tokens after the first.
+        """Return the mean cross-entropy of all tokens except the first of each sentence.
 
-        mask: for the inputs, i.e. each sentence without its last token.
+        mask: mask for the inputs, which are the sentences without their last token.
         """
         if isinstance(tokens, Tensor) and not concrete(tokens):  # lengths have no values
             check_batch(tokens, lengths)
@@ -103,10 +103,10 @@ class LanguageModel(nn.Module):
         inputs, labels = packed.inputs(), packed.labels().tokens
         if not len(labels):
             raise ArgumentError(
-                f"The batch has {len(packed)} sentences and {len(packed.tokens)} tokens; the loss needs a "
-                "sentence of at least two tokens."
+                f"The batch has {len(packed)} sentences and {len(packed.tokens)} tokens; the loss needs at "
+                "least one sentence with at least two tokens."
             )
-        if isinstance(tokens, Tensor) and mask is not None:  # the mask is for padded rows
+        if isinstance(tokens, Tensor) and mask is not None:  # the mask applies to padded rows
             return self._padded_loss(tokens, lengths, mask, label_smoothing)
         x = self.hidden(inputs, mask=mask)
         return vocabulary_loss(x, self.output_weight, None, labels, label_smoothing=label_smoothing)
@@ -132,10 +132,11 @@ class LanguageModel(nn.Module):
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> list[int]:
-        """Generate up to `max_new_tokens` tokens after a prompt; return prompt and continuation.
+        """Generate up to `max_new_tokens` tokens after a prompt; return the prompt and its continuation.
 
-        end: token that ends the text, kept in the result. mask: a rule such as `Window(4)`.
-        temperature: 0 for the most probable token, otherwise sample. generator: default: torch's own.
+        end: token that ends the text and is included in the result. mask: a rule such as `Window(4)`.
+        temperature: sampling temperature; 0 selects the most probable token.
+        generator: random number generator; default: torch's global generator.
         """
         check_int("generate got max_new_tokens", max_new_tokens)
         check_number("generate got temperature", temperature, min=0)
@@ -171,9 +172,9 @@ def _prompt(prompt: Sequence[int]) -> list[int]:
 
 
 class MaskedLanguageModel(nn.Module):
-    """Encoder-only Transformer with a masked language modeling head: Devlin et al. 2019.
+    """Encoder-only Transformer with a masked language modeling head (Devlin et al. 2019).
 
-    vocab_size: number of tokens. config: the architecture.
+    vocab_size: number of tokens in the vocabulary. config: the architecture.
 
     Tokens are `Packed`, or padded (b, l) with `lengths` (b).
 
@@ -204,27 +205,27 @@ class MaskedLanguageModel(nn.Module):
         return self.embedding.weight
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> list[Tensor]:
-        """The embeddings and the output of every block: (…, m) each for tokens of shape (…)."""
+        """Return the embeddings and each block's output, all of shape (…, m) for tokens of shape (…)."""
         inputs = ModelInput.of(tokens, lengths)
         return self.encoder.states(
             self.embedding(inputs.tokens), mask=inputs.mask, positions=inputs.positions
         )
 
     def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
-        """Logits (…, V) of the original token at each position."""
+        """Return logits (…, V) for the original token at each position."""
         return F.linear(self.head(self.states(tokens, lengths)[-1]), self.output_weight, self.output_bias)
 
     def loss(self, tokens: Tensor | Packed, labels: Tensor, *, lengths: Tensor | None = None) -> Tensor:
-        """Mean cross-entropy. labels: of the tokens' shape; −100 is ignored."""
+        """Return the mean cross-entropy. labels: (…), with −100 for tokens to ignore."""
         check_batch(tokens, lengths)
         shape = tuple((tokens.tokens if isinstance(tokens, Packed) else tokens).shape)
         if tuple(labels.shape) != shape:
             raise ShapeError(
                 f"tokens have shape {shape} and labels {tuple(labels.shape)}; pass one label per token, "
-                "−100 to ignore it."
+                "with −100 for tokens to ignore."
             )
         x = self.states(tokens, lengths)[-1]
-        if concrete(labels):  # project only these to the vocabulary
+        if concrete(labels):  # skip ignored positions before the vocabulary projection
             x, labels = x[labels != IGNORE], labels[labels != IGNORE]
         return vocabulary_loss(self.head(x), self.output_weight, self.output_bias, labels)
 
@@ -238,15 +239,15 @@ def mask_tokens(
     special_ids: Sequence[int] = (),
     generator: torch.Generator | None = None,
 ) -> tuple[Packed, Tensor]:
-    """Mask tokens for masked language modeling: Devlin et al. 2019, section 3.1.
+    """Mask tokens for masked language modeling (Devlin et al. 2019, section 3.1).
 
-    batch: the sentences. mask_id: id of the mask token. vocab_size: number of tokens.
-    probability: fraction of tokens to predict. Of these, 80 % become `mask_id`, 10 % a random token, and 10 %
-        are left unchanged.
-    special_ids: tokens that are never masked, e.g. start and end.
-    generator: default: torch's own.
+    batch: the sentences. mask_id: id of the mask token. vocab_size: number of tokens in the vocabulary.
+    probability: fraction of tokens to predict. Of these, 80% become `mask_id`, 10% become a random token, and
+        10% are left unchanged.
+    special_ids: tokens that are never masked, e.g. the start and end tokens.
+    generator: random number generator; default: torch's global generator.
 
-    Returns the masked batch and its labels, −100 for tokens that were not selected.
+    Returns the masked batch and its labels, which are −100 for tokens that were not selected.
 
     >>> import torch, regard
     >>> batch = regard.models.Packed.of([[5, 6, 7], [8, 9]])

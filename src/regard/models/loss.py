@@ -1,11 +1,11 @@
 """Cross-entropy over a vocabulary in linear memory: the logits are computed a few rows at a time.
 
-With z = x Wᵀ + b, p = softmax(z), and y the smoothed one-hot label (Szegedy et al. 2016, section 7), the loss
-of a row is −y · log p and its gradients are
+Let z = x Wᵀ + b, let p = softmax(z), and let y be the smoothed one-hot label (Szegedy et al. 2016, section
+7). The loss of a row is −y · log p, and its gradients are
 
     d = p − y        dx = d W        dW = dᵀ x        db = d
 
-They are computed in the forward pass, while the logits exist; the backward pass only scales them.
+The gradients are computed in the forward pass, while the logits exist; the backward pass only scales them.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from regard.mechanism.torch_state import transformed
 
 IGNORE = -100  # torch's default ignore_index
-# size of a block of logits: enough rows for fast matrix products, small enough for the cache
+# bytes per block of logits: enough rows for fast matrix products, but small enough for the cache
 _BYTES = 4 * 2**20
 _LOW = (torch.bfloat16, torch.float16)
 
@@ -33,12 +33,12 @@ def vocabulary_loss(
     label_smoothing: float = 0.0,
     ignore_index: int = IGNORE,
 ) -> Tensor:
-    """Mean cross-entropy of softmax(x weightᵀ + bias), without storing all logits.
+    """Return the mean cross-entropy of softmax(x weightᵀ + bias), without storing all logits.
 
-    x: (…, m). weight: (V, m). bias: (V) or None. labels: (…); those equal to `ignore_index` are ignored.
-    Equals F.cross_entropy(F.linear(x, weight, bias), labels, label_smoothing=label_smoothing,
+    x: (…, m). weight: (V, m). bias: (V) or None. labels: (…); labels equal to `ignore_index` are skipped.
+    The result equals F.cross_entropy(F.linear(x, weight, bias), labels, label_smoothing=label_smoothing,
     ignore_index=ignore_index), except that it returns 0 if all labels are ignored. For bfloat16 and float16
-    inputs, sums and the result are float32. There are no second derivatives.
+    inputs, sums and the result are float32. Second derivatives are not supported.
 
     >>> import torch
     >>> from regard.models.loss import vocabulary_loss
@@ -55,7 +55,7 @@ def vocabulary_loss(
     rows, dtype = x.reshape(-1, x.shape[-1]), _autocast(x) or x.dtype
     rows, weight, flat = rows.to(dtype), weight.to(dtype), labels.reshape(-1).long()
     bias = None if bias is None else bias.to(dtype)
-    if transformed():  # with all logits
+    if transformed():  # torch.func transforms need all logits
         options: dict[str, Any] = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
         total = F.cross_entropy(F.linear(rows, weight, bias), flat, reduction="sum", **options)
         return total / (flat != ignore_index).sum().clamp(min=1)
@@ -74,7 +74,7 @@ def _loss(
     ignore_index: int,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Mean loss, number of labels, and the needed gradients of the summed loss (empty if not needed)."""
+    """Return the mean loss, the number of labels, and gradients of the summed loss (empty if not needed)."""
     kept = labels != ignore_index
     n = int(kept.sum())
     _check_labels(labels[kept] if n < len(labels) else labels, len(weight))
@@ -102,7 +102,7 @@ def _sum(
     label_smoothing: float,
     gradients: tuple[Tensor, ...],
 ) -> Tensor:
-    """Return the summed loss; write its gradients into the non-empty tensors of `gradients`."""
+    """Return the summed loss, and write its gradients to the non-empty tensors in `gradients`."""
     n, size, wide = len(x), len(weight), _wide(x.dtype)
     step = max(1, min(n, _BYTES // (size * wide.itemsize)))
     buffer = x.new_empty(step, size, dtype=wide)
@@ -137,7 +137,7 @@ def _sum(
 
 
 def _log_softmax(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    """log softmax(x weightᵀ + bias), computed in `out`."""
+    """Compute log softmax(x weightᵀ + bias) and write it to `out`."""
     if x.dtype != out.dtype:
         out.copy_(torch.mm(x, weight.T))
         if bias is not None:
@@ -150,7 +150,7 @@ def _log_softmax(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) ->
 
 
 def _add_product(total: Tensor, d: Tensor, x: Tensor, first: bool) -> None:
-    """total += dᵀ x, or total = dᵀ x for the first block."""
+    """Add dᵀ x to `total`, or overwrite `total` for the first block."""
     if total.dtype == d.dtype:
         total.addmm_(d.T, x, beta=0 if first else 1)
     elif first:
@@ -160,13 +160,13 @@ def _add_product(total: Tensor, d: Tensor, x: Tensor, first: bool) -> None:
 
 
 def _accumulator(gradient: Tensor, wide: torch.dtype) -> Tensor:
-    """The tensor in which a gradient is summed: itself, or a float32 one for a 16-bit gradient."""
+    """Return the tensor in which to sum a gradient: a float32 tensor if it is 16-bit, otherwise itself."""
     summed = gradient if gradient.dtype == wide else torch.empty_like(gradient, dtype=wide)
     return summed.zero_() if summed.dim() == 1 else summed
 
 
 def _empty_gradients(x: Tensor, weight: Tensor, needs: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-    """Uninitialized tensors for the needed gradients; empty ones for the others."""
+    """Allocate uninitialized tensors for the needed gradients, and empty tensors for the others."""
     (n, m), size = x.shape, len(weight)
     return (
         x.new_empty(n if needs[0] else 0, m),
@@ -195,7 +195,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _backward(ctx: Any, grad: Tensor | None, _: None, *second: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Scale the gradients of the sum to those of the mean."""
+    """Scale the gradients of the summed loss to gradients of the mean."""
     if any(gradient is not None for gradient in second):
         raise ArgumentError(
             "vocabulary_loss has no second derivatives; use "
@@ -215,12 +215,12 @@ _loss.register_autograd(_backward, setup_context=_setup_context)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums over the vocabulary."""
+    """Return the dtype for sums over the vocabulary."""
     return torch.float32 if dtype in _LOW else dtype
 
 
 def _autocast(x: Tensor) -> torch.dtype | None:
-    """The autocast dtype if autocast is on; None for float64, as in torch."""
+    """Return the autocast dtype, or None if autocast is off or, as in torch, if the input is float64."""
     kind = x.device.type
     if x.dtype is torch.float64 or kind == "meta" or not torch.is_autocast_enabled(kind):
         return None
@@ -247,14 +247,14 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> No
     for name, tensor in (("weight", weight), ("bias", bias), ("labels", labels)):
         if tensor is not None and tensor.device != x.device:
             raise DeviceError(
-                f"x is on {x.device} and {name} on {tensor.device}; move it: {name}.to({str(x.device)!r})."
+                f"x is on {x.device} and {name} on {tensor.device}; use {name}.to({str(x.device)!r})."
             )
     mixed = [t for t in (weight, bias) if t is not None and t.dtype != x.dtype]
     if not x.is_floating_point() or (mixed and _autocast(x) is None):
         others = ", ".join(str(t.dtype) for t in (weight, bias) if t is not None)
         raise DTypeError(
-            f"x has dtype {x.dtype} and the parameters {others}; they need one floating-point dtype: "
-            "x.to(weight.dtype)."
+            f"x has dtype {x.dtype} and the parameters have {others}; they must have the same floating-point "
+            "dtype: x.to(weight.dtype)."
         )
 
 

@@ -1,7 +1,7 @@
-"""Parameters, layers, heads and cost per token of a model, in one line.
+"""One-line summary of a model: parameters, layers, heads and cost per token.
 
-The cost is the number of floating-point operations in the matrix products for one token, two per
-multiply-add. Embedding lookups, norms and activations are not counted.
+The cost is the number of floating-point operations (FLOPs) in the matrix products for one token. A
+multiply-add counts as two operations. Embedding lookups, norms and activations are not counted.
 """
 
 from contextlib import suppress
@@ -27,9 +27,9 @@ class Summary:
     """The result of `summary`; prints as one line.
 
     parameters, bytes: number of parameters and their memory.
-    layers: number of layers; two numbers for an encoder and a decoder, none if there are no layers to count.
-    heads: the pairs (heads, key heads) that occur, in ascending order.
-    cost: operations per token, or per source token and per target token, for sequences of `length` tokens.
+    layers: number of layers: one number, two for an encoder and a decoder, or none if there are no layers.
+    heads: distinct pairs (heads, key heads) of the attention layers, in ascending order.
+    cost: FLOPs per token, or per source token and per target token, for sequences of `length` tokens.
 
     >>> import torch
     >>> from regard.models import summary
@@ -63,13 +63,13 @@ class Summary:
 
 
 def summary(model: nn.Module, *, length: int = 128) -> Summary:
-    """Summarize a model: parameters (shared ones counted once), layers, heads, and operations per token.
+    """Summarize a model: parameters (shared ones counted once), layers, heads, and FLOPs per token.
 
-    length: sequence length of source and target, for the cost of attention.
+    length: sequence length of source and target, which determines the cost of attention.
 
-    Counts the matrix products of Linear, recurrent and convolution layers, of attention layers (`Attends` and
-    torch's own), and of an `output_weight` shared with the embedding. For a model with `encoder` and
-    `decoder`, s source and t target tokens cost s × the first number + t × the second.
+    The FLOPs include the matrix products of Linear, recurrent and convolution layers, of attention layers
+    (`Attends` and torch's own), and of an `output_weight` shared with the embedding. For a model with
+    `encoder` and `decoder`, s source tokens and t target tokens cost s × the first number + t × the second.
 
     >>> import torch, regard
     >>> from regard.models import summary
@@ -117,18 +117,19 @@ def _check(model: nn.Module, length: int) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise ArgumentError(
-                f"summary got {type_name(model)} whose {name} is uninitialized; call the model once."
+                f"summary got {type_name(model)} whose {name} is uninitialized; call the model "
+                "once to initialize it."
             )
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile's wrapper."""
+    """Return the model inside the wrapper of torch.compile, if any."""
     inner = model._modules.get(_COMPILED)
     return model if inner is None else _uncompiled(inner)
 
 
 def _matrix_products(module: nn.Module) -> int:
-    """Multiplications of one token by the module's own matrices."""
+    """Count the multiplications of one token by the module's own matrices."""
     if isinstance(module, nn.RNNBase | nn.RNNCellBase | nn.MultiheadAttention):
         return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() == 2)
     # the Linear of Hugging Face's GPT-2
@@ -140,20 +141,20 @@ def _matrix_products(module: nn.Module) -> int:
 
 
 def _layers(module: nn.Module) -> int:
-    """Number of layers in this module itself."""
+    """Return the number of layers in this module itself."""
     if isinstance(module, nn.RNNBase):
         return module.num_layers
     return int(isinstance(module, (*_BLOCKS, nn.RNNCellBase)))
 
 
 def _heads(layer: Attends | nn.MultiheadAttention) -> tuple[int, int]:
-    """Heads and key heads."""
+    """Return the number of heads and the number of key heads."""
     heads = layer.num_heads if isinstance(layer, nn.MultiheadAttention) else getattr(layer, "heads", 1)
     return heads, getattr(layer, "key_heads", heads)
 
 
 def _attention_products(layer: Attends | nn.MultiheadAttention, length: int) -> int:
-    """Multiplications by keys, values and the matrices of the score, without the projections."""
+    """Count the multiplications by keys, values and the score's matrices, without the projections."""
     heads, _ = _heads(layer)
     if isinstance(layer, nn.MultiheadAttention):
         return 2 * heads * layer.head_dim * length
@@ -167,7 +168,7 @@ def _attention_products(layer: Attends | nn.MultiheadAttention, length: int) -> 
 
 
 def _key_value_products(layer: Attends | nn.MultiheadAttention) -> int:
-    """Multiplications to project one token's key and value."""
+    """Count the multiplications that project one token's key and value."""
     if isinstance(layer, MultiHeadAttention):
         return layer.projection(1)[0].numel() + layer.projection(2)[0].numel() + _key_map(layer)
     if isinstance(layer, Attends):
@@ -183,7 +184,7 @@ def _key_map(layer: Attends) -> int:
 
 
 def _tied_weights(model: nn.Module) -> int:
-    """Size of the output embeddings that are not in a Linear layer."""
+    """Count the parameters of output embeddings that are not in a Linear layer."""
     weights: dict[int, Tensor] = {}
     for module in map(_uncompiled, model.modules()):
         with suppress(NotImplementedError):
@@ -197,7 +198,7 @@ def _tied_weights(model: nn.Module) -> int:
 
 
 def _si(number: int) -> str:
-    """Format with an SI prefix: "1.5 M"."""
+    """Format a number with an SI prefix: "1.5 M"."""
     for unit, prefix in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
         if number >= unit:
             return f"{number / unit:.1f} {prefix}"

@@ -1,4 +1,4 @@
-"""Batches of sentences of different lengths: packed end to end, or padded to the longest."""
+"""Batches of sentences of different lengths, packed end to end or padded to the longest sentence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from regard.mechanism.masks import Causal, Documents, Padding, Rule
 from regard.mechanism.torch_state import concrete
 
 
-@dataclass(frozen=True, eq=False)  # tensors have no single truth value
+@dataclass(frozen=True, eq=False)  # comparing tensors gives no single truth value
 class Packed:
     """Sentences packed end to end, without padding: `tokens` (n) and sentence `lengths` (b).
 
@@ -35,17 +35,19 @@ class Packed:
         if self.tokens.dim() != 1 or self.lengths.dim() != 1:
             raise ShapeError(
                 f"Packed got tokens of shape {tuple(self.tokens.shape)} and lengths of shape "
-                f"{tuple(self.lengths.shape)}; both must have one axis. For lists use Packed.of([[5, 6], "
+                f"{tuple(self.lengths.shape)}; both must have one axis. For lists, use Packed.of([[5, 6], "
                 "[7]])."
             )
         if not concrete(self.lengths):
             return
         if len(self.lengths) and int(self.lengths.min()) < 0:
-            raise ArgumentError(f"Packed got a length of {int(self.lengths.min())}; it must be at least 0.")
+            raise ArgumentError(
+                f"Packed got a length of {int(self.lengths.min())}; lengths must be at least 0."
+            )
         if int(self.lengths.sum()) != len(self.tokens):
             raise ShapeError(
                 f"Packed got {len(self.tokens)} tokens and lengths that sum to {int(self.lengths.sum())}; "
-                "they must be equal."
+                "the lengths must sum to the number of tokens."
             )
 
     @classmethod
@@ -54,7 +56,7 @@ class Packed:
         try:
             tokens = torch.tensor([token for sentence in sentences for token in sentence])
             lengths = torch.tensor([len(sentence) for sentence in sentences], dtype=torch.long)
-            if len(tokens):  # an empty list has no dtype
+            if len(tokens):  # an empty list becomes a float tensor
                 _check_integers("Packed.of", tokens=tokens)
         except (TypeError, ValueError, RuntimeError):
             raise DTypeError(
@@ -65,7 +67,7 @@ class Packed:
 
     @property
     def positions(self) -> Tensor:
-        """Position of each token in its sentence, from 0: (n)."""
+        """Position of each token in its sentence, starting from 0: (n)."""
         starts = self.lengths.cumsum(0) - self.lengths
         return torch.arange(len(self.tokens), device=self.tokens.device) - self.per_token(starts)
 
@@ -75,11 +77,11 @@ class Packed:
         return self.per_token(torch.arange(len(self.lengths), device=self.lengths.device))
 
     def per_token(self, x: Tensor) -> Tensor:
-        """Repeat each sentence's value for its tokens: b … -> n …."""
+        """Repeat the value of each sentence for all its tokens: b … -> n …."""
         return torch.repeat_interleave(x, self.lengths, dim=0, output_size=len(self.tokens))
 
     def mask(self, within: Rule | None = None) -> Documents:
-        """A mask that restricts each token to its own sentence, and there to the rule `within`."""
+        """Return a mask that restricts tokens to their own sentence. within: rule inside each sentence."""
         return Documents(self.lengths, within=within)
 
     def __len__(self) -> int:
@@ -97,19 +99,19 @@ class Packed:
         return x.split(self.lengths.tolist())
 
     def ends(self) -> Tensor:
-        """Index of the last token of each sentence: (b)."""
+        """Return the index of the last token of each sentence: (b)."""
         return self.lengths.cumsum(0) - 1
 
     def inputs(self) -> "Packed":
-        """Decoder inputs: each sentence without its last token."""
+        """Return decoder inputs: each sentence without its last token."""
         return self._drop_one(first=0)
 
     def labels(self) -> "Packed":
-        """Labels: each sentence without its first token."""
+        """Return labels: each sentence without its first token."""
         return self._drop_one(first=1)
 
     def _drop_one(self, first: int) -> "Packed":
-        """Each sentence without one token, starting at token `first`."""
+        """Drop the first token of each sentence if `first` is 1, the last token if it is 0."""
         if concrete(self.lengths) and len(self) and int(self.lengths.min()) == 0:
             empty = int((self.lengths == 0).nonzero()[0])
             raise ArgumentError(
@@ -117,7 +119,8 @@ class Packed:
             )
         n, lengths = len(self.tokens) - len(self), self.lengths - 1
         sentence = torch.arange(len(self), device=self.lengths.device)
-        dropped = torch.repeat_interleave(sentence, lengths, output_size=n)  # tokens dropped before this one
+        # number of tokens dropped before each remaining one
+        dropped = torch.repeat_interleave(sentence, lengths, output_size=n)
         rows = torch.arange(n, device=self.tokens.device) + dropped + first
         return Packed(self.tokens[rows], lengths)
 
@@ -136,7 +139,7 @@ def pack(tokens: Tensor, lengths: Tensor) -> Packed:
 
 
 def token_mask(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """True for tokens and False for padding, (b, l)."""
+    """Return a boolean mask (b, l), True for tokens and False for padding."""
     return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None].to(tokens.device)
 
 
@@ -155,14 +158,14 @@ def as_padded(tokens: Tensor | Packed, lengths: Tensor | None = None) -> tuple[T
 
 
 def full_lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
-    """`lengths`, or the full length of each row of a batch (b, l, …)."""
+    """Return `lengths`, or the full row length for each row of a batch (b, l, …) if `lengths` is None."""
     if lengths is not None:
         return lengths
     return torch.full(tokens.shape[:1], tokens.shape[1], device=tokens.device)
 
 
 def reversed_order(tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Indices (b, l) that reverse each sentence and leave padding in place; applied twice, the identity."""
+    """Return indices (b, l) that reverse each sentence but leave padding in place. They are self-inverse."""
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
     if lengths is None:
         return positions.flip(1)
@@ -193,7 +196,7 @@ class ModelInput(NamedTuple):
         start: int = 0,
         name: str = "tokens",
     ) -> "ModelInput":
-        """From Packed or padded tokens (b, l). start: position of the first token of a padded batch."""
+        """Create an input from Packed or padded tokens (b, l). start: first position of a padded batch."""
         check_batch(tokens, lengths, name)
         if isinstance(tokens, Packed):
             return cls(tokens.tokens, tokens.positions, tokens.mask(Causal() if causal else None))
@@ -204,9 +207,9 @@ class ModelInput(NamedTuple):
 
 
 def check_batch(tokens: Tensor | Packed, lengths: Tensor | None = None, name: str = "tokens") -> None:
-    """Raise unless this is a Packed without lengths, or a padded batch (b, l) with or without lengths.
+    """Raise unless `tokens` is a Packed without lengths, or a padded batch (b, l) with or without lengths.
 
-    name: the caller's argument: "tokens", "source" or "target".
+    name: name of the caller's argument: "tokens", "source" or "target".
     """
     plural = name == "tokens"
     if isinstance(tokens, Packed):
@@ -231,12 +234,12 @@ def check_batch(tokens: Tensor | Packed, lengths: Tensor | None = None, name: st
 
 
 def check_lengths(tokens: Tensor, lengths: Tensor) -> None:
-    """Raise unless there is one length per row of a padded batch, at most the length of the row."""
+    """Raise unless there is one length for each row of a padded batch, at most the number of its tokens."""
     _check_integers("a padded batch", lengths=lengths)
     if tokens.dim() != 2 or lengths.shape != tokens.shape[:1]:
         raise ShapeError(
-            f"tokens have shape {tuple(tokens.shape)} and lengths {tuple(lengths.shape)}; a padded batch is "
-            "(b, l) with lengths (b)."
+            f"tokens have shape {tuple(tokens.shape)} and lengths {tuple(lengths.shape)}; a padded batch "
+            "has shape (b, l), and lengths have shape (b)."
         )
     if not concrete(lengths) or not lengths.numel():
         return
@@ -244,7 +247,7 @@ def check_lengths(tokens: Tensor, lengths: Tensor) -> None:
     if low < 0 or high > tokens.shape[1]:
         raise ShapeError(
             f"A length is {low if low < 0 else high} and the rows have {tokens.shape[1]} tokens; lengths "
-            f"must be 0 to {tokens.shape[1]}."
+            f"must be between 0 and {tokens.shape[1]}."
         )
 
 
@@ -252,7 +255,7 @@ def _check_integers(owner: str, **tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise DTypeError(
-                f"{owner} got {name} of type {type(tensor).__name__}; pass an integer tensor. For lists use "
+                f"{owner} got {name} of type {type(tensor).__name__}; pass an integer tensor. For lists, use "
                 "Packed.of([[5, 6], [7]])."
             )
         if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:

@@ -15,18 +15,19 @@ _FLOAT = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # dtypes
 def read_parameters(path: str | os.PathLike[str], model: nn.Module) -> dict[str, Tensor]:
     """Read the tensors of a file for a model, which may be on the meta device.
 
-    Raise ValueError unless names and shapes match and all values are finite and of one floating-point dtype.
+    Raise ValueError unless names and shapes match the model, all values are finite, and all tensors have the
+    same floating-point dtype.
     """
     check_loadable(path)
     with safe_open(path, "pt") as file:
         check_shapes(model, {name: file.get_slice(name).get_shape() for name in file.keys()})  # noqa: SIM118
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (clone: not mapped)
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (clone: a copy, not memory-mapped)
     check_values(tensors)
     return tensors
 
 
 def check_shapes(model: nn.Module, shapes: Mapping[str, list[int]]) -> None:
-    """Raise ValueError unless names and shapes are exactly those of the model."""
+    """Raise ValueError unless names and shapes match the model exactly."""
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     if set(shapes) != set(expected):
         raise ValueError(f"missing or unexpected tensors: {sorted(set(shapes) ^ set(expected))[:3]}")
@@ -36,10 +37,12 @@ def check_shapes(model: nn.Module, shapes: Mapping[str, list[int]]) -> None:
 
 
 def check_values(tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless all values are finite and of one floating-point dtype."""
+    """Raise ValueError unless all values are finite and all tensors have the same floating-point dtype."""
     dtypes = {tensor.dtype for tensor in tensors.values()} & _FLOAT
     for name, tensor in tensors.items():
         if tensor.dtype not in _FLOAT or len(dtypes) > 1:
-            raise ValueError(f"{name} has dtype {tensor.dtype}; all parameters need one floating-point dtype")
+            raise ValueError(
+                f"{name} has dtype {tensor.dtype}; all parameters must have the same floating-point dtype"
+            )
         if not bool(tensor.isfinite().all()):
             raise ValueError(f"{name} has NaN or infinite values")

@@ -1,4 +1,4 @@
-"""Recurrent sequence-to-sequence models. s_t: decoder state; a_t: attended vector; y_t: word.
+"""Recurrent sequence-to-sequence models, where s_t is the decoder state, a_t the attended vector, y_t a word.
 
 none:                   s_t = f(s_{t−1}, y_{t−1})                                    Sutskever et al. 2014
 additive:               s_t = f(s_{t−1}, [y_{t−1}; a_t]), query s_{t−1}              Bahdanau et al. 2015
@@ -34,7 +34,8 @@ class RecurrentSeq2Seq(Seq2Seq):
     """Recurrent encoder-decoder with or without attention.
 
     vocab_size: one size, or a pair (source, target). config: the architecture.
-    share: one matrix for source, target and output embeddings (Press and Wolf 2017); requires one vocabulary.
+    share: use one matrix for source, target and output embeddings (Press and Wolf 2017); requires one
+        vocabulary.
 
     >>> import torch, regard
     >>> from regard.models import Packed
@@ -92,9 +93,9 @@ class RecurrentSeq2Seq(Seq2Seq):
         if len(source_batch.tokens) != len(target_batch.tokens):
             raise ShapeError(
                 f"source has {len(source_batch.tokens)} sentences and target has "
-                f"{len(target_batch.tokens)}; they must be paired."
+                f"{len(target_batch.tokens)}; pass one target per source."
             )
-        # padded positions come last, so they affect nothing
+        # padding comes last, so it does not affect real positions
         return target_batch.restore(self._decode(target_batch.tokens, self._encode(source_batch)))
 
     def start(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> RecurrentState:
@@ -110,7 +111,7 @@ class RecurrentSeq2Seq(Seq2Seq):
         order = reversed_order(source.tokens, source.lengths) if self.config.reverse else None
         tokens = source.tokens if order is None else source.tokens.gather(1, order)
         x, last = self.encoder(self.dropout(embedding(tokens)), source.lengths)
-        if order is not None:  # undo it, so weights refer to the original order
+        if order is not None:  # restore the original order, to which weights refer
             x = reorder(x, order)
         mask = None if source.lengths is None else Padding(source.lengths)
         return self.decoder.start(x, last, mask)
@@ -121,7 +122,7 @@ class RecurrentSeq2Seq(Seq2Seq):
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """A validated padded batch (b, l), zero at padding. packed: the original batch, if it was packed.
+    """A validated padded batch (b, l) with zeros as padding. packed: the original batch if it was packed.
 
     >>> import torch, regard.models
     >>> from regard.models.recurrent import PaddedBatch
@@ -139,7 +140,7 @@ class PaddedBatch:
 
     @classmethod
     def of(cls, name: str, tokens: Tensor | Packed, lengths: Tensor | None) -> "PaddedBatch":
-        """From Packed or padded tokens. name: the caller's argument."""
+        """Create a batch from Packed or padded tokens. name: name of the caller's argument."""
         check_batch(tokens, lengths, name)
         if isinstance(tokens, Packed):
             return cls._of_packed(name, tokens)
@@ -167,7 +168,7 @@ class PaddedBatch:
         return cls(packed.pad(packed.tokens), packed.lengths, packed)
 
     def restore(self, x: Tensor) -> Tensor:
-        """Convert values of the padded batch to the original format: b l … -> n … if it was packed."""
+        """Convert values of the padded batch to the original format: b l … -> n … if the batch was packed."""
         return x if self.packed is None else x[self.packed.sentences, self.packed.positions]
 
 
@@ -176,7 +177,7 @@ def _check_empty(name: str, lengths: Tensor) -> None:
         shortest = int(lengths.argmin())
         raise ArgumentError(
             f"{name.capitalize()} sentence {shortest} has length {int(lengths[shortest])}; every sentence "
-            "needs at least one token. Remove it, or append an end token."
+            "needs at least one token. Remove the sentence, or append an end token."
         )
 
 

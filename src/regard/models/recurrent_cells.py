@@ -1,4 +1,4 @@
-"""Encoder, attention and decoders of recurrent sequence-to-sequence models."""
+"""Encoder, attention and decoders for recurrent sequence-to-sequence models."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +15,12 @@ from regard.models.layers.attention import Attends
 from regard.models.layers.kv_cache import KeyValues, RowMap
 from regard.models.seq2seq import State
 
-Cells = tuple[Tensor, ...]  # states of all layers, (layers, b, m): one tensor for a GRU, two for an LSTM
+Cells = tuple[Tensor, ...]  # states of all layers, (layers, b, m): one tensor for GRUs, two for LSTMs
 
 
 @dataclass
 class RecurrentState(State):
-    """Decoder state: cells, projected source and its mask, and the vector fed into the next step.
+    """Decoder state: RNN states, projected source, source mask, and the vector fed into the next step.
 
     >>> import torch, regard
     >>> from regard.models.recurrent import RecurrentSeq2Seq
@@ -33,10 +33,10 @@ class RecurrentState(State):
     cells: Cells
     source: KeyValues | None = None
     mask: Padding | None = None
-    feed: Tensor | None = None  # b 1 m; with input_feeding
+    feed: Tensor | None = None  # b 1 m; only with input_feeding
 
     def select(self, rows: Tensor) -> None:
-        """Keep these batch rows, in this order; all rows of a sentence share its source."""
+        """Keep only these batch rows, in this order. All rows of a sentence share one source."""
         if self.source is not None:
             row_map = RowMap(len(self)) if self.source.row_map is None else self.source.row_map
             row_map, kept = row_map.select(rows)
@@ -52,7 +52,7 @@ class RecurrentState(State):
 
 
 class RecurrentEncoder(nn.Module):
-    """Recurrent encoder, bidirectional by default: Bahdanau et al. 2015, section 3.2.
+    """Recurrent encoder, bidirectional by default (Bahdanau et al. 2015, section 3.2).
 
     >>> import torch
     >>> from regard.models.recurrent_cells import RecurrentEncoder
@@ -69,7 +69,7 @@ class RecurrentEncoder(nn.Module):
         self.rnn = _rnn(cell, width, width // self.directions, layers, dropout, bidirectional)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Cells]:
-        """(b, s, m) → (b, s, m), zero at padding, and the last states, with both directions concatenated."""
+        """Return outputs (b, s, m), with zeros at padding, and last states; directions are concatenated."""
         if lengths is None or lengths.is_meta or _full(x, lengths):
             x, last = run_rnn(self.rnn, x)
         else:  # the backward direction must start at the last word, not in the padding
@@ -83,9 +83,9 @@ class RecurrentEncoder(nn.Module):
 
 
 class SourceAttention(Attends):
-    """Single-head attention of decoder states to the source: Luong et al. 2015, eq. 7 and 8.
+    """Single-head attention from decoder states to the source (Luong et al. 2015, eq. 7 and 8).
 
-    score: Dot, General or Additive; the last, vᵀ tanh(W [query; key]), is called "concat" by Luong et al.
+    score: Dot, General or Additive. Luong et al. call the last one, vᵀ tanh(W [query; key]), "concat".
 
     >>> import torch, regard
     >>> from regard.models.recurrent_cells import SourceAttention
@@ -101,13 +101,13 @@ class SourceAttention(Attends):
         self.score = score
 
     def project_source(self, source: Tensor) -> KeyValues:
-        """Keys and values (b, 1, s, ·) of a source (b, s, m); the key map of an additive score is applied."""
+        """Return keys and values (b, 1, s, ·) of a source (b, s, m). Applies the map of an additive score."""
         value = source.unsqueeze(-3)
         key = F.linear(value, self.score.key_map) if isinstance(self.score, Additive) else value
         return KeyValues(key, value)
 
     def forward(self, query: Tensor, source: KeyValues, mask: Padding | None = None) -> Tensor:
-        """(b, t, m) → (b, t, m)."""
+        """Attend to the source: (b, t, m) → (b, t, m)."""
         score = _MappedKeys(self.score) if isinstance(self.score, Additive) else self.score
         queries = source.group(query.unsqueeze(-3))
         output = self.attention(queries, source.key, source.value, score=score, mask=mask)
@@ -116,7 +116,7 @@ class SourceAttention(Attends):
 
 @dataclass(frozen=True)
 class _MappedKeys(Score):
-    """vᵀ tanh(W query + key), for keys that are already mapped by U."""
+    """vᵀ tanh(W query + key), for keys already multiplied by U."""
 
     additive: Additive
 
@@ -129,9 +129,9 @@ class _MappedKeys(Score):
 
 
 class PlainDecoder(nn.Module):
-    """s_t = f(s_{t−1}, y_{t−1}), initialized with the last encoder state: Sutskever et al. 2014.
+    """s_t = f(s_{t−1}, y_{t−1}), initialized with the last encoder state (Sutskever et al. 2014).
 
-    decoder(x, state) takes any number of steps, x (b, t, m), and updates the state.
+    decoder(x, state) runs one step per position of x (b, t, m) and updates the state.
 
     >>> import torch
     >>> from regard.models.recurrent_cells import PlainDecoder, RecurrentState
@@ -147,11 +147,11 @@ class PlainDecoder(nn.Module):
         self.rnn = _rnn(cell, width if inputs is None else inputs, width, layers, dropout)
 
     def start(self, source: Tensor, last: Cells, mask: Padding | None) -> RecurrentState:
-        """Initial state. source, last: encoder outputs and last encoder states."""
+        """Return the initial state. source, last: encoder outputs and last encoder states."""
         return RecurrentState(last)
 
     def forward(self, x: Tensor, state: RecurrentState) -> Tensor:
-        """(b, t, m) → (b, t, m)."""
+        """Decode all steps: (b, t, m) → (b, t, m)."""
         return self.run(x, state)
 
     def run(self, x: Tensor, state: RecurrentState) -> Tensor:
@@ -162,9 +162,9 @@ class PlainDecoder(nn.Module):
 
 
 class LuongDecoder(PlainDecoder):
-    """tanh(W [a_t; s_t]), a_t attended with query s_t: "global attention", Luong et al. 2015, eq. 5.
+    """tanh(W [a_t; s_t]), where s_t is the query for a_t ("global attention", Luong et al. 2015, eq. 5).
 
-    With `input_feeding`, the next step reads it together with its word (section 3.3).
+    With `input_feeding`, this vector is fed into the next step together with the word (section 3.3).
 
     >>> import torch, regard
     >>> from regard.models.recurrent_cells import LuongDecoder
@@ -190,12 +190,12 @@ class LuongDecoder(PlainDecoder):
         self.combine = nn.Linear(2 * width, width, bias=False)
 
     def start(self, source: Tensor, last: Cells, mask: Padding | None) -> RecurrentState:
-        """Initial state."""
+        """Return the initial state."""
         feed = torch.zeros_like(source[:, :1]) if self.input_feeding else None
         return RecurrentState(last, self.attention.project_source(source), mask, feed)
 
     def forward(self, x: Tensor, state: RecurrentState) -> Tensor:
-        """(b, t, m) → (b, t, m), in one attention call unless input_feeding."""
+        """Decode all steps, (b, t, m) → (b, t, m), in one attention call unless input_feeding is set."""
         if not self.input_feeding:
             return self._attend(self.run(x, state), state)
         steps = []
@@ -212,11 +212,11 @@ class LuongDecoder(PlainDecoder):
 
 
 class BahdanauDecoder(PlainDecoder):
-    """s_t = f(s_{t−1}, [y_{t−1}; a_t]), a_t attended with query s_{t−1}: Bahdanau et al. 2015, section 3.1.
+    """s_t = f(s_{t−1}, [y_{t−1}; a_t]), with query s_{t−1} for a_t (Bahdanau et al. 2015, section 3.1).
 
-    a_t is their c_i, eq. 5. The initial state is tanh(W ←h_1), from the encoder's backward state at the first
-    word. The output is a maxout layer of s_t, y_{t−1} and a_t (appendix A.2.2, with s_t for s_{t−1} as in
-    eq. 4).
+    a_t is called c_i in the paper, eq. 5. The initial state is tanh(W ←h_1), where ←h_1 is the encoder's
+    backward state at the first word. The output is a maxout layer of s_t, y_{t−1} and a_t (appendix A.2.2,
+    but with s_t instead of s_{t−1}, as in eq. 4).
 
     >>> import torch, regard
     >>> from regard.models.recurrent_cells import BahdanauDecoder
@@ -236,14 +236,14 @@ class BahdanauDecoder(PlainDecoder):
         self.readout = nn.Linear(3 * width, 2 * width)
 
     def start(self, source: Tensor, last: Cells, mask: Padding | None) -> RecurrentState:
-        """Initial state; an LSTM's cell state is zero."""
+        """Return the initial state. The cell state of an LSTM starts at zero."""
         backward = last[0][-1][:, -self.start_width :]
         first = torch.tanh(self.first(backward)).unflatten(-1, (self.layers, -1)).transpose(0, 1).contiguous()
         cells = (first, *(torch.zeros_like(first) for _ in last[1:]))
         return RecurrentState(cells, self.attention.project_source(source), mask)
 
     def forward(self, x: Tensor, state: RecurrentState) -> Tensor:
-        """(b, t, m) → (b, t, m), step by step."""
+        """Decode step by step: (b, t, m) → (b, t, m)."""
         assert state.source is not None
         states, attended = [], []
         for word in x.split(1, 1):
@@ -255,7 +255,7 @@ class BahdanauDecoder(PlainDecoder):
 
 
 def run_rnn(rnn: Any, x: Any, state: Any = None) -> tuple[Any, Any]:
-    """rnn(x, state); in the parameters' dtype if this CPU has no LSTM for the autocast dtype.
+    """Run rnn(x, state), in the dtype of the parameters if this CPU has no LSTM for the autocast dtype.
 
     >>> import torch
     >>> from regard.models.recurrent_cells import run_rnn
@@ -271,7 +271,7 @@ def run_rnn(rnn: Any, x: Any, state: Any = None) -> tuple[Any, Any]:
 
 
 def _lstm_runs_under_autocast() -> bool:
-    """Whether CPU autocast is off, or oneDNN has an LSTM for its dtype (not on AVX2)."""
+    """Whether CPU autocast is off, or oneDNN has an LSTM for the autocast dtype, which AVX2 lacks."""
     if not torch.is_autocast_enabled("cpu"):
         return True
     short = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(torch.get_autocast_dtype("cpu"))

@@ -1,4 +1,4 @@
-"""The interface of sequence-to-sequence models: teacher forcing, loss, step-by-step decoding.
+"""Interface of sequence-to-sequence models: teacher forcing, loss, step-by-step decoding.
 
 training:   source, target → hidden → logits = hidden · output_weightᵀ + output_bias
 decoding:   state = start(source); logits = step(tokens, state); logits = step(tokens, state); …
@@ -33,19 +33,19 @@ class State:
     """
 
     def select(self, rows: Tensor) -> None:
-        """Keep these batch rows, in this order; rows may repeat (beam search)."""
+        """Keep only these batch rows, in this order. Rows may be repeated (for beam search)."""
         raise NotImplementedError(f"{type(self).__name__} must implement select(rows)")
 
     def __len__(self) -> int:
-        """Number of batch rows."""
+        """Return the number of batch rows."""
         raise NotImplementedError(f"{type(self).__name__} must implement __len__()")
 
 
 class Seq2Seq(nn.Module):
-    """Base class of encoder-decoder models.
+    """Base class for encoder-decoder models.
 
     Sentences are `Packed`, or padded token ids (b, l) with `source_lengths` and `target_lengths` (b). A
-    target begins with a start token; for `loss` it also ends with an end token. Subclasses implement
+    target begins with a start token. For `loss`, it also ends with an end token. Subclasses implement
     `hidden`, `output_weight`, `start` and `step`.
 
     >>> import torch, regard
@@ -58,7 +58,7 @@ class Seq2Seq(nn.Module):
     [True, True]
     """
 
-    max_length: int | None = None  # maximum number of tokens of a sentence, with start or end token
+    max_length: int | None = None  # maximum number of tokens per sentence, including the start or end token
 
     @property
     def output_weight(self) -> Tensor:
@@ -78,7 +78,7 @@ class Seq2Seq(nn.Module):
         source_lengths: Tensor | None = None,
         target_lengths: Tensor | None = None,
     ) -> Tensor:
-        """Decoder outputs before the vocabulary projection: (…, m) for a target of shape (…)."""
+        """Return decoder outputs before the vocabulary projection: (…, m) for a target of shape (…)."""
         raise NotImplementedError(f"{type(self).__name__} must implement hidden(source, target)")
 
     def forward(
@@ -89,7 +89,7 @@ class Seq2Seq(nn.Module):
         source_lengths: Tensor | None = None,
         target_lengths: Tensor | None = None,
     ) -> Tensor:
-        """Next-token logits at each target position (teacher forcing): (…, V)."""
+        """Return next-token logits at each target position (teacher forcing): (…, V)."""
         x = self.hidden(source, target, source_lengths=source_lengths, target_lengths=target_lengths)
         return self._logits(x)
 
@@ -102,7 +102,7 @@ class Seq2Seq(nn.Module):
         target_lengths: Tensor | None = None,
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """Mean cross-entropy of the target tokens after the first."""
+        """Return the mean cross-entropy of all target tokens except the first of each sentence."""
         _check_target(target, target_lengths)
         inputs: Tensor | Packed
         if isinstance(target, Packed):
@@ -126,7 +126,7 @@ class Seq2Seq(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must implement step(tokens, state)")
 
     def _logits(self, x: Tensor) -> Tensor:
-        """(…, m) → (…, V)."""
+        """Project to the vocabulary: (…, m) → (…, V)."""
         return F.linear(x, self.output_weight, self.output_bias)
 
     @torch.no_grad()
@@ -139,12 +139,12 @@ class Seq2Seq(nn.Module):
         max_new_tokens: int,
         source_lengths: Tensor | None = None,
     ) -> list[list[int]]:
-        """Greedy decoding, up to `end` or `max_new_tokens`. The results contain neither `start` nor `end`."""
+        """Decode greedily until `end` or `max_new_tokens`. The results contain neither `start` nor `end`."""
         for name, value in (("start", start), ("end", end), ("max_new_tokens", max_new_tokens)):
             check_int(f"greedy got {name}", value)
         with eval_mode(self):
             state, outputs = self.start(source, source_lengths), [list[int]() for _ in range(len(source))]
-            active = list(range(len(outputs)))  # the sentence of each unfinished row
+            active = list(range(len(outputs)))  # sentence index of each unfinished row
             tokens = torch.full((len(outputs),), start, device=self.output_weight.device)
             for _ in range(max_new_tokens):
                 tokens = self.step(tokens, state).argmax(-1)
@@ -178,11 +178,11 @@ def _check_target(target: Tensor | Packed, lengths: Tensor | None) -> None:
 
 
 def vocab_sizes(model: str, vocab_size: int | tuple[int, int], share: bool) -> tuple[int, int]:
-    """Sizes of the source and target vocabularies; equal if the embeddings are shared."""
+    """Return the source and target vocabulary sizes, which must be equal for shared embeddings."""
     sizes = vocab_size if isinstance(vocab_size, tuple) else (vocab_size, vocab_size)
     if len(sizes) != 2:
         raise ArgumentError(
-            f"{model} got {len(sizes)} vocabulary sizes, {sizes}; pass one, or a pair (source, target)."
+            f"{model} got {len(sizes)} vocabulary sizes, {sizes}; pass one size, or a pair (source, target)."
         )
     source, target = sizes
     if share and source != target:
@@ -194,7 +194,7 @@ def vocab_sizes(model: str, vocab_size: int | tuple[int, int], share: bool) -> t
 
 
 def check_state(tokens: Tensor, state: State, kind: type[StateType]) -> StateType:
-    """Return `state` if it is a `kind` with one row per token."""
+    """Return `state` if it is an instance of `kind` with one row per token; otherwise raise an error."""
     if not isinstance(state, kind):
         raise DTypeError(
             f"step got a state of type {type(state).__name__}; pass the {kind.__name__} returned by this "

@@ -1,6 +1,6 @@
-"""The encoder-decoder Transformer: Vaswani et al. 2017.
+"""The encoder-decoder Transformer (Vaswani et al. 2017).
 
-Batches are `Packed` (no padding) or padded token ids (b, l) with lengths; both give the same numbers.
+Batches are `Packed` (no padding) or padded token ids (b, l) with lengths; both give the same results.
 """
 
 import torch
@@ -19,7 +19,7 @@ from regard.models.seq2seq import Seq2Seq, State, check_state, vocab_sizes
 
 
 class TransformerState(State):
-    """Keys and values of the source, and a cache, for each block. All rows of a sentence share its source."""
+    """The projected source and the KV cache of each block. All rows of a sentence share one source."""
 
     def __init__(self, sources: list[KeyValues], lengths: Tensor, caches: list[KVCache]) -> None:
         self.sources, self.mask, self.caches = sources, Padding(lengths), caches
@@ -39,10 +39,10 @@ class TransformerState(State):
 
 
 class Transformer(Seq2Seq):
-    """Encoder-decoder Transformer: Vaswani et al. 2017.
+    """Encoder-decoder Transformer (Vaswani et al. 2017).
 
     vocab_size: one size, or a pair (source, target). config: the architecture.
-    share: one matrix for source, target and output embeddings (section 3.4); requires one vocabulary.
+    share: use one matrix for source, target and output embeddings (section 3.4); requires one vocabulary.
 
     >>> import torch, regard
     >>> from regard.models import Packed, TransformerConfig, Transformer
@@ -75,7 +75,7 @@ class Transformer(Seq2Seq):
         return self.embedding.weight if self.matrix is None else self.matrix
 
     def encode(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> Tensor:
-        """Encoder outputs: (…, m) for a source of shape (…)."""
+        """Return encoder outputs: (…, m) for a source of shape (…)."""
         inputs = ModelInput.of(source, source_lengths, name="source")
         x = (self.source_embedding or self.embedding)(inputs.tokens)
         return self.encoder(x, mask=inputs.mask, positions=inputs.positions)
@@ -92,7 +92,8 @@ class Transformer(Seq2Seq):
         inputs = ModelInput.of(target, target_lengths, causal=True, name="target")
         if len(source) != len(target):
             raise ShapeError(
-                f"source has {len(source)} sentences and target has {len(target)}; they must be paired."
+                f"source has {len(source)} sentences and target has {len(target)}; pass one target per "
+                "source."
             )
         # convert the source to the target's format
         if isinstance(target, Packed) and not isinstance(source, Packed):

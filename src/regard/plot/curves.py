@@ -23,7 +23,7 @@ Log = str | os.PathLike[str] | Sequence[LogRow]
 def draw_curves(logs: Mapping[str, Log], path: str | os.PathLike[str], *, dark: bool = False) -> Path:
     """Draw training curves: training loss, validation loss and BLEU, over updates and over minutes.
 
-    logs: for each name a log.csv, its folder, or rows from `read_log`.
+    logs: for each name, a log.csv, its folder, or the rows from `read_log`.
     path: output file, .png, .svg or .pdf.
     dark: dark background.
 
@@ -73,7 +73,7 @@ def draw_by_length(
 ) -> Path:
     """Draw scores by sentence length.
 
-    curves: for each model, the result of `by_length`: entries of lengths, score and number of sentences.
+    curves: for each model, the result of `by_length`: buckets with lengths, score and number of sentences.
     path: output file, .png, .svg or .pdf.
     score: name of the score.
     title: title of the picture.
@@ -117,9 +117,9 @@ def draw_comparison(
     title: str | None = None,
     dark: bool = False,
 ) -> Path:
-    """Draw the similarity of two words layer by layer, for one comparison or several by name.
+    """Draw the similarity of two words by layer.
 
-    comparisons: results of `WordEncoder.compare`.
+    comparisons: a result of `WordEncoder.compare`, or a mapping from names to results.
     path: output file, .png, .svg or .pdf.
     title: title of the picture.
     dark: dark background.
@@ -166,9 +166,9 @@ def draw_by_distance(
     title: str | None = None,
     dark: bool = False,
 ) -> Path:
-    """Draw relative biases over the distance key − query: a line for each head.
+    """Draw relative biases over the distance key − query, one line per head.
 
-    distances: the distances. biases: for each head, a bias for each distance.
+    distances: values of key − query. biases: for each head, one bias per distance.
     path: output file, .png, .svg or .pdf.
     title: title of the picture.
     dark: dark background.
@@ -227,7 +227,7 @@ def _line_colors(count: int, theme: Theme) -> list[Any]:
 
 
 def _minutes(rows: Sequence[LogRow]) -> list[float]:
-    """Return the minutes of each row; NaN, which is not drawn, for a row without a time."""
+    """Return the time of each row in minutes; rows without a time get NaN, which is not drawn."""
     return [float("nan") if row.seconds is None else row.seconds / 60 for row in rows]
 
 
@@ -277,7 +277,7 @@ def _smooth(values: Sequence[float]) -> list[float]:
 def _label_axes(axes: Any, theme: Theme) -> None:
     from matplotlib.lines import Line2D
 
-    for axis, name in zip(axes[:, 0], ("loss per token", "BLEU on the dev data"), strict=False):
+    for axis, name in zip(axes[:, 0], ("loss per token", "validation BLEU"), strict=False):
         axis.set_ylabel(name)
     for axis, name in zip(axes[-1], ("updates", "minutes of training"), strict=True):
         axis.set_xlabel(name)
@@ -288,5 +288,5 @@ def _label_axes(axes: Any, theme: Theme) -> None:
         Line2D([], [], color=theme.muted, linestyle="--"),
         Line2D([], [], color=theme.muted, marker="o"),
     ]
-    names = ["training, with dropout and label smoothing", "validation, without"]
+    names = ["training (with dropout and label smoothing)", "validation (without)"]
     axes[0, 1].legend(lines, names, loc="upper right", frameon=False)

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 MAX_NUMBERED = 12  # up to this many rows and columns, each cell shows its weight
 MAX_PANELS = 1024
 # sizes in points; a matrix is as large as its labels need, within bounds
-_CELL, _NUMBERED_CELL, _BARE_CELL = 15.5, 34.0, 6.5  # next to a token; with a number in it; without both
-_MIN_SIDE, _MAX_SIDE = 170.0, 1240.0  # of a single matrix
-_MIN_GRID_SIDE, _MAX_GRID_WIDTH = 62.0, 1500.0  # of one matrix in a grid; of the whole grid
+_CELL, _NUMBERED_CELL, _BARE_CELL = 15.5, 34.0, 6.5  # with a token label; with a number; with neither
+_MIN_SIDE, _MAX_SIDE = 170.0, 1240.0  # bounds for a single matrix
+_MIN_GRID_SIDE, _MAX_GRID_WIDTH = 62.0, 1500.0  # per matrix in a grid; for the whole grid
 _PAD, _MARGIN, _GAP = 4.0, 10.0, 9.0
 _LINE, _AXIS_NAME = 15.0, 18.0  # heights of a line of text and of an axis name
-_COLORBAR = 66.0  # width, with numbers
+_COLORBAR = 66.0  # width, including its numbers
 _LOG_RANGE = 1e4  # ratio of the largest to the smallest color of a logarithmic scale
 _NOISE = 1e-4  # relative to the largest weight: smaller negative values are rounding errors
 
@@ -58,7 +58,7 @@ class Panel(NamedTuple):
     title: str = ""
 
     def check(self) -> "Panel":
-        """Return the panel, if there is one token for each query and key."""
+        """Return the panel; raise a ShapeError unless there is one token for each query and key."""
         for side, tokens, size in (("queries", self.queries, self.rows), ("keys", self.keys, self.columns)):
             if tokens is not None and len(tokens) != size:
                 raise ShapeError(f"Got {len(tokens)} tokens for {size} {side}; pass one for each.")
@@ -67,10 +67,10 @@ class Panel(NamedTuple):
 
 @dataclass(frozen=True)
 class GridOptions:
-    """How a grid of panels is drawn.
+    """Options for drawing a grid of panels.
 
     axis_names: names of the query axis and the key axis. row_titles: a title for each row of panels.
-    shared: all panels have the same tokens, shown only at the left and bottom edge.
+    shared: all panels have the same tokens, which are shown only at the left and bottom edges.
     colorbar: label of the color bar. legend: colors and their names, instead of a color bar.
     limits: values of the first and last color.
     """
@@ -167,7 +167,7 @@ def fits_numbers(panel: Panel, width: float, height: float) -> bool:
 
 
 def label_axes(axes: "Axes", panel: Panel, width: float, height: float) -> None:
-    """Set the tokens of both axes, whose lengths are given in points."""
+    """Label both axes with their tokens; width and height are in points."""
     from regard.plot.labels import axis_labels, set_labels, tick_fontsize
 
     set_labels(axes.yaxis, axis_labels("y", panel.queries, panel.rows, height, tick_fontsize("y")))
@@ -201,7 +201,7 @@ class _Grid:
         self.cell = _CELL if has_tokens else _BARE_CELL
         if longest <= MAX_NUMBERED and not options.legend:
             self.cell = _NUMBERED_CELL
-        # of more than 160 tokens only a few have a label
+        # beyond 160 tokens, only a few have a label
         self.max_side = _MAX_SIDE if longest <= 160 and has_tokens else 0.4 * _MAX_SIDE
         self.fontsize = 7.0 if self.compact else 9.0
         self.panels = [
@@ -253,7 +253,7 @@ class _Grid:
         return max(side * panel.columns / longest, 28.0), max(side * panel.rows / longest, 28.0)
 
     def draw(self) -> "Figure":
-        """Draw title, panels, and color bar or legend."""
+        """Draw the title, the panels, and the color bar or legend."""
         from matplotlib.figure import Figure
 
         rows, options = self.panels, self.options
@@ -329,9 +329,7 @@ class _Grid:
         bar.formatter = FuncFormatter(lambda value, _: f"{value:g}")
         bar.update_ticks()
         bar.ax.minorticks_off()
-        bar.outline.set(
-            edgecolor=self.theme.border, linewidth=0.6
-        )  # its lower end has the background's color
+        bar.outline.set(edgecolor=self.theme.border, linewidth=0.6)  # its lower end has the background color
         bar.ax.tick_params(length=2, pad=2, labelsize=8)
         bar.set_label(self.options.colorbar, fontsize=9, labelpad=3)
 
@@ -356,7 +354,7 @@ class _Grid:
 def _edges(
     groups: Sequence[Sequence[_MeasuredPanel]], before: str, size: str, after: str, start: float
 ) -> list[float]:
-    """Return where the panels of each row or column start, and where the last one ends."""
+    """Return the position where each row or column of panels starts, and the end of the last one."""
     edges = []
     for panels in groups:
         spaces = (max(float(getattr(panel, name)) for panel in panels) for name in (before, size, after))

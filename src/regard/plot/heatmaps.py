@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 MAX_CELLS = 512  # larger matrices are drawn as block means
-MAX_GRID_CELLS = 192  # the same in a grid
+MAX_GRID_CELLS = 192  # the same limit in a grid
 MAX_COLUMNS = 4  # alignments side by side
 
 Tokens = Sequence[str] | None
 
 
 class AlignmentLike(Protocol):
-    """The words of two sentences, and weights with a row per target word and a column per source word."""
+    """Words of two sentences, and weights with one row per target word and one column per source word."""
 
     @property
     def source_words(self) -> Sequence[str]: ...
@@ -69,20 +69,20 @@ def heatmap(
     limits: tuple[float, float] | None = None,
     log: bool = False,
 ) -> "AxesImage":
-    """Draw a weight matrix on matplotlib axes: a row per query, a column per key.
+    """Draw a weight matrix on matplotlib axes: one row per query, one column per key.
 
     axes: matplotlib axes, such as `plt.subplots()[1]`.
     weights: lazy weights, a tensor or an array, (q, k).
     queries, keys: tokens of the rows and columns.
     title: title of the axes.
     names: names of the axes, shown if there are no tokens.
-    limits: values of the first and last color; default: those of the weights. If the first is negative, the
-        colors are those of signed values.
-    log: logarithmic colors, down to 1/10,000 of the largest weight.
+    limits: values of the first and last color; default: from the weights. If the first is negative, the
+        colors for signed values are used.
+    log: logarithmic color scale, down to 1/10,000 of the largest weight.
 
-    Large matrices are pooled; lazy weights do not become dense. The smallest weights have almost the
-    background's color, light or dark. For signed values, 0 has the background's color; negative values are
-    orange and positive ones blue. Tokens that do not fit are omitted; zooming in shows them. To add a color
+    Large matrices are pooled; lazy weights do not become dense. The smallest weights are close to the
+    background color, light or dark. For signed values, 0 has the background color; negative values are
+    orange and positive values blue. Tokens that do not fit are omitted; zooming in shows them. To add a color
     bar, call `figure.colorbar(image)`.
 
     >>> import matplotlib.pyplot as plt, torch, regard
@@ -97,7 +97,7 @@ def heatmap(
     weights = _as_weights(weights)
     if weights.dim() != 2:
         raise ShapeError(
-            f"heatmap() draws one matrix, got weights of shape {tuple(weights.shape)}. Select one: "
+            f"heatmap() draws one matrix, but got weights of shape {tuple(weights.shape)}. Select one: "
             f"weights[{', '.join('0' * (weights.dim() - 2)) or '…'}], or weights.mean('heads')."
         )
     if not weights.numel():
@@ -134,10 +134,10 @@ def draw_weights(
     log: bool = False,
     dark: bool = False,
 ) -> Path:
-    """Draw weights (…, q, k) to a .png, .svg or .pdf file.
+    """Draw weights (…, q, k) and save the picture as a .png, .svg or .pdf file.
 
-    Heads are drawn side by side, and the entries of a batch below each other. Large matrices are drawn as
-    block means.
+    Heads are drawn side by side, and batch entries one below the other. Large matrices are drawn as block
+    means.
 
     path: output file, .png, .svg or .pdf.
     queries, keys: tokens of the rows and columns.
@@ -156,9 +156,7 @@ def draw_weights(
     check_suffix(path)
     weights = _as_weights(weights)
     if weights.dim() < 2:
-        raise ShapeError(
-            f"draw_weights() got shape {tuple(weights.shape)}; weights have the shape (…, q, k)."
-        )
+        raise ShapeError(f"draw_weights() got shape {tuple(weights.shape)}; pass weights of shape (…, q, k).")
     *lead, rows, columns = weights.shape
     _check_count(math.prod(lead))
     single = math.prod(lead) == 1
@@ -189,11 +187,11 @@ def draw_heads(
     log: bool = False,
     dark: bool = False,
 ) -> Path:
-    """Draw every head of every layer: a row per layer, a column per head, with the same colors.
+    """Draw every head of every layer: one row per layer, one column per head, with a shared color scale.
 
-    layers: what `regard.watch` recorded, or a mapping from names to weights (h, q, k).
+    layers: a `Seen` from `regard.watch`, or a mapping from names to weights (h, q, k).
     path: output file, .png, .svg or .pdf.
-    queries, keys: tokens, the same for all layers.
+    queries, keys: tokens of the rows and columns, the same for all layers.
     first: number of the first head.
     titles: titles of the columns; default: the numbers of the heads.
     title: title of the picture.
@@ -239,9 +237,9 @@ def draw_alignments(
     columns: int = MAX_COLUMNS,
     dark: bool = False,
 ) -> Path:
-    """Draw word alignments: one, or several side by side.
+    """Draw one or more word alignments side by side.
 
-    alignments: a `Translation.alignment`, or a list of them.
+    alignments: an alignment, such as `Translation.alignment`, or a list of alignments.
     path: output file, .png, .svg or .pdf.
     titles: a title for each alignment.
     title: title of the picture.
@@ -278,11 +276,11 @@ def draw_mask(
     """Draw which keys each query may attend to.
 
     path: output file, .png, .svg or .pdf.
-    queries, keys: their number, or their tokens. Default: the size of the mask, or 8 × 8 if it has none; keys
-        default to queries.
-    lead: leading axes of the call, if the mask depends on them, as in a batch.
+    queries, keys: number of queries and keys, or their tokens. Default: the size of the mask, or 8 × 8 if it
+        has none. If only the queries are given, the keys are the same.
+    lead: leading axes of the call, such as the batch, if the mask depends on them.
     titles: a title for each entry of `lead`.
-    title: title of the picture; default: the mask.
+    title: title of the picture; default: the repr of the mask.
     dark: dark background.
 
     >>> import tempfile, regard
@@ -364,7 +362,7 @@ def _as_weights(weights: Any) -> Weights | Tensor:
         return torch.as_tensor(np.array(weights))  # a copy: torch does not accept negative strides
     except (TypeError, ValueError, RuntimeError):
         raise DTypeError(
-            f"Cannot draw {type_name(weights)} that is not numeric; pass lazy weights, a tensor or an array."
+            f"Cannot draw non-numeric values ({type_name(weights)}); pass lazy weights, a tensor or an array."
         ) from None
 
 
@@ -416,7 +414,7 @@ def _alignment_panel(alignment: AlignmentLike, title: str) -> Panel:
 
 
 def checked_weights(alignment: AlignmentLike) -> Tensor:
-    """Return the weights of an alignment as floats, if they have the right shape."""
+    """Return the weights of an alignment as floats; raise a ShapeError if their shape is wrong."""
     weights = alignment.weights.detach().cpu().float().nan_to_num(0)
     sources, targets = len(alignment.source_words), len(alignment.target_words)
     if tuple(weights.shape) != (targets, sources):
@@ -435,7 +433,7 @@ def _titles(titles: Sequence[str] | None, default: list[str], what: str) -> list
     for title in titles:
         if not isinstance(title, str):
             raise DTypeError(
-                f"A title is {title!r:.40} of type {type(title).__name__}; pass strings: str(title)."
+                f"Titles must be strings, got {title!r:.40} of type {type(title).__name__}. Pass str(title)."
             )
     return list(titles)
 
@@ -448,7 +446,7 @@ def _size(side: int | Sequence[str]) -> int:
 
 
 def _visible(mask: Mask, size: tuple[int, int], lead: tuple[int, ...]) -> NDArray[Any]:
-    """Return the visible fraction of each block in linear memory: twice the weights of a sigmoid of 0."""
+    """Return the visible fraction of each block in linear memory: 2 × mean weight, since sigmoid(0) = 1/2."""
     query, key = (torch.zeros(*lead, length, 1) for length in size)
     weights = attend(query, key, key, mask=mask, normalize=Sigmoid(bias=0.0))[1]
     visible = 2 * _pooled(weights, MAX_CELLS)

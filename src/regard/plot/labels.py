@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 GAPS = (4.0, 1.0, 14.0)  # points between labels: horizontal tokens, other tokens, numbers
 MAX_LABELS = 200  # more are thinned out without measuring whether all fit
-ANGLES = (0, 45, 90)  # of labels below a matrix, in order of preference
+ANGLES = (0, 45, 90)  # rotations of labels below a matrix, in order of preference
 
 
 class AxisLabels:
     """The labels of one axis, and their sizes in points.
 
-    tokens: None for numbers. count: number of positions. fontsize: in points.
+    tokens: the labels; None to use numbers. count: number of positions. fontsize: font size in points.
     angle: rotation of labels below a matrix; −1 for labels to its left.
     """
 
@@ -36,13 +36,13 @@ class AxisLabels:
         return f"{position:,}" if self.tokens is None else token_label(self.tokens[position])
 
     def size(self, position: int) -> tuple[float, float]:
-        """Return width and height of a label before rotation."""
+        """Return the width and height of a label before rotation."""
         if position not in self._sizes:
             self._sizes[position] = text_size(self.text(position), self.fontsize)
         return self._sizes[position]
 
     def length_along(self, position: int) -> float:
-        """Return the length that a label takes along the axis."""
+        """Return the length that a label takes up along the axis."""
         width, height = self.size(position)
         if self.angle <= 0:
             return width if self.angle == 0 else height
@@ -93,7 +93,7 @@ class AxisLabels:
         return self.count <= MAX_LABELS and len(self._fitting(length)) == self.count
 
     def properties(self) -> dict[str, Any]:
-        """Return matplotlib's text properties of a label."""
+        """Return the matplotlib text properties of a label."""
         properties: dict[str, Any] = {"parse_math": False, "fontsize": self.fontsize}
         if self.angle > 0:
             properties |= {"rotation": self.angle, "rotation_mode": "anchor", "ha": "right"}
@@ -112,19 +112,19 @@ def axis_labels(
 
 
 def set_labels(axis: "Axis", labels: AxisLabels) -> None:
-    """Set the labels of an axis; whenever it is drawn, it shows those that fit."""
+    """Set the labels of an axis. Each time the axis is drawn, it shows the labels that fit."""
     axis.set_major_locator(_LabelLocator(labels))
     axis.set_major_formatter(_LabelFormatter(labels))
 
 
 def tick_fontsize(axis: str) -> float:
-    """Return the font size of an axis "x" or "y" in points."""
+    """Return the font size of the tick labels of an axis "x" or "y", in points."""
     size = rcParams["xtick.labelsize"] if axis == "x" else rcParams["ytick.labelsize"]
     return float(FontProperties(size=size).get_size_in_points())
 
 
 def _round(step: int, min: int) -> int:
-    """Round up to 1, 2 or 5 times a power of ten; steps below `min` stay."""
+    """Round up to 1, 2 or 5 times a power of ten; steps below `min` stay unchanged."""
     if step < min:
         return step
     unit = 10 ** (len(str(step)) - 1)
@@ -160,7 +160,7 @@ class _LabelFormatter(Formatter):
         return self.labels.text(position) if 0 <= position < self.labels.count else ""
 
     def format_ticks(self, values: Any) -> list[str]:
-        """Return the labels at these positions, and rotate their ticks, which exist only now."""
+        """Return the labels at these positions and rotate their ticks, which do not exist until drawing."""
         for tick in self.axis.get_major_ticks(len(values)):  # type: ignore[union-attr]
             tick.label1.set(**self.labels.properties())
         return [self(value) for value in values]

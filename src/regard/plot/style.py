@@ -1,4 +1,4 @@
-"""Shared style of all pictures: light and dark themes, fonts, text that fits, and files."""
+"""Shared style of all pictures: light and dark themes, fonts, fitting text, and output files."""
 
 import os
 import warnings
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 DPI = 150  # of PNG files
-# Weights: lightness changes evenly from the background's to its opposite, through yellow, gray and blue,
-# which all kinds of color vision distinguish (as cividis: Nuñez, Anderton and Renslow 2018). The page has
+# Weights: lightness changes evenly from the background to its opposite, through yellow, gray and blue, which
+# are distinct in all kinds of color vision (as in cividis: Nuñez, Anderton and Renslow 2018). The page uses
 # the same colors.
 ON_LIGHT = ("#fdfbf0", "#f7e794", "#cdbd6e", "#99957a", "#676f79", "#2d4670", "#001c48")
 ON_DARK = ("#0f1829", "#083068", "#3e4d6d", "#6d7075", "#989376", "#cbbb69", "#ffea46")
-# Signed values: 0 is the background's color, negative values are orange, positive values blue
+# Signed values: 0 has the background color, negative values are orange, positive values blue
 SIGNED_ON_LIGHT = ("#6b2a00", "#b8560f", "#e8a465", "#fdfbf0", "#93bedd", "#3a80b8", "#0a3a66")
 SIGNED_ON_DARK = ("#ffc48f", "#d07a30", "#7a3f10", "#0f1418", "#1b4a70", "#4590c8", "#a9daff")
 MARKERS = "osD^vP*X"  # distinguish lines without color
 MAX_TOKEN_LENGTH = 20  # characters
 POINTS_PER_INCH = 72
-_HINTING = 1.1  # text may be this much wider after hinting
+_HINTING = 1.1  # factor by which hinting may widen text
 
 
 class Theme(NamedTuple):
@@ -46,12 +46,12 @@ class Theme(NamedTuple):
     muted: str
     border: str
     lines: tuple[str, ...]
-    weights: tuple[str, ...]  # from the smallest to the largest
+    weights: tuple[str, ...]  # from the smallest to the largest weight
     signed: tuple[str, ...]  # the same for signed values
 
     @property
     def colormap(self) -> "Colormap":
-        """The colormap of weights: the smallest have almost the background's color.
+        """The colormap of weights; the smallest weights are close to the background color.
 
         >>> from regard.plot.style import DARK, LIGHT
         >>> [[round(float(part), 2) for part in theme.colormap(0.0)[:3]] for theme in (LIGHT, DARK)]
@@ -64,8 +64,8 @@ class Theme(NamedTuple):
     def colormap_for(self, norm: "Normalize") -> "Colormap":
         """Return the colormap of weights, or of signed values if the scale starts below 0.
 
-        The signed colormap is cut at the ends of the scale: 0 always has the background's color, and equal
-        distances from 0 are equally strong on an asymmetric scale too.
+        The signed colormap is cut at the ends of the scale: 0 always has the background color, and equal
+        distances from 0 are equally strong even on an asymmetric scale.
 
         >>> from matplotlib.colors import Normalize, to_hex
         >>> from regard.plot.style import LIGHT
@@ -87,7 +87,7 @@ class Theme(NamedTuple):
 
     @property
     def accent(self) -> str:
-        """The color of emphasis."""
+        """The accent color."""
         return self.lines[0]
 
     @property
@@ -122,7 +122,7 @@ DARK = Theme(
 
 
 def theme_for(axes: "Axes") -> Theme:
-    """Return the theme that fits the background of the user's axes.
+    """Return the theme that matches the background of the user's axes.
 
     >>> import matplotlib.pyplot as plt
     >>> from regard.plot.style import theme_for
@@ -134,7 +134,7 @@ def theme_for(axes: "Axes") -> Theme:
     """
     from matplotlib.colors import to_rgba
 
-    background = np.ones(3)  # white below transparent colors
+    background = np.ones(3)  # white behind transparent colors
     figure = axes.get_figure(root=True)
     for face in ([] if figure is None else [figure.get_facecolor()]) + [axes.get_facecolor()]:
         *color, opacity = to_rgba(face)
@@ -155,7 +155,7 @@ def text_color_on(color: Sequence[float] | NDArray[Any]) -> str:
 
 
 def luminance(color: Sequence[float] | NDArray[Any]) -> float:
-    """Return sRGB's relative luminance of a color (red, green and blue from 0 to 1)."""
+    """Return the relative luminance (sRGB) of a color (red, green and blue from 0 to 1)."""
     channels = np.asarray(color, dtype=float)[:3]
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     return float(linear @ (0.2126, 0.7152, 0.0722))
@@ -163,7 +163,7 @@ def luminance(color: Sequence[float] | NDArray[Any]) -> float:
 
 @contextmanager
 def plot_style(texts: Sequence[str], *, dark: bool = False) -> Iterator[Theme]:
-    """Set colors, and fonts for these texts, inside a `with` block; $ is an ordinary character.
+    """Set the colors, and the fonts for these texts, inside a `with` block. $ does not start math mode.
 
     The user's own matplotlib style does not apply inside the block.
 
@@ -210,7 +210,7 @@ def plot_style(texts: Sequence[str], *, dark: bool = False) -> Iterator[Theme]:
 
 
 def fallback_fonts(text: str) -> list[str]:
-    """Return installed fonts that have the characters which the default font lacks."""
+    """Return installed fonts for the characters that the default font lacks."""
     from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 
     missing = {ord(character) for character in text if character.isprintable()}
@@ -220,7 +220,7 @@ def fallback_fonts(text: str) -> list[str]:
         if not missing:
             break
         regular = entry.style == "normal" and entry.weight in (400, "normal", "regular")
-        if regular and not entry.name.startswith("Last Resort"):  # which has a box for every character
+        if regular and not entry.name.startswith("Last Resort"):  # it has a box for every character
             covered = missing & get_font(entry.fname).get_charmap().keys()
             if covered:
                 names.append(entry.name)
@@ -232,7 +232,7 @@ def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
     """Write a figure atomically as .png, .svg or .pdf. Characters without a glyph are shown as boxes."""
     check_suffix(path)
     suffix = Path(path).suffix[1:].lower()
-    # no date: equal pictures are equal files
+    # no date: identical pictures give identical files
     metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
     content = BytesIO()
     with ignore_missing_glyphs():
@@ -249,7 +249,7 @@ def ignore_missing_glyphs() -> Iterator[None]:
 
 
 def check_suffix(path: str | os.PathLike[str]) -> None:
-    """Raise an error, before anything is computed, unless a path ends in .png, .svg or .pdf."""
+    """Raise an error unless a path ends in .png, .svg or .pdf. Called before anything is computed."""
     if not isinstance(path, str | os.PathLike):
         raise DTypeError(
             f"path must be a string or a Path, got {path!r:.40} of type {type(path).__name__}. Pass other "
@@ -270,13 +270,13 @@ def token_label(token: str) -> str:
     ('dogs', '␣', '∅', 'xxxxxxxxxxxxxxxxxxx…')
     """
     if not isinstance(token, str):
-        raise DTypeError(f"A token is {type_name(token)}, {token!r:.40}. Pass strings: str(token).")
+        raise DTypeError(f"Tokens must be strings, got {type_name(token)}: {token!r:.40}. Pass str(token).")
     text = shorten(printable(token[: MAX_TOKEN_LENGTH + 1]), MAX_TOKEN_LENGTH)
     return text if text.strip() else "␣" * len(text) or "∅"
 
 
 def text_size(text: str, fontsize: float) -> tuple[float, float]:
-    """Return width and height of a line of text in points."""
+    """Return the width and height of a line of text in points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -287,7 +287,7 @@ def text_size(text: str, fontsize: float) -> tuple[float, float]:
 
 
 def fit_text(text: str, width: float, fontsize: float) -> str:
-    """Shorten a line to a width in points."""
+    """Shorten a line to fit a width in points."""
     length = len(text)
     while length > 1 and (actual := text_size(shorten(text, length), fontsize)[0]) > width:
         length = min(length - 1, int(length * width / actual) + 1)
@@ -295,7 +295,7 @@ def fit_text(text: str, width: float, fontsize: float) -> str:
 
 
 def wrap_text(text: str, width: float, fontsize: float, max_lines: int = 3) -> str:
-    """Break a text into at most `max_lines` lines of a width in points.
+    """Break a text into at most `max_lines` lines that fit a width in points.
 
     >>> from regard.plot.style import wrap_text
     >>> wrap_text("dogs may bark at strangers", 80, 10)
@@ -318,7 +318,7 @@ def wrap_text(text: str, width: float, fontsize: float, max_lines: int = 3) -> s
 
 
 def line_style(number: int, theme: Theme) -> dict[str, Any]:
-    """Return color and marker of a line."""
+    """Return the color and marker of a line."""
     return {"color": theme.lines[number % len(theme.lines)], "marker": MARKERS[number % len(MARKERS)]}
 
 

@@ -1,4 +1,4 @@
-"""Word alignments in the terminal: a row per target word, a column per source word."""
+"""Draw word alignments in the terminal: one row per target word, one column per source word."""
 
 import os
 import unicodedata
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 SHADES = " ░▒▓█"
 ASCII_SHADES = " .:+#"  # for terminals without Unicode
-MIN_FULL = 0.5  # the darkest shade is the largest weight, but at least this
-MAX_HEIGHT = 14  # characters of a source word, written vertically
-MAX_LABEL_WIDTH = 20  # columns of a target word
-CELL_WIDTH = 2  # columns of a weight: about square, and wide enough for a Han character
-MIN_WIDTH = 8  # columns of a drawing
+MIN_FULL = 0.5  # weight of the darkest shade, unless the largest weight is greater
+MAX_HEIGHT = 14  # maximum height of a source word, which is written vertically
+MAX_LABEL_WIDTH = 20  # maximum width of a target word, in columns
+CELL_WIDTH = 2  # columns per weight: about square, and wide enough for a Han character
+MIN_WIDTH = 8  # minimum width of a drawing, in columns
 
 
 def draw_alignment(alignment: AlignmentLike, console: "Console | None" = None) -> None:
-    """Print an alignment to a terminal, in color if it supports that, otherwise with shading characters.
+    """Print an alignment to the terminal, in color if supported, otherwise with shading characters.
 
-    The colors are those of the pictures with a dark background, or with a light one if the environment
-    variable COLORFGBG says so: "0;15".
+    The colors are those of the dark theme, or of the light theme if the environment variable COLORFGBG
+    declares a light background, as in "0;15".
 
     >>> import torch
     >>> from types import SimpleNamespace
@@ -60,8 +60,8 @@ def draw_alignment(alignment: AlignmentLike, console: "Console | None" = None) -
 def alignment_lines(alignment: AlignmentLike, *, width: int = 80, shades: str = SHADES) -> list[str]:
     """Return an alignment as lines of text without color, at most `width` columns wide.
 
-    Source words are written vertically above their columns; those that do not fit follow below. Each row ends
-    with the source word of the largest weight, if it fits.
+    Source words are written vertically above their columns; columns that do not fit follow below. Each row
+    ends with the source word that has the largest weight, if there is room.
 
     >>> import torch
     >>> from types import SimpleNamespace
@@ -86,7 +86,7 @@ def _encodable(text: str, encoding: str) -> str:
 def _lines(
     alignment: AlignmentLike, width: int, shades: str | None, encoding: str = "utf-8"
 ) -> "Iterator[Text]":
-    """Yield the lines; in color if shades is None."""
+    """Yield the lines, in color if shades is None."""
     require("rich", "Drawing alignments in the terminal")
     from rich.cells import cell_len
     from rich.text import Text
@@ -160,7 +160,7 @@ def _color(weight: float, stops: Sequence[str]) -> str:
 
 
 def _cell(weight: float, shades: str | None) -> tuple[str, str]:
-    """Return text and style of a cell for a weight between 0 and 1."""
+    """Return the text and style of a cell for a weight between 0 and 1."""
     if shades is None:
         return " " * CELL_WIDTH, f"on {_color(weight, _theme().weights)}"
     return shades[min(max(round(weight * (len(shades) - 1)), 0), len(shades) - 1)] * CELL_WIDTH, ""

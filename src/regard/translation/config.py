@@ -1,6 +1,6 @@
-"""Training configuration: presets, TOML files and single settings.
+"""Training configuration: presets, TOML files and individual settings.
 
-Importing this module does not import torch, so the command line reports wrong settings immediately.
+Importing this module does not import torch, so the command line reports invalid settings immediately.
 """
 # ruff: noqa: RUF009 (setting returns a dataclass field)
 
@@ -41,7 +41,7 @@ Preset = Literal["tiny", "small", "base"]
 class ModelConfig(Section):
     """Architecture: the [model] section.
 
-    A Transformer uses the settings of `TransformerConfig`, the other models those of `RecurrentConfig`.
+    A Transformer uses the settings of `TransformerConfig`; the other models use those of `RecurrentConfig`.
     """
 
     section: ClassVar[str] = "model"
@@ -50,9 +50,9 @@ class ModelConfig(Section):
         "transformer", "transformer, recurrent (RNN with Bahdanau attention) or plain (no attention)."
     )
     width: int = setting(256, "Model dimension.", min=1, max=65_536)
-    layers: int = setting(3, "Layers of the encoder and of the decoder.", min=1, max=1024)
+    layers: int = setting(3, "Number of layers in the encoder and in the decoder.", min=1, max=1024)
     dropout: float = setting(0.1, "Dropout probability.", min=0, below=1)
-    heads: int = setting(8, "Attention heads; their number must divide the width.", min=1, max=4096)
+    heads: int = setting(8, "Number of attention heads; must divide the width.", min=1, max=4096)
     key_heads: int | None = setting(
         None, "Key and value heads (grouped-query attention). Default: heads.", min=1, max=4096
     )
@@ -60,7 +60,7 @@ class ModelConfig(Section):
     activation: Activation = setting("relu", "Feed-forward activation: relu, gelu or swiglu.")
     norm: Norm = setting("layer", "Normalization: layer, rms or none.")
     norm_first: bool = setting(True, "Pre-norm if true, post-norm if false.")
-    positions: Positions = setting("sinusoidal", f"Positions: {', '.join(KINDS)} or none.")
+    positions: Positions = setting("sinusoidal", f"Position encoding: {', '.join(KINDS)} or none.")
     max_positions: int = setting(1024, "Number of learned positions.", min=1, max=10_000_000)
     normalize: Normalize = setting(
         "softmax", "Attention normalizer: softmax, softmax1, sparsemax or entmax15."
@@ -83,7 +83,7 @@ class ModelConfig(Section):
             raise ArgumentError(f"[model] has {str(error).partition(' got ')[2]}") from None
 
     def architecture(self) -> TransformerSettings | RecurrentConfig:
-        """The config of the model class; for a Transformer, without its normalizer."""
+        """Return the config of the model class; for a Transformer, without the normalizer."""
         options: dict[str, Any] = {name: getattr(self, name) for name in self._used()}
         if self.kind == "transformer":
             return TransformerSettings(**options)
@@ -92,12 +92,12 @@ class ModelConfig(Section):
         return RecurrentConfig(**options)
 
     def _used(self) -> set[str]:
-        """Names of the settings of the model class."""
+        """Return the names of the settings that the model class uses."""
         architecture = TransformerSettings if self.kind == "transformer" else RecurrentConfig
         return {item.name for item in dataclasses.fields(architecture)} & vars(self).keys()
 
     def build(self, sizes: int | tuple[int, int]) -> "Seq2Seq":
-        """Build a new model for these vocabulary sizes; one size ties source and target embeddings."""
+        """Build a new model for these vocabulary sizes; a single size ties source and target embeddings."""
         from regard.mechanism import normalizers
         from regard.models.layers.blocks import TransformerConfig
         from regard.models.recurrent import RecurrentSeq2Seq
@@ -111,7 +111,7 @@ class ModelConfig(Section):
         return Transformer(sizes, config, share=share)
 
     def ignored(self) -> set[str]:
-        """Names of settings that this kind of model does not use."""
+        """Return the names of the settings that this kind of model does not use."""
         names = vars(self).keys() - self._used() - {"kind"}
         if self.kind == "transformer":
             return {f"model.{name}" for name in names - {"normalize"}}
@@ -126,12 +126,12 @@ class TokensConfig(Section):
 
     section: ClassVar[str] = "tokens"
 
-    kind: vocabulary.Kind = setting("unigram", "Subwords (unigram or bpe), words or characters.")
+    kind: vocabulary.Kind = setting("unigram", "Tokens: subwords (unigram or bpe), words or characters.")
     size: int = setting(8000, "Maximum vocabulary size.", min=vocabulary.SPECIAL_TOKENS + 1, max=10_000_000)
-    shared: bool = setting(True, "One vocabulary for source and target.")
+    shared: bool = setting(True, "Share one vocabulary between source and target.")
     character_coverage: float = setting(
         1.0,
-        "Fraction of characters in the vocabulary; rarer ones are unknown.",
+        "Fraction of the text's characters that the vocabulary covers; rarer ones are unknown.",
         min=vocabulary.MIN_COVERAGE,
         max=1,
     )
@@ -143,13 +143,15 @@ class CorpusConfig(Section):
 
     section: ClassVar[str] = "corpus"
 
-    max_tokens: int = setting(256, "Drop pairs with a longer side.", min=1, max=10_000_000)
+    max_tokens: int = setting(
+        256, "Drop pairs with more tokens than this on either side.", min=1, max=10_000_000
+    )
     max_length_ratio: float = setting(
-        4.0, "Drop pairs in which one side is this many times longer than the other, plus 10 tokens.", min=1
+        4.0, "Drop pairs in which one side is longer than this ratio times the other, plus 10 tokens.", min=1
     )
     dev_size: int = setting(
         1000,
-        "Distinct source sentences held out if no validation set is given.",
+        "Number of distinct source sentences to hold out if no validation set is given.",
         min=1,
         max=10_000_000,
     )
@@ -182,7 +184,7 @@ class TranslationConfig:
             raise ArgumentError(
                 f"model.max_positions={model.max_positions} is too small for "
                 f"corpus.max_tokens={self.corpus.max_tokens}: translations need {needed} learned positions. "
-                f"Raise model.max_positions to {needed}, lower corpus.max_tokens, or choose other positions."
+                f"Raise model.max_positions to {needed}, lower corpus.max_tokens, or change model.positions."
             )
         if weight and model.kind != "transformer":
             raise ArgumentError(
@@ -192,7 +194,7 @@ class TranslationConfig:
 
     @classmethod
     def preset(cls, name: Preset = "small", model: Model = "transformer") -> "TranslationConfig":
-        """Return a preset: "tiny" trains in 1-2 minutes, "small" in 20, "base" on a large machine.
+        """Return a preset: "tiny" trains in 1-2 minutes, "small" in 20; "base" is for large machines.
 
         model: "transformer", "recurrent" (RNN with Bahdanau attention) or "plain" (no attention).
         """
@@ -214,16 +216,16 @@ class TranslationConfig:
         content = read_regular(path, MAX_TEXT_BYTES)
         try:
             return tomllib.loads(content.decode("utf-8-sig"))
-        except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
+        except (ValueError, RecursionError) as error:  # ValueError: also integers with thousands of digits
             raise ArgumentError(f"{os.fspath(path)!r} is not a valid TOML file: {error}.") from None
 
     def to_toml(self) -> str:
-        """Return all settings as TOML with descriptions; those that the model ignores are omitted.
+        """Return the settings as TOML with descriptions, except those that the model ignores.
 
         >>> from regard.translation import TranslationConfig
         >>> print(*TranslationConfig().to_toml().splitlines()[2:4], sep="\\n")
         width = 256                    # Model dimension.
-        layers = 3                     # Layers of the encoder and of the decoder.
+        layers = 3                     # Number of layers in the encoder and in the decoder.
         """
         ignored, lines = self.model.ignored(), []
         for section in _SECTIONS:
@@ -247,7 +249,7 @@ class TranslationConfig:
         return dataclasses.asdict(self)
 
     def replace(self, settings: Mapping[str, Any]) -> "TranslationConfig":
-        """Return a copy with these settings, by section and name."""
+        """Return a copy with the given settings, by section and name."""
         sections = {}
         for section, values in settings.items():
             kind = _section(section)
@@ -261,7 +263,7 @@ class TranslationConfig:
         return dataclasses.replace(self, **sections)
 
     def override(self, settings: Sequence[str]) -> "TranslationConfig":
-        """Return a copy with single settings changed: ["training.learning_rate=0.001"]."""
+        """Return a copy with some settings changed, such as ["training.learning_rate=0.001"]."""
         changes: dict[str, dict[str, Any]] = {}
         for text in settings:
             path, equals, value = text.partition("=")
@@ -272,7 +274,7 @@ class TranslationConfig:
         return self.replace(changes)
 
     def is_extended_by(self, other: "TranslationConfig") -> bool:
-        """Whether `other` only trains longer, in the same unit.
+        """Return whether `other` differs only by having more epochs, or only by having more updates.
 
         >>> from regard.translation import TranslationConfig
         >>> config = TranslationConfig.preset("tiny")

@@ -13,14 +13,14 @@ from regard.models.encoders.words import is_word, split_words
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
 
-# sacreBLEU's tokenizers that need no download
+# sacreBLEU tokenizers that need no download
 TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
 MAX_BINS = 8
-MIN_SENTENCES = 30  # per bin, if available: BLEU of fewer is unreliable
+MIN_SENTENCES = 30  # per bin, if available: BLEU on fewer is unreliable
 
 
 class LengthRange(NamedTuple):
-    """A range of sentence lengths in words, `first` to `last`; without `last`, unbounded.
+    """A range of sentence lengths in words, `first` to `last`; unbounded if `last` is None.
 
     >>> from regard.translation.evaluation import LengthRange
     >>> print(LengthRange(5, 8), LengthRange(3, 3), LengthRange(21, None))
@@ -37,7 +37,7 @@ class LengthRange(NamedTuple):
 
 
 class LengthBucket(NamedTuple):
-    """Scores of the sentences in a range of lengths: BLEU, their number, and the exact match rate, 0 to 1."""
+    """Scores of the sentences in a length range: BLEU, number of sentences, and exact match rate (0 to 1)."""
 
     lengths: LengthRange
     bleu: float
@@ -97,7 +97,7 @@ def evaluate(
     tokenize: str = "13a",
     lowercase: bool = False,
 ) -> Scores:
-    """Score translations against references, sentence by sentence.
+    """Score translations against references, one reference per sentence.
 
     sources: source sentences, for scores by length; see `by_length`.
     tokenize: sacreBLEU tokenizer: "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char" or "none".
@@ -135,7 +135,7 @@ def evaluate(
 
 
 def exact_match(translations: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> float:
-    """Return the fraction of translations that equal their references, ignoring whitespace.
+    """Return the fraction of translations that equal their references, ignoring differences in whitespace.
 
     >>> from regard.translation.evaluation import exact_match
     >>> exact_match(["Dogs bark", "cats"], ["Dogs  bark ", "Cats"])
@@ -158,8 +158,8 @@ def by_length(
 ) -> list[LengthBucket]:
     """Compute BLEU and exact match by source length in words.
 
-    translations, references, sources: sentence by sentence.
-    tokenize, lowercase: as in `evaluate`.
+    translations, references, sources: one entry per sentence.
+    tokenize, lowercase: see `evaluate`.
     bins: the largest length of each bin; longer sentences form another bin. Default: `length_bins`.
 
     BLEU uses effective order: n-grams longer than all sentences of a bin are not counted.
@@ -202,7 +202,7 @@ def count_words(sentence: str) -> int:
 def length_bins(
     sources: Sequence[str], *, max_bins: int = MAX_BINS, min_sentences: int = MIN_SENTENCES
 ) -> list[int]:
-    """Return bins for `by_length`: at most `max_bins` of equal width, merged to hold `min_sentences` each.
+    """Return bins for `by_length`: up to `max_bins` of equal width, merged until each has `min_sentences`.
 
     >>> from regard.translation.evaluation import length_bins
     >>> length_bins(["a", "a b", "a b c"] * 40 + ["a b c d e f"])
@@ -234,7 +234,7 @@ def _check_bins(bins: Sequence[int]) -> list[int]:
     for edge in bins:
         check_int("by_length got a bin up to", edge)
     if not bins or list(bins) != sorted(set(bins)):
-        raise ArgumentError(f"by_length got bins={list(bins)}; they must increase: [5, 10, 20].")
+        raise ArgumentError(f"by_length got bins={list(bins)}; they must increase, such as [5, 10, 20].")
     return list(bins)
 
 
@@ -244,7 +244,7 @@ def _ranges(edges: Sequence[int], lengths: Sequence[int]) -> list[LengthRange]:
 
 
 def check_tokenizer(tokenize: str) -> None:
-    """Raise unless `evaluate` supports the tokenizer; to check before a long translation.
+    """Raise unless `evaluate` supports the tokenizer. Called before a long translation to fail early.
 
     >>> from regard.translation.evaluation import check_tokenizer
     >>> check_tokenizer("13b")
@@ -272,7 +272,7 @@ def _bleu(tokenize: str, lowercase: bool, *, effective_order: bool = False) -> "
 
 
 def _check(function: str, **arguments: Sequence[str]) -> None:
-    """Raise unless all arguments are lists of equally many sentences, at least one."""
+    """Raise unless all arguments are lists of sentences with the same nonzero length."""
     for name, sentences in arguments.items():
         if isinstance(sentences, str):
             raise DTypeError(f"{function} got one string as {name}; pass a list of sentences.")
@@ -285,8 +285,8 @@ def _check(function: str, **arguments: Sequence[str]) -> None:
     for name, other in others:
         if len(first) != len(other):
             raise ArgumentError(
-                f"{function} got {len(first):,} {first_name} and {len(other):,} {name}; their numbers must "
-                "be equal."
+                f"{function} got {len(first):,} {first_name} and {len(other):,} {name}; the counts must "
+                "match."
             )
     if not first:
         raise ArgumentError(f"{function} got no sentences; pass at least one.")

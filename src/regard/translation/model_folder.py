@@ -1,15 +1,15 @@
-"""The layout of a model folder: file names, config.json, and the lock of a training run. Needs no torch.
+"""Layout of a model folder: file names, config.json and the lock of a training run. Does not import torch.
 
 FOLDER/config.json         settings, origin of the data, alignment head
 FOLDER/tokens.model        vocabulary; or source.model and target.model
 FOLDER/model.safetensors   parameters of the best model so far
 FOLDER/checkpoints/step-00001000/   model.safetensors  optimizer.safetensors  state.json  SHA256SUMS
-FOLDER/data/               train.ids  links.ids  dev.tsv  ready: what the training reads
+FOLDER/data/               training data: train.ids  links.ids  dev.tsv  ready
 FOLDER/log.csv  samples.jsonl  tensorboard/
 
-Files and checkpoints are written under temporary names and renamed, so none is ever incomplete. Checksums
-are verified on reading: config.json contains its own, the metadata of model.safetensors those of its tensors
-and of the vocabulary, `ready` those of the data, and SHA256SUMS those of the files of a checkpoint.
+Files and checkpoints are written under temporary names and then renamed, so none is ever incomplete.
+Checksums are verified on reading. config.json contains its own checksum; the metadata of model.safetensors
+contains those of the tensors and vocabularies; `ready` covers the data, and SHA256SUMS a checkpoint.
 """
 
 import difflib
@@ -38,9 +38,9 @@ TEXT, IDS, LINKS, DEV, READY = (
     f"{DATA}/{name}" for name in ("text.tsv", "train.ids", "links.ids", "dev.tsv", "ready")
 )
 LOG, SAMPLES, TENSORBOARD = "log.csv", "samples.jsonl", "tensorboard"
-# what preparation writes; READY is the last
+# files written by preparation; READY is written last
 PREPARED = (CONFIG, SHARED, SOURCE, TARGET, TEXT, IDS, LINKS, DEV, READY)
-# everything that training writes, as glob patterns; all other files in a folder belong to the user
+# files written by training, as glob patterns; all other files in a folder belong to the user
 OWN_FILES = (
     *(*PREPARED, MODEL, LOG, SAMPLES, f"{TENSORBOARD}/events.out.tfevents.*"),
     *(".regard-*.part", f"{DATA}/.regard-*.part", f"{CHECKPOINTS}/step-*/*", f"{CHECKPOINTS}/.*.part/*"),
@@ -57,13 +57,13 @@ def check_folder_name(folder: str | os.PathLike[str]) -> None:
         os.fspath(folder).encode()
     except UnicodeEncodeError:
         raise ArgumentError(
-            f"The folder name {os.fspath(folder)!r} is not UTF-8, so safetensors could not read a model in "
+            f"The folder name {os.fspath(folder)!r} is not UTF-8, so safetensors cannot read a model in "
             "it. Choose another name."
         ) from None
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether the training data of a folder is complete."""
+    """Return whether the training data of a folder is complete."""
     return (folder / READY).exists()
 
 
@@ -102,7 +102,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _check_config(folder_config: dict[str, Any], text: str, where: str) -> None:
-    """Raise ArgumentError for unknown keys or a wrong checksum; a user may remove the checksum."""
+    """Raise ArgumentError for unknown keys or a wrong checksum. A missing checksum is accepted."""
     unknown = next((name for name in folder_config if name not in _KEYS), None)
     if unknown is not None:
         close = difflib.get_close_matches(unknown, _KEYS, 1)
@@ -116,14 +116,14 @@ def _check_config(folder_config: dict[str, Any], text: str, where: str) -> None:
 
 
 def _config_text(folder_config: Mapping[str, Any]) -> str:
-    """The text of config.json, with its checksum at the end."""
+    """Return the text of config.json, with its checksum at the end."""
     known = {name: value for name, value in folder_config.items() if name != CHECKSUM}
     digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
     return json.dumps({**known, CHECKSUM: digest}, indent=2, ensure_ascii=False)
 
 
 def write_config(folder: Path, config: "TranslationConfig", **other: Any) -> None:
-    """Write config.json with the settings and `other` keys."""
+    """Write config.json with the settings and the `other` keys."""
     folder_config = {"format": FORMAT, "settings": config.to_dict(), **other}
     write_atomic(folder / CONFIG, _config_text(folder_config).encode())
 
@@ -132,16 +132,16 @@ def write_config(folder: Path, config: "TranslationConfig", **other: Any) -> Non
 def lock_folder(folder: Path) -> Iterator[None]:
     """Create and lock a folder for one training run; on exit, remove it if it was created here and is empty.
 
-    The lock is on the folder itself and ends with the process, however that ends. The package filelock needs
-    a file to lock, and would create it: in folders that are rejected because they belong to someone else,
-    and in read-only folders, where `is_training` could not ask. It has no shared lock, either, so that two
-    processes that ask at once would each take the other for a training run.
+    The lock is on the folder itself and is released when the process ends, for any reason. The package
+    filelock is unsuitable. It creates a lock file, which is unwanted in folders that training rejects, and
+    impossible in read-only folders, where `is_training` would fail. It also has no shared lock, so two
+    concurrent calls of `is_training` would mistake each other for a training run.
     """
     created = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
-        _lock(handle, folder, timeout=2)  # `is_training` holds the lock for a moment
+        _lock(handle, folder, timeout=2)  # `is_training` holds the lock briefly
         try:
             yield
         finally:
@@ -149,7 +149,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
                 with suppress(OSError):
                     folder.rmdir()  # fails unless empty
     finally:
-        os.close(handle)  # unlocks; so does killing the process
+        os.close(handle)  # unlocks, as does killing the process
 
 
 def _lock(handle: int, folder: Path, *, shared: bool = False, timeout: float = 0) -> None:
@@ -170,12 +170,12 @@ def _lock(handle: int, folder: Path, *, shared: bool = False, timeout: float = 0
         raise ArgumentError(
             f"Another training run is using {os.fspath(folder)!r}. Wait for it, stop it, or use a new folder."
         ) from None
-    except (ImportError, OSError):  # no locks on this system or file system
+    except (ImportError, OSError):  # locks are not supported here
         pass
 
 
 def is_training(folder: Path) -> bool:
-    """Whether a training run is active in a folder.
+    """Return whether a training run is active in a folder.
 
     >>> import tempfile
     >>> from pathlib import Path

@@ -1,4 +1,4 @@
-"""Split lines that are too long for a model into parts: at sentence ends, else at pauses, else at words."""
+"""Split lines that are too long for a model: at sentence ends, otherwise at pauses or between words."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Part(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A text, its words, and the parts to translate one by one: usually one part."""
+    """A line of text, its words, and the parts to translate separately: usually a single part."""
 
     text: str
     words: list[str]
@@ -26,7 +26,7 @@ class Line(NamedTuple):
 
     @classmethod
     def of(cls, text: str, segmentation: Segmentation, max_tokens: int) -> "Line":
-        """Split a line into parts of up to `max_tokens` tokens: whole sentences, else whole words.
+        """Split a line into parts of up to `max_tokens` tokens, preferably at sentence ends.
 
         >>> from regard.translation.sentence_splitter import Line
         >>> from regard.translation.tokens import Segmentation
@@ -58,7 +58,7 @@ def _split_point(segmentation: Segmentation, first: int, last: int) -> int:
     word_of = segmentation.word_of
     boundaries = [
         at for at in range(last, first, -1) if word_of[at] != word_of[at - 1]
-    ]  # of words, last first
+    ]  # between words, last first
     for marks in (_SENTENCE_ENDS, _PAUSES):
         for at in boundaries:
             if segmentation.words[word_of[at - 1]].rstrip(_CLOSING).endswith(marks):

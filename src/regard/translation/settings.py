@@ -25,13 +25,13 @@ def setting(
     above: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """A dataclass field with a description and bounds; the largest values only catch typing errors."""
+    """Create a dataclass field with a description and bounds. Very large maxima serve only to catch typos."""
     bounds = {"at least": min, "above": above, "at most": max, "below": below}
     return field(default=default, metadata={"description": description, "bounds": bounds})
 
 
 class Section:
-    """A section of the config; checks the type and the bounds of every setting."""
+    """A section of the config. Checks the type and bounds of every setting."""
 
     section: ClassVar[str]
 
@@ -44,7 +44,7 @@ class Section:
 
     @classmethod
     def type_of(cls, name: str) -> Any:
-        """The type of a setting."""
+        """Return the type of a setting."""
         kinds = {item.name: item.type for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
         if name not in kinds:
             cure = suggest(name, list(kinds), f"{cls.section}.")
@@ -61,19 +61,19 @@ class Section:
             return text.strip("\"'")
         try:
             parsed = tomllib.loads(f"value = {text}")
-            return parsed["value"] if len(parsed) == 1 else text  # text of several lines
+            return parsed["value"] if len(parsed) == 1 else text  # several lines are not one value
         except (ValueError, RecursionError):  # not TOML, too many digits, or nested too deeply
-            return text  # rejected for its type
+            return text  # rejected by the type check
 
 
 def suggest(name: str, known: Sequence[str], prefix: str = "") -> str:
-    """The setting that was probably meant, or all of them."""
+    """Suggest the most similar name, or list all of them."""
     close = difflib.get_close_matches(name, known, 1)
     return f"Did you mean {prefix}{close[0]}?" if close else f"Choose from {', '.join(known)}."
 
 
 def _check_type(name: str, value: Any, kind: Any) -> Any:
-    """Return the value, an int as a float where a float is required."""
+    """Return the value; raise if it has the wrong type. If a float is expected, an int is converted."""
     if isinstance(kind, types.UnionType):
         if value is None:
             return None
@@ -100,7 +100,7 @@ def _check_bounds(name: str, value: Any, bounds: Mapping[str, float | None]) -> 
 
 
 def show(value: Any) -> str:
-    """A value as text for a message."""
+    """Format a value for an error message."""
     try:
         return shorten(repr(value))
     except (ValueError, RecursionError):  # an int with more digits than Python prints

@@ -23,7 +23,7 @@ class _EndOfStream:
 
 
 def batch_lines(lines: Iterable[str], max_size: int, timeout: float = TIMEOUT) -> Iterator[list[str]]:
-    """Yield lists of up to `max_size` lines; a partial list if no line arrives within `timeout` seconds.
+    """Yield lists of up to `max_size` lines, or a partial list if no line arrives within `timeout` seconds.
 
     A background thread reads at most one batch ahead. If reading fails, the lines before the failure are
     yielded first, then the exception is raised. `sys.stdin` is decoded as UTF-8, whatever the locale.
@@ -79,7 +79,7 @@ def _fill_queue(lines: Iterable[str], queue: "Queue[str | _EndOfStream]", cancel
 
 
 def read_stdin() -> Iterator[str]:
-    """Yield the lines of standard input, decoded as UTF-8, without line ends."""
+    """Yield the lines of standard input, decoded as UTF-8, without line endings."""
     with _duplicate_stdin() as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -91,7 +91,7 @@ def read_stdin() -> Iterator[str]:
 
 
 def _duplicate_stdin() -> AbstractContextManager[BinaryIO]:
-    """Open a duplicate: at exit Python locks sys.stdin, which the reader thread may still hold."""
+    """Open a duplicate of stdin: Python locks sys.stdin at exit, and the reader thread may hold that lock."""
     try:
         return open(os.dup(sys.stdin.fileno()), "rb")
     except io.UnsupportedOperation:  # replaced by an object without a file descriptor

@@ -1,7 +1,7 @@
 """Text to token ids and back, with SentencePiece vocabularies learned from the corpus.
 
 text  → words → tokens → ids         "Eine Frau" → ▁Ein e ▁Frau → 14 7 102
-ids   → tokens → words → text        each token knows its word, as word alignments require
+ids   → tokens → words → text        each token keeps the index of its word, for alignments
 """
 
 import io
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 PADDING, START, END, UNKNOWN = range(4)
-SPECIAL_TOKENS = 4  # lower ids are special tokens
+SPECIAL_TOKENS = 4  # ids below this are special tokens
 SPACE = "▁"  # SentencePiece's word boundary
 Kind = Literal["unigram", "bpe", "words", "characters"]
 _MODEL_TYPES = {"unigram": "unigram", "bpe": "bpe", "words": "word", "characters": "char"}
@@ -41,7 +41,7 @@ class Segmentation(NamedTuple):
 
     words: the words of the text, separated by whitespace.
     ids, pieces: token ids, and tokens as text; ▁ marks the beginning of a word.
-    word_of: index of the word of each token.
+    word_of: index of the word that each token belongs to.
     unknown: text of the tokens that are not in the vocabulary, by position.
 
     >>> from regard.translation import Segmentation
@@ -65,7 +65,7 @@ class Segmentation(NamedTuple):
 class Tokenizer:
     """A SentencePiece tokenizer: subwords ("unigram" or "bpe"), words or characters.
 
-    content: serialized SentencePiece model, see `Tokenizer.learn`. kind: kind of its tokens.
+    content: serialized SentencePiece model, see `Tokenizer.learn`. kind: the kind of token it produces.
 
     >>> from regard.translation import Tokenizer
     >>> tokenizer = Tokenizer.learn(["ein Hund bellt", "eine Frau lacht"] * 10, kind="bpe", size=40)
@@ -92,7 +92,8 @@ class Tokenizer:
         """Learn a vocabulary of at most `size` tokens from lines of text.
 
         kind: "unigram" or "bpe" subwords, "words" or "characters".
-        character_coverage: fraction of characters in the vocabulary, at least 0.98. Rarer ones are unknown.
+        character_coverage: fraction of the text's characters that the vocabulary covers, at least 0.98; rarer
+            characters are unknown.
         """
         require("sentencepiece", "Tokenizer.learn")
         from sentencepiece import SentencePieceTrainer, set_random_generator_seed
@@ -155,7 +156,7 @@ class Tokenizer:
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each line."""
-        if self.kind != "words":  # single spaces: SentencePiece does not know all of Unicode's
+        if self.kind != "words":  # SentencePiece does not recognize all Unicode whitespace
             return self._encode([" ".join(line.split()) for line in lines])
         # word by word: SentencePiece merges adjacent unknown words
         return [[token for ids in self._encode(line.split()) for token in ids] for line in lines]
@@ -177,7 +178,7 @@ class Tokenizer:
         return result
 
     def decode(self, ids: Sequence[int], unknown: Mapping[int, str] | None = None) -> Segmentation:
-        """Turn token ids into text; `unknown` maps positions of unknown tokens to text."""
+        """Convert token ids to text; `unknown` maps positions of unknown tokens to text."""
         surfaces = unknown or {}
         words: list[str] = []
         result = Segmentation(words, [], [], [], {})
@@ -198,7 +199,7 @@ class Tokenizer:
         return _drop_empty_words(result)
 
     def _encode(self, texts: list[str], out_type: type = int) -> list[list[Any]]:
-        """Token ids of each text, or tokens as text."""
+        """Return the token ids of each text, or its tokens as text."""
         try:
             return self._processor.encode(texts, out_type=out_type)
         except TypeError:
@@ -216,7 +217,7 @@ class Tokenizer:
         return SentencePieceProcessor(model_proto=self.content)
 
     def _check_model(self, name: str) -> None:
-        """Raise ArgumentError unless this is a SentencePiece model with our special token ids."""
+        """Raise ArgumentError unless this is a SentencePiece model with regard's special token ids."""
         expected = (PADDING, START, END, UNKNOWN)
         try:
             if not self.content:
@@ -258,12 +259,12 @@ class TokenizerPair(NamedTuple):
         return self.source is self.target
 
     def sizes(self) -> int | tuple[int, int]:
-        """Vocabulary size: one number if shared, otherwise (source, target)."""
+        """Return the vocabulary size: one number if shared, otherwise (source, target)."""
         return len(self.source) if self.shared else (len(self.source), len(self.target))
 
 
 def _drop_empty_words(segmentation: Segmentation) -> Segmentation:
-    """Remove words without text, which a model may produce; their tokens go to the next word."""
+    """Remove empty words, which a model can generate; their tokens are assigned to the next word."""
     words = [word for word in segmentation.words if word]
     if len(words) == len(segmentation.words):
         return segmentation
@@ -280,7 +281,7 @@ def _check_kind(kind: str) -> None:
 
 
 class _ErrorRecorder(Iterable[str]):
-    """Lines whose errors are recorded, because SentencePiece swallows them."""
+    """Iterates over lines and records exceptions, which SentencePiece swallows."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._lines = lines

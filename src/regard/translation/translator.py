@@ -30,7 +30,7 @@ from regard.translation.training.checkpoint import load_model
 from regard.translation.unknown_words import TargetWord, insert_words, replace_unknown, untranslated_words
 
 MAX_TOKENS = 256  # source tokens translated at once, if the model's config has no corpus.max_tokens
-_SORTED_BATCHES = 8  # batches of a stream that are sorted by length together
+_SORTED_BATCHES = 8  # batches sorted by length together
 _MAX_LISTED = 5  # copied words listed in a note
 
 
@@ -39,7 +39,7 @@ class Translation:
     """A source sentence and its translation.
 
     source, text: the sentence, and its translation.
-    score: the ranking score; for beam search, the mean log probability per token.
+    score: the ranking score; for beam search, log probability / length ** length_penalty.
     tokens: the generated tokens.
     note: anything unusual, such as copied words; empty if there is nothing to report.
     alternatives: the next best translations, if more than one was requested.
@@ -121,7 +121,7 @@ class Translator:
 
         strategy: `Beam(5)`, `Greedy()` or `Sample()`. `Beam(5, n_best=3)` adds two alternatives per sentence.
         batch_size: sentences decoded together.
-        alignment: compute all alignments now, in batches. This is faster than one by one on first use.
+        alignment: compute all alignments now, in batches, which is faster than one by one on first use.
 
         A sentence longer than `max_tokens` is translated in parts; its `note` says so.
         """
@@ -150,9 +150,9 @@ class Translator:
         batch_size: int = 64,
         alignment: bool = False,
     ) -> Iterator[Translation]:
-        """Translate lines as they arrive, in order. Lines that are available together form a batch.
+        """Translate lines as they arrive, in order. Lines that arrive together form a batch.
 
-        strategy, batch_size, alignment: as in `translate`.
+        strategy, batch_size, alignment: see `translate`.
 
         >>> import sys
         >>> from regard.translation.translator import Translator
@@ -170,8 +170,9 @@ class Translator:
     def align(
         self, pairs: Sequence[tuple[str, str]], alignment_head: AlignmentHead | None = None
     ) -> list[Alignment]:
-        """Align the words of existing translations, (source, target), by forced decoding.
+        """Align the words of existing translations by forced decoding.
 
+        pairs: (source, target).
         alignment_head: layer, heads and shift to read; default: the translator's own.
         """
         head = self.alignment_head if alignment_head is None else alignment_head
@@ -194,7 +195,7 @@ class Translator:
         return [_candidates(line, [decoded[next(numbers)] for _ in line.parts]) for line in lines]
 
     def _weigh(self, parts: Sequence["_DecodedPart"]) -> dict[int, Tensor]:
-        """Cross-attention weights (target tokens, source tokens) by id(part); empty without attention."""
+        """Return weights (target tokens, source tokens) by id(part); {} if the model has no attention."""
         if not parts or not has_cross_attention(self.model):
             return {}
         sources = [part.source.ids for part in parts]
@@ -205,7 +206,7 @@ class Translator:
     def _finish(
         self, line: Line, candidate: "_Candidate", weights: Mapping[int, Tensor], alignment: bool
     ) -> Translation:
-        """Convert ids to text, with unknown words copied."""
+        """Convert token ids to text and copy unknown words."""
         texts = [self._detokenize(part, weights.get(id(part))) for part in candidate]
         words = [word for text in texts for word in text.words]
         translation = Translation(
@@ -286,7 +287,7 @@ class _PartText(NamedTuple):
 
 
 def _candidates(line: Line, hypotheses: Sequence[Sequence[Hypothesis]]) -> list[_Candidate]:
-    """Join the best hypotheses of all parts, the second best, …; an empty line has one empty candidate."""
+    """Join the best hypotheses of all parts, then the second best, …; for an empty line, return [[]]."""
 
     def decoded(part: Part, hypothesis: Hypothesis) -> _DecodedPart:
         return _DecodedPart(part.segmentation, part.first_word, hypothesis)
@@ -295,7 +296,7 @@ def _candidates(line: Line, hypotheses: Sequence[Sequence[Hypothesis]]) -> list[
 
 
 def _score(candidate: _Candidate) -> float:
-    """Return the score of the hypothesis; of several parts, the mean weighted by length."""
+    """Return the score of the hypothesis; for several parts, the mean weighted by length."""
     scores = [part.hypothesis.score for part in candidate]
     if len(scores) == 1:
         return scores[0]
@@ -304,7 +305,7 @@ def _score(candidate: _Candidate) -> float:
 
 
 def _notes(candidate: _Candidate, words: Sequence[TargetWord]) -> Iterator[str]:
-    """Describe anything unusual."""
+    """Yield a note for anything unusual."""
     if len(candidate) > 1:
         lengths = [len(part.source.ids) for part in candidate]
         yield f"{sum(lengths)} tokens, translated in {len(candidate)} parts of up to {max(lengths)}"

@@ -1,8 +1,8 @@
 """Copy unknown words from the source (Luong et al. 2015b, section 3).
 
-For a token outside its vocabulary, a model generates the unknown token, which is replaced with the unknown
-source token with the largest attention weight. An unknown source word that was not translated at all is
-inserted where it belongs.
+For words outside its vocabulary, a model generates the unknown token. Each one is replaced with the unknown
+source token that has the largest attention weight. An unknown source word that was not translated at all is
+inserted at the matching position.
 """
 
 import unicodedata
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from regard.translation.tokens import UNKNOWN, Kind, Segmentation
 
-_MIN_KNOWN = 3  # known characters from which a target word counts as the rest of an unknown source word
+_MIN_KNOWN = 3  # minimum number of known characters to recognize an unknown source word in the target
 
 
 class Replacements(NamedTuple):
-    """Text for each unknown target token, by position, and the source tokens it was copied from."""
+    """Text for each unknown target token, by position, and the indices of the copied source tokens."""
 
     texts: dict[int, str]
     copied: set[int]
@@ -37,8 +37,8 @@ def replace_unknown(
     """Find the text for each unknown token in `ids`; weights: (target tokens, source tokens).
 
     Each unknown source token is copied once, to the unknown target token that attends to it most; without
-    weights, in order. If unknown target tokens remain, a vocabulary of words copies the source word with the
-    largest weight; other vocabularies omit them.
+    weights, they are matched in order. For the remaining unknown target tokens, a word vocabulary copies the
+    source word with the largest weight; other vocabularies leave them unknown.
 
     >>> import torch
     >>> from regard.translation.unknown_words import replace_unknown
@@ -61,7 +61,7 @@ def replace_unknown(
 
 
 def _match(targets: Sequence[int], sources: Sequence[int], weights: Tensor) -> list[tuple[int, int]]:
-    """Match targets to sources greedily by descending weight, each at most once."""
+    """Match targets to sources greedily by descending weight, using each at most once."""
     table = weights[list(targets)][:, list(sources)]
     rows, columns, pairs = set[int](), set[int](), []
     for flat in table.flatten().argsort(descending=True, stable=True).tolist():
@@ -74,7 +74,7 @@ def _match(targets: Sequence[int], sources: Sequence[int], weights: Tensor) -> l
 
 
 def untranslated_words(source: Segmentation, copied: set[int]) -> list[int]:
-    """Return the source words with unknown tokens, none of which was copied."""
+    """Return the source words with unknown tokens, unless one of these tokens was copied."""
     translated = {source.word_of[token] for token in copied}
     words = {source.word_of[token] for token, text in source.unknown.items() if _printable(text)}
     return sorted(words - translated)
@@ -97,7 +97,7 @@ def insert_words(
     ['there', 'Łódź']
     """
     own = [TargetWord(word, own=number) for number, word in enumerate(words)]
-    inserted: dict[int, list[TargetWord]] = {}  # by the target word they follow; −1: at the start
+    inserted: dict[int, list[TargetWord]] = {}  # by the target word they follow; −1 for the start
     for word in missing:
         core, known = _core(source, word)
         if len(known) >= _MIN_KNOWN and known in words:
@@ -112,7 +112,7 @@ def insert_words(
 
 
 def _core(source: Segmentation, word: int) -> tuple[str, str]:
-    """Return a source word without surrounding punctuation, and the characters of it that the model knows."""
+    """Return a source word without surrounding punctuation, and its known characters."""
     text = _printable(source.words[word])
     unknown = {
         letter for token, piece in source.unknown.items() if source.word_of[token] == word for letter in piece
@@ -125,7 +125,7 @@ def _core(source: Segmentation, word: int) -> tuple[str, str]:
 def _preceding_word(
     word: int, targets: int, sources: int, missing: Sequence[int], weights: Tensor | None
 ) -> int:
-    """Return the target word after which a missing source word is inserted; −1: at the start."""
+    """Return the target word after which to insert a missing source word; −1 for the start."""
     known = [other for other in range(word) if other not in missing]
     if not known or not targets:
         return -1

@@ -5,7 +5,7 @@ endpoints.py, openapi.py  the table of endpoints, and its OpenAPI document
 app.py                    the ASGI application
 security.py               origin checks, limits and response headers
 worker.py                 bounded queues with worker threads
-registry.py               models and training runs given at startup
+registry.py               models and training runs specified at startup
 view_store.py             open views
 routes/                   the endpoints: their requests, responses and handlers
 run.py                    socket, server and shutdown

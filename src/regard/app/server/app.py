@@ -30,7 +30,7 @@ from regard.errors import RegardError
 
 STATIC = Path(__file__).parents[1] / "static"
 STATIC_FOLDERS = ("page", "attention", "shared")
-# the system's table may name another type, which browsers refuse for modules
+# the system's table may have another type, which browsers refuse for modules
 mimetypes.add_type("text/javascript", ".js")
 # messages of torch and the operating system
 _OUT_OF_MEMORY = re.compile("(allocate|not enough|out of) memory|bad_alloc|start new thread", re.IGNORECASE)
@@ -42,7 +42,7 @@ log = logging.getLogger("regard.look")
 def make_app(
     state: AppState, host: str = "127.0.0.1", port: int = 8000, origin: str | None = None
 ) -> SecurityMiddleware:
-    """Return the ASGI application for a server at this address. origin: public address of a proxy."""
+    """Return the ASGI application for a server at this address. origin: public address of a reverse proxy."""
     routes = [
         *(Route(endpoint.path, _route(state, endpoint), methods=[endpoint.method]) for endpoint in ENDPOINTS),
         Route("/api/openapi.json", partial(_openapi, msgspec.json.encode(document(state.version)))),
@@ -50,7 +50,7 @@ def make_app(
         *(Mount(f"/static/{name}", StaticFiles(directory=STATIC / name)) for name in STATIC_FOLDERS),
         Route("/", partial(_index, StaticFiles(directory=STATIC))),
     ]
-    # too many open files, no memory for a thread: errors of the static files; endpoints handle their own
+    # errors while serving static files, such as too many open files; endpoints handle their own
     failures = dict.fromkeys((OSError, RuntimeError, MemoryError), _failure)
     app = Starlette(routes=routes, exception_handlers={HTTPException: _routing_error, **failures})
     app.router.redirect_slashes = False
@@ -104,7 +104,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def _explain(request: Request, error: Exception) -> Response:
-    """Return the response for an exception; internal errors are logged and their message is not sent."""
+    """Return the response for an exception. Internal errors are logged, and their message is not sent."""
     match error:
         case ClientDisconnect():
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
@@ -127,7 +127,8 @@ def _explain(request: Request, error: Exception) -> Response:
         )
     log.error("%s %s failed", request.method, shorten(request.url.path), exc_info=error)
     return error_response(
-        HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error in regard; see its terminal. Please report it."
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        "Internal error in regard. See the terminal for details, and please report it.",
     )
 
 

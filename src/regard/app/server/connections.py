@@ -12,9 +12,9 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MAX_CONNECTIONS = 512  # if the limit of open files allows
+MAX_CONNECTIONS = 512  # if the limit on open files allows it
 HEADER_TIMEOUT = 10.0  # seconds
-WRITE_TIMEOUT = 20.0  # seconds in which a client must read some of its response
+WRITE_TIMEOUT = 20.0  # seconds within which a client must read some of its response
 ACCEPT_BATCH = 16  # connections accepted at once, before the oldest idle ones are dropped
 REPORT_INTERVAL = 10.0  # seconds between two log messages about failed accepts
 
@@ -22,7 +22,7 @@ log = logging.getLogger("regard.look")
 
 
 def max_connections(limit: int = MAX_CONNECTIONS) -> int:
-    """Return `limit`, or half of the files the process may open if that is less.
+    """Return `limit`, or half the number of files that the process may open, if that is less.
 
     >>> from regard.app.server.connections import max_connections
     >>> max_connections(100) <= 100
@@ -37,10 +37,10 @@ def max_connections(limit: int = MAX_CONNECTIONS) -> int:
 
 
 class Connections:
-    """The open connections of a server, and which of them wait for a complete request.
+    """The open connections of a server, including those still waiting for a complete request.
 
     Beyond the limit, the oldest waiting connection is closed, so slow clients never block a client that
-    sends its request at once. If all connections are being answered, the new one is closed.
+    sends its request at once. If none is waiting, the new connection is closed.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -66,11 +66,11 @@ class Connections:
         self._receiving.pop(connection, None)
 
     def is_receiving(self, connection: "Connection") -> bool:
-        """Return whether a connection waits for the rest of a request."""
+        """Return whether a connection is waiting for the rest of a request."""
         return connection in self._receiving
 
     def set_receiving(self, connection: "Connection", receiving: bool) -> None:
-        """Record whether a connection waits for the rest of a request."""
+        """Record whether a connection is waiting for the rest of a request."""
         if receiving:
             self._receiving.setdefault(connection)
         else:

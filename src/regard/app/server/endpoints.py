@@ -47,11 +47,12 @@ def endpoint(
     response: type[Response] | None = None,
     max_body: int = MAX_BODY,
 ) -> Callable[[Function], Function]:
-    """Make a function answer requests to a path.
+    """Register a function as the handler of a path.
 
-    The function has some of the parameters `state`, `request` and `path` (the path parameters). The types of
-    request and response are those of its annotations. It runs in a thread of the pool for short work, or in
-    that of the models. A coroutine function chooses its thread, returns JSON and names its response type.
+    The function takes any of the parameters `state`, `request` and `path` (the path parameters). Its type
+    annotations determine the request and response types. It runs in the pool for short work, or in the model
+    thread (pool="model"). A coroutine function chooses its own thread and returns JSON; pass its response
+    type as `response`.
 
     >>> from regard.app.server.routes import ENDPOINTS
     >>> next(item.response.__name__ for item in ENDPOINTS if item.path == "/api/lookup")

@@ -48,7 +48,7 @@ def check(required: int) -> None:
 
 
 def prepare_thread() -> None:
-    """If memory is limited, start this thread's OpenMP threads now, while it is available."""
+    """If memory is limited, start this thread's OpenMP threads now, while memory is available."""
     if available() is not None:
         torch.zeros(2**20).add_(1)
         x = torch.zeros(1, 512, 16)

@@ -1,4 +1,4 @@
-"""The models and training runs given at startup, by name."""
+"""The models and training runs specified at startup, by name."""
 
 import json
 import os
@@ -127,7 +127,7 @@ class Registry:
     ) -> None:
         # the worker adds models while other threads read: dictionaries are replaced, never modified
         self.entries = {name: Entry.of(name, model) for name, model in (models or {}).items()}
-        self.folders = dict(folders or {})  # of training runs
+        self.folders = dict(folders or {})  # folders of training runs
         self.recordings: dict[str, ViewModel] = {}
         self._pending: dict[str, _PendingModel] = {}
 
@@ -135,7 +135,7 @@ class Registry:
     def load(cls, paths: Iterable[str], languages: Mapping[str, str] | None = None) -> "Registry":
         """Load models: folders written by `regard train`, encoders, or "minilm".
 
-        Folders without parameters are loaded later by `refresh`. languages: languages of a model, by path.
+        Folders without parameters are loaded later by `refresh`. languages: languages of each model, by path.
         """
         registry, paths = cls(), list(paths)
         for path, name in zip(paths, names_of(paths), strict=True):
@@ -143,7 +143,7 @@ class Registry:
         return registry
 
     def expect(self, name: str, folder: Path, languages: str, ready: Callable[[], bool | None]) -> None:
-        """Announce a model that is being trained; `refresh` loads it when it is ready."""
+        """Register a model that is being trained; `refresh` loads it when it is ready."""
         self.folders = {**self.folders, name: folder}
         self._pending = {**self._pending, name: _PendingModel(folder, languages, ready)}
 
@@ -243,7 +243,7 @@ def names_of(paths: Sequence[str]) -> list[str]:
     """
     for path in paths:
         if paths.count(path) > 1:
-            raise ArgumentError(f"{path!r} is given {paths.count(path)} times. Pass each folder once.")
+            raise ArgumentError(f"{path!r} is listed {paths.count(path)} times. Pass each folder once.")
     short = [_as_utf8(Path(path).resolve().name or path) for path in paths]
     return [
         _as_utf8(path) if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True)
@@ -266,7 +266,7 @@ def _is_training(folder: Path) -> bool:
 
 
 def _read_examples(folder: Path) -> list[str]:
-    """Return sentences of the validation set, of medium length if there are any."""
+    """Return sentences from the validation set, preferably of medium length."""
     try:
         with open(folder / DEV, "rb") as file:
             lines = file.read(_MAX_EXAMPLE_BYTES).decode(errors="replace").split("\n")[:-1]

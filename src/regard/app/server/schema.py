@@ -1,7 +1,8 @@
 """Base classes, field types, views and alignments shared by requests and responses.
 
-The Structs of an endpoint stand next to its handler in routes/. msgspec refuses unknown, missing, mistyped
-and out-of-bounds fields before any work is done. The OpenAPI document is generated from the same Structs.
+The Structs of an endpoint are defined next to its handler in routes/. msgspec rejects unknown, missing,
+mistyped and out-of-bounds fields before any work is done. The OpenAPI document is generated from the same
+Structs.
 """
 
 from typing import Annotated, Any, Literal
@@ -38,7 +39,7 @@ class Response(Struct):
 
 
 class ErrorResponse(Response, kw_only=True):
-    """What is wrong and how to fix it."""
+    """An error: what is wrong and how to fix it."""
 
     error: str
 
@@ -60,7 +61,7 @@ class Text(Response, kw_only=True):
 
 
 class Layer(Response, kw_only=True):
-    """An attention layer; queries, keys: indices of texts. vectors: query and key vectors are available."""
+    """An attention layer; queries, keys: indices of texts. vectors: whether query and key vectors exist."""
 
     name: str
     label: str

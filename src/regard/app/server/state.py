@@ -12,9 +12,9 @@ from regard.app.server.schema import Response
 from regard.app.server.view_store import ViewStore
 from regard.app.server.worker import Worker
 
-THREADS = 2  # of each pool
+THREADS = 2  # per pool
 MAX_WAITING = 128  # requests per pool
-EXPENSIVE = 2**20  # weights from which a question runs in the pool for long queries
+EXPENSIVE = 2**20  # queries that read at least this many weights run in the pool for long queries
 
 
 class AppState:

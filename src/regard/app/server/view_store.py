@@ -84,7 +84,7 @@ class ViewStore:
             raise RequestError(
                 HTTPStatus.UNPROCESSABLE_ENTITY,
                 f"This request reads {cost:,} weights (queries × keys × heads); the limit is "
-                f"{self._max_cost:,}. Ask for fewer {'heads' if whole else 'heads, rows or columns'}.",
+                f"{self._max_cost:,}. Request fewer {'heads' if whole else 'heads, rows or columns'}.",
             )
         return cost + tau_cost(layer)
 

@@ -1,7 +1,7 @@
 """Worker threads behind bounded queues. Waiting jobs with the same key run as one batch.
 
-Threads are daemons, and a job is interrupted between tiles when its clients have disconnected, so neither
-abandoned work nor shutdown blocks for long.
+Threads are daemons, and a job is interrupted between tiles once all its clients have disconnected. Abandoned
+jobs therefore end soon, and shutdown does not block for long.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from regard.app.server import memory
 from regard.app.server.security import RequestError
 from regard.errors import RegardError
 
-MAX_WAITING = 256  # requests in the queue of the models
-BATCH_SIZE = 64  # sentences
+MAX_WAITING = 256  # requests in the model queue
+BATCH_SIZE = 64  # sentences per batch
 
 log = logging.getLogger("regard.look")
 
@@ -54,7 +54,7 @@ _RESERVED = _ReservedMemory()
 
 
 class _Job(NamedTuple):
-    """A queued request. size: its share of a batch."""
+    """A queued request. size: number of sentences, for the batch size."""
 
     key: Hashable
     run: BatchFunction
@@ -67,7 +67,7 @@ class _Job(NamedTuple):
         try:
             self.loop.call_soon_threadsafe(_set_result, self.future, result)
         except RuntimeError:  # the event loop is closed
-            log.debug("an answer came too late")
+            log.debug("a result arrived after the event loop was closed")
 
 
 def _set_result(future: "asyncio.Future[Any]", result: Any) -> None:
@@ -83,7 +83,7 @@ class Worker:
     """Threads with a bounded job queue.
 
     max_waiting: queue size. batch_size: maximum total size of jobs that run as one call.
-    reserve: bytes each job may need; checked if the process has a memory limit.
+    reserve: bytes that each job may need; checked if the process has a memory limit.
 
     >>> import asyncio
     >>> from regard.app.server.worker import Worker
@@ -128,10 +128,10 @@ class Worker:
         return await self.run_batched(object(), lambda _: [function()], None)
 
     async def run_batched(self, key: Hashable, run: BatchFunction, request: Any, size: int = 1) -> Any:
-        """Call `run` with the requests of all waiting jobs that have this key; return this one's result.
+        """Call `run` with the requests of all waiting jobs that have this key; return the result of this one.
 
-        A result that is an exception is raised here. If `run` itself raises, it is called again for each
-        request alone.
+        If the result is an exception, it is raised here. If `run` itself raises, it is called again for each
+        request separately.
         """
         loop = asyncio.get_running_loop()
         job = _Job(key, run, request, size, loop.create_future(), loop)
@@ -181,7 +181,7 @@ class Worker:
                 del jobs, results
 
     def _check(self, jobs: list[_Job]) -> None:
-        """Raise Interrupted if all clients have disconnected or the server stops."""
+        """Raise Interrupted if all clients have disconnected or the server is stopping."""
         if self._cancelled or all(job.future.cancelled() for job in jobs):
             raise Interrupted
 

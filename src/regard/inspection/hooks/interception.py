@@ -1,8 +1,8 @@
-"""Intercept attention calls of other libraries: wrappers replace their functions for a while.
+"""Intercept the attention calls of other libraries by temporarily wrapping their functions.
 
-Wrappers are installed when the first thread starts watching and removed with the last one. They always call
-the original function with the arguments they got. Observers are per thread. Modules get no forward hooks,
-which would disable the fast path of torch's encoder layers.
+Wrappers are installed when the first thread starts watching and removed when the last one stops. They always
+call the original function with unchanged arguments. Observers are per thread. Attention modules get no
+forward hooks, because these would disable the fast path of torch's encoder layers.
 """
 
 import sys
@@ -27,19 +27,19 @@ class Observer(Protocol):
     names: dict[nn.Module, str]  # the observed modules and their names
 
     def on_attention(self, module: nn.Module, call: CapturedCall) -> None:
-        """One of the modules computed an attention."""
+        """Called when one of the modules has computed attention."""
 
     def on_error(self, module: nn.Module, reason: str) -> None:
-        """One of the modules computed an attention that cannot be read."""
+        """Called when an attention call of one of the modules cannot be read."""
 
     def on_generate(self, model: nn.Module, generate: Function, *args: Any, **kwargs: Any) -> Any:
-        """Call generate(model, …), whose attention calls belong together."""
+        """Call generate(model, …) and group its attention calls."""
 
     def on_reorder(self, cache: Any, rows: Tensor) -> None:
-        """A cache was reordered to these rows."""
+        """Called when a cache has been reordered to these rows."""
 
     def on_crop(self, cache: Any, tokens: int) -> None:
-        """A cache dropped its last tokens."""
+        """Called when a cache has dropped its last `tokens` tokens."""
 
 
 class CacheUpdate(NamedTuple):
@@ -55,7 +55,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.observers: list[Observer] = []
-        self.depth = 0  # attention calls under way; calls inside of them are not reported
+        self.depth = 0  # attention calls in progress; nested calls are not reported
         self.reported: set[nn.Module] = set()  # torch modules reported during the current encoder layer
         self.cache_update: CacheUpdate | None = None
         self.reorder_depth = 0
@@ -65,7 +65,7 @@ THREAD = _Thread()
 
 
 def report(module: nn.Module, capture: Callable[[], CapturedCall | None]) -> None:
-    """Pass a captured call to the observers of a module; it is captured only if there are any."""
+    """Capture a call and pass it to the module's observers, if it has any."""
     observers = [observer for observer in THREAD.observers if module in observer.names]
     if not observers:
         return
@@ -92,14 +92,14 @@ def inside_attention() -> Iterator[None]:
 
 
 def is_observed() -> bool:
-    """Return whether this thread's calls are to be reported now."""
+    """Return whether calls in this thread are currently reported."""
     if not THREAD.observers or THREAD.depth or torch.compiler.is_compiling():
         return False
-    return torch._C._current_graph_task_id() == -1  # checkpointing repeats the forward pass in backward
+    return torch._C._current_graph_task_id() == -1  # checkpointing repeats the forward pass during backward
 
 
 def calling_module(matches: Callable[[nn.Module], bool]) -> nn.Module | None:
-    """Return the innermost module that matches, of those whose methods are running."""
+    """Return the innermost matching module on the call stack."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -112,7 +112,7 @@ def calling_module(matches: Callable[[nn.Module], bool]) -> nn.Module | None:
 
 
 def observed_module() -> nn.Module | None:
-    """Return the innermost observed module whose method is running."""
+    """Return the innermost observed module on the call stack."""
     return calling_module(lambda module: any(module in o.names for o in THREAD.observers))
 
 
@@ -120,10 +120,10 @@ REPLACE, EDIT, WATCH = range(3)  # ranks, innermost first
 
 
 class Patch:
-    """A wrapper around an attribute of a class or module, until `restore`.
+    """A wrapper around an attribute of a class or module, in place until `restore`.
 
-    Several patches of one attribute may be removed in any order. The remaining ones are stacked again on the
-    original by rank: replacements first, then edits, observers outermost.
+    Patches of the same attribute can be removed in any order. The remaining ones are reapplied to the
+    original by rank: replacements innermost, then edits, then observers.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ _STACKS: dict[tuple[int, str], _Stack] = {}
 
 
 def original(owner: Any, name: str) -> Function:
-    """Return an attribute without its patches."""
+    """Return the original, unpatched attribute."""
     stack = _STACKS.get((id(owner), name))
     return getattr(owner, name) if stack is None else stack.original
 

@@ -1,9 +1,11 @@
-"""Parse the calls of transformers' attention interface, for `watch`, `edit` and attn_implementation="regard".
+"""Parse calls to the attention interface of transformers.
+
+Used by `watch`, `edit` and attn_implementation="regard". An attention function has this signature:
 
     function(module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, **keywords)
 
-Each model passes the keywords that it needs, and those of its own caller; functions ignore the keywords that
-they do not use. A new model that needs another keyword is supported by a new field of `InterfaceCall`.
+Each model passes the keywords it needs and forwards those of its caller; functions ignore keywords that they
+do not use. To support a new keyword, add a field to `InterfaceCall`.
 """
 
 import inspect
@@ -33,13 +35,13 @@ _KNOWN = frozenset(f"{_PARSED} {_WITHOUT_EFFECT}".split())
 
 
 class InterfaceCall(NamedTuple):
-    """One call, with the meaning that its keywords have in the implementation that runs it."""
+    """A parsed call; the keywords have the meaning defined by the implementation that runs it."""
 
     query: Tensor  # b h q d
     key: Tensor  # b g k d
     value: Tensor  # b g k e
-    mask: Any = None  # a tensor, boolean or additive; a mask of regard; or a BlockMask of FlexAttention
-    causal: bool = False  # causal without a mask; the first query is at the first key
+    mask: Any = None  # a boolean or additive tensor, a regard mask, or a FlexAttention BlockMask
+    causal: bool = False  # causal without a mask, aligned to the first key
     scale: float | None = None
     softcap: float | None = None
     sink: Tensor | None = None
@@ -61,7 +63,7 @@ def parse(
 ) -> InterfaceCall:
     """Parse the arguments of an attention function.
 
-    implementation: its name, "sdpa", "flash_attention_2", …; "eager" for the model's own.
+    implementation: "sdpa", "flash_attention_2", …, or "eager" for the model's own function.
 
     >>> import torch
     >>> from regard.inspection.hooks.interface_call import parse
@@ -73,9 +75,10 @@ def parse(
     if "flash" in implementation:
         causal, mask = False, _flash_mask(mask, causal, keywords)
     else:
-        # eager attention is causal only by its mask
+        # eager attention is causal only through its mask
         causal = implementation != "eager" and query.shape[2] > 1 and causal and mask is None
-        if keywords and implementation not in ("eager", "sdpa"):  # for these the model does it
+        # for eager and sdpa, the model restricts the mask itself
+        if keywords and implementation not in ("eager", "sdpa"):
             mask = _indexed_mask(module, query, key, mask, causal, keywords)
             causal = causal and mask is None
     if isinstance(scaling, Tensor):  # learned
@@ -98,17 +101,17 @@ def parse(
 
 
 def check_keywords(function: Any, keywords: Mapping[str, Any]) -> None:
-    """Raise an ArgumentError for keywords of an attention function that may change its result.
+    """Raise an ArgumentError for unknown keywords that can change the result of an attention function.
 
-    These are keywords that the function names as parameters and that are not known here. Others come from the
-    model's caller, and the function ignores them.
+    Only keywords that the function declares as parameters are checked. It ignores all others, which come from
+    the model's caller.
     """
     unknown = [name for name in _unknown_keywords(function) if keywords.get(name) is not None]
     if unknown:
         name = getattr(function, "__name__", function)
         raise ArgumentError(
             f"{name} takes {unknown[0]}=…, which regard does not support. Use another attention "
-            "implementation, or a newer regard."
+            "implementation, or a newer version of regard."
         )
     if keywords.get("cache") is not None:
         raise ArgumentError(
@@ -123,7 +126,7 @@ def _unknown_keywords(function: Hashable) -> frozenset[str]:
 
 
 def eager_function(module: nn.Module) -> Any:
-    """Return the eager attention function of a module's model, if it has the usual name."""
+    """Return the eager attention function from a module's model file, if it has the usual name."""
     return vars(sys.modules.get(type(module).__module__, object)).get("eager_attention_forward")
 
 
@@ -138,7 +141,10 @@ def _is_causal(module: nn.Module, is_causal: bool | None) -> bool:
 
 @lru_cache(maxsize=1024)
 def _causal_by_default(cls: Hashable) -> bool:
-    """Return whether a layer without `is_causal` and mask is causal: with SDPA yes, with eager no."""
+    """Return whether layers with neither `is_causal` nor a mask are causal.
+
+    They are causal if the model supports SDPA.
+    """
     from transformers import PreTrainedModel
 
     assert isinstance(cls, type)
@@ -157,9 +163,9 @@ def _causal_by_default(cls: Hashable) -> bool:
 
 
 def _flash_mask(padding: Any, causal: bool, keywords: Mapping[str, Any]) -> Any:
-    """Return the mask of a flash kernel, which gets padding (b, k), causality, window and packing as options.
+    """Build the mask of a flash kernel from its padding mask (b, k), causal flag, window and packing.
 
-    Position rules are aligned to the end of the keys.
+    Causal and window rules are aligned to the last key.
     """
     window = keywords.get("sliding_window")
     rule: Rule | None = Causal() if causal else None

@@ -1,7 +1,7 @@
-"""Change the outputs of heads before they are merged: wrappers around the functions that compute them.
+"""Change head outputs before they are merged, by wrapping the functions that compute them.
 
-Wrappers are installed when the first thread starts editing and removed with the last one. They act only in
-the threads and on the modules that are edited.
+The wrappers are installed when the first thread starts editing and removed when the last one stops. They
+affect only edited modules, and only in the threads that edit them.
 """
 
 import inspect
@@ -36,8 +36,8 @@ class Edit(NamedTuple):
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.edits: list[Mapping[nn.Module, Edit]] = []
-        self.sdpa_callers: list[nn.Module] = []  # edited modules whose attention is a call of SDPA
-        self.slow_path_depth = 0  # calls of torch's layers that must not take their fast path
+        self.sdpa_callers: list[nn.Module] = []  # running edited modules that compute attention with SDPA
+        self.slow_path_depth = 0  # running torch layers that must not take their fast path
 
 
 _THREAD = _Thread()
@@ -45,7 +45,7 @@ _THREAD = _Thread()
 
 @contextmanager
 def editing(edits: Mapping[nn.Module, Edit]) -> Iterator[None]:
-    """Apply edits to what this thread computes with these modules."""
+    """Apply edits to the calls of these modules in this thread."""
     with _PATCHES.installed():
         _THREAD.edits.append(edits)
         try:
@@ -177,7 +177,7 @@ def _multihead(original: Function) -> Function:
 
 
 def _slow_path(original: Function) -> Function:
-    """Disable the fast path of torch's layers, which cannot be edited, if they contain an edited module."""
+    """Disable the fast path, which cannot be edited, in torch layers that contain an edited module."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         edited = bool(_THREAD.edits) and any(_edits(module) for module in self.modules())

@@ -120,7 +120,7 @@ def _project(module: nn.MultiheadAttention, query: Tensor, key: Tensor) -> tuple
 def _multihead_mask(
     query: Tensor, key: Tensor, padding: Tensor | None, mask: Tensor | None
 ) -> RowMask | None:
-    """Convert torch's two masks, in which True hides a key; keys that the module adds are visible."""
+    """Convert torch's two masks, in which True hides a key. Keys added by the module are visible."""
     masks = []
     if mask is not None:
         masks.append(mask.unflatten(0, (-1, key.shape[-3])) if mask.dim() == 3 and key.dim() == 4 else mask)
@@ -131,7 +131,7 @@ def _multihead_mask(
         boolean, added = mask.dtype is torch.bool, key.shape[-2] - mask.shape[-1]
         allowed = ~mask if boolean else mask
         rows = row_mask(F.pad(allowed, (0, added), value=boolean) if added else allowed, query, key)
-        assert rows is not None  # only without a mask
+        assert rows is not None  # None only without a mask
         result = rows.intersect(result)
     return result
 

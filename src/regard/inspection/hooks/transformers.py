@@ -1,7 +1,8 @@
 """Capture attention in Hugging Face transformers: its attention interface, its caches and `generate`.
 
-A model asks the interface for the function of its implementation, "sdpa", "flash_attention_2", …. While it is
-watched, it gets that function in a wrapper that also reports the call. The implementation does not change.
+A model looks up the function of its implementation ("sdpa", "flash_attention_2", …) in the interface. While
+the model is watched, the interface returns a wrapper that also reports each call. The implementation itself
+does not change.
 """
 
 import sys
@@ -48,7 +49,7 @@ def patches() -> list[Patch]:
 
 def _get_interface(original: Function) -> Function:
     def get_interface(self: Any, attn_implementation: str, default: Function) -> Function:
-        with inside_attention():  # it calls __getitem__, which would wrap the function too
+        with inside_attention():  # original calls __getitem__, which would also wrap the function
             function: Function = original(self, attn_implementation, default)
         if not is_observed():
             return function
@@ -84,7 +85,7 @@ def _reporting(function: Function, name: str) -> Function:
 
 
 def _is_cross_call(module: nn.Module, caller_locals: dict[str, Any]) -> bool:
-    """Return whether a call is cross-attention, from the module's class and the caller's variables."""
+    """Detect cross-attention from the name of the module's class and the caller's local variables."""
     if is_cross_attention(type(module).__name__):
         return True
     if "is_cross_attention" in caller_locals:
@@ -102,7 +103,7 @@ def _capture(
     key, bias = call.key, call.bias
     update = THREAD.cache_update
     update = update if update is not None and update.keys is key else None
-    if call.causal and key.shape[-2] > query.shape[-2]:  # a static cache that was empty
+    if call.causal and key.shape[-2] > query.shape[-2]:  # a static cache that was empty before this call
         key = key[..., : query.shape[-2], :]
         bias = None if bias is None else bias[..., : query.shape[-2]]
     return CapturedCall(
@@ -147,7 +148,7 @@ def _crop(original: Function) -> Function:
 
 
 def _outermost(original: Function, event: str, cache: Any, argument: Any, reported: Any) -> Any:
-    """Call a cache's method and report it once: a cache of caches calls the method of each of them."""
+    """Call a cache method and report it once, even if a composite cache calls it on each of its caches."""
     THREAD.reorder_depth += 1
     try:
         result = original(cache, argument)

@@ -32,7 +32,8 @@ from regard.mechanism.scores import (
 )
 from regard.mechanism.torch_state import concrete
 
-_CHECKED_ROWS = 7  # of a custom normalizer: few, but not the one or two to which a mistake may reduce an axis
+# Rows on which a custom normalizer is checked. Not 1 or 2: a wrong reduction could produce these sizes.
+_CHECKED_ROWS = 7
 
 # Scores whose `prepare` needs no check; exact types, because subclasses are checked.
 _BUILT_IN = {Dot, ScaledDot, Cosine, Gaussian, General, Additive, Concat}
@@ -56,7 +57,7 @@ def prepare(
 ) -> Problem:
     """Check a call and return it as a `Problem`.
 
-    keep_dtype: do not convert bfloat16 and float16 to float32; only the kernels take such problems.
+    keep_dtype: keep bfloat16 and float16 instead of converting to float32. Only the kernels support this.
     """
     normalize, dropout = call.normalize, call.dropout
     _check_dropout(dropout, call.generator)
@@ -114,7 +115,7 @@ def prepare(
 
 
 def _check_normalizer(problem: Problem) -> None:
-    """Check a custom normalizer on the last rows; the first row of a causal mask sees one key only."""
+    """Check a custom normalizer on the last rows, because under a causal mask the first row sees one key."""
     if not concrete(*problem.tensors.values()) or 0 in (*problem.lead(), problem.queries, problem.keys):
         return
     lead = tuple(slice(0, min(size, 2)) for size in problem.lead()[:-1])
@@ -179,7 +180,7 @@ def _dense(bias: Tensor, call_shape: CallShape, dtype: torch.dtype) -> Tensor:
     if not broadcasts(bias.shape, shape):
         raise ShapeError(
             f"bias has shape {tuple(bias.shape)}, which does not broadcast to the shape of the scores, "
-            f"{shape}. Insert axes of size 1 where it is shared."
+            f"{shape}. Insert axes of size 1 where the bias is shared."
         )
     check_dense("bias", bias)
     check_device("bias", bias, call_shape.device)
@@ -203,7 +204,7 @@ def _sink(
 
 
 def check_score(score: object) -> None:
-    """Raise unless `score` is a score or a function."""
+    """Raise unless `score` is a `Score` or a function."""
     if isinstance(score, type):
         raise DTypeError(f"score is the class {score.__name__}; pass an instance: score={score.__name__}(…).")
     if not isinstance(score, Score) and not callable(score):

@@ -1,4 +1,4 @@
-"""Errors that translate argument names of other libraries."""
+"""Error messages that suggest regard's equivalent of another library's argument."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from regard.mechanism.normalizers import BUILT_IN
 
 # Names used by torch, flash-attn, x-transformers and Hugging Face transformers.
 _EQUIVALENTS = {
-    "is_causal": 'mask=regard.Causal(), or Causal(align="start") for torch\'s top-left rule',
+    "is_causal": 'mask=regard.Causal(), or Causal(align="start") for torch\'s top-left alignment',
     "causal": "mask=regard.Causal()",
     "attn_mask": "mask= for a boolean tensor (True = may attend), bias= for numbers added to the scores",
     "attention_mask": "mask=regard.Padding(lengths), or mask=attention_mask[:, None, None, :].bool()",
@@ -32,7 +32,7 @@ _EQUIVALENTS = {
     "return_attn_probs": "output, weights = regard.attend(query, key, value)",
     "output_attentions": "output, weights = regard.attend(query, key, value)",
     "average_attn_weights": 'output, weights = regard.attend(query, key, value); weights.mean("heads")',
-    "enable_gqa": "no keyword: the query may have a multiple of the key's heads",
+    "enable_gqa": "no keyword: the number of query heads may be a multiple of the number of key heads",
     "cu_seqlens": "mask=regard.Documents(lengths)",
     "normalizer": "normalize=",
     "backend": "implementation=",
@@ -49,12 +49,12 @@ _MASKS = {
 
 
 def suggest_normalizer(name: object) -> str:
-    """Return the normalizer with this name, as code; "Softmax()" if unknown."""
+    """Return the code for the normalizer with this name; "Softmax()" if unknown."""
     return _NORMALIZERS.get(name.lower() if isinstance(name, str) else "", "Softmax()")
 
 
 def suggest_mask(name: object) -> str:
-    """Return the mask with this name, as code; "Causal()" if unknown."""
+    """Return the code for the mask with this name; "Causal()" if unknown."""
     return _MASKS.get(name.lower() if isinstance(name, str) else "", "Causal()")
 
 
@@ -62,8 +62,9 @@ def raise_unexpected(function: str, positional: Sequence[object], unknown: Mappi
     """Raise a TypeError for unexpected arguments."""
     if positional:
         raise TypeError(
-            f"{function} takes query, key and value by position and got {len(positional)} more "
-            f"({', '.join(type(x).__name__ for x in positional)}). Pass those by name: mask=regard.Causal()."
+            f"{function} takes query, key and value as positional arguments, but got "
+            f"{len(positional)} more ({', '.join(type(x).__name__ for x in positional)}). Pass options by "
+            "name: mask=Causal()."
         )
     name = next(iter(unknown))
     hint = _EQUIVALENTS.get(name)

@@ -1,4 +1,4 @@
-"""Leading axes: broadcast batch and heads of query, key and value."""
+"""Broadcast the leading axes (batch and heads) of query, key and value."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from regard.errors import ShapeError
 
 
 def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
-    """The broadcast shape, or None. (torch.broadcast_shapes takes longer than a small call.)"""
+    """Return the broadcast shape, or None. torch.broadcast_shapes is slower than a small attention call."""
     axes = max(map(len, shapes))
     result = [1] * axes
     for shape in shapes:
@@ -21,7 +21,7 @@ def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
 
 
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    """Whether a tensor of this shape can be expanded to `to`."""
+    """Whether a tensor of this shape can be expanded to the shape `to`."""
     return len(shape) <= len(to) and all(
         size == 1 or size == target for size, target in zip(reversed(shape), reversed(to), strict=False)
     )
@@ -37,13 +37,13 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor) -> "Layout":
-        """Return the layout of a call; ShapeError if the shapes do not fit."""
+        """Return the layout of a call; raise ShapeError if the shapes are incompatible."""
         heads, key_heads, value_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (query, key, value))
         if key_heads != value_heads and key_heads != 1 and value_heads != 1:
             raise ShapeError(
                 f"key has {key_heads} heads and value has {value_heads}; they must have the same number."
             )
-        groups = key_heads if value_heads == 1 else value_heads  # 0 heads stay 0
+        groups = key_heads if value_heads == 1 else value_heads  # 0 heads remain 0
         heads = groups if heads == 1 else heads
         if heads != groups and (groups == 0 or heads % groups):
             raise ShapeError(
@@ -69,18 +69,18 @@ class Layout(NamedTuple):
         return (*self.batch, self.heads) if self.has_heads else ()
 
     def per_query(self, x: Tensor) -> Tensor:
-        """Query, bias, mask: … h q · -> … g r q ·, with size 1 if shared by all heads."""
+        """Reshape query, bias or mask: … h q · -> … g r q ·, with size 1 if shared by all heads."""
         x = self._pad(x)
         if x.shape[-3] == 1 and self.heads != 1:
             return x.unsqueeze(-3)
         return x.unflatten(-3, (self.groups, self.per_group))
 
     def per_key(self, x: Tensor) -> Tensor:
-        """Key and value: … g k · -> … g 1 k ·."""
+        """Reshape key or value: … g k · -> … g 1 k ·."""
         return self._pad(x).unsqueeze(-3)
 
     def per_head(self, x: Tensor) -> Tensor:
-        """One number per head, or one for all: (h) or () -> … g r 1 1."""
+        """Reshape one number per head, or one for all heads: (h) or () -> … g r 1 1."""
         return self.per_query(x.reshape(-1, 1, 1))
 
     def _pad(self, x: Tensor) -> Tensor:

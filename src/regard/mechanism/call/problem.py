@@ -1,11 +1,11 @@
 """`Problem`: a prepared call, with all tensors in one layout.
 
 All tensors of a `Problem` have the same number of axes, (…, g, r, ·, ·): batch axes, key heads g, query
-heads r per key head, and two axes of their own. Shared axes have size 1, so nothing is repeated in memory, a
-tile is a slice of each tensor, and `vmap` adds one batch axis.
+heads r per key head, and two axes that depend on the tensor. Shared axes have size 1, so nothing is repeated
+in memory, a tile is a slice of each tensor, and `vmap` adds one batch axis.
 
     query    … g r q d      key   … g 1 k d      value  … g 1 k e      vector  … 1 1 1 d (additive scores)
-    bias     … g r q k      line  … g r 1 l      relative biases, over the l = q + k − 1 distances
+    bias     … g r q k      line  … g r 1 l      relative biases, at the l = q + k − 1 distances
     start    … g r q 1      stop  … g r q 1      allowed … g r q k     mask terms
     sink     … g r 1 1      seed  … 1 1 1 1      row    … 1 1 q 1      head    … g r 1 1 (for dropout)
     tau      … g r q 2      row statistic, in lazy weights
@@ -28,7 +28,7 @@ from regard.mechanism.torch_state import concrete
 
 QUERY_AXIS = {"query": -2, "bias": -2, "allowed": -2, "start": -2, "stop": -2, "row": -2, "tau": -2}
 KEY_AXIS = {"key": -2, "value": -2, "bias": -1, "allowed": -1}
-MAX_SINGLE_TILE = 2**15  # scores; a smaller problem is one tile, without reading its mask intervals
+MAX_SINGLE_TILE = 2**15  # scores; smaller problems are one tile, so their mask intervals need not be read
 DIFFERENTIABLE = ("query", "key", "value", "vector", "bias", "line", "sink")
 
 
@@ -37,21 +37,21 @@ class ProblemConfig(NamedTuple):
 
     normalize: Normalizer
     family: str = "dot"  # or "tanh", "relu": additive scores
-    scale: float = 1.0  # of the dot product
+    scale: float = 1.0  # factor of the dot product
     softcap: float | None = None
     dropout: float = 0.0
     terms: int = 0  # number of mask terms
-    queries: int = 0  # of the full call; relative biases and dropout need it
+    queries: int = 0  # number of queries in the full call, for relative biases and dropout
     nan_safe: bool = True  # the tensors may contain NaN or inf
     score: str = ""  # name of the score, for display
-    fused: bool = False  # use the kernels if they support it
+    fused: bool = False  # use the kernels if they support the problem
 
 
 def serialize(config: ProblemConfig, names: Sequence[str]) -> str:
     """Write a configuration and its tensor names as text, for compiled graphs and files.
 
-    The number of queries may be symbolic, and the score's name and the implementation are not part of the
-    problem, so these are left out.
+    Omits the number of queries, which may be symbolic, and the score's name and the implementation, which are
+    not part of the problem.
     """
     softcap = "" if config.softcap is None else float(config.softcap).hex()
     numbers = f"{float(config.scale).hex()}|{softcap}|{float(config.dropout).hex()}|{config.terms}"
@@ -60,7 +60,7 @@ def serialize(config: ProblemConfig, names: Sequence[str]) -> str:
 
 @lru_cache(maxsize=256)
 def deserialize(text: str) -> tuple[ProblemConfig, tuple[str, ...]]:
-    """Read what `serialize` wrote; ValueError if it is something else."""
+    """Parse the result of `serialize`; raise ValueError if the text is invalid."""
     normalize, family, scale, softcap, dropout, terms, names = text.split("|")
     config = ProblemConfig(
         from_text(normalize),
@@ -74,7 +74,7 @@ def deserialize(text: str) -> tuple[ProblemConfig, tuple[str, ...]]:
 
 
 def kind(name: str) -> str:
-    """Return the kind of a tensor: "bias" for bias0, bias1, …"""
+    """Return the kind of the tensor with this name: "bias" for bias0, bias1, …"""
     return name.rstrip("0123456789")
 
 
@@ -93,9 +93,9 @@ class Problem:
     def get(self, name: str) -> Tensor | None:
         return self.tensors.get(name)
 
-    def all(self, wanted: str) -> list[Tensor]:
+    def all(self, tensor_kind: str) -> list[Tensor]:
         """Return all tensors of a kind, in order."""
-        return [tensor for name, tensor in self.tensors.items() if kind(name) == wanted]
+        return [tensor for name, tensor in self.tensors.items() if kind(name) == tensor_kind]
 
     @property
     def queries(self) -> int:
@@ -123,16 +123,16 @@ class Problem:
     def nan_checked(self, *others: Tensor) -> "Problem":
         """Return the problem with `nan_safe` set only if needed.
 
-        It is needed if the inputs, or others, contain NaN or inf, or if a score may overflow.
+        This mode is needed if the inputs or `others` contain NaN or inf, or if a score may overflow.
         """
         scored = [self.tensors[name] for name in ("query", "key", "vector") if name in self.tensors]
-        # the sum itself may overflow; then nan_safe only costs time
+        # the sum itself may overflow; nan_safe is then unnecessary, but only costs time
         summed = [*(t for name, t in self.tensors.items() if name == "value"), *others]
         finite = concrete(*scored, *summed) and all(math.isfinite(t.sum().item()) for t in summed)
         return self.with_config(nan_safe=not (finite and self._cannot_overflow(*map(_max_abs, scored))))
 
     def _cannot_overflow(self, query: float, key: float, vector: float = 1.0) -> bool:
-        """Whether no score can overflow, given the largest magnitudes; False if one is NaN."""
+        """Whether no score can overflow, given the largest magnitudes. Returns False if one is NaN."""
         width, dtype = max(self["query"].shape[-1], 1), self["query"].dtype
         scaled = query * abs(self.config.scale)
         term = scaled * key if self.config.family == "dot" else (scaled + key) * vector
@@ -157,11 +157,11 @@ class Problem:
         ]
 
     def visible(self) -> Tensor | None:
-        """Return which pairs are visible, (…, g, r, q, k); None if all are."""
+        """Return a boolean tensor of visible pairs, (…, g, r, q, k), or None if all pairs are visible."""
         return union(self.terms(), self.key_indices()) if self.config.terms else None
 
     def part(self, tile: "Tile") -> "Problem":
-        """Return a tile as a problem, on views of the same tensors."""
+        """Return a tile as a problem whose tensors are views of this problem's tensors."""
         return replace(
             self,
             tensors={name: tensor[tile.slices(name, tensor.shape)] for name, tensor in self.tensors.items()},
@@ -171,7 +171,7 @@ class Problem:
 
 
 def _max_abs(tensor: Tensor) -> float:
-    """The largest magnitude; NaN if the tensor contains NaN."""
+    """Return the largest magnitude, or NaN if the tensor contains NaN."""
     if not tensor.numel():
         return 0.0
     low, high = tensor.detach().aminmax()
@@ -179,7 +179,7 @@ def _max_abs(tensor: Tensor) -> float:
 
 
 class Tile(NamedTuple):
-    """Leading indices (…, g), query rows and keys of a tile."""
+    """The leading indices (…, g), query rows and keys of a tile."""
 
     lead: tuple[slice, ...]
     rows: slice
@@ -196,7 +196,7 @@ class Tile(NamedTuple):
         return (*self.lead, ..., self.keys, slice(None))
 
     def slices(self, name: str, shape: Sequence[int]) -> tuple[slice, ...]:
-        """Index of this tile in a tensor of this name and shape; size-1 axes are shared by all tiles."""
+        """Index of this tile in a tensor with this name and shape; axes of size 1 are shared by all tiles."""
         index = [slice(None)] * len(shape)
         for axis, chosen in enumerate(self.lead):
             if shape[axis] > 1:
@@ -209,9 +209,9 @@ class Tile(NamedTuple):
 
 
 def tiles(problem: Problem, budget: int, *, all_heads: bool = False) -> Iterator[Tile]:
-    """Divide a problem into tiles of about `budget` scores, each with all the keys its rows can see.
+    """Divide a problem into tiles of about `budget` scores, each with all keys that its rows can see.
 
-    Tiles have many rows of few heads rather than few rows of many. all_heads: keep the heads together.
+    Tiles have many rows of a few heads rather than a few rows of many heads. all_heads: keep heads together.
     """
     *batch, groups, per_group = problem.lead()
     every_row, every_key = slice(0, problem.queries), slice(0, problem.keys)
@@ -234,7 +234,7 @@ def _pairs(problem: Problem) -> int:
 
 
 def _lead_slices(sizes: tuple[int, ...], max_entries: int) -> Iterator[tuple[slice, ...]]:
-    """Divide leading axes into boxes of at most `max_entries` entries, filling the last axes first."""
+    """Divide the leading axes into blocks of at most `max_entries` entries, filling the last axes first."""
     if not sizes:
         yield ()
         return
@@ -246,7 +246,7 @@ def _lead_slices(sizes: tuple[int, ...], max_entries: int) -> Iterator[tuple[sli
 
 
 def _row_blocks(problem: Problem, budget: int) -> Iterator[tuple[slice, slice]]:
-    """Yield blocks of query rows with the interval of keys they see, at most `budget` pairs each."""
+    """Yield blocks of query rows and the interval of keys they see, with at most `budget` pairs per block."""
     starts, stops = _bounds(problem)
     widths = (stops - starts).clip(min=0)
     begin, count = 0, len(starts)
@@ -266,7 +266,7 @@ def _row_blocks(problem: Problem, budget: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _bounds(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First visible key of each row over all heads, and one past the last; all keys if not concrete."""
+    """Return the range of visible keys of each row over all heads, or all keys if the mask is unknown."""
     queries, keys, terms = problem.queries, problem.keys, problem.terms()
     if not terms or not concrete(*problem.all("start"), *problem.all("stop")):
         return np.zeros(queries, np.int64), np.full(queries, keys, np.int64)

@@ -1,14 +1,14 @@
-"""Checks of the results of custom scores, masks, relative biases and normalizers.
+"""Check the results of custom scores, masks, relative biases and normalizers.
 
 The implementations, especially the kernels, rely on these properties of every tensor of a `Problem`:
 
 - dtype: int64 for intervals, bool for `allowed`, the query's float32 or float64 for all others;
 - the query's device, and a dense layout;
-- shape: as listed in `problem`, with every axis full or of size 1;
-- key indices far enough from the limits of int64 to be added.
+- shape: as listed in `problem`, with every axis at full size or of size 1;
+- key indices that can be added without int64 overflow.
 
 Every result of a user-defined method passes through one of these functions before it becomes part of a
-`Problem`. Methods of stateless built-in classes are exempt, by exact type.
+`Problem`. Built-in classes without state are exempt, but their subclasses are not.
 """
 
 import math
@@ -26,12 +26,15 @@ from regard.mechanism.call.layout import broadcasts
 from regard.mechanism.normalizers import Normalizer
 from regard.mechanism.scores import FAMILIES, Prepared, Score, check_softcap
 
-FAR = 2**40  # beyond any key, but sums of several stay within int64
+FAR = 2**40  # larger than any key index, but sums of a few fit into int64
 _BELOW_FAR = {torch.int8, torch.int16, torch.int32, torch.uint8}  # dtypes whose values are below FAR
 
 
 def _dense(what: str, x: object, device: torch.device) -> Tensor:
-    """Return x if it is a dense tensor on the query's device; `what` is "Ahead.ranges returned a start"."""
+    """Return x if it is a dense tensor on the query's device.
+
+    what: start of the error message, such as "Ahead.ranges returned a start".
+    """
     if not isinstance(x, Tensor):
         raise DTypeError(f"{what} of type {type(x).__name__}; it must be a tensor.")
     if x.layout is not torch.strided or x.is_nested or x.is_quantized:
@@ -42,14 +45,14 @@ def _dense(what: str, x: object, device: torch.device) -> Tensor:
 
 
 def _kind(x: Tensor) -> str:
-    return "nested" if x.is_nested else f"of dtype {x.dtype}" if x.is_quantized else f"of {x.layout}"
+    return "nested" if x.is_nested else f"of dtype {x.dtype}" if x.is_quantized else f"of layout {x.layout}"
 
 
 # Scores
 
 
 def prepared(score: Score, result: object, query: Tensor, key: Tensor, lead: Sequence[int]) -> Prepared:
-    """Check the result of `Score.prepare` for (… g r q d) and (… g 1 k d); lead: (…, g, r)."""
+    """Check the result of `Score.prepare` for query (… g r q d) and key (… g 1 k d). lead: (…, g, r)."""
     name = f"{type(score).__name__}.prepare"
     if not isinstance(result, Prepared):
         raise DTypeError(
@@ -64,14 +67,14 @@ def prepared(score: Score, result: object, query: Tensor, key: Tensor, lead: Seq
         same = x.dim() == original.dim() and x.shape[-2] == original.shape[-2]
         if not same or not broadcasts(x.shape[:-2], full_lead):
             raise ShapeError(
-                f"{name} returned a {what} of shape {tuple(x.shape)} for one of shape "
+                f"{name} returned a {what} of shape {tuple(x.shape)} for an input of shape "
                 f"{tuple(original.shape)}; only the last axis may change."
             )
     width = result.query.shape[-1]
     if result.key.shape[-1] != width:
         raise ShapeError(
             f"{name} returned a query with {width} features and a key with {result.key.shape[-1]}; "
-            "they must be equal."
+            "the widths must be equal."
         )
     _check_family(name, result, width)
     return result._replace(
@@ -83,7 +86,7 @@ def prepared(score: Score, result: object, query: Tensor, key: Tensor, lead: Seq
 
 
 def _expand_lead(x: Tensor, original: Tensor) -> Tensor:
-    """Expand leading axes of size 1 to those of the original tensor."""
+    """Expand leading axes of size 1 to their size in the original tensor."""
     lead = [n if size == 1 else size for size, n in zip(x.shape[:-2], original.shape[:-2], strict=True)]
     return x if lead == [*x.shape[:-2]] else x.expand(*lead, -1, -1)
 
@@ -108,8 +111,8 @@ def _check_family(name: str, result: Prepared, width: int) -> None:
     if (vector is None) != (result.family == "dot"):
         actual = "no vector" if vector is None else "a vector"
         raise ArgumentError(
-            f'{name} returned family={result.family!r} and {actual}; "dot" has none, "tanh" and "relu" '
-            "need one: vectorᵀ act(query + key)."
+            f'{name} returned family={result.family!r} and {actual}. "dot" takes no vector; "tanh" and '
+            '"relu" need one: vectorᵀ act(query + key).'
         )
     if vector is not None:
         vector = _like(f"{name} returned a vector", vector, result.query)
@@ -133,7 +136,7 @@ def _check_family(name: str, result: Prepared, width: int) -> None:
 
 
 def _biases(name: str, biases: Any, query: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """Check biases … g r q k, and add missing leading axes."""
+    """Check biases against the shape (… g r q k) and add missing leading axes."""
     if not isinstance(biases, list | tuple):
         raise DTypeError(
             f"{name} returned biases of type {type(biases).__name__}; return a tuple of tensors."
@@ -174,7 +177,7 @@ def function_scores(scores: object, query: Tensor, key: Tensor, shape: Sequence[
 def interval_side(what: str, side: object, rows: Sequence[int], device: torch.device) -> Tensor | None:
     """Check the start or stop of an interval and convert it to int64 with at least 2 axes.
 
-    It must broadcast to `rows`, (…, q, 1). Any integer dtype is accepted, or one Python integer.
+    It must broadcast to `rows`, (…, q, 1). Integer tensors of any dtype and Python integers are accepted.
     """
     if side is None:
         return None
@@ -184,13 +187,13 @@ def interval_side(what: str, side: object, rows: Sequence[int], device: torch.de
         return torch.full((1, 1), side, dtype=torch.int64, device=device)  # type: ignore[arg-type]
     if not isinstance(side, Tensor):
         raise DTypeError(
-            f"{what} of type {type(side).__name__}; return an integer tensor, one integer, or None for "
+            f"{what} of type {type(side).__name__}; return an integer tensor, an integer, or None for "
             "no limit."
         )
     side = _dense(what, side, device)
     if side.is_floating_point() or side.is_complex() or side.dtype is torch.bool:
         raise DTypeError(
-            f"{what} of dtype {side.dtype}; it must be an integer, the index of a key: x.long()."
+            f"{what} of dtype {side.dtype}; it must contain integers, the indices of keys: return x.long()."
         )
     if side.dim() == 0:
         side = side.reshape(1, 1)
@@ -198,26 +201,26 @@ def interval_side(what: str, side: object, rows: Sequence[int], device: torch.de
         queries = rows[-2]
         noun = "query" if queries == 1 else "queries"
         raise MaskError(
-            f"{what} of shape {tuple(side.shape)} for {queries} {noun}; it must have one number per query, "
-            f"({queries}, 1), with leading axes if the sequences differ: {tuple(rows)}."
+            f"{what} of shape {tuple(side.shape)} for {queries} {noun}; it must have one number per query: "
+            f"({queries}, 1), or {tuple(rows)} if the sequences differ."
         )
     int64 = side.to(torch.int64)
-    if side.dtype is torch.uint64:  # values beyond int64 wrap around to negative ones
+    if side.dtype is torch.uint64:  # values beyond int64 wrap around to negative values
         int64 = torch.where(int64 < 0, FAR, int64)
     return int64 if side.dtype in _BELOW_FAR else int64.clamp(-FAR, FAR)
 
 
 def allowed(what: str, x: object, pairs: Sequence[int], device: torch.device) -> Tensor | None:
-    """Check a boolean tensor that broadcasts to `pairs`, (…, q, k); add axes up to 2."""
+    """Check a boolean tensor that broadcasts to `pairs`, (…, q, k); return it with at least 2 axes."""
     if x is None:
         return None
     x = _dense(what, x, device)
     if x.dtype is not torch.bool:
-        raise DTypeError(f"{what} of dtype {x.dtype}; it must be torch.bool, True = may attend: x.bool().")
+        raise DTypeError(f"{what} of dtype {x.dtype}; it must be torch.bool (True = may attend): x.bool().")
     if not broadcasts(x.shape, pairs):
         raise MaskError(
             f"{what} of shape {tuple(x.shape)}, which does not broadcast to the shape of the weights, "
-            f"{tuple(pairs)}. Insert axes of size 1 where it is shared."
+            f"{tuple(pairs)}. Insert axes of size 1 where the mask is shared."
         )
     return torch.atleast_2d(x)
 
@@ -232,19 +235,19 @@ def line(bias: object, result: object, heads: int, length: int, device: torch.de
     _dense(f"{bias} returned a bias", result, device)
     if result.dtype is torch.bool or result.is_complex():
         raise DTypeError(
-            f"{bias} returned a bias of dtype {result.dtype}; it is added to the scores, so it must be real: "
-            "return x.float()."
+            f"{bias} returned a bias of dtype {result.dtype}; it is added to the scores, so it must "
+            "contain real numbers: return x.float()."
         )
     if not 1 <= result.dim() <= 2 or result.shape[-1] != length:
         raise ShapeError(
             f"{bias} returned shape {tuple(result.shape)} for {length} distances; it must return "
-            f"({heads}, {length}), or ({length},) for all heads."
+            f"({heads}, {length}), or ({length},) to share the bias between all heads."
         )
     line = torch.atleast_2d(result)
     if line.shape[-2] != 1 and line.shape[-2] != heads:
         raise ShapeError(
             f"{bias} has {line.shape[-2]} heads and the call has {heads}; a relative bias needs one vector "
-            "per head, or one for all."
+            "per head, or one for all heads."
         )
     return line
 
@@ -253,7 +256,7 @@ def line(bias: object, result: object, heads: int, length: int, device: torch.de
 
 
 def sink(normalize: Normalizer, result: object, heads: int, device: torch.device) -> Tensor | float:
-    """Check the result of `Normalizer.sink`: a number, or a tensor with one per head."""
+    """Check the result of `Normalizer.sink`: a number, or a tensor with one number per head."""
     name = f"{type(normalize).__name__}.sink"
     if not isinstance(result, Tensor):
         if result != -math.inf:
@@ -261,7 +264,7 @@ def sink(normalize: Normalizer, result: object, heads: int, device: torch.device
         return float(result)  # type: ignore[arg-type]
     if result.device != device:
         raise DeviceError(
-            f"query is on {device} and the sink on {result.device}; move it: sink.to({str(device)!r})."
+            f"query is on {device} and the sink on {result.device}; use sink.to({str(device)!r})."
         )
     _dense(f"{name} returned a score", result, device)
     if not result.is_floating_point():
@@ -269,7 +272,7 @@ def sink(normalize: Normalizer, result: object, heads: int, device: torch.device
     if result.dim() > 1 or (result.numel() != 1 and result.numel() != heads):
         raise ShapeError(
             f"the sink has shape {tuple(result.shape)} and the call has {heads} heads; "
-            "it needs one number per head, or one for all."
+            "it needs one number per head, or one for all heads."
         )
     return result
 
@@ -316,17 +319,17 @@ def _check_tensor(what: str, x: object, scores: Tensor) -> Tensor:
     if x.dtype != scores.dtype:
         raise DTypeError(
             f"{what} dtype {x.dtype} for scores of dtype {scores.dtype}; they must be equal: "
-            "x.to(scores.dtype)."
+            "return x.to(scores.dtype)."
         )
     if x.device != scores.device:
         raise DeviceError(
-            f"{what} a tensor on {x.device} for scores on {scores.device}: return x.to(scores.device)."
+            f"{what} a tensor on {x.device} for scores on {scores.device}; return x.to(scores.device)."
         )
     return x
 
 
 def row_sums(normalize: Normalizer, sums: Tensor, visible: Tensor) -> None:
-    """Check that rows with a visible key sum to one; visible: which rows have one."""
+    """Check that rows sum to one. visible: True for rows with a visible key; other rows are ignored."""
     off = visible & ((sums - 1).abs() > 0.01)
     if normalize.sums_to_one and bool(off.any()):
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Show weights. Only this module and `inspection/display.py` call upward, into `app` and `plot`."""
+"""Display weights. Only this module and `inspection/display.py` import the packages `app` and `plot`."""
 
 import os
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ Tokens = Sequence[str] | None
 
 
 def show(weights: "Weights", queries: Tokens, keys: Tokens, title: str) -> Any:
-    """Open the interactive view: a widget in a notebook, a page in the browser elsewhere."""
+    """Open the interactive view as a widget in a notebook, otherwise as a page in the browser."""
     from regard.app.standalone import show
 
     return show(weights, queries=queries, keys=keys, title=title)
@@ -21,7 +21,7 @@ def show(weights: "Weights", queries: Tokens, keys: Tokens, title: str) -> Any:
 def to_html(
     weights: "Weights", path: str | os.PathLike[str], queries: Tokens, keys: Tokens, title: str
 ) -> Path:
-    """Write the interactive view as one file."""
+    """Write the interactive view to one HTML file."""
     from regard.app.standalone import write_page
     from regard.app.view_model import ViewModel
 
@@ -36,7 +36,7 @@ def to_png(
     title: str | None,
     dark: bool,
 ) -> Path:
-    """Draw a heatmap."""
+    """Draw a heatmap of the weights."""
     from regard.plot.heatmaps import draw_weights
 
     return draw_weights(weights, path, queries=queries, keys=keys, title=title, dark=dark)

@@ -1,4 +1,4 @@
-"""Indexing: parse indices, and select batch, heads and rows of a problem."""
+"""Indexing: parse indices, and select batch entries, heads and rows of a problem."""
 
 from collections.abc import Sequence
 from types import EllipsisType
@@ -14,7 +14,7 @@ Index = Any  # anything that can index a tensor
 
 
 def basic_index(index: Index, axes: int) -> list[int | slice] | None:
-    """Return one integer or slice per axis; None for advanced indices, such as arrays."""
+    """Return one integer or slice per axis, or None for advanced indices, such as arrays."""
     parts = list(index) if isinstance(index, tuple) else [index]
     if not all(isinstance(i, int | slice | EllipsisType) and not isinstance(i, bool) for i in parts):
         return None
@@ -43,7 +43,7 @@ def select_rows(problem: Problem, rows: slice | Tensor) -> Problem:
     """Select query rows by a slice or by their indices."""
 
     def cut(name: str, tensor: Tensor) -> Tensor:
-        # tensors shared by all rows are kept; query and τ always have one row per query
+        # tensors shared by all rows are not cut; query and τ always have one row per query
         has_rows = kind(name) in ("query", "tau") or (kind(name) in QUERY_AXIS and tensor.shape[-2] > 1)
         return tensor[..., rows, :] if has_rows else tensor
 
@@ -51,7 +51,7 @@ def select_rows(problem: Problem, rows: slice | Tensor) -> Problem:
 
 
 def select_heads(problem: Problem, batch: Sequence[slice], heads: slice | Sequence[int]) -> Problem:
-    """Select from the batch, by a slice per axis, and query heads, each as a group of its own (r = 1)."""
+    """Select batch entries, by one slice per axis, and query heads. Each head becomes a group with r = 1."""
     *_, groups, per_group = problem.lead()
     indices = torch.arange(groups * per_group, device=problem["query"].device)[heads]
     all_heads = isinstance(heads, slice) and len(indices) == groups * per_group
@@ -69,7 +69,7 @@ def select_heads(problem: Problem, batch: Sequence[slice], heads: slice | Sequen
 
 
 def copy_part(part: Problem, whole: Problem) -> Problem:
-    """Copy the tensors of a part that are views of larger ones, which would stay in memory otherwise."""
+    """Copy tensors that are views of larger tensors, which would otherwise stay in memory."""
     copies: dict[Any, Tensor] = {}
 
     def compact(name: str, tensor: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def copy_part(part: Problem, whole: Problem) -> Problem:
             return tensor
         if tensor.requires_grad:
             return tensor.clone()
-        # query and key that share memory still share it
+        # if query and key share memory, so do the copies
         view = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         if view not in copies:
             copies[view] = tensor.clone()

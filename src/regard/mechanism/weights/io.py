@@ -1,4 +1,4 @@
-"""Save and load lazy weights: a safetensors file with the configuration as JSON metadata, no pickle."""
+"""Save and load lazy weights as safetensors files, with the configuration as JSON metadata (no pickle)."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from regard.mechanism.mask_algebra import MaskTerm, broadcasts
 from regard.mechanism.normalizers import Softmax1, to_text
 from regard.mechanism.scores import FAMILIES
 
-# The last leading axis counts heads; there is a single head; or the mean over heads.
+# "axis": the last leading axis counts heads; "single": one head; "mean": the mean over heads.
 Heads = Literal["axis", "single", "mean"]
 
 FORMAT = "weights 4"
@@ -32,7 +32,7 @@ _KEYS = {"format", "call", "queries", "score", "lead", "heads", "rows_per_key_he
 def write(
     path: str | os.PathLike[str], problem: Problem, lead: tuple[int, ...], heads: Heads, rows: int
 ) -> Path:
-    """Write weights to a file, atomically. rows: rows per key head; see `Reader`."""
+    """Write weights to a file, atomically. rows: number of rows per key head; see `Reader`."""
     config = problem.config
     if to_text(config.normalize) is None:
         raise ArgumentError(
@@ -55,9 +55,11 @@ def write(
 
 
 def checksum(names: Iterable[str], read: Callable[[str], Tensor], about: str = "") -> str:
-    """SHA-256 of `about` and of the names, dtypes, shapes and values of tensors, independent of their order.
+    """Return the SHA-256 of `about` and of all tensors, independently of their order.
 
-    read: returns a tensor by name; one is held at a time.
+    The hash covers the name, dtype, shape and values of each tensor.
+
+    read: function that returns a tensor by name. Only one tensor is in memory at a time.
     """
     digest = hashlib.sha256(about.encode())
     for name in sorted(names):
@@ -68,7 +70,7 @@ def checksum(names: Iterable[str], read: Callable[[str], Tensor], about: str = "
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Problem, tuple[int, ...], Heads, int]:
-    """Read a file written by `write`; ArgumentError if it is invalid."""
+    """Read a file written by `write`; raise ArgumentError if it is invalid."""
     errors = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
     check_loadable(path)
     try:
@@ -95,7 +97,7 @@ def _parse(metadata: Any, tensors: dict[str, Tensor]) -> tuple[Problem, tuple[in
     if expected != checksum(tensors, tensors.__getitem__, json.dumps(metadata)):
         raise ValueError("it is damaged: it does not match its checksum")
     if metadata.keys() != _KEYS:
-        raise ValueError(f"its metadata has {sorted(metadata)}, expected {sorted(_KEYS)}")
+        raise ValueError(f"its metadata has the keys {sorted(metadata)} instead of {sorted(_KEYS)}")
     lead, heads, rows = (metadata[name] for name in ("lead", "heads", "rows_per_key_head"))
     config, names = deserialize(metadata["call"])
     if sorted(names) != sorted(tensors):
@@ -107,7 +109,7 @@ def _parse(metadata: Any, tensors: dict[str, Tensor]) -> tuple[Problem, tuple[in
     actual = problem.lead()[:-2] if heads == "mean" else problem.lead()
     valid = isinstance(lead, list) and all(type(size) is int and size >= 0 for size in lead)
     if heads not in get_args(Heads) or not valid or math.prod(actual) != math.prod(lead):
-        raise ValueError(f"its tensors have leading axes {actual}, but its metadata says {lead}")
+        raise ValueError(f"its tensors have the leading axes {actual}, but its metadata says {lead}")
     check_int("the file has rows_per_key_head", rows)
     return problem, tuple(lead), heads, rows
 
@@ -121,9 +123,9 @@ def _check_config(config: ProblemConfig, tensors: dict[str, Tensor]) -> None:
     check_int("the file has queries", config.queries)
     check_int("the file has terms", config.terms)
     if not isinstance(config.score, str) or len(config.score) > 100:
-        raise ValueError("its score has no valid name")
+        raise ValueError("the name of its score is invalid")
     if config.family not in FAMILIES:
-        raise ValueError(f"the score's family is {config.family!r}")
+        raise ValueError(f"its score has the unknown family {config.family!r}")
     masks = {f"{part}{i}" for part in MaskTerm._fields for i in range(min(config.terms, len(tensors)))}
     terms = {int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) for name in masks & tensors.keys()}
     needed = {"query", "key", "tau"} | ({"vector"} if config.family != "dot" else set())
@@ -136,11 +138,11 @@ def _check_config(config: ProblemConfig, tensors: dict[str, Tensor]) -> None:
 
 
 def _check_tensors(problem: Problem) -> None:
-    """Raise unless every tensor has the dtype and shape of its kind."""
+    """Raise unless every tensor has the right dtype and shape."""
     query, tau = problem["query"], problem["tau"]
     real = query.dtype
     if real not in (torch.float32, torch.float64) or query.dim() < 4:
-        raise ValueError(f"its query has dtype {real} and {query.dim()} axes")
+        raise ValueError(f"its query has dtype {real} and {query.dim()} axes, which is invalid")
     q, k, d = problem.queries, problem.keys, query.shape[-1]
     distances = max(problem.config.queries + k - 1, 0)
     sizes: dict[str, tuple[torch.dtype, set[int], set[int]]] = {
@@ -163,7 +165,9 @@ def _check_tensors(problem: Problem) -> None:
         fits = tensor.dim() == tau.dim() and broadcasts(tensor.shape[:-2], tau.shape[:-2])
         fits = fits and tensor.shape[-2] in rows and tensor.shape[-1] in columns
         if not fits or tensor.dtype != dtype:
-            raise ValueError(f"its {name} has dtype {tensor.dtype} and shape {tuple(tensor.shape)}")
+            raise ValueError(
+                f"its {name} has dtype {tensor.dtype} and shape {tuple(tensor.shape)}, which is invalid"
+            )
     row = problem.get("row")
     if row is not None and q and not 0 <= int(row.min()) <= int(row.max()) < max(problem.config.queries, 1):
-        raise ValueError("its row indices exceed its number of queries")
+        raise ValueError("its row indices are out of range")

@@ -1,4 +1,4 @@
-"""Base of `Weights`: the prepared call, its versions and τ, and the tile-by-tile computation."""
+"""The base class of `Weights`. It holds the prepared call, tensor versions and τ, and computes tiles."""
 
 import math
 import operator
@@ -21,14 +21,14 @@ from regard.mechanism.weights.index import Index, as_slice, copy_part, select_he
 from regard.mechanism.weights.io import Heads
 from regard.mechanism.weights.reader import Reader, repeat_last_row
 
-_MIN_ROWS = 16  # with fewer rows, torch's matmul may sum scores in a different order
+_MIN_ROWS = 16  # with fewer rows, torch's matmul may sum dot products in a different order
 
 
 class _BuiltProblem(NamedTuple):
     """A prepared call with the version of each tensor.
 
-    tau_from_kernels: True if the kernels computed τ for this problem, False if they cannot (NaN), None if
-    unknown: then they compute it on first use.
+    tau_from_kernels: True if the kernels computed τ for this problem, False if they cannot (NaN), and None
+    if unknown. In the last case, the kernels compute τ on first use.
     """
 
     problem: Problem
@@ -62,12 +62,13 @@ class LazyMatrix:
     ) -> None:
         """Create a matrix from a prepared call, or from a function that builds it on first use.
 
-        problem: the prepared call, or the function; it is dropped after use, with `inputs`.
-        tau: row statistic; None if the problem contains it. lead: leading axes, (…, heads).
-        heads: "axis" if the last leading axis counts heads, "single" for one head, "mean" for their average.
-        inputs: the caller's tensors by name; StaleError if one is modified before the problem is built.
-        tau_from_kernels: whether the kernels computed τ for this problem or the matrix it is a part of.
-        rows_per_key_head: rows in the matrix that this is a part of; see `Reader`.
+        problem: the prepared call, or the function. After use, the function and `inputs` are released.
+        tau: row statistic, or None if the problem contains it. lead: leading axes, (…, heads).
+        heads: "axis" if the last leading axis is the heads axis, "single" for one head, "mean" for a mean.
+        inputs: the caller's tensors by name. If one is modified before the problem is built, building raises
+            StaleError.
+        tau_from_kernels: whether the kernels computed τ, for this problem or for the full matrix.
+        rows_per_key_head: number of rows per key head in the full matrix; see `Reader`.
         """
         self._lead = tuple(lead)
         self._heads: Heads = heads or ("axis" if self._lead else "single")
@@ -94,7 +95,7 @@ class LazyMatrix:
         return self._state().problem
 
     def _state(self) -> _BuiltProblem:
-        """Build the problem on first use. Concurrent threads build the same one."""
+        """Build the problem on first use. Concurrent threads may build it twice, with equal results."""
         built, deferred = self._built, self._deferred
         if built is None and deferred is not None:
             _check_versions(deferred.versions, deferred.inputs)
@@ -105,7 +106,7 @@ class LazyMatrix:
         return built
 
     def check_inputs(self) -> None:
-        """Raise StaleError if an input was modified in place since the attention ran.
+        """Raise StaleError if an input was modified in place since `attend` ran.
 
         >>> import torch, regard
         >>> x = torch.randn(5, 4)
@@ -116,9 +117,9 @@ class LazyMatrix:
         _check_versions(state.versions, state.problem.tensors)
 
     def compute_tau(self) -> bool:
-        """Compute τ with the kernels unless they already have; return whether it now comes from them.
+        """Compute τ with the kernels if they have not done so yet; return whether τ comes from the kernels.
 
-        The τ of a file, or of torch, is rounded differently. Watched SDPA calls have none.
+        A τ from a file or from torch is rounded differently. Watched SDPA calls have no τ.
 
         >>> import torch, regard
         >>> x = torch.randn(5, 4)
@@ -150,7 +151,7 @@ class LazyMatrix:
         return lead[:-2] if self.is_head_mean else lead
 
     def tiles(self) -> Iterator[tuple[Tile, Tensor]]:
-        """Yield the matrix tile by tile, as pairs of a position and its weights, in linear memory.
+        """Yield each `Tile` with its weights, in linear memory.
 
         >>> import torch, regard
         >>> x = torch.randn(8, 5, 4)
@@ -173,7 +174,7 @@ class LazyMatrix:
             yield tile, block
 
     def rows(self, rows: slice | Tensor) -> Self:
-        """The weights of some queries, a slice or their indices, still lazy.
+        """Select queries by a slice or by their indices. The result is lazy.
 
         >>> import torch, regard
         >>> x = torch.randn(8, 5, 4)
@@ -183,7 +184,7 @@ class LazyMatrix:
         return self._like(select_rows(self.problem, rows), self._lead)
 
     def select(self, lead: Sequence[slice], rows: slice | Tensor = slice(None)) -> Self:
-        """The weights at some leading indices, a slice per axis, and of some queries, still lazy.
+        """Select from the leading axes, by one slice per axis, and select queries. The result is lazy.
 
         >>> import torch, regard
         >>> x = torch.randn(3, 8, 5, 4)
@@ -224,12 +225,12 @@ class LazyMatrix:
 
     @property
     def has_heads(self) -> bool:
-        """Whether the axis before queries and keys counts heads."""
+        """Whether the axis before queries and keys is a heads axis."""
         return self._heads == "axis"
 
     @property
     def is_head_mean(self) -> bool:
-        """Whether this is a mean over heads: `weights.mean("heads")`."""
+        """Whether this is a mean over heads, the result of `weights.mean("heads")`."""
         return self._heads == "mean"
 
     def numel(self) -> int:
@@ -240,7 +241,7 @@ class LazyMatrix:
         return self.shape[0]
 
     def heads(self, index: int | slice | Sequence[int]) -> Self:
-        """The weights of some heads, still lazy: `heads(3)`, `heads([0, 2])`, `heads(slice(4))`.
+        """Select heads, e.g. `heads(3)`, `heads([0, 2])` or `heads(slice(4))`. The result is lazy.
 
         >>> import torch, regard
         >>> x = torch.randn(8, 5, 4)
@@ -251,7 +252,7 @@ class LazyMatrix:
         self._require_heads("heads")
         *batch, heads = self._lead
         with suppress(TypeError):
-            index = operator.index(index)  # type: ignore[arg-type]  # also of numpy and torch
+            index = operator.index(index)  # type: ignore[arg-type]  # also numpy and torch integers
         chosen = as_slice(index, heads) if isinstance(index, int | slice) else index
         problem = select_heads(self.problem, [slice(None)] * len(batch), chosen)
         count = torch.arange(heads, device="cpu")[chosen].numel()
@@ -260,7 +261,7 @@ class LazyMatrix:
         return self._like(problem, (*batch, count))
 
     def batch(self, index: int) -> Self:
-        """The weights of one sequence of a batch, still lazy; `weights[0]` is a dense tensor.
+        """Select one sequence of a batch. The result is lazy, whereas `weights[0]` is a dense tensor.
 
         The index refers to the first leading axis.
 
@@ -293,7 +294,7 @@ class LazyMatrix:
         )
 
     def _rows_per_key_head(self) -> int:
-        """Rows of a key head, over its query heads, in the matrix that this is a part of."""
+        """Return the number of rows per key head, over all its query heads, in the full matrix."""
         if self._full_rows is None:
             self._full_rows = self.problem.lead()[-1] * self.problem.queries
         return self._full_rows
@@ -302,11 +303,11 @@ class LazyMatrix:
         if not self.has_heads:
             raise ArgumentError(
                 f"{what}: weights of shape {tuple(self.shape)} have no heads axis; they already belong to "
-                "one head, or are the mean of several."
+                "one head, or are the mean over several heads."
             )
 
     def _reader(self) -> Reader | None:
-        """A reader that uses the kernels; None if they cannot read this matrix or gradients are needed."""
+        """Return a reader that uses the kernels, or None if they lack support or gradients are needed."""
         self.check_inputs()
         if self.is_head_mean or not kernels_support(self.problem) or not self.compute_tau():
             return None
@@ -314,22 +315,22 @@ class LazyMatrix:
 
     @in_own_dtype
     def _reference_weights(self, part: Problem) -> tuple[Tensor, Tensor]:
-        """Weights of a part, and which of its pairs are visible, by the reference."""
+        """Compute the weights of a part with the reference. Also return which of its pairs are visible."""
         scores = self._scores(part)
-        # recompute τ: torch rounds scores differently for other numbers of rows
+        # recompute τ: torch rounds scores differently for a different number of rows
         block = reference.weights(part, scores, reference.tau(part, scores))
         size = (*part.lead(), *block.shape[-2:])
         return block.expand(size), (scores != -math.inf).expand(size)
 
     def _scores(self, part: Problem) -> Tensor:
-        """Scores of a part, padded to enough rows to round as in the full matrix."""
+        """Compute the scores of a part, adding rows if needed to round the scores as in the full matrix."""
         if torch.compiler.is_compiling() or part.config.family != "dot":
             return reference.scores(part)
         min_rows = -(-min(self._rows_per_key_head(), _MIN_ROWS) // max(part.lead()[-1], 1))
         return reference.scores(repeat_last_row(part, min_rows))[..., : part.queries, :]
 
     def _tiles_with_visible(self) -> Iterator[tuple[Tile, Tensor, Tensor]]:
-        """Yield each tile with its weights and which of its pairs are visible."""
+        """Yield each tile with its weights and a mask of its visible pairs."""
         self.check_inputs()
         problem = self.problem.nan_checked()
         for tile in tiles(problem, tiled.budget(problem), all_heads=self.is_head_mean):
@@ -340,15 +341,15 @@ class LazyMatrix:
             yield tile, block, visible
 
     def _new(self, *size: int, fill: float = 0.0, dtype: torch.dtype | None = None) -> Tensor:
-        """A filled tensor (…, g, r, *size)."""
+        """Create a filled tensor (…, g, r, *size)."""
         return self.problem["tau"].new_full((*self.problem_lead, *size), fill, dtype=dtype)
 
     def _merge_heads(self, x: Tensor) -> Tensor:
-        """… g r · · -> the leading axes of the weights."""
+        """Merge the axes … g r into the leading axes of the weights."""
         return x.reshape(*self._lead, *x.shape[len(self.problem_lead) :])
 
     def _operand(self, x: Tensor, size: int) -> tuple[Tensor, bool]:
-        """x as columns in the layout of the tiles, and whether it was a single vector."""
+        """Return x as columns in the layout of the tiles, and whether it was a single vector."""
         if not isinstance(x, Tensor):
             raise DTypeError(f"cannot multiply weights by {type_name(x)}; pass a torch.Tensor.")
         columns = x[:, None] if x.dim() == 1 else x
@@ -366,7 +367,7 @@ class LazyMatrix:
         return columns.reshape(*self.problem_lead, *columns.shape[-2:]), x.dim() == 1
 
     def _grouped(self, x: Tensor) -> Tensor | None:
-        """x with one entry per key head, … g k e -> … g r k e; None if x is not of that shape."""
+        """Expand x from key heads to query heads, … g k e -> … g r k e, or return None for other shapes."""
         *batch, groups, per_group = self.problem.lead()
         shared = self.has_heads and per_group > 1 and x.dim() > 2 and x.shape[-3] == groups > 1
         if not shared or not broadcasts(x.shape[:-3], batch):
@@ -374,7 +375,7 @@ class LazyMatrix:
         return x.unsqueeze(-3).expand(*batch, groups, per_group, *x.shape[-2:])
 
     def _dense_columns(self, columns: slice) -> Tensor:
-        """Some columns of the matrix, dense."""
+        """Return some columns of the matrix as a dense tensor."""
         indices = torch.arange(self.shape[-1], device=self.device)[columns]
         result = self._new(self.shape[-2], len(indices))
         for tile, block in self.tiles():
@@ -386,7 +387,7 @@ class LazyMatrix:
         return self._merge_heads(result)
 
     def _advanced_index(self, index: Index) -> Tensor:
-        """Index with arrays: find the row and column of each result, then compute row by row."""
+        """Index with arrays. Finds the row and column of each result, then computes the rows of each head."""
         *lead, queries, keys = self.shape
         row_numbers = torch.arange(math.prod(lead) * queries, device="cpu").reshape(*lead, queries, 1)
         rows = row_numbers.expand(self.shape)[index]
@@ -403,7 +404,7 @@ class LazyMatrix:
 
 
 def kernels_support(problem: Problem) -> bool:
-    """Whether the kernels can compute these weights, and no gradients are needed."""
+    """Whether the kernels can compute these weights and no gradients are needed."""
     tensors = problem.tensors.values()
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return False
@@ -425,7 +426,7 @@ def _check_versions(expected: Mapping[str, int | None], tensors: Mapping[str, Te
 
 
 def _versions(tensors: Mapping[str, Tensor]) -> dict[str, int | None]:
-    """Version counter of each tensor; None for inference tensors and while compiling."""
+    """Return the version counter of each tensor, or None for inference tensors and while compiling."""
     if torch.compiler.is_compiling():
         return dict.fromkeys(tensors)
     return {name: None if tensor.is_inference() else tensor._version for name, tensor in tensors.items()}

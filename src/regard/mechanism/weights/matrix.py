@@ -1,7 +1,7 @@
 """Lazy attention weights (…, q, k) in linear memory.
 
-`Weights` holds query, key, score, mask and the row statistic τ, and recomputes any part of the matrix
-exactly, on demand. It is a linear operator: `weights @ value` is the attention output.
+`Weights` holds query, key, score, mask and the row statistic τ, and recomputes any part of the matrix exactly
+on demand. It is also a linear operator: `weights @ value` is the attention output.
 """
 
 import math
@@ -25,14 +25,14 @@ from regard.mechanism.weights import display, io, regions
 from regard.mechanism.weights.index import Index, as_slice, basic_index
 from regard.mechanism.weights.lazy_matrix import LazyMatrix
 
-_MAX_KERNEL_K = 64  # largest k of the kernel behind `topk`
+_MAX_KERNEL_K = 64  # largest k that the topk kernel supports
 
 
 class TopK(NamedTuple):
-    """The k largest weights of each row and their keys; −1 where a row sees fewer keys.
+    """The k largest weights of each row and their keys.
 
-    values: (…, q, k), in descending order.
-    indices: (…, q, k), the key of each value.
+    values: (…, q, k), in descending order, padded with 0 if a row sees fewer than k keys.
+    indices: (…, q, k), the key of each value, padded with −1 if a row sees fewer than k keys.
 
     >>> import torch, regard
     >>> x = torch.eye(3)
@@ -64,9 +64,9 @@ class Weights(LazyMatrix):
 
     @property
     def held(self) -> int:
-        """Bytes held: query, key, mask and τ, linear in the length.
+        """Memory used by query, key, mask and τ, in bytes. It is linear in the sequence length.
 
-        The autograd graph of query and key is not counted. Value is not held.
+        The autograd graph of query and key is not counted; value is not stored.
 
         >>> import torch, regard
         >>> x = torch.randn(1000, 16)
@@ -91,7 +91,7 @@ class Weights(LazyMatrix):
 
     @in_own_dtype
     def __getitem__(self, index: Index) -> Tensor:
-        """Read any part of the matrix, indexed like a tensor, as a dense tensor."""
+        """Return part of the matrix as a dense tensor. Supports the same indices as a tensor."""
         parts = basic_index(index, self.ndim)
         if parts is None:
             return self._advanced_index(index)
@@ -101,12 +101,12 @@ class Weights(LazyMatrix):
 
     @in_own_dtype
     def dense(self) -> Tensor:
-        """The full matrix as a dense tensor: q × k numbers per head."""
+        """Return the full matrix as a dense tensor, with q × k numbers per head."""
         return self._dense_columns(slice(None))
 
     @in_own_dtype
     def scores(self) -> Tensor:
-        """The scores with their biases, before the normalizer, −inf where masked, as a dense tensor.
+        """Return the scores as a dense tensor, including biases, with −inf for masked keys.
 
         >>> import torch, regard
         >>> x = torch.eye(2)
@@ -143,7 +143,7 @@ class Weights(LazyMatrix):
         return self._merge_heads(result)[..., 0]
 
     def mean(self, over: str) -> "Weights":
-        """The mean over the heads, still lazy: `mean("heads")`.
+        """Average over the heads: `mean("heads")`. The result is lazy.
 
         >>> import torch, regard
         >>> x = torch.randn(8, 5, 4)
@@ -160,9 +160,9 @@ class Weights(LazyMatrix):
 
     @in_own_dtype
     def topk(self, k: int) -> TopK:
-        """The k largest weights of each row and their keys: values and indices, each (…, q, k).
+        """Return the k largest weights of each row and their keys: values and indices, each (…, q, k).
 
-        A row that sees fewer than k keys is padded with value 0 and index −1.
+        A row that sees fewer than k keys is padded with values of 0 and indices of −1.
 
         >>> import torch, regard
         >>> x = torch.eye(3)
@@ -173,7 +173,7 @@ class Weights(LazyMatrix):
         keys = self.shape[-1]
         if not min(keys, 1) <= k <= keys:
             raise ArgumentError(
-                f"topk got k={k} for weights with {keys} keys; it must be between 1 and the number of keys: "
+                f"topk got k={k} for weights with {keys} keys; k must be between 1 and the number of keys: "
                 "topk(min(k, weights.shape[-1]))."
             )
         reader = self._reader() if k <= _MAX_KERNEL_K else None
@@ -191,7 +191,7 @@ class Weights(LazyMatrix):
         return TopK(self._merge_heads(values), self._merge_heads(indices))
 
     def argmax(self) -> Tensor:
-        """The key with the largest weight in each row: (…, q); −1 for a row that sees no key.
+        """Return the key with the largest weight in each row, (…, q), or −1 for a row that sees no keys.
 
         >>> import torch, regard
         >>> x = torch.eye(3)
@@ -204,10 +204,10 @@ class Weights(LazyMatrix):
 
     @in_own_dtype
     def entropy(self) -> Tensor:
-        """Entropy −Σ w log w of each row, in nats: (…, q).
+        """Return the entropy −Σ w log w of each row, in nats: (…, q).
 
-        0 for a row with one nonzero weight of 1, log n for n equal weights, −inf for a row with a negative
-        weight (possible with `Mean`).
+        The entropy is 0 for a row with a single nonzero weight of 1, log n for n equal weights, and −inf for
+        a row with a negative weight (possible with `Mean`).
 
         >>> import torch, regard
         >>> x = torch.zeros(4, 2)
@@ -225,7 +225,7 @@ class Weights(LazyMatrix):
         return self._merge_heads(entropy)[..., 0]
 
     def received(self) -> Tensor:
-        """Total weight that each key receives, summed over the queries: (…, k).
+        """Return the total weight that each key receives, summed over the queries: (…, k).
 
         >>> import torch, regard
         >>> x = torch.zeros(4, 2)
@@ -237,10 +237,10 @@ class Weights(LazyMatrix):
 
     @in_own_dtype
     def pool(self, rows: int, columns: int, *, within: tuple[slice, slice] | None = None) -> Tensor:
-        """Average-pool the matrix to (…, rows, columns), or fewer if it has fewer queries or keys.
+        """Average-pool the matrix to (…, rows, columns), or less if the matrix is smaller.
 
-        Block sizes differ by at most one. within: slices of queries and keys; pool only this part, for the
-        cost of this part.
+        Block sizes differ by at most one. within: slices of queries and keys; only this part is computed and
+        pooled.
 
         >>> import torch, regard
         >>> x = torch.zeros(6, 2)
@@ -258,15 +258,15 @@ class Weights(LazyMatrix):
     # Products
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        """weights · x for x of shape (k) or (…, k, e); its leading axes broadcast to those of the weights.
+        """Return weights · x, where x has shape (k) or (…, k, e). Leading axes broadcast.
 
-        With grouped-query attention, x may have as many heads as the keys, like `value`.
+        With grouped-query attention, x may have one head per key head, like `value`.
         """
         return self._product(x)
 
     @property
     def T(self) -> "TransposedWeights":
-        """The transpose (…, k, q) as a linear operator: `weights.T @ x`."""
+        """The transpose (…, k, q) as a linear operator, used as `weights.T @ x`."""
         return TransposedWeights(self)
 
     mT = T
@@ -297,9 +297,9 @@ class Weights(LazyMatrix):
     def show(
         self, *, queries: Sequence[str] | None = None, keys: Sequence[str] | None = None, title: str = ""
     ) -> Any:
-        """Show an interactive view: a widget in a notebook, otherwise a page that opens in the browser.
+        """Show an interactive view as a widget in a notebook, otherwise as a page that opens in the browser.
 
-        queries, keys: token labels. Without keys, the queries label both axes (self-attention).
+        queries, keys: token labels. If keys is None, queries labels both axes (self-attention).
         Returns the widget, or the path of the page.
 
         >>> def look(weights, words):
@@ -333,7 +333,7 @@ class Weights(LazyMatrix):
         title: str | None = None,
         dark: bool = False,
     ) -> Path:
-        """Draw a heatmap with token labels: .png, .svg or .pdf, by the extension of `path`.
+        """Draw a heatmap with token labels. The extension of `path` must be .png, .svg or .pdf.
 
         >>> import torch, regard, tempfile
         >>> x = torch.eye(3)
@@ -367,19 +367,19 @@ class Weights(LazyMatrix):
         return cls(problem, None, lead, heads, rows_per_key_head=rows)
 
     def detach(self) -> "Weights":
-        """Return the same weights, detached from the autograd graph of query and key."""
+        """Return these weights, detached from the autograd graph of query and key."""
         return self._like(self.problem.map(lambda _, tensor: tensor.detach()), self._lead)
 
     def to(self, device: torch.device | str) -> "Weights":
-        """Return the same weights on another device."""
+        """Return these weights on another device."""
         if isinstance(device, torch.dtype):
             raise ArgumentError(
-                f"weights.to got {device}; it takes a device. For a dtype use weights.dense().to({device})."
+                f"weights.to got {device}; pass a device. For a dtype, use weights.dense().to({device})."
             )
         return self._like(self.problem.map(lambda _, tensor: tensor.to(device)), self._lead)
 
     def numpy(self) -> NDArray[Any]:
-        """The full matrix as a numpy array."""
+        """Return the full matrix as a NumPy array."""
         return self.dense().detach().cpu().numpy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -420,7 +420,7 @@ class TransposedWeights:
     mT = T
 
     def dense(self) -> Tensor:
-        """The full matrix as a dense tensor."""
+        """Return the full matrix as a dense tensor."""
         return self._weights.dense().mT
 
     def __matmul__(self, x: Tensor) -> Tensor:
@@ -433,7 +433,7 @@ class TransposedWeights:
 def _restore(
     cls: type[Weights], problem: Problem, lead: Sequence[int], heads: io.Heads, rows_per_key_head: int
 ) -> Weights:
-    """Unpickle weights. Other kernels may have computed τ, so it is recomputed on first use."""
+    """Unpickle weights. τ may come from other kernels and is therefore recomputed on first use."""
     return cls(problem, None, lead, heads, rows_per_key_head=rows_per_key_head)
 
 

@@ -1,9 +1,9 @@
-"""Read weights with the kernels. A row has the same bits in every part that contains it.
+"""Read weights with the kernels. A row is bitwise identical in every part that contains it.
 
-The kernels sum a dot product in one of two orders: along the width if a key head has few rows (decoding), and
-term by term if it has more. At scores of 9e4 the results differ by 5e-3, and so do weights if τ and scores
-use different orders. Each part is therefore read in the order of the full matrix; if it has too few rows for
-that, its last row is repeated.
+The kernels sum a dot product in one of two orders: along the width if a key head has few rows (decoding),
+otherwise term by term. For scores of 9e4 the two sums differ by 5e-3. If τ and the scores used different
+orders, the weights would have relative errors of this size. Each part is therefore read in the order of the
+full matrix. If the part has too few rows to select this order, its last row is repeated.
 """
 
 import math
@@ -20,9 +20,9 @@ from regard.mechanism.weights.index import select_rows
 
 
 class Reader(NamedTuple):
-    """A problem with the τ that the kernels computed for it.
+    """A problem and the τ that the kernels computed for it.
 
-    rows_per_key_head: the rows of a key head, over its query heads, in the full matrix.
+    rows_per_key_head: number of rows per key head in the full matrix, over all query heads of the key head.
     """
 
     problem: Problem
@@ -30,7 +30,7 @@ class Reader(NamedTuple):
 
     @classmethod
     def with_tau(cls, problem: Problem, rows_per_key_head: int) -> Self | None:
-        """Compute τ, then return a reader; None if τ is not finite."""
+        """Compute τ and return a reader, or None if τ is not finite."""
         *outer, per_group = lead = problem.lead()
         lead_slices = tuple(slice(0, n) for n in outer)
         bands = []
@@ -44,26 +44,26 @@ class Reader(NamedTuple):
         return cls(problem.with_tensors({**problem.tensors, "tau": tau}), rows_per_key_head)
 
     def weights(self) -> Tensor | None:
-        """Dense weights (…, g, r, q, k); None if they are not finite."""
+        """Return dense weights (…, g, r, q, k), or None if they are not finite."""
         return self._read(fused.weights)
 
     def entropy(self) -> Tensor | None:
-        """Entropy of each row, (…, g, r, q, 1); None if the weights are not finite."""
+        """Return the entropy of each row, (…, g, r, q, 1), or None if the weights are not finite."""
         return self._read(fused.entropy)
 
     def topk(self, k: int) -> tuple[Tensor, Tensor] | None:
-        """The k largest weights of each row and their keys; None if they are not finite."""
+        """Return the k largest weights of each row and their keys, or None if the weights are not finite."""
         rows = self._rows()
         best = fused.topk(rows, rows["tau"], k)
         return None if best is None else (self._cut(best[0]), self._cut(best[1]))
 
     def product(self, x: Tensor) -> Tensor | None:
-        """weights · x, (…, g, r, k, e) → (…, g, r, q, e); None if it is not finite."""
+        """Return weights · x, (…, g, r, k, e) → (…, g, r, q, e), or None if it is not finite."""
         result = fused.product(self._rows(per_group=1), x)
         return None if result is None else self._cut(result)
 
     def transposed_product(self, x: Tensor) -> Tensor | None:
-        """weightsᵀ · x, (…, g, r, q, e) → (…, g, r, k, e); None if it is not finite."""
+        """Return weightsᵀ · x, (…, g, r, q, e) → (…, g, r, k, e), or None if it is not finite."""
         rows = self._rows(per_group=1)
         if rows.queries > x.shape[-2]:  # repeated rows contribute zero
             x = torch.nn.functional.pad(x, (0, 0, 0, rows.queries - x.shape[-2]))
@@ -75,7 +75,7 @@ class Reader(NamedTuple):
         return None if result is None else self._cut(result)
 
     def _rows(self, per_group: int | None = None) -> Problem:
-        """The problem, padded to enough rows. The product kernels process query heads separately."""
+        """Pad the problem to enough rows. per_group: query heads per key head; 1 for the product kernels."""
         return _padded(self.problem, self.rows_per_key_head, per_group or self.problem.lead()[-1])
 
     def _cut(self, rows: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def _padded(problem: Problem, rows_per_key_head: int, per_group: int) -> Problem
 
 
 def repeat_last_row(problem: Problem, min_rows: int) -> Problem:
-    """Pad the problem to `min_rows` query rows by repeating the last one."""
+    """Pad the problem to `min_rows` query rows by repeating the last row."""
     queries = problem.queries
     if not 0 < queries < min_rows:
         return problem

@@ -1,8 +1,8 @@
-"""Read regions of a lazy matrix for the cost of their own pairs.
+"""Read regions of a lazy matrix, at a cost proportional to their size.
 
-A weight depends on the row statistic τ, which depends on all keys of the row but is known since the forward
-pass. The scores must round as they did when τ was computed. The kernels guarantee this. torch's matmul does
-not, so rows with large scores are recomputed with all of their keys.
+A weight depends on the row statistic τ, which depends on all keys of the row but is known from the forward
+pass. The scores must be rounded in the same way as when τ was computed. The kernels guarantee this. torch's
+matmul does not, so rows with large scores are recomputed with all of their keys.
 """
 
 import itertools
@@ -36,7 +36,7 @@ def pool(matrix: LazyMatrix, sizes: tuple[int, int], within: tuple[slice, slice]
     matrix.compute_tau()
     result = matrix._new(len(row_edges) - 1, len(key_edges) - 1)
     cells = torch.from_numpy(np.outer(np.diff(row_edges), np.diff(key_edges))).to(result)
-    # the block of each row and key
+    # block index of each row and of each key
     row_of, key_of = (_block_of(edges) for edges in (row_edges, key_edges))
     if _pool_with_kernels(matrix, rows, keys, row_edges, _as_index(key_of, result), result):
         return matrix._merge_heads(result / cells)
@@ -62,7 +62,7 @@ def _pool_with_kernels(
     key_of: Tensor,
     result: Tensor,
 ) -> bool:
-    """Sum wide bands of rows without materializing weights; False if the kernels cannot."""
+    """Sum many rows at a time without materializing weights. Returns False if the kernels cannot do this."""
     matrix.check_inputs()
     problem, _, from_kernels = matrix._state()
     wide = rows.stop - rows.start >= _BAND * max(len(edges) - 1, 1) and keys.stop > keys.start
@@ -85,7 +85,7 @@ def _pool_with_kernels(
 
 
 def region_tiles(matrix: LazyMatrix, rows: slice, keys: slice) -> Iterator[tuple[Tile, Tensor]]:
-    """Yield the tiles of a region, with rows relative to the region, and their weights."""
+    """Yield each tile of a region with its weights. Rows are relative to the region."""
     matrix.check_inputs()
     matrix.compute_tau()
     whole = rows == slice(0, matrix.shape[-2]) and keys == slice(0, matrix.shape[-1])
@@ -115,9 +115,9 @@ def region_tiles(matrix: LazyMatrix, rows: slice, keys: slice) -> Iterator[tuple
 def _tau_is_exact(problem: Problem, tau_from_kernels: bool | None) -> bool:
     """Whether weights of a subset of keys can be computed from the known τ.
 
-    They cannot if weights also depend on the number of visible keys, if gradients are needed, if there are
-    NaNs or infinities (one bad key spoils its row), or if torch computed τ from scores so large that their
-    rounding error matters.
+    This is impossible if weights also depend on the number of visible keys, if gradients are needed, if there
+    are NaNs or infinities (one such key affects the whole row), or if torch computed τ from scores so large
+    that their rounding error matters.
     """
     normalize = problem.config.normalize
     if isinstance(normalize, Sigmoid) or type(normalize).divisor is not Normalizer.divisor:
@@ -135,7 +135,7 @@ def _tau_is_exact(problem: Problem, tau_from_kernels: bool | None) -> bool:
 
 
 def _score_bound(problem: Problem) -> float:
-    """An upper bound on the magnitude of all scores, including biases."""
+    """Return an upper bound on the magnitude of all scores, including biases."""
     if not problem["tau"].numel() or not problem.keys:
         return 0.0
     query, key, vector = problem["query"], problem["key"], problem.get("vector")
@@ -151,7 +151,7 @@ def _score_bound(problem: Problem) -> float:
 
 
 def _weights_from_tau(matrix: LazyMatrix, part: Problem) -> Tensor:
-    """Weights of a part of a matrix from the known τ of its rows."""
+    """Compute the weights of a part from the known τ of its rows."""
     if matrix._state().tau_from_kernels and kernels_support(part):
         result = Reader(part, matrix._rows_per_key_head()).weights()
         if result is not None:
@@ -173,7 +173,7 @@ def _resolve_slice(part: slice, size: int) -> slice:
 
 
 def _edges(span: slice, parts: int) -> NDArray[np.int64]:
-    """Boundaries that divide a span into at most `parts` nearly equal parts, relative to its start."""
+    """Divide a span into at most `parts` nearly equal parts; return the boundaries relative to its start."""
     size = span.stop - span.start
     parts = min(parts, size)
     return np.arange(parts + 1) * size // max(parts, 1)

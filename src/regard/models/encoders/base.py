@@ -1,7 +1,7 @@
 """Contextual word vectors: one interface for all encoders.
 
-An encoder produces vectors for tokens, which may be parts of words or special tokens. A subclass of
-`WordEncoder` returns token vectors and the characters of each token; the base class merges them into words.
+An encoder produces vectors for tokens, which may be parts of words or special tokens. Subclasses of
+`WordEncoder` return token vectors and the span of each token; the base class merges them into words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,9 +40,9 @@ class TokenVectors:
     """Token vectors of one sentence.
 
     vectors: (layers, n, m).
-    spans: the characters [start, stop) of each token; None for a special token such as [CLS].
-    tokens: the tokens as strings; those of special tokens are displayed.
-    known: whether each token is in the vocabulary; None if all are.
+    spans: the character range [start, stop) of each token, or None for a special token such as [CLS].
+    tokens: the tokens as strings, used to label special tokens.
+    known: whether each token is in the vocabulary, or None if all tokens are.
 
     >>> import regard
     >>> (sentence,) = regard.load_encoder("minilm").token_vectors(["Dogs barked."])
@@ -61,11 +61,11 @@ class WordVectors:
     """Word vectors (layers, words, m) of one sentence.
 
     `vectors["bark"]` is the vector of the first "bark" at each layer, (layers, m), ignoring case if there is
-    no exact match; `vectors["bark", 1]` that of the second.
+    no exact match; `vectors["bark", 1]` is the vector of the second "bark".
 
-    words, spans: the words and their characters [start, stop). Words without tokens, because the tokenizer
-    drops their characters, are omitted.
-    known: whether each word is fully in the encoder's vocabulary.
+    words, spans: the words and their character ranges [start, stop). Words whose characters the tokenizer
+    drops are omitted.
+    known: whether all tokens of each word are in the encoder's vocabulary.
 
     >>> import torch
     >>> from regard.models.encoders.base import WordVectors
@@ -90,7 +90,7 @@ class WordVectors:
         return self.vectors[:, self.index(word)]
 
     def index(self, word: WordQuery) -> int:
-        """The index of a word in `words`."""
+        """Return the index of a word in `words`."""
         return find_word(word, self.words, self.sentence)
 
     def __len__(self) -> int:
@@ -105,8 +105,8 @@ class WordVectors:
 class Comparison:
     """Similarity of two words in their sentences.
 
-    words, sentences: a pair each.
-    similarities: cosine similarity of the vectors at each layer; `similarity` is the one at `best_layer`.
+    words, sentences: the two words and their sentences.
+    similarities: cosine similarity of the vectors at each layer; `similarity` is the value at `best_layer`.
 
     >>> import torch
     >>> from regard.models.encoders.base import Comparison
@@ -139,7 +139,7 @@ class Comparison:
 
 
 class Neighbor(NamedTuple):
-    """A similar word, its sentence (None if it comes from a vocabulary), and the cosine similarity.
+    """A similar word, its sentence (None if the word comes from a vocabulary), and the cosine similarity.
 
     >>> from regard.models import StaticEncoder
     >>> text = ["dogs chase cats", "cats chase mice", "dogs fear cats", "cats fear mice"]
@@ -169,10 +169,11 @@ class AttendedWord(NamedTuple):
 
 
 class WordEncoder(nn.Module):
-    """Base class of encoders that give each word of a sentence a vector per layer.
+    """Base class for encoders that return one vector per layer for each word of a sentence.
 
     A subclass sets `layers`, the number of vector layers, and implements `token_vectors`. Layer 0 holds the
-    vectors without context. `best_layer` is the layer that best separates word senses; default: the last.
+    vectors without context. `best_layer` is the layer that best separates word senses, by default the last
+    one.
 
     >>> import torch
     >>> from regard.models.encoders.base import TokenVectors, WordEncoder
@@ -193,14 +194,14 @@ class WordEncoder(nn.Module):
 
     layers: int
     best_layer: int = -1
-    vocabulary = Vocabulary(())  # words to suggest for a misspelled one
+    vocabulary = Vocabulary(())  # words to suggest for a misspelled word
 
     def token_vectors(self, sentences: Sequence[str]) -> Iterator[TokenVectors] | list[TokenVectors]:
-        """The token vectors of each sentence, in order. Called without gradients and in evaluation mode."""
+        """Return the token vectors of each sentence, in order. Called in eval mode, without gradients."""
         raise NotImplementedError(f"{type(self).__name__} must implement token_vectors(sentences)")
 
     def embed(self, sentences: str | Sequence[str]) -> list[WordVectors]:
-        """Compute word vectors at each layer: means over the tokens of a word. A string is one sentence."""
+        """Compute word vectors at each layer, averaged over the tokens of a word. A string is a sentence."""
         texts = check_sentences(sentences)
         splits = [split_words(text) for text in texts]
         for i, (text, words) in enumerate(zip(texts, splits, strict=True)):
@@ -213,10 +214,10 @@ class WordEncoder(nn.Module):
     def compare(
         self, first: str, second: str, *, word: WordQuery | tuple[WordQuery, WordQuery]
     ) -> Comparison:
-        """Compare a word in two sentences: cosine similarity of its vectors at each layer.
+        """Compare a word in two sentences by the cosine similarity of its vectors at each layer.
 
-        word: the word in both sentences, or a pair. (word, n) stands for the n-th occurrence, from 0. Case is
-        ignored if there is no exact match; inflected forms are different words.
+        word: a word that occurs in both sentences, or a pair of words. (word, n) is the n-th occurrence,
+        counted from 0. Case is ignored if there is no exact match; inflected forms are different words.
         """
         queries = parse_word_pair(word)
         both = self.embed([first, second])
@@ -265,11 +266,11 @@ class WordEncoder(nn.Module):
     def attended_words(
         self, sentence: str, word: WordQuery, *, layer: int | None = None, head: int | None = None
     ) -> list[AttendedWord]:
-        """Attention weights of a word: on the words of its sentence and on special tokens.
+        """Return the attention weights from a word to the words of its sentence and to special tokens.
 
         Weights are summed over the tokens of a key word and averaged over the tokens of the query word.
-        layer, head: from 0, or −1 for the last; default: the mean over all. Attention layer i reads vector
-        layer i and computes vector layer i + 1.
+        layer, head: index from 0, or −1 for the last; default: the mean over all layers or heads. Attention
+        layer i reads vector layer i and computes vector layer i + 1.
         """
         (text,) = check_sentences([sentence])
         seen: list[Weights] = []
@@ -285,7 +286,7 @@ class WordEncoder(nn.Module):
         return _merge_keys(torch.stack(rows).mean(0), tokens, words, parts)
 
     def tokens(self, sentence: str) -> list[str]:
-        """The tokens of a sentence, including special tokens.
+        """Return the tokens of a sentence, including special tokens.
 
         >>> import regard
         >>> regard.load_encoder("minilm").tokens("Unbelievably, dogs bark.")
@@ -303,7 +304,7 @@ class WordEncoder(nn.Module):
         return tokens
 
     def _index(self, vectors: WordVectors, word: WordQuery) -> int:
-        """The index of a word; raise if the encoder does not know it."""
+        """Return the index of a word. Raises an error if the encoder does not know the word."""
         index = vectors.index(word)
         if not vectors.known[index]:
             raise self._unknown(vectors.words[index])
@@ -312,7 +313,7 @@ class WordEncoder(nn.Module):
     def _unknown(self, word: str) -> ArgumentError:
         hint = suggest(word, self.vocabulary[len(self.vocabulary.special_tokens) :])
         return ArgumentError(
-            f"{type(self).__name__} does not know the word {word!r}{hint}; choose another one."
+            f"{type(self).__name__} does not know the word {word!r}{hint}; choose another word."
         )
 
     def _layer(self, layer: int | None) -> int:
@@ -345,12 +346,12 @@ def _merge(sentence: str, words: Sequence[Word], tokens: TokenVectors) -> WordVe
 
 
 def _cosine(x: Tensor, y: Tensor) -> Tensor:
-    """Cosine similarity, computed in float64 so that equal vectors give exactly 1 in float32."""
+    """Return the cosine similarity, computed in float64 so that equal vectors give exactly 1 in float32."""
     return F.cosine_similarity(x.double(), y.double(), dim=-1).clamp(-1, 1).to(x.dtype)
 
 
 def _check_index(name: str, index: int, count: int) -> int:
-    """Return the number of a layer or head if there is one."""
+    """Return the index of a layer or head. Raises an error if it is out of range."""
     if isinstance(index, bool) or not isinstance(index, int) or not -count <= index < count:
         raise ArgumentError(
             f"{name}={index!r} is out of range; pass a number from 0 to {count - 1}, or −1 for the last."
@@ -359,7 +360,7 @@ def _check_index(name: str, index: int, count: int) -> int:
 
 
 def _row(weights: Weights, part: Sequence[int], head: int | None) -> Tensor:
-    """The weights of one word, averaged over its tokens and the heads: (k)."""
+    """Return the weights of one word, averaged over its tokens and the heads: (k)."""
     rows = weights[..., list(part), :].flatten(0, -3).mean(-2)  # … h q k -> h k
     return rows.mean(0) if head is None else rows[_check_index("head", head, len(rows))]
 
@@ -367,7 +368,7 @@ def _row(weights: Weights, part: Sequence[int], head: int | None) -> Tensor:
 def _merge_keys(
     row: Tensor, tokens: TokenVectors, words: Sequence[Word], parts: list[list[int]]
 ) -> list[AttendedWord]:
-    """Sum token weights to weights of words and special tokens, in sentence order."""
+    """Sum the token weights of each word and each special token, in sentence order."""
     owners = [sum(token in part for part in parts) for token in range(len(tokens.spans))]
     attended = [
         (part[0], AttendedWord(word.text, float(sum(row[token] / owners[token] for token in part))))

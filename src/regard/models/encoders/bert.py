@@ -1,4 +1,4 @@
-"""Contextual word vectors from a masked language model: Devlin et al. 2019 (BERT)."""
+"""Contextual word vectors from a masked language model (BERT, Devlin et al. 2019)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,9 +17,9 @@ class BertEncoder(LearnedEncoder):
     """Word vectors from the layers of a masked language model.
 
     vocabulary: `Vocabulary.of(text, special_tokens=BertEncoder.special_tokens)`.
-    width: model dimension. layers: blocks; there is one more vector layer, the embeddings.
-    heads: attention heads. dropout: dropout probability. max_positions: maximum number of tokens, with start
-        and end.
+    width: model dimension. layers: number of blocks; the embeddings are an additional vector layer.
+    heads: number of attention heads. dropout: dropout probability.
+    max_positions: maximum number of tokens, including the start and end tokens.
 
     >>> from regard.models import BertEncoder, Vocabulary
     >>> vocabulary = Vocabulary.of(
@@ -68,15 +68,15 @@ class BertEncoder(LearnedEncoder):
         }
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
-        """All vector layers: (layers, …, m) for tokens (b, l) or packed (n)."""
+        """Return all vector layers: (layers, …, m) for tokens (b, l) or packed (n)."""
         return torch.stack(self.model.states(tokens, lengths))
 
     def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
-        """The last layer: (…, m) for tokens (b, l) or packed (n)."""
+        """Return the last layer: (…, m) for tokens (b, l) or packed (n)."""
         return self.model.states(tokens, lengths)[-1]
 
     def loss(self, tokens: Tensor | Packed | str | Sequence[str], lengths: Tensor | None = None) -> Tensor:
-        """Mean cross-entropy of the masked tokens; each call masks different ones."""
+        """Return the mean cross-entropy of the masked tokens; each call masks different tokens."""
         batch = as_packed(tokens, lengths) if isinstance(tokens, Tensor | Packed) else self.pack(tokens)
         start, end, mask = (self.special_tokens.index(token) for token in ("<s>", "</s>", "<mask>"))
         size = len(self.vocabulary)

@@ -1,7 +1,7 @@
-"""Read checkpoints in Hugging Face's layout: config.json and safetensors, validated before allocation.
+"""Read checkpoints in Hugging Face format (config.json and safetensors), validated before allocation.
 
-The supported models share BERT's encoder (Devlin et al. 2019) and differ in the names of their tensors;
-RoBERTa also in its first position.
+The supported models share BERT's encoder (Devlin et al. 2019) but have different tensor names; RoBERTa's
+positions also start at a different index.
 """
 
 import json
@@ -23,9 +23,9 @@ from regard.errors import ArgumentError
 from regard.models.configs import Activation
 from regard.models.layers.blocks import TransformerConfig
 
-MAX_JSON_BYTES = 64 * 2**20  # the largest known tokenizer.json has about 17 MB
+MAX_JSON_BYTES = 64 * 2**20  # the largest known tokenizer.json is about 17 MB
 
-# Our parameter names and the checkpoint's tensors, which are concatenated.
+# Our parameter names → names of the checkpoint's tensors, which are concatenated.
 _BERT = {
     "attention.in_proj": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attention.out_proj": ("attention.output.dense",),
@@ -46,7 +46,7 @@ _DISTILBERT = {
 
 @dataclass(frozen=True)
 class Family:
-    """The names a model family uses in config.json and for its tensors."""
+    """The names that a model family uses in config.json and for its tensors."""
 
     sizes: Mapping[str, str]
     block: str
@@ -91,7 +91,7 @@ _HEADS = {  # tensors of task heads, which are skipped
 
 @dataclass(frozen=True)
 class CheckpointLayout:
-    """Architecture and tensor names of a checkpoint, from its config.json."""
+    """Architecture and tensor names of a checkpoint, as given by its config.json."""
 
     path: Path
     family: Family
@@ -106,7 +106,7 @@ class CheckpointLayout:
         return self.config.max_positions - (0 if self.pad_id is None else self.pad_id + 1)
 
     def tensors(self) -> Iterator[tuple[str, tuple[str, ...], tuple[int, ...]]]:
-        """Yield our parameter names, their tensors in the checkpoint, and the shape of each tensor."""
+        """Yield our parameter name, its tensor names in the checkpoint, and the shape of each tensor."""
         width, ffn_dim = self.config.width, self.config.resolved_ffn_dim
         yield "words.weight", (_WORDS,), (self.vocab_size, width)
         positions = (self.config.max_positions, width)
@@ -132,7 +132,7 @@ def read_layout(folder: Path) -> CheckpointLayout:
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ArgumentError(
             f"{path} has model_type={_short(kind)}; load_encoder supports {', '.join(FAMILIES)} (MiniLM is "
-            "a bert)."
+            "a BERT model)."
         )
     family = FAMILIES[kind]
     _check_supported(path, settings)
@@ -162,23 +162,24 @@ def read_layout(folder: Path) -> CheckpointLayout:
     if pad_id is not None and pad_id + 1 >= max_positions:
         raise ArgumentError(
             f"{path} has pad_token_id={pad_id} and max_position_embeddings={max_positions}; positions start "
-            "after the padding id, so none are left."
+            "after the padding id, so there are no positions left."
         )
     vocab_size = _integer(path, settings, "vocab_size")
     return CheckpointLayout(path, family, config, vocab_size, token_types, pad_id)
 
 
 def _check_supported(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise unless this is an encoder with learned positions and floating-point weights."""
+    """Raise unless the model is an encoder with learned positions and floating-point weights."""
     for name in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
         if settings.get(name):
             raise ArgumentError(
-                f"{path} has {name}={_short(settings[name])}; load_encoder supports encoder-only models."
+                f"{path} has {name}={_short(settings[name])}; load_encoder supports only encoder models."
             )
     kind = settings.get("position_embedding_type", "absolute")
     if kind != "absolute":
         raise ArgumentError(
-            f"{path} has position_embedding_type={_short(kind)}; load_encoder supports 'absolute' positions."
+            f"{path} has position_embedding_type={_short(kind)}; load_encoder supports only "
+            "'absolute' positions."
         )
     if settings.get("quantization_config"):
         raise ArgumentError(
@@ -218,7 +219,7 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
             f"{path} is not valid JSON: {_short(str(error))}. Copy or download it again."
         ) from None
     if not isinstance(content, dict):
-        raise ArgumentError(f"{path} contains {type_name(content)}; expected an object, {{…}}.")
+        raise ArgumentError(f"{path} contains {type_name(content)}; it must contain an object, {{…}}.")
     return content
 
 
@@ -228,14 +229,15 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
         return read_regular(path, max_bytes).decode()
     except OSError as error:
         raise ArgumentError(
-            f"Cannot read {path}: {error.strerror}. A folder needs config.json, safetensors and a tokenizer."
+            f"Cannot read {path}: {error.strerror}. The folder needs config.json, safetensors and "
+            "a tokenizer."
         ) from None
     except UnicodeDecodeError:
         raise ArgumentError(f"{path} is not UTF-8 text. Copy or download it again.") from None
 
 
 def read_tensors(folder: Path, layout: CheckpointLayout) -> dict[str, Tensor]:
-    """Read the parameters by our names, in float32. All names and shapes are validated before reading."""
+    """Read the parameters under our names, in float32. Names and shapes are validated before reading."""
     from safetensors import SafetensorError, safe_open
 
     with ExitStack() as stack:
@@ -246,7 +248,7 @@ def read_tensors(folder: Path, layout: CheckpointLayout) -> dict[str, Tensor]:
                 slices |= {name: (file, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
             except (SafetensorError, OSError, RuntimeError, MemoryError) as error:
                 raise ArgumentError(
-                    f"{path} is not a complete safetensors file, or too large for the memory: "
+                    f"{path} is not a complete safetensors file, or it does not fit in memory: "
                     f"{_short(str(error))}. Copy or download it again."
                 ) from None
         names = _encoder_names(folder, slices)
@@ -266,7 +268,7 @@ def read_tensors(folder: Path, layout: CheckpointLayout) -> dict[str, Tensor]:
 
 
 def _read(folder: Path, files: Mapping[str, Any], shape: tuple[int, ...]) -> Tensor:
-    """Read and concatenate tensors of one shape, without an intermediate copy."""
+    """Read and concatenate tensors of the same shape, without an intermediate copy."""
     result = torch.empty(len(files) * shape[0], *shape[1:], dtype=torch.float32, device="cpu")
     for (name, file), part in zip(files.items(), result.split(shape[0]), strict=True):
         part.copy_(file.get_tensor(name))
@@ -286,14 +288,14 @@ def _files(folder: Path) -> list[Path]:
         return paths
     if paths:
         raise ArgumentError(
-            f"{folder} has {len(paths)} safetensors files, no model.safetensors and no index; keep one, or "
-            "add model.safetensors.index.json."
+            f"{folder} has {len(paths)} safetensors files, but no model.safetensors and no index; keep one "
+            "file, or add model.safetensors.index.json."
         )
     pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern)]
     if pickled:
         raise ArgumentError(
-            f"{folder} has its weights in {pickled[0]}, a pickle, which can execute code; regard reads only "
-            "safetensors. If you trust it, convert it with transformers' save_pretrained."
+            f"{folder} has its weights in {pickled[0]}, a pickle file, which can execute code; regard reads "
+            "only safetensors. If you trust the file, convert it with transformers' save_pretrained."
         )
     raise ArgumentError(f"{folder} has no weights; add model.safetensors.")
 
@@ -301,7 +303,7 @@ def _files(folder: Path) -> list[Path]:
 def _shards(folder: Path, index: Path) -> list[Path]:
     files = read_json(index).get("weight_map")
     if not isinstance(files, dict) or not files or not all(isinstance(name, str) for name in files.values()):
-        raise ArgumentError(f"{index} has no valid weight_map from tensor names to file names.")
+        raise ArgumentError(f"{index} has no valid weight_map, which maps tensor names to file names.")
     names = sorted(set(files.values()))
     for name in names:
         if Path(name).name != name or "\\" in name or "\0" in name or not name.endswith(".safetensors"):
@@ -318,13 +320,13 @@ def _shards(folder: Path, index: Path) -> list[Path]:
 
 
 def _encoder_names(folder: Path, slices: Mapping[str, Any]) -> dict[str, str]:
-    """Map the encoder's tensor names, without the prefix of a surrounding model, to the names in the file."""
+    """Map the encoder's tensor names, without the prefix of an enclosing model, to the names in the file."""
     prefix = next((prefix for prefix in _PREFIXES if prefix + _WORDS in slices), None)
     if prefix is None:
         names = ", ".join(sorted(slices)[:3]) or "none at all"
         raise ArgumentError(
             f"The weights in {folder} lack {_WORDS}, even with the prefixes {', '.join(_PREFIXES[1:])}; "
-            f"they have {_short(names)}, … Is this a BERT, RoBERTa or DistilBERT?"
+            f"they have {_short(names)}, … Is this a BERT, RoBERTa or DistilBERT model?"
         )
     names_in_file: dict[str, str] = {}
     for name in slices:
@@ -335,21 +337,21 @@ def _encoder_names(folder: Path, slices: Mapping[str, Any]) -> dict[str, str]:
             new = new.replace("LayerNorm.beta", "LayerNorm.bias")
             if new in names_in_file:
                 raise ArgumentError(
-                    f"{folder} has both {_short(names_in_file[new])} and {_short(name)}, two names of one "
-                    "tensor; remove one."
+                    f"{folder} has both {_short(names_in_file[new])} and {_short(name)}, two names for "
+                    "the same tensor; remove one."
                 )
             names_in_file[new] = name
     return names_in_file
 
 
 def _check_names(folder: Path, names: Mapping[str, str], layout: CheckpointLayout) -> None:
-    """Raise unless the names are exactly those of the config. Layers are counted first: it may have 10⁹."""
+    """Raise unless the names match the config. Layers are counted first, because a config may claim 10⁹."""
     block = layout.family.block + "."
     numbers = {name.removeprefix(block).partition(".")[0] for name in names if name.startswith(block)}
     if len(numbers) != layout.config.layers:
         raise ArgumentError(
-            f"{layout.path} has {layout.family.sizes['layers']}={layout.config.layers} and the weights have "
-            f"{len(numbers)} layers; use both from the same folder."
+            f"{layout.path} has {layout.family.sizes['layers']}={layout.config.layers}, but the weights have "
+            f"{len(numbers)} layers; use a config and weights from the same folder."
         )
     expected = {name for _, theirs, _ in layout.tensors() for name in theirs}
     missing, extra = sorted(expected - names.keys()), sorted(names.keys() - expected)
@@ -357,8 +359,8 @@ def _check_names(folder: Path, names: Mapping[str, str], layout: CheckpointLayou
         raise ArgumentError(f"The weights in {folder} lack {_some(missing)}; copy the whole folder.")
     if extra:
         raise ArgumentError(
-            f"The weights in {folder} have {_some(extra)}, which regard does not support; without them the "
-            "output would differ."
+            f"The weights in {folder} have {_some(extra)}, which regard does not support; the output "
+            "would be wrong without them."
         )
 
 
@@ -366,7 +368,7 @@ def _check_tensor(folder: Path, name: str, part: Any, shape: tuple[int, ...]) ->
     if tuple(part.get_shape()) != shape:
         raise ArgumentError(
             f"{name} in {folder} has shape {tuple(part.get_shape())}; config.json requires {shape}. Use "
-            "both from the same folder."
+            "a config and weights from the same folder."
         )
     if part.get_dtype() not in ("F64", "F32", "F16", "BF16"):
         raise ArgumentError(
@@ -381,7 +383,7 @@ def _some(names: list[str]) -> str:
 
 
 def _short(value: object) -> str:
-    """A short repr of a value from an untrusted file."""
+    """Return a short repr of a value from an untrusted file."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 120
     return short.repr(value)

@@ -1,4 +1,4 @@
-"""Contextual word vectors from a forward and a backward language model: Peters et al. 2018 (ELMo).
+"""Contextual word vectors from a forward and a backward language model (ELMo, Peters et al. 2018).
 
 log p(w_k | w_1 … w_{k−1}) + log p(w_k | w_{k+1} … w_n)      maximized, section 3.1
 h_0 = [x; x],  h_j = [forward_j; backward_j]                 layers
@@ -21,7 +21,7 @@ from regard.models.recurrent_cells import run_rnn
 
 
 class ScalarMix(nn.Module):
-    """γ Σ_j softmax(s)_j h_j: Peters et al. 2018, eq. 1. Initialized to the mean of the layers.
+    """Weighted sum of layers, γ Σ_j softmax(s)_j h_j (Peters et al. 2018, eq. 1). Initially their mean.
 
     >>> import torch
     >>> from regard.models.encoders.elmo import ScalarMix
@@ -36,7 +36,7 @@ class ScalarMix(nn.Module):
         self.gamma = nn.Parameter(torch.ones(()))
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """(layers, …) → (…)."""
+        """Combine the layers: (layers, …) → (…)."""
         if len(vectors) != len(self.scores):
             raise ShapeError(
                 f"ScalarMix({len(self.scores)}) got {len(vectors)} layers; pass {len(self.scores)}, or use "
@@ -63,7 +63,7 @@ class LSTMStack(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, l, m) → (layers, b, l, m)."""
+        """Return the outputs of all layers: (b, l, m) → (layers, b, l, m)."""
         outputs: list[Tensor] = []
         for lstm in self.lstms:
             output = self.dropout(run_rnn(lstm, x)[0])
@@ -76,12 +76,12 @@ class ElmoEncoder(LearnedEncoder):
     """Word vectors from the states of a forward and a backward LSTM language model.
 
     vocabulary: `Vocabulary.of(text, special_tokens=ElmoEncoder.special_tokens)`.
-    width: dimension of each direction; the vectors have twice as much.
-    layers: LSTM layers; there is one more vector layer, the embeddings.
-    dropout: dropout probability of the inputs and outputs of the LSTMs.
+    width: dimension of each direction; word vectors have dimension 2 × width.
+    layers: number of LSTM layers; the embeddings are an additional vector layer.
+    dropout: dropout probability for the inputs and outputs of the LSTMs.
 
-    Both directions share the embedding and the output layer. `mix` is trained by the task that uses
-    `forward`.
+    Both directions share the embedding and the output layer. `mix` is not trained by `learn`, but with the
+    task that uses `forward`.
 
     >>> from regard.models import ElmoEncoder, Vocabulary
     >>> vocabulary = Vocabulary.of(
@@ -116,22 +116,22 @@ class ElmoEncoder(LearnedEncoder):
         return {"width": self.width, "layers": self.layers - 1, "dropout": self.dropout.p}
 
     def trained_parameters(self) -> Iterator[nn.Parameter]:
-        """All parameters except the mix."""
+        """Return all parameters except those of the mix."""
         return (parameter for name, parameter in self.named_parameters() if not name.startswith("mix."))
 
     def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
-        """The mix of all layers: (…, 2m) for tokens (b, l) or packed (n), including special tokens."""
+        """Return the mix of all layers: (…, 2m) for tokens (b, l) or packed (n), including special tokens."""
         return self.mix(self.states(tokens, lengths))
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
-        """All vector layers: (layers, …, 2m) for tokens (b, l) or packed (n)."""
+        """Return all vector layers: (layers, …, 2m) for tokens (b, l) or packed (n)."""
         padded, sizes = _padded(tokens, lengths)
         x, forward, backward = self._encode(padded, sizes)
         both = torch.cat([torch.cat([x, x], -1)[None], torch.cat([forward, backward], -1)])
         return both[:, token_mask(padded, sizes)] if isinstance(tokens, Packed) else both
 
     def _encode(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The embeddings (b, l, m), and the layers of each direction (layers, b, l, m)."""
+        """Return the embeddings (b, l, m) and the layers of each direction (layers, b, l, m)."""
         x = self.embedding(tokens)
         inputs = self.dropout(x)
         order = reversed_order(tokens, lengths)
@@ -139,12 +139,12 @@ class ElmoEncoder(LearnedEncoder):
         return x, self.forward_lm(inputs), reorder(backward, order.expand(len(backward), -1, -1))
 
     def loss(self, tokens: Tensor | Packed | str | Sequence[str], lengths: Tensor | None = None) -> Tensor:
-        """Mean cross-entropy of both directions."""
+        """Return the mean cross-entropy of both directions."""
         if not isinstance(tokens, Tensor | Packed):
             tokens = self.pack(tokens)
         padded, sizes = _padded(tokens, lengths)
         _, forward, backward = self._encode(padded, sizes)
-        # padding is ignored rather than removed, so shapes depend on the batch only
+        # padding is ignored rather than removed, so shapes depend only on the batch
         labels = padded.masked_fill(~token_mask(padded, sizes), IGNORE)
         previous = labels[:, :-1].masked_fill(labels[:, 1:] == IGNORE, IGNORE)
         states = torch.stack([forward[-1][:, :-1], backward[-1][:, 1:]])
@@ -156,11 +156,11 @@ class ElmoEncoder(LearnedEncoder):
 
 
 def _padded(tokens: Tensor | Packed, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Convert a batch to padded tokens (b, l) and lengths; raise if it is empty."""
+    """Convert a batch to padded tokens (b, l) and lengths. Raises an error if the batch is empty."""
     padded, sizes = as_padded(tokens, lengths)
     if 0 in padded.shape:
         raise ShapeError(
             f"The batch has {padded.shape[0]} sentences of up to {padded.shape[1]} tokens; ElmoEncoder "
-            "needs at least one sentence and one token."
+            "needs at least one sentence with at least one token."
         )
     return padded, sizes

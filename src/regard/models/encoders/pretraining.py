@@ -1,4 +1,4 @@
-"""Base class of encoders trained on the user's text: vocabulary, training and files."""
+"""Base class for encoders trained on the user's own text: vocabulary, training, saving and loading."""
 
 import inspect
 import json
@@ -28,7 +28,7 @@ _EMBED_BATCH = 64  # sentences per batch in `embed`
 
 
 class LearnedEncoder(WordEncoder):
-    """Base class of encoders with a word vocabulary that `learn` from sentences.
+    """Base class for encoders with a word vocabulary that are trained on sentences with `learn`.
 
     The constructor takes a vocabulary and JSON-serializable `options`. Subclasses implement `options`,
     `states` (the vectors of each layer) and `loss`.
@@ -51,7 +51,7 @@ class LearnedEncoder(WordEncoder):
         ):
             name = type(self).__name__
             raise ArgumentError(
-                f"{name} got {shorten(repr(vocabulary))}; pass a vocabulary of words with its special "
+                f"{name} got {shorten(repr(vocabulary))}; pass a vocabulary built with its special "
                 f"tokens: Vocabulary.of(sentences, special_tokens={name}.special_tokens)."
             )
         self.vocabulary = vocabulary
@@ -62,15 +62,15 @@ class LearnedEncoder(WordEncoder):
         raise NotImplementedError(f"{type(self).__name__} must implement options")
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
-        """All vector layers: (layers, …, m) for tokens (b, l) or packed (n)."""
+        """Return all vector layers: (layers, …, m) for tokens (b, l) or packed (n)."""
         raise NotImplementedError(f"{type(self).__name__} must implement states(tokens, lengths)")
 
     def loss(self, tokens: Tensor | Packed | str | Sequence[str], lengths: Tensor | None = None) -> Tensor:
-        """Training loss, averaged over the tokens."""
+        """Return the training loss, averaged over the tokens."""
         raise NotImplementedError(f"{type(self).__name__} must implement loss(tokens, lengths)")
 
     def trained_parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters that `learn` optimizes."""
+        """Return the parameters that `learn` optimizes."""
         return self.parameters()
 
     def pack(self, sentences: str | Sequence[str]) -> Packed:
@@ -79,7 +79,7 @@ class LearnedEncoder(WordEncoder):
         return Packed.of([self.encode(sentence) for sentence in check_sentences(sentences)], device)
 
     def encode(self, sentence: str) -> list[int]:
-        """Token ids of a sentence, between <s> and </s>."""
+        """Return the token ids of a sentence, between <s> and </s>."""
         start, end = self.special_tokens.index("<s>"), self.special_tokens.index("</s>")
         return [start, *self.vocabulary.ids(word.text for word in split_words(sentence)), end]
 
@@ -112,12 +112,12 @@ class LearnedEncoder(WordEncoder):
         report: Callable[[int, float], None] | None = None,
         **options: Any,
     ) -> Self:
-        """Train on sentences with Adam, for `epochs`, or until `max_seconds` have passed.
+        """Train on sentences with Adam for `epochs` epochs, or until `max_seconds` have passed.
 
         min_count: minimum number of occurrences of a word. max_vocab_size: maximum number of words. Other
             words become <unk>.
-        batch_size: sentences per update. learning_rate: initial learning rate; decays to a tenth.
-        seed: the same seed gives the same encoder, unless max_seconds ends the training.
+        batch_size: sentences per update. learning_rate: initial learning rate, which decays to a tenth.
+        seed: random seed. Training is reproducible unless max_seconds ends it early.
         report: called after each epoch with its index and mean loss.
         options: passed to the constructor, e.g. width and layers.
 
@@ -152,21 +152,21 @@ class LearnedEncoder(WordEncoder):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Load a file written by `save`. No code in it is executed."""
+        """Load an encoder from a file written by `save`. No code from the file is executed."""
         if not Path(path).is_file():
             raise ArgumentError(
-                f"There is no file {os.fspath(path)!r}; pass one written by {cls.__name__}.save."
+                f"There is no file {os.fspath(path)!r}; pass a file written by {cls.__name__}.save."
             )
         try:
             return _load(cls, Path(path))
         except _OldFormatError as error:
             raise ArgumentError(
-                f"{os.fspath(path)!r} was written by an earlier version of regard ({error}; this one reads "
-                f"{cls.format!r}). Train the encoder again."
+                f"{os.fspath(path)!r} was written by an earlier version of regard ({error}; this version "
+                f"reads {cls.format!r}). Train the encoder again."
             ) from None
         except (*_INVALID, SafetensorError, OSError, MemoryError) as error:
             raise ArgumentError(
-                f"{os.fspath(path)!r} is not a valid {cls.__name__} file ({str(error)[:300]}); pass one "
+                f"{os.fspath(path)!r} is not a valid {cls.__name__} file ({str(error)[:300]}); pass a file "
                 f"written by {cls.__name__}.save."
             ) from None
 
@@ -179,7 +179,7 @@ Encoder = TypeVar("Encoder", bound=LearnedEncoder)
 
 
 def _load(cls: type[Encoder], path: Path) -> Encoder:
-    """Load an untrusted file: everything in it is validated."""
+    """Load an untrusted file, validating everything in it."""
     with safe_open(path, "pt") as file:
         metadata, names = file.metadata() or {}, set(file.keys())
         about, words = (json.loads(metadata.get(part, "null")) for part in ("about", "words"))
@@ -193,30 +193,30 @@ def _load(cls: type[Encoder], path: Path) -> Encoder:
         best: Any = about.get("best_layer")
         expected = set(inspect.signature(cls).parameters) - {"vocabulary"}
         if not isinstance(options, dict) or set(options) != expected:
-            raise ValueError(f"its options are {options} and should be {sorted(expected)}")
+            raise ValueError(f"its options are {options} instead of {sorted(expected)}")
         layers = options["layers"]
-        check_int("its options got layers", layers, min=1)
-        if layers > len(names):  # before a model of this size is created
-            raise ValueError(f"its options have {layers} layers and there are {len(names)} tensors")
+        check_int("its options have layers", layers, min=1)
+        if layers > len(names):  # checked before a model of this size is created
+            raise ValueError(f"its options have {layers} layers and there are only {len(names)} tensors")
         with torch.device("meta"):  # shapes only, until the file is validated
             encoder = cls(Vocabulary(words, special_tokens=cls.special_tokens), **options)
-        check_int("the file got best_layer", best, min=-encoder.layers)
+        check_int("it has best_layer", best, min=-encoder.layers)
         if best >= encoder.layers:
-            raise ValueError(f"best_layer is {best} and there are {encoder.layers} layers")
+            raise ValueError(f"its best_layer is {best} and there are {encoder.layers} layers")
     encoder.load_state_dict(read_parameters(path, encoder), assign=True)
     encoder.best_layer = best
     return encoder.eval()
 
 
 def _earlier(format: str) -> list[str]:
-    """All earlier versions of a format: "bert 1" for "bert 2"."""
+    """Return all earlier versions of a format: "bert 1" for "bert 2"."""
     name, _, version = format.partition(" ")
     return [f"{name} {n}" for n in range(1, int(version))]
 
 
 @dataclass(frozen=True)
 class _Training:
-    """Training settings of `LearnedEncoder.learn`."""
+    """Training settings for `LearnedEncoder.learn`."""
 
     name: str
     epochs: int
@@ -237,7 +237,7 @@ class _Training:
         sentences: list[list[int]],
         report: Callable[[int, float], None] | None,
     ) -> None:
-        """Train for all epochs, or until the time is up."""
+        """Train for all epochs, or until the time limit."""
         optimizer = torch.optim.Adam(encoder.trained_parameters(), lr=self.learning_rate)
         start = time.monotonic()
         for epoch in range(self.epochs):
@@ -259,7 +259,7 @@ class _Training:
                 report(epoch, sum(losses) / len(losses))
 
     def batches(self, sentences: list[list[int]]) -> Iterator[list[list[int]]]:
-        """All sentences once, in random batches of similar lengths."""
+        """Yield all sentences once, in random batches of sentences of similar length."""
         order = torch.randperm(len(sentences)).tolist()
         pool = 50 * self.batch_size
         batches: list[list[int]] = []

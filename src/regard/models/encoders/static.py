@@ -1,6 +1,6 @@
-"""Static embeddings: one vector per word, whatever its sentence.
+"""Static embeddings: one vector per word, independent of its sentence.
 
-Trained by counting co-occurrences (Levy and Goldberg 2014):
+The vectors are computed from co-occurrence counts (Levy and Goldberg 2014):
 
     PPMI(w, c) = max(0, log P(w, c) / (P(w) P'(c)))     positive pointwise mutual information; P' ~ P^¾
     PPMI ≈ U Σ Vᵀ, vectors = U √Σ                       truncated SVD
@@ -37,12 +37,13 @@ _MAX_LINE = 2**20  # bytes; enough for 50,000 numbers
 
 
 class StaticEncoder(WordEncoder):
-    """One vector per word of a vocabulary: (words, m).
+    """An encoder with one vector for each word of a vocabulary: (words, m).
 
-    words: the vocabulary. vectors: one row per word. unknown: vector of all other words; default: the mean.
+    words: the vocabulary. vectors: one row per word. unknown: vector for all other words; default: the mean.
 
-    Words are looked up as spelled, then ignoring case. Unknown words get the vector `unknown` in sentences,
-    and are marked in `WordVectors.known`; comparing them or searching for their neighbors raises an error.
+    Words are looked up with exact spelling first, then ignoring case. In sentences, unknown words get the
+    vector `unknown` and are marked in `WordVectors.known`; comparing them or searching for their neighbors
+    raises an error.
 
     >>> import torch
     >>> from regard.models.encoders.static import StaticEncoder
@@ -63,7 +64,9 @@ class StaticEncoder(WordEncoder):
         self.vocabulary = Vocabulary(words)
         known = len(self.vocabulary) - 1
         if not isinstance(vectors, Tensor) or not vectors.is_floating_point():
-            raise DTypeError("StaticEncoder got vectors that are not a floating-point tensor (words, m).")
+            raise DTypeError(
+                "StaticEncoder got vectors that are not a floating-point tensor; pass a tensor (words, m)."
+            )
         if vectors.dim() != 2 or not vectors.numel() or len(vectors) != known:
             raise ShapeError(
                 f"StaticEncoder got {known} words and vectors of shape {tuple(vectors.shape)}; pass vectors "
@@ -73,12 +76,12 @@ class StaticEncoder(WordEncoder):
         if unknown.shape != vectors.shape[1:]:
             raise ShapeError(
                 f"StaticEncoder got vectors of width {vectors.shape[1]} and unknown of shape "
-                f"{tuple(unknown.shape)}; it must be ({vectors.shape[1]},)."
+                f"{tuple(unknown.shape)}; unknown must have shape ({vectors.shape[1]},)."
             )
         self.vectors = nn.Parameter(torch.cat([unknown[None].to(vectors), vectors]).detach())
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(…) → (…, m). ids: from `vocabulary`, 0 for unknown words."""
+        """Return the vectors of words: (…) → (…, m). ids: ids from `vocabulary`; unknown words have id 0."""
         return F.embedding(ids, self.vectors)
 
     def token_vectors(self, sentences: Sequence[str]) -> Iterator[TokenVectors]:
@@ -90,7 +93,7 @@ class StaticEncoder(WordEncoder):
             yield TokenVectors(vectors[None], spans, known=[i > 0 for i in ids])
 
     def vector(self, word: str) -> Tensor:
-        """The vector of a word, (m)."""
+        """Return the vector of a word, (m)."""
         return self.vectors[self._id(word)]
 
     def nearest(
@@ -104,7 +107,7 @@ class StaticEncoder(WordEncoder):
     ) -> list[Neighbor]:
         """Find the most similar words in the vocabulary, or in the sentences `among`.
 
-        sentence: only determines the spelling of the word.
+        sentence: the sentence that contains the word; it does not affect the vector.
         """
         if among is not None:
             return super().nearest(word, sentence=sentence, among=among, k=k, layer=layer)
@@ -145,11 +148,11 @@ class StaticEncoder(WordEncoder):
         max_vocab_size: int | None = 20_000,
         seed: int = 0,
     ) -> "StaticEncoder":
-        """Train vectors on co-occurrence counts. 10,000 sentences take seconds.
+        """Compute vectors from co-occurrence counts. This takes seconds for 10,000 sentences.
 
-        width: vector dimension. window: maximum distance of co-occurring words; nearer ones count more.
+        width: vector dimension. window: maximum distance between co-occurring words; closer words count more.
         min_count: minimum number of occurrences. max_vocab_size: maximum number of words.
-        seed: the same seed gives the same vectors.
+        seed: random seed.
 
         >>> from regard.models.encoders.static import StaticEncoder
         >>> text = ["dogs chase cats", "cats chase mice", "dogs fear cats", "cats fear mice"]
@@ -170,13 +173,13 @@ class StaticEncoder(WordEncoder):
         if not len(counts):
             raise ArgumentError(
                 f"StaticEncoder.learn got {pluralize(len(texts), 'sentence')} without co-occurring words; "
-                "pass sentences of several words."
+                "pass sentences with several words."
             )
         vectors = _factor(_ppmi(pairs, counts, len(vocabulary) - 1), width, seed)
         return cls(vocabulary[1:], vectors)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Save in word2vec's text format: a line of sizes, then `word v1 v2 …` for each word."""
+        """Save in word2vec's text format: one line with the sizes, then `word v1 v2 …` for each word."""
         words, vectors = list(self.vocabulary), self.vectors.detach().float().cpu().tolist()
         for word in words:
             if not _storable(word):
@@ -191,10 +194,10 @@ class StaticEncoder(WordEncoder):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, limit: int | None = None) -> "StaticEncoder":
-        """Load vectors in the text format of word2vec or GloVe: `word v1 v2 …` in each line.
+        """Load vectors in the text format of word2vec or GloVe: `word v1 v2 …` on each line.
 
-        limit: maximum number of words; such files are sorted by frequency. The word `<unk>` gives the vector
-        of unknown words. Malformed lines raise an error with the line number.
+        limit: maximum number of words to read; word vector files are usually sorted by frequency. The
+        vector of `<unk>` is used for unknown words. Malformed lines raise an error with the line number.
         """
         if limit is not None:
             check_int("StaticEncoder.load got limit", limit, min=1)
@@ -214,7 +217,7 @@ class StaticEncoder(WordEncoder):
 def _cooccurrences(
     sentences: Sequence[str], vocabulary: Vocabulary, window: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Pairs of co-occurring words (2, n) and their weighted counts."""
+    """Return pairs of co-occurring words (2, n) and their weighted counts."""
     ids = [[i - 1 for i in vocabulary.ids(word.text for word in split_words(s)) if i] for s in sentences]
     tokens = np.array([i for line in ids for i in line], dtype=np.int64)
     owner = np.repeat(np.arange(len(ids)), [len(line) for line in ids])
@@ -232,7 +235,7 @@ def _cooccurrences(
 
 
 def _ppmi(pairs: NDArray[np.int64], counts: NDArray[np.float64], size: int) -> Tensor:
-    """Positive pointwise mutual information: (words, words), sparse."""
+    """Return the positive pointwise mutual information: (words, words), sparse."""
     marginal = np.bincount(pairs[0], counts, size)
     smoothed = marginal**0.75  # reduces the bias towards rare context words
     independent = (marginal / marginal.sum())[pairs[0]] * (smoothed / smoothed.sum())[pairs[1]]
@@ -243,7 +246,7 @@ def _ppmi(pairs: NDArray[np.int64], counts: NDArray[np.float64], size: int) -> T
 
 
 def _factor(matrix: Tensor, width: int, seed: int) -> Tensor:
-    """U √Σ of the truncated SVD, by subspace iteration (Halko et al. 2011, algorithm 4.4)."""
+    """Return U √Σ of the truncated SVD, computed by subspace iteration (Halko et al. 2011, algorithm 4.4)."""
     size = len(matrix)
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(size, min(width + 10, size), generator=generator, dtype=matrix.dtype)
@@ -259,7 +262,7 @@ def _factor(matrix: Tensor, width: int, seed: int) -> Tensor:
 
 def _read(path: str | os.PathLike[str], limit: int | None) -> tuple[list[str], Tensor]:
     """Read words and vectors (words, m) from an untrusted file."""
-    words: dict[str, int] = {}  # and their line numbers
+    words: dict[str, int] = {}  # word → line number
     numbers = array("f")
     width, declared = 0, None
     for line, fields in _lines(path):
@@ -272,12 +275,12 @@ def _read(path: str | os.PathLike[str], limit: int | None) -> tuple[list[str], T
         width = width or len(fields) - 1
         word, row = _row(path, line, fields, width)
         if words.setdefault(word, line) != line:
-            raise _error(path, line, f"repeats the word {word[:100]!r} of line {words[word]}")
+            raise _error(path, line, f"repeats the word {word[:100]!r} from line {words[word]}")
         numbers.extend(row)
     if not words:
         raise _error(path, None, "has no vectors")
     if declared is not None and declared != len(words):
-        raise _error(path, None, f"declares {declared} words in its first line and has {len(words)}")
+        raise _error(path, None, f"declares {declared} words in its first line, but has {len(words)}")
     vectors = torch.frombuffer(numbers, dtype=torch.float32).reshape(len(words), width).clone()
     bad = (~vectors.isfinite()).any(1).nonzero().flatten()
     if len(bad):
@@ -288,7 +291,7 @@ def _read(path: str | os.PathLike[str], limit: int | None) -> tuple[list[str], T
 
 def _open(path: str | os.PathLike[str]) -> BinaryIO:
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else path
-    if not isinstance(name, str):  # an int would be a file descriptor
+    if not isinstance(name, str):  # open() treats an int as a file descriptor
         raise DTypeError(f"StaticEncoder.load got {type_name(name)}; pass a file path.")
     try:
         return open(name, "rb")
@@ -301,7 +304,7 @@ def _open(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield line numbers, from 1, and the fields of each line."""
+    """Yield the number of each line, counted from 1, and its fields."""
     with _open(path) as file:
         line = 0
         while content := file.readline(_MAX_LINE + 1):
@@ -320,7 +323,7 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _row(path: str | os.PathLike[str], line: int, fields: list[str], width: int) -> tuple[str, list[float]]:
-    """Parse a line. Some words in GloVe files contain spaces: ". . ."."""
+    """Parse a line. Some words in GloVe files contain spaces, such as ". . ."."""
     words = fields[: max(len(fields) - width, 1)]
     if width < 1 or len(fields) < width + 1 or any(_is_number(text) for text in words[1:]) or not words[0]:
         raise _error(path, line, f"has {len(fields) - 1} numbers; the vectors have {width}")
@@ -331,7 +334,7 @@ def _row(path: str | os.PathLike[str], line: int, fields: list[str], width: int)
 
 
 def _storable(word: str) -> bool:
-    """Whether `_row` can parse this word: spaces are allowed, but no numbers after them."""
+    """Whether `_row` can parse this word, which may contain spaces, but no number after a space."""
     first, *rest = word.split(" ")
     valid = first and not set("\n\0") & set(word) and not any(_is_number(text) for text in rest)
     return bool(valid) and word.encode(errors="ignore").decode() == word

@@ -12,8 +12,8 @@ from regard._util.text import shorten
 from regard.errors import ArgumentError, MissingExtraError
 from regard.models.encoders.checkpoint_layouts import CheckpointLayout, read_json, read_text
 
-# Limits for tokenizer.json. The Rust library aborts the process if memory runs out, so anything far beyond
-# real tokenizers is rejected.
+# Limits for tokenizer.json. The Rust library aborts the process if it runs out of memory, so anything far
+# beyond real tokenizers is rejected.
 _MAX_GROWTH = 10_000  # factor by which normalization may lengthen a text; real tokenizers stay below 2,000
 _MAX_STEPS = 64  # steps in a sequence
 _MAX_DEPTH = 8  # nested sequences
@@ -21,7 +21,7 @@ _MAX_SPECIAL = 1000  # special tokens added to a sentence
 _MAX_COPIES = 4  # copies of a sentence in a template
 _MAX_AFFIX = 64  # bytes in a subword prefix or suffix
 _MAX_WORD = 10_000  # characters in a word that is split into subwords
-# growth factors in UTF-8 bytes; NFKC turns U+FDFA into a text 11 times as long
+# growth factors in UTF-8 bytes; NFKC makes U+FDFA 11 times as long
 _UNICODE = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 2}
 _NORMALIZERS = {"BertNormalizer": 10, "ByteLevel": 2, "Strip": 1, "StripAccents": 1, "Nmt": 1}
 _PRE_TOKENIZERS = {
@@ -33,7 +33,7 @@ _PRE_TOKENIZERS = {
 
 
 class Encoding(NamedTuple):
-    """Token ids, token strings, and the characters [start, stop) of each token; None for special tokens."""
+    """Token ids, token strings, and the span [start, stop) of each token, or None for special tokens."""
 
     ids: list[int]
     tokens: list[str]
@@ -41,30 +41,30 @@ class Encoding(NamedTuple):
 
 
 class SubwordTokenizer:
-    """A tokenizer of the package `tokenizers`, validated against the model's vocabulary."""
+    """A tokenizer from the package `tokenizers`, validated against the model's vocabulary."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, folder: Path) -> None:
         with _guard(f"Cannot use the tokenizer in {folder}"):
-            tokenizer.no_truncation()  # texts that are too long raise an error instead
+            tokenizer.no_truncation()  # the encoder raises an error for texts that are too long
             tokenizer.no_padding()
             largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         if largest >= vocab_size:
             raise ArgumentError(
-                f"The tokenizer in {folder} has token ids up to {largest} and the model a vocabulary of "
-                f"{vocab_size}; use both from the same folder."
+                f"The tokenizer in {folder} has token ids up to {largest}, but the model has a vocabulary of "
+                f"{vocab_size}; use a tokenizer and a model from the same folder."
             )
         self.tokenizer = tokenizer
         token = getattr(tokenizer.model, "unk_token", None) or "<unk>"
         self.unknown_id: int | None = tokenizer.token_to_id(token)  # None for byte-level BPE
 
     def __call__(self, sentences: Sequence[str]) -> list[Encoding]:
-        """Tokenize sentences, with special tokens."""
+        """Tokenize sentences and add special tokens."""
         with _guard("Cannot tokenize these sentences"):
             encodings = self.tokenizer.encode_batch(list(sentences))
         return [Encoding(encoding.ids, encoding.tokens, _spans(encoding)) for encoding in encodings]
 
     def ids(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Token ids only."""
+        """Return only the token ids of sentences."""
         with _guard("Cannot tokenize these sentences"):
             return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(sentences))]
 
@@ -76,7 +76,7 @@ def _spans(encoding: Any) -> list[tuple[int, int] | None]:
 
 @contextmanager
 def _guard(message: str) -> Iterator[None]:
-    """Convert errors of `tokenizers`; its panics are not Exceptions."""
+    """Convert errors from `tokenizers` to ArgumentError, including Rust panics, which are not Exceptions."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MissingExtraError):
@@ -94,7 +94,7 @@ def read_tokenizer(folder: Path, layout: CheckpointLayout) -> SubwordTokenizer:
             _check(settings)
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise ArgumentError(f"{path} is not supported: {shorten(str(error), 200)}") from None
-        # Serialized again: Rust would read other values for duplicate keys than those that were checked.
+        # Serialize again: for duplicate keys, Rust could read other values than the ones checked here.
         text = json.dumps(settings | {"decoder": None, "truncation": None, "padding": None})
         with _guard(f"{path} is not a valid tokenizer"):
             tokenizer = _package().Tokenizer.from_str(text)
@@ -110,7 +110,7 @@ def read_tokenizer(folder: Path, layout: CheckpointLayout) -> SubwordTokenizer:
 
 
 def _check(tokenizer: Mapping[str, Any]) -> None:
-    """Raise ValueError if a tokenizer exceeds the limits above or has unknown parts."""
+    """Raise ValueError if a tokenizer exceeds the limits in this module or has unknown parts."""
     growth = _growth(_steps(tokenizer.get("normalizer"), "normalizers"))
     for step in _steps(tokenizer.get("pre_tokenizer"), "pretokenizers"):
         growth *= _known(step, _PRE_TOKENIZERS)
@@ -118,18 +118,18 @@ def _check(tokenizer: Mapping[str, Any]) -> None:
             raise ValueError("its FixedLength pre-tokenizer has length 0")
     if growth > _MAX_GROWTH:
         raise ValueError(
-            f"its normalizer makes texts up to {growth:,.0f} times as long; the limit is {_MAX_GROWTH:,}"
+            f"its normalizer can make a text {growth:,.0f} times as long; the limit is {_MAX_GROWTH:,}"
         )
     _check_post_processor(_steps(tokenizer.get("post_processor"), "processors"))
     _check_model(tokenizer["model"])
 
 
 def _steps(part: Any, key: str, depth: int = 0) -> list[Mapping[str, Any]]:
-    """The steps of a part, with sequences flattened; `key` holds the steps of a Sequence."""
+    """Return the steps of a part as a flat list. key: the field that holds the steps of a Sequence."""
     if part is None:
         return []
     if not isinstance(part, dict) or depth > _MAX_DEPTH:
-        raise ValueError(f"a part is not an object, or nested more than {_MAX_DEPTH} deep")
+        raise ValueError(f"a part is not an object, or is nested more than {_MAX_DEPTH} levels deep")
     if part.get("type") != "Sequence":
         return [part]
     steps = [step for child in part[key] for step in _steps(child, key, depth + 1)]
@@ -146,19 +146,20 @@ def _known(step: Mapping[str, Any], growths: Mapping[str, int]) -> int:
 
 
 def _growth(steps: Sequence[Mapping[str, Any]]) -> float:
-    """The factor by which normalizers can lengthen a text."""
+    """Return the maximum factor by which normalizers can lengthen a text."""
     growth, done = 1.0, set[str]()
     for step in steps:
         kind = step.get("type")
         if kind in _UNICODE:
-            # repeating a normalization changes nothing, unless another step came between
+            # repeating a normalization changes nothing, unless another step comes in between
             growth *= 1 if kind in done else _UNICODE[kind]
             done.add(kind)
             continue
         if kind == "Replace":
             growth *= _replacement_growth(step)
         elif kind == "Prepend":
-            growth *= 1 + _size(step["prepend"])  # per segment between special tokens, which may be one byte
+            # prepended to each segment between special tokens; a segment may be one byte
+            growth *= 1 + _size(step["prepend"])
         elif kind == "Precompiled":
             growth *= _charsmap_growth(step["precompiled_charsmap"])
         else:
@@ -169,12 +170,12 @@ def _growth(steps: Sequence[Mapping[str, Any]]) -> float:
 
 def _size(text: Any) -> int:
     if not isinstance(text, str):
-        raise ValueError(f"it has {str(text)[:40]!r} instead of a string")
+        raise ValueError(f"it contains {str(text)[:40]!r} instead of a string")
     return len(text.encode(errors="surrogatepass"))
 
 
 def _replacement_growth(step: Mapping[str, Any]) -> float:
-    """A pattern may match the empty string at every position; a string only matches itself."""
+    """Return the growth factor of a replacement. A regex may match everywhere, a string only itself."""
     pattern, size = step["pattern"], _size(step["content"])
     text = pattern.get("String") if isinstance(pattern, dict) else pattern
     if isinstance(text, str) and text:
@@ -183,7 +184,7 @@ def _replacement_growth(step: Mapping[str, Any]) -> float:
 
 
 def _charsmap_growth(charsmap: Any) -> int:
-    """SentencePiece's table: a trie, then the replacement texts, each followed by a zero byte."""
+    """Return the growth factor of a SentencePiece table: a trie, then zero-terminated replacement texts."""
     content = base64.b64decode(charsmap)
     end = 4 + int.from_bytes(content[:4], "little")
     if len(content) < end:
@@ -193,7 +194,7 @@ def _charsmap_growth(charsmap: Any) -> int:
 
 
 def _check_post_processor(steps: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ValueError if too many special tokens or copies of a sentence are added."""
+    """Raise ValueError if a post-processor adds too many special tokens or copies of a sentence."""
     added, copies = 0, 1
     for step in steps:
         kind = step.get("type")
@@ -205,11 +206,13 @@ def _check_post_processor(steps: Sequence[Mapping[str, Any]]) -> None:
         elif kind not in ("BertProcessing", "RobertaProcessing", "ByteLevel"):
             raise ValueError(f"regard does not support {str(kind)[:40]!r}")
     if added > _MAX_SPECIAL or copies > _MAX_COPIES:
-        raise ValueError(f"it adds {added:,} special tokens to a sentence, or repeats it {copies:,} times")
+        raise ValueError(
+            f"it adds {added:,} special tokens to a sentence, or repeats the sentence {copies:,} times"
+        )
 
 
 def _check_model(model: Mapping[str, Any]) -> None:
-    """Raise ValueError for long affixes or words, and for merges on which Rust would panic."""
+    """Raise ValueError if affixes or words are too long, or if a merge would cause a Rust panic."""
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name) is not None and _size(model[name]) > _MAX_AFFIX:
             raise ValueError(f"its {name} has {_size(model[name]):,} bytes; the limit is {_MAX_AFFIX}")
@@ -223,7 +226,7 @@ def _check_model(model: Mapping[str, Any]) -> None:
 
 
 def _read_word_piece(folder: Path, vocab_size: int) -> Any:
-    """BERT's tokenizer: Devlin et al. 2019, section 3."""
+    """Read BERT's WordPiece tokenizer (Devlin et al. 2019, section 3)."""
     package = _package()
     lines = read_text(folder / "vocab.txt").replace("\r\n", "\n").removesuffix("\n").split("\n")
     ids = {line: i for i, line in enumerate(lines)}
@@ -247,7 +250,7 @@ def _read_word_piece(folder: Path, vocab_size: int) -> Any:
 
 
 def _read_byte_bpe(folder: Path, vocab_size: int) -> Any:
-    """RoBERTa's tokenizer, byte-level BPE: Radford et al. 2019, section 2.2."""
+    """Read RoBERTa's byte-level BPE tokenizer (Radford et al. 2019, section 2.2)."""
     package = _package()
     ids = read_json(folder / "vocab.json")
     invalid = next((token for token, i in ids.items() if isinstance(i, bool) or not isinstance(i, int)), None)
@@ -271,21 +274,21 @@ def _read_byte_bpe(folder: Path, vocab_size: int) -> Any:
 def _special_tokens(
     path: Path, ids: dict[str, int], vocab_size: int, required: list[str], optional: list[str]
 ) -> list[str]:
-    """The special tokens of a vocabulary, whose ids are validated."""
+    """Validate the token ids of a vocabulary and return its special tokens."""
     missing = [token for token in required if token not in ids]
     if missing:
         raise ArgumentError(f"{path} lacks the required tokens {' and '.join(missing)}.")
     low, high = min(ids.values()), max(ids.values())
     if low < 0 or high >= vocab_size:
         raise ArgumentError(
-            f"{path} has token ids from {low} to {high} and the model a vocabulary of {vocab_size}; use "
-            "both from the same folder."
+            f"{path} has token ids from {low} to {high}, but the model has a vocabulary of {vocab_size}; "
+            "use a tokenizer and a model from the same folder."
         )
     return [token for token in (*required, *optional) if token in ids]
 
 
 def _options(folder: Path) -> dict[str, Any]:
-    """The boolean settings of tokenizer_config.json, if it exists."""
+    """Return the boolean settings in tokenizer_config.json, if it exists."""
     path = folder / "tokenizer_config.json"
     settings = read_json(path) if path.exists() else {}
     return {name: value for name, value in settings.items() if isinstance(value, bool)}

@@ -12,12 +12,12 @@ from regard._util.checks import check_int
 from regard._util.text import shorten
 from regard.errors import ArgumentError, DTypeError
 
-Span = tuple[int, int]  # characters [start, stop) of a sentence
-WordQuery = str | tuple[str, int]  # a word, or (word, n) for its n-th occurrence, from 0
+Span = tuple[int, int]  # character range [start, stop) in a sentence
+WordQuery = str | tuple[str, int]  # a word, or (word, n) for its n-th occurrence, counted from 0
 
 
 class Word(NamedTuple):
-    """A word and its characters: sentence[start:stop] == text.
+    """A word and its position: sentence[start:stop] == text.
 
     >>> from regard.models.encoders.words import split_words
     >>> split_words("Dogs bark")
@@ -30,10 +30,10 @@ class Word(NamedTuple):
 
 
 class _CharacterClasses(dict[int, str]):
-    """Maps code points to one-letter classes, filled on demand.
+    """A mapping from code points to one-letter classes, filled on demand.
 
-    w letter, d digit, h Han character (a word by itself, as in BERT), m combining mark, a apostrophe, hyphen
-    or underscore, s separator within numbers, j zero-width joiner, p other; blank for whitespace.
+    w: letter; d: digit; h: Han character (a word by itself, as in BERT); m: combining mark; a: apostrophe,
+    hyphen or underscore; s: separator within numbers; j: zero-width joiner; p: other; blank: whitespace.
     """
 
     def __missing__(self, code: int) -> str:
@@ -64,8 +64,8 @@ _WORD = re.compile(f"{_PART}(?:a{_PART}|(?<=d)s(?=d){_PART})*|hm*|[pas]m*(?:j+pm
 def split_words(sentence: str) -> list[Word]:
     """Split a sentence into words. Each punctuation mark is a word.
 
-    Apostrophes and hyphens between letters, and points and commas between digits, stay inside their word.
-    Each Han character is a word.
+    Apostrophes and hyphens between letters, and periods and commas between digits, are part of the word. Each
+    Han character is a word.
 
     >>> from regard.models.encoders.words import split_words
     >>> [word.text for word in split_words("Dogs don't bark, well-fed ones (1,000 of them).")]
@@ -73,7 +73,7 @@ def split_words(sentence: str) -> list[Word]:
     >>> split_words("A dog")[1]
     Word(text='dog', start=2, stop=5)
     """
-    classes = sentence.translate(_character_classes)  # one letter per character keeps the offsets
+    classes = sentence.translate(_character_classes)  # one letter per character, so offsets are preserved
     return [Word(sentence[m.start() : m.end()], m.start(), m.end()) for m in _WORD.finditer(classes)]
 
 
@@ -99,7 +99,7 @@ def fold(word: str) -> str:
 
 
 def close_words(word: str, words: Iterable[str], n: int = 5) -> list[str]:
-    """The words with the most similar spelling.
+    """Return the words with the most similar spelling.
 
     >>> from regard.models.encoders.words import close_words
     >>> close_words("brak", ["bark", "tree", "bank"])
@@ -117,7 +117,7 @@ def close_words(word: str, words: Iterable[str], n: int = 5) -> list[str]:
 
 
 def suggest(word: str, words: Iterable[str]) -> str:
-    """The part of an error message that names words of similar spelling; empty if there are none.
+    """Return a hint with words of similar spelling for an error message, or "" if there are none.
 
     >>> from regard.models.encoders.words import suggest
     >>> suggest("brak", ["bark", "tree"])
@@ -128,7 +128,7 @@ def suggest(word: str, words: Iterable[str]) -> str:
 
 
 class Vocabulary(Sequence[str]):
-    """Maps words to ids. Special tokens come first; id 0 stands for unknown words.
+    """A mapping from words to ids. Special tokens come first; id 0 stands for unknown words.
 
     >>> from regard.models.encoders.words import Vocabulary
     >>> vocabulary = Vocabulary.of(["The dogs bark.", "The bark of trees"], min_count=2)
@@ -141,7 +141,7 @@ class Vocabulary(Sequence[str]):
     def __init__(self, words: Iterable[str], *, special_tokens: Sequence[str] = ("<unk>",)) -> None:
         self.special_tokens = tuple(special_tokens)
         if not self.special_tokens:
-            raise ArgumentError("Vocabulary got no special_tokens; pass at least the one for unknown words.")
+            raise ArgumentError("Vocabulary got no special_tokens; pass at least a token for unknown words.")
         self._words = (*self.special_tokens, *words)
         self._ids: dict[str, int] = {}
         for i, word in enumerate(self._words):
@@ -159,7 +159,7 @@ class Vocabulary(Sequence[str]):
         min_count: int = 1,
         special_tokens: Sequence[str] = ("<unk>",),
     ) -> "Vocabulary":
-        """Build from the words of a text, lower-cased, by descending frequency.
+        """Build a vocabulary from the lowercased words of sentences, in order of descending frequency.
 
         max_size: maximum number of words. min_count: minimum number of occurrences.
         """
@@ -169,17 +169,17 @@ class Vocabulary(Sequence[str]):
             check_int("Vocabulary.of got max_size", max_size, min=1)
         check_int("Vocabulary.of got min_count", min_count, min=1)
         counts = Counter(fold(word.text) for sentence in sentences for word in split_words(sentence))
-        # ties are sorted alphabetically: the order of the sentences does not matter
+        # ties are sorted alphabetically, so the order of the sentences does not matter
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         return cls([word for word, n in ranked if n >= min_count][:max_size], special_tokens=special_tokens)
 
     def find(self, word: str) -> int | None:
-        """The id of a word, ignoring case if there is no exact match; None if unknown."""
+        """Return the id of a word, ignoring case if there is no exact match, or None if it is unknown."""
         exact = self._ids.get(word)
         return self._folded.get(fold(word)) if exact is None else exact
 
     def ids(self, words: Iterable[str]) -> list[int]:
-        """The ids of words, 0 for unknown ones."""
+        """Return the ids of words, with 0 for unknown words."""
         return [self.find(word) or 0 for word in words]
 
     @cached_property
@@ -216,7 +216,7 @@ class Vocabulary(Sequence[str]):
 def tokens_of_words(
     sentence: str, words: Sequence[Word], spans: Sequence[Span | None]
 ) -> tuple[list[Word], list[list[int]]]:
-    """The words that have tokens, and the tokens of each: those that share a character with it."""
+    """Return the words that have tokens and, for each word, the tokens that overlap it."""
     owner = [-1] * len(sentence)
     for i, word in enumerate(words):
         owner[word.start : word.stop] = [i] * (word.stop - word.start)
@@ -229,7 +229,7 @@ def tokens_of_words(
 
 
 def find_word(query: WordQuery, words: Sequence[str], sentence: str) -> int:
-    """The index of a word in `words`, ignoring case if there is no exact match."""
+    """Return the index of a word in `words`, ignoring case if there is no exact match."""
     text, n = parse_word(query)
     matches = [i for i, word in enumerate(words) if word == text]
     matches = matches or [i for i, word in enumerate(words) if fold(word) == fold(text)]
@@ -240,14 +240,14 @@ def find_word(query: WordQuery, words: Sequence[str], sentence: str) -> int:
         )
     if not -len(matches) <= n < len(matches):
         raise ArgumentError(
-            f"Occurrence {n} of {text!r} is out of range: {shorten(sentence)!r} has {len(matches)}, counted "
-            "from 0."
+            f"Occurrence {n} of {text!r} is out of range: {shorten(sentence)!r} has {len(matches)} of them, "
+            "counted from 0."
         )
     return matches[n]
 
 
 def parse_word(query: WordQuery) -> tuple[str, int]:
-    """Split a query into the word and the occurrence, 0 by default."""
+    """Split a query into a word and the index of its occurrence, which is 0 by default."""
     match query:
         case str():
             return query, 0
@@ -259,7 +259,7 @@ def parse_word(query: WordQuery) -> tuple[str, int]:
 
 
 def parse_word_pair(query: WordQuery | tuple[WordQuery, WordQuery]) -> tuple[WordQuery, WordQuery]:
-    """A query for each of two sentences."""
+    """Return one query for each of two sentences."""
     match query:
         case str() | (str(), int()):
             return query, query

@@ -1,7 +1,7 @@
-"""Configure whether glibc keeps or releases large freed blocks.
+"""Configure whether glibc keeps or releases large blocks of freed memory.
 
-Both settings affect the whole process, so no other function of regard applies them, except the command line:
-`regard train` calls `keep_memory`, or `return_memory` with --shard.
+Both settings affect the whole process, so only the command line applies them: `regard train` calls
+`keep_memory`, or `return_memory` with --shard.
 """
 
 import ctypes
@@ -14,14 +14,14 @@ _LARGE = 2**20
 
 
 def keep_memory() -> bool:
-    """Keep freed memory for later tensors of this process. Return whether the C library supports it.
+    """Keep freed memory for later tensors of this process. Returns whether the C library supports this.
 
-    By default glibc returns large blocks to the system as soon as they are freed, so every large tensor of
-    every training step needs new pages, which the system has to clear and map. After this call the process
-    never shrinks below its peak, and grows in steps of 64 MB. It speeds up tensors on the CPU and cannot be
-    undone. It does nothing without glibc (macOS, Windows, musl).
+    By default, glibc returns large blocks to the system as soon as they are freed, so every large tensor in
+    every training step needs new pages, which the system has to clear and map. After this call, the process
+    never releases memory and grows in steps of 64 MB. This makes CPU training faster and cannot be undone.
+    The function has no effect on systems without glibc (macOS, Windows, musl).
 
-    `regard train` calls it; `regard.translation.train` does not. Call it once before training:
+    `regard train` calls this function; `regard.translation.train` does not. Call it once before training:
 
     >>> from regard.models import keep_memory
     >>> keep_memory()  # doctest: +SKIP
@@ -32,27 +32,28 @@ def keep_memory() -> bool:
 
 
 def return_memory() -> bool:
-    """Release freed blocks of 1 MB or more immediately. Return whether the C library supports it.
+    """Release freed blocks of 1 MB or more immediately. Returns whether the C library supports this.
 
-    By default glibc raises this threshold to the block sizes it sees, up to 32 MB, and keeps smaller blocks
-    in a heap that shrinks only at its end. Tensors of different sizes and lifetimes then leave gaps: a run
-    with sharded parameters had a heap of 890 MB, of which 580 MB were gaps. After this call each large tensor
-    gets new pages, which takes time. It affects the whole process, and does nothing without glibc.
+    By default, glibc raises this threshold to the size of the largest freed block, up to 32 MB, and keeps
+    smaller blocks in a heap that shrinks only at its end. Tensors of different sizes and
+    lifetimes then leave gaps: in a run with sharded parameters, 580 MB of a heap of 890 MB were gaps. After
+    this call, each large tensor gets new pages, which takes time. The function has no effect on systems
+    without glibc.
 
-    `regard train --shard` calls it; `regard.translation.train` does not:
+    `regard train --shard` calls this function; `regard.translation.train` does not:
 
     >>> from regard.models import return_memory
     >>> return_memory()  # doctest: +SKIP
     True
     """
-    return _set({_MMAP_THRESHOLD: _LARGE})  # an explicit threshold is not adjusted
+    return _set({_MMAP_THRESHOLD: _LARGE})  # glibc does not adjust an explicit threshold
 
 
 def _set(options: dict[int, int]) -> bool:
     if not _glibc():
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    results = [mallopt(option, value) for option, value in options.items()]  # do not stop at a failure
+    results = [mallopt(option, value) for option, value in options.items()]  # try all, even if one fails
     return all(results)
 
 

@@ -1,4 +1,4 @@
-"""Multi-head attention, and the base class that makes attention layers visible to `regard.watch`.
+"""Multi-head attention, and the base class for layers that `regard.watch` can observe.
 
 query = x Wq, key = y Wk, value = y Wv          … n m -> … h n d
 output = concatenate(heads of attention) Wo     … h n e -> … n m
@@ -33,7 +33,7 @@ _CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec", re.IGNORECASE)
 
 
 def is_cross_attention(name: str) -> bool:
-    """Return whether a module or class of this name attends to a sequence other than its own.
+    """Return whether a module or class with this name is a cross-attention layer.
 
     >>> from regard.models.layers.attention import is_cross_attention
     >>> names = ("decoder.blocks.0.cross", "decoder.blocks.0.attention", "decoder.layers.0.multihead_attn")
@@ -41,14 +41,14 @@ def is_cross_attention(name: str) -> bool:
     [True, False, True]
     """
     parts = name.partition("@")[0].split(".")
-    in_decoder = parts[-2:] == ["decoder", "attention"] or (  # of a recurrent model
-        parts[-1] == "multihead_attn" and "decoder" in parts  # of nn.TransformerDecoder
+    in_decoder = parts[-2:] == ["decoder", "attention"] or (  # a recurrent model
+        parts[-1] == "multihead_attn" and "decoder" in parts  # nn.TransformerDecoder
     )
     return in_decoder or _CROSS.search(parts[-1]) is not None
 
 
 class Attends(nn.Module):
-    """Base class of attention layers: `regard.watch` sees every call of `self.attention`.
+    """Base class for attention layers. `regard.watch` observes every call of `self.attention`.
 
     >>> import torch, regard
     >>> class Twice(regard.models.Attends):
@@ -64,7 +64,7 @@ class Attends(nn.Module):
     watchers: tuple[Watcher, ...] = ()  # set by `watch_layers`
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options]) -> Tensor:
-        """`regard.attention`; also passes the weights to the watchers, if any."""
+        """Call `regard.attention` and pass the weights to any watchers."""
         watchers = self.watchers
         if not watchers:
             return attention(query, key, value, **options)
@@ -74,15 +74,17 @@ class Attends(nn.Module):
         return output
 
     def __getstate__(self) -> dict[str, Any]:
-        """Drop the watchers: a copy is not watched."""
+        """Return the state without watchers, because a copy of the layer is not watched."""
         return {name: value for name, value in vars(self).items() if name != "watchers"}
 
 
 @contextmanager
 def watch_layers(model: nn.Module, report: Callable[[str, Weights], None]) -> Iterator[int]:
-    """Call `report(name, weights)` for each attention call in a model; yield the number of attention layers.
+    """Call `report(name, weights)` for each attention call in a model.
 
-    Only calls on this thread are reported, so several threads may watch one model.
+    The context manager yields the number of attention layers.
+
+    Only calls on this thread are reported, so several threads can watch the same model.
 
     >>> import torch, regard
     >>> from regard.models.layers.attention import watch_layers
@@ -112,16 +114,16 @@ def watch_layers(model: nn.Module, report: Callable[[str, Weights], None]) -> It
         yield len(added)
     finally:
         with _WATCHERS_LOCK:
-            for module, own in added:  # remove only our own: watches may end in any order
+            for module, own in added:  # remove only this one: watches may end in any order
                 others = tuple(other for other in module.watchers if other is not own)
-                if others:  # in one step: another thread may be calling the module
+                if others:  # one assignment: another thread may be calling the module
                     module.watchers = others
                 else:
                     vars(module).pop("watchers", None)
 
 
 class SelfAttention(Attends):
-    """Self-attention without parameters, query = key = value = x; for teaching.
+    """Self-attention without parameters, for teaching: query, key and value are x.
 
     >>> import torch, regard
     >>> regard.models.SelfAttention()(torch.eye(3)).diagonal()
@@ -129,7 +131,7 @@ class SelfAttention(Attends):
     """
 
     def forward(self, x: Tensor, **options: Unpack[Options]) -> Tensor:
-        """(…, n, m) → (…, n, m)."""
+        """Apply self-attention: (…, n, m) → (…, n, m)."""
         return self.attention(x.unsqueeze(-3), x.unsqueeze(-3), x.unsqueeze(-3), **options).squeeze(-3)
 
 
@@ -143,15 +145,16 @@ class SelfAttentionOptions(TypedDict, total=False):
 
 
 class MultiHeadAttention(Attends):
-    """Multi-head attention: Vaswani et al. 2017, section 3.2.2.
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2).
 
     width: dimension of the input and the output.
-    heads: attention heads. key_heads: key and value heads (Ainslie et al. 2023); default: heads.
-    source_width: dimension of the key and value inputs, or a pair for each; default: width.
-    head_width: dimension of queries and keys, or a pair, the second for values; default: width / heads.
+    heads: number of attention heads. key_heads: number of key and value heads (Ainslie et al. 2023); default:
+        heads.
+    source_width: dimension of the key and value inputs, or a pair (key, value); default: width.
+    head_width: dimension of each head, or a pair (query and key, value); default: width / heads.
     linear_bias: whether the projections have a bias.
     score, normalize: see `regard.attention`. All heads share the parameters of a score.
-    dropout: dropout probability of the weights.
+    dropout: dropout probability for the weights.
 
     >>> import torch, regard
     >>> layer = regard.models.MultiHeadAttention(16, 4, key_heads=2, normalize=regard.Entmax15())
@@ -188,8 +191,8 @@ class MultiHeadAttention(Attends):
             )
         if head_width is None and width % heads:
             raise ArgumentError(
-                f"MultiHeadAttention got width={width} and heads={heads}; width must be a multiple of heads. "
-                "Otherwise pass head_width."
+                f"MultiHeadAttention got width={width} and heads={heads}; width must be a multiple of heads, "
+                "unless you pass head_width."
             )
         self.width, self.heads, self.key_heads = width, heads, key_heads
         self.key_width, self.value_width = _pair("source_width", source_width, width)
@@ -219,18 +222,19 @@ class MultiHeadAttention(Attends):
         rotation: Rotation | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """(…, q, m) → (…, q, m).
+        """Apply attention: (…, q, m) → (…, q, m).
 
-        key, value: (…, k, ·); default: the query, and the key. key may also come from `project_source`.
+        key: (…, k, ·), or the result of `project_source`; default: query. value: (…, k, ·); default: key.
         mask, bias: see `regard.attention`.
-        rotation: rotates queries and keys by their positions, from `RotaryPositions`.
-        cache: holds the keys and values of previous calls; those of this call are appended.
+        rotation: rotation of queries and keys, from `RotaryPositions`.
+        cache: keys and values of previous calls; this call appends its own.
         """
         self._check("query", query, self.width)
         if isinstance(key, KeyValues) and (value is not None or cache is not None):
             raise ArgumentError(
-                "MultiHeadAttention got KeyValues as key, and also a "
-                f"{'cache' if value is None else 'value'}; omit it, or pass the source itself as key."
+                "MultiHeadAttention got KeyValues as key and also a "
+                f"{'cache' if value is None else 'value'}; omit the latter, or pass the unprojected "
+                "source as key."
             )
         if key is None:
             if value is not None:
@@ -263,7 +267,7 @@ class MultiHeadAttention(Attends):
         return self.out_proj(held.ungroup(output).transpose(-3, -2).flatten(-2))  # … h q e -> … q (h e)
 
     def project_source(self, key: Tensor, value: Tensor | None = None) -> KeyValues:
-        """Project keys and values (…, g, k, ·) of a source (…, k, m), once for many calls."""
+        """Project a source (…, k, m) to keys and values (…, g, k, ·) that can be reused in many calls."""
         value = key if value is None else value
         self._check("key", key, self.key_width)
         self._check("value", value, self.value_width)
@@ -284,7 +288,7 @@ class MultiHeadAttention(Attends):
         return self._split(queries, self.heads), projected
 
     def projection(self, which: int) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of the projection of queries (0), keys (1) or values (2)."""
+        """Return the weight and bias of the projection for queries (0), keys (1) or values (2)."""
         if isinstance(self.in_proj, nn.ModuleList):
             linear = self.in_proj[which]
             assert isinstance(linear, nn.Linear)
@@ -303,12 +307,12 @@ class MultiHeadAttention(Attends):
             raise DTypeError(f"MultiHeadAttention got a {name} of type {type(x).__name__}; pass a tensor.")
         if x.dim() < 2 or x.shape[-1] != width:
             raise ShapeError(
-                f"{name} has shape {tuple(x.shape)}; this MultiHeadAttention needs (…, n, {width})."
+                f"{name} has shape {tuple(x.shape)}; this MultiHeadAttention needs shape (…, n, {width})."
             )
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
-        """Convert torch's layer to an equivalent one, with batch_first=True.
+        """Convert an `nn.MultiheadAttention` to an equivalent layer, which takes batch-first inputs.
 
         >>> import torch, regard
         >>> theirs = torch.nn.MultiheadAttention(16, 4, batch_first=True)
@@ -321,7 +325,7 @@ class MultiHeadAttention(Attends):
         return from_torch(module)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """Convert to torch's layer, with batch_first=True; raise if torch has no equivalent.
+        """Convert to an `nn.MultiheadAttention` with batch_first=True. Raises an error if none is equivalent.
 
         >>> import regard
         >>> regard.models.MultiHeadAttention(16, 4).to_torch().num_heads
@@ -339,7 +343,7 @@ class MultiHeadAttention(Attends):
 
 
 def _linear(width: int, size: int, linear_bias: bool, parts: tuple[int, ...] = ()) -> nn.Linear:
-    """A linear layer whose parts are initialized separately (Glorot and Bengio 2010)."""
+    """Create a linear layer whose parts are initialized independently (Glorot and Bengio 2010)."""
     linear = nn.Linear(width, size, bias=linear_bias)
     with torch.no_grad():
         for part in linear.weight.split(parts or (size,)):

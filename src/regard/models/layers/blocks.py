@@ -29,9 +29,10 @@ class TransformerConfig(TransformerSettings):
     """Architecture of a Transformer. The defaults train on a laptop.
 
     width: model dimension. ffn_dim: feed-forward dimension; default: 4 × width. layers: blocks per stack.
-    heads: attention heads. key_heads: key and value heads (grouped-query attention); default: heads.
+    heads: number of attention heads. key_heads: number of key and value heads (grouped-query attention);
+        default: heads.
     activation: "relu" (Vaswani et al. 2017), "gelu" (BERT) or "swiglu" (Shazeer 2020).
-    norm: "layer", "rms" (Zhang and Sennrich 2019) or "none". eps: added to the variance.
+    norm: "layer", "rms" (Zhang and Sennrich 2019) or "none". eps: constant added to the variance.
     norm_first: pre-norm if True (Xiong et al. 2020), post-norm if False (Vaswani et al. 2017).
     linear_bias: whether projections and feed-forward layers have a bias.
     dropout: dropout probability for weights, embeddings, feed-forward activations and residual branches.
@@ -51,7 +52,7 @@ class TransformerConfig(TransformerSettings):
         if not isinstance(self.normalize, Normalizer | Sink):
             raise DTypeError(
                 f"TransformerConfig got normalize={self.normalize!r}, which is not a normalizer; pass "
-                "normalize=Softmax() or another one."
+                "normalize=Softmax() or another normalizer."
             )
 
     def make_attention(self) -> MultiHeadAttention:
@@ -66,7 +67,7 @@ class TransformerConfig(TransformerSettings):
         )
 
     def make_norm(self) -> nn.Module:
-        """Create a norm layer: the identity for norm="none"."""
+        """Create a norm layer, or the identity for norm="none"."""
         if self.norm == "none":
             return nn.Identity()
         kind = nn.LayerNorm if self.norm == "layer" else nn.RMSNorm
@@ -89,11 +90,11 @@ class TransformerConfig(TransformerSettings):
 
 
 class FeedForward(nn.Module):
-    """act(x W) V, at each position: Vaswani et al. 2017, eq. 2; "swiglu": Shazeer 2020, eq. 6.
+    """act(x W) V at each position (Vaswani et al. 2017, eq. 2; for "swiglu", Shazeer 2020, eq. 6).
 
     width: input and output dimension. ffn_dim: inner dimension.
     activation: "relu", "gelu" or "swiglu" (with a third matrix).
-    linear_bias: whether both layers have a bias. dropout: dropout probability of the activations.
+    linear_bias: whether both layers have a bias. dropout: dropout probability for the activations.
 
     >>> import torch, regard
     >>> regard.models.FeedForward(16, 64, "swiglu")(torch.randn(5, 16)).shape
@@ -119,7 +120,7 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, m) → (…, m)."""
+        """Apply the feed-forward layer: (…, m) → (…, m)."""
         hidden = self.in_proj(x)
         if self.activation == "swiglu":
             gate, hidden = hidden.chunk(2, -1)
@@ -135,9 +136,9 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """Residual connection with norm and dropout around a sublayer: x + dropout(f(norm(x))) if pre-norm.
+    """Residual connection with norm and dropout around a sublayer f: pre-norm is x + dropout(f(norm(x))).
 
-    config: its norm, norm_first, eps and dropout are used.
+    config: provides norm, norm_first, eps and dropout.
 
     >>> import torch, regard
     >>> residual = regard.models.Residual(regard.models.TransformerConfig(width=4, heads=1, dropout=0.0))
@@ -152,14 +153,14 @@ class Residual(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """Apply the sublayer with its norm, dropout and residual."""
+        """Apply a sublayer with norm, dropout and residual connection."""
         if self.norm_first:
             return self.dropout.add(x, sublayer(self.norm(x)))
         return self.norm(self.dropout.add(x, sublayer(x)))
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention and feed-forward; with a causal mask, the block of a decoder-only model.
+    """Self-attention and feed-forward. With a causal mask, this is the block of a decoder-only model.
 
     config: the architecture.
 
@@ -175,13 +176,13 @@ class EncoderBlock(nn.Module):
         self.attention_residual, self.feed_forward_residual = Residual(config), Residual(config)
 
     def forward(self, x: Tensor, **options: Unpack[SelfAttentionOptions]) -> Tensor:
-        """(…, n, m) → (…, n, m). Options: see `MultiHeadAttention.forward`."""
+        """Apply the block: (…, n, m) → (…, n, m). options: see `MultiHeadAttention.forward`."""
         x = self.attention_residual(x, lambda y: self.attention(y, **options))
         return self.feed_forward_residual(x, self.feed_forward)
 
 
 class DecoderBlock(nn.Module):
-    """Self-attention, cross-attention and feed-forward: Vaswani et al. 2017, figure 1, right.
+    """Self-attention, cross-attention and feed-forward (Vaswani et al. 2017, figure 1, right).
 
     config: the architecture.
 
@@ -207,7 +208,10 @@ class DecoderBlock(nn.Module):
         source_mask: Mask | Tensor | None = None,
         **options: Unpack[SelfAttentionOptions],
     ) -> Tensor:
-        """(…, t, m) → (…, t, m). source: (…, s, m), or its keys and values from `cross.project_source`."""
+        """Apply the block: (…, t, m) → (…, t, m).
+
+        source: (…, s, m), or its keys and values from `cross.project_source`.
+        """
         x = self.attention_residual(x, lambda y: self.attention(y, **options))
         x = self.cross_residual(x, lambda y: self.cross(y, source, mask=source_mask))
         return self.feed_forward_residual(x, self.feed_forward)

@@ -11,13 +11,13 @@ from regard.models.layers.attention import MultiHeadAttention
 
 
 def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
-    """Convert torch's layer. `add_zero_attn`, a key that scores 0, becomes `Softmax1`."""
+    """Convert an `nn.MultiheadAttention`. `add_zero_attn`, a key with score 0, becomes `Softmax1`."""
     if not isinstance(module, nn.MultiheadAttention):
         raise DTypeError(f"from_torch got {type_name(module)}; pass a torch.nn.MultiheadAttention.")
     if module.bias_k is not None:
         raise ArgumentError(
             "from_torch got a layer with add_bias_kv=True, which regard does not support. Append the extra "
-            "key to the source yourself, or train without it."
+            "key to the source, or train the layer without this option."
         )
     assert module.kdim is not None
     assert module.vdim is not None
@@ -37,7 +37,7 @@ def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
 
 
 def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
-    """Convert to torch's layer, with batch_first=True."""
+    """Convert to an `nn.MultiheadAttention` with batch_first=True."""
     width = layer.width / layer.heads if layer.width % layer.heads else layer.width // layer.heads
     for name, value, supported in (
         ("score", layer.score, (ScaledDot(),)),
@@ -66,7 +66,7 @@ def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
 
 
 def _same(value: object, other: object) -> bool:
-    if isinstance(other, Softmax1):  # compares by identity, because its score may be a tensor
+    if isinstance(other, Softmax1):  # Softmax1 compares by identity, because its score may be a tensor
         return (
             isinstance(value, Softmax1) and not isinstance(value.score, Tensor) and value.score == other.score
         )
@@ -74,7 +74,7 @@ def _same(value: object, other: object) -> bool:
 
 
 def _tensors(layer: MultiHeadAttention) -> list[Tensor | None]:
-    """Weight and bias of query, key, value and output."""
+    """Return the weights and biases of the query, key, value and output projections."""
     parts = [tensor for which in range(3) for tensor in layer.projection(which)]
     return [*parts, layer.out_proj.weight, layer.out_proj.bias]
 

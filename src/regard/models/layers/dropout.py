@@ -1,7 +1,7 @@
 """Fused dropout: the dropout mask is a hash of a seed and the element's index.
 
-torch draws one random number per element on one thread, the slowest part of a training step after its matrix
-products. A hash needs no stored mask: the backward pass computes it again.
+torch draws one random number per element on a single thread, which is the slowest part of a training step
+after the matrix products. With a hash, no mask is stored, because the backward pass recomputes it.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from regard.mechanism.torch_state import concrete, forward_mode
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation mode inside a with block, then restore the mode of each module.
+    """Switch a model to evaluation mode inside a `with` block, then restore the previous mode of each module.
 
     >>> import torch
     >>> from regard.models.layers.dropout import eval_mode
@@ -40,7 +40,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 class Dropout(nn.Dropout):
-    """Dropout in training, with rescaling: Srivastava et al. 2014.
+    """Dropout with rescaling, in training mode only (Srivastava et al. 2014).
 
     p: dropout probability. inplace: see `nn.Dropout`.
 
@@ -52,19 +52,19 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, y: Tensor) -> Tensor:
-        """dropout(y)"""
+        """Return dropout(y)."""
         if not self._fusable(y):
             return super().forward(y)
         return _DropoutAdd.apply(None, y, self.p, _seed())  # type: ignore[no-untyped-call]
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """x + dropout(y)"""
+        """Return x + dropout(y)."""
         if x.shape != y.shape or not self._fusable(x, y):
             return x + super().forward(y)
         return _DropoutAdd.apply(x, y, self.p, _seed())  # type: ignore[no-untyped-call]
 
     def relu(self, y: Tensor) -> Tensor:
-        """dropout(relu(y))"""
+        """Return dropout(relu(y))."""
         if not self._fusable(y):
             return super().forward(F.relu(y))
         return _DropoutRelu.apply(y, self.p, _seed())  # type: ignore[no-untyped-call]
@@ -77,7 +77,7 @@ class Dropout(nn.Dropout):
 
 
 class _DropoutAdd(torch.autograd.Function):
-    """x + dropout(y). Linear in y: its gradient is the same function without x."""
+    """x + dropout(y). The function is linear in y, so its gradient is the same function without x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor | None, y: Tensor, dropout: float, seed: int) -> Tensor:

@@ -11,9 +11,9 @@ from regard.mechanism.torch_state import concrete
 
 
 class Embedding(nn.Embedding):
-    """A vector for each token, scaled by √m: Vaswani et al. 2017, section 3.4.
+    """Token embedding, scaled by √m (Vaswani et al. 2017, section 3.4).
 
-    vocab_size: number of tokens. width: vector dimension m.
+    vocab_size: number of tokens in the vocabulary. width: vector dimension m.
 
     >>> import torch, regard
     >>> embedding = regard.models.Embedding(100, 16)
@@ -30,7 +30,7 @@ class Embedding(nn.Embedding):
         nn.init.normal_(self.weight, std=width**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(…) → (…, m)."""
+        """Return the vectors of tokens: (…) → (…, m)."""
         try:
             return super().forward(tokens) * math.sqrt(self.embedding_dim)
         except IndexError:
@@ -44,7 +44,7 @@ class Embedding(nn.Embedding):
 
 
 def out_of_range(tokens: Tensor, vocab_size: int) -> str:
-    """The message for a token outside the vocabulary."""
+    """Return the error message for a token outside the vocabulary."""
     wrong = tokens[(tokens < 0) | (tokens >= vocab_size)]
     token = f"Token {int(wrong[0])}" if concrete(wrong) and wrong.numel() else "A token"
-    return f"{token} is out of range for a vocabulary of {vocab_size}; use the tokenizer of this model."
+    return f"{token} is out of range for a vocabulary of {vocab_size}; use this model's tokenizer."

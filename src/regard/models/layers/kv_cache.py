@@ -1,4 +1,4 @@
-"""Keys and values kept between decoding steps: of the source (`KeyValues`) and of the target (`KVCache`)."""
+"""Keys and values kept between decoding steps, for the source (`KeyValues`) and the target (`KVCache`)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +12,9 @@ from regard.errors import DTypeError, ShapeError
 
 
 class RowMap:
-    """Maps each row of a batch to a source row, so all hypotheses of a beam share one source.
+    """A mapping from batch rows to source rows, so that all hypotheses of a beam share one source.
 
-    sources: number of source rows. source_of_row: (b), the source row of each batch row; default: its own.
+    sources: number of source rows. source_of_row: (b), source row of each batch row; default: the same row.
 
     >>> import torch
     >>> from regard.models.layers.kv_cache import RowMap
@@ -42,7 +42,7 @@ class RowMap:
         self._index = source_of_row * self.slots + slot
 
     def select(self, rows: Tensor) -> "tuple[RowMap, Tensor | None]":
-        """Select batch rows. Also return the source rows to keep, if a quarter of them became unused."""
+        """Select batch rows; return a new map, and the source rows to keep if at least 25% are unused."""
         selected = rows.long() if self.source_of_row is None else self.source_of_row[rows]
         used, renumbered = selected.unique(return_inverse=True)
         if 4 * len(used) <= 3 * self.sources:
@@ -50,7 +50,7 @@ class RowMap:
         return RowMap(self.sources, selected), None
 
     def group(self, queries: Tensor) -> Tensor:
-        """Put all queries of a source side by side: b h q d -> sources h (slots q) d."""
+        """Place all queries for a source next to each other: b h q d -> sources h (slots q) d."""
         if self.source_of_row is None:
             return queries
         grouped = queries.new_zeros(self.sources * self.slots, *queries.shape[1:])
@@ -72,7 +72,7 @@ class KeyValues(NamedTuple):
     """Projected keys and values (…, g, k, ·) of a source, computed once for all decoding steps.
 
     key, value: from `MultiHeadAttention.project_source`.
-    row_map: the source row of each batch row; None if they are the same.
+    row_map: mapping from batch rows to source rows, or None if they are the same.
 
     >>> import torch, regard
     >>> layer, source = regard.models.MultiHeadAttention(16, 4), torch.randn(7, 16)
@@ -93,7 +93,7 @@ class KeyValues(NamedTuple):
         return KeyValues(self.key[rows], self.value[rows])
 
     def group(self, queries: Tensor) -> Tensor:
-        """Order queries by source: b h q d -> sources h (slots q) d."""
+        """Group queries by source: b h q d -> sources h (slots q) d."""
         return queries if self.row_map is None else self.row_map.group(queries)
 
     def ungroup(self, output: Tensor) -> Tensor:
@@ -135,13 +135,13 @@ class KVCache:
             return self._view(0)
         self._buffer = self._grow(previous, key)
         for slot, new in zip(self._view(previous)[:2], (key, value), strict=True):
-            # .data: slices returned earlier do not change, so they must not count as modified
+            # .data: earlier slices do not change, so their version counters must not change either
             slot.data.copy_(new.detach())
         return self._view(0)
 
     @contextmanager
     def extending(self, key: Tensor, value: Tensor) -> Iterator[KeyValues]:
-        """Like `extend`; undone if the body raises."""
+        """Context manager like `extend`, but undoes the change if the `with` block raises an exception."""
         previous = self.length
         extended = self.extend(key, value)
         try:
@@ -172,14 +172,14 @@ class KVCache:
                 )
 
     def _view(self, start: int) -> KeyValues:
-        """Keys and values from token `start`, as views of the buffer."""
+        """Return keys and values from token `start` on, as views of the buffer."""
         assert self._buffer is not None
         heads, width, value_width = self._sizes
         parts = self._buffer[..., start : self.length, :].split([heads * width, heads * value_width], -1)
         return KeyValues(*(part.unflatten(-1, (heads, -1)).transpose(-3, -2) for part in parts))
 
     def _grow(self, previous: int, key: Tensor) -> Tensor:
-        """The buffer with capacity for `length` tokens; a new one if it is full."""
+        """Return a buffer with capacity for `length` tokens: the current one, or a larger copy."""
         if self._buffer is not None and self._buffer.shape[-2] >= self.length:
             return self._buffer
         heads, width, value_width = self._sizes
@@ -190,7 +190,7 @@ class KVCache:
         return buffer
 
     def select(self, rows: Tensor) -> None:
-        """Keep these batch rows, in this order (beam search)."""
+        """Keep only these batch rows, in this order (for beam search)."""
         if self._buffer is None:
             return
         if self._buffer.requires_grad:

@@ -1,9 +1,9 @@
-"""The non-local block: attention between all positions of an image, a video or a signal.
+"""The non-local block: attention between all positions of an image, video or signal.
 
 output_i = 1 / C(x) · Σ_j f(x_i, x_j) g(x_j)      Wang et al. 2018, eq. 1
 z_i      = W output_i + x_i                       eq. 6
 
-f is the score and 1 / C(x) the normalizer; the paper's four variants differ only in these.
+f is the score and 1 / C(x) the normalizer. The four variants in the paper differ only in f and C.
 """
 
 import math
@@ -28,14 +28,15 @@ class NonLocal(Attends):
     kind: how two positions are compared; θ and φ are linear maps of the channels:
         "gaussian": softmax of x_i · x_j, eq. 2.        "embedded": softmax of θ(x_i) · φ(x_j), eq. 3.
         "dot": θ(x_i) · φ(x_j) / n, eq. 4.              "concat": relu(wᵀ [θ(x_i); φ(x_j)]) / n, eq. 5.
-    inner: output dimension of θ, φ and g; default: half the channels (section 3.3).
-    pool: max-pooling of keys and values, one size or one per grid axis (section 3.3, "subsampling").
+    inner: output dimension of θ, φ and g; default: half the number of channels (section 3.3).
+    pool: max-pooling size for keys and values, or one size per grid axis (section 3.3, "subsampling").
         Incomplete cells are dropped, as in `nn.MaxPool2d`.
-    norm: batch norm after W, with a scale initialized to zero (section 4.1). Without it, W is initialized to
-        zero. Either way the block starts as the identity, so it can be inserted into a trained network.
-    normalize: replaces the normalizer of `kind`.
+    norm: apply batch norm after W, with a scale initialized to zero (section 4.1). If False, W is
+        initialized to zero. Either way, the block starts as the identity, so it can be inserted into a
+        trained network.
+    normalize: normalizer to use instead of the default for `kind`.
 
-    `regard.watch` sees weights (b, 1, n, k); the n positions are ordered by grid axes.
+    `regard.watch` captures weights (b, 1, n, k); the n positions are the flattened grid.
 
     >>> import torch, regard
     >>> from regard.models.layers.nonlocal_block import NonLocal
@@ -84,7 +85,7 @@ class NonLocal(Attends):
             nn.init.zeros_(zero)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, c, …grid) → (b, c, …grid)."""
+        """Apply the block: (b, c, …grid) → (b, c, …grid)."""
         self._check(x)
         features = x.movedim(1, -1)  # b c … -> b … c
         output = self.attention(
@@ -100,7 +101,7 @@ class NonLocal(Attends):
         return x + output.mT.unflatten(2, x.shape[2:])
 
     def attention_map(self, weights: Weights, position: tuple[int, ...], *, grid: tuple[int, ...]) -> Tensor:
-        """The weights of one grid position as an image: (b, …grid), or (b, …cells) with `pool`."""
+        """Return the weights of one grid position as an image: (b, …grid), or (b, …cells) with `pool`."""
         cells = tuple(n // size for n, size in zip(grid, self._pool_sizes(grid), strict=True))
         if weights.shape[-2:] != (math.prod(grid), math.prod(cells)):
             raise ShapeError(
@@ -130,11 +131,11 @@ class NonLocal(Attends):
         return x
 
     def _pool_sizes(self, grid: tuple[int, ...]) -> tuple[int, ...]:
-        """The pool size along each grid axis."""
+        """Return the pool size along each grid axis."""
         sizes = self.pool if isinstance(self.pool, tuple) else (self.pool or 1,) * len(grid)
         if len(sizes) != len(grid) or any(size > n for size, n in zip(sizes, grid, strict=True) if size > 1):
             raise ShapeError(
-                f"NonLocal got pool={sizes} and a grid of {tuple(grid)}; pass one size per grid axis, not "
+                f"NonLocal got pool={sizes} and a grid of {tuple(grid)}; pass one size per grid axis, no "
                 "larger than the axis."
             )
         return sizes
@@ -144,8 +145,8 @@ class NonLocal(Attends):
             raise DTypeError(f"NonLocal got {type_name(x)}; pass a tensor.")
         if x.dim() < 3 or x.shape[1] != self.channels:
             raise ShapeError(
-                f"x has shape {tuple(x.shape)}; this NonLocal needs (b, {self.channels}, …grid) with at "
-                "least one grid axis. For a single image pass x[None]."
+                f"x has shape {tuple(x.shape)}; this NonLocal needs shape (b, {self.channels}, …grid) with "
+                "at least one grid axis. For a single image, pass x[None]."
             )
 
     def extra_repr(self) -> str:

@@ -1,7 +1,7 @@
-"""The interface of position encodings. Attention alone ignores the order of its keys.
+"""Interface of position encodings. Without a position encoding, attention ignores the order of the keys.
 
-An encoding is added to the embeddings, rotates queries and keys, or is a relative bias, added to the scores.
-All of them have a method `encode`. Each kind is a module in `positions/` with a function `make(sizes)`.
+An encoding is added to the embeddings, rotates queries and keys, or is a relative bias added to the scores.
+All encodings have a method `encode`. Each kind is a module in `positions/` with a function `make(sizes)`.
 """
 
 import math
@@ -18,9 +18,9 @@ from regard.models.layers.positions import Positions
 
 
 class PositionEncoding(nn.Module):
-    """Base class of position encodings other than `regard.RelativeBias`.
+    """Base class for position encodings other than `regard.RelativeBias`.
 
-    The base class itself encodes nothing. Subclasses implement `encode`, and `tables` for pictures.
+    The base class does not encode positions. Subclasses implement `encode`, and `tables` to support drawing.
 
     >>> import torch, regard
     >>> class Linear(regard.models.PositionEncoding):
@@ -32,26 +32,26 @@ class PositionEncoding(nn.Module):
             [0.0200, 0.0200]])
     """
 
-    columns: ClassVar[str] = "feature"  # of `tables`
+    columns: ClassVar[str] = "feature"  # column label in drawings of `tables`
     max_length: int | None = None  # maximum number of positions
 
     def encode(self, x: Tensor, positions: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """Return the input x (…, n, m) of the first block, and `bias` or `rotation` for every self-attention.
+        """Return the input (…, n, m) of the first block, and keyword arguments for every self-attention.
 
-        positions: (…, n) integers.
+        The keyword argument, if any, is `bias` or `rotation`. positions: integers of shape (…, n).
         """
         return x, {}
 
     def tables(self, length: int) -> dict[str, Tensor]:
-        """Return the values to draw at the first positions, (length, columns), by title."""
+        """Return the tables to draw for the first `length` positions: title → (length, columns)."""
         raise ArgumentError(f"{type(self).__name__} has nothing to draw; implement tables(length).")
 
 
 class PositionSizes(NamedTuple):
     """Sizes that an encoding may depend on.
 
-    width: model dimension. heads: attention heads. head_width: their dimension.
-    max_positions: size of a learned table. causal: whether all keys are to the left of their query.
+    width: model dimension. heads: number of attention heads. head_width: dimension of each head.
+    max_positions: size of a learned table. causal: whether queries see only keys at or before their position.
     """
 
     width: int
@@ -76,10 +76,10 @@ def make_positions(kind: Positions, sizes: PositionSizes) -> PositionEncoding | 
 
 
 def waves(positions: Tensor, width: int, base: float, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    """sin and cos of position · base^(−2i / width) for each feature pair i, both (…, width / 2).
+    """Return sin and cos of position · base^(−2i / width) for each feature pair i, both (…, width / 2).
 
-    Computed in float64, because float32 angles are off by 0.06 at position 1e6; once per distinct position if
-    many tokens share it.
+    The angles are computed in float64, because in float32 they are off by 0.06 at position 1e6. If there are
+    more tokens than different positions, each position is computed once.
     """
     if concrete(positions) and positions.numel():
         low, high = (int(bound) for bound in positions.aminmax())

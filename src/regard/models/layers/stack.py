@@ -26,9 +26,10 @@ class StackOptions(TypedDict, total=False):
 
 
 class Stack(nn.Module):
-    """An encoder, or a decoder if `causal`: Transformer blocks with a position encoding.
+    """Transformer blocks with a position encoding: an encoder, or a decoder if `causal`.
 
-    config: the architecture. causal: use a causal mask by default. cross: add cross-attention to a source.
+    config: the architecture. causal: whether the default mask is causal.
+    cross: whether each block has cross-attention to a source.
 
     >>> import torch, regard
     >>> encoder = regard.models.Stack(regard.models.TransformerConfig(width=16, heads=4))
@@ -48,7 +49,10 @@ class Stack(nn.Module):
     def forward(
         self, x: Tensor, source: Tensor | Sequence[KeyValues] | None = None, **options: Unpack[StackOptions]
     ) -> Tensor:
-        """(…, n, m) → (…, n, m). source: (…, s, m), or its keys and values from `project_source`."""
+        """Apply all blocks: (…, n, m) → (…, n, m).
+
+        source: (…, s, m), or its keys and values from `project_source`.
+        """
         return self.states(x, source, **options)[-1]
 
     def states(
@@ -61,11 +65,11 @@ class Stack(nn.Module):
         positions: Tensor | None = None,
         caches: Caches | None = None,
     ) -> list[Tensor]:
-        """Return the input of the first block and the output of every block; the last one is normalized."""
+        """Return the input of the first block and the output of each block. The last output is normalized."""
         if (source is None) == self.cross:
             raise ArgumentError(
-                f"Stack(cross={self.cross}) got {'no' if self.cross else 'a'} source; pass a source if, and "
-                "only if, cross=True."
+                f"Stack(cross={self.cross}) got {'no' if self.cross else 'a'} source; pass a source if and "
+                "only if cross=True."
             )
         if positions is None:  # continue after the cached tokens
             start = caches[0].length if caches else 0
@@ -75,7 +79,7 @@ class Stack(nn.Module):
             mask = Causal()
         if caches is not None and len(caches) != len(self.blocks):
             raise ArgumentError(
-                f"Stack has {len(self.blocks)} blocks and got {len(caches)} caches; pass one per block: "
+                f"Stack has {len(self.blocks)} blocks, but got {len(caches)} caches; pass one per block: "
                 "stack.caches()."
             )
         states = [self.dropout(x)]
@@ -92,7 +96,7 @@ class Stack(nn.Module):
         return states
 
     def project_source(self, source: Tensor) -> list[KeyValues]:
-        """Project the keys and values of a source (…, s, m) for each block, once for all decoding steps."""
+        """Project a source (…, s, m) to keys and values for each block, once for all decoding steps."""
         return [
             block.cross.project_source(source) for block in self.blocks if isinstance(block, DecoderBlock)
         ]

@@ -15,7 +15,7 @@ from regard.translation.data.links import Links, read_links
 
 
 class GoldAlignment(NamedTuple):
-    """Manual links of a sentence pair: sure links, and additional possible ones.
+    """Manual alignment of a sentence pair: sure links, and further links that are only possible.
 
     >>> from regard.translation.alignment.aer import GoldAlignment
     >>> GoldAlignment(frozenset({(0, 0)})).possible
@@ -27,7 +27,7 @@ class GoldAlignment(NamedTuple):
 
     @classmethod
     def of(cls, links: "GoldAlignment | Links") -> "GoldAlignment":
-        """Convert plain links: all are sure."""
+        """Convert plain links, which all count as sure; return a GoldAlignment unchanged."""
         return links if isinstance(links, GoldAlignment) else cls(links)
 
 
@@ -45,7 +45,7 @@ class ErrorRates(NamedTuple):
 
     @classmethod
     def from_counts(cls, links: int, sure: int, hits: int, possible_hits: int) -> "ErrorRates":
-        """Compute the rates from |A|, |S|, |A ∩ S| and |A ∩ P|. Without links there are no errors."""
+        """Compute the rates from |A|, |S|, |A ∩ S| and |A ∩ P|. If there are no links, the AER is 0."""
         return cls(
             aer=1 - (hits + possible_hits) / (links + sure) if links + sure else 0.0,
             precision=possible_hits / links if links else 1.0,
@@ -59,9 +59,9 @@ class ErrorRates(NamedTuple):
 def error_rate(
     predicted: Sequence[Iterable[tuple[int, int]]], gold: Sequence[GoldAlignment | Links]
 ) -> ErrorRates:
-    """Compute the error rates of predicted links over all sentence pairs together.
+    """Compute the error rates of predicted links, pooled over all sentence pairs.
 
-    gold: for each sentence pair a `GoldAlignment`, or links that are all sure.
+    gold: for each sentence pair, a `GoldAlignment`, or plain links, which all count as sure.
 
     >>> from regard.translation.alignment.aer import GoldAlignment, error_rate
     >>> gold = [GoldAlignment(sure=frozenset({(0, 0), (1, 1)}), possible=frozenset({(2, 1)}))]
@@ -70,8 +70,8 @@ def error_rate(
     """
     if len(predicted) != len(gold):
         raise ArgumentError(
-            f"error_rate got links of {len(predicted)} sentence pairs and gold links of {len(gold)}; both "
-            "need one entry per pair, empty if it has no links."
+            f"error_rate got links for {len(predicted)} sentence pairs and gold links for {len(gold)}; both "
+            "need one entry per pair, empty if the pair has no links."
         )
     links = sure_links = hits = possible_hits = 0
     for predicted_links, gold_links in zip(predicted, gold, strict=True):
@@ -84,9 +84,9 @@ def error_rate(
 
 
 def read_gold(path: str | os.PathLike[str], index_base: int = 0) -> list[GoldAlignment]:
-    """Read gold links from a text file, one line per sentence pair: `1-2` is sure, `1p2` possible.
+    """Read gold links from a text file, one line per sentence pair. `1-2` is a sure link, `1p2` possible.
 
-    index_base: number of a sentence's first word, 0 or 1. Files of the WPT shared tasks count from 1.
+    index_base: index of the first word, 0 or 1. Files of the WPT shared tasks count from 1.
 
     >>> import pathlib, tempfile
     >>> from regard.translation.alignment.aer import read_gold
@@ -104,7 +104,7 @@ def read_gold(path: str | os.PathLike[str], index_base: int = 0) -> list[GoldAli
 
 
 def read_pharaoh(path: str | os.PathLike[str]) -> list[Links]:
-    """Read links in Pharaoh format from a text file, one line per sentence pair: `0-0 1-2`, source-target.
+    """Read Pharaoh links (source-target) from a text file: one line per sentence pair, such as `0-0 1-2`.
 
     >>> import pathlib, tempfile
     >>> from regard.translation.alignment.aer import read_pharaoh
@@ -118,6 +118,6 @@ def read_pharaoh(path: str | os.PathLike[str]) -> list[Links]:
 
 
 def _lines(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
-    """Return each line with a prefix for error messages; an empty line is a pair without links."""
+    """Return each line with a prefix for error messages; an empty line stands for a pair without links."""
     lines = enumerate(read_lines(path), start=1)
     return [(f"{os.fspath(path)}, line {number}: ", line) for number, line in lines]

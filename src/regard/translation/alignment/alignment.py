@@ -28,7 +28,7 @@ from regard.translation.data.pairs import check_pair, check_pairs
 from regard.translation.tokens import Segmentation, TokenizerPair
 
 DECIMALS = 4  # of weights in JSON
-_MAX_SIZE = 400_000_000  # weights of an alignment
+_MAX_SIZE = 400_000_000  # weights per alignment
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no truth value
@@ -37,8 +37,8 @@ class Alignment:
 
     source_words, target_words: the words of both sentences, in order.
 
-    Each row sums to at most 1; the rest is the weight of the end token. Rows are not renormalized: a word
-    that attends to the end token has no certain source.
+    Each row sums to at most 1; the remainder is the weight on the end token. Rows are not renormalized: a
+    word that attends to the end token has no clear source.
 
     >>> import torch
     >>> from regard.translation.alignment.alignment import Alignment
@@ -65,13 +65,13 @@ class Alignment:
 
     @classmethod
     def of(cls, source: Segmentation, target: Segmentation, weights: Tensor) -> "Alignment":
-        """Create a word alignment from token weights, as `merge` combines them."""
+        """Create a word alignment from token weights with `merge`."""
         return cls(tuple(source.words), tuple(target.words), merge(source, target, weights))
 
     def links(self, threshold: float | None = None) -> Links:
-        """Return (source word, target word) links: the best source of each target word.
+        """Return (source word, target word) links: by default, one from each target word to its best source.
 
-        threshold: return all links of at least this weight instead.
+        threshold: if given, return all links with at least this weight instead.
         """
         check_threshold(threshold)
         if threshold is not None:
@@ -87,7 +87,7 @@ class Alignment:
         return [i if value > 0 else None for value, i in zip(values.tolist(), indices.tolist(), strict=True)]
 
     def to_pharaoh(self, threshold: float | None = None) -> str:
-        """Return the links in Pharaoh format, source-target: "0-0 1-2"."""
+        """Return the links in Pharaoh format (source-target), such as "0-0 1-2"."""
         return to_pharaoh(self.links(threshold))
 
     def to_dict(self) -> dict[str, Any]:
@@ -124,7 +124,9 @@ class Alignment:
 
 
 def merge(source: Segmentation, target: Segmentation, weights: Tensor) -> Tensor:
-    """Merge token weights (…, target, source) into word weights: sum over source, mean over target tokens.
+    """Merge token weights (…, target, source) into word weights.
+
+    Weights are summed over the tokens of a source word and averaged over the tokens of a target word.
 
     >>> import torch
     >>> from regard.translation.alignment.alignment import merge
@@ -136,7 +138,7 @@ def merge(source: Segmentation, target: Segmentation, weights: Tensor) -> Tensor
             [0.6000]])
     """
     rows = _membership(target).to(weights.dtype)
-    rows = rows / rows.sum(-1, keepdim=True).clamp(min=1)  # a word may have no token
+    rows = rows / rows.sum(-1, keepdim=True).clamp(min=1)  # a word may have no tokens
     return rows @ weights @ _membership(source).to(weights.dtype).T
 
 
@@ -146,11 +148,11 @@ def align(
     pairs: Sequence[tuple[str, str]],
     alignment_head: AlignmentHead = AlignmentHead(),  # noqa: B008 (a frozen value)
 ) -> list[Alignment]:
-    """Align the words of sentence pairs by the model's cross-attention.
+    """Align the words of sentence pairs with the model's cross-attention.
 
-    model, tokens: a model and its vocabularies; `Translator.align` has both.
+    model, tokens: a model and its vocabularies; a `Translator` has both, see `Translator.align`.
     pairs: (source, target), with words separated by whitespace.
-    alignment_head: layer, heads and step to read the weights from; `select_alignment_head` finds the best.
+    alignment_head: layer, heads and step to read the weights from; see `select_alignment_head`.
 
     >>> import torch
     >>> from regard.models import TransformerConfig, Transformer
@@ -181,7 +183,7 @@ def segment_pairs(
 
 
 def check_size(name: str, unit: str, source: int, target: int) -> None:
-    """Raise if the alignment matrix would not fit into memory."""
+    """Raise if the alignment matrix would be too large."""
     if source * target > _MAX_SIZE:
         raise ArgumentError(
             f"{name} has {source:,} source {unit} and {target:,} target {unit}; its alignment would need "
@@ -197,7 +199,7 @@ def select_alignment_head(
 ) -> AlignmentHead:
     """Select the layer, head and shift with the lowest alignment error rate; see `rate_alignment_heads`.
 
-    model, tokens: a model and its vocabularies. pairs: (source, target) to evaluate on.
+    model, tokens: a model and its vocabularies. pairs: (source, target) pairs to evaluate on.
     gold: reference links of the pairs; default: the confident links of `LexicalAligner`.
 
     >>> import torch
@@ -216,7 +218,7 @@ def select_alignment_head(
     if not any(GoldAlignment.of(links).sure for links in gold):
         return AlignmentHead()  # nothing to compare with
     rates = rate_alignment_heads(model, tokens, pairs, gold)
-    return min(rates, key=lambda head: rates[head].aer)  # the first of equals
+    return min(rates, key=lambda head: rates[head].aer)  # the first if several are equal
 
 
 @torch.no_grad()
@@ -226,10 +228,10 @@ def rate_alignment_heads(
     pairs: Sequence[tuple[str, str]],
     gold: Sequence[GoldAlignment | Links] | None = None,
 ) -> dict[AlignmentHead, ErrorRates]:
-    """Compute the alignment error rates of every layer, head and head mean, with either shift.
+    """Compute the alignment error rates of each head, and of their mean, in every layer and with both shifts.
 
-    gold: links between the words of each pair, separated by whitespace. By default the confident links of a
-    `LexicalAligner` trained on these pairs: they rank heads, but do not measure their accuracy.
+    gold: links between the whitespace-separated words of each pair. Default: the confident links of a
+        `LexicalAligner` trained on these pairs. They can rank heads, but not measure their accuracy.
 
     >>> from regard.models import TransformerConfig, Transformer
     >>> from regard.translation import Tokenizer, TokenizerPair
@@ -268,7 +270,7 @@ def rate_alignment_heads(
 
 
 def _count_hits(weights: Tensor, gold: GoldAlignment) -> Tensor:
-    """Count the links of each head, the sure and the possible ones: (h, target, source) → (h, 3)."""
+    """Count the links, sure hits and possible hits of each head: (h, target, source) → (h, 3)."""
     h, t, s = weights.shape
     if not t * s:
         return torch.zeros(h, 3, dtype=torch.long)
@@ -285,18 +287,18 @@ def _count_hits(weights: Tensor, gold: GoldAlignment) -> Tensor:
 
 
 def _lexical_links(pairs: Sequence[tuple[str, str]]) -> list[Links]:
-    """Return the confident links of a LexicalAligner trained on the pairs; none if they have no words."""
+    """Return the confident links of a LexicalAligner trained on the pairs; empty if there are no words."""
     if not any(source.split() and target.split() for source, target in pairs):
         return [frozenset()] * len(pairs)
     return LexicalAligner.learn(pairs).links(pairs)
 
 
 def _check_gold(pairs: Sequence[tuple[str, str]], gold: Sequence[GoldAlignment]) -> None:
-    """Raise unless there are gold links for each pair, between existing words."""
+    """Raise unless there is one set of gold links per pair, and all links are between existing words."""
     if len(pairs) != len(gold):
         raise ArgumentError(
-            f"There are {len(pairs)} sentence pairs and gold links for {len(gold)}; pass one entry per pair, "
-            "empty if it has no links."
+            f"Got {len(pairs)} sentence pairs and gold links for {len(gold)}; pass one entry per pair, "
+            "empty if the pair has no links."
         )
     for number, ((source, target), (sure, possible)) in enumerate(zip(pairs, gold, strict=True)):
         lengths = len(source.split()), len(target.split())
@@ -304,11 +306,11 @@ def _check_gold(pairs: Sequence[tuple[str, str]], gold: Sequence[GoldAlignment])
             if not (0 <= link[0] < lengths[0] and 0 <= link[1] < lengths[1]):
                 raise ArgumentError(
                     f"Gold link {link[0]}-{link[1]} of pair {number} is out of range: the pair has "
-                    f"{lengths[0]} source and {lengths[1]} target words, separated by whitespace, counted "
-                    "from 0. If the file counts from 1, read it with index_base=1 (--index-base 1)."
+                    f"{lengths[0]} source and {lengths[1]} target words (separated by whitespace, counted "
+                    "from 0). If the file counts from 1, read it with index_base=1 (--index-base 1)."
                 )
 
 
 def _membership(text: Segmentation) -> Tensor:
-    """Return which tokens belong to which word: (words, tokens)."""
+    """Return a boolean matrix (words, tokens), True where the token belongs to the word."""
     return torch.arange(len(text.words))[:, None] == torch.tensor(text.word_of, dtype=torch.long)

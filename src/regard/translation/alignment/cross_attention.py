@@ -21,17 +21,17 @@ from regard.translation.tokens import END, START
 
 Shift = Literal["input", "output"]
 
-_BATCH_TOKENS = 8192  # of both sides, with padding
+_BATCH_TOKENS = 8192  # source plus target, including padding
 
 
 @dataclass(frozen=True)
 class AlignmentHead:
     """The attention heads from which word alignments are read.
 
-    layer: decoder layer, from 0; −1 is the last. heads: average these heads; None: all of the layer.
+    layer: decoder layer, counted from 0; −1 is the last. heads: heads to average; None for all.
     shift: the decoding step whose weights align a token. "output": the step that predicts it; "input": the
         next step, which reads it. "input" aligns better in a Transformer (Chen et al. 2020). Bahdanau
-        attention is computed before the token is read, so "output" fits it.
+        attention is computed before the token is read, so use "output" there.
 
     >>> from regard.translation.alignment.cross_attention import AlignmentHead
     >>> AlignmentHead(layer=1, heads=(0, 2)).to_dict()
@@ -45,16 +45,18 @@ class AlignmentHead:
     shift: Shift = "input"
 
     def __post_init__(self) -> None:
-        if type(self.layer) is not int:  # not bool, either
-            raise ArgumentError(f"AlignmentHead got layer={self.layer!r}; pass an integer, −1 for the last.")
+        if type(self.layer) is not int:  # rejects bool, too
+            raise ArgumentError(
+                f"AlignmentHead got layer={self.layer!r}; pass an integer, such as −1 for the last layer."
+            )
         if self.heads is not None and not (
             isinstance(self.heads, tuple)
             and self.heads
             and all(type(head) is int and head >= 0 for head in self.heads)
         ):
             raise ArgumentError(
-                f"AlignmentHead got heads={self.heads!r}; pass a tuple of heads from 0, such as (0, 2), or "
-                "None for all."
+                f"AlignmentHead got heads={self.heads!r}; pass a tuple of head numbers, counted from 0, such "
+                "as (0, 2), or None for all heads."
             )
         if self.shift not in get_args(Shift):
             raise ArgumentError(
@@ -71,7 +73,7 @@ class AlignmentHead:
         """Restore the result of `to_dict`."""
         if not isinstance(values, Mapping) or not values.keys() <= {"layer", "heads", "shift"}:
             raise ArgumentError(
-                f"{values!r} is not an alignment head; pass layer, heads and shift: {cls().to_dict()}."
+                f"{values!r} is not an alignment head; pass a dictionary such as {cls().to_dict()}."
             )
         heads = values.get("heads")
         return cls(**{**values, "heads": tuple(heads) if isinstance(heads, list) else heads})
@@ -105,9 +107,9 @@ def cross_weights(
 
 
 def drop_special_tokens(weights: Tensor, target: int, source: int, shift: Shift) -> Tensor:
-    """Reduce weights (…, 1 + target, source + 1) to the rows and columns of tokens: (…, target, source).
+    """Drop the rows and columns of special tokens: (…, 1 + target, source + 1) → (…, target, source).
 
-    Row i belongs to the step that reads token i − 1 (first the start token) and predicts token i.
+    Row i belongs to the step that reads token i − 1 (or the start token) and predicts token i.
     """
     first = 1 if shift == "input" else 0
     return weights[..., first : first + target, :source]
@@ -116,15 +118,14 @@ def drop_special_tokens(weights: Tensor, target: int, source: int, shift: Shift)
 def watch_forced_decoding(
     model: Seq2Seq, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], names: Sequence[str]
 ) -> Iterator[tuple[list[int], dict[str, list[Weights]]]]:
-    """Yield, batch by batch, the indices of the pairs and the weights of the layers `names`, call by call.
+    """Yield, for each batch, the indices of its pairs and the weights of each call to the layers in `names`.
 
-    Each call has shape (b, heads, steps, longest source + 1); a recurrent model may make one call per step.
-    All calls together have 1 + longest target steps.
+    The weights of one call have shape (b, heads, steps, longest source + 1). A recurrent model may make one
+    call per step. The calls of a layer cover 1 + longest target steps in total.
     """
     if len(sources) != len(targets):
         raise ArgumentError(
-            f"There are {len(sources)} source sentences and {len(targets)} target sentences; their numbers "
-            "must be equal."
+            f"Got {len(sources)} source sentences and {len(targets)} target sentences; the counts must match."
         )
     for batch in _batches(sources, targets):
         yield batch, _watch([sources[i] for i in batch], [targets[i] for i in batch], model, names)
@@ -150,7 +151,7 @@ def _watch(
 
 
 def cross_attention_layers(model: Seq2Seq) -> dict[str, int]:
-    """Return the names of the model's cross-attention layers, first layer first, with their head counts.
+    """Return the names and head counts of the model's cross-attention layers, in order.
 
     >>> from regard.models import TransformerConfig, Transformer
     >>> from regard.translation.alignment.cross_attention import cross_attention_layers
@@ -167,7 +168,7 @@ def cross_attention_layers(model: Seq2Seq) -> dict[str, int]:
 
 
 def has_cross_attention(model: Seq2Seq) -> bool:
-    """Return whether a model attends to the source.
+    """Return whether a model has cross-attention.
 
     >>> from regard.models import RecurrentConfig, RecurrentSeq2Seq
     >>> from regard.translation.alignment.cross_attention import has_cross_attention
@@ -187,7 +188,7 @@ def _find_layers(model: Seq2Seq) -> dict[str, int]:
 
 
 def layer_name(model: Seq2Seq, alignment_head: AlignmentHead) -> str:
-    """Return the name of the layer of an alignment head; raise if the model does not have it."""
+    """Return the name of an alignment head's layer; raise if the model does not have this layer or head."""
     layers = cross_attention_layers(model)
     layer, heads = alignment_head.layer, alignment_head.heads
     if not -len(layers) <= layer < len(layers):
@@ -205,13 +206,13 @@ def layer_name(model: Seq2Seq, alignment_head: AlignmentHead) -> str:
 
 
 def _mean(weights: Weights, heads: tuple[int, ...] | None) -> Tensor:
-    """b h t s → b t s, on the CPU."""
+    """Average over heads: b h t s → b t s, on the CPU."""
     selected = weights if heads is None else weights.heads(list(heads))
     return selected.mean("heads").dense().float().cpu()
 
 
 def _batches(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Group pairs of similar lengths, to minimize padding."""
+    """Group pairs of similar length to minimize padding."""
     lengths = [(len(target) + 1, len(source) + 1) for source, target in zip(sources, targets, strict=True)]
     batch: list[int] = []
     longest = (0, 0)

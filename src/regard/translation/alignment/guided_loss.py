@@ -1,9 +1,12 @@
 """Guided alignment: an additional loss that trains one decoder head to attend to linked words.
 
-loss = −1/n Σ_i log Σ_j weights[i, j], with i over the linked ones of n target tokens, j over their links
+loss = −1/n Σ_i log Σ_j weights[i, j]
 
-After Garg et al. 2019, "Jointly learning to align and translate", eq. 5, where each link has its own
-logarithm. Here any token of a linked word counts. The links come from `LexicalAligner`.
+i: target tokens with links. j: source tokens linked to i. n: total number of labels.
+
+After Garg et al. 2019, "Jointly learning to align and translate", eq. 5. In the paper, each link has its own
+logarithm; here, the weights of all source tokens linked to i are summed first. The links come from
+`LexicalAligner`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,17 +51,17 @@ class GuidedLoss:
         self._query, self._key = _project(module, 0, self.head, query), _project(module, 1, key_head, source)
 
     def loss(self, source: Packed, target: Packed, links: Sequence[Tensor]) -> Tensor:
-        """Compute the alignment loss of the last batch: a mean over all labels, like the model's loss.
+        """Compute the alignment loss of the last batch, as a mean over all labels like the model's loss.
 
         source, target: the batch, with special tokens.
-        links: for each sentence (n, 2): source and target token, counted without special tokens.
+        links: for each sentence, (n, 2): source and target token indices, not counting special tokens.
         """
         if self._query is None or self._key is None:
             raise ArgumentError("GuidedLoss has no batch yet; call model.loss inside the with block first.")
         if not len(source) == len(target) == len(links):
             raise ArgumentError(
                 f"GuidedLoss got {len(source)} source sentences, {len(target)} target sentences and links "
-                f"for {len(links)}; pass links for each pair, of shape (0, 2) if it has none."
+                f"for {len(links)}; pass links for each pair, of shape (0, 2) if there are none."
             )
         query, key = _padded(target.inputs(), self._query), _padded(source, self._key)
         scores = query.float() @ key.float().mT / key.shape[-1] ** 0.5  # b t s
@@ -75,13 +78,13 @@ class GuidedLoss:
 
 
 def default_guided_head(model: Seq2Seq) -> AlignmentHead:
-    """Return the head guided in training: head 0 of the penultimate layer (Garg et al. 2019, section 4.2)."""
+    """Return the head to guide: head 0 of the penultimate layer (Garg et al. 2019, section 4.2)."""
     return AlignmentHead(layer=max(len(cross_attention_layers(model)) - 2, 0), heads=(0,))
 
 
 @contextmanager
 def guide_head(model: Seq2Seq, alignment_head: AlignmentHead) -> Iterator[GuidedLoss]:
-    """Record one head of a Transformer inside the with block; yield the loss to add to the model's.
+    """Record one head of a Transformer inside a `with` block; yield a `GuidedLoss` to add to its loss.
 
     >>> import torch
     >>> from regard.models import Packed, TransformerConfig, Transformer

@@ -1,7 +1,7 @@
-"""Batches by token budget. Their order depends only on the seed and can start at any step.
+"""Batches of a given size in tokens. Their order depends only on the seed; iteration can start at any step.
 
 Each epoch shuffles all pairs, sorts them by length within buckets, splits the buckets into batches of similar
-lengths, and shuffles the batches. Nothing is padded.
+lengths, and shuffles the batches. No padding is added.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,8 +53,8 @@ class InMemoryPairs:
 class Batch(NamedTuple):
     """Packed sentence pairs with start and end tokens.
 
-    links: alignment links of each pair, (n, 2): source and target token, not counting start tokens.
-        Empty without guided alignment.
+    links: alignment links of each pair, (n, 2): source and target token indices, not counting start tokens.
+        Empty unless guided alignment is used.
     """
 
     source: Packed
@@ -96,13 +96,13 @@ class Batch(NamedTuple):
 class Batches:
     """Batches of all epochs, addressed by epoch and index.
 
-    batch_tokens: maximum batch size in tokens, source plus target with end tokens. A longer pair is a batch
-        of its own.
+    batch_tokens: maximum batch size in tokens, source plus target with end tokens. A longer pair forms a
+        batch of its own.
     seed: determines the order.
     unknown_rate: fraction of pairs in which one token is replaced by the unknown token on both sides. The
-        model learns to predict it for words it does not know, and the alignment determines which word to copy
-        (Luong et al. 2015b). If no token occurs on both sides, an unknown token is appended to both; this
-        may exceed `batch_tokens`.
+        model learns to predict it for words it does not know; the alignment then determines which word to
+        copy (Luong et al. 2015b). If no token occurs on both sides, an unknown token is appended to both; the
+        batch may then exceed `batch_tokens`.
     shared: whether source and target share a vocabulary.
     links: alignment links of each pair, as source and target token indices.
 
@@ -128,7 +128,7 @@ class Batches:
             raise ArgumentError("Batches requires at least one pair, got 0.")
 
     def epoch(self, epoch: int) -> list[Indices]:
-        """Return the pair indices of every batch of an epoch."""
+        """Return the pair indices of each batch in an epoch."""
         random = numpy.random.default_rng((self.seed, epoch))
         sizes = self.pairs.sizes
         order = random.permutation(len(sizes))
@@ -143,14 +143,17 @@ class Batches:
         return [batches[i] for i in random.permutation(len(batches))]
 
     def get(self, indices: Sequence[int] | Indices, epoch: int) -> Batch:
-        """Return these pairs as a batch; each epoch replaces different tokens with the unknown token."""
+        """Return the pairs at these indices as a batch.
+
+        Each epoch replaces different tokens with the unknown token.
+        """
         batch = Batch.of([self._pair(int(index), epoch) for index in indices])
         if self.links is None:
             return batch
         return batch._replace(links=tuple(self._links(int(index)) for index in indices))
 
     def _links(self, index: int) -> Tensor:
-        """The links of a pair, (n, 2)."""
+        """Return the links of a pair, (n, 2)."""
         assert self.links is not None
         (sources, targets), sizes = self.links[index], self.pairs.sizes[index]
         links = numpy.empty((len(sources), 2), numpy.int64)
@@ -164,7 +167,7 @@ class Batches:
         return torch.from_numpy(links)
 
     def from_step(self, step: int) -> Iterator[tuple[int, Indices]]:
-        """Yield epoch and pair indices of every batch from a step on, indefinitely."""
+        """Yield the epoch number and pair indices of each batch, starting at the given step; never ends."""
         epoch = 0
         batches = self.epoch(epoch)
         while step >= len(batches):
@@ -187,7 +190,7 @@ class Batches:
 
 
 def _split(order: Indices, sizes: NDArray[numpy.int64], max_tokens: int) -> Iterator[Indices]:
-    """Split an order into parts of at most `max_tokens` tokens, or of one pair."""
+    """Split pair indices into batches of up to `max_tokens` tokens; a longer pair forms its own batch."""
     first, total = 0, 0
     for index, size in enumerate(sizes.tolist()):
         if total + size > max_tokens and index > first:
@@ -201,7 +204,10 @@ def _split(order: Indices, sizes: NDArray[numpy.int64], max_tokens: int) -> Iter
 def _replace_by_unknown(
     source: list[int], target: list[int], random: numpy.random.Generator, shared: bool
 ) -> tuple[list[int], list[int]]:
-    """Replace one token that occurs exactly once on each side; if there is none, append unknown to both."""
+    """Replace one token that occurs exactly once on each side with the unknown token.
+
+    If there is no such token, append the unknown token to both sides.
+    """
     common = [
         token
         for token in source

@@ -49,7 +49,7 @@ class Verse(NamedTuple):
 
     @property
     def book(self) -> int:
-        """40 (Matthew) to 66 (Revelation)."""
+        """Number of the book, from 40 (Matthew) to 66 (Revelation)."""
         return int(self.reference[:2])
 
     @property
@@ -72,14 +72,14 @@ def bible(books: Collection[int] | None = None) -> list[Verse]:
     Traceback (most recent call last):
     regard.errors.ArgumentError: books must be between 40 (Matthew) and 66 (Revelation), got [1].
     """
-    wanted = set(_BOOKS if books is None else books)
-    if not wanted or not wanted <= set(_BOOKS):
+    selected = set(_BOOKS if books is None else books)
+    if not selected or not selected <= set(_BOOKS):
         raise ArgumentError(
-            f"books must be between 40 (Matthew) and 66 (Revelation), got {sorted(wanted, key=str)}."
+            f"books must be between 40 (Matthew) and 66 (Revelation), got {sorted(selected, key=str)}."
         )
     greek, english = defaultdict(list), defaultdict(list)  # words of each verse
     for row in _rows(_GREEK):
-        if int(row["id"][1:3]) in wanted:
+        if int(row["id"][1:3]) in selected:
             greek[row["id"][1:9]].append(_Word(row["id"], row["text"], False))
     for row in _rows(_ENGLISH):
         if row["source_verse"] in greek:
@@ -108,7 +108,7 @@ _Words = Mapping[str, list[_Word]]
 
 
 def _read_links(greek: _Words, english: _Words) -> dict[str, list[tuple[int, int]]]:
-    """Links by verse; the few between different verses are omitted."""
+    """Return the links by verse; the few links between different verses are omitted."""
     sources, targets = (
         {
             word.id: (reference, index)
@@ -133,7 +133,7 @@ def _rows(name: str) -> Iterator[dict[str, str]]:
 
 
 def _path(name: str) -> Path:
-    """The path of a data file of the package."""
+    """Return the path of a data file in the package."""
     cure = "Run: pip install --no-deps bible-alignments"
     try:
         path = Path(str(distribution("bible-alignments").locate_file(name)))

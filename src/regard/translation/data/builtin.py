@@ -5,11 +5,11 @@
     sixty-two days ago                  vor zweiundsechzig Tagen
 
 `babel` provides the word order of each language, `num2words` the numbers. The order differs between languages
-(day and month, "ago" and "vor"), and so do the parts of numbers: German has units before tens.
+(day and month, "ago" and "vor"), even within numbers: German puts units before tens.
 
-Values are held out: a date, time or number of dev or test occurs in no training sentence. Numbers up to 20
-are never held out because larger ones contain them. Grammar is limited to that of the libraries: numbers do
-not agree with their nouns in gender or case.
+Values are held out: no date, time or number in dev or test occurs in a training sentence. Numbers up to 20
+are never held out because larger numbers contain them. The grammar is that of the libraries: numbers do not
+agree with their nouns in gender or case.
 """
 
 import re
@@ -37,18 +37,18 @@ _CURRENCIES = ("EUR", "USD", "CHF")
 _UNITS = ("length-kilometer", "length-meter", "mass-kilogram", "volume-liter")
 _SPANS = ("minute", "hour", "day", "week")
 _FIRST, _DAYS = date(1600, 1, 1), 500 * 365
-_NEVER_HELD_OUT = 20  # larger numbers contain the words of these
+_NEVER_HELD_OUT = 20  # larger numbers contain these words
 _HELD_OUT = 2**64 // 20  # range of fingerprints for dev, and for test
-_MAX_HELD_OUT = 1000  # sentences of dev, and of test
-_MAX_TRIES = 100_000  # to generate a new sentence
+_MAX_HELD_OUT = 1000  # sentences in dev, and in test
+_MAX_TRIES = 100_000  # attempts to generate a new sentence
 
 _Part = Literal["train", "dev", "test"]
 
 
 class EmbeddedCorpus(NamedTuple):
-    """Splits of the embedded corpus. No value of dev, test or longer occurs in train.
+    """Splits of the embedded corpus. No value in dev, test or longer occurs in train.
 
-    longer: sentences with more values than the training sentences, from the values of test.
+    longer: sentences with more values than the training sentences, made from the test values.
 
     >>> from regard.translation.data.builtin import embedded_corpus
     >>> corpus = embedded_corpus("en", "de", size=100)
@@ -70,12 +70,12 @@ def embedded_corpus(
     values: tuple[int, int] = (1, 2),
     seed: int = 0,
 ) -> EmbeddedCorpus:
-    """Generate distinct pairs of dates, times, numbers, amounts and durations in words.
+    """Generate distinct sentence pairs with dates, times, numbers, amounts and durations in words.
 
     source, target: language codes, see `languages`.
-    size: number of training pairs. Dev and test have a tenth of it, at most 1,000.
-    values: minimum and maximum number of values per sentence: "…, … and …". Sentences of `longer` have
-        more, up to three times the maximum.
+    size: number of training pairs. Dev and test each have a tenth as many, at most 1,000.
+    values: minimum and maximum number of values per sentence, joined as "…, … and …". Sentences in
+        `longer` have more, up to three times the maximum.
     seed: random seed.
 
     >>> from regard.translation.data.builtin import embedded_corpus
@@ -98,7 +98,7 @@ def embedded_corpus(
 
 
 def languages() -> list[str]:
-    """Codes of the languages that both libraries support.
+    """Return the codes of the languages that both libraries support.
 
     >>> from regard.translation.data.builtin import languages
     >>> {"de", "en", "fr", "ja", "tr"} <= set(languages())
@@ -114,7 +114,7 @@ def languages() -> list[str]:
 
 @dataclass(frozen=True)
 class Language:
-    """Dates, times and numbers in the words of a language.
+    """Formats dates, times and numbers in the words of a language.
 
     >>> from datetime import date, time
     >>> from regard.translation.data.builtin import Language
@@ -142,28 +142,28 @@ class Language:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether num2words has its cardinal numbers."""
+        """Whether num2words supports the cardinal numbers of this language."""
         return all(_words(number, self.code) for number in (2, 21, 345, 6789))
 
     @property
     def has_ordinals(self) -> bool:
-        """Whether num2words has its ordinal numbers."""
+        """Whether num2words supports the ordinal numbers of this language."""
         return all(_words(number, self.code, "ordinal") for number in (2, 23, 345))
 
     def number(self, number: int) -> str:
-        """One thousand, nine hundred and eighty-four."""
+        """Format a number, such as "one thousand, nine hundred and eighty-four"."""
         return _words(number, self.code)
 
     def ordinal(self, number: int) -> str:
-        """Twenty-third; twenty-three in languages without ordinals."""
+        """Format an ordinal, such as "twenty-third"; "twenty-three" in languages without ordinals."""
         return _words(number, self.code, "ordinal") or self.number(number)
 
     def year(self, year: int) -> str:
-        """Nineteen eighty-four."""
+        """Format a year, such as "nineteen eighty-four"."""
         return _words(year, self.code, "year" if self._base in _YEARS_IN_HUNDREDS else "cardinal")
 
     def date(self, day: date, style: str = "full") -> str:
-        """A date with weekday ("full") or without ("long"), or in a pattern of babel: "MMMM d".
+        """Format a date with the weekday ("full") or without it ("long"), or with a babel pattern: "MMMM d".
 
         >>> from datetime import date
         >>> from regard.translation.data.builtin import Language
@@ -182,7 +182,7 @@ class Language:
         return normalize_spaces(re.sub(r"(\d+)(\.?)", in_words, format_date(day, pattern, self._locale)))
 
     def time(self, moment: time) -> str:
-        """A time on a 12-hour clock with the part of the day."""
+        """Format a time on a 12-hour clock, with the part of the day."""
         from babel.dates import format_time
 
         default = str(self._locale.datetime_skeletons.get("Bhm", "h:mm B"))
@@ -191,7 +191,7 @@ class Language:
         return self._in_words(re.sub(r"(\d)[:.](\d)", r"\1 \2", digits))
 
     def money(self, number: int, currency: str) -> str:
-        """Twenty-one euros."""
+        """Format an amount of money, such as "twenty-one euros"."""
         from babel.numbers import format_currency
 
         text = format_currency(
@@ -205,14 +205,14 @@ class Language:
         return self._in_words(text)
 
     def measure(self, number: int, unit: str) -> str:
-        """Twenty-one kilometers; "" if the unit has no name in this language."""
+        """Format a quantity, such as "twenty-one kilometers"; "" if the language lacks the unit."""
         from babel.units import format_unit
 
         text = format_unit(number, unit, format="0", locale=self._locale)
-        return "" if unit in text else self._in_words(text)  # babel falls back to the code of the unit
+        return "" if unit in text else self._in_words(text)  # babel falls back to the unit's code
 
     def span(self, number: int, unit: str) -> str:
-        """In twenty-one days; twenty-one days ago if the number is negative."""
+        """Format a time span: "in twenty-one days", or "twenty-one days ago" if the number is negative."""
         from babel.dates import format_timedelta
 
         delta = timedelta(**{f"{unit}s": number})
@@ -220,12 +220,12 @@ class Language:
         return self._in_words(format_timedelta(delta, add_direction=True, locale=self._locale, **exact))
 
     def moment(self, day: str, hour: str) -> str:
-        """A date and a time, in the order of the language."""
+        """Join a date and a time, in the order of the language."""
         pattern = str(self._locale.datetime_formats["full"])
         return normalize_spaces(pattern.replace("'", "").format(hour, day))
 
     def enumeration(self, phrases: list[str]) -> str:
-        """…, … and …"""
+        """Join phrases: "…, … and …"."""
         from babel.lists import format_list
 
         return normalize_spaces(format_list(phrases, locale=self._locale))
@@ -258,7 +258,7 @@ def _locale(code: str) -> Any:
 
 @cache
 def _words(number: int, code: str, kind: str = "cardinal") -> str:
-    """A number in words; "" if num2words cannot say it."""
+    """Return a number in words; "" if num2words does not support it."""
     from num2words import num2words
 
     try:
@@ -268,7 +268,7 @@ def _words(number: int, code: str, kind: str = "cardinal") -> str:
 
 
 class _Value(NamedTuple):
-    """A value as a function of the language, and its key for holding it out; "" if never held out."""
+    """A function that formats a value in a language. `key` determines the split; "" is never held out."""
 
     key: str
     say: Callable[[Language], str]
@@ -284,7 +284,7 @@ class _Random(Random):
         return choices[self.below(len(choices))]
 
     def number(self, *digits: int) -> tuple[int, str]:
-        """A number with one of these numbers of digits, and its key."""
+        """Return a number with one of these digit counts (2: up to two digits), and its key."""
         low, bound = {2: (2, 100), 3: (100, 1000), 4: (1000, 10_000)}[self.pick(digits)]
         number = low + self.below(bound - low)
         return number, f"number {number}" if number > _NEVER_HELD_OUT else ""
@@ -292,7 +292,7 @@ class _Random(Random):
 
 def _date(random: _Random) -> _Value:
     day, style = _FIRST + timedelta(random.below(_DAYS)), random.pick(("full", "long"))
-    if not day.year % 100:  # "sixteen hundred and two" would be one year, or a year and a number
+    if not day.year % 100:  # ambiguous: "sixteen hundred and two" is one number, or a year and a number
         return _date(random)
     return _Value(f"date {day}", lambda language: language.date(day, style))
 
@@ -304,7 +304,7 @@ def _time(random: _Random) -> _Value:
 
 def _cardinal(random: _Random) -> _Value:
     number, key = random.number(2, 3, 4)
-    if not number % 100:  # likewise
+    if not number % 100:  # ambiguous, as in `_date`
         return _cardinal(random)
     return _Value(key, lambda language: language.number(number))
 
@@ -344,7 +344,7 @@ class _Sentences:
         self.kinds = tuple(kind for kind in _KINDS if ordinals or kind is not _ordinal)
 
     def generate(self, size: int, part: _Part, low: int, high: int) -> list[Pair]:
-        """Generate pairs of `low` to `high` values that belong to a part of the corpus."""
+        """Generate pairs with `low` to `high` values each, all from one part of the corpus."""
         random = _Random(f"{self.seed} {part} {low} {high}")
         pairs: list[Pair] = []
         while len(pairs) < size:
@@ -372,7 +372,7 @@ class _Sentences:
     def _value(
         self, random: _Random, part: _Part, kind: Callable[[_Random], _Value]
     ) -> Callable[[Language], str]:
-        """Draw values of a kind until one belongs to the part."""
+        """Draw values of a kind until one of them belongs to the part."""
         while True:
             key, say = kind(random)
             if part == (self._part(key) if key else "train"):

@@ -1,4 +1,4 @@
-"""Filters for sentence pairs by length."""
+"""Length filters for sentence pairs."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from regard.translation.data.pairs import Pair, check_pair, check_pairs, normali
 class LengthFilter:
     """Length limits for pairs, and counts of the pairs dropped for each reason.
 
-    max_length: maximum length of a side. max_ratio, slack: a side has at most max_ratio × the length of the
+    max_length: maximum length of a side. max_ratio, slack: each side is at most max_ratio × the length of the
     other, plus slack. unit: unit of length, for messages.
 
     >>> from regard.translation.data.cleaning import LengthFilter
@@ -93,10 +93,11 @@ class CleanedPairs(Iterator[Pair]):
 
 
 def clean_pairs(pairs: Iterable[Pair], *, max_length: int = 2000, max_ratio: float = 4.0) -> CleanedPairs:
-    """Drop pairs that are empty on one side, too long or very different in length; normalize whitespace.
+    """Drop pairs that have an empty side, are too long or differ too much in length; normalize whitespace.
 
-    max_length: maximum number of characters. max_ratio: a side has at most max_ratio × the characters of the
-        other, plus 40: "Ja." may translate to "That's what I think too."
+    max_length: maximum number of characters.
+    max_ratio: each side has at most max_ratio × the characters of the other, plus 40, because "Ja." can
+        translate to "That's what I think too."
 
     The result can be iterated once. Its `dropped` counts the dropped pairs by reason.
 

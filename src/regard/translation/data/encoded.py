@@ -1,10 +1,10 @@
-"""Sentence pairs as token ids in a memory-mapped file: a corpus may be larger than memory.
+"""Sentence pairs as token ids in a memory-mapped file, so a corpus can be larger than memory.
 
 File layout, all numbers little-endian:
 
     header    4096 bytes: JSON with the checksum of the rest, padded with spaces
     ids       first source, first target, second source, …
-    records   per pair three int64: offset of its ids, source length, target length
+    records   three int64 per pair: offset of its ids, source length, target length
 """
 
 import hashlib
@@ -89,7 +89,7 @@ class EncodedCorpus(Sequence[IdPair]):
     def _check_content(self) -> None:
         """Raise ArgumentError unless records are contiguous and ids are in the vocabulary.
 
-        The checksum detects accidents, not a file forged on purpose.
+        The checksum detects accidental damage, but not a forged file.
         """
         end = 0
         for first in range(0, len(self), _BLOCK):
@@ -116,9 +116,10 @@ class EncodedCorpus(Sequence[IdPair]):
         *,
         vocabulary: int,
     ) -> Self:
-        """Write pairs from an iterable and open the file; it appears when it is complete.
+        """Write pairs from an iterable and open the file, which appears only when complete.
 
-        vocabulary: ids are below it. Ids take 2 bytes each if it is at most 65,536, otherwise 4.
+        vocabulary: vocabulary size; all ids must be smaller. Ids take 2 bytes each if the size is at most
+            65,536, otherwise 4.
         """
         check_int("EncodedCorpus.write got vocabulary", vocabulary, min=1)
         header, remaining, digest = _Header(0, 0, vocabulary), iter(pairs), hashlib.sha256()
@@ -195,7 +196,7 @@ def _put(content: bytes, file: BinaryIO, digest: "hashlib._Hash") -> None:
 def _flatten(
     chunk: list[tuple[Sequence[int], Sequence[int]]], vocabulary: int, first: int
 ) -> NDArray[np.int64]:
-    """Concatenate and check the ids of some pairs; `first` is the index of the first one."""
+    """Concatenate and check the ids of some pairs; `first` is the index of the first pair."""
     flat = np.fromiter(chain.from_iterable(chain.from_iterable(chunk)), np.int64)
     if len(flat) and not 0 <= flat.min() <= flat.max() < vocabulary:
         index, wrong = next(
@@ -206,7 +207,7 @@ def _flatten(
         )
         raise ArgumentError(
             f"Pair {index:,} contains id {wrong}, which is out of range for a vocabulary of {vocabulary:,}. "
-            "Pass the size of the vocabulary that encoded it."
+            "Pass the size of the vocabulary that the pair was encoded with."
         )
     return flat
 
@@ -222,7 +223,7 @@ def _read_header(file: BufferedReader, path: Path) -> _Header:
         known = False
     if not known:
         raise ArgumentError(
-            f"{os.fspath(path)!r} is not an encoded corpus that this version of regard reads. {_CURE}"
+            f"{os.fspath(path)!r} is not an encoded corpus that this version of regard can read. {_CURE}"
         )
     if min(header) < 0 or header.size != size:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Read and write files of sentence pairs: two text files, TSV or JSON lines. All are streamed."""
+"""Read and write files of sentence pairs: two text files, TSV or JSON lines. Files are streamed."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ from regard.translation.data.pairs import Pair
 Format = Literal["tsv", "jsonl"]
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 _GZIP = b"\x1f\x8b"
-_MAX_LINE_BYTES = 2**24  # longer lines are not sentences and could fill the memory
+_MAX_LINE_BYTES = 2**24  # longer lines are not sentences and could exhaust memory
 
 
 def read_pairs(source: _Path, target: _Path | None = None, *, format: Format | None = None) -> Iterator[Pair]:
@@ -27,14 +27,14 @@ def read_pairs(source: _Path, target: _Path | None = None, *, format: Format | N
 
     Two files: line n of `target` translates line n of `source`. One file, or "-" for standard input:
 
-        tsv    source⇥target; other columns are ignored, quotes have no special meaning
+        tsv    source⇥target; other columns are ignored, and quotes have no special meaning
         jsonl  {"source": "…", "target": "…"} on each line; other keys are ignored
 
     format: "tsv" or "jsonl". Default: from the extension (.tsv, .tab, .txt; .jsonl, .ndjson, .json; also
         with .gz), otherwise from the first line. Any file may be gzipped, whatever its name.
 
     Text is UTF-8; lines end with \n or \r\n. An empty line is a pair of empty sentences, which `clean_pairs`
-    drops. Errors are raised when they are reached, different numbers of lines at the end.
+    drops. An error is raised when its line is reached; a difference in the number of lines is reported last.
 
     >>> import pathlib, tempfile
     >>> from regard.translation.data.formats import read_pairs
@@ -53,7 +53,7 @@ def read_pairs(source: _Path, target: _Path | None = None, *, format: Format | N
     if format is not None:
         raise ArgumentError(
             f"format={format!r} (--format) applies to one file of pairs, but got two files. Remove the "
-            "format, or a file."
+            "format, or pass one file."
         )
     target = os.fsdecode(target)
     if source == target == "-":
@@ -66,7 +66,7 @@ def read_pairs(source: _Path, target: _Path | None = None, *, format: Format | N
 
 
 def read_lines(path: _Path) -> Iterator[str]:
-    """Yield the lines of a text file, or of standard input if it is "-", as `read_pairs` reads them.
+    """Yield the lines of a text file, or of standard input for "-", with the same rules as `read_pairs`.
 
     >>> import pathlib, tempfile
     >>> from regard.translation.data.formats import read_lines
@@ -81,7 +81,7 @@ def read_lines(path: _Path) -> Iterator[str]:
 
 
 def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
-    """Write pairs as TSV and return their number. The file appears when it is complete.
+    """Write pairs as TSV and return their number. The file appears only when complete.
 
     path: output file; compressed if it ends in .gz.
     pairs: any iterable.
@@ -109,7 +109,7 @@ def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
 
 
 def contains_pairs(path: str) -> bool:
-    """Return whether a file has both sides, by its extension; a .txt file is usually one side of a corpus.
+    """Return whether a file contains pairs, judging by its extension; a .txt file counts as one side only.
 
     >>> from regard.translation.data.formats import contains_pairs
     >>> contains_pairs("pairs.tsv.gz"), contains_pairs("train.txt")
@@ -127,7 +127,7 @@ def _is_gzip(name: str) -> bool:
 
 
 def _compress(file: BinaryIO) -> gzip.GzipFile:
-    """Write gzip without name and time: equal pairs give equal files."""
+    """Compress without a file name and timestamp, so equal pairs give equal files."""
     return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
 
 
@@ -200,7 +200,7 @@ def _from_json(text: str, where: str) -> Pair:
 
 
 class _Format(NamedTuple):
-    """File extensions, and a function of a line and its place for error messages."""
+    """File extensions of a format, and its parser: a function of a line and its location (for errors)."""
 
     extensions: tuple[str, ...]
     parse: Callable[[str, str], Pair]
@@ -214,7 +214,7 @@ _FORMAT_OF = {extension: name for name, (extensions, _) in _FORMATS.items() for 
 
 
 def _lines(path: str) -> Iterator[str]:
-    """Lines without line breaks; str.splitlines would also split at U+2028 and others."""
+    """Yield lines without line breaks; str.splitlines would also split at U+2028 and similar."""
     with _open(path) as file:
         number = 0
         while line := _next_line(file, path, number + 1):
@@ -236,8 +236,8 @@ def _next_line(file: BinaryIO, path: str, number: int) -> bytes:
         line = file.readline(_MAX_LINE_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ArgumentError(
-            f"{_name(path)}: the gzip data is damaged after line {number - 1:,} ({error}). It may be "
-            "truncated: copy or download it again."
+            f"{_name(path)}: the gzip data is damaged after line {number - 1:,} ({error}). The file may be "
+            "truncated; copy or download it again."
         ) from None
     if len(line) > _MAX_LINE_BYTES:
         raise ArgumentError(

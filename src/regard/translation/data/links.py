@@ -18,7 +18,7 @@ _LINK = re.compile(r"([0-9]{1,9})([-p])([0-9]{1,9})")
 
 
 def to_pharaoh(links: Iterable[tuple[int, int]]) -> str:
-    """Format links as Pharaoh and Moses do: source-target, counted from 0.
+    """Format links as in Pharaoh and Moses: source-target word indices, counted from 0.
 
     links: (source word, target word) pairs in any order.
 
@@ -32,10 +32,10 @@ def to_pharaoh(links: Iterable[tuple[int, int]]) -> str:
 def read_links(
     line: str, where: str = "", index_base: int = 0, possible: bool = False
 ) -> tuple[Links, Links]:
-    """Parse a line such as `1-2 3p4`; return sure and possible links, counted from 0.
+    """Parse a line such as `1-2 3p4`; return its sure and possible links, with words counted from 0.
 
-    where: prefix of error messages, file and line. index_base: index of the first word in `line`.
-    possible: whether `p` is allowed.
+    where: prefix for error messages: file and line. index_base: index of the first word in `line`.
+    possible: whether possible links (`p`) are allowed.
 
     >>> from regard.translation.data.links import read_links
     >>> read_links("1-1 2p3", index_base=1, possible=True)
@@ -75,7 +75,7 @@ def reverse_links(links: Iterable[tuple[int, int]]) -> Links:
 def symmetrize(
     forward: Links, backward: Links, method: SymmetrizationMethod = "grow-diag-final-and"
 ) -> Links:
-    """Combine the alignments of two directions, both as (source word, target word).
+    """Combine the alignments of two directions; both contain (source word, target word) links.
 
     forward: alignment of the source-to-target model. backward: alignment of the target-to-source model, after
         `reverse_links`.
@@ -99,10 +99,10 @@ def symmetrize(
 
 
 def _grow_diag_final_and(forward: Links, backward: Links) -> Links:
-    """Och and Ney 2003, section 5.1, in exactly the order of Moses' `symal`.
+    """Symmetrize as in Och and Ney 2003, section 5.1, adding links in exactly the order of Moses' `symal`.
 
-    Start from the intersection and add neighbors in the union that link an unlinked word. Finally add the
-    links between two unlinked words, those of `forward` first.
+    Start from the intersection and add neighboring links from the union that link an unlinked word. Finally,
+    add links between two unlinked words, first from `forward`, then from `backward`.
     """
     union = reverse_links(forward | backward)  # (target, source): symal iterates over target words
     links = sorted(reverse_links(forward & backward))

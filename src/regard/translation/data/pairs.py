@@ -1,4 +1,4 @@
-"""Sentence pairs, and a train/dev/test split without leaks.
+"""Sentence pairs, and a train/dev/test split without leakage.
 
     read_pairs → clean_pairs → split_pairs → Tokenizer, EncodedCorpus
 
@@ -67,7 +67,7 @@ def check_pair(item: Any, index: int) -> Pair:
 
 
 class Splits(NamedTuple):
-    """Train, dev and test pairs without common source sentences. Each iteration of `train` reads the corpus.
+    """Train, dev and test pairs that share no source sentences. Iterating over `train` reads the corpus.
 
     >>> from regard.translation.data.pairs import Pair, Splits
     >>> Splits(train=[Pair("two dogs", "zwei Hunde")], dev=[], test=[]).dev
@@ -85,7 +85,7 @@ def split_pairs(
     """Split a corpus into train, dev and test. Pairs with the same source sentence stay together.
 
     pairs: a list, or a function that reads the pairs: `lambda: clean_pairs(read_pairs("a.en", "a.de"))`.
-    dev, test: number of distinct source sentences, each at most a tenth of the corpus.
+    dev, test: number of distinct source sentences in each part, capped at a tenth of the corpus.
 
     Dev and test are the sentences with the lowest hashes of sentence and seed, so the order of the corpus
     does not matter. Only dev and test are held in memory.
@@ -116,7 +116,7 @@ def split_pairs(
 
 @dataclass(frozen=True)
 class _HashAbove:
-    """The pairs whose source hash is at least `bound`."""
+    """The pairs whose source sentence has a hash of at least `bound`."""
 
     read: Callable[[], Iterable[Pair]]
     bound: int
@@ -137,7 +137,7 @@ def fingerprint(sentence: str, seed: int = 0) -> int:
 
 
 def _lowest(pairs: Iterable[Pair], n: int, seed: int) -> tuple[dict[int, list[Pair]], int]:
-    """The pairs of the n sources with the lowest hashes, and the number of distinct sources up to n."""
+    """Return the pairs of the n sources with the lowest hashes, and the number of sources, at most n."""
     held: dict[int, list[Pair]] = {}
     bound = 2**64 if n else 0
     for pair in pairs:

@@ -1,4 +1,4 @@
-"""Search for the output sequence: greedy, beam search and sampling."""
+"""Decoding: greedy, beam search and sampling."""
 
 from regard._util.lazy import attach
 

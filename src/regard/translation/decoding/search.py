@@ -3,8 +3,8 @@
 All sentences of a batch are extended together, one token per step. Finished sentences leave the batch.
 
 beam:    every hypothesis is extended by every token and the best extensions are kept. A finished hypothesis
-         frees its slot, so the beam of its sentence shrinks.
-score:   log probability / length ** length_penalty (Wu et al. 2016, eq. 14, without the 5)
+         keeps its slot, so the beam of its sentence shrinks.
+score:   log probability / length ** length_penalty (Wu et al. 2016, eq. 14, without the constant 5)
 """
 
 import math
@@ -25,7 +25,7 @@ from regard.models.seq2seq import Seq2Seq
 from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
 from regard.translation.tokens import END, PADDING, START
 
-_BLOCK = 64  # tokens per block in the two-stage topk; sizes from 20 to 100 are fastest for 8,000 tokens
+_BLOCK = 64  # tokens per block in the two-stage topk; 20 to 100 are fastest for a vocabulary of 8,000
 
 
 class Hypothesis(NamedTuple):
@@ -60,11 +60,11 @@ def search(
     """Decode each sentence; return its hypotheses, finished ones first, then by score.
 
     max_new_tokens: maximum length including the end token: one number, or one per sentence.
-    suppress_tokens: tokens never generated, in addition to the start token. Probabilities are not
+    suppress_tokens: tokens that are never generated, in addition to the start token. Probabilities are not
         renormalized.
 
-    A hypothesis is dropped once it can no longer reach the n best; this never changes the result. A tight
-    `max_new_tokens` therefore makes the search faster.
+    A hypothesis is dropped when it can no longer become one of the n best; this never changes the result. A
+    tight `max_new_tokens` therefore makes the search faster.
 
     >>> from regard.models import Packed, TransformerConfig, Transformer
     >>> from regard.translation.decoding.search import Beam, search
@@ -124,7 +124,7 @@ class _Live(NamedTuple):
     """The n unfinished hypotheses, grouped by sentence."""
 
     sentences: Tensor  # n
-    origins: Tensor  # n: the initial row of each
+    origins: Tensor  # n: the initial row of each hypothesis
     totals: Tensor  # n: log probabilities
     tokens: Tensor  # n t, with the start token
 
@@ -146,23 +146,23 @@ class _Live(NamedTuple):
 
 
 class _Extender(Protocol):
-    """How hypotheses grow."""
+    """Extends hypotheses by one token."""
 
     rows: int  # initial hypotheses per sentence
     n_best: int  # hypotheses returned per sentence
     length_penalty: float
 
     def extend(self, live: _Live, log_probabilities: Tensor) -> tuple[_Live, Tensor]:
-        """The hypotheses one token later, grouped by sentence, and their parents' rows."""
+        """Return the extended hypotheses, grouped by sentence, and the rows of their parents."""
 
     def finish(self, sentences: Tensor) -> None:
-        """One hypothesis of each of these sentences is finished."""
+        """Called with the sentence of each hypothesis that has finished."""
 
 
 class _BeamExtender(_Extender):
-    """Keeps the best extensions of each sentence, as many as it has free beam slots."""
+    """Keeps the best extensions of each sentence, one for each remaining beam slot."""
 
-    rows = 1  # more would be equal
+    rows = 1  # more would be identical
 
     def __init__(self, strategy: Greedy | Beam, source: Packed, device: torch.device) -> None:
         beam = strategy if isinstance(strategy, Beam) else Beam(1)
@@ -204,7 +204,7 @@ class _Sampler(_Extender):
             outside_nucleus = probabilities.cumsum(-1) - probabilities >= self.strategy.top_p
             probabilities = probabilities.masked_fill(outside_nucleus, 0)
         cumulative = probabilities.cumsum(-1)
-        # float32: it stays below 1 when multiplied by the float64 sum
+        # float32: the product with the float64 sum stays below the sum
         uniform = [float(self.generators[i].random(dtype=numpy.float32)) for i in live.origins.tolist()]
         at = (
             cumulative[:, -1:] * torch.tensor(uniform, dtype=torch.float64, device=cumulative.device)[:, None]
@@ -224,7 +224,7 @@ _EXTENDERS: dict[type, Callable[[Any, Packed, torch.device], _Extender]] = {
 
 
 class _Results:
-    """The ended hypotheses of each sentence, and the score a new one must exceed to be returned."""
+    """The ended hypotheses of each sentence, and the score that a new one must exceed to be returned."""
 
     def __init__(self, extender: _Extender, limits: Tensor, end: int) -> None:
         self.extender, self.limits, self.end = extender, limits, end
@@ -232,7 +232,7 @@ class _Results:
         self.threshold = torch.full(limits.shape, -math.inf, dtype=torch.float64, device=limits.device)
 
     def collect(self, live: _Live) -> Tensor:
-        """Store the hypotheses that ended or reached their limit; return which ones stay active (n)."""
+        """Store the hypotheses that ended or reached their limit; return a mask (n) of those still active."""
         length = live.tokens.shape[1] - 1
         ended = (live.tokens[:, -1] == self.end) & (length > 0)  # start and end token may be equal
         cut = ~ended & (self.limits[live.sentences] <= length)
@@ -240,7 +240,7 @@ class _Results:
         self._store(live.take(cut), length, finished=False)
         self.extender.finish(live.sentences[ended])
         # Log probabilities only decrease, so this bounds the score of every continuation. Lower-ranked
-        # hypotheses have lower bounds: a slot freed here need not be refilled.
+        # hypotheses have lower bounds, so the slot of a dropped one need not be refilled.
         bound = live.totals / self.limits[live.sentences].double() ** self.extender.length_penalty
         return ~ended & ~cut & (bound > self.threshold[live.sentences])
 
@@ -274,8 +274,8 @@ def _best_extensions(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the k best extensions of each sentence: log probabilities, parent rows and tokens, all (s, k).
 
-    Two stages, which is much faster than one topk: the k blocks of tokens with the largest maxima contain the
-    k best tokens. If a sentence has fewer than k extensions, the remaining log probabilities are −∞.
+    This takes two stages, which is much faster than one topk: the k blocks of tokens with the largest maxima
+    contain the k best tokens. If a sentence has fewer than k extensions, the rest have log probability −∞.
     """
     n, vocabulary = log_probabilities.shape
     row = torch.arange(n, device=first.device)
@@ -313,7 +313,7 @@ def _check_logits(logits: Tensor, vocabulary: int) -> None:
 
 
 def _check_probabilities(log_probabilities: Tensor) -> None:
-    if not bool((log_probabilities.amax(-1) > -math.inf).all()):  # false for NaN, too
+    if not bool((log_probabilities.amax(-1) > -math.inf).all()):  # also false for NaN
         raise ArgumentError(
             "The model returned NaN, or zero probability for every allowed token. Check its parameters and "
             "suppress_tokens."
@@ -342,6 +342,6 @@ def _suppressed(vocabulary: int, start: int, end: int, suppress_tokens: Sequence
     if end in suppress_tokens:
         raise ArgumentError(
             f"search got end={end} and suppress_tokens={tuple(suppress_tokens)}; remove {end}: without it "
-            "no sentence finishes."
+            "no sentence can finish."
         )
     return torch.tensor([token for token in (start, *suppress_tokens) if token != end], dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Decoding strategies: greedy, beam search, sampling. They import without torch."""
+"""Decoding strategies: greedy, beam search, sampling. Does not import torch."""
 
 import math
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from regard.errors import ArgumentError
 
 MAX_HYPOTHESES = 10_000  # beam size, or samples per sentence
 MAX_BATCH_SIZE = 100_000  # sentences decoded together
-MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6  # beyond them all probabilities are 0 or 1, or equal
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6  # beyond these, probabilities are all 0 or 1, or all equal
 
 
 @dataclass(frozen=True)
 class Greedy:
-    """Greedy decoding: the most probable token at each step. Equal to `Beam(1)`.
+    """Greedy decoding: the most probable token at each step. Equivalent to `Beam(1)`.
 
     >>> from regard.translation.decoding.strategies import Greedy
     >>> Greedy()
@@ -26,11 +26,11 @@ class Beam:
     """Beam search.
 
     size: beam size. n_best: number of hypotheses to return, at most `size`.
-    length_penalty: exponent of the length by which the log probability is divided; 0 favors short outputs,
-        1 ranks by mean log probability per token.
-    prune_threshold: drop hypotheses whose log probability is lower than the best one's by more than this
-        (relative threshold pruning, Freitag and Al-Onaizan 2017). 3 saves a fifth of the time and rarely
-        changes the translation; fewer than `n_best` may be returned.
+    length_penalty: hypotheses are ranked by log probability / length ** length_penalty; 0 favors short
+        outputs, 1 ranks by mean log probability per token.
+    prune_threshold: drop hypotheses whose log probability is lower than the best by more than this (relative
+        threshold pruning, Freitag and Al-Onaizan 2017). A threshold of 3 saves a fifth of the time and rarely
+        changes the translation. Fewer than `n_best` hypotheses may be returned.
 
     >>> from regard.translation.decoding.strategies import Beam
     >>> Beam(size=4, n_best=5)
@@ -59,12 +59,12 @@ class Beam:
 
 @dataclass(frozen=True)
 class Sample:
-    """Sampling from the model's distribution.
+    """Sample from the model's distribution.
 
     The result depends on the source sentence and the seed, not on the rest of the batch.
 
     temperature: below 1 sharpens the distribution, above 1 flattens it.
-    top_p: nucleus sampling: sample from the most probable tokens whose probabilities sum to `top_p`
+    top_p: nucleus sampling: sample only from the most probable tokens, whose total probability is `top_p`
         (Holtzman et al. 2020).
     seed: random seed. n_samples: samples per sentence; some may be identical.
 
@@ -80,7 +80,7 @@ class Sample:
     n_samples: int = 1
 
     def __post_init__(self) -> None:
-        cure = "For the most probable tokens, decode greedily."
+        cure = "To always choose the most probable token, decode greedily."
         check_number(
             "Sample got temperature", self.temperature, min=MIN_TEMPERATURE, max=MAX_TEMPERATURE, cure=cure
         )

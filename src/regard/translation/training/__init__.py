@@ -1,4 +1,4 @@
-"""Training of translators: loop, validation, checkpoints and distributed training."""
+"""Translator training: loop, validation, checkpoints and distributed training."""
 
 from regard._util.lazy import attach
 

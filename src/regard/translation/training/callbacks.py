@@ -15,8 +15,8 @@ _LOSS_WEIGHT = 1e-3  # breaks ties: BLEU is 0 at first, and always for very shor
 class Report(NamedTuple):
     """Training progress.
 
-    epoch: passes over the corpus. loss: mean per token since the last report. seconds: training time,
-    including earlier runs. left: estimated remaining seconds, if known.
+    epoch: number of passes over the corpus. loss: mean loss per token since the last report. seconds:
+    training time, including earlier runs. left: estimated remaining seconds, if known.
     """
 
     step: int
@@ -32,7 +32,7 @@ class Report(NamedTuple):
 class SampleTranslation(NamedTuple):
     """A dev sentence, its translation by the model, and its reference translation.
 
-    alignment: `Alignment.to_dict` of the translation; None without attention to the source.
+    alignment: `Alignment.to_dict` of the translation; None for a model without cross-attention.
     """
 
     source: str
@@ -48,7 +48,7 @@ class SampleTranslation(NamedTuple):
 class ValidationResult(NamedTuple):
     """Scores on the dev data.
 
-    loss: per token. bleu: 0 to 100. exact: fraction of sentences that equal the reference.
+    loss: mean loss per token. bleu: 0 to 100. exact: fraction of sentences that equal the reference.
     best: whether this is the best result so far.
     """
 
@@ -60,12 +60,12 @@ class ValidationResult(NamedTuple):
     best: bool = False
 
     def score(self, metric: str) -> float:
-        """The value by which the best model is selected: minus the loss, or BLEU; larger is better."""
+        """Return the value that selects the best model: negative loss, or BLEU. Larger is better."""
         return -self.loss if metric == "loss" else selection_score(self.bleu or 0.0, self.loss)
 
 
 class Callback:
-    """Receives the events of a training run. By default, it ignores them.
+    """Receives the events of a training run. Every method does nothing by default.
 
     >>> from regard.translation.training.callbacks import Callback
     >>> class Count(Callback):
@@ -76,22 +76,22 @@ class Callback:
     """
 
     def on_begin(self, about: str, step: int, steps: int) -> None:
-        """Training starts, or resumes after `step`, and ends at `steps`; `about` describes the model."""
+        """Called when training starts, or resumes after `step` of `steps`; `about` describes the model."""
 
     def on_report(self, report: Report) -> None:
         """Called regularly to report progress."""
 
     def on_validation(self, result: ValidationResult) -> None:
-        """The model was validated."""
+        """Called after each validation."""
 
     def on_save(self, step: int, path: str | os.PathLike[str]) -> None:
-        """A checkpoint was saved."""
+        """Called after a checkpoint is saved."""
 
     def on_message(self, text: str) -> None:
-        """A message for the user."""
+        """Called with a message for the user."""
 
     def on_end(self, text: str) -> None:
-        """Training finished or was interrupted, as described by `text`."""
+        """Called when training finishes or is interrupted, as described by `text`."""
 
 
 class CallbackList(Callback):
@@ -116,7 +116,7 @@ class CallbackList(Callback):
 
 
 def selection_score(bleu: float, loss: float) -> float:
-    """The score that selects the best model: BLEU, with ties broken by the lower loss.
+    """Return the score that selects the best model: BLEU, with ties broken by lower loss.
 
     >>> from regard.translation.training.callbacks import selection_score
     >>> selection_score(31.4, 2.0) > selection_score(31.4, 2.5) > selection_score(31.3, 2.0)

@@ -1,4 +1,4 @@
-"""Models and checkpoints in a model folder; `model_folder` has the layout."""
+"""Models and checkpoints in a model folder; `model_folder` describes the layout."""
 
 import hashlib
 import json
@@ -52,7 +52,7 @@ _READ_ERRORS = (LookupError, TypeError, ValueError, OverflowError, RuntimeError,
 
 
 class LoadedModel(NamedTuple):
-    """The content of a model folder."""
+    """The contents of a model folder."""
 
     model: Seq2Seq
     tokens: TokenizerPair
@@ -66,7 +66,7 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
     path = Path(folder)
     if not os.path.lexists(path / MODEL):
         cure = (
-            "Training is running; wait for it."
+            "Training is still running; try again later."
             if is_training(path)
             else f"If training was interrupted, run: regard train -o {os.fspath(folder)} --resume"
         )
@@ -77,9 +77,9 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
         config, tokens = settings.model, read_tokens(path, settings.tokens)
         with safe_open(path / MODEL, "pt") as file:
             tensors, metadata = len(list(file.keys())), file.metadata() or {}
-        if config.layers > tensors:  # before building that many
+        if config.layers > tensors:  # checked before building them
             raise ValueError(f"{CONFIG} has {config.layers} layers, but {MODEL} has {tensors} tensors")
-        with torch.device("meta"):  # no memory until the sizes are checked
+        with torch.device("meta"):  # allocates no memory until the sizes are checked
             model = config.build(tokens.sizes())
         parameters = read_parameters(path / MODEL, model)
         _check_parameters(parameters, json.loads(metadata.get(_CHECKSUMS, "{}")), tokens)
@@ -93,7 +93,7 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
 
 
 def token_files(shared: bool) -> tuple[str, str]:
-    """The vocabulary files of source and target; the same one if they share it."""
+    """Return the vocabulary files of source and target; the same file if shared."""
     return (SHARED, SHARED) if shared else (SOURCE, TARGET)
 
 
@@ -118,12 +118,12 @@ def write_parameters(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def best_part(folder: Path) -> Path:
-    """Where the best model is written; a folder, because safetensors writes temporary files, too."""
+    """Return the temporary folder of the best model; safetensors also writes its temporary files there."""
     return folder / CHECKPOINTS / ".best.part"
 
 
 def install_parameters(folder: Path, path: Path) -> None:
-    """Make a safetensors file in a model folder its best model, with checksums added."""
+    """Install a safetensors file as the best model of its folder; adds checksums."""
     with safe_open(path, "pt") as file:
         sums = _checksums(folder, checksum(file.keys(), file.get_tensor))
     complete = path.with_name(f"complete-{path.name}")
@@ -143,9 +143,9 @@ def _install(folder: Path, path: Path) -> None:
 
 
 def _checksums(folder: Path, tensor_checksum: str) -> dict[str, str]:
-    """Metadata with the checksums of the tensors and of the vocabularies.
+    """Return metadata with the checksums of the tensors and vocabularies.
 
-    A single entry: safetensors writes several in random order, but equal models must be equal files.
+    It has a single entry: safetensors writes several in random order, but equal models must give equal files.
     """
     sums = {CHECKSUM: tensor_checksum}
     for name in (SHARED, SOURCE, TARGET):
@@ -183,7 +183,7 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def all(cls, folder: Path) -> list["Checkpoint"]:
-        """The checkpoints of a folder, sorted by step."""
+        """Return the checkpoints of a folder, sorted by step."""
         paths = [path for path in (folder / CHECKPOINTS).glob("step-*") if _is_checkpoint(path)]
         return sorted(
             (cls(path, int(path.name[5:])) for path in paths), key=lambda checkpoint: checkpoint.step
@@ -207,18 +207,18 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def at(cls, folder: Path, step: int) -> "Checkpoint":
-        """The checkpoint of a step, whether it exists or not."""
+        """Return the checkpoint of a step, whether or not it exists."""
         return cls(folder / CHECKPOINTS / f"step-{step:08}", step)
 
     @property
     def part(self) -> Path:
-        """Its temporary folder while it is written."""
+        """Temporary folder used while the checkpoint is being written."""
         return self.path.with_name(f".{self.path.name}.part")
 
     @classmethod
     @contextmanager
     def writing(cls, folder: Path, step: int) -> Iterator[Path]:
-        """A temporary folder that becomes the checkpoint when the block ends without an error."""
+        """Yield a temporary folder that becomes the checkpoint if the block ends without an error."""
         checkpoint = cls.at(folder, step)
         part = checkpoint.part
         with _temporary_folder(folder, checkpoint.path, part):
@@ -233,7 +233,7 @@ class Checkpoint(NamedTuple):
 
     @staticmethod
     def prune(folder: Path, keep: Sequence["Checkpoint"]) -> None:
-        """Remove all other checkpoints, complete or not. Foreign files stay."""
+        """Remove all checkpoints except `keep`, complete or not. Other files are left in place."""
         kept = {checkpoint.path for checkpoint in keep}
         for path in (folder / CHECKPOINTS).glob("*"):
             if _PART.fullmatch(path.name):
@@ -258,17 +258,17 @@ class Checkpoint(NamedTuple):
             raise damaged_checkpoint(self.path, error) from None
 
     def parameters(self) -> dict[str, Tensor]:
-        """The model's tensors."""
+        """Return the model's tensors."""
         self._check(MODEL)
         return _load(self.path / MODEL)
 
     def optimizer(self) -> dict[str, Tensor]:
-        """The optimizer's tensors."""
+        """Return the optimizer's tensors."""
         self._check(OPTIMIZER)
         return _load(self.path / OPTIMIZER)
 
     def state(self) -> dict[str, Any]:
-        """The rest of the training state."""
+        """Return the rest of the training state."""
         self._check(STATE)
         try:
             return json.loads(read_regular(self.path / STATE, MAX_TEXT_BYTES))
@@ -280,27 +280,27 @@ _FILES = (MODEL, OPTIMIZER, STATE, CHECKSUMS)
 
 
 def _check_size(path: Path) -> None:
-    """Raise ValueError unless a file has the length in its header: hashing a sparse file could take hours."""
+    """Raise ValueError unless a file's size matches its header: hashing a sparse file could take hours."""
     check_loadable(path)
     try:
         with safe_open(path, "pt"):
             pass
     except SafetensorError:
-        raise ValueError(f"{path.name} does not have the length in its header") from None
+        raise ValueError(f"{path.name} does not have the size stated in its header") from None
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Whether a folder is a checkpoint, by its name and files: a user may have a folder of that name."""
+    """Return whether a folder has the name and files of a checkpoint; a user's folder may share the name."""
     return bool(_STEP.fullmatch(path.name)) and any(os.path.lexists(path / name) for name in _FILES)
 
 
 def write_state(part: Path, state: Mapping[str, Any]) -> None:
-    """Write the state that is not in tensors."""
+    """Write the training state other than tensors."""
     write_atomic(part / STATE, json.dumps(dict(state)).encode())
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> dict[str, Tensor]:
-    """The optimizer state as named tensors."""
+    """Return the optimizer state as named tensors."""
     states = optimizer.state_dict()["state"]
     return {
         f"{kind}:{names[index]}": value
@@ -331,12 +331,12 @@ def restore_optimizer(
 
 @contextmanager
 def _temporary_folder(folder: Path, destination: Path, part: Path) -> Iterator[None]:
-    """Create `part` for the duration of the block. OSErrors name the destination.
+    """Create the folder `part` for the duration of the block. OSErrors name the destination.
 
     Raises if the model folder was removed.
     """
     try:
-        shutil.rmtree(part, ignore_errors=True)  # of a killed run
+        shutil.rmtree(part, ignore_errors=True)  # left by a killed run
         os.stat(folder)
         part.parent.mkdir(exist_ok=True)
         part.mkdir()
@@ -367,7 +367,7 @@ def _load(path: Path) -> dict[str, Tensor]:
 
 
 def damaged_checkpoint(path: Path, error: Exception) -> ArgumentError:
-    """The error for a checkpoint that cannot be read."""
+    """Return the error for a checkpoint that cannot be read."""
     return ArgumentError(
         f"The checkpoint {os.fspath(path)!r} is damaged ({error}). Remove it to resume from the previous one."
     )

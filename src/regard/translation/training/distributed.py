@@ -2,15 +2,15 @@
 
     torchrun --nproc-per-node 4 --max-restarts 5 -m regard train a.en a.de --output FOLDER --resume [--shard]
 
-Each process computes the loss of its part of a batch, and the gradients are summed. Any number of processes
-does the same updates as one, up to rounding and dropout, which each process samples on its own.
+Each process computes the loss of its part of a batch, and the gradients are summed. The updates are the same
+for any number of processes, except for rounding and dropout, which each process samples independently.
 
 - World: each process has the whole model (torch's DistributedDataParallel).
 - Sharded: each process holds a part of the parameters, gradients and optimizer state (torch's FSDP2). The
   blocks of a Transformer are gathered one at a time; see `sharding`.
 
-Checkpoints are the same in all cases: a run can be resumed with any number of processes, parallel or
-sharded.
+Checkpoints have the same format in all cases: a run can be resumed with any number of processes, sharded or
+not.
 """
 
 import copy
@@ -59,7 +59,7 @@ from regard.translation.training.sharding import (
 )
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun
-_TIMEOUT = timedelta(days=7)  # the others wait while rank 0 prepares the corpus or validates
+_TIMEOUT = timedelta(days=7)  # the other ranks wait while rank 0 prepares the corpus or validates
 
 
 class RemoteError(RegardError):
@@ -67,7 +67,7 @@ class RemoteError(RegardError):
 
 
 class Candidate(NamedTuple):
-    """A model to validate; `keep` saves its parameters as the best of the model folder."""
+    """A model to validate; `keep` saves it as the best model of the folder."""
 
     model: Seq2Seq
     keep: Callable[[], None]
@@ -90,7 +90,7 @@ class World:
         self.size = 1 if group is None else distributed.get_world_size()
 
     def build(self, build: Callable[[], Objective]) -> tuple[Seq2Seq, nn.Module]:
-        """A new model, the same in all processes, and its objective, whose gradients are summed over them."""
+        """Build the same model in all processes, and its objective; gradients are summed over processes."""
         objective = build().to(self.device)
         if self._group is None:
             return objective.model, objective
@@ -98,20 +98,20 @@ class World:
 
         objective.register_forward_hook(self._scale_gradient)
         wrapped = DistributedDataParallel(objective, gradient_as_bucket_view=True)
-        # DDP rebuilds its buckets after the first backward pass, which changes the order of summation. Let it
-        # do so before the first update: updates after a restart are then the same.
+        # DDP rebuilds its buckets after the first backward pass, which changes the order of summation.
+        # Trigger this before the first update, so that updates are the same after a restart.
         pair = Batch.of([([UNKNOWN], [UNKNOWN])]).to(self.device)
         wrapped(pair, pair.labels).backward()
         wrapped.zero_grad()
         return objective.model, wrapped
 
     def _scale_gradient(self, objective: nn.Module, inputs: Any, loss: Tensor) -> None:
-        """DDP and FSDP average gradients over the processes; turn this into a sum."""
+        """Multiply gradients by the number of processes, because DDP and FSDP average instead of summing."""
         if loss.requires_grad:
             loss.register_hook(lambda gradient: gradient * self.size)
 
     def no_sync(self, objective: nn.Module) -> AbstractContextManager[None]:
-        """Skip the synchronization of gradients in this block: more will be accumulated."""
+        """Skip gradient synchronization in this block, because more gradients will be accumulated."""
         return nullcontext() if self._group is None else objective.no_sync()  # type: ignore[operator]
 
     def sum(self, number: float) -> float:
@@ -133,7 +133,7 @@ class World:
     def candidate(
         self, folder: Path, model: Seq2Seq, checkpoints: Sequence[Checkpoint]
     ) -> Iterator[Candidate | None]:
-        """In rank 0, the average of the model and the checkpoints, for validation; None in other ranks."""
+        """Yield the average of model and checkpoints for validation in rank 0, and None in other ranks."""
         candidate = None
         with self.sync_errors():
             if self.rank == 0:
@@ -149,7 +149,7 @@ class World:
     def load_for_evaluation(
         self, folder: Path, build: Callable[[], Seq2Seq]
     ) -> AbstractContextManager[Seq2Seq]:
-        """Load the model of a folder in one process; `build` creates one of the same size."""
+        """Load the model of a folder in one process; `build` creates a model of the same size."""
         return nullcontext(load_model(folder).model)
 
     def save(
@@ -170,7 +170,7 @@ class World:
 
     @contextmanager
     def sync_errors(self) -> Iterator[None]:
-        """An error in this block in any process ends all; the lowest rank that failed raises its own."""
+        """Raise in all processes if this block fails in any; the lowest failed rank raises its own error."""
         if self._group is None:
             yield
             return
@@ -186,7 +186,7 @@ class World:
         if failure is not None and rank == self.rank:
             raise failure
         if rank < self.size:
-            raise RemoteError(f"Training failed in process {rank}, which reports the error.")
+            raise RemoteError(f"Process {rank} failed and reports the error.")
 
     def barrier(self) -> None:
         """Wait for all processes."""
@@ -226,7 +226,7 @@ class Sharded(World):
     ) -> Iterator[Candidate | None]:
         """Write the average to a file, from which rank 0 reads one block at a time.
 
-        No process holds all parameters, and the others need not take part in the validation.
+        No process holds all parameters, and the other ranks do not take part in validation.
         """
         part = best_part(folder)
         path = part / MODEL
@@ -236,7 +236,7 @@ class Sharded(World):
                 if checkpoints:
                     shards = dict(average(shards, checkpoints, self._share))
                 if self.rank == 0:
-                    shutil.rmtree(part, ignore_errors=True)  # of a killed run
+                    shutil.rmtree(part, ignore_errors=True)  # left by a killed run
                     part.mkdir(parents=True)
             with self.sync_errors():
                 write_sharded({path: shards}, self._share, self._group)
@@ -261,7 +261,7 @@ class Sharded(World):
         checkpoint = Checkpoint.at(folder, step)
         tensors = optimizer_tensors(optimizer, _names(model))
         with self.sync_errors(), Checkpoint.writing(folder, step) if self.rank == 0 else nullcontext():
-            self.barrier()  # until the folder exists
+            self.barrier()  # wait until the folder exists
             shards = {MODEL: Shard.all(model.state_dict()), OPTIMIZER: Shard.all(tensors)}
             files = {checkpoint.part / name: tensors for name, tensors in shards.items()}
             write_sharded(files, self._share, self._group)
@@ -283,7 +283,7 @@ class Sharded(World):
             restore_optimizer(optimizer, _names(model), tensors)
 
     def _optimizer_tensor(self, path: Path, name: str, model: Seq2Seq) -> Tensor:
-        """A tensor of the optimizer state, sharded like its parameter."""
+        """Read a tensor of the optimizer state, sharded like its parameter."""
         kind, _, parameter = name.partition(":")
         if kind == "step":
             return read_tensor(path, name)
@@ -294,17 +294,17 @@ class Sharded(World):
 
 @contextmanager
 def join_world(*, shard: bool = False) -> Iterator[World]:
-    """Join the processes started by torchrun; without torchrun, a single process on the GPU, if any.
+    """Join the processes started by torchrun. Without torchrun, yield a single process.
 
     shard: shard the parameters across processes, for models that are too large for one.
 
-    The processes communicate over NCCL if each has a GPU, otherwise over gloo. All read the model folder, so
-    several machines need a shared file system. If one process fails, it reports the error and all end; with
-    torchrun --max-restarts and --resume they restart from the last checkpoint.
+    A single process uses the GPU if there is one. Several processes communicate over NCCL if each has a GPU,
+    otherwise over gloo. All read the model folder, so several machines need a shared file system. If one
+    process fails, it reports the error and all exit; with torchrun --max-restarts and --resume they restart
+    from the last checkpoint.
 
-    torch.distributed neither encrypts nor authenticates, and metadata of sharded checkpoints is pickled in
-    transit (never in a file). Anyone who can reach the ports can execute code: open them only to the training
-    machines.
+    torch.distributed neither encrypts nor authenticates. Assume that anyone who can reach its ports can
+    execute code, and open them only to the training machines.
 
     >>> from regard.translation.training.distributed import join_world
     >>> with join_world() as world:
@@ -340,7 +340,7 @@ def join_world(*, shard: bool = False) -> Iterator[World]:
 
 
 def _device() -> torch.device:
-    """A GPU for each process of this machine, or the CPU for all."""
+    """Return this process's GPU if each process on this machine has one, otherwise the CPU."""
     missing = [name for name in _VARIABLES if name not in os.environ]
     if missing:
         raise ArgumentError(
@@ -378,5 +378,5 @@ def _report_once(rank: int) -> Iterator[None]:
 
 
 def _names(model: nn.Module) -> list[str]:
-    """Parameter names in the optimizer's order."""
+    """Return the parameter names in the optimizer's order."""
     return [name for name, _ in model.named_parameters()]

@@ -31,7 +31,7 @@ _MAX_VALUE = 1e15  # steps and measurements
 
 
 class LogRow(NamedTuple):
-    """A row of log.csv, with columns from `Report` and `ValidationResult`; None if a step lacks one of them.
+    """A row of log.csv, with columns from `Report` and `ValidationResult`; those that a step lacks are None.
 
     A validation without a report has the `seconds` of the previous report.
     """
@@ -47,7 +47,7 @@ class LogRow(NamedTuple):
 
 
 def best_row(rows: Sequence[LogRow]) -> LogRow | None:
-    """The row with the best BLEU, whose model is kept (see `selection_score`); None without BLEU.
+    """Return the row with the best BLEU; ties go to the lower loss. Returns None if no row has a BLEU score.
 
     >>> from regard.translation.training.logs import LogRow, best_row
     >>> best_row([LogRow(10, dev_bleu=9, dev_loss=2), LogRow(20, dev_bleu=9, dev_loss=1), LogRow(30)]).step
@@ -58,7 +58,7 @@ def best_row(rows: Sequence[LogRow]) -> LogRow | None:
         for row in rows
         if row.dev_bleu is not None and math.isfinite(row.dev_bleu)
     ]
-    return max(scored, key=lambda item: item[0])[1] if scored else None  # the first of equals
+    return max(scored, key=lambda item: item[0])[1] if scored else None  # the first if several are equal
 
 
 def read_log(path: str | os.PathLike[str]) -> list[LogRow]:
@@ -81,10 +81,10 @@ def read_log(path: str | os.PathLike[str]) -> list[LogRow]:
 
 
 def _rows(path: Path, content: bytes) -> list[tuple[LogRow, bytes]]:
-    """Each row with its line."""
+    """Return each row with its line in the file."""
     lines = content.splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
-        lines.pop()  # the training was killed while writing it
+        lines.pop()  # training was killed while writing it
     if not lines:
         return []
     try:
@@ -241,7 +241,7 @@ class SampleLog(Callback):
 
 
 def _step(line: bytes) -> int:
-    """The step of a line of samples; -1 if it is incomplete."""
+    """Return the step of a line in samples.jsonl; -1 if the line is incomplete."""
     try:
         step = json.loads(line)["step"] if line.endswith(b"\n") else -1
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -251,7 +251,7 @@ def _step(line: bytes) -> int:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Add the file name to OSErrors: that of a full disk has none."""
+    """Add the file name to OSErrors; the error for a full disk has none."""
     try:
         yield
     except OSError as error:
@@ -261,7 +261,7 @@ def _named(path: Path) -> Iterator[None]:
 class TensorBoardLog(Callback):
     """Writes FOLDER/tensorboard/ if tensorboard is installed.
 
-    warn: called with a message if it is not, or if it fails. Default: print to standard error.
+    warn: called with a message if tensorboard is missing or fails. Default: print to standard error.
 
     >>> import tempfile
     >>> from regard.translation.training.logs import TensorBoardLog
@@ -286,7 +286,7 @@ class TensorBoardLog(Callback):
             from torch.utils.tensorboard import SummaryWriter
 
             with self._contained():
-                # Without automatic flushes: its thread prints a traceback if the folder is gone.
+                # No automatic flushes: their thread prints a traceback if the folder is gone.
                 self._writer = SummaryWriter(
                     os.fspath(self.path), purge_step=step + 1, flush_secs=threading.TIMEOUT_MAX
                 )
@@ -331,7 +331,7 @@ class TensorBoardLog(Callback):
                     self._flushed = time.monotonic()
 
     def _current_writer(self) -> "SummaryWriter | None":
-        """The writer, if there is one; none once the folder was removed."""
+        """Return the writer; None if there is none, or if its folder was removed."""
         if self._writer and not self.path.is_dir():
             self._writer = None
         return self._writer

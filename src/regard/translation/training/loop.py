@@ -54,7 +54,7 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Progress":
-        """Restore from `state`; raise ValueError for impossible values."""
+        """Restore the progress from `state`; raise ValueError for impossible values."""
         progress = cls(**state | {"best": -math.inf if state["best"] is None else state["best"]})
         for name, kind in get_type_hints(cls).items():
             value = getattr(progress, name)
@@ -66,10 +66,10 @@ class Progress:
 class TrainingResult(NamedTuple):
     """Result of a training run.
 
-    progress: number of updates, and the best one.
+    progress: number of updates, and the best update.
     finished: False if training was interrupted; continue with `resume=True`.
     signal: number of the signal that interrupted it, or 0.
-    example: a source sentence of the dev data, to try the model with.
+    example: a source sentence from the dev data, to try the model on.
 
     >>> from regard.translation.training.loop import TrainingResult, Progress
     >>> result = TrainingResult(Progress(step=500, best_step=400), finished=True)
@@ -86,9 +86,9 @@ class TrainingResult(NamedTuple):
 class Trainer:
     """Trains a model in a model folder, from its last checkpoint if there is one.
 
-    `run` returns when the training is finished, or after Ctrl-C, when a checkpoint is saved.
+    `run` returns when training has finished, or after Ctrl-C, once a checkpoint is saved.
 
-    extended_at: updates at which the training was extended; patience starts over there.
+    extended_at: updates at which training was extended; patience starts over there.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class Trainer:
         )
         self.epoch_updates = max(1, len(self.batches.epoch(0)) // training.accumulate)
         self.steps = training.updates or training.epochs * self.epoch_updates
-        # several epochs of a tiny corpus: validation takes longer than training there
+        # several epochs if the corpus is tiny: validation would take longer than training
         self.period = self.epoch_updates * -(-_MIN_PERIOD // self.epoch_updates)
         self.dev = DevSet.from_pairs(data.dev, tokens)
         self.progress = Progress()
         self._stop, self._signal = False, 0
 
     def run(self) -> TrainingResult:
-        """Train to the end."""
+        """Train until finished or interrupted."""
         with torch.random.fork_rng(devices=[]), _threads(self.config.training.threads), self._interruptible():
             self._start()
             self.callbacks.on_begin(self._describe(), self.progress.step, self.steps)
@@ -156,7 +156,7 @@ class Trainer:
             ) from None
 
     def _loop(self) -> bool:
-        """Run the updates; return whether the training is finished."""
+        """Run the updates; return whether training has finished."""
         training, progress = self.config.training, self.progress
         batches = self.batches.from_step(progress.step * training.accumulate)
         stats, silent = RunningStats(progress.seconds), False
@@ -176,7 +176,7 @@ class Trainer:
             if validate_now:
                 self._validate()
                 stats.resume(progress.seconds)
-            # all processes stop, or report, if one of them has to
+            # if one process has to stop or report, all do
             stop, silent = (n > 0 for n in self.world.sums([self._stop, stats.silence() > _MAX_SILENCE]))
             if last or self._due(training.save_every) or self._due(training.validate_every) or stop:
                 self._save()
@@ -186,7 +186,7 @@ class Trainer:
         return self._finish("Finished")
 
     def _update(self, batches: Sequence[tuple[int, NDArray[numpy.int64]]]) -> tuple[float, int]:
-        """Do one update; return this process's part of the loss, and the number of tokens."""
+        """Run one update; return this process's part of the loss, and the number of tokens."""
         training, world = self.config.training, self.world
         torch.manual_seed(dropout_seed(training.seed, self.progress.step, world.rank, world.size))
         parts = [self._part(epoch, indices) for epoch, indices in batches]
@@ -213,7 +213,7 @@ class Trainer:
         return loss, size
 
     def _part(self, epoch: int, indices: NDArray[numpy.int64]) -> tuple[Batch, int]:
-        """This process's part of a batch with weight 1; if it is empty, any pair with weight 0."""
+        """Return this process's part of a batch with weight 1; if it is empty, any pair with weight 0."""
         own = indices[self.world.rank :: self.world.size]
         batch = self.batches.get(own if len(own) else indices[:1], epoch)
         return batch.to(self.world.device), 1 if len(own) else 0
@@ -261,7 +261,7 @@ class Trainer:
         return value
 
     def _regular(self) -> list[Checkpoint]:
-        """The earlier checkpoints that were due, without those of an interruption."""
+        """Return the earlier scheduled checkpoints, without those saved on interruption."""
         training = self.config.training
         every = [training.save_every or self.period, training.validate_every or self.period]
         return [
@@ -316,9 +316,9 @@ class Trainer:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """SIGINT, SIGTERM and SIGHUP finish the update and save a checkpoint; a second one stops immediately.
+        """On SIGINT, SIGTERM or SIGHUP, finish the update and save a checkpoint.
 
-        SIGHUP is ignored under `nohup`.
+        A second signal stops immediately. SIGHUP is ignored under `nohup`.
         """
 
         def stop(number: int, frame: FrameType | None) -> None:
@@ -330,10 +330,10 @@ class Trainer:
             with suppress(RuntimeError, OSError):  # during another print; terminal closed
                 self.callbacks.on_message("stopping after this update …")
 
-        # torchrun forwards Ctrl-C to all processes. It sends SIGTERM when one is lost, and then no update can
-        # finish.
+        # torchrun forwards Ctrl-C to all processes. It sends SIGTERM when a process is lost; then no update
+        # can finish.
         numbers = [signal.SIGINT] if self.world.size > 1 else [signal.SIGINT, signal.SIGTERM]
-        hangup = getattr(signal, "SIGHUP", None)  # not on every system
+        hangup = getattr(signal, "SIGHUP", None)  # not available on every system
         if self.world.size == 1 and hangup and signal.getsignal(hangup) != signal.SIG_IGN:
             numbers.append(hangup)
         try:
@@ -360,7 +360,7 @@ def _threads(number: int) -> Iterator[None]:
 
 
 def dropout_seed(seed: int, step: int, rank: int, size: int) -> int:
-    """The seed of torch's random numbers for one update in one of `size` processes.
+    """Return the seed of torch's random numbers for one update in process `rank` of `size`.
 
     Seeds are unique within a training run. torch's CPU generator uses only 32 bits: enough for 67 million
     updates with up to 64 processes, or for 4 million with 1,000.
@@ -369,12 +369,12 @@ def dropout_seed(seed: int, step: int, rank: int, size: int) -> int:
     >>> [dropout_seed(0, step, rank, size=2) for step in (0, 1) for rank in (0, 1)]
     [0, 1, 64, 65]
     """
-    # at least 64 apart: up to 64 processes, the seeds do not depend on their number
+    # at least 64 apart: the seeds are the same for any number of processes up to 64
     return ((seed * 1_000_003 + step) * max(64, size) + rank) % 2**64
 
 
 class RunningStats:
-    """Mean loss and throughput since the last report, without the time of validations."""
+    """Mean loss and throughput since the last report, excluding validation time."""
 
     def __init__(self, seconds: float) -> None:
         self._before, self._start = seconds, time.monotonic()
@@ -388,11 +388,11 @@ class RunningStats:
         self._size += size
 
     def seconds(self) -> float:
-        """Training time, including earlier runs."""
+        """Return the training time, including earlier runs."""
         return self._before + time.monotonic() - self._start
 
     def silence(self) -> float:
-        """Seconds since the last report."""
+        """Return the seconds since the last report."""
         return self.seconds() - self._reported
 
     def resume(self, seconds: float) -> None:
@@ -400,7 +400,7 @@ class RunningStats:
         self._before, self._start = seconds, time.monotonic()
 
     def take(self) -> tuple[float, float]:
-        """Return mean loss and tokens per second, and start over."""
+        """Return the mean loss and tokens per second, and start over."""
         now = self.seconds()
         result = sum(self._losses) / len(self._losses), self._size / max(now - self._reported, 1e-9)
         self._losses, self._size, self._reported = [], 0, now

@@ -20,7 +20,7 @@ class Objective(nn.Module):
         self.model, self.config = model, config
 
     def forward(self, batch: Batch, labels: int) -> Tensor:
-        """The loss of this part, relative to `labels` in all parts."""
+        """Return the loss of this part; `labels` is the number of labels in all parts."""
         weight, smoothing = self.config.guided_alignment_weight, self.config.label_smoothing
         if not weight or not batch.links:
             loss = self.model.loss(batch.source, batch.target, label_smoothing=smoothing)

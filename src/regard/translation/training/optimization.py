@@ -1,4 +1,4 @@
-"""Optimization: its settings, the optimizer and the learning rate. Imports without torch, as settings do."""
+"""Training settings, optimizer and learning rate. Importing this module does not import torch."""
 # ruff: noqa: RUF009 (setting returns a dataclass field)
 
 import math
@@ -35,13 +35,13 @@ class TrainingConfig(Section):
     schedule: Schedule = setting(
         "cosine", "Learning rate after warmup: cosine (to 0), inverse-sqrt (Vaswani et al. 2017) or constant."
     )
-    warmup: int = setting(400, "Updates of linear warmup.", min=0, max=_MAX_UPDATES)
+    warmup: int = setting(400, "Number of linear warmup updates.", min=0, max=_MAX_UPDATES)
     label_smoothing: float = setting(0.1, "Label smoothing.", min=0, below=1)
     weight_decay: float = setting(0.0, "AdamW weight decay.", min=0)
     max_grad_norm: float = setting(1.0, "Maximum gradient norm. 0: no clipping.", min=0)
     unknown_rate: float = setting(
         0.02,
-        "Fraction of pairs with one token replaced by the unknown token, to learn copying.",
+        "Fraction of pairs with a token replaced by the unknown token, so the model learns to copy.",
         min=0,
         below=1,
     )
@@ -59,12 +59,12 @@ class TrainingConfig(Section):
     )
     save_every: int = setting(
         0,
-        "Updates between checkpoints; each validation saves one, too. 0: once per epoch.",
+        "Updates between checkpoints; validations also save one. 0: once per epoch, at least 50 apart.",
         min=0,
         max=_MAX_UPDATES,
     )
     average_checkpoints: int = setting(
-        1, "Average the parameters of this many last checkpoints.", min=1, max=10_000
+        1, "Number of most recent checkpoints whose parameters are averaged.", min=1, max=10_000
     )
     patience: int = setting(
         0, "Stop after this many validations without improvement. 0: never.", min=0, max=_MAX_UPDATES
@@ -74,7 +74,7 @@ class TrainingConfig(Section):
     threads: int = setting(0, "CPU threads. 0: torch's default.", min=0, max=4096)
 
     def duration(self) -> str:
-        """The planned length of the training.
+        """Return the planned length of training.
 
         >>> from regard.translation.training.optimization import TrainingConfig
         >>> TrainingConfig().duration(), TrainingConfig(updates=100).duration()
@@ -84,7 +84,7 @@ class TrainingConfig(Section):
 
 
 def create_optimizer(config: TrainingConfig, parameters: "Iterable[nn.Parameter]") -> "Optimizer":
-    """AdamW with the betas of Vaswani et al. 2017, section 5.3."""
+    """Create an AdamW optimizer with the betas of Vaswani et al. 2017, section 5.3."""
     from torch.optim import AdamW
 
     return AdamW(
@@ -98,7 +98,7 @@ def create_optimizer(config: TrainingConfig, parameters: "Iterable[nn.Parameter]
 
 
 def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
-    """The learning rate of update `step`, counted from 0: linear warmup, then the schedule.
+    """Return the learning rate of update `step`, counted from 0: linear warmup, then the schedule.
 
     >>> from regard.translation.training.optimization import TrainingConfig, learning_rate
     >>> config = TrainingConfig(learning_rate=1.0, warmup=2, schedule="inverse-sqrt")
@@ -108,7 +108,7 @@ def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
     >>> [round(learning_rate(config, step, 8), 2) for step in range(8)]
     [0.5, 1.0, 0.93, 0.75, 0.5, 0.25, 0.07, 0.0]
     """
-    peak, warmup = config.learning_rate, min(config.warmup, max(steps // 4, 1))  # at most a quarter
+    peak, warmup = config.learning_rate, min(config.warmup, max(steps // 4, 1))  # at most 1/4 of all steps
     done = step + 1
     if done <= warmup:
         return peak * done / warmup

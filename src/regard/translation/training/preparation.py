@@ -22,9 +22,9 @@ from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.training.checkpoint import read_tokens, token_files, write_tokens
 from regard.translation.training.rendezvous import first_sentence
 
-_LEXICON_PAIRS = 50_000  # pairs from which the lexical aligner learns
+_LEXICON_PAIRS = 50_000  # training pairs for the lexical aligner
 _LINES = 1000  # tokenized at once
-_SAMPLED, _SAMPLE_LENGTH = 100, 50  # dev sentences to choose a sample from, and its ideal length
+_SAMPLED, _SAMPLE_LENGTH = 100, 50  # dev sentences to choose an example from, and its ideal length
 _SLACK = 10  # tokens by which short sentences may differ, whatever the ratio
 _MAX_CHARACTERS = 16  # per token: drops sentences that are far too long before they are tokenized
 
@@ -38,13 +38,13 @@ class TrainingData(NamedTuple):
     links: EncodedCorpus | None = None
 
     def example(self) -> str:
-        """A dev source sentence of medium length, to try a model with."""
+        """Return a dev source sentence of medium length, to try the model on."""
         sources = (pair.source for pair in self.dev[:_SAMPLED])
         return min(sources, key=lambda text: abs(len(text) - _SAMPLE_LENGTH))
 
 
 def load_data(folder: Path, config: TranslationConfig) -> TrainingData:
-    """Load what `prepare` wrote."""
+    """Load the data written by `prepare`."""
     try:
         verify_checksums(folder / READY, _checksummed(config))
         data = TrainingData(
@@ -65,7 +65,7 @@ def load_data(folder: Path, config: TranslationConfig) -> TrainingData:
 
 
 def _checksummed(config: TranslationConfig) -> list[str]:
-    """The files whose checksums are in `ready`; train.ids and links.ids contain their own."""
+    """Return the files whose checksums are in `ready`; train.ids and links.ids contain their own."""
     tokens = dict.fromkeys(token_files(config.tokens.shared))
     return [Path(DEV).name, *(f"../{name}" for name in tokens)]
 
@@ -78,7 +78,7 @@ def _check_consistent(data: TrainingData) -> None:
             f"{IDS} was encoded with {data.pairs.vocabulary:,} tokens, but the vocabulary has {vocabulary:,}"
         )
     if not len(data.pairs) or not data.dev:
-        raise ArgumentError(f"{IDS} has {len(data.pairs):,} pairs and {DEV} {len(data.dev):,}")
+        raise ArgumentError(f"{IDS} has {len(data.pairs):,} pairs and {DEV} has {len(data.dev):,}")
     if data.links is not None and len(data.links) != len(data.pairs):
         raise ArgumentError(
             f"{LINKS} has links for {len(data.links):,} pairs, but {IDS} has {len(data.pairs):,} pairs"
@@ -99,7 +99,7 @@ def prepare(
     dev: validation pairs. Default: held out from `pairs`. notify: called with messages about the data.
     """
     (folder / DATA).mkdir(parents=True, exist_ok=True)
-    remove_partial_files(folder / DATA)  # of a killed preparation
+    remove_partial_files(folder / DATA)  # left by a killed run
     for name in (IDS, LINKS, DEV):
         (folder / name).unlink(missing_ok=True)
     cleaned = _clean(pairs, config.corpus)
@@ -141,7 +141,7 @@ def _clean(pairs: Iterable[Pair], config: CorpusConfig) -> CleanedPairs:
 def _hold_out(
     text: Path, config: TranslationConfig, dev: Iterable[Pair] | None, notify: Callable[[str], None]
 ) -> tuple[list[Pair], Iterable[Pair]]:
-    """Dev pairs and training pairs; each iteration of the latter reads the file."""
+    """Return the dev and training pairs; iterating over the latter reads the file."""
 
     def read() -> Iterable[Pair]:
         return read_pairs(text, format="tsv")
@@ -164,7 +164,7 @@ def _hold_out(
 
 
 class _Reread(Iterable[Pair]):
-    """Pairs that each iteration reads again."""
+    """Pairs that are read again in each iteration."""
 
     def __init__(self, read: Callable[[], Iterable[Pair]]) -> None:
         self._read = read
@@ -210,7 +210,7 @@ def _describe(tokens: TokenizerPair, config: TokensConfig) -> str:
     sizes = [len(side) for side in dict.fromkeys(tokens)]
     text = f"vocabulary: {' and '.join(f'{size:,}' for size in sizes)} tokens"
     if min(sizes) < config.size:
-        text += f" (tokens.size={config.size:,}, but the text has no more)"
+        text += f" (tokens.size={config.size:,}, but the text yields no more tokens)"
     return text
 
 
@@ -224,7 +224,7 @@ def _encode(tokens: TokenizerPair, pairs: Iterable[Pair]) -> Iterator[tuple[list
 def _align_tokens(
     tokens: TokenizerPair, train: Iterable[Pair], config: CorpusConfig
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Linked source and target tokens of each pair that passes the length filter."""
+    """Yield the linked source and target tokens of each pair that passes the length filter."""
 
     def filtered() -> Iterator[Pair]:
         token_filter, (first, second) = _token_filter(config), tee(train)

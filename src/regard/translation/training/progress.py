@@ -46,7 +46,7 @@ def create_display(console: "Console | None" = None) -> Callback:
 
 
 class PlainDisplay(Callback):
-    """Prints a line for each validation, and progress every 5 seconds, later every 20 or 30.
+    """Prints a line for each validation, and progress every 5 seconds, later every 20 to 30 seconds.
 
     >>> from regard.translation.training.callbacks import SampleTranslation, ValidationResult
     >>> from regard.translation.training.progress import PlainDisplay
@@ -104,10 +104,10 @@ class PlainDisplay(Callback):
         return f"step {step:>{len(steps)},}/{steps}"
 
     def _print(self, text: str) -> None:
-        stream = self._stream or sys.stdout  # looked up now: it may be redirected later
+        stream = self._stream or sys.stdout  # looked up each time: it may be redirected
         encoding = getattr(stream, "encoding", None) or "utf-8"
         text = "\n".join(printable(line) for line in text.splitlines())
-        with suppress(OSError):  # a closed pipe does not end the training
+        with suppress(OSError):  # a closed pipe must not end training
             print(text.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
 
 
@@ -153,7 +153,7 @@ class LiveDisplay(Callback):
             refresh_per_second=FRAMES_PER_SECOND,
             transient=False,
         )
-        atexit.register(self._stop)  # restore the cursor however the program ends
+        atexit.register(self._stop)  # restore the cursor, however the program ends
         self._live.start()
 
     def on_report(self, report: Report) -> None:
@@ -171,7 +171,7 @@ class LiveDisplay(Callback):
     def on_message(self, text: str) -> None:
         from rich.text import Text
 
-        with suppress(OSError):  # a closed terminal does not end the training
+        with suppress(OSError):  # a closed terminal must not end training
             for line in text.splitlines():
                 self._console.print(Text(printable(line)), soft_wrap=True)
 
@@ -195,7 +195,7 @@ class LiveDisplay(Callback):
             parts.append(self._table())
             if self._results[-1].sample:
                 parts.append(_render_sample(self._results[-1].sample))
-        return Group(*parts, Text())  # an empty last line: the terminal's ^C does not disturb the display
+        return Group(*parts, Text())  # an empty last line, where the terminal prints ^C
 
     def _bar(self) -> "RenderableType":
         from rich.progress_bar import ProgressBar
@@ -213,7 +213,7 @@ class LiveDisplay(Callback):
         return row
 
     def _left(self) -> str:
-        """Remaining time, counted down between reports."""
+        """Return the remaining time, counted down between reports."""
         if self._report is None or self._report.left is None:
             return ""
         elapsed = time.monotonic() - self._reported
@@ -234,7 +234,7 @@ class LiveDisplay(Callback):
         return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
 
     def _table(self) -> "RenderableType":
-        """The last validations, and the best one if it is older."""
+        """Return a table of the last validations, and of the best one if it is older."""
         from rich.table import Table
 
         best = max((result.step for result in self._results if result.best), default=None)
@@ -255,7 +255,7 @@ class LiveDisplay(Callback):
 
 
 def _render_sample(sample: SampleTranslation) -> "RenderableType":
-    """Three lines, truncated at the width of the terminal."""
+    """Render three lines, truncated to the width of the terminal."""
     from rich.console import Group
     from rich.text import Text
 

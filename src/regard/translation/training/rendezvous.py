@@ -1,4 +1,4 @@
-"""Rendezvous of the processes started by torchrun, and recognition of lost connections."""
+"""Rendezvous of the processes started by torchrun, and detection of lost connections."""
 
 import re
 import secrets
@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import distributed
 
-_TIMEOUT = timedelta(minutes=30)  # for all processes to arrive
+_TIMEOUT = timedelta(minutes=30)  # for all processes to connect
 _POLL_INTERVAL = 0.02  # seconds
 
 
 def init_process_group(backend: str) -> None:
-    """Initialize torch.distributed with the other processes of this start."""
+    """Initialize torch.distributed with the other processes of this launch."""
     from torch.distributed.rendezvous import rendezvous
 
     store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
@@ -22,10 +22,10 @@ def init_process_group(backend: str) -> None:
 
 
 def _session_key(store: Any, rank: int, size: int) -> str:
-    """Agree on a key that only the processes of this start know.
+    """Agree on a key that only the processes of this launch know.
 
-    After a restart, torchrun's store still holds the addresses of dead processes. Each process therefore asks
-    rank 0 under a new random name until it gets an answer.
+    After a restart, torchrun's store still holds the addresses of dead processes. Each process therefore
+    sends rank 0 a request with a new random name, and waits for the reply to this name.
     """
     name = secrets.token_hex(8)
     if rank:
@@ -36,7 +36,7 @@ def _session_key(store: Any, rank: int, size: int) -> str:
     missing, deadline = set(range(1, size)), time.monotonic() + _TIMEOUT.total_seconds()
     while missing:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"process {min(missing)} of {size} did not arrive")
+            raise RuntimeError(f"process {min(missing)} of {size} did not connect")
         for other in sorted(missing):
             if store.check([f"request/{other}"]):
                 store.set(f"reply/{store.get(f'request/{other}').decode()}", name)
@@ -47,11 +47,11 @@ def _session_key(store: Any, rank: int, size: int) -> str:
 
 
 def is_connection_error(error: Exception) -> bool:
-    """Whether the connection to another process failed."""
+    """Return whether an error means that the connection to another process failed."""
     return isinstance(error, distributed.DistError) or "gloo/transport" in str(error)
 
 
 def first_sentence(error: Exception) -> str:
-    """The first sentence of an error message, without torch's source location."""
+    """Return the first sentence of an error message, without torch's source location."""
     text = re.sub(r"\[[^]]*\.cc:\d+\]\s*", "", str(error)).strip()
     return text.splitlines()[0].split(". ")[0] if text else type(error).__name__

@@ -1,12 +1,12 @@
-"""Sharded models: each process holds some rows of every parameter, and no process the whole model.
+"""Sharded models: each process holds some rows of every parameter; no process holds the whole model.
 
 build_sharded    a new model, initialized layer by layer; a process keeps its rows of each layer
 write_sharded    one safetensors file, written by rank 0; the other ranks send their rows in order
 read_rows        the rows of a process, from any safetensors file
-average          the mean of the parameters and those of checkpoints, tensor by tensor
-streamed_model   a model whose blocks are read from a file when they are called, for validation in one process
+average          the mean of a model and checkpoints, tensor by tensor
+streamed_model   a model whose blocks are read from a file when called, for validation in one process
 
-The files are the same as those of training in one process.
+The files are the same as in single-process training.
 """
 
 import json
@@ -28,8 +28,8 @@ from regard.models.seq2seq import Seq2Seq
 from regard.translation.model_folder import MODEL
 from regard.translation.training.checkpoint import Checkpoint, damaged_checkpoint
 
-BLOCKS = (EncoderBlock, DecoderBlock)  # gathered one at a time; the other parameters together
-_ALIGNMENT = 64  # bytes; of the tensors in a file
+BLOCKS = (EncoderBlock, DecoderBlock)  # gathered one at a time; all other parameters together
+_ALIGNMENT = 64  # bytes; alignment of the tensor data
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -44,7 +44,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Share(NamedTuple):
-    """One of several processes, and its rows of a tensor, as in FSDP2 and `torch.chunk`.
+    """One of `size` processes. Rows are divided among the processes as in FSDP2 and `torch.chunk`.
 
     >>> from regard.translation.training.sharding import Share
     >>> [Share(rank, 3).rows(7) for rank in range(3)]
@@ -55,7 +55,7 @@ class Share(NamedTuple):
     size: int
 
     def rows(self, length: int) -> slice:
-        """The rows of this process in a tensor of `length` rows; possibly none."""
+        """Return the rows of this process in a tensor of `length` rows; possibly none."""
         step = -(-length // self.size)
         return slice(min(self.rank * step, length), min((self.rank + 1) * step, length))
 
@@ -72,7 +72,7 @@ class Shard(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Shard":
-        """The shard of an FSDP2 parameter, or of any other tensor."""
+        """Return this process's shard of an FSDP2 parameter. Any other tensor counts as unsharded."""
         from torch.distributed.tensor import DTensor
 
         sharded = isinstance(tensor, DTensor)
@@ -81,7 +81,7 @@ class Shard(NamedTuple):
 
     @classmethod
     def all(cls, tensors: Mapping[str, Tensor]) -> "dict[str, Shard]":
-        """The shards of several tensors by name."""
+        """Return the shards of several tensors by name."""
         return {name: cls.of(tensor) for name, tensor in tensors.items()}
 
 
@@ -113,7 +113,7 @@ def build_sharded(build: Callable[[], Module], share: Share) -> tuple[Module, di
                 setattr(child, name, replaced[parameter])
 
     def registered(parent: nn.Module, name: str, child: nn.Module | None) -> None:
-        if child is not None and get_ident() == thread:  # other threads may build modules, too
+        if child is not None and get_ident() == thread:  # other threads may also build modules
             shard(child)
 
     handle = register_module_module_registration_hook(registered)
@@ -123,7 +123,7 @@ def build_sharded(build: Callable[[], Module], share: Share) -> tuple[Module, di
         handle.remove()
     shard(module)
     for name, parameter in module.named_parameters():
-        # the meta device counts in-place operations, too
+        # in-place operations are also counted on the meta device
         if parameter._version:
             raise RuntimeError(f"{name} was initialized after its layer was assigned to its parent")
     return module, {name: kept[parameter] for name, parameter in module.named_parameters()}
@@ -131,7 +131,7 @@ def build_sharded(build: Callable[[], Module], share: Share) -> tuple[Module, di
 
 @torch.no_grad()
 def materialize(module: nn.Module, rows: dict[str, Tensor], device: torch.device) -> None:
-    """Replace the meta parameters of a sharded module with these rows, freeing them one by one."""
+    """Replace the meta parameters of a sharded module with `rows`, removing each entry after use."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     module.to_empty(device=device)
     for name, buffer in module.named_buffers():
@@ -141,7 +141,7 @@ def materialize(module: nn.Module, rows: dict[str, Tensor], device: torch.device
 
 
 def write_sharded(files: Mapping[Path, Mapping[str, Shard]], share: Share, group: Any) -> None:
-    """Write safetensors files from all processes; none holds more than its rows of two tensors.
+    """Write safetensors files from all processes; no process holds more than its rows of two tensors.
 
     If rank 0 fails to write, it raises after the others have sent their rows.
     """
@@ -155,7 +155,7 @@ def write_sharded(files: Mapping[Path, Mapping[str, Shard]], share: Share, group
                     for piece in incoming[path]:
                         file.write(piece.reshape(-1).view(torch.uint8).numpy().data)
     finally:
-        for pieces in incoming.values():  # exchange the rest: no process may wait forever
+        for pieces in incoming.values():  # exchange the rest, so that no process waits forever
             deque(pieces, 0)
 
 
@@ -179,7 +179,7 @@ def _gather(shards: Mapping[str, Shard], share: Share, group: Any) -> Iterator[T
 
 
 def _header(shards: Mapping[str, Shard]) -> bytes:
-    """The header of a safetensors file: the length of a JSON text, and the text."""
+    """Return the header of a safetensors file: the length of a JSON text, and the text."""
     entries, end = {}, 0
     for name, (local, shape, _) in shards.items():
         start, end = end, end + shape.numel() * local.element_size()
@@ -190,9 +190,9 @@ def _header(shards: Mapping[str, Shard]) -> bytes:
 
 
 def read_rows(path: Path, name: str, shard: Shard, share: Share) -> Tensor:
-    """This process's rows of a tensor in a safetensors file; its shape must be that of `shard`.
+    """Return this process's rows of a tensor in a safetensors file, as a view of the memory-mapped file.
 
-    The result is a view of the memory-mapped file.
+    Raises ValueError if the tensor does not have the shape of `shard`.
     """
     with _open(path) as file:
         rows = file.get_slice(name)
@@ -203,13 +203,13 @@ def read_rows(path: Path, name: str, shard: Shard, share: Share) -> Tensor:
 
 
 def read_tensor(path: Path, name: str) -> Tensor:
-    """A copy of a tensor in a safetensors file."""
+    """Return a copy of a tensor in a safetensors file."""
     with _open(path) as file:
         return file.get_tensor(name).clone()
 
 
 def tensor_names(path: Path) -> list[str]:
-    """The names of the tensors in a safetensors file."""
+    """Return the names of the tensors in a safetensors file."""
     with _open(path) as file:
         return list(file.keys())
 
@@ -244,9 +244,9 @@ def average(
 
 @contextmanager
 def streamed_model(build: Callable[[], Seq2Seq], path: Path, device: Device = "cpu") -> Iterator[Seq2Seq]:
-    """A model that reads each block from a file when it is called, and frees it afterwards.
+    """Yield a model that reads each block from a file when it is called, and frees it afterwards.
 
-    build: builds a model of the right size. path: safetensors file with its parameters. Blocks are views of
+    build: builds a model of the same size. path: safetensors file with its parameters. Blocks are views of
     the file, which the system caches as memory permits.
     """
     with torch.device("meta"):

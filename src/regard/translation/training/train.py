@@ -37,12 +37,12 @@ from regard.translation.training.logs import CsvLog, SampleLog, TensorBoardLog
 from regard.translation.training.loop import Trainer, TrainingResult
 from regard.translation.training.preparation import TrainingData, load_data, prepare
 
-_MAX_DEV_PAIRS = 300  # to select the alignment head
-_LEXICON_PAIRS = 5000  # training pairs from which the lexical aligner learns
+_MAX_DEV_PAIRS = 300  # used to select the alignment head
+_LEXICON_PAIRS = 5000  # training pairs for the lexical aligner
 
 
 class Run(NamedTuple):
-    """Everything that a training run needs: its config, its data, and the other entries of config.json."""
+    """A training run: its config, its data, and the other entries of config.json."""
 
     config: TranslationConfig
     data: TrainingData
@@ -55,7 +55,7 @@ class Run(NamedTuple):
         return cls(config, load_data(folder, config), entries)
 
     def extended_at(self) -> list[int]:
-        """The updates at which the training was extended; patience starts over there."""
+        """Return the updates at which training was extended; patience starts over there."""
         steps = self.entries.get(EXTENDED)
         return [step for step in steps if type(step) is int] if isinstance(steps, list) else []
 
@@ -73,19 +73,19 @@ def train(
 ) -> TrainingResult:
     """Train a translator in a model folder. Load it with `load_translator(folder)`.
 
-    folder: model folder; see the page on files.
-    pairs: training pairs, such as `read_pairs("a.en", "a.de")`. May be None with `resume`.
+    folder: model folder; docs/reference/files.md describes its files.
+    pairs: training pairs, such as `read_pairs("a.en", "a.de")`. Can be None with `resume`.
     dev: validation pairs. Default: held out from `pairs`.
     config: all settings. Default: `TranslationConfig.preset("small")`.
     resume: continue from the last checkpoint in the folder, if there is one, with the folder's config. If
         `config` differs only by more epochs or updates, train longer, even after training has finished.
-    callbacks: receive the events of the training. log.csv, samples.jsonl and, if installed, TensorBoard files
+    callbacks: each receives all training events. log.csv, samples.jsonl and, if installed, TensorBoard files
         are always written.
     world: the processes that train together; see `join_world`.
     origin: where the pairs come from; stored in config.json.
 
-    On a CPU, `regard.models.keep_memory()` before the call makes training faster; with sharded parameters,
-    `regard.models.return_memory()` saves memory.
+    On a CPU, call `regard.models.keep_memory()` first to train faster; with sharded parameters, call
+    `regard.models.return_memory()` to save memory.
 
     >>> import tempfile
     >>> from regard.translation import Pair, TranslationConfig, load_translator, train
@@ -129,7 +129,7 @@ def train(
 
 @contextmanager
 def _clean_up_on_error(folder: Path) -> Iterator[None]:
-    """If preparation fails, remove the files that it wrote, and nothing else."""
+    """If preparation fails, remove only the files that it wrote."""
     data = folder / DATA
     created = not data.exists()
     new = [folder / name for name in PREPARED if not os.path.lexists(folder / name)]
@@ -146,7 +146,7 @@ def _clean_up_on_error(folder: Path) -> Iterator[None]:
 
 
 class _FolderGuard(Callback):
-    """Ends the training if its folder is removed, moved or replaced: nothing could be saved."""
+    """Stops training if its folder is removed, moved or replaced, because nothing could be saved."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._identity = folder, _identity(folder)
@@ -188,7 +188,7 @@ class _FolderGuard(Callback):
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of a folder; None if it does not exist."""
+    """Return the device and inode of a folder; None if it does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -199,7 +199,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _train(folder: Path, run: Run, callbacks: Sequence[Callback], world: World) -> TrainingResult:
     """Train on the prepared data, and select the alignment head."""
     logs = [CsvLog(folder), SampleLog(folder), TensorBoardLog(folder)]
-    # the guard first: no other callback may report a lost checkpoint as saved
+    # the guard comes first, before another callback reports a lost checkpoint as saved
     callbacks = [_FolderGuard(folder), *callbacks, *logs]
     result = Trainer(
         folder, run.config, run.data, callbacks=callbacks, world=world, extended_at=run.extended_at()
@@ -227,12 +227,12 @@ def _prepare(
                 "a new folder."
             )
         read_config(folder)  # raises unless this is a model folder
-        remove_partial_files(folder)  # of a killed run
+        remove_partial_files(folder)  # left by a killed run
         if is_prepared(folder):
             return _extend(folder, Run.load(folder), config, callbacks)
         if not _preparation_was_cut_off(folder):
             raise ArgumentError(
-                f"{os.fspath(folder)!r} has a model, but no training data. Copy its subfolder data as well, "
+                f"{os.fspath(folder)!r} has a model, but no training data. Copy its data subfolder too, "
                 "or train in a new folder."
             )
     if pairs is None:
@@ -244,7 +244,7 @@ def _prepare(
 
 
 def _extend(folder: Path, run: Run, config: TranslationConfig | None, callbacks: Callback) -> Run:
-    """Continue with this config, if it only trains longer, and store it in the folder."""
+    """Continue with this config if it only makes training longer, and store it in the folder."""
     if config is None or not run.config.is_extended_by(config):
         return run
     entries = dict(run.entries)
@@ -256,7 +256,7 @@ def _extend(folder: Path, run: Run, config: TranslationConfig | None, callbacks:
     if config.training.schedule == "cosine":
         message += (
             "; the cosine schedule is stretched, so the learning rate rises again and the result differs "
-            "slightly from that of a run planned for this length"
+            "slightly from that of an unextended run of this length"
         )
     if config.training.patience:
         message += "; patience starts over"
@@ -265,20 +265,20 @@ def _extend(folder: Path, run: Run, config: TranslationConfig | None, callbacks:
 
 
 def _read_config(folder: Path) -> tuple[TranslationConfig, dict[str, Any]]:
-    """The settings in config.json, and its other entries."""
+    """Return the settings in config.json, and its other entries."""
     entries = read_config(folder)
     entries.pop("format")
     return TranslationConfig.from_dict(entries.pop("settings")), entries
 
 
 def _preparation_was_cut_off(folder: Path) -> bool:
-    """Whether preparation did not finish; repeating it loses nothing."""
+    """Return whether preparation was interrupted, so that repeating it loses nothing."""
     trained = (folder / MODEL).exists() or Checkpoint.all(folder)
     return (folder / CONFIG).exists() and not trained and not is_prepared(folder)
 
 
 def _select_head(folder: Path, run: Run, world: World) -> None:
-    """Store the layer and heads that align words best in config.json."""
+    """Select the layer and heads that align words best, and store them in config.json."""
     config, data = run.config, run.data
     if config.model.kind == "plain" or not (folder / MODEL).exists():
         return
@@ -288,9 +288,9 @@ def _select_head(folder: Path, run: Run, world: World) -> None:
 
 
 def load_alignment_head(folder: str | os.PathLike[str]) -> AlignmentHead | None:
-    """Return the layer and heads that align words best: as selected by the training, or selected now.
+    """Return the alignment head selected by training; select one if training has not done so yet.
 
-    None if the model has no attention, or if training has not finished and the folder has no data.
+    Returns None if the model has no attention, or if training has not finished and the folder has no data.
     """
     path = Path(folder)
     config, entries = _read_config(path)

@@ -48,24 +48,24 @@ def validate(model: Seq2Seq, tokens: TokenizerPair, dev: DevSet, step: int) -> V
     loss = dev_loss(model, dev.batches)
     texts = translate_greedy(model, tokens, dev.sources)
     scores = evaluate(texts, [pair.target for pair in dev.pairs[: len(texts)]])
-    index = max(range(min(8, len(texts))), key=lambda i: len(dev.pairs[i].source))  # a long one
+    index = max(range(min(8, len(texts))), key=lambda i: len(dev.pairs[i].source))  # a long sentence
     pair, text = dev.pairs[index], texts[index]
     sample = SampleTranslation(pair.source, text, pair.target, _align(model, tokens, pair.source, text))
     return ValidationResult(step, loss, scores.bleu, scores.exact, sample)
 
 
 def _align(model: Seq2Seq, tokens: TokenizerPair, source: str, text: str) -> dict[str, Any] | None:
-    """The alignment of a translation; None without attention to the source."""
+    """Return the alignment of a translation; None for a model without cross-attention."""
     if not has_cross_attention(model):
         return None
-    # The best head is selected at the end of training. Usually it is in the second layer, at the output step.
+    # The best head is selected at the end of training. It is usually in layer 1, with shift "output".
     head = AlignmentHead(layer=min(1, len(cross_attention_layers(model)) - 1), shift="output")
     return align(model, tokens, [(source, text)], head)[0].to_dict()
 
 
 @torch.no_grad()
 def dev_loss(model: Seq2Seq, batches: Sequence[Batch]) -> float:
-    """Mean cross-entropy per token."""
+    """Return the mean cross-entropy per token."""
     device = model.output_weight.device
     with eval_mode(model):
         moved = (batch.to(device) for batch in batches)

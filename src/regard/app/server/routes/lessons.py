@@ -45,16 +45,20 @@ MaskName = Literal["none", "causal", "window"]
 
 
 class LookupRequest(Request, kw_only=True):
-    """Queries, keys and values whose attention is computed step by step."""
+    """Queries, keys and values, whose attention is computed step by step."""
 
     query: Table
     key: Table
     value: Table
     score: ScoreName = "scaled"
     normalize: NormalizerName = "softmax"
-    temperature: Annotated[float, Meta(ge=1e-3, le=1e3, description="Divides the scores.")] = 1.0
+    temperature: Annotated[
+        float, Meta(ge=1e-3, le=1e3, description="Number by which the scores are divided.")
+    ] = 1.0
     mask: MaskName = "none"
-    window: Annotated[int, Meta(ge=0, le=64, description="Keys visible on each side of a query.")] = 2
+    window: Annotated[
+        int, Meta(ge=0, le=64, description="Number of keys visible on each side of a query.")
+    ] = 2
 
 
 class Formulas(Response, kw_only=True):
@@ -66,7 +70,7 @@ class Formulas(Response, kw_only=True):
 
 
 class LookupResponse(Response, kw_only=True):
-    """Attention step by step; scores: before mask and temperature."""
+    """Attention step by step; scores: before the mask and the temperature are applied."""
 
     scores: list[list[float]]
     masked: list[list[bool]]
@@ -77,7 +81,7 @@ class LookupResponse(Response, kw_only=True):
 
 
 class OrderRequest(Request, kw_only=True):
-    """A sentence and a permutation of its words, counted from 0."""
+    """A sentence and the new order of its words, as indices from 0."""
 
     sentence: Annotated[str, Meta(min_length=1, max_length=1000)]
     order: Annotated[list[Annotated[int, Meta(ge=0, le=63)]], Meta(min_length=1, max_length=64)]
@@ -86,7 +90,7 @@ class OrderRequest(Request, kw_only=True):
 
 
 class OrderResponse(Response, kw_only=True):
-    """Outputs before and after reordering; change: distance of each word's outputs, in original order."""
+    """Outputs before and after reordering; change: distance between the outputs of each word."""
 
     words: list[str]
     shuffled: list[str]
@@ -138,7 +142,7 @@ _WIDTH, _HEADS = 16, 4  # of the block that demonstrates word order
 
 @endpoint("POST", "/api/lookup", "Attention over a small table, step by step.")
 def lookup(request: LookupRequest) -> LookupResponse:
-    """Return scores, weights and output of a small table, in float64.
+    """Return the scores, weights and output of a small table, in float64.
 
     >>> from regard.app.server.routes.lessons import LookupRequest, lookup
     >>> table = LookupRequest(query=[[1, 0]], key=[[1, 0], [0, 1]], value=[[10], [20]], normalize="hard")
@@ -149,7 +153,7 @@ def lookup(request: LookupRequest) -> LookupResponse:
     score = _score(request.score, query.shape[1], key.shape[1])
     normalize, temperature = _NORMALIZERS[request.normalize], request.temperature
     scores = attend(query, key, value, score=score)[1].scores()
-    # queries = scores / temperature and keys = identity: gives every normalizer a temperature
+    # with query = scores / temperature and key = identity, every normalizer has a temperature
     output, weights = attend(
         scores / temperature,
         torch.eye(len(key), dtype=torch.float64),
@@ -224,7 +228,7 @@ def order(request: OrderRequest) -> OrderResponse:
     """
     words = [word.text for word in split_words(request.sentence)]
     if not words or len(words) > 64:
-        raise ArgumentError(f"The sentence has {len(words)} words; it needs 1 to 64.")
+        raise ArgumentError(f"The sentence has {len(words)} words; it must have 1 to 64.")
     if sorted(request.order) != list(range(len(words))):
         raise ArgumentError(
             f"order is {request.order} for {pluralize(len(words), 'word')}; it must contain each of 0 to "
@@ -266,7 +270,7 @@ def _random_block(generator: torch.Generator) -> EncoderBlock:
 def _random_positions(
     kind: Positions, sizes: PositionSizes, generator: torch.Generator
 ) -> PositionEncoding | RelativeBias:
-    """Return an encoding with parameters as large as the words; the usual initial values are too small."""
+    """Return an encoding with parameters as large as the word vectors; the defaults would be too small."""
     encoding = make_positions(kind, sizes)
     for parameter in encoding.parameters():
         nn.init.normal_(parameter, generator=generator)

@@ -39,7 +39,7 @@ class ModelInfo(Response, kw_only=True):
 
 
 class RecordingInfo(Response, kw_only=True):
-    """A recording made with `Seen.save`; id: of its view, which never expires."""
+    """A recording made with `Seen.save`; id: the id of its view, which never expires."""
 
     name: str
     id: str
@@ -49,7 +49,7 @@ class RecordingInfo(Response, kw_only=True):
 class ModelsResponse(Response, kw_only=True):
     """Models and recordings. pending: models in training. folders: training runs with a log.
 
-    missing: how to install a package without which no translator can be loaded; empty if it is installed.
+    missing: how to install a package that every translator requires; empty if it is installed.
     """
 
     models: list[ModelInfo]
@@ -61,7 +61,7 @@ class ModelsResponse(Response, kw_only=True):
 
 @endpoint("GET", "/api/health", "Server status.", response=HealthResponse)
 async def health(state: AppState) -> bytes:
-    """Answer without a worker thread, even while all of them are busy."""
+    """Respond without a worker thread, even while all workers are busy."""
     return msgspec.json.encode(
         HealthResponse(
             version=state.version,
@@ -74,7 +74,7 @@ async def health(state: AppState) -> bytes:
 
 @endpoint("GET", "/api/models", "Loaded models.", response=ModelsResponse)
 async def models(state: AppState) -> bytes:
-    """Return the models, after loading those whose training has finished in the meantime."""
+    """Load the models that have become available, and return all models."""
     registry = state.registry
     if registry.can_refresh:
         await state.worker.run(registry.refresh)

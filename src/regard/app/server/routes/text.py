@@ -15,7 +15,7 @@ MAX_NUMBERS = 2_000_000  # in one response
 _BATCH_SIZE = 8  # sentences
 
 Word = Annotated[str, Meta(min_length=1, max_length=200)]
-Number = Annotated[int, Meta(ge=-1000, le=1000)]  # of a layer or head
+Number = Annotated[int, Meta(ge=-1000, le=1000)]  # number of a layer or head
 TwoWords = Annotated[list[Word], Meta(min_length=2, max_length=2)]
 
 
@@ -30,7 +30,7 @@ class EmbedRequest(Request, kw_only=True):
 
 
 class CompareRequest(Request, kw_only=True):
-    """One word in two sentences, or two words."""
+    """A word to compare in two sentences, or two words, one in each sentence."""
 
     models: Annotated[
         Annotated[list[Name], Meta(min_length=1, max_length=64)] | None,
@@ -42,7 +42,7 @@ class CompareRequest(Request, kw_only=True):
 
 
 class AttentionRequest(Request, kw_only=True):
-    """A word of a sentence whose attention weights are returned."""
+    """A sentence, and the word in it whose attention weights are returned."""
 
     model: Name
     sentence: Sentence
@@ -133,7 +133,7 @@ def _embed_batches(encoder: WordEncoder, sentences: list[str]) -> list[WordVecto
 
 @endpoint("POST", "/api/compare", "Similarity of a word in two sentences, by layer.", pool="model")
 def compare(state: AppState, request: CompareRequest) -> CompareResponse:
-    """Compare with every encoder; raise only if none of them knows the word."""
+    """Compare with every encoder; raise an error only if all of them fail."""
     names = request.models or state.registry.encoders()
     if not names:
         raise ArgumentError("No encoder is loaded. Start the server with one: regard look minilm.")

@@ -23,7 +23,7 @@ _MAX_SAMPLE_BYTES = 20_000_000
 
 
 class TrainingRequest(Request, kw_only=True):
-    """First step to return."""
+    """The part of the log to return."""
 
     after: Annotated[int, Meta(ge=-1, le=2**53, description="Return rows after this step.")] = -1
 
@@ -32,7 +32,7 @@ State = Literal["running", "finished", "stopped"]
 
 
 class TrainingInfo(Response, kw_only=True):
-    """A training run with a log; stopped: before it was finished."""
+    """A training run with a log. The state "stopped" means that the run is incomplete."""
 
     name: str
     steps: int
@@ -40,7 +40,7 @@ class TrainingInfo(Response, kw_only=True):
 
 
 class TrainingsResponse(Response, kw_only=True):
-    """The training runs in the folders given at startup."""
+    """The training runs in the folders specified at startup."""
 
     trainings: list[TrainingInfo]
 
@@ -146,7 +146,7 @@ def _state(folder: Path, rows: list[CsvRow], running: bool) -> State:
 
 
 def _stopped_early(folder: Path, patience: int, config: dict[str, Any]) -> bool:
-    """Return whether early stopping ended the run, and it was not extended since."""
+    """Return whether early stopping ended the run and the run has not been extended since."""
     checkpoints, extended = Checkpoint.all(folder), config.get("extended")
     if not checkpoints or (isinstance(extended, list) and checkpoints[-1].step in extended):
         return False

@@ -38,7 +38,7 @@ class TranslateRequest(Request, kw_only=True):
     model: Name
     sentences: Sentences
     beam: Annotated[int, Meta(ge=1, le=32, description="Beam size.")] = 5
-    n_best: Annotated[int, Meta(ge=1, le=32, description="Translations per sentence, at most beam.")] = 1
+    n_best: Annotated[int, Meta(ge=1, le=32, description="Translations per sentence, at most `beam`.")] = 1
     alignment: Annotated[bool, Meta(description="Return word alignments.")] = True
     view: Annotated[bool, Meta(description="Keep all attention weights as a view.")] = False
 

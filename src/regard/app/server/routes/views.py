@@ -27,21 +27,21 @@ from regard.translation.decoding.strategies import Beam
 from regard.translation.translator import Translator
 
 MAX_TOKENS = 40_000  # tokens × beam size of a translation request
-MAX_WORDS = 40_000  # of a long text
+MAX_WORDS = 40_000  # words of a long text
 MAX_TEXT = 1_000_000  # characters of a long text
 MAX_LONG_BODY = 4_000_000  # bytes of a request
-_WIDTH, _HEADS = 64, 8  # of the word vectors of a long text
+_WIDTH, _HEADS = 64, 8  # of the word vectors for a long text
 
 
 class LookRequest(Request, kw_only=True):
-    """Texts to run through a model; the view has every layer and head."""
+    """Texts to run through a model; the view includes every layer and head."""
 
     model: Name
     texts: Annotated[list[Sentence], Meta(min_length=1, max_length=8)]
 
 
 class LongTextRequest(Request, kw_only=True):
-    """A long text. The model "words" learns word vectors from the text itself and has no length limit."""
+    """A long text. The model "words" learns word vectors from the text and reads up to 40,000 words."""
 
     model: Name = "words"
     text: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
@@ -96,7 +96,7 @@ class TileResponse(Response, kw_only=True):
 
 
 class RankingResponse(Response, kw_only=True):
-    """Positions ranked by weight; for "received", also all sums in bins."""
+    """Positions ranked by weight; for "received", also the mean of the received sums in each bin of keys."""
 
     facts: Ranking
     arrays: list[Array]
@@ -116,7 +116,7 @@ class NumbersResponse(Response, kw_only=True):
     arrays: list[Array]
 
 
-@endpoint("POST", "/api/look", "View texts in a model.", pool="model")
+@endpoint("POST", "/api/look", "Run texts through a model and view its attention.", pool="model")
 def look(state: AppState, request: LookRequest) -> ViewResponse:
     """Run texts through a model."""
     return state.views.add(view_texts(state.registry.entry(request.model), request.texts))
@@ -130,7 +130,7 @@ def long_text(state: AppState, request: LongTextRequest) -> ViewResponse:
     return state.views.add(view_long_text(state.registry.entry(request.model), request.text))
 
 
-@endpoint("GET", "/api/views/{id}", "A view.")
+@endpoint("GET", "/api/views/{id}", "Description of a view.")
 def describe_view(state: AppState, path: Path) -> ViewResponse:
     """Return the description of a view."""
     return state.views.describe(path["id"])
@@ -166,7 +166,7 @@ def check_length(translator: Translator, sentences: Sequence[str], beam: int) ->
 
 
 def view_texts(entry: Entry, texts: Sequence[str]) -> ViewModel:
-    """Return a view of an encoder reading texts, or of a translator translating them."""
+    """Return a view of an encoder that reads texts, or of a translator that translates them."""
     if not entry.attends:
         raise ArgumentError(f"{entry.name!r} has no attention to show. Choose another model.")
     if isinstance(entry.model, Translator):
@@ -177,13 +177,13 @@ def view_texts(entry: Entry, texts: Sequence[str]) -> ViewModel:
 
 
 def view_long_text(entry: Entry, text: str) -> ViewModel:
-    """Return a view of a model reading one text."""
+    """Return a view of a model that reads one text."""
     if isinstance(entry.model, Translator):
         tokens = len(entry.model.tokens.source.segment(text).ids)
         if tokens > entry.model.max_tokens:
             raise ArgumentError(
                 f"Too long: {tokens:,} tokens; {entry.name!r} reads at most {entry.model.max_tokens}. "
-                'Shorten the text, or use the model "words", which has no limit.'
+                f'Shorten the text, or use the model "words", which reads up to {MAX_WORDS:,} words.'
             )
     return view_texts(entry, [text])
 
@@ -198,7 +198,7 @@ def view_words(text: str) -> ViewModel:
     """
     words = [word.text for word in split_words(text)]
     if not 2 <= len(words) <= MAX_WORDS:
-        raise ArgumentError(f"The text has {len(words):,} words; it needs 2 to {MAX_WORDS:,}.")
+        raise ArgumentError(f"The text has {len(words):,} words; it must have 2 to {MAX_WORDS:,}.")
     vectors = _word_vectors(text)
     heads = vectors.unflatten(1, (_HEADS, -1)).transpose(0, 1)  # n (h d) -> h n d
     scale = 2 * math.log(len(words))  # keeps the weights concentrated in longer texts
@@ -221,6 +221,6 @@ def _lazy_weights(x: Tensor, scale: float) -> Weights:
     """Return the softmax of scale · cosine, lazily; only τ is computed here, row by row."""
     directions = F.normalize(x, dim=-1).contiguous()
     weights = CapturedCall(directions, directions, scale=scale).weights()
-    if not weights.compute_tau():  # without kernels
+    if not weights.compute_tau():  # no kernels available
         return attend(directions, directions, directions[..., :1], score=ScaledDot(scale))[1]
     return Weights(weights.problem, None, x.shape[:-2], tau_from_kernels=True)

@@ -1,5 +1,5 @@
-// Head colours (Okabe and Ito 2008) and a colour ramp for weights with even lightness steps from blue to yellow,
-// readable with colour vision deficiencies (like cividis: Nuñez, Anderton and Renslow 2018).
+// Head colors (Okabe and Ito 2008) and a color ramp for weights with even lightness steps from blue to yellow,
+// readable with color vision deficiencies (like cividis: Nuñez, Anderton and Renslow 2018).
 
 const ON_DARK = [[15, 24, 41], [8, 48, 104], [62, 77, 109], [109, 112, 117], [152, 147, 118], [203, 187, 105], [255, 234, 70]];
 const ON_LIGHT = [[253, 251, 240], [247, 231, 148], [205, 189, 110], [153, 149, 122], [103, 111, 121], [45, 70, 112], [0, 28, 72]];

@@ -10,7 +10,7 @@ function decodeArray(array) {
   return array ? { shape: array.shape, data: decodeFloats(array.data) } : null;
 }
 
-// One layer: its stored weights (h, rows, columns), and the number of queries and keys they represent
+// One layer: its stored weights (h, rows, columns), and the number of queries and keys that they represent
 export class EmbeddedLayer {
   constructor(stored, queries, keys) {
     this.stored = stored;
@@ -54,7 +54,7 @@ export class EmbeddedLayer {
     return this.means.get(name);
   }
 
-  // From a range of positions to the range of stored rows or columns
+  // Converts a range of positions to a range of stored rows or columns
   storedRange(start, stop, length, rows) {
     const first = Math.floor((start * rows) / length);
     return [first, Math.max(Math.ceil((stop * rows) / length), first + 1)];

@@ -3,7 +3,7 @@ import { clamp } from "../shared/dom.js";
 
 const TILE_SIZE = 256; // pixels
 const MAX_CELL = 56; // pixels
-const MAX_RATIO = 4; // of the sides; beyond it, each axis has its own scale
+const MAX_RATIO = 4; // ratio of the sides beyond which each axis has its own scale
 
 export class Frame {
   constructor(queries, keys) {

@@ -5,8 +5,8 @@ import { makeRankings } from "./rankings.js";
 import { LatestQuestion } from "./state.js";
 import { TokenList } from "./tokens.js";
 
-const MIN_WEIGHT = 0.02; // weaker lines are hidden
-const MIN_SELECTED_WEIGHT = 0.005; // and those of a selected token
+const MIN_WEIGHT = 0.02; // lines with smaller weights are hidden
+const MIN_SELECTED_WEIGHT = 0.005; // the same limit for a selected token
 const MAX_LINES = 1200;
 const MAX_LINE_WIDTH = 7; // pixels, at weight 1
 
@@ -179,7 +179,7 @@ export class LinesView {
     this.markTokens(selected);
     if (selected && this.weights && this.lists[selected.side].nodes.has(selected.position)) {
       this.pane.setStatus(`${this.pane.sides[selected.side]} ${this.describe(selected.side, selected.position)}`);
-    } else if (this.weights) this.pane.setStatus("Point at a token, or select it with Tab and the arrow keys, to see only its lines. Click to pin it.");
+    } else if (this.weights) this.pane.setStatus("Hover over a token, or select it with Tab and the arrow keys, to see only its lines. Click to pin it.");
   }
 
   makeLinks(selected) {

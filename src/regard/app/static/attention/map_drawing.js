@@ -4,7 +4,7 @@ import { formatCount, visible } from "../shared/dom.js";
 const FONT_SIZE = 12; // pixels
 const LABEL_SPACING = 15; // pixels
 const NICE_STEPS = [1, 2, 5]; // times powers of ten
-const MIN_GRID_CELL = 9; // pixels of a cell from which the grid is drawn
+const MIN_GRID_CELL = 9; // the grid is drawn if cells have at least this many pixels
 
 export function textWidth(context, tokens, font) {
   context.font = `${FONT_SIZE}px ${font}`;
@@ -13,7 +13,7 @@ export function textWidth(context, tokens, font) {
   return width;
 }
 
-// Visible tiles; until they are loaded, coarser ones are stretched
+// Draws the visible tiles; until they are loaded, coarser tiles are stretched
 export function drawTiles(context, frame, tiles, selection, colors) {
   const needed = frame.tiles();
   if (!needed.length) return;
@@ -83,7 +83,7 @@ function outline(context, frame, axis, cell) {
   context.strokeRect(left, top, Math.max(width, 2), Math.max(height, 2));
 }
 
-// A light and a dark outline, visible on every colour
+// A light and a dark outline, visible on any color
 function drawCursor(context, frame, theme, { query, key }, block) {
   const [left, top] = [frame.toPixel("x", key), frame.toPixel("y", query)];
   const [width, height] = [Math.max(block.x * frame.scale.x, 3), Math.max(block.y * frame.scale.y, 3)];

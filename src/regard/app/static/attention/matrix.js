@@ -9,7 +9,7 @@ import { Tiles } from "./tiles.js";
 import { MAX_TOKENS } from "./tokens.js";
 
 const LOG_LENGTH = 128; // tokens from which the logarithmic scale is the default
-const READABLE_CELL = 28; // pixels of a cell after a jump
+const READABLE_CELL = 28; // minimum cell size in pixels after a jump
 
 export class MatrixView {
   constructor(pane) {
@@ -290,7 +290,7 @@ export class MatrixView {
     this.pin({ query: null, key: null });
   }
 
-  // Moves the cursor by pixels of the map
+  // Moves the cursor by a number of map pixels
   moveCursor(right, down) {
     const { pinned } = this.pane;
     this.cursor ??= { query: pinned.query ?? this.frame.visibleRange("y")[0], key: pinned.key ?? this.frame.visibleRange("x")[0] };

@@ -128,7 +128,7 @@ export class NumbersView {
     }
     if (bias) rows.push(["+ bias", `${decimals(current)} ${bias < 0 ? "−" : "+"} ${decimals(Math.abs(bias))}`, decimals(current + bias)]);
     const differs = score !== null && Math.abs(current + (bias || 0) - score) > 0.01 * Math.max(1, Math.abs(score));
-    rows.push(["score", differs ? "computed by the score’s own formula" : "", score === null ? "not a number" : decimals(score), "strong"]);
+    rows.push(["score", differs ? "computed with a different formula" : "", score === null ? "not a number" : decimals(score), "strong"]);
     if (masked) rows.push(["mask", "the mask excludes this key", "−∞", "strong"]);
     else rows.push(...this.normalizerSteps(facts));
     rows.push(["weight", masked ? "masked" : "", `${percent(weight)} %`, "strong"]);

@@ -1,4 +1,4 @@
-// Rankings next to the map: the largest weights of the pinned query and key, and the keys that receive most attention.
+// Rankings next to the map: the largest weights of the pinned query and key, and the keys that receive the most attention.
 import { formatCount, make, percent, visible } from "../shared/dom.js";
 import { LatestQuestion } from "./state.js";
 

@@ -1,6 +1,6 @@
-// Search for text in tokens; matches may span several tokens.
+// Text search in tokens; a match can span several tokens.
 
-const joinedTexts = new WeakMap(); // tokens → their text, and where each token starts in it
+const joinedTexts = new WeakMap(); // tokens → their joined text, and the start of each token in it
 
 // Joins subwords: ▁ and Ġ start a word, ## continues one; tokens without such marks are words
 function joinTokens(tokens) {

@@ -2,7 +2,7 @@
 import { get, post } from "../shared/client.js";
 import { EmbeddedLayer, decodeFloats } from "./embedded.js";
 
-// All data is in the page
+// All data is embedded in the page
 export function embedded(data) {
   const layers = new Map();
   const layerOf = (input, layer) => {
@@ -26,7 +26,7 @@ export function embedded(data) {
   };
 }
 
-// A server answers at the address `base`; viewModel: its description, if already known
+// The server answers questions at the URL `base`; viewModel: its description, if already known
 export function http(base, viewModel = null) {
   return {
     async describe(signal) {

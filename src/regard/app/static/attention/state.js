@@ -3,10 +3,10 @@ import { clamp } from "../shared/dom.js";
 
 export const VIEWS = { lines: "Lines", matrix: "Matrix", heads: "Heads", numbers: "Numbers" };
 
-const EXPENSIVE = 2 ** 27; // weights of all heads from which only one head is shown at first
+const EXPENSIVE = 2 ** 27; // above this number of weights, only one head is shown at first
 const DEFAULTS = { view: "lines", input: 0, compare: null, layer: 0, heads: null, mean: false, special: true, log: null, sort: "natural", query: null, key: null };
 
-// values: heads is a list or null for all; special: show special tokens; log: null chooses by length.
+// values: heads is a list or null for all; special: show special tokens; log: null depends on the length.
 export class State {
   constructor(source, viewModel, options) {
     this.source = source;
@@ -122,7 +122,7 @@ export class Pane {
   }
 }
 
-// Asks questions; only the answer to the latest one is used
+// Asks questions and uses only the answer to the latest one
 export class LatestQuestion {
   constructor(pane) {
     this.pane = pane;

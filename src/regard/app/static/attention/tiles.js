@@ -1,4 +1,4 @@
-// Tiles of a matrix: loaded when they become visible, a few at a time; recently used ones are cached.
+// Tiles of a matrix, loaded a few at a time when they become visible; recently used tiles are cached.
 import { largest, paint } from "./colors.js";
 
 const MAX_REQUESTS = 4;
@@ -20,7 +20,7 @@ export class Tiles {
     return `${selection} ${down} ${across} ${row} ${column}`;
   }
 
-  // Sets the tiles to load, the most urgent first; others are cancelled
+  // Sets the tiles to load, most urgent first; requests for other tiles are cancelled
   request(selection, tiles) {
     const named = tiles.map((tile) => ({ ...tile, selection, name: this.nameOf(selection, tile) }));
     const names = new Set(named.map(({ name }) => name));
@@ -86,7 +86,7 @@ export class Tiles {
     return coarser.sort((a, b) => b.down + b.across - a.down - a.across);
   }
 
-  // The tile as an image, repainted only if its colours change
+  // The tile as an image, repainted only if its colors change
   image(tile, { log, table, dark }) {
     const max = this.maxima.get(this.levelOf(tile));
     const colors = `${max} ${log} ${dark}`;

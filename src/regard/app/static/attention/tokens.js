@@ -65,7 +65,7 @@ export class TokenList {
     if (!this.long) return;
     const [start, stop] = this.range;
     const step = (by) => () => this.scrollTo(start + by);
-    const number = make("input", { type: "number", min: 1, max: this.length, value: start + 1, "aria-label": `First ${this.pane.sides[this.side]} shown, of ${this.length}` });
+    const number = make("input", { type: "number", min: 1, max: this.length, value: start + 1, "aria-label": `First visible ${this.pane.sides[this.side]}, from 1 to ${this.length}` });
     number.addEventListener("change", () => this.scrollTo(Number(number.value) - 1));
     this.pager.replaceChildren(
       button("‹", step(-WINDOW), { "aria-label": "Previous tokens", disabled: start === 0 }),

@@ -83,7 +83,7 @@ export class Toolbar {
   updateHeads() {
     const chips = this.pane.allHeads.map((head) => {
       const chip = button(String(head), () => this.toggle(head), { class: "chip", "aria-label": `Head ${head}`, title: `Head ${head}; double-click to show only this head` });
-      chip.style.setProperty("--colour", headColor(head));
+      chip.style.setProperty("--color", headColor(head));
       chip.addEventListener("dblclick", () => this.state.set({ heads: [head], mean: false }));
       return chip;
     });
@@ -139,8 +139,8 @@ export class Toolbar {
     box.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
       event.preventDefault();
-      const found = this.find(box.value);
-      if (JSON.stringify(found) !== JSON.stringify(matches)) [matches, current] = [found, -1];
+      const newMatches = this.find(box.value);
+      if (JSON.stringify(newMatches) !== JSON.stringify(matches)) [matches, current] = [newMatches, -1];
       step(event.shiftKey ? -1 : 1);
     });
     const stepButton = (sign, name, by) => button(sign, () => step(by), { "aria-label": name, title: name });

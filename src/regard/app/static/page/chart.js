@@ -1,4 +1,4 @@
-// Line charts as SVG. The pointer or the arrow keys read off values.
+// Line charts as SVG. The pointer and the arrow keys move a cursor that shows values.
 
 import { make, makeSvg } from "../shared/dom.js";
 import { formatShort } from "./format.js";
@@ -8,14 +8,14 @@ const RIGHT = 12;
 const TOP = 8;
 const BOTTOM = 34;
 
-// x: name of the x axis. range: [min, max] of y; default: fits the points. integers: x has integer ticks. fromZero: x starts at 0.
+// x: name of the x axis. range: [min, max] of y; default: from the points. integers: x has integer ticks. fromZero: x starts at 0.
 // update(series): [{ name, points: [[x, y], …], flat, dots, color, dash }]
 export function makeChart({ label, x, height = 240, range = null, integers = false, fromZero = false, signal }) {
   const legend = make("ul", { class: "chart-legend" });
   const picture = makeSvg("svg", { role: "img", tabindex: 0, height, "aria-label": label });
   const element = make("div", { class: "chart" }, legend, picture);
   let series = [];
-  let cursor = null; // the x value read off
+  let cursor = null; // x value of the cursor
 
   const xValues = () => [...new Set(series.flatMap(({ points }) => points.map(([value]) => value)))].sort((a, b) => a - b);
 

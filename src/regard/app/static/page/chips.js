@@ -36,7 +36,7 @@ export function chips({ changed }) {
     announce(`${words[next[target]]}, position ${target + 1}`);
   }
 
-  // While dragged, the chip is shown where it would be dropped
+  // While it is dragged, a chip is shown where it would be dropped
   function drag(event, node) {
     if (event.button !== 0) return;
     node.setPointerCapture(event.pointerId);

@@ -24,7 +24,7 @@ export function select(options, value, change) {
   return node;
 }
 
-// An integer between two limits
+// An input for an integer between two limits
 export function numberInput(value, min, max, change) {
   const bounded = () => Math.min(Math.max(Math.round(Number(node.value)) || min, min), max);
   const update = () => {
@@ -43,7 +43,7 @@ export function replaceKeepingFocus(element, ...children) {
   if (focused) document.getElementById(focused)?.focus();
 }
 
-// Delays calls until there were none for some time
+// Delays a call until no other call has been made for some time
 export function debounce(milliseconds, work) {
   let timer = 0;
   const delayed = (...args) => {
@@ -58,7 +58,7 @@ export function debounce(milliseconds, work) {
   return delayed;
 }
 
-// Tells screen readers
+// Announces a text to screen readers
 export function announce(text) {
   document.getElementById("announcement").textContent = text;
 }

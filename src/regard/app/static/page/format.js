@@ -2,7 +2,7 @@
 
 const SUPERSCRIPT = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
 
-// Fixed digits; powers of ten for very small and very large numbers
+// A fixed number of digits; scientific notation for very small and very large numbers
 export function formatNumber(number, digits = 2) {
   if (number === null || number === undefined || Number.isNaN(number)) return "–";
   if (!Number.isFinite(number)) return number > 0 ? "∞" : "−∞";

@@ -1,4 +1,4 @@
-// Tables with coloured cells, heat maps and bars.
+// Tables with colored cells, heat maps and bars.
 
 import { make } from "../shared/dom.js";
 import { formatNumber } from "./format.js";
@@ -7,7 +7,7 @@ function maxAbs(values) {
   return Math.max(0, ...values.flat().filter(Number.isFinite).map(Math.abs));
 }
 
-// rows, columns: names. masked: true for masked cells. max: the value with the strongest colour.
+// rows, columns: names. masked: true for masked cells. max: the value with the strongest color.
 // extra: { name, values }, one more column. selected: number of a row.
 export function matrix({ label, rows, columns, values, masked = null, max = null, digits = 2, extra = null, selected = -1, small = false }) {
   const table = make("table", { class: small ? "matrix small" : "matrix", "aria-label": label });
@@ -40,7 +40,7 @@ export function scrollable(label, node) {
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-// Rows of numbers as pixels; `signal` ends updates of the colour scheme
+// Rows of numbers as pixels; follows the color scheme until `signal` is aborted
 export function heat(values, { label, ratio = null, signal }) {
   const node = make("canvas", { class: "heat", role: "img", "aria-label": label });
   node.width = values[0]?.length ?? 1;

@@ -1,4 +1,4 @@
-// The page: navigation, the address, and the connection to the server.
+// The page: navigation, the URL, and the connection to the server.
 
 import { connection, get, reconnect, sleep } from "../shared/client.js";
 import { button, make } from "../shared/dom.js";
@@ -36,7 +36,7 @@ function buildNavigation() {
 function addMenuListeners() {
   byId("menu").addEventListener("click", () => expandMenu(byId("menu").getAttribute("aria-expanded") !== "true"));
   byId("skip").addEventListener("click", (event) => {
-    event.preventDefault(); // the address holds the section
+    event.preventDefault(); // the URL hash stores the section
     byId("main").focus();
   });
   addEventListener("keydown", (event) => {
@@ -90,7 +90,7 @@ async function waitForModel(pending, signal) {
   }
 }
 
-// Stores the state of a section in the address and in its link
+// Stores the state of a section in the URL and in its navigation link
 function saveState(name, state, signal) {
   if (signal.aborted) return;
   const hash = formatAddress(name, state);
@@ -112,7 +112,7 @@ function hideBanner() {
   announce("Connection restored.");
 }
 
-// Loads the sections; repeated when the connection is restored if it is lost meanwhile
+// Loads the sections. If the connection is lost meanwhile, this runs again once it is restored
 async function start() {
   const { version, sections: names } = await get("api/health");
   byId("version").textContent = `regard ${version}`;

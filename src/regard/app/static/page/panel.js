@@ -1,4 +1,4 @@
-// A panel shows the answer to a request, that it is loading, or an error with a button to retry.
+// A panel shows the response to a request, a loading bar, or an error with a button to retry.
 
 import { connection } from "../shared/client.js";
 import { button, make } from "../shared/dom.js";
@@ -66,7 +66,7 @@ export function notice(message, ...actions) {
   return make("div", { class: "notice", role: "alert" }, make("p", { dir: "auto" }, message), ...actions);
 }
 
-// What is missing, and the commands that provide it
+// A message about what is missing, and the commands that provide it
 export function emptyState(title, text, ...commands) {
   const lines = commands.map((command) => make("pre", {}, make("code", {}, command)));
   return make("div", { class: "empty-state" }, make("h2", {}, title), make("p", {}, text), ...lines);
@@ -75,7 +75,7 @@ export function emptyState(title, text, ...commands) {
 // A model in training; the section opens when it is ready
 export function inTraining([name]) {
   return make("div", { class: "empty-state" }, make("h2", {}, "The translator is being trained"),
-    make("p", {}, "This takes about two minutes. The page opens automatically when ", make("b", { dir: "auto" }, name), " is ready. Meanwhile, watch its progress under ",
+    make("p", {}, "This takes about two minutes. This section opens automatically when ", make("b", { dir: "auto" }, name), " is ready. Meanwhile, watch its progress under ",
       make("a", { href: "#training" }, "Training"), ", or try ", make("a", { href: "#lookup" }, "Lookup"), " and ", make("a", { href: "#order" }, "Order"), ", which need no model."));
 }
 

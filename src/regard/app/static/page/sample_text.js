@@ -1,6 +1,6 @@
 // A long sample text: a poem with repeated cantos, generated from a fixed seed.
 
-const ORDER = [0, 1, 2, 0, 3, 1, 4, 0]; // of the cantos: the first appears three times, the second twice
+const ORDER = [0, 1, 2, 0, 3, 1, 4, 0]; // order of the cantos: the first appears three times, the second twice
 const STANZAS = 20; // per canto, each with its own names
 const FIRST_SYLLABLES = ["ba", "de", "ka", "lo", "mi", "na", "pe", "ro", "sa", "ti", "vu", "we", "zo", "fi", "gu", "hy"];
 const LAST_SYLLABLES = ["len", "rin", "dor", "mas", "nel", "tis", "von", "rak", "lia", "sos", "mir", "dan"];

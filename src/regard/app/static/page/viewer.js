@@ -1,12 +1,12 @@
-// The interactive view of a view model that the server keeps.
+// The interactive view of a view model stored on the server.
 
 import { http } from "../attention/sources.js";
 import { mount } from "../attention/view.js";
 import { make } from "../shared/dom.js";
 
-const SELECTION = ["view", "layer", "heads"]; // stays selected when the next view is shown
+const SELECTION = ["view", "layer", "heads"]; // kept when the next view is shown
 
-// A container for one view after another: show(view), clear()
+// A container that shows one view at a time: show(view), clear()
 export function viewer(options, signal) {
   const element = make("div", { class: "viewer" });
   let handle = null;

@@ -37,7 +37,7 @@ async function sendRequest(path, options) {
     const answer = await response.json().catch(() => null);
     if (response.ok && answer !== null) return answer;
     const final = response.status >= 400 && response.status < 500 && response.status !== 408;
-    throw new RequestError(answer?.error ?? `The server answered ${response.status} to ${path}.`, { final });
+    throw new RequestError(answer?.error ?? `The server returned status ${response.status} for ${path}.`, { final });
   }
 }
 
@@ -49,7 +49,7 @@ async function fetchOrFail(path, options) {
   } catch (error) {
     if (error.name === "AbortError") throw error;
     setLost(true);
-    throw new RequestError("The server does not answer.", { disconnected: true });
+    throw new RequestError("The server is not responding.", { disconnected: true });
   }
 }
 
@@ -60,7 +60,7 @@ function setLost(lost) {
   if (lost) reconnectTimer = setTimeout(reconnect, RECONNECT_INTERVAL);
 }
 
-// Tries to reach the server, and again after a while if that fails
+// Tries to reach the server, and tries again later if that fails
 export async function reconnect() {
   clearTimeout(reconnectTimer);
   try {

@@ -1,4 +1,4 @@
-// DOM helpers. Text from outside only ever becomes text nodes, never markup.
+// DOM helpers. External text always becomes text nodes, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 

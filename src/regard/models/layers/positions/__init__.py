@@ -1,6 +1,6 @@
-"""Position encodings, one per module; the name of the module is the setting `positions`.
+"""Position encodings, one per module; the module's name is the value of the setting `positions`.
 
-This file imports without torch, so the command line can check settings quickly.
+This file does not import torch, so the command line can check settings quickly.
 """
 
 from pkgutil import iter_modules

@@ -1,4 +1,4 @@
-"""ALiBi: `regard.ALiBi`, added to the scores."""
+"""ALiBi positions: `regard.ALiBi`, a bias added to the scores."""
 
 from regard.mechanism.biases import ALiBi
 from regard.models.layers.position_encoding import PositionSizes

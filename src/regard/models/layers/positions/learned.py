@@ -1,4 +1,4 @@
-"""Learned positions."""
+"""Learned position embeddings."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def make(sizes: PositionSizes) -> "LearnedPositions":
 
 
 class LearnedPositions(PositionEncoding):
-    """A learned vector for each position below max_positions: Gehring et al. 2017, section 3.1; BERT.
+    """A learned vector for each position below max_positions (Gehring et al. 2017, section 3.1; BERT).
 
     max_positions: size of the table. width: vector dimension.
 
@@ -37,7 +37,7 @@ class LearnedPositions(PositionEncoding):
         self.vectors = nn.Parameter(torch.randn(max_positions, width) * 0.02)
 
     def forward(self, positions: Tensor) -> Tensor:
-        """(…) → (…, m)."""
+        """Return the vectors of positions: (…) → (…, m)."""
         if concrete(positions) and positions.numel():
             low, high = (int(bound) for bound in positions.aminmax())
             if low < 0 or high >= len(self.vectors):

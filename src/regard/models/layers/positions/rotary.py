@@ -1,4 +1,4 @@
-"""Rotary positions."""
+"""Rotary position embeddings."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ def make(sizes: PositionSizes) -> "RotaryPositions":
 
 
 class Rotation(NamedTuple):
-    """Rotation of queries and keys x (…, h, n, d): cos and sin of the angles at each position, (…, n, d).
+    """A rotation of queries and keys (…, h, n, d), stored as cos and sin of the angles, (…, n, d).
 
     >>> import torch, regard
     >>> rotation = regard.models.RotaryPositions(2)(torch.tensor([0, 1]))  # by 0 and by 1 radian
@@ -32,8 +32,8 @@ class Rotation(NamedTuple):
         n, width = self.cos.shape[-2:]
         if x.shape[-1] < width or x.shape[-2] != n:
             raise ShapeError(
-                f"x has shape {tuple(x.shape)}, and this rotation is for {n} positions and {width} features "
-                "per head; pass one position per token, and a head width to RotaryPositions."
+                f"x has shape {tuple(x.shape)}, but this rotation is for {n} positions and {width} features "
+                "per head. Pass one position per token, and pass the head width to RotaryPositions."
             )
         rotated, rest = x[..., :width], x[..., width:]
         first, second = rotated.chunk(2, -1)
@@ -42,15 +42,16 @@ class Rotation(NamedTuple):
 
 
 class RotaryPositions(PositionEncoding):
-    """Rotary position embedding: scores depend on relative positions only. Su et al. 2021, eq. 34.
+    """Rotary position embedding (Su et al. 2021, eq. 34). Scores depend only on relative positions.
 
-    The paper pairs features 2i and 2i + 1; here feature i is paired with i + d/2, as in GPT-NeoX and LLaMA.
-    The two differ only in the order of the features.
+    The paper pairs features 2i and 2i + 1; here, feature i is paired with feature i + d/2, as in GPT-NeoX and
+    LLaMA. The two conventions differ only in the order of the features.
 
-    width: head dimension, even. base: wavelengths go up to base · 2π; increase it for longer texts.
+    width: head dimension, which must be even. base: wavelengths go up to base · 2π; increase base for longer
+        texts.
 
-    There are no parameters and no maximum position. `RotaryPositions(d)(positions)` returns a `Rotation`,
-    which all layers share.
+    The module has no parameters and no maximum position. `RotaryPositions(d)(positions)` returns a
+    `Rotation`, which all layers share.
 
     >>> import torch, regard
     >>> rotation = regard.models.RotaryPositions(4)(torch.arange(5))
@@ -73,7 +74,7 @@ class RotaryPositions(PositionEncoding):
         self.width, self.base = width, float(base)
 
     def forward(self, positions: Tensor, dtype: torch.dtype | None = None) -> Rotation:
-        """(…, n) → the rotation of x (…, h, n, d)."""
+        """Return the rotation for positions (…, n) and x (…, h, n, d)."""
         sin, cos = (torch.cat([wave, wave], -1) for wave in waves(positions, self.width, self.base, dtype))
         if positions.dim() > 1:
             sin, cos = sin.unsqueeze(-3), cos.unsqueeze(-3)  # b n d -> b 1 n d
@@ -83,7 +84,8 @@ class RotaryPositions(PositionEncoding):
         return x, {"rotation": self(positions, x.dtype)}
 
     def tables(self, length: int) -> dict[str, Tensor]:
-        cos, sin = (wave[:, : self.width // 2] for wave in self(torch.arange(length)))  # then they repeat
+        # the second half of the features repeats the first
+        cos, sin = (wave[:, : self.width // 2] for wave in self(torch.arange(length)))
         return {"cos of the angle": cos, "sin of the angle": sin}
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Sinusoidal positions."""
+"""Sinusoidal position embeddings."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ def make(sizes: PositionSizes) -> "SinusoidalPositions":
 
 
 class SinusoidalPositions(PositionEncoding):
-    """sin and cos of the position at wavelengths from 2π to 10,000 · 2π: Vaswani et al. 2017, section 3.5.
+    """sin and cos of the position, at wavelengths from 2π to 10,000 · 2π (Vaswani et al. 2017, section 3.5).
 
     width: vector dimension.
-    base: 10,000 in the formula above; increase it for longer texts.
+    base: longest wavelength divided by 2π; default: 10,000. Increase base for longer texts.
 
-    There are no parameters and no maximum position.
+    The module has no parameters and no maximum position.
 
     >>> import torch, regard
     >>> regard.models.SinusoidalPositions(4)(torch.tensor([0, 1, 1_000_000])).shape
@@ -33,7 +33,7 @@ class SinusoidalPositions(PositionEncoding):
         self.width, self.base = width, float(base)
 
     def forward(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """(…) → (…, m): sin at even indices, cos at odd ones."""
+        """Return the vectors of positions, (…) → (…, m), with sin at even and cos at odd indices."""
         sin, cos = waves(positions, self.width, self.base, dtype)
         return torch.stack([sin, cos], -1).flatten(-2)[..., : self.width]
 

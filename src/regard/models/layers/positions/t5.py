@@ -1,4 +1,4 @@
-"""T5's relative positions: `regard.T5Bias`, added to the scores."""
+"""T5's relative positions: `regard.T5Bias`, a bias added to the scores."""
 
 from regard.mechanism.biases import T5Bias
 from regard.models.layers.position_encoding import PositionSizes

@@ -1,4 +1,4 @@
-// The calculation of one query in numbers, key by key.
+// The calculation for one query, key by key.
 
 import { make } from "../../shared/dom.js";
 import { formatNumber, formatShort } from "../format.js";
@@ -21,7 +21,7 @@ const SCORES = {
     `${query.map((number, index) => `tanh(${formatShort(number)} + ${wrapped(key[index])})`).join(" + ")} = ${formatShort(score)}`,
 };
 
-// The server's formula with the numbers of one score; τ is the same for the whole row
+// The server's formula with the values of one score filled in; τ is the same for the whole row
 function weightFormula(score, index, { answer, settings, row }) {
   const weight = formatNumber(answer.weights[row][index], 3);
   if (answer.masked[row][index]) return `masked: ${weight}`;

@@ -1,4 +1,4 @@
-// Example tables. Settings that are not given have their defaults.
+// Example tables. Omitted settings have their default values.
 
 export const DEFAULTS = { score: "scaled", normalize: "softmax", temperature: 1, mask: "none", window: 2 };
 
@@ -14,7 +14,7 @@ export const PRESETS = {
   },
   dictionary: {
     title: "Dictionary",
-    about: "Exact lookup: the keys are orthogonal, and the hard normalizer returns the value of the best one.",
+    about: "Exact lookup: the keys are orthogonal, and the hard normalizer returns the value of the best match.",
     query: [[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0.6, 0.4]],
     key: [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]],
     value: [[10], [20], [30], [40]],
@@ -24,7 +24,7 @@ export const PRESETS = {
   },
   soft: {
     title: "Soft lookup",
-    about: "Keys are points on a line, values are measurements. Between two keys, their values are averaged.",
+    about: "Keys are points on a line, and values are measurements. Between two keys, their values are averaged.",
     query: [[0.5], [2], [3.4]],
     key: [[0], [1], [2], [3], [4]],
     value: [[0], [0.84], [0.91], [0.14], [-0.76]],
@@ -34,7 +34,7 @@ export const PRESETS = {
   },
   saturation: {
     title: "Saturation without √d",
-    about: "Sixteen features: dot products grow with the width, and softmax saturates. Choose the scaled score to soften it.",
+    about: "With sixteen features, dot products are large and softmax saturates. Choose the scaled score to avoid this.",
     query: [wave(0, 1.3), wave(3, 1.3)],
     key: [wave(0.7, 1.2), wave(1.6, 1.3), wave(2.9, 1.2), wave(4.4, 1.3)],
     value: [[1, 0], [0, 1], [-1, 0], [0, -1]],
@@ -56,7 +56,7 @@ export const SCORES = [
   ["additive", "additive: Σ tanh(q + k)"],
 ];
 
-// From hard to soft, then those whose rows need not sum to 1
+// From hard to soft, then normalizers whose rows need not sum to 1
 export const NORMALIZERS = [
   ["hard", "hard: only the best key"],
   ["sparsemax", "sparsemax"],
@@ -74,7 +74,7 @@ export const MASKS = [
   ["window", "window: only nearby keys"],
 ];
 
-// "1,0;0.5,2", for the address
+// "1,0;0.5,2", for the URL
 export function formatTable(rows) {
   return rows.map((row) => row.join(",")).join(";");
 }

@@ -100,7 +100,7 @@ export function tableEditor(tables, { changed, selected, select }) {
     const focused = [...element.querySelectorAll("button, input")].indexOf(document.activeElement);
     work();
     render();
-    [...element.querySelectorAll("button, input")][focused]?.focus(); // rendering lost it
+    [...element.querySelectorAll("button, input")][focused]?.focus(); // rendering removed the focus
     changed();
   }
 

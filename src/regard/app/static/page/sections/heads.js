@@ -6,7 +6,7 @@ import { announce, field, select } from "../controls.js";
 import { emptyState, inTraining, makePanel, modelLine } from "../panel.js";
 import { viewer } from "../viewer.js";
 
-export const about = { place: 3, title: "Heads", text: "Run a text through a model and see what every head attends to." };
+export const about = { place: 3, title: "Heads", text: "Run text through a model and see what every head attends to." };
 
 const MAX_TEXTS = 8;
 
@@ -22,7 +22,7 @@ export function open({ element, state, save, models, pending, recordings, signal
   const first = byName(state.model) ?? recorded[0] ?? choices.find(({ kind }) => kind === "encoder") ?? choices[0];
   let selected = first.name;
 
-  const panel = makePanel("Attention of the heads", signal);
+  const panel = makePanel("Attention by head", signal);
   const view = viewer({ view: "heads" }, signal);
   const about = make("div");
   const text = make("textarea", { rows: 2, dir: "auto", spellcheck: "false", maxlength: 20000 });
@@ -44,7 +44,7 @@ export function open({ element, state, save, models, pending, recordings, signal
     if (!texts.length) {
       view.clear();
       panel.clear();
-      panel.body.replaceChildren(make("p", { class: "hint" }, "Type a text above."));
+      panel.body.replaceChildren(make("p", { class: "hint" }, "Type some text above."));
       return;
     }
     panel.run((abort) => post("api/look", { model: selected, texts: texts.slice(0, MAX_TEXTS) }, abort), (answer, body) => {

@@ -12,18 +12,18 @@ export const about = { place: 6, title: "Long text", text: "Attention over a who
 const MAX_CHARACTERS = 1_000_000; // the limit of the server
 const MAX_WORDS = 40_000;
 const SAMPLE_WORDS = 32_000;
-const MAX_SHARED = 1500; // characters of a text that is stored in the address
+const MAX_SHARED = 1500; // texts of up to this many characters are stored in the URL
 
 export function open({ element, state, save, models, signal }) {
   const encoders = models.filter(({ attends, kind }) => attends && kind === "encoder");
-  const options = [["words", "words of this text"], ...encoders.map(({ name, max_tokens: limit }) => [name, limit ? `${name}: up to ${formatCount(limit)} tokens` : name])];
+  const options = [["words", "word vectors of this text"], ...encoders.map(({ name, max_tokens: limit }) => [name, limit ? `${name}: up to ${formatCount(limit)} tokens` : name])];
   let model = options.some(([name]) => name === state.model) ? state.model : "words";
   let sample = null;
 
   const panel = makePanel("Attention map", signal);
   const view = viewer({ view: "matrix" }, signal);
   const size = make("span", { class: "text-size" });
-  const text = make("textarea", { rows: 6, dir: "auto", spellcheck: "false", placeholder: "Paste a text here" });
+  const text = make("textarea", { rows: 6, dir: "auto", spellcheck: "false", placeholder: "Paste text here" });
   const file = make("input", { type: "file", accept: ".txt,.md,.csv,.tex,.srt,.json,text/*", change: () => read(file.files[0]) });
 
   const showSize = () => {
@@ -81,12 +81,12 @@ export function open({ element, state, save, models, signal }) {
 
   text.addEventListener("input", showSizeSoon);
   element.replaceChildren(
-    make("div", { class: "long-text" }, field("Text", text, `Up to ${formatCount(MAX_WORDS)} words. Files are only sent to your own server.`)),
+    make("div", { class: "long-text" }, field("Text", text, `Up to ${formatCount(MAX_WORDS)} words. Files are sent only to your own server.`)),
     make("div", { class: "flow below" },
       make("label", { class: "upload" }, "Choose a text file", file),
       button(`Sample of ${formatCount(SAMPLE_WORDS)} words`, showSample), size),
     make("div", { class: "controls" },
-      field("Attention of", select(options, model, (value) => {
+      field("Model", select(options, model, (value) => {
         model = value;
         update();
       })),

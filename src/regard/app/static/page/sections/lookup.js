@@ -20,7 +20,7 @@ export function open({ element, state, save, signal }) {
   const tables = { query: [], key: [], value: [], names: { query: [], key: [] } };
   const settings = { ...DEFAULTS };
   let row = 0;
-  let latest = null; // the last answer, with the tables and settings it belongs to
+  let latest = null; // the last answer, with its tables and settings
 
   const steps = makePanel("Scores, weights and output", signal);
   const about = make("p", { class: "hint", id: "preset-about" });
@@ -84,7 +84,7 @@ function setTables(tables, { query, key, value, names }) {
   Object.assign(tables, structuredClone({ query, key, value, names }));
 }
 
-// ---- the address holds the preset and whatever differs from it
+// ---- the URL stores the preset and all changes to it
 
 function saveSettings(tables, settings, state, save) {
   const preset = PRESETS[state.preset in PRESETS ? state.preset : "words"];
@@ -164,7 +164,7 @@ function showSteps({ answer, tables, settings }, row, selectRow) {
   const common = { rows: queries, selected: row };
   const nodes = [
     step("Scores", "s", answer.formula.score, { ...common, columns: keys, values: answer.scores }),
-    masked && step("Masked scores", "s", "s where the mask is true, else −∞", { ...common, columns: keys, values: answer.scores, masked }),
+    masked && step("Masked scores", "s", "s if the mask allows the key, else −∞", { ...common, columns: keys, values: answer.scores, masked }),
     step("Weights", "w", answer.formula.normalize, { ...common, columns: keys, values: answer.weights, max: Math.max(1, ...answer.weights.flat()), extra: tau }),
     step("Output", "o", answer.formula.output, { ...common, columns: values, values: answer.output }),
   ].filter(Boolean);

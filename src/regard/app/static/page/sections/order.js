@@ -11,12 +11,12 @@ import { makePanel } from "../panel.js";
 export const about = { place: 5, title: "Order", text: "Attention alone ignores word order. Shuffle the words, with and without positions." };
 
 const KINDS = {
-  none: ["no positions", "Attention alone: a set of words."],
-  sinusoidal: ["sinusoidal", "Waves of many lengths, added to the word vectors."],
-  learned: ["learned", "A vector per position, added to the word vectors; here untrained."],
-  rotary: ["rotary", "Query and key are rotated by an angle proportional to the position; shown is its cosine."],
+  none: ["no positions", "Attention alone treats a sentence as a set of words."],
+  sinusoidal: ["sinusoidal", "Sine and cosine waves of many wavelengths, added to the word vectors."],
+  learned: ["learned", "One vector per position, added to the word vectors (untrained here)."],
+  rotary: ["rotary", "Query and key are rotated by an angle proportional to the position. The picture shows its cosine."],
   alibi: ["ALiBi", "The score decreases with distance, at a different rate in each head."],
-  t5: ["T5", "A learned bias for each range of distances; here untrained."],
+  t5: ["T5", "A learned bias for each range of distances (untrained here)."],
 };
 const TOLERANCE = 1e-9; // smaller differences are float64 rounding
 const MAX_WORDS = 24;
@@ -134,9 +134,9 @@ function showResult(answers, kind, order, signal) {
   return [
     make("div", { class: `notice ${unchanged ? "calm" : ""}` }, make("p", { id: "summary" }, summarize(answer, kind, order))),
     make("div", { class: "pair" },
-      make("div", { class: "card" }, make("h2", {}, "Change of each word’s output"), bars(byWord, { label: "Change of each word", max: unchanged ? 1 : max })),
-      make("div", { class: "card" }, make("h2", {}, "Same order with each encoding"), bars(byKind, { label: "Mean change with each encoding", selected: KINDS[kind][0] }),
-        make("p", { class: "hint" }, "Mean change relative to the mean norm of the outputs."))),
+      make("div", { class: "card" }, make("h2", {}, "Change in each word’s output"), bars(byWord, { label: "Change in each word’s output", max: unchanged ? 1 : max })),
+      make("div", { class: "card" }, make("h2", {}, "Mean change with each encoding"), bars(byKind, { label: "Mean change with each encoding", selected: KINDS[kind][0] }),
+        make("p", { class: "hint" }, "Relative to the mean norm of the outputs."))),
     make("div", { class: "pair" },
       weightTable("Weights before", answer.words, answer.weights_before),
       weightTable("Weights after", answer.shuffled, answer.weights_after)),

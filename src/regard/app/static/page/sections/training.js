@@ -11,7 +11,7 @@ import { emptyState, makePanel } from "../panel.js";
 export const about = { place: 7, title: "Training", text: "Live training curves and sample translations." };
 
 const POLL_INTERVAL = 2000; // milliseconds
-const IDLE_INTERVAL = 5000; // if the run is not active: it may be resumed at any time
+const IDLE_INTERVAL = 5000; // for an inactive run, which may be resumed at any time
 const STATES = { running: "Running.", finished: "Finished.", stopped: "Stopped. Resume with regard train --resume." };
 
 export function open({ element, state, save, pending, signal }) {
@@ -42,7 +42,7 @@ export function open({ element, state, save, pending, signal }) {
 function showEmpty(body, pending, load, signal) {
   body.replaceChildren(pending.length
     ? emptyState("Training is starting", "Data and vocabulary are being prepared. Curves appear after the first updates.")
-    : emptyState("No training run", "Start one and open its folder; its curves appear here during training.", "regard train SOURCE TARGET --output FOLDER", "regard look FOLDER"));
+    : emptyState("No training runs", "Start one and open its folder; its curves appear here during training.", "regard train SOURCE TARGET --output FOLDER", "regard look FOLDER"));
   sleep(POLL_INTERVAL, signal).then(load, () => {});
 }
 
@@ -62,7 +62,7 @@ function follow(container, name, updateLabel, state, save, signal) {
   const player = makePlayer(state, save);
   const panel = makePanel(name, signal);
   let running = true;
-  let reload = false; // without waiting
+  let reload = false; // request again without waiting
 
   function show(answer, body) {
     if (answer.steps < (rows.at(-1)?.step ?? 0)) { // resumed from a checkpoint, or restarted
@@ -84,7 +84,7 @@ function follow(container, name, updateLabel, state, save, signal) {
     player.update(samples);
   }
 
-  // Includes the last validation again: its samples may be written after its row
+  // Requests the last validation again, because its samples may be written after its row
   const after = () => (rows.findLast((row) => row.dev_bleu !== null)?.step ?? 0) - 1;
   const request = (abort) => get(`api/training/${encodeURIComponent(name)}?after=${after()}`, abort);
 

@@ -15,7 +15,7 @@ const MAX_CHARACTERS = 2000;
 export function open({ element, state, save, models, pending, missing, signal }) {
   const translators = models.filter(({ kind }) => kind === "translator");
   if (!translators.length) {
-    const empty = emptyState("No translator is loaded", missing || "Train one on two files of sentences and open its folder, or train the small demo model in two minutes.", "regard train SOURCE TARGET --output FOLDER", "regard look FOLDER", "regard demo && regard look");
+    const empty = emptyState("No translator is loaded", missing || "Train one on two files of parallel sentences and open its folder, or train the small demo model in two minutes.", "regard train SOURCE TARGET --output FOLDER", "regard look FOLDER", "regard demo && regard look");
     element.replaceChildren(pending.length && !missing ? inTraining(pending) : empty);
     return;
   }

