@@ -1,10 +1,13 @@
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-# the development environment includes those of the demo and the docs
+# the development environment includes the packages of the demo and the docs
 DEMO := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/.demo)
 DOCS := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/.docs)
 # one process per core, each with one thread
 PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --dist worksteal
+
+# Write bytecode even if the environment disables it: compiling again takes longer than many tests.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -19,13 +22,13 @@ demo: $(DEMO) ## train a translator and draw its word alignments
 test: $(INSTALLED) ## run the tests, the docstring examples and the guide's changed pages
 	$(PARALLEL)
 
-test-changed: $(INSTALLED) ## run the tests of the files that differ from the branch main (or BASE=…)
+test-changed: $(INSTALLED) ## run the tests of files that differ from the branch main (or BASE=…)
 	tests=$$($(BIN)/python -m tests.changed $(BASE)) && $(PARALLEL) $$tests
 
 test-slow: $(INSTALLED) ## run the tests that take minutes, all pages, and more random examples
-	$(PARALLEL) -m "slow or hypothesis" --hypothesis-profile deep --timeout 3600 -o faulthandler_timeout=0
+	$(PARALLEL) -m "slow or hypothesis" --hypothesis-profile deep --timeout 3600
 
-check: $(INSTALLED) ## check lint, formatting, types (also of the JavaScript) and import direction
+check: $(INSTALLED) ## check lint, formatting, types (including JavaScript) and import direction
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -33,7 +36,7 @@ check: $(INSTALLED) ## check lint, formatting, types (also of the JavaScript) an
 	$(BIN)/deno lint --quiet src/regard/app/static
 	$(BIN)/python -m pytest -q tests/test_imports.py
 
-bench: $(INSTALLED) ## compare the speed with other libraries
+bench: $(INSTALLED) ## compare the speed of regard and other libraries
 	$(BIN)/python -m benchmarks
 
 docs: $(DOCS) ## build the guide as a site
@@ -43,7 +46,7 @@ docs: $(DOCS) ## build the guide as a site
 pages: $(INSTALLED) ## run the guide's pages and update their outputs and pictures
 	$(BIN)/python -m pages
 
-# `make lock UPGRADE=--upgrade` moves all packages but torch to their newest versions.
+# `make lock UPGRADE=--upgrade` upgrades all packages except torch.
 COMPILE = $$(command -v uv || echo $(BIN)/uv) pip compile --quiet --universal --no-annotate --no-emit-index-url \
     --custom-compile-command "make lock"
 LOCK = $(COMPILE) --generate-hashes --no-emit-package torch -c constraints.txt

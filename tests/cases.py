@@ -10,20 +10,23 @@ name, to be the same on every machine, and in every dtype up to rounding.
 torch.Size([2, 6, 5, 13])
 """
 
+import functools
+import inspect
 import itertools
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import regard
-from regard.mechanism import fused
+from regard.mechanism import fused, tiled
 
 WIDER = 6  # extra key features, for scores whose query and key may differ in width
 
@@ -289,6 +292,19 @@ def leaves(options: Mapping[str, Any]) -> list[Tensor]:
     return parameters
 
 
+def upstream(output: Tensor) -> Tensor:
+    """A gradient from above, with no pattern."""
+    numbers = torch.arange(output.numel(), dtype=torch.float64)
+    return torch.cos(numbers**1.5).reshape(output.shape).to(output)
+
+
+@contextmanager
+def tiles_of(scores: int) -> Iterator[None]:
+    """Tiles of so many scores: with few, a small problem has many tiles."""
+    with patch.object(tiled, "TILE", scores):
+        yield
+
+
 @contextmanager
 def instruction_set(name: str) -> Iterator[None]:
     """Run the kernels of another instruction set."""
@@ -372,6 +388,39 @@ def crossed(**axes: Iterable[str]) -> pytest.MarkDecorator:
             *(pytest.param(*names, id="-".join(names), marks=pytest.mark.slow) for names in slow),
         ],
     )
+
+
+def looped(
+    names: str | Sequence[str], values: Iterable[Any], ids: Any = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Like `pytest.mark.parametrize`, but all cases are one test, whose error names the case.
+
+    For cases of milliseconds, of which pytest takes as many for each. Every case begins with the same random
+    numbers; fixtures are shared.
+    """
+    names = names.replace(",", " ").split() if isinstance(names, str) else names
+    cases = [tuple(value) if len(names) > 1 else (value,) for value in values]
+    spell = ids if callable(ids) else repr
+    labels = ["-".join(map(str, map(spell, case))) for case in cases] if callable(ids) or not ids else ids
+
+    def wrap(test: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(test)
+
+        @functools.wraps(test)
+        def every(*args: Any, **fixtures: Any) -> None:
+            for label, case in zip(labels, cases, strict=True):
+                torch.manual_seed(0)
+                try:
+                    test(*args, **fixtures, **dict(zip(names, case, strict=True)))
+                except (Exception, pytest.fail.Exception) as error:
+                    error.add_note(f"case: {label}")
+                    raise
+
+        rest = [parameter for name, parameter in signature.parameters.items() if name not in names]
+        every.__signature__ = signature.replace(parameters=rest)  # type: ignore[attr-defined]
+        return every
+
+    return wrap
 
 
 TABLE = pairs()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 # The parent reports the process id and the status of each child. A child leaves the loop, runs its program
-# and ends as an interpreter does.
+# and exits at once, because torch takes a second to shut down in order.
 _SERVER = """
 import json, os, sys, warnings
 import numpy, torch, torch._dynamo, torch.nested._internal.nested_tensor
@@ -38,6 +38,8 @@ for line in sys.stdin:
 else:
     sys.exit()
 exec(compile(asked["program"], "<string>", "exec"), {"__name__": "__main__"})
+sys.stdout.flush()
+os._exit(0)
 """
 
 

@@ -32,8 +32,8 @@ def attention(
     """Output (…, h, q, e) and weights (…, h, q, k), in float64."""
     lead, heads = leading(query, key, value)
     queries, keys = query.shape[-2], key.shape[-2]
-    output = torch.zeros(*lead, queries, value.shape[-1], dtype=torch.float64)
-    weights = torch.zeros(*lead, queries, keys, dtype=torch.float64)
+    output = np.zeros((*lead, queries, value.shape[-1]))
+    weights = np.zeros((*lead, queries, keys))
     match = pair_score(score)
     for at in indices(lead):
         ours, theirs, read = (of_head(tensor, at, heads) for tensor in (query, key, value))
@@ -42,8 +42,8 @@ def attention(
             row = [match(ours[i], theirs[j]) + added(bias, at, i, j, queries, keys) for j in seen]
             for j, weight in zip(seen, normalized(normalize, row, at), strict=True):
                 weights[(*at, i, j)] = weight
-                output[(*at, i)] += weight * torch.from_numpy(read[j])
-    return output, weights
+                output[(*at, i)] += weight * read[j]
+    return torch.from_numpy(output), torch.from_numpy(weights)
 
 
 # Indices
@@ -328,7 +328,7 @@ def eager_weights(normalize: Any, s: Tensor, seen: Tensor) -> Tensor:
         case regard.Entmax15():
             weights = entmax.entmax15(low, dim=-1)
         case regard.Entmax(alpha=alpha):
-            weights = entmax.entmax_bisect(low, alpha, dim=-1)
+            weights = entmax.entmax_bisect(low, alpha, dim=-1, n_iter=100)
         case regard.Mean():
             weights = s / count
         case regard.Relu():

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import regard
+from tests.fresh import run_fresh
 
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -156,12 +157,17 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_imports_point_one_way():
+def all_sources() -> dict[str, str]:
+    """The source of every module, by name."""
     files = sorted((SOURCE / "regard").rglob("*.py"))
     assert files
-    assert not violations(
-        {".".join(file.relative_to(SOURCE).with_suffix("").parts): file.read_text("utf-8") for file in files}
-    )
+    return {
+        ".".join(file.relative_to(SOURCE).with_suffix("").parts): file.read_text("utf-8") for file in files
+    }
+
+
+def test_imports_point_one_way():
+    assert not violations(all_sources())
 
 
 def test_wrong_directions_are_found():
@@ -191,11 +197,7 @@ def test_wrong_directions_are_found():
 
 
 def test_no_package_reads_underscore_names_of_another():
-    files = sorted((SOURCE / "regard").rglob("*.py"))
-    sources = {
-        ".".join(file.relative_to(SOURCE).with_suffix("").parts): file.read_text("utf-8") for file in files
-    }
-    assert not private_uses(sources)
+    assert not private_uses(all_sources())
 
 
 def test_underscore_names_of_another_package_are_found():
@@ -215,15 +217,11 @@ def test_importing_regard_is_light():
 
 
 def test_all_names_of_regard_are_light():
-    loaded = loaded_by("import regard\nfor name in regard.__all__: getattr(regard, name)")
+    program = "import regard\nfor name in regard.__all__: getattr(regard, name)"
+    dynamo = "import sys\nassert 'torch._dynamo' not in sys.modules"  # the compiler takes seconds to import
+    loaded = loaded_by(f"{program}\n{dynamo}")
     assert "torch" in loaded
     assert not loaded & LATE
-
-
-def test_importing_regard_does_not_import_the_compiler():
-    program = "import sys; from regard import *; print('torch._dynamo' in sys.modules)"  # it takes seconds
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "False\n", done.stderr
 
 
 def test_heavy_imports_are_detected():
@@ -238,8 +236,8 @@ def test_every_public_name_is_cached():
 
 
 def test_packages_and_modules_are_attributes():
-    program = "import regard\nregard.mechanism.masks, regard.errors, regard.models.layers.attention"
-    assert "torch" in loaded_by(program)
+    done = run_fresh("import regard\nregard.mechanism.masks, regard.errors, regard.models.layers.attention")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_misspelled_name_gets_a_suggestion():
@@ -261,10 +259,10 @@ def test_a_suggestion_is_made_once():
 
 
 def test_values_are_pickled_by_their_own_modules():
-    program = (
-        "import pickle, sys\n"
+    done = run_fresh(
+        "import pickle\n"
         f"mask = pickle.loads({pickle.dumps(regard.Causal())!r})\n"
         "import regard\n"
         "assert type(mask) is regard.Causal"
     )
-    loaded_by(program)
+    assert done.returncode == 0, done.stderr

@@ -1,65 +1,126 @@
 """A real browser; tests that need one are skipped if there is none."""
 
+import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from tests.browser.visit import Visit, served
+from regard.app.server.registry import Registry
+from regard.app.server.state import AppState
+from regard.translation.training.train import train
+from tests.app.server.live import serving
+from tests.browser.visit import ENCODER, WIDE, Visit, show_at
+from tests.translation.small import PAIRS, small_config
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-
-
-def _program() -> str:
-    program = next(filter(None, map(shutil.which, NAMES)), None)
-    if program is None:
-        pytest.skip(f"none of {', '.join(NAMES)} is installed")
-    return program
+# Polls that come seconds after each other come at once; what is collected while typing still is.
+HURRY = """const { setTimeout } = window;
+window.setTimeout = (work, wait, ...rest) => setTimeout(work, wait < 1000 ? wait : 50, ...rest);"""
+QUICK = ("training.updates=4", "training.validate_every=2", "training.accumulate=1")
 
 
 @pytest.fixture(scope="module")  # not longer: other tests run their own event loops
 def browser() -> Iterator:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = _program()
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        pytest.skip(f"none of {', '.join(NAMES)} is installed")
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
         browser.close()
 
 
+class Tab:
+    """A page that tests use one after the other, because opening one takes longer than most tests."""
+
+    def __init__(self, browser: Any) -> None:
+        self.browser, self.page = browser, None
+        self.errors: list[str] = []  # on the console
+        self.dialogs: list[str] = []  # opened by scripts, which must not be
+        self.requests: list[str] = []
+
+    def open(self) -> None:
+        self.page = page = self.browser.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("dialog", self._dismiss)
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.add_init_script(HURRY)
+
+    def _dismiss(self, dialog: Any) -> None:
+        self.dialogs.append(dialog.message)
+        dialog.dismiss()
+
+    @contextmanager
+    def lent(self, session: pytest.Session) -> Iterator[Any]:
+        """Yield the page as it was when it was new; after a failure, the next test gets another one."""
+        if self.page is None:
+            self.open()
+        show_at(self.page, *WIDE)
+        self.errors.clear()
+        self.requests.clear()
+        failed = session.testsfailed
+        yield self.page
+        self.page.unroute_all(behavior="ignoreErrors")
+        if session.testsfailed > failed:
+            self.page.close()
+            self.page = None
+        assert not self.dialogs
+
+
+@pytest.fixture(scope="module")
+def tab(browser) -> Tab:
+    return Tab(browser)
+
+
 @pytest.fixture
-def page(browser) -> Iterator:
-    """An empty page; any message on its error console fails the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    page.set_default_timeout(10_000)
-    errors: list[str] = []
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    yield page
-    context.close()
-    assert not errors
+def page(tab: Tab, request: pytest.FixtureRequest) -> Iterator:
+    """A page; any message on its error console fails the test."""
+    with tab.lent(request.session) as page:
+        yield page
+        assert not tab.errors
+
+
+@pytest.fixture
+def rough_page(tab: Tab, request: pytest.FixtureRequest) -> Iterator:
+    """A page on which requests may fail, which the browser reports on its console."""
+    with tab.lent(request.session) as page:
+        yield page
 
 
 @pytest.fixture(scope="session")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of `regard look` with small models."""
-    _program()
-    with served(tmp_path_factory.mktemp("look")) as address:
-        yield address
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two trained models, one without attention, and minilm."""
+    root = tmp_path_factory.mktemp("look")
+    for kind in ("transformer", "plain"):
+        train(root / kind, PAIRS, config=small_config(kind, *QUICK))
+    return [os.fspath(root / "transformer"), os.fspath(root / "plain"), *["minilm"] * ENCODER]
+
+
+@pytest.fixture(scope="module")
+def address(browser, folders: list[str]) -> Iterator[str]:
+    """The address of a server with small models."""
+    with serving(AppState(Registry.load(folders))) as server:
+        yield f"{server.address}/"
 
 
 @pytest.fixture
-def visit(page, address: str) -> Visit:
-    """A visit whose error console must stay empty."""
-    return Visit(page, address)
+def visit(page, tab: Tab, address: str) -> Iterator[Visit]:
+    """A visit whose error console must stay empty, and that loads nothing from other servers."""
+    visit = Visit(page, address)
+    yield visit
+    visit.leave()
+    assert [url for url in tab.requests if not url.startswith((address, "data:", "blob:"))] == []
 
 
 @pytest.fixture
-def rough(browser, address: str) -> Iterator[Visit]:
-    """A visit on which requests may fail, which the browser reports on its console."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    page.set_default_timeout(10_000)
-    yield Visit(page, address)
-    context.close()
+def rough(rough_page, address: str) -> Iterator[Visit]:
+    """A visit on which requests may fail."""
+    visit = Visit(rough_page, address)
+    yield visit
+    visit.leave()

@@ -4,11 +4,13 @@ import pytest
 
 from pages.__main__ import ROOT
 from pages.runner import code_blocks
-from tests.browser.visit import screenshot
+from tests.browser.visit import redraw, screenshot, show_at
 
 DOCS = ROOT / "docs"
 PAGES = sorted(page.relative_to(DOCS).with_suffix(".html").as_posix() for page in DOCS.rglob("*.md"))
-SCREENS = {"wide-light": (1280, 900, "light"), "narrow-dark": (360, 740, "dark")}
+# one page of each kind, with the widest tables, formulas and code
+TYPICAL = ["index.html", "results.html", "path/order.html", "how-to/serve.html", "reference/models.html"]
+NARROW, WIDE_SCREEN = (360, 740, "dark"), (1280, 900, "dark")
 
 # What can be scrolled sideways: the page, or a piece of code, a table or a formula within it.
 WIDE = """() => {
@@ -20,27 +22,35 @@ WIDE = """() => {
 MISSING = "() => [...document.images].filter((one) => !one.naturalWidth).map((one) => one.src)"
 
 
-@pytest.fixture(scope="module")
-def screens(browser):
-    """A page for each screen, in which the pages of the guide are opened one after the other."""
-    pages = {}
-    for kind, (width, height, scheme) in SCREENS.items():
-        viewport = {"width": width, "height": height}
-        pages[kind] = browser.new_page(viewport=viewport, color_scheme=scheme)
-    yield pages
-    for page in pages.values():
-        page.close()
+def faults(page, name: str) -> list[str]:
+    """Return what is missing on the open page, or too wide on a narrow or a wide screen."""
+    found = page.evaluate(MISSING)
+    for screen in (NARROW, WIDE_SCREEN):
+        show_at(page, *screen)
+        redraw(page)
+        screenshot(page, f"guide-{name.replace('/', '-')}-{screen[0]}", full_page=True)
+        found += page.evaluate(WIDE)
+    return found
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_pages_fit_and_images_load(site, screens, name):
-    for kind, page in screens.items():
+@pytest.mark.parametrize(
+    "names", [pytest.param(TYPICAL, id="typical"), pytest.param(PAGES, id="all", marks=pytest.mark.slow)]
+)
+def test_pages_fit_and_images_load(site, page, names):
+    wrong = {}
+    for name in names:
         page.goto((site / name).as_uri())
-        screenshot(page, f"guide-{name.replace('/', '-')}-{kind}", full_page=True)
-        assert not page.evaluate(WIDE)
-        assert not page.evaluate(MISSING)
-        scheme = "slate" if kind.endswith("dark") else "default"
-        assert page.locator("body").get_attribute("data-md-color-scheme") == scheme
+        if found := faults(page, name):
+            wrong[name] = found
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(("scheme", "shown"), [("light", "default"), ("dark", "slate")])
+def test_the_scheme_of_the_system_is_used(site, browser, scheme, shown):
+    with browser.new_context(color_scheme=scheme) as fresh:  # a scheme is kept for the next visits
+        page = fresh.new_page()
+        page.goto((site / "index.html").as_uri())
+        assert page.locator("body").get_attribute("data-md-color-scheme") == shown
 
 
 def test_copied_code_equals_the_source(site, page):

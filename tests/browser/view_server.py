@@ -130,10 +130,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def send(self, body, kind):
+    def send(self, body, kind, cache="no-store"):
         body = body if isinstance(body, bytes) else body.encode()
         self.send_response(200)
-        for name, value in (("Content-Type", kind), ("Content-Security-Policy", POLICY)):
+        headers = {"Content-Type": kind, "Content-Security-Policy": POLICY, "Cache-Control": cache}
+        for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -158,7 +159,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.send(json.dumps({"title": "", "inputs": [given]}), "application/json")
         if name.startswith(("attention/", "shared/")):
             path = STATIC / name
-            return self.send(path.read_bytes(), "text/css" if path.suffix == ".css" else "text/javascript")
+            kind = "text/css" if path.suffix == ".css" else "text/javascript"
+            return self.send(path.read_bytes(), kind, "max-age=3600")
         if name in ("open.js", "widget.js"):
             return self.send(SCRIPT if name == "open.js" else WIDGET, "text/javascript")
         return self.send(

@@ -1,29 +1,32 @@
 """Visits to the page of `regard look`, and fake responses of its server."""
 
 import os
-import re
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import pytest
 
 from regard.models.encoders.pretrained import MINILM
-from regard.translation.training.train import train
-from tests.translation.small import PAIRS, small_config
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 SHOTS = os.environ.get("REGARD_SHOTS")  # folder for screenshots to look at; they are not compared
 SIZES = ((1280, 900, "light"), (1600, 900, "dark"), (360, 740, "light"), (360, 740, "dark"))
-PATIENCE = 15  # seconds
-QUICK = ("training.updates=4", "training.validate_every=2", "training.accumulate=1")
+WIDE = SIZES[0]
+PATIENCE = 60  # seconds
 ENCODER = find_spec(MINILM) is not None
 needs_encoder = pytest.mark.skipif(not ENCODER, reason="minilm is not installed")
+# Opens a section as if its address had been entered; the previous one is gone at once.
+OPEN = """(address) => {
+    document.querySelector("#section").replaceChildren();
+    history.replaceState(null, "", address);
+    dispatchEvent(new HashChangeEvent("hashchange"));
+}"""
+UNNAMED = """() => [...document.querySelectorAll("main :is(button, input, select)")]
+    .filter((node) => !node.labels?.length && !node.ariaLabel && !node.textContent.trim())
+    .map((node) => node.outerHTML)"""
 
 
 def screenshot(page, name: str, **options) -> None:
@@ -45,19 +48,10 @@ def until(page, holds: Callable[[], object], condition: str = "a condition") -> 
         page.wait_for_timeout(30)
 
 
-@contextmanager
-def served(root: Path) -> Iterator[str]:
-    """Yield the address of a server with two trained models, one without attention, and minilm."""
-    for kind in ("transformer", "plain"):
-        train(root / kind, PAIRS, config=small_config(kind, *QUICK))
-    command = [sys.executable, "-m", "regard", "look", "transformer", "plain", *["minilm"] * ENCODER]
-    command += ["--no-browser", "--port", "0"]
-    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        said = iter(server.stdout.readline, "")
-        result = filter(None, (re.search(r"http://\S+", line) for line in said))
-        yield next(result).group()
-        server.terminate()
+def show_at(page, width: int, height: int, scheme: str) -> None:
+    """Show a page on another screen."""
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": height})
 
 
 class Visit:
@@ -65,14 +59,20 @@ class Visit:
 
     def __init__(self, page, address: str) -> None:
         self.page, self.address = page, address
-        page.on("dialog", lambda dialog: pytest.fail(f"something was run: {dialog.message}"))
 
     def enter(self, section: str, **state: str) -> None:
         """Open a section by its address."""
-        query = "&".join(f"{name}={quote(value)}" for name, value in state.items())
-        self.page.goto("about:blank")
-        self.page.goto(f"{self.address}#{section}" + (f"?{query}" if query else ""))
+        address = f"#{section}?{urlencode(state, quote_via=quote)}".rstrip("?")
+        if self.page.url.startswith(self.address):
+            self.page.evaluate(OPEN, address)
+        else:
+            self.page.goto(self.address + address)
         self.settle()
+
+    def leave(self) -> None:
+        """Close the open section, and so end its requests."""
+        if self.page.url.startswith(self.address):
+            self.page.evaluate(OPEN, "#lookup")
 
     def settle(self) -> None:
         """Wait until the section is open and nothing is loading."""
@@ -80,17 +80,16 @@ class Visit:
         self.until("!document.querySelector('.panel[aria-busy=true]')")
 
     def look(self, name: str, sizes: tuple = SIZES) -> None:
-        """Show the page wide and narrow, light and dark; it may not overflow."""
+        """Show the page wide and narrow, light and dark; it may not overflow; every control has a name."""
+        assert self.page.evaluate(UNNAMED) == []
         for width, height, scheme in sizes:
-            self.page.emulate_media(color_scheme=scheme)
-            self.page.set_viewport_size({"width": width, "height": height})
+            show_at(self.page, width, height, scheme)
             redraw(self.page)  # charts
             redraw(self.page)
             screenshot(self.page, f"{name}-{width}-{scheme}", full_page=True)
             wide = self.page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"{name} is {wide} pixels wide on a screen of {width}"
-        self.page.emulate_media(color_scheme="light")
-        self.page.set_viewport_size({"width": 1280, "height": 900})
+        show_at(self.page, *WIDE)
 
     def text(self, selector: str) -> str:
         return self.page.inner_text(selector)

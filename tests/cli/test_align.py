@@ -92,7 +92,7 @@ def test_negative_heads_count_from_the_last(model, files, capsys):
         assert printed == [*expected(model, layer=1, heads=positive, shift="output"), ""]
     for heads, message in (
         ("-3", "--heads -3 is out of range: the layer has 2 heads. Use 0 to 1"),
-        ("--1", "-1 for the last head"),
+        ("--1", "-1 is the last head"),
     ):
         assert message in error_of(capsys, "align", "-m", model, *files, "--heads", heads)
 
@@ -125,8 +125,8 @@ def test_gold(model, files, gold, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("AER ")
 
 
-def test_soft(model, files, capsys):
-    run("align", "-m", model, *files, "--soft")
+def test_json(model, files, capsys):
+    run("align", "-m", model, *files, "--json")
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for values, alignment in zip(printed, load_translator(model).align(PAIRS), strict=True):
         assert tuple(values["source_words"]) == alignment.source_words
@@ -155,9 +155,9 @@ def test_draw(model, capsys):
             "--symmetrize union needs a second model: --reverse-model FOLDER",
         ),
         (["{a}", "{b}", "--symmetrize", "onion"], "'onion' is not one of"),
-        (["{a}", "{b}", "--index-base", "1"], "--index-base 1 applies to a gold file; add --gold FILE"),
-        (["{a}", "{b}", "--soft", "--draw"], "--soft and --draw are mutually exclusive"),
-        (["{a}", "{b}", "--soft", "--threshold", "0.5"], "--threshold applies to links; remove it"),
+        (["{a}", "{b}", "--index-base", "1"], "--index-base 1 requires a gold file; add --gold FILE"),
+        (["{a}", "{b}", "--json", "--draw"], "--json and --draw are mutually exclusive"),
+        (["{a}", "{b}", "--json", "--threshold", "0.5"], "--threshold applies only to links; remove it"),
         (["{a}", "{b}", "--heads", "1,x"], "--heads is '1,x'; pass numbers separated by commas"),
         (
             ["{a}", "{b}", "--heads", "9"],

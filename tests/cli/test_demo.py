@@ -1,5 +1,7 @@
 """`regard demo`: which folders it replaces. `make demo` shows its output."""
 
+import shutil
+
 import pytest
 
 from regard.cli import demo_pipeline
@@ -12,6 +14,13 @@ CONFIG = TranslationConfig.preset("tiny").override(
 )
 
 
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo") / "transformer"
+    demo_pipeline._train(folder, CONFIG, embedded_corpus(size=60))
+    return folder
+
+
 def test_other_folders_are_not_replaced(tmp_path):
     (tmp_path / "transformer").mkdir()
     (tmp_path / "transformer" / "thesis.txt").write_text("years of work")
@@ -20,20 +29,17 @@ def test_other_folders_are_not_replaced(tmp_path):
     assert (tmp_path / "transformer" / "thesis.txt").read_text() == "years of work"
 
 
-def test_the_folder_of_an_earlier_demo_is_replaced(tmp_path):
-    corpus = embedded_corpus(size=60)
-    for _ in range(2):
-        demo_pipeline._train(tmp_path / "transformer", CONFIG, corpus)
-        assert (tmp_path / "transformer" / "model.safetensors").exists()
-        (tmp_path / "transformer" / "source.model").touch()  # from a model with two vocabularies
-    demo_pipeline._train(tmp_path / "transformer", CONFIG, corpus)
-    assert not (tmp_path / "transformer" / "source.model").exists()
+def test_the_folder_of_an_earlier_demo_is_replaced(demo, tmp_path):
+    folder = shutil.copytree(demo, tmp_path / "transformer")
+    (folder / "source.model").touch()  # from a model with two vocabularies
+    demo_pipeline._train(folder, CONFIG, embedded_corpus(size=60))
+    assert (folder / "model.safetensors").exists()
+    assert not (folder / "source.model").exists()
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "data/thesis.txt", "checkpoints/thesis/1.txt", "link"])
-def test_a_demo_folder_with_other_files_is_not_deleted(tmp_path, name):
-    folder = tmp_path / "transformer"
-    demo_pipeline._train(folder, CONFIG, embedded_corpus(size=60))
+def test_a_demo_folder_with_other_files_is_not_deleted(demo, tmp_path, name):
+    folder = shutil.copytree(demo, tmp_path / "transformer")
     before = sorted(folder.rglob("*"))
     kept = folder / name
     kept.parent.mkdir(exist_ok=True)

@@ -99,7 +99,7 @@ def test_masks_and_positions(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "draw needs a weights file, --model and a sentence, --mask or --positions"),
+        ([], "draw needs one of: a weights file, --model with a sentence, --mask, --positions"),
         (["--mask", "causal", "--positions", "t5"], "--mask and --positions are mutually exclusive"),
         (["x.safetensors"], "x.safetensors: No such file"),
         (["two words"], "The file 'two words' does not exist. For a sentence, add --model FOLDER."),
@@ -108,10 +108,10 @@ def test_masks_and_positions(tmp_path, monkeypatch, capsys):
         (["--model", "minilm"], "--model needs a sentence"),
         (["--model", "nothing", "Dogs bark."], "'nothing' does not exist"),
         (["--mask", "causal", "Dogs"], "--mask takes no file or sentence; remove 'Dogs'."),
-        (["--mask", "causal", "--log"], "--log does not apply to --mask; its options are --size, --queries"),
+        (["--mask", "causal", "--log"], "--log does not apply to --mask, which accepts --size, --queries"),
         (
             ["--positions", "t5", "--head", "1"],
-            "--head does not apply to --positions; its options are --size.",
+            "--head does not apply to --positions, which accepts --size.",
         ),
         (["--mask", "diagonal"], "--mask is 'diagonal'; use causal, window:4"),
         (["--mask", "window"], "--mask is 'window'; use causal"),
@@ -150,7 +150,7 @@ def test_layers_and_heads_out_of_range(encoder, translator, tmp_path, capsys):
         assert f"{option} {number} is out of range; use {valid}" in error_of(
             capsys, "draw", "-m", model, "ein Hund", option, number, "-o", tmp_path / "x.png"
         )
-    assert "--log applies to heads; add --heads" in error_of(
+    assert "--log applies only to heads; add --heads, or remove --log" in error_of(
         capsys, "draw", "-m", translator, "ein Hund", "--log", "-o", tmp_path / "x.png"
     )
     plain = folders.write(tmp_path / "plain", "plain")

@@ -3,12 +3,9 @@
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -19,11 +16,10 @@ pytest.importorskip("typer")
 import regard
 import regard.cli.demo_pipeline
 from regard.app.server.run import listen
+from regard.app.server.state import AppState
 from regard.cli import look as command
 from tests.cli.running import error_of, run
 from tests.translation.folders import write
-
-REGARD = [sys.executable, "-m", "regard"]
 
 
 @pytest.fixture(scope="module")
@@ -212,28 +208,17 @@ def test_a_public_address_prints_a_warning(served, folder, capsys):
     assert "no password" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_signals_stop_the_server(number, status, folder):
-    process = subprocess.Popen(
-        [*REGARD, "look", os.fspath(folder), "--port", "0", "--no-browser"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        lines = []
-        while not (lines and "http://" in lines[-1]):
-            lines.append(process.stdout.readline())
-            assert lines[-1], process.communicate()
-        address = re.search(r"http://\S+", lines[-1])
-        assert address
-        with urllib.request.urlopen(f"{address[0]}api/models") as answer:
-            assert b'"small"' in answer.read()
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == status
-        assert errors == ("" if status == 0 else "regard: interrupted.\n")
-    finally:
-        process.kill()
-        process.communicate()
+@pytest.mark.parametrize(("ended", "status"), [(None, 0), (KeyboardInterrupt(), 130)])
+def test_a_thread_that_does_not_end_is_left_behind(ended, status, folder, monkeypatch):
+    """Signals to a process are sent in tests/app/server/test_load.py."""
+    close, exits = AppState.close, []
+    monkeypatch.setattr(AppState, "close", lambda state, *_: not close(state))
+    monkeypatch.setattr(command.os, "_exit", exits.append)
+
+    def serve(*_):
+        if ended is not None:
+            raise ended
+
+    monkeypatch.setattr("regard.app.server.run.serve", serve)
+    run("look", folder, "--port", "0", "--no-browser", status=status)
+    assert exits == [status]

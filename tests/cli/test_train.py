@@ -163,7 +163,10 @@ def test_a_folder_without_origin_is_resumed(corpus, tmp_path):
         (["{.}", "{a.de}"], "is a folder; pass a file in it"),
         (["{a.en}", "{.}"], "TARGET '"),
         (["{a.en}", "{a.de}", "--dev", "{.}", "{a.de}"], "--dev '"),
-        (["{a.en}", "{a.de}", "--dev", "{a.de}", "{dev.tsv}"], "dev.tsv' is a file of pairs; pass it alone"),
+        (
+            ["{a.en}", "{a.de}", "--dev", "{a.de}", "{dev.tsv}"],
+            "dev.tsv' is a file of pairs; pass it without a second file",
+        ),
         (
             ["{a.en}", "{a.de}", "--format", "tsv"],
             "--format tsv applies to one file of pairs, but there are two",
@@ -241,7 +244,7 @@ def test_damaged_data_is_one_line(corpus, tmp_path, capsys):
 def test_a_folder_name_that_is_not_utf8_is_rejected_early(corpus, tmp_path, capsys):
     folder = tmp_path / os.fsdecode(b"model\xff")
     for command in (["train", corpus / "dev.tsv", "-o", folder], ["translate", "-m", folder, "1 2 3"]):
-        assert "is not UTF-8, so safetensors could not read a model in it. Choose another name" in error_of(
+        assert "is not UTF-8, so safetensors cannot read a model in it. Choose another name" in error_of(
             capsys, *command
         )
     assert not folder.exists()

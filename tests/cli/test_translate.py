@@ -5,9 +5,9 @@ import io
 import json
 import os
 import stat
-import subprocess
-import sys
+from functools import cache
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +20,7 @@ from regard.translation.decoding.strategies import Beam, Sample
 from regard.translation.translator import load_translator
 from tests.cli.running import error_of, run
 from tests.translation import folders
+from tests.translation.processes import run_together
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,6 +44,7 @@ def file(tmp_path) -> Path:
     return path
 
 
+@cache
 def expected(translator) -> list[str]:
     return [translation.text for translation in translator.translate(LINES)]
 
@@ -52,14 +54,10 @@ class TestInput:
         run("translate", "-m", model, *LINES)
         assert capsys.readouterr().out.split("\n") == [*expected(translator), ""]
 
-    def test_a_file(self, model, translator, file, capsys):
-        run("translate", "-m", model, "--file", file)
-        assert capsys.readouterr().out.split("\n") == [*expected(translator), ""]
-
-    def test_a_gzipped_file(self, model, translator, file, tmp_path, capsys):
-        packed = tmp_path / "in.gz"
-        packed.write_bytes(gzip.compress(file.read_bytes()))
-        run("translate", "-m", model, "--file", packed)
+    @pytest.mark.parametrize("name", ["in.txt", "in.gz"])
+    def test_a_file(self, name, model, translator, file, tmp_path, capsys):
+        (tmp_path / "in.gz").write_bytes(gzip.compress(file.read_bytes()))
+        run("translate", "-m", model, "--file", tmp_path / name)
         assert capsys.readouterr().out.split("\n") == [*expected(translator), ""]
 
     @pytest.mark.parametrize("option", [[], ["--file", "-"]])
@@ -71,16 +69,23 @@ class TestInput:
         run("translate", "-m", model, *option)
         assert capsys.readouterr().out.split("\n") == [*expected(translator), ""]
 
-    def test_stdin_is_answered_line_by_line(self, model, translator):
-        command = [sys.executable, "-m", "regard", "translate", "-m", str(model)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with subprocess.Popen(command, encoding="utf-8", **pipes) as process:
-            for line, text in zip(LINES, expected(translator), strict=True):
-                process.stdin.write(f"{line}\n")
-                process.stdin.flush()
-                assert process.stdout.readline() == f"{text}\n"
-            process.stdin.close()
-            assert process.wait(60) == 0
+    def test_stdin_is_answered_line_by_line(self, model, translator, monkeypatch):
+        (our_input, our_output), (its_input, its_output) = os.pipe(), os.pipe()
+        stdin, answers = (os.fdopen(end, encoding="utf-8") for end in (our_input, its_input))
+        lines, stdout = (os.fdopen(end, "w", encoding="utf-8") for end in (our_output, its_output))
+        monkeypatch.setattr("sys.stdin", stdin)
+        monkeypatch.setattr("sys.stdout", stdout)
+        command = Thread(target=run, args=("translate", "-m", model), daemon=True)
+        command.start()
+        for line, text in zip(LINES, expected(translator), strict=True):
+            print(line, file=lines, flush=True)
+            assert answers.readline() == f"{text}\n"
+        lines.close()
+        command.join()
+        stdout.close()
+        assert answers.read() == ""
+        answers.close()
+        stdin.close()
 
 
 @pytest.mark.parametrize(
@@ -191,7 +196,7 @@ class TestOutput:
         (["--file", "no/such"], "no/such: No such file or directory; check the path"),
         (["--file", "."], "--file '.' is a folder; pass a file in it"),
         (["ein", "--temperature", "2"], "--temperature requires --sample; add it, or remove --temperature"),
-        (["ein", "--seed", "2", "--top-p", "0.5"], "--top-p, --seed requires --sample"),
+        (["ein", "--seed", "2", "--top-p", "0.5"], "--top-p, --seed require --sample; add it"),
         (["ein", "--sample", "--beam", "3"], "--beam 3 and --sample are mutually exclusive"),
         (["ein", "--sample", "--temperature", "0"], "--temperature is 0.0; it must be at least 1e-06"),
         (
@@ -272,18 +277,9 @@ class TestShards:
     def test_two_processes(self, model, translator, file, tmp_path):
         output = tmp_path / "out.txt"
         options = ["--file", str(file), "--output", str(output), "--n-best", "2"]
-        command = [
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            "-m",
-            "regard",
-            "translate",
-        ]
-        done = subprocess.run(
-            [sys.executable, "-m", *command, "-m", str(model), *options], capture_output=True, text=True
-        )
+        arguments = ["translate", "-m", str(model), *options]
+        preload = "regard.cli.translate, regard.translation.translator"
+        done = run_together(f"regard.cli.main({arguments})", preload=preload)
         assert done.returncode == 0, done.stderr
         translations = translator.translate(LINES, strategy=Beam(5, n_best=2))
         lines = [

@@ -185,7 +185,7 @@ def test_attention_prints_weights_that_sum_to_one(model, capsys):
         (["embed", "bark", "--layer", "4"], "--layer 4 is out of range; use 0 to 3"),
         (
             ["embed", "bark", "--output", "x.pkl"],
-            "--output 'x.pkl' must end in .safetensors, .npy, .json",
+            "--output 'x.pkl' must end in one of .safetensors, .npy, .json",
         ),
         (["embed", "bark", "--output", ".npy"], "--output '.npy' is only an extension; use vectors.npy"),
         (["attention", "Dogs bark"], "attention got 0 words; pass one"),

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from tests.fuzz import runner
 from tests.fuzz.runner import WEIGHTS, Problem
+from tests.processor import disable_broken_amx
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fuzz; the exit status is 1 if anything failed."""
+    disable_broken_amx()
     options = _parser().parse_args(arguments)
     targets = options.only or list(WEIGHTS)
     if options.list:

@@ -36,6 +36,7 @@ def both(model, run):
 
 @pytest.mark.parametrize("side", ["none", "right", "left"])
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.sampled(3)
 def test_outputs_and_weights_equal_eager_attention(name, side):
     model, inputs = hosts.make(name), hosts.batch(name, side)
     with torch.no_grad():
@@ -67,6 +68,7 @@ def generate(model, tokens, **options):
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", hosts.WRITERS)
+@pytest.mark.sampled(3)
 def test_generation_equals_eager_attention(name, cache):
     model, inputs = hosts.make(name), hosts.batch(name, "left")
     inputs.pop("decoder_input_ids", None)

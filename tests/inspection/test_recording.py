@@ -233,7 +233,7 @@ def test_symlinks_and_other_files_raise(tmp_path: Path) -> None:
     (home / "recording.json").write_text("[" * 100_000)
     with pytest.raises(regard.ArgumentError, match="Cannot read the recording"):
         regard.Seen.load(home)
-    with pytest.raises(regard.ArgumentError, match=r"is not a recording. Seen.save writes one"):
+    with pytest.raises(regard.ArgumentError, match=r"not a recording\. Pass a folder written by Seen\.save"):
         regard.Seen.load(tmp_path / "nowhere")
 
 

@@ -174,6 +174,7 @@ def test_layers_are_numbered() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt_oss", "t5", "bart"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.sampled(2)
 def test_generation_is_one_map(name: str, cache: str) -> None:
     model = build(name)
     arguments = inputs(model)
@@ -215,6 +216,7 @@ def test_generation_is_one_map(name: str, cache: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bart", "t5"])
 @pytest.mark.parametrize("returned", [1, 2])
+@pytest.mark.sampled(2)
 def test_beam_search_joins_the_rows_of_each_sequence(name: str, returned: int) -> None:
     for seed in range(2):
         model = build(name, seed)

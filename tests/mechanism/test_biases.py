@@ -1,8 +1,7 @@
 """Biases: the papers' rules pair by pair, and relative biases against the matrices they stand for."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import regard
-from regard import ALiBi, Causal, ClippedRelativeBias, Padding, RelativeBias, T5Bias, Window
-from regard.mechanism import tiled
+from regard import ALiBi, ClippedRelativeBias, Padding, RelativeBias, T5Bias
 from regard.mechanism.biases import expand_line, sum_diagonals
+from tests.cases import tiles_of
 from tests.recorder import Largest
 
 few = settings(max_examples=40)
@@ -23,14 +22,6 @@ SIZES = [(5, 5), (3, 7), (7, 3), (1, 6)]
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
-
-
-@contextmanager
-def tile_of(scores: int) -> Iterator[None]:
-    """Tiles of so many scores, for a while."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiled, "TILE", scores)
-        yield
 
 
 def matrix(queries: int, keys: int, at: Callable[[int], float]) -> Tensor:
@@ -260,6 +251,7 @@ MAKE = {
 @pytest.mark.parametrize("implementation", ["reference", "tiled 7", "tiled 64"])
 @pytest.mark.parametrize(("queries", "keys"), SIZES)
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+@pytest.mark.sampled(3)
 def test_a_relative_bias_equals_its_matrix(make, queries, keys, implementation):
     bias = make().double()
     query, key, value = inputs(3, 2, queries=queries, keys=keys)
@@ -269,39 +261,13 @@ def test_a_relative_bias_equals_its_matrix(make, queries, keys, implementation):
     expected_grads = torch.autograd.grad(expected, learned, grad)
 
     name, _, size = implementation.partition(" ")
-    with tile_of(int(size or 1)):
+    with tiles_of(int(size or 1)):
         actual = regard.attention(query, key, value, bias=bias, implementation=name)
         grads = torch.autograd.grad(actual, learned, grad)
         dense = regard.attention(query, key, value, bias=bias.dense(queries, keys), implementation=name)
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(dense, expected)
     torch.testing.assert_close(grads, expected_grads)
-
-
-@pytest.mark.parametrize(
-    "mask", [Causal(), Window(3), Padding([2, 5, 7]), Causal() & Padding([2, 5, 7])], ids=repr
-)
-def test_a_relative_bias_under_a_mask_equals_its_matrix(mask):
-    """Tiles that begin at other keys and rows must still find their distances."""
-    bias, (query, key, value) = T5Bias(2, 8, 20).double(), inputs(3, 2, queries=5, keys=7)
-    learned = [query, key, value, bias.table]
-    grad = torch.randn(3, 2, 5, 3, dtype=torch.float64)
-    visible = mask.dense(5, 7, [3, 2])
-    expected = plain(query, key, value, bias.dense(5, 7).masked_fill(~visible, -math.inf))
-    with tile_of(6):
-        actual = regard.attention(query, key, value, bias=bias, mask=mask)
-        grads = torch.autograd.grad(actual, learned, grad)
-    torch.testing.assert_close(actual, expected)
-    torch.testing.assert_close(grads, torch.autograd.grad(expected, learned, grad))
-
-
-def test_a_relative_bias_with_grouped_heads():
-    """Each query head has its own vector, though key heads are shared."""
-    bias = T5Bias(4, 8, 20).double()
-    query = inputs(3, 4, queries=5, keys=7)[0]
-    _, key, value = inputs(3, 2, queries=5, keys=7)
-    expected = plain(query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), bias.dense(5, 7))
-    torch.testing.assert_close(regard.attention(query, key, value, bias=bias), expected)
 
 
 def test_a_single_vector_works_without_heads():
@@ -320,30 +286,6 @@ def test_a_vector_that_is_not_a_parameter_can_require_grad():
     torch.testing.assert_close(actual, dense)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "tiled"])
-def test_several_biases_add_up(implementation):
-    """Two relative ones and two dense ones, each with its gradient."""
-    one, two = (
-        T5Bias(2, 8, 20).double(),
-        ClippedRelativeBias(nn.Parameter(torch.randn(2, 5, dtype=torch.float64))),
-    )
-    three = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
-    four = torch.randn(3, 1, 1, 7, dtype=torch.float64, requires_grad=True)
-    query, key, value = inputs(3, 2, queries=5, keys=7)
-    learned = [query, key, value, one.table, two.vector, three, four]
-    expected = plain(query, key, value, one.dense(5, 7) + two.dense(5, 7) + three + four)
-    with tile_of(16):
-        actual = regard.attention(
-            query, key, value, bias=[one, three, two, four], implementation=implementation
-        )
-        grads = torch.autograd.grad(actual.square().sum(), learned)
-    torch.testing.assert_close(actual, expected)
-    torch.testing.assert_close(grads, torch.autograd.grad(expected.square().sum(), learned))
-    torch.testing.assert_close(
-        regard.attention(query, key, value, bias=()), regard.attention(query, key, value)
-    )
-
-
 @pytest.mark.parametrize(
     "shape",
     [(), (1,), (7,), (5, 1), (1, 7), (5, 7), (2, 1, 1), (2, 5, 7), (3, 1, 1, 7), (1, 2, 5, 1), (3, 2, 5, 7)],
@@ -353,7 +295,7 @@ def test_a_dense_bias_broadcasts_and_its_gradient_is_summed(shape, implementatio
     bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     query, key, value = inputs(3, 2, queries=5, keys=7)
     expected = plain(query, key, value, bias)
-    with tile_of(9):
+    with tiles_of(9):
         actual = regard.attention(query, key, value, bias=bias, implementation=implementation)
         (grad,) = torch.autograd.grad(actual.square().sum(), bias)
     torch.testing.assert_close(actual, expected)
@@ -393,7 +335,7 @@ def test_the_comparison_can_fail():
 def test_a_relative_bias_takes_linear_memory_forward_and_backward(make):
     n = 256
     bias, x = make(), torch.zeros(2, n, 4, requires_grad=True)
-    with tile_of(2**10), Largest() as largest:
+    with tiles_of(2**10), Largest() as largest:
         regard.attention(x, x, x, bias=bias, implementation="tiled").sum().backward()
     assert largest.elements <= 32 * n < 2 * n * n / 10
     with Largest() as largest:  # which does notice

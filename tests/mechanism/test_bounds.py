@@ -14,16 +14,8 @@ import regard
 from regard.mechanism import tiled
 from tests.recorder import Largest
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # in small operations threads only wait
 D = 16
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads wait for each other in every small operation, which takes long on a machine that is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def attended(n: int, **options: Any) -> regard.Weights:

@@ -18,8 +18,30 @@ class Subclass(torch.Tensor):
     pass
 
 
+class Learned(torch.nn.Module, regard.Normalizer):
+    """Softmax, with a parameter that has no effect."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(()))
+
+    def tau(self, scores):
+        return scores.logsumexp(-1, keepdim=True)
+
+    def phi(self, x):
+        return x.exp()
+
+    def slope(self, x):
+        return x.exp()
+
+
 CALLS = {
     "plain": ({}, X),
+    "learned": ({"normalize": Learned()}, X),
+    "bfloat16, two axes, entmax": (
+        {"normalize": regard.Entmax15(), "mask": regard.Causal()},
+        X[0, 0].bfloat16(),
+    ),
     "float64": ({}, X.double()),
     "bfloat16": ({}, X.bfloat16()),
     "two axes": ({}, X[0, 0]),

@@ -41,6 +41,7 @@ from regard import (
     T5Bias,
     Window,
 )
+from tests.cases import looped
 
 # A different number for every axis: 2 sequences, 6 heads, 3 key heads, 5 queries, 7 keys, widths 8 and 4.
 META = torch.device("meta")
@@ -104,7 +105,7 @@ def check(case: Case) -> None:
 def table(*cases: tuple[str, Callable[[], Any], type[RegardError], tuple[str, ...]]) -> Any:
     made = [Case(*case) for case in cases]
     assert len({case.name for case in made}) == len(made)
-    return pytest.mark.parametrize("case", made, ids=lambda case: case.name)
+    return looped("case", made, ids=lambda case: case.name)
 
 
 # Query, key and value
@@ -695,62 +696,40 @@ def test_a_generator_may_stay_where_it_is():
 # Invalid numbers
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Softmax("1"),
-        lambda: Softmax(None),
-        lambda: Entmax("2"),
-        lambda: Gaussian("1"),
-        lambda: Dot(softcap="30"),
-        lambda: call(score=ScaledDot(scale="1")),
-        lambda: call(score=Cosine(scale="1")),
-        lambda: call(normalize=regard.Sigmoid(bias="1")),
-        lambda: ALiBi("8"),
-        lambda: ALiBi(2.5),
-        lambda: T5Bias("8"),
-        lambda: T5Bias(2.5),
-        lambda: Sink(2.5),
-        lambda: General("8", 8),
-        lambda: General(8.5, 8),
-        lambda: General(-8, 8),
-        lambda: Additive(8, 8, -1),
-        lambda: Additive(8, "8"),
-        lambda: Concat(8, 8, -1),
-        lambda: Concat(8, 8, None),
-    ],
-    ids=[
-        "temperature of text",
-        "temperature of None",
-        "alpha of text",
-        "sigma of text",
-        "softcap of text",
-        "scale of text",
-        "cosine scale of text",
-        "sigmoid bias of text",
-        "ALiBi of text",
-        "ALiBi of a half",
-        "T5 of text",
-        "T5 of a half",
-        "Sink of a half",
-        "General of text",
-        "General of a half",
-        "General negative",
-        "Additive negative",
-        "Additive of text",
-        "Concat negative",
-        "Concat of None",
-    ],
-)
-def test_invalid_numbers_and_sizes_are_rejected_by_regard(make):
-    check(Case("", make, RegardError, ()))
+INVALID: dict[str, Callable[[], Any]] = {
+    "temperature of text": lambda: Softmax("1"),
+    "temperature of None": lambda: Softmax(None),
+    "alpha of text": lambda: Entmax("2"),
+    "sigma of text": lambda: Gaussian("1"),
+    "softcap of text": lambda: Dot(softcap="30"),
+    "scale of text": lambda: call(score=ScaledDot(scale="1")),
+    "cosine scale of text": lambda: call(score=Cosine(scale="1")),
+    "sigmoid bias of text": lambda: call(normalize=regard.Sigmoid(bias="1")),
+    "ALiBi of text": lambda: ALiBi("8"),
+    "ALiBi of a half": lambda: ALiBi(2.5),
+    "T5 of text": lambda: T5Bias("8"),
+    "T5 of a half": lambda: T5Bias(2.5),
+    "Sink of a half": lambda: Sink(2.5),
+    "General of text": lambda: General("8", 8),
+    "General of a half": lambda: General(8.5, 8),
+    "General negative": lambda: General(-8, 8),
+    "Additive negative": lambda: Additive(8, 8, -1),
+    "Additive of text": lambda: Additive(8, "8"),
+    "Concat negative": lambda: Concat(8, 8, -1),
+    "Concat of None": lambda: Concat(8, 8, None),
+}
+
+
+@looped("name", INVALID)
+def test_invalid_numbers_and_sizes_are_rejected_by_regard(name):
+    check(Case(name, INVALID[name], RegardError, ()))
 
 
 # All entry points
 
 
-@pytest.mark.parametrize("run", [regard.attention, regard.attend, regard.explain])
-@pytest.mark.parametrize(
+@looped("run", [regard.attention, regard.attend, regard.explain])
+@looped(
     ("inputs", "error"),
     [
         ((query(), key(2, 3, 7, 8), value(2, 3, 6, 4)), ShapeError),
@@ -765,8 +744,8 @@ def test_every_door_rejects_the_same_inputs(run, inputs, error):
         run(*inputs)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "tiled"])
-@pytest.mark.parametrize(
+@looped("implementation", ["reference", "tiled"])
+@looped(
     ("options", "error"),
     [
         ({"mask": flags(7, 5)}, MaskError),
@@ -834,7 +813,7 @@ def test_valid_calls_do_not_raise():
     assert call(mask=Padding([9, 0]), bias=(), dropout=0, normalize=Hard()).shape == (2, 6, 5, 4)
 
 
-@pytest.mark.parametrize(
+@looped(
     "make",
     [
         lambda: Window(np.int64(3)),
@@ -889,8 +868,8 @@ def test_the_checker_can_fail(run, message):
 X = torch.zeros(2, 3, 5, 8)
 
 
-@pytest.mark.parametrize("function", [regard.attention, regard.attend, regard.explain])
-@pytest.mark.parametrize(
+@looped("function", [regard.attention, regard.attend, regard.explain])
+@looped(
     ("keyword", "spelling"),
     [
         ("is_causal", "mask=regard.Causal()"),
@@ -905,7 +884,7 @@ X = torch.zeros(2, 3, 5, 8)
         ("key_padding_mask", "Padding(lengths)"),
         ("need_weights", "regard.attend("),
         ("score_mod", "score="),
-        ("enable_gqa", "multiple of the key's heads"),
+        ("enable_gqa", "multiple of the number of key heads"),
         ("normalise", "normalize="),
         ("quantum", "score=, mask=, bias=, normalize=, dropout=, generator=, implementation="),
     ],

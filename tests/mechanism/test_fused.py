@@ -4,6 +4,7 @@ Exact is the reference in float64 on the same float32 numbers, and the yardstick
 CI runs this file a second time with REGARD_ISA=generic.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,7 +32,9 @@ from tests.cases import (
     crossed,
     instruction_set,
     leaves,
+    looped,
     product,
+    upstream,
 )
 
 pytestmark = [
@@ -66,13 +69,6 @@ def counted_kernels() -> Iterator[Counter[str]]:
     counting = Counting(fused._KERNELS)
     with patch.object(fused, "_KERNELS", counting):
         yield counting.ran
-
-
-def upstream(output: Tensor) -> Tensor:
-    """An arbitrary output gradient."""
-    return (
-        torch.cos(torch.arange(output.numel(), dtype=torch.float64) ** 1.5).reshape(output.shape).to(output)
-    )
 
 
 # Memory layouts
@@ -202,7 +198,14 @@ def test_the_kernels_agree_with_the_formulas(case):
     check(case)
 
 
-@pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    # the kernels of all instruction sets are one code, of which some cases run every line
+    [
+        pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (i % 4 > 0))
+        for i, case in enumerate(TABLE)
+    ],
+)
 @pytest.mark.parametrize("isa", fused._KERNELS.available()[1:][-1:] if fused.available() else [])
 def test_the_most_basic_instruction_set_agrees_with_the_formulas(isa, case):
     with instruction_set(isa):
@@ -276,14 +279,15 @@ def test_results_do_not_depend_on_sizes_and_strides(sizes, score, normalize, mas
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("normalize", ["softmax", "sigmoid", "entmax15"])
+@pytest.mark.sampled(4)
 def test_any_stride_of_inputs_and_of_gradients(normalize, layout):
     sizes = Shape((2, 4, 25, 17), (2, 2, 75, 17), (2, 2, 75, 5))
     for above in ("plain", layout):
         check(Case("grouped", "scaled dot", normalize, "causal", "dense", sizes=sizes), layout, above)
 
 
-@pytest.mark.parametrize("normalize", ["softmax", "relu", "sparsemax"])
-@pytest.mark.parametrize("width", WIDTHS)
+@looped("normalize", ["softmax", "relu", "sparsemax"])
+@looped("width", WIDTHS)
 def test_any_width_of_the_additive_scores(width, normalize):
     sizes = Shape((2, 70, 6), (2, 75, 6), (2, 75, width))
     for kind in (regard.Additive, regard.Concat):
@@ -301,11 +305,17 @@ def test_any_width_of_the_additive_scores(width, normalize):
         assert all(ran[kernel] for kernel in ("forward", "backward", "weights"))
 
 
-@pytest.mark.parametrize("bias", ["no bias", "relative", "dense of keys"])
-@pytest.mark.parametrize("mask", ["no mask", "causal", "padding", "tensor", "union"])
-@pytest.mark.parametrize("rows", [(1, 1, 1), (1, 1, 3), (2, 4, 1), (1, 2, 8), (1, 8, 9)])
+ROWS = {"one": (1, 1, 1), "few": (1, 1, 3), "heads": (2, 4, 1), "a block": (1, 2, 8), "blocks": (1, 8, 9)}
+
+
+@crossed(
+    rows=ROWS,
+    mask=["no mask", "causal", "padding", "tensor", "union"],
+    bias=["no bias", "relative", "dense of keys"],
+)
+@pytest.mark.sampled(3)
 def test_long_keys_are_split(rows, mask, bias):
-    groups, per_group, queries = rows
+    groups, per_group, queries = ROWS[rows]
     keys = 2003 if mask != "causal" else 1543
     sizes = Shape((groups * per_group, queries, 20), (groups, keys, 20), (groups, keys, 17))
     for normalize in ("softmax", "sinks"):
@@ -318,8 +328,8 @@ def test_long_keys_of_the_other_normalizers(normalize):
     check(Case("grouped", "scaled dot", normalize, "causal", "relative", sizes=sizes))
 
 
-@pytest.mark.parametrize("normalize", ["softmax", "sparsemax", "entmax15"])
-@pytest.mark.parametrize("keys", [75, 500, 2000, 10000])
+@looped("normalize", ["softmax", "sparsemax", "entmax15"])
+@looped("keys", [75, 500, 2000, 10000])
 def test_rows_of_nearly_equal_scores_sum_to_one(keys, normalize):
     # as at initialization: all keys have weight, and rounding errors of τ add up over the keys
     draw = torch.Generator().manual_seed(keys)
@@ -334,16 +344,23 @@ def test_rows_of_nearly_equal_scores_sum_to_one(keys, normalize):
         assert ours <= 2 * plain + keys * EPS, spread
 
 
-@pytest.mark.parametrize("normalize", PLAIN)
-def test_many_rows_have_several_segments(normalize):
+@pytest.mark.parametrize(
+    ("normalize", "bias"),
+    [
+        pytest.param(name, bias, marks=[pytest.mark.slow] * ((i + j) % 2))
+        for i, name in enumerate(PLAIN)
+        for j, bias in enumerate(("no bias", "several", "two lines", "dense of queries"))
+    ],
+)
+@pytest.mark.sampled(3)
+def test_many_rows_have_several_segments(normalize, bias):
     # in the backward pass, several row segments add to the same keys
     sizes = Shape((2, 2, 520, 9), (2, 1, 75, 9), (2, 1, 75, 7))
-    for bias in ("no bias", "several", "two lines", "dense of queries"):
-        check(Case("grouped", "softcap", normalize, "documents causal", bias, sizes=sizes))
+    check(Case("grouped", "softcap", normalize, "documents causal", bias, sizes=sizes))
 
 
-@pytest.mark.parametrize("normalize", PLAIN)
-@pytest.mark.parametrize("axis", ["batch", "heads", "queries", "keys", "width", "value width"])
+@looped("normalize", PLAIN)
+@looped("axis", ["batch", "heads", "queries", "keys", "width", "value width"])
 def test_an_axis_may_be_empty(axis, normalize):
     n = dict.fromkeys(("batch", "heads", "queries", "keys", "width", "value width"), 2) | {axis: 0}
     lead = (n["batch"], n["heads"])
@@ -403,11 +420,12 @@ HARD_MASKS: dict[str, Any] = {
     ("mask", "normalize"),
     [
         # a block computes its mask before its normalizer: those of one and of two passes see every mask
-        pytest.param(mask, name, marks=[pytest.mark.slow] * (name not in ("softmax", "sparsemax") and i > 2))
+        pytest.param(mask, name, marks=[pytest.mark.slow] * (name not in ("softmax", "sparsemax") and i > 0))
         for i, mask in enumerate(HARD_MASKS)
         for name in PLAIN
     ],
 )
+@pytest.mark.sampled(2)
 def test_masks(mask, normalize):
     case = Case("grouped", "scaled dot", normalize, mask, "relative", sizes=LONG)
     with patch.dict(MASKS, {mask: lambda shape, draw: HARD_MASKS[mask]}):
@@ -424,8 +442,8 @@ def test_more_terms_than_the_kernels_take_are_left_to_tiles():
     assert not ran
 
 
-@pytest.mark.parametrize("normalize", PLAIN)
-@pytest.mark.parametrize("shared", [(2, 4), (2, 1), (1, 4), ()], ids=str)
+@looped("normalize", PLAIN)
+@looped("shared", [(2, 4), (2, 1), (1, 4), ()], ids=str)
 def test_a_bias_may_hide(shared, normalize):
     hidden = ~holes(*shared, Q, K)
 
@@ -436,8 +454,8 @@ def test_a_bias_may_hide(shared, normalize):
         check(Case("grouped", "scaled dot", normalize, "causal", sizes=LONG))
 
 
-@pytest.mark.parametrize("normalize", PLAIN)
-@pytest.mark.parametrize("mask", ["nothing", "per sequence and head", "lengths", "far apart"])
+@looped("normalize", PLAIN)
+@looped("mask", ["nothing", "per sequence and head", "lengths", "far apart"])
 def test_a_row_without_visible_keys_is_zero_and_has_no_gradient(mask, normalize):
     x, y, z = (t.requires_grad_() for t in Case(sizes=LONG).tensors(torch.float32))
     rows = (
@@ -518,30 +536,29 @@ def attention_of(
     return [output, *torch.autograd.grad(output, learned, upstream(output), materialize_grads=True)]
 
 
-@pytest.mark.parametrize(
-    ("learning", "normalize"),
-    [(what, name) for what in LEARNING for name in PLAIN if what != "sink" or name == "softmax1"],
-)
-def test_masked_keys_may_contain_anything(learning, normalize):
+@crossed(learning=LEARNING, normalize=PLAIN, hiding=HIDING)
+@pytest.mark.sampled(4)
+def test_masked_keys_may_contain_anything(learning, normalize, hiding):
+    if learning == "sink" and normalize != "softmax1":
+        return
     generator = torch.Generator().manual_seed(5)
     key, value = (torch.randn(2, 2, 9, 6, generator=generator) for _ in range(2))
-    for hiding, options in HIDING.items():
-        wanted = attention_of(learning, normalize, key, value, "reference", **options)
-        for bad in (math.nan, math.inf, -math.inf):
-            for where in ("key", "value", "both"):
-                wild = {"key": key.clone(), "value": value.clone()}
-                for name in wild:
-                    if where in (name, "both"):
-                        wild[name][1, :, HIDDEN] = bad
-                for implementation in ("fused", None):
-                    actual = attention_of(learning, normalize, *wild.values(), implementation, **options)
-                    for one, other in zip(actual, wanted, strict=True):
-                        assert torch.allclose(one, other, rtol=1e-5, atol=2e-6), (hiding, bad, where)
+    wanted = attention_of(learning, normalize, key, value, "reference", **HIDING[hiding])
+    for bad in (math.nan, math.inf, -math.inf):
+        for where in ("key", "value", "both"):
+            wild = {"key": key.clone(), "value": value.clone()}
+            for name in wild:
+                if where in (name, "both"):
+                    wild[name][1, :, HIDDEN] = bad
+            for implementation in ("fused", None):
+                actual = attention_of(learning, normalize, *wild.values(), implementation, **HIDING[hiding])
+                for one, other in zip(actual, wanted, strict=True):
+                    assert torch.allclose(one, other, rtol=1e-5, atol=2e-6), (bad, where, implementation)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
-@pytest.mark.parametrize("where", ["query", "key", "value", "bias"])
-@pytest.mark.parametrize("normalize", PLAIN)
+@looped("bad", [math.nan, math.inf, -math.inf], ids=str)
+@looped("where", ["query", "key", "value", "bias"])
+@looped("normalize", PLAIN)
 def test_visible_nonfinite_values_match_the_tiled_result(normalize, where, bad):
     generator = torch.Generator().manual_seed(6)
     tensors = {name: torch.randn(3, 20, 5, generator=generator) for name in ("query", "key", "value")}
@@ -565,8 +582,8 @@ def test_visible_nonfinite_values_match_the_tiled_result(normalize, where, bad):
             torch.testing.assert_close(one[known], other[known], rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0x7F800003, 0x7FFFFFFF, -1, -0x400000])
-@pytest.mark.parametrize("normalize", PLAIN)
+@looped("bits", [0x7FC00000, 0x7FC00001, 0x7F800003, 0x7FFFFFFF, -1, -0x400000])
+@looped("normalize", PLAIN)
 def test_any_nan_is_a_nan(normalize, bits):
     # arbitrary bits, as in uninitialized memory
     x = torch.randn(1, 7, 8, generator=torch.Generator().manual_seed(7))
@@ -587,8 +604,12 @@ OVERFLOWING = {
 }
 
 
-@crossed(normalize=NORMALIZERS, score=["scaled dot", "dot", "softcap"], sizes=OVERFLOWING)
-def test_matches_that_overflow_are_as_bad_as_in_the_formulas(normalize, score, sizes):
+LARGE = {"1e30": (1e30, 1.0), "1e38": (1e38, 1.0), "−1e30": (1e30, -1.0), "−1e38": (1e38, -1.0)}
+
+
+@crossed(normalize=NORMALIZERS, score=["scaled dot", "dot", "softcap"], sizes=OVERFLOWING, number=LARGE)
+@pytest.mark.sampled(4)
+def test_matches_that_overflow_are_as_bad_as_in_the_formulas(normalize, score, sizes, number):
     # query and key are finite, their product is +inf, −inf or NaN
     heads, queries, keys = OVERFLOWING[sizes]
     case = Case(
@@ -598,33 +619,32 @@ def test_matches_that_overflow_are_as_bad_as_in_the_formulas(normalize, score, s
     options = case.options(torch.float32)
     row, at = queries - 1, keys // 2
     query, key = query * 1e-3, key * 1e-3
-    for large, signs in ((1e30, 1.0), (1e38, 1.0), (1e30, -1.0), (1e38, -1.0)):
-        if score == "softcap" and signs < 0:
-            continue  # whether such a sum is infinite or NaN depends on the order of its terms
-        query[:, row], key[:, at] = large, large
-        key[:, at, 1::2] *= signs  # sums of infinities of both signs
-        key[:, at, 0] *= signs
-        whole = torch.ones(queries, keys, dtype=torch.bool)
-        seen = whole.clone()
-        seen[row, at] = False
-        hidden = torch.zeros(queries, keys).masked_fill(~seen, -math.inf)
-        for more in ({}, {"mask": whole}, {"mask": seen}, {"bias": hidden}):
-            every = {**options, **more}
-            actual = {
-                name: regard.attend(query, key, value, implementation=name, **every)
-                for name in ("reference", "tiled", "fused", None)
-            }
-            overflows = "bias" not in more and more.get("mask") is not seen
-            overflows &= score != "softcap"  # a cap bounds infinity
-            for output, weights in actual.values():
-                for part, wanted in zip((output, weights.dense()), actual["reference"], strict=True):
-                    wanted = wanted if isinstance(wanted, Tensor) else wanted.dense()
-                    assert part[:, row].isnan().all() == part[:, row].isnan().any() == overflows
-                    torch.testing.assert_close(part[:, :row], wanted[:, :row], rtol=1e-4, atol=1e-5)
+    large, signs = LARGE[number]
+    if score == "softcap" and signs < 0:
+        return  # whether such a sum is infinite or NaN depends on the order of its terms
+    query[:, row], key[:, at] = large, large
+    key[:, at, 1::2] *= signs  # sums of infinities of both signs
+    key[:, at, 0] *= signs
+    whole = torch.ones(queries, keys, dtype=torch.bool)
+    seen = whole.clone()
+    seen[row, at] = False
+    hidden = torch.zeros(queries, keys).masked_fill(~seen, -math.inf)
+    for more in ({}, {"mask": whole}, {"mask": seen}, {"bias": hidden}):
+        every = {**options, **more}
+        actual = {
+            name: regard.attend(query, key, value, implementation=name, **every)
+            for name in ("reference", "tiled", "fused", None)
+        }
+        overflows = "bias" not in more and more.get("mask") is not seen
+        overflows &= score != "softcap"  # a cap bounds infinity
+        for output, weights in actual.values():
+            for part, wanted in zip((output, weights.dense()), actual["reference"], strict=True):
+                wanted = wanted if isinstance(wanted, Tensor) else wanted.dense()
+                assert part[:, row].isnan().all() == part[:, row].isnan().any() == overflows
+                torch.testing.assert_close(part[:, :row], wanted[:, :row], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("bad", [math.inf, math.nan], ids=["infinity", "NaN"])
-@pytest.mark.parametrize("normalize", NORMALIZERS)
+@looped("normalize bad", zip(NORMALIZERS, itertools.cycle([math.inf, math.nan])))
 def test_a_row_that_sees_infinity_in_a_bias_is_nan(normalize, bad):
     case = Case("heads", normalize=normalize, sizes=Shape((3, 50, 8), (3, 120, 8), (3, 120, 8)))
     inputs, options = case.tensors(torch.float32), case.options(torch.float32)
@@ -670,6 +690,7 @@ def test_numbers_that_overflow_are_no_harm():
 
 @pytest.mark.parametrize("normalize", PLAIN)
 @pytest.mark.parametrize("dropout", [0.1, 0.7])
+@pytest.mark.sampled(3)
 def test_dropout_drops_the_same_weights_as_tiles(dropout, normalize):
     for sizes in (
         LONG,
@@ -697,8 +718,8 @@ def test_dropout_drops_the_same_weights_as_tiles(dropout, normalize):
 # bfloat16 and float16
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
+@looped("dtype", [torch.bfloat16, torch.float16])
+@looped(
     "case",
     product(
         ("grouped",),
@@ -808,7 +829,7 @@ def looked_at(case: Case, dtype: torch.dtype, name: str, **more: Any) -> regard.
     return regard.attend(*inputs, implementation=name, **options, **more)[1].detach()
 
 
-@pytest.mark.parametrize("case", LOOKED_AT, ids=lambda case: f"{case.name}{' long' if case.sizes else ''}")
+@looped("case", LOOKED_AT, ids=lambda case: f"{case.name}{' long' if case.sizes else ''}")
 def test_looking_agrees_with_the_formulas(case):
     exact, ours = (looked_at(case, *how) for how in ((torch.float64, "reference"), (torch.float32, "fused")))
     with torch.no_grad(), counted_kernels() as ran:
@@ -820,8 +841,8 @@ def test_looking_agrees_with_the_formulas(case):
         assert ran[kernel], kernel
 
 
-@pytest.mark.parametrize("k", [1, 2, 7, 64, 65])
-@pytest.mark.parametrize("case", LOOKED_AT, ids=lambda case: f"{case.name}{' long' if case.sizes else ''}")
+@looped("k", [1, 2, 7, 64, 65])
+@looped("case", LOOKED_AT, ids=lambda case: f"{case.name}{' long' if case.sizes else ''}")
 def test_topk_equals_sorting(case, k):
     weights = looked_at(case, torch.float32, "fused")
     with torch.no_grad():

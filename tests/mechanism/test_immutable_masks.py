@@ -15,6 +15,7 @@ import regard
 from regard import Causal, Documents, Mask, Padding, Prefix, Rule, Window
 from regard.mechanism import dispatch, fast_path, fused
 from regard.mechanism.mask_algebra import CallShape
+from tests.cases import looped
 
 B, H, N, D = 4, 2, 10, 16  # lengths sum to N, for Padding and Documents
 
@@ -89,8 +90,8 @@ SOURCES = {
     "list": _list,
     "inference": _inference,
 }
-each_source = pytest.mark.parametrize("source", SOURCES)
-each_mask = pytest.mark.parametrize("kind", MAKERS)
+each_source = looped("source", SOURCES)
+each_mask = looped("kind", MAKERS)
 
 
 @each_mask
@@ -261,7 +262,8 @@ def forgotten() -> None:
     not fused.available() or dispatch.FROM_ENVIRONMENT not in (None, "fused"), reason="no fast path"
 )
 @each_mask
-def test_equal_masks_share_a_cache_entry(kind, forgotten):
+def test_equal_masks_share_a_cache_entry(kind):
+    fast_path._CACHE.clear()
     for lengths in (BEFORE, torch.tensor(BEFORE), np.array(BEFORE)):
         output(MAKERS[kind](lengths))
     assert len(fast_path._CACHE) == 1
@@ -329,49 +331,6 @@ def test_threads_with_masks_of_their_own():
     for thread in threads:
         thread.join()
     assert not wrong
-
-
-# Where lengths have no values that Python may read
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["padding", "left padding", "documents", "causal documents"])
-def test_masks_made_while_compiling(kind):
-    def call(x: Tensor, lengths: Tensor) -> Tensor:
-        return regard.attention(x, x, x, mask=MAKERS[kind](lengths))
-
-    torch._dynamo.reset()
-    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
-    x = inputs()[0]
-    for lengths in (BEFORE, AFTER):
-        given = torch.tensor(lengths)
-        torch.testing.assert_close(compiled(x, given), call(x, given), rtol=1e-5, atol=1e-5)
-    torch._dynamo.reset()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_masks_made_before_compiling():
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def call(x: Tensor, mask: Padding) -> Tensor:
-        return regard.attention(x, x, x, mask=mask)
-
-    torch._dynamo.reset()
-    x = inputs()[0]
-    for lengths in (BEFORE, AFTER):
-        mask = Padding(lengths)
-        torch.testing.assert_close(call(x, mask), output_of(x, mask), rtol=1e-5, atol=1e-5)
-    torch._dynamo.reset()
-
-
-def output_of(x: Tensor, mask: Mask) -> Tensor:
-    return regard.attention(x, x, x, mask=mask)
-
-
-def test_lengths_under_vmap():
-    x = inputs()[0]
-    lengths = torch.tensor([BEFORE, AFTER])
-    actual = torch.func.vmap(lambda lengths: output_of(x, Padding(lengths)))(lengths)
-    torch.testing.assert_close(actual, torch.stack([output_of(x, Padding(n)) for n in lengths]))
 
 
 def test_masks_made_in_inference_mode_serve_training():

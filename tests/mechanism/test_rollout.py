@@ -41,6 +41,7 @@ TILES = {"many tiles": 30, "one tile": 2**20}
 
 
 @crossed(lead=LEADS, residual=["0.0", "0.5", "0.9", "1.0"], tile=TILES)
+@pytest.mark.sampled(3)
 def test_rollout_is_the_product_of_the_matrices(lead, residual, tile, monkeypatch):
     monkeypatch.setattr(tiled, "TILE", TILES[tile])
     stack, residual = layers(LEADS[lead]), float(residual)

@@ -10,7 +10,6 @@ import functools
 import itertools
 import math
 import re
-import subprocess
 import sys
 import types
 import unittest
@@ -30,6 +29,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.overrides import TorchFunctionMode
 
 import regard
+from tests.cases import looped
 from tests.fresh import run_fresh
 
 theirs = F.scaled_dot_product_attention
@@ -212,13 +212,13 @@ def assert_matches_torch(
 # Results
 
 
-@pytest.mark.parametrize("name", CASES)
+@looped("name", CASES)
 def test_output_and_gradients_are_torchs(name: str) -> None:
     args, options = CASES[name]()
     assert_matches_torch(args, options, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "bias" in name or "−inf" in name])
+@looped("name", [name for name in CASES if "bias" in name or "−inf" in name])
 def test_a_mask_that_requires_grad_gets_torchs_gradient(name: str) -> None:
     args, options = CASES[name]()
     assert_matches_torch(args, options, mask_learns=True, rtol=1e-9, atol=1e-10)
@@ -239,9 +239,9 @@ def test_the_comparison_can_fail(wrong: Callable[..., Tensor]) -> None:
         assert_matches_torch(qkv(B, H), {"is_causal": True}, rtol=1e-9, atol=1e-10, function=wrong)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [(B, H), (H,)], ids=["4-D", "3-D"])
+@looped("causal", [False, True])
+@looped("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@looped("shape", [(B, H), (H,)], ids=["4-D", "3-D"])
 def test_no_less_exact_than_torch(dtype: torch.dtype, causal: bool, shape: tuple[int, ...]) -> None:
     args = [t.to(dtype) for t in qkv(*shape, q=67, k=129, d=16, e=16)]
     exact = run(theirs, [t.double() for t in args], {"is_causal": causal})
@@ -253,8 +253,8 @@ def test_no_less_exact_than_torch(dtype: torch.dtype, causal: bool, shape: tuple
         assert (a - true).abs().max() <= 2 * (b - true).abs().max() + floor
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", ["bool", "float", "wide float"])
+@looped("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@looped("kind", ["bool", "float", "wide float"])
 def test_masks_for_every_dtype(dtype: torch.dtype, kind: str) -> None:
     args = [t.to(dtype) for t in qkv(B, H)]
     mask = boolean(B, 1, Q, K)
@@ -321,8 +321,8 @@ def _strided(kind: str) -> tuple[Tensor, Tensor, Tensor]:
 LAYOUTS = ["heads inside", "packed", "features outside", "every second", "expanded", "a row for all"]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", LAYOUTS)
+@looped("causal", [False, True])
+@looped("kind", LAYOUTS)
 def test_any_layout(kind: str, causal: bool) -> None:
     assert_matches_torch(_strided(kind), {"is_causal": causal}, rtol=1e-9, atol=1e-10)
 
@@ -378,7 +378,7 @@ def test_inputs_are_left_alone() -> None:
 # Gradients only where needed
 
 
-@pytest.mark.parametrize("which", list(itertools.product([False, True], repeat=3)), ids=str)
+@looped("which", list(itertools.product([False, True], repeat=3)), ids=str)
 def test_requires_grad_follows_the_inputs(which: tuple[bool, ...]) -> None:
     args = [t.requires_grad_(need) for t, need in zip(qkv(B, H), which, strict=True)]
     mine, expected = ours(*args), theirs(*args)
@@ -467,8 +467,8 @@ def test_functional_derivatives() -> None:
 # Dropout
 
 
-@pytest.mark.parametrize("dropout", [0.2, 0.9, 1.0])
-@pytest.mark.parametrize("name", ["4-D", "3-D", "causal", "mask (5, 7)", "gqa, two each"])
+@looped("dropout", [0.2, 0.9, 1.0])
+@looped("name", ["4-D", "3-D", "causal", "mask (5, 7)", "gqa, two each"])
 def test_dropout_draws_torchs_numbers(name: str, dropout: float) -> None:
     args, options = CASES[name]()
     results = []
@@ -496,9 +496,9 @@ def test_without_dropout_no_random_number_is_drawn(nothing: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Lower right causal bias:UserWarning")  # of rows without a key
-@pytest.mark.parametrize("build", [causal_upper_left, causal_lower_right])
-@pytest.mark.parametrize("sizes", [(5, 7), (7, 7), (7, 5), (1, 7), (7, 1)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+@looped("build", [causal_upper_left, causal_lower_right])
+@looped("sizes", [(5, 7), (7, 7), (7, 5), (1, 7), (7, 1)], ids=str)
+@looped("dtype", [torch.float64, torch.float16], ids=str)
 def test_bias_objects(build: Callable[..., Tensor], sizes: tuple[int, int], dtype: torch.dtype) -> None:
     args = [t.to(dtype) for t in qkv(B, H, q=sizes[0], k=sizes[1])]
     bias = build(*sizes)
@@ -547,8 +547,8 @@ BACKENDS = {
 }
 
 
-@pytest.mark.parametrize("kernels", BACKENDS)
-@pytest.mark.parametrize("name", ["4-D", "3-D", "causal", "bias (5, 7)"])
+@looped("kernels", BACKENDS)
+@looped("name", ["4-D", "3-D", "causal", "bias (5, 7)"])
 @pytest.mark.filterwarnings("ignore")  # torch says why it has no kernel
 def test_inside_a_kernel_context(name: str, kernels: str) -> None:
     args, options = CASES[name]()
@@ -717,7 +717,7 @@ REFUSED: dict[str, Call] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@looped("name", REFUSED)
 @pytest.mark.filterwarnings("ignore")  # torch explains some refusals in warnings first
 def test_invalid_calls_raise_the_errors_of_torch(name: str) -> None:
     args, options = REFUSED[name]
@@ -769,7 +769,7 @@ ACCEPTED: dict[str, Call] = {
 }
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
+@looped("name", ACCEPTED)
 @pytest.mark.filterwarnings("ignore")
 def test_unusual_arguments_match_torch(name: str) -> None:
     assert_same_outcome(*ACCEPTED[name])
@@ -796,19 +796,6 @@ def test_a_mask_on_another_device_is_rejected() -> None:
     # torch returns uninitialized memory
     with pytest.raises((RuntimeError, ValueError)):
         ours(x, x, x, attn_mask=torch.zeros(Q, Q, device="meta"))
-
-
-@pytest.mark.slow
-def test_zero_shared_heads_do_not_crash() -> None:
-    # torch divides by the number of key heads: SIGFPE
-    program = (
-        "import torch, regard\n"
-        "x, none = torch.ones(1, 2, 3, 4), torch.ones(1, 0, 3, 4)\n"
-        "try:\n    regard.scaled_dot_product_attention(x, none, x, enable_gqa=True)\n"
-        "except (RuntimeError, ValueError):\n    pass\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 # Nested tensors, subclasses, modes
@@ -937,8 +924,8 @@ def test_parameters_are_no_obstacle(learns: bool) -> None:
 # Autocast
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(
+@looped("dtype", [torch.bfloat16, torch.float16], ids=str)
+@looped(
     "given",
     [
         (torch.float32, torch.float32, torch.float32),
@@ -981,9 +968,15 @@ def test_autocast_with_a_mask(mask_dtype: torch.dtype) -> None:
 # torch.compile
 
 
+SLOW = pytest.mark.slow  # one of many that take a second each: they compile
+
+
 @pytest.mark.parametrize(
     "name",
-    ["4-D", "3-D", "causal, more keys", "mask (5, 7)", "bias (2, 1, 5, 7)", "gqa, two each", "scale 0.5"],
+    [
+        *("causal, more keys", "bias (2, 1, 5, 7)", "gqa, two each"),
+        *(pytest.param(name, marks=SLOW) for name in ("4-D", "3-D", "mask (5, 7)", "scale 0.5")),
+    ],
 )
 def test_compiles_into_one_graph(name: str) -> None:
     torch._dynamo.reset()
@@ -994,7 +987,7 @@ def test_compiles_into_one_graph(name: str) -> None:
     torch.testing.assert_close(actual, run(ours, args, options))
 
 
-@pytest.mark.parametrize("build", [causal_upper_left, causal_lower_right])
+@pytest.mark.parametrize("build", [pytest.param(causal_upper_left, marks=SLOW), causal_lower_right])
 def test_bias_objects_compile_into_one_graph(build: Callable[..., Tensor]) -> None:
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
@@ -1007,7 +1000,7 @@ def test_bias_objects_compile_into_one_graph(build: Callable[..., Tensor]) -> No
         torch.testing.assert_close(a, b, rtol=5e-3, atol=5e-3)
 
 
-@pytest.mark.parametrize("kernels", ["math", "flash"])
+@pytest.mark.parametrize("kernels", ["math", pytest.param("flash", marks=SLOW)])
 def test_compiles_inside_a_kernel_context(kernels: str) -> None:
     torch._dynamo.reset()
     args = qkv(B, H)

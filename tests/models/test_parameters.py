@@ -51,11 +51,11 @@ def test_tensors_are_independent_of_the_file(tmp_path: Path) -> None:
         ({"0_weight": torch.ones(2, 3)}, r"0.weight has shape \[2, 3\]; the settings require \[3, 2\]"),
         ({"0_weight": torch.full((3, 2), torch.nan)}, "0.weight has NaN or infinite values"),
         ({"0_bias": torch.tensor([1, torch.inf, 1])}, "0.bias has NaN or infinite values"),
-        ({"0_bias": torch.ones(3, dtype=torch.float64)}, "need one floating-point dtype"),
+        ({"0_bias": torch.ones(3, dtype=torch.float64)}, "must have the same floating-point dtype"),
         ({"0_bias": torch.ones(3, dtype=torch.int64)}, "0.bias has dtype torch.int64"),
         ({"0_bias": torch.ones(3, dtype=torch.bool)}, "0.bias has dtype torch.bool"),
         ({"0_bias": torch.ones(3, dtype=torch.complex64)}, "0.bias has dtype torch.complex64"),
-        ({"0_bias": torch.ones(3).to(torch.float8_e4m3fn)}, "need one floating-point dtype"),
+        ({"0_bias": torch.ones(3).to(torch.float8_e4m3fn)}, "must have the same floating-point dtype"),
     ],
 )
 def test_mismatched_tensors_are_rejected(tmp_path: Path, changed: dict[str, Tensor | None], why: str) -> None:

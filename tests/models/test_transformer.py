@@ -35,7 +35,7 @@ from tests.models.exact import close
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SLOW = pytest.mark.slow  # compiles
+SLOW = pytest.mark.slow
 WORDS = 23
 CONFIG = TransformerConfig(width=12, heads=2, layers=2, ffn_dim=17, dropout=0.0, max_positions=11)
 CONFIGS: dict[str, TransformerConfig] = {
@@ -250,6 +250,7 @@ def test_loss_without_labels_is_zero() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.sampled(3)
 def test_steps_equal_teacher_forcing(name: str, layout: str) -> None:
     model, source = made(Transformer, CONFIGS[name]), Packed.of(SOURCE)
     target = torch.tensor([[1, 5, 9, 3], [1, 14, 2, 4], [1, 2, 2, 6]])
@@ -307,6 +308,7 @@ def test_greedy_takes_the_argmax() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.sampled(2)
 def test_generation_with_caches_equals_without(name: str) -> None:
     model, tokens, draw = made(LanguageModel, CONFIGS[name]), [5, 6, 0], torch.Generator().manual_seed(1)
     for _ in range(8):
@@ -323,6 +325,7 @@ def test_generation_with_caches_equals_without(name: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("mask", [regard.Window(2), regard.Window(3) | regard.Padding(1)], ids=repr)
+@pytest.mark.sampled(4)
 def test_generation_with_a_mask_equals_the_full_forward_pass(name: str, mask: regard.Mask) -> None:
     model, draw = made(LanguageModel, CONFIGS[name]), torch.Generator().manual_seed(1)
     tokens = [5, 6, 0, 7]
@@ -454,7 +457,10 @@ def trained(model: nn.Module, loss: Callable[[], Tensor], steps: int = 80) -> fl
     return value.item()
 
 
-@pytest.mark.parametrize("name", ["sinusoidal", "rms norm", "norm after", "entmax15"])
+@pytest.mark.parametrize(
+    "name",
+    ["norm after", "entmax15", pytest.param("sinusoidal", marks=SLOW), pytest.param("rms norm", marks=SLOW)],
+)
 def test_transformer_memorizes_a_few_sentences(name: str) -> None:
     torch.manual_seed(0)
     model = Transformer(WORDS, CONFIGS[name], share=True)
@@ -502,6 +508,7 @@ MODELS: dict[str, tuple[Callable[[TransformerConfig], Any], Callable[[Any], Tens
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.sampled(4)
 def test_gradients_reach_every_parameter(kind: str, name: str) -> None:
     make, loss = MODELS[kind]
     sentences = make(CONFIGS[name])
@@ -513,6 +520,7 @@ def test_gradients_reach_every_parameter(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["learned", "t5", "rms norm", "sink"])
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.sampled(3)
 def test_saved_model_gives_the_same_output(kind: str, name: str, tmp_path: Path) -> None:
     make, loss = MODELS[kind]
     model, other = make(CONFIGS[name]).eval(), make(CONFIGS[name]).eval()
@@ -595,17 +603,12 @@ def test_mask_tokens_of_an_empty_batch() -> None:
         ({"mask_id": WORDS, "vocab_size": WORDS}, "Token 23 is out of range for a vocabulary of 23"),
         ({"mask_id": -1, "vocab_size": WORDS}, "mask_id=-1"),
         ({"mask_id": 0, "vocab_size": 0}, "vocab_size=0"),
+        *(({"probability": share}, "probability=") for share in (0.0, -0.1, 1.1)),
     ],
 )
-def test_invalid_mask_tokens_arguments(options: dict[str, int], message: str) -> None:
+def test_invalid_mask_tokens_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(regard.ArgumentError, match=message):
-        mask_tokens(Packed.of(SOURCE), **options)
-
-
-@pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
-def test_invalid_mask_probability(share: float) -> None:
-    with pytest.raises(regard.ArgumentError, match="probability="):
-        mask_tokens(Packed.of(SOURCE), mask_id=1, vocab_size=WORDS, probability=share)
+        mask_tokens(Packed.of(SOURCE), **{"mask_id": 1, "vocab_size": WORDS} | options)
 
 
 # Other dtypes, devices and compilers
@@ -625,10 +628,12 @@ def meta(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["sinusoidal", "learned", "rotary", "alibi", "t5"])
+@pytest.mark.sampled(3)
 def test_meta_device_shapes(name: str) -> None:
+    config = replace(CONFIGS[name], layers=1)
     with torch.device("meta"):
-        model = Transformer(WORDS, CONFIGS[name])
-        causal, both = LanguageModel(WORDS, CONFIGS[name]), MaskedLanguageModel(WORDS, CONFIGS[name])
+        model = Transformer(WORDS, config)
+        causal, both = LanguageModel(WORDS, config), MaskedLanguageModel(WORDS, config)
     assert all(parameter.is_meta for parameter in model.parameters())
     lengths = {"source_lengths": meta(3), "target_lengths": meta(3)}
     assert model(meta(3, 5), meta(3, 7), **lengths).shape == (3, 7, WORDS)
@@ -659,17 +664,14 @@ def padded_loss(model: Any) -> Callable[..., Tensor]:
     return lambda s, t, sl, tl: model(s, t, source_lengths=sl, target_lengths=tl).square().mean()
 
 
-def test_compiled_model_gives_the_same_output() -> None:
+def test_compiled_models_give_the_same_output() -> None:
+    """A packed batch and a padded one."""
     model = made(Transformer, replace(CONFIG, layers=1, positions="rotary"))
-    source, target = Packed.of(SOURCE), Packed.of(TARGET)
-    compiled_equals_eager(model, model.loss, source, target, backend="aot_eager")
-
-
-def test_compiled_model_accepts_padded_batches() -> None:
-    model = made(LanguageModel, replace(CONFIG, layers=1))
+    compiled_equals_eager(model, model.loss, Packed.of(SOURCE), Packed.of(TARGET), backend="eager")
+    causal = made(LanguageModel, replace(CONFIG, layers=1))
     compiled_equals_eager(
-        model,
-        lambda tokens, lengths: model(tokens, lengths).square().mean(),
+        causal,
+        lambda tokens, lengths: causal(tokens, lengths).square().mean(),
         *padded(Packed.of(SOURCE)),
         backend="eager",
     )

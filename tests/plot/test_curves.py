@@ -43,12 +43,11 @@ def test_axes_start_at_0_even_for_a_single_point(tmp_path, figures):
 
 
 def test_losses_and_bleu_over_updates_and_minutes(tmp_path, figures):
-    path = draw_curves({"small": rows(), "large": rows(60)}, tmp_path / "curves.png")
-    assert path.read_bytes().startswith(PNG)
+    draw_curves({"small": rows(), "large": rows(60)}, tmp_path / "curves.png")
     (figure,) = figures
     losses, losses_in_time, bleu, bleu_in_time = figure.axes
     assert [axes.get_xlabel() for axes in (bleu, bleu_in_time)] == ["updates", "minutes of training"]
-    assert [axes.get_ylabel() for axes in (losses, bleu)] == ["loss per token", "BLEU on the dev data"]
+    assert [axes.get_ylabel() for axes in (losses, bleu)] == ["loss per token", "validation BLEU"]
     assert names(figure) == ["small", "large"]
     dev = [line for line in bleu.get_lines() if len(line.get_xdata()) > 1]
     assert [list(line.get_xdata()) for line in dev] == [list(range(5, 41, 5)), list(range(5, 61, 5))]
@@ -61,7 +60,7 @@ def test_without_validation_only_losses_are_drawn(tmp_path, figures):
     assert len(figures[0].axes) == 2
 
 
-def test_rows_without_a_time_are_drawn_over_updates_only(tmp_path, figures):
+def test_rows_without_a_time_are_drawn_over_updates_only(tmp_path):
     draw_curves(
         {"small": [LogRow(1, dev_bleu=1.0), LogRow(2, loss=3.0, seconds=60, dev_bleu=2.0)]},
         tmp_path / "x.pdf",
@@ -92,10 +91,10 @@ def test_names_are_not_parsed_as_formulas(tmp_path, figures):
 
 
 def test_files_are_reproducible(tmp_path):
-    first, second = (
-        draw_by_length({"a": [("1", 2.0, 3)]}, tmp_path / name).read_bytes() for name in ("1.png", "2.png")
-    )
-    assert first == second
+    for draw, data in ((draw_by_length, {"a": [("1", 2.0, 3)]}), (draw_curves, {"a": rows()})):
+        first, second = (draw(data, tmp_path / name).read_bytes() for name in ("1.png", "2.png"))
+        assert first == second
+        assert first.startswith(PNG)
 
 
 LENGTHS = [LengthRange(1, 5), LengthRange(6, 10), LengthRange(11, None)]
@@ -106,8 +105,7 @@ def test_by_length_has_a_curve_for_each_model(tmp_path, figures):
         "plain": [LengthBucket(each, 30 - 9.0 * i, 1200 - i, 0.5) for i, each in enumerate(LENGTHS)],
         "attention": [LengthBucket(each, 33.0, 1200 - i, 0.5) for i, each in enumerate(LENGTHS)],
     }
-    path = draw_by_length(buckets, tmp_path / "lengths.png", score="exact match", title="Tatoeba")
-    assert path.read_bytes().startswith(PNG)
+    draw_by_length(buckets, tmp_path / "lengths.png", score="exact match", title="Tatoeba")
     (axes,) = figures[0].axes
     assert [list(line.get_ydata()) for line in axes.get_lines()] == [[30, 21, 12], [33, 33, 33]]
     ticks = [label.get_text() for label in axes.get_xticklabels()]

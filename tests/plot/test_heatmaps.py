@@ -182,12 +182,13 @@ def test_wrong_types_raise(tmp_path):
     with pytest.raises(regard.ShapeError, match=r"weights of shape \(0, 3\).*at least one query and one key"):
         regard.heatmap(Figure().subplots(), torch.zeros(0, 3))
     for wrong in ("weights", [[0.5], [0.5, 0.5]], {"a": torch.eye(2)}):
-        with pytest.raises(regard.DTypeError, match=rf"a {type(wrong).__name__} .*a tensor or an array"):
+        message = rf"values \(a {type(wrong).__name__}\); pass lazy weights, a tensor or an array"
+        with pytest.raises(regard.DTypeError, match=message):
             regard.heatmap(Figure().subplots(), wrong)
     for wrong in (weights_of(3, 2), torch.zeros(2, 3, 3), [weights_of(3, 2)]):
         with pytest.raises(regard.DTypeError, match=rf"{type(wrong).__name__}; pass a mapping, {{"):
             draw_heads(wrong, tmp_path / "x.svg")
-    with pytest.raises(regard.DTypeError, match=r"title is 1 of type int; pass strings: str\(title"):
+    with pytest.raises(regard.DTypeError, match=r"must be strings, got 1 of type int\. Pass str\(title"):
         draw_weights(weights_of(3, 2), tmp_path / "x.svg", titles=[1, 2])
     with pytest.raises(regard.DTypeError, match="path must be a string or a Path, got 8 of type int"):
         draw_mask(regard.Causal(), 8)
@@ -236,8 +237,7 @@ def alignment(sources: int, targets: int) -> SimpleNamespace:
 @pytest.mark.parametrize("size", [1, 12, 50])
 def test_an_alignment_is_labeled_with_its_words(size, tmp_path, figures):
     words = alignment(size, size)
-    path = draw_alignments(words, tmp_path / "x.png", title="a $title^$ 漢")
-    assert path.read_bytes().startswith(b"\x89PNG")
+    draw_alignments(words, tmp_path / "x.png", title="a $title^$ 漢")
     axes = figures[0].axes[0]
     assert names(axes.xaxis) == words.source_words
     assert names(axes.yaxis) == words.target_words

@@ -119,7 +119,7 @@ class TestTranslate:
     @pytest.mark.parametrize(
         ("texts", "error", "message"),
         [
-            (7, DTypeError, "sentences are an int; pass a string or a list of strings"),
+            (7, DTypeError, "sentences is an int; pass a string or a list of strings"),
             (["a", None], DTypeError, "Sentence 1 is None; pass strings"),
             (["a", "\ud800"], ArgumentError, "Sentence 1 has the lone surrogate '\\ud800' at character 0"),
         ],

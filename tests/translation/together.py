@@ -90,7 +90,7 @@ class Held:
         return local.numel() if local.untyped_storage().nbytes() else 0  # FSDP empties freed storage
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train as one of several processes."""
     gc.freeze()  # `Held` counts later objects
     parser = ArgumentParser()
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--full", type=int)
     parser.add_argument("--held", action="store_true")
     parser.add_argument("settings", nargs="*")
-    options = parser.parse_intermixed_args()
+    options = parser.parse_intermixed_args(arguments)
     torch.set_num_threads(1)
     try:
         with join_world(shard=options.shard) as world:

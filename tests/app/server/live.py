@@ -8,8 +8,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import httpx
+
 from regard.app.server.run import Server, listen
+from regard.app.server.security import BODY_TIMEOUT
 from regard.app.server.state import AppState
+
+
+def connected(address: str) -> httpx.Client:
+    """Return a client that does not read the certificates of this machine, which takes longer than a test."""
+    return httpx.Client(base_url=address, timeout=120, verify=False)
 
 
 @contextmanager
@@ -28,7 +36,7 @@ def serving(state: AppState, host: str | None = None, limit: int | None = None) 
         yield server
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(BODY_TIMEOUT - 5)
         assert state.close()
         assert not thread.is_alive()
 
@@ -38,7 +46,7 @@ def process(program: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[st
     """Run a program that prints the port of its server, or its address; yield the process and the port."""
     command = [sys.executable, "-c", program, *arguments]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as running:
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as running:
         try:
             assert running.stdout is not None
             assert running.stderr is not None

@@ -1,6 +1,5 @@
 """Hostile requests to a real server on loopback: every response is a success or a client error."""
 
-import json
 import socket
 from collections.abc import Iterator
 
@@ -9,7 +8,7 @@ import pytest
 
 from regard.app.server.routes import ENDPOINTS
 from regard.app.server.state import AppState
-from tests.app.server.live import serving
+from tests.app.server.live import connected, serving
 
 JSON = {"Content-Type": "application/json"}
 PATHS = [
@@ -80,6 +79,18 @@ def address(registry) -> Iterator[str]:
         yield server.address
 
 
+@pytest.fixture(scope="module")
+def client(address) -> Iterator[httpx.Client]:
+    with connected(address) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def stays_healthy(client: httpx.Client) -> Iterator[None]:
+    yield
+    assert client.get("/api/health").is_success
+
+
 def fine(status: int) -> bool:
     return 100 <= status < 300 or 400 <= status < 500
 
@@ -88,35 +99,31 @@ def fine(status: int) -> bool:
 def test_hostile_paths(path, address):
     for method in ("GET", "POST", "HEAD", "DELETE", "OPTIONS"):
         assert fine(raw(address, method, path)), method
-    assert httpx.get(f"{address}/api/health").is_success
 
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-def test_hostile_bodies(body, address):
-    with httpx.Client(base_url=address, timeout=60) as client:
-        for item in ENDPOINTS:
-            path = item.path.replace("{id}", "none").replace("{name:path}", "none")
-            assert fine(client.request(item.method, path, content=body, headers=JSON).status_code), path
+def test_hostile_bodies(body, client):
+    for item in ENDPOINTS:
+        path = item.path.replace("{id}", "none").replace("{name:path}", "none")
+        assert fine(client.request(item.method, path, content=body, headers=JSON).status_code), path
 
 
 @pytest.mark.parametrize("headers", HEADERS, ids=range(len(HEADERS)))
 def test_hostile_headers(headers, address):
     for method, path in (("GET", "/api/models"), ("GET", "/"), ("POST", "/api/lookup")):
         assert fine(raw(address, method, path, headers)), (method, path)
-    assert httpx.get(f"{address}/api/health").is_success
 
 
-def test_extreme_numbers(address):
+def test_extreme_numbers(client):
     extremes = (-1, 1, 2**31, 2**53, 2**64, -(2**63), 1e308, 0.5, None, True, "1", [])
-    with httpx.Client(base_url=address, timeout=60) as client:
-        shown = client.post("/api/long", json={"text": "dogs bark at trees that shed bark"}).json()
-        # each question is asked with every third value
-        for turn, question in enumerate(("tile", "topk", "received", "heads", "numbers")):
-            for name in ("input", "layer", "heads", "rows", "position", "k", "size", "height", "query"):
-                for number, value in enumerate(extremes[turn % 3 :: 3]):
-                    given = (value, [value], [value, value])[number % 3]
-                    result = client.post(f"/api/views/{shown['id']}/{question}", json={name: given})
-                    assert fine(result.status_code), (question, name, given, result.text)
+    shown = client.post("/api/long", json={"text": "dogs bark at trees that shed bark"}).json()
+    # each question is asked with every third value
+    for turn, question in enumerate(("tile", "topk", "received", "heads", "numbers")):
+        for name in ("input", "layer", "heads", "rows", "position", "k", "size", "height", "query"):
+            for number, value in enumerate(extremes[turn % 3 :: 3]):
+                given = (value, [value], [value, value])[number % 3]
+                result = client.post(f"/api/views/{shown['id']}/{question}", json={name: given})
+                assert fine(result.status_code), (question, name, given, result.text)
 
 
 def raw(address: str, method: str, path: str, headers: dict | None = None) -> int:
@@ -137,5 +144,5 @@ def raw(address: str, method: str, path: str, headers: dict | None = None) -> in
     return int(result.split()[1])
 
 
-def test_errors_are_json(address):
-    assert json.loads(httpx.post(f"{address}/api/lookup", content=b"{", headers=JSON).content)["error"]
+def test_errors_are_json(client):
+    assert client.post("/api/lookup", content=b"{", headers=JSON).json()["error"]

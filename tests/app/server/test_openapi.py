@@ -32,7 +32,6 @@ CHECKS = [
 OPERATIONS = [result.ok() for result in schemathesis.openapi.from_dict(document()).get_all_operations()]
 # without anything that could be wrong
 NOTHING_WRONG = {"GET /api/health", "GET /api/models", "GET /api/training", "GET /api/views/{id}"}
-EXAMPLES = 10
 
 
 class AsHost:
@@ -56,6 +55,7 @@ def here(registry):
     state.close()
 
 
+@pytest.mark.hypothesis  # more examples in `make test-slow`
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fit", "misfit"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda item: item.label)
 def test_random_requests_are_answered_as_described(operation, mode, here):
@@ -63,7 +63,9 @@ def test_random_requests_are_answered_as_described(operation, mode, here):
     if mode is GenerationMode.NEGATIVE and operation.label in NOTHING_WRONG:
         return
 
-    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), derandomize=True)
+    examples = settings().max_examples // 5
+
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(case=operation.as_strategy(mode))
     def ask(case):
         named(case, state)

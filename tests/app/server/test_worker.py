@@ -1,14 +1,11 @@
 """The job queue: batching, order, limits and cancellation."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from regard._util import interrupt
@@ -287,49 +284,3 @@ def test_work_is_refused_if_memory_is_too_low(worker, monkeypatch):
     for enough in (memory.RESERVE, None):
         monkeypatch.setattr(memory, "available", lambda enough=enough: enough)
         assert asyncio.run(ask()) == "done"
-
-
-LIMITED = """
-import re, resource, sys
-import torch
-torch.set_num_threads(2)
-resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))  # a limit, so that threads of OpenMP begin at once
-from regard.app.server.registry import Registry
-from regard.app.server.state import AppState
-from regard.app.server.run import listen, serve
-listening = listen("127.0.0.1", 0)
-state = AppState(Registry())
-
-def ready():
-    size = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
-    most = size + int(sys.argv[1]) * 2**20
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    print(listening.getsockname()[1], flush=True)
-
-serve(state, listening, ready)
-"""
-
-
-@pytest.mark.parametrize("megabytes", [2, pytest.param(100, marks=pytest.mark.slow), 330])
-def test_a_server_with_little_memory_refuses_work_and_survives(megabytes):
-    with subprocess.Popen(
-        [sys.executable, "-c", LIMITED, str(megabytes)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            assert process.stdout is not None
-            port = process.stdout.readline().decode().strip()
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-                result = client.post("/api/long", json={"text": "dogs bark at trees that shed bark " * 300})
-                statuses = {result.status_code, client.get("/api/positions").status_code}
-                statuses.add(client.get("/").status_code)
-                if result.is_success:
-                    address = f"/api/views/{result.json()['id']}/tile"
-                    payload = {"layer": 1, "mean": True, "height": 2048, "width": 2048}
-                    statuses.add(client.post(address, json=payload).status_code)
-                assert statuses <= {200, 503}
-                assert (503 in statuses) == (megabytes < 330)
-                assert client.get("/api/health").is_success
-            process.terminate()
-            assert process.wait(60) == 0
-        finally:
-            process.kill()

@@ -39,13 +39,13 @@ from regard import (
 )
 from regard.mechanism.mask_algebra import CallShape, MaskTerm
 from regard.mechanism.scores import Prepared
-from tests.cases import crossed
+from tests.cases import crossed, looped
 from tests.fresh import run_fresh
 
 # A different number for every axis: 2 sequences, 3 key heads, 2 query heads for each, 5 queries, 7 keys.
 B, G, R, Q, K, D, E = 2, 3, 2, 5, 7, 8, 4
 IMPLEMENTATIONS = ["reference", "tiled", "fused"]
-every = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+every = looped("implementation", IMPLEMENTATIONS)
 
 
 def inputs(requires_grad: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -215,7 +215,7 @@ WRONG_SCORES: dict[str, tuple[Callable[[Tensor, Tensor], Any], type[RegardError]
 
 
 @every
-@pytest.mark.parametrize("case", WRONG_SCORES)
+@looped("case", WRONG_SCORES)
 def test_results_of_custom_scores_are_checked(case, implementation):
     prepare, error, words = WRONG_SCORES[case]
     refuses(implementation, error, words, score=Custom(prepare))
@@ -399,7 +399,7 @@ def test_results_of_custom_rules_are_checked(case, place, implementation):
     refuses(implementation, error, words, mask=PLACES[place](Ranges(ranges)))
 
 
-@pytest.mark.parametrize("case", WRONG_RANGES)
+@looped("case", WRONG_RANGES)
 def test_results_of_custom_rules_are_checked_when_drawn(case):
     ranges, error, _ = WRONG_RANGES[case]
     with pytest.raises(error):
@@ -427,8 +427,8 @@ def test_two_rows_for_many_queries_are_rejected():
 
 
 @every
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@looped("place", PLACES)
+@looped("dtype", INTEGERS, ids=str)
 def test_ranges_of_every_integer_dtype(dtype, place, implementation):
     def ranges(position: Tensor, keys: Any) -> tuple[Tensor, Tensor]:
         return (position - 2).clamp(min=0).to(dtype), (position + 1).clamp(min=0).to(dtype)
@@ -437,8 +437,8 @@ def test_ranges_of_every_integer_dtype(dtype, place, implementation):
 
 
 @every
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("number", [3, np.int32(3), torch.tensor(3), torch.tensor([[3]], dtype=torch.int8)])
+@looped("place", PLACES)
+@looped("number", [3, np.int32(3), torch.tensor(3), torch.tensor([[3]], dtype=torch.int8)])
 def test_one_integer_applies_to_every_row(number, place, implementation):
     def built_in(position: Tensor, keys: Any) -> tuple[None, Tensor]:
         return None, torch.zeros_like(position) + 3
@@ -448,7 +448,7 @@ def test_one_integer_applies_to_every_row(number, place, implementation):
 
 
 @every
-@pytest.mark.parametrize("place", PLACES)
+@looped("place", PLACES)
 def test_key_indices_far_outside_are_no_limit(place, implementation):
     """Sums of them would leave int64, and a difference from the first key of a tile too."""
     for far in (2**31, 2**40, 2**62, 2**63 - 1):
@@ -467,7 +467,7 @@ def test_key_indices_far_outside_are_no_limit(place, implementation):
 
 
 @every
-@pytest.mark.parametrize("far", [2**31, 2**62, 2**63 - 1, 2**70])
+@looped("far", [2**31, 2**62, 2**63 - 1, 2**70])
 def test_built_in_rules_reach_as_far_as_they_say(far, implementation):
     for mask, near in (
         (Window(far), Window(100)),
@@ -511,7 +511,7 @@ WRONG_TERMS: dict[str, tuple[Callable[[CallShape], Any], type[RegardError], tupl
     "small allowed": (
         lambda s: (MaskTerm(allowed=torch.ones(Q, 3) > 0),),
         MaskError,
-        ("allowed of shape (5, 3)", "(2, 6, 5, 7)"),
+        ("`allowed` of shape (5, 3)", "(2, 6, 5, 7)"),
     ),
     "wide allowed": (lambda s: (MaskTerm(allowed=torch.ones(Q, 14) > 0),), MaskError, ("(5, 14)",)),
     "few rows allowed": (lambda s: (MaskTerm(allowed=torch.ones(2, K) > 0),), MaskError, ("(2, 7)",)),
@@ -519,7 +519,7 @@ WRONG_TERMS: dict[str, tuple[Callable[[CallShape], Any], type[RegardError], tupl
     "float allowed": (
         lambda s: (MaskTerm(allowed=torch.ones(Q, K)),),
         DTypeError,
-        ("allowed of dtype torch.float32", "bool"),
+        ("`allowed` of dtype torch.float32", "bool"),
     ),
     "uint8 allowed": (
         lambda s: (MaskTerm(allowed=torch.ones(Q, K).byte()),),
@@ -547,7 +547,7 @@ def test_results_of_custom_masks_are_checked(case, place, implementation):
 
 
 @every
-@pytest.mark.parametrize("place", ["alone", "and", "or", "nested"])
+@looped("place", ["alone", "and", "or", "nested"])
 def test_valid_results_of_custom_masks_are_accepted(place, implementation):
     torch.manual_seed(0)
     per_head, one = torch.rand(B, G * R, Q, K) > 0.4, torch.rand(K) > 0.4
@@ -612,14 +612,14 @@ WRONG_LINES: dict[str, tuple[Callable[[Tensor], Any], type[RegardError], tuple[s
 
 
 @every
-@pytest.mark.parametrize("case", WRONG_LINES)
+@looped("case", WRONG_LINES)
 def test_results_of_custom_biases_are_checked(case, implementation):
     line, error, words = WRONG_LINES[case]
     refuses(implementation, error, words, bias=Line(line))
 
 
 @every
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.float64, torch.bfloat16], ids=str)
+@looped("dtype", [torch.int64, torch.int8, torch.float64, torch.bfloat16], ids=str)
 def test_a_relative_bias_of_another_dtype_is_converted(dtype, implementation):
     bias = Line(lambda distance: -distance.abs().to(dtype))
     same(implementation, {"bias": bias}, {"bias": Line(lambda distance: -distance.abs().float())})
@@ -702,14 +702,14 @@ WRONG_NORMALIZERS: dict[str, tuple[dict[str, Callable[..., Any]], type[RegardErr
 
 
 @every
-@pytest.mark.parametrize("case", WRONG_NORMALIZERS)
+@looped("case", WRONG_NORMALIZERS)
 def test_results_of_custom_normalizers_are_checked(case, implementation):
     parts, error, words = WRONG_NORMALIZERS[case]
     refuses(implementation, error, words, normalize=Own(**parts))
 
 
 @every
-@pytest.mark.parametrize(
+@looped(
     ("parts", "expected"),
     [
         ({}, Softmax()),

@@ -312,7 +312,7 @@ def test_missing_heads_and_words_are_rejected(encoder):
         (["dog", " \t"], ArgumentError, "Sentence 1, "),
         (["dog", "\u200b"], ArgumentError, "has no words"),
         (["dog", None], DTypeError, "Sentence 1 is None"),
-        (3, DTypeError, "are an int"),
+        (3, DTypeError, "sentences is an int; pass a string"),
         (["a \ud800 b"], ArgumentError, "surrogate"),
     ],
 )

@@ -496,7 +496,7 @@ def test_missing_tokenizers_package(folder, monkeypatch):
         (b"[" * 100_000, "not valid JSON"),
         (b'{"vocab_size": ' + b"9" * 5000 + b"}", "not valid JSON"),
         (b"\xff\xfe{}", "not UTF-8"),
-        (b" " * (2**20 + 1), r"the limit for such a file is 1\.0 MB"),
+        (b" " * (2**20 + 1), r"the limit is 1\.0 MB"),
         (b"{}", "model_type=None; load_encoder supports bert"),
     ],
 )
@@ -519,8 +519,8 @@ def test_invalid_config_files(content, message, folder):
         ({"hidden_size": None}, "hidden_size=None"),
         ({"hidden_size": 2**30}, "word_embeddings"),
         ({"hidden_size": 26}, r"has shape \(70, 14\); config.json requires \(70, 26\)"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 and the weights have 3 layers"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers=2 and the weights have 3 layers"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000, but the weights have 3 layers"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers=2, but the weights have 3 layers"),
         ({"num_attention_heads": 3}, "is invalid: .*heads=3"),
         ({"num_attention_heads": 0}, "num_attention_heads=0"),
         ({"intermediate_size": 2**30}, r"config.json requires \(1073741824, 14\)"),
@@ -585,7 +585,8 @@ KEY = "encoder.layer.1.attention.self.key"
         ({"something.else": torch.ones(2)}, "have 'something.else', which regard does not support"),
         (
             {"embeddings.LayerNorm.gamma": torch.ones(14)},
-            "both 'embeddings.LayerNorm.gamma' and 'embeddings.LayerNorm.weight', two names of one tensor",
+            "both 'embeddings.LayerNorm.gamma' and 'embeddings.LayerNorm.weight', two names for the "
+            "same tensor; remove one",
         ),
         ({"embeddings.LayerNorm.beta": torch.ones(14)}, "both .*beta' and .*bias'"),
     ],
@@ -706,13 +707,13 @@ def test_tokenizer_larger_than_the_vocabulary(folder):
     (folder / "tokenizer.json").unlink()
     for last in ("more\n", "more\nand more\n"):
         (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n" + last)
-        with pytest.raises(ArgumentError, match=r"to 7\d and the model a vocabulary of 70"):
+        with pytest.raises(ArgumentError, match=r"to 7\d, but the model has a vocabulary of 70"):
             load_encoder(folder)
     word_pieces(folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"]["##z"] = 70
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(ArgumentError, match="token ids up to 70 and the model a vocabulary of 70"):
+    with pytest.raises(ArgumentError, match="token ids up to 70, but the model has a vocabulary of 70"):
         load_encoder(folder)
 
 

@@ -361,7 +361,7 @@ def test_rejected_keys_leave_the_cache_unchanged() -> None:
 @pytest.mark.parametrize("more", [{"value": normal(5, 12)}, {"cache": KVCache()}])
 def test_key_values_exclude_value_and_cache(more: dict[str, Any]) -> None:
     layer = layer_of()
-    with pytest.raises(regard.ArgumentError, match=f"got KeyValues .*{next(iter(more))}; omit it"):
+    with pytest.raises(regard.ArgumentError, match=f"got KeyValues .*{next(iter(more))}; omit the latter"):
         layer(normal(3, 12), layer.project_source(normal(5, 12)), **more)
 
 

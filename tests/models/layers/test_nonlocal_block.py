@@ -16,6 +16,10 @@ import regard
 from regard.models.layers.nonlocal_block import Kind, NonLocal
 
 KINDS = get_args(Kind)
+QUICK = ("embedded", "concat")
+some_quick = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK)) for kind in KINDS]
+)
 GRIDS = [(7,), (3, 5), (2, 3, 5), (2, 1, 3, 2)]
 CHANNELS = 6
 
@@ -63,6 +67,7 @@ def paper(block: NonLocal, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled(3)
 def test_block_equals_the_paper(kind: Kind, grid: tuple[int, ...], norm: bool) -> None:
     block = awake(CHANNELS, kind, norm=norm).double()
     x = torch.randn(3, CHANNELS, *grid, dtype=torch.float64)
@@ -237,7 +242,7 @@ def test_saved_state_gives_the_same_output(kind: Kind, tmp_path: Path) -> None:
     assert torch.equal(other.eval()(x), block.eval()(x))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@some_quick
 def test_compiled_block_equals_the_eager_one(kind: Kind) -> None:
     torch.compiler.reset()
     block, x = awake(CHANNELS, kind, pool=2, norm=False), torch.randn(2, CHANNELS, 4, 6, requires_grad=True)
@@ -310,7 +315,7 @@ def accuracy(middle: nn.Module) -> float:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("kind", KINDS)
+@some_quick
 def test_distant_pixels_are_compared(kind: Kind) -> None:
     torch.manual_seed(2)  # with some seeds the relu of "concat" starts negative everywhere and never recovers
     assert accuracy(NonLocal(16, kind)) == 1

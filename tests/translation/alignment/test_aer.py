@@ -46,7 +46,7 @@ def test_only_links_between_sure_and_possible_have_no_error(a: Links, s: Links, 
 
 
 def test_error_rate_of_different_numbers_of_sentences() -> None:
-    with pytest.raises(ArgumentError, match="links of 2 sentence pairs and gold links of 1"):
+    with pytest.raises(ArgumentError, match="links for 2 sentence pairs and gold links for 1"):
         error_rate([frozenset(), frozenset()], [GoldAlignment(frozenset())])
 
 

@@ -61,6 +61,7 @@ def unbatched(model: Seq2Seq, source: list[int], target: list[int], name: str) -
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("shift", ["input", "output"])
+@pytest.mark.sampled(2)
 def test_weights_equal_those_of_each_pair_alone(kind: str, shift: Shift) -> None:
     model = make(kind)
     layers = list(cross_attention.cross_attention_layers(model))
@@ -335,6 +336,7 @@ def letters() -> TokenizerPair:
 
 @pytest.mark.parametrize(("layer", "head"), [(0, 0), (1, 1), (2, 0)])
 @pytest.mark.parametrize("with_gold", [True, False])
+@pytest.mark.sampled(2)
 def test_the_head_that_aligns_is_selected(
     layer: int, head: int, with_gold: bool, letters: TokenizerPair
 ) -> None:

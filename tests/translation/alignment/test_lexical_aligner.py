@@ -140,7 +140,8 @@ def test_empty_sides_and_unknown_words() -> None:
 
 @pytest.mark.parametrize("pairs", [[], [("", "a")], [("a", " "), ("", "b")]])
 def test_pairs_without_words_are_rejected(pairs: list[tuple[str, str]]) -> None:
-    with pytest.raises(ArgumentError, match=f"None of {len(pairs)} sentence pairs has words on both sides"):
+    message = f"None of the {len(pairs)} sentence pairs has words on both sides; there is nothing to align"
+    with pytest.raises(ArgumentError, match=message):
         LexicalAligner.learn(pairs)
 
 

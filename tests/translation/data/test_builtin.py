@@ -120,6 +120,7 @@ def test_the_order_of_words_differs(corpus):
 
 
 @pytest.mark.parametrize("code", languages())
+@pytest.mark.sampled(4)
 def test_every_language_has_words_for_all_values(code):
     for source, target in ((code, "en"), ("en", code)):
         corpus = embedded_corpus(source, target, size=40)

@@ -105,6 +105,7 @@ def assert_equal(actual: list[Hypothesis], expected: list[Hypothesis]) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled(2)
 def test_a_batch_equals_naive_search_of_each_sentence(name: str) -> None:
     model, beam, limits = make(name), Beam(3, n_best=3), [6, 4, 7, 5]
     results = search(model, Packed.of(SOURCES), beam, max_new_tokens=limits)
@@ -139,24 +140,21 @@ def test_any_beam_equals_naive_search(
         assert_equal(hypotheses, naive_search(model, source, beam, limit, suppressed))
 
 
-@pytest.mark.parametrize("length", [0.0, 0.5, 1.0, 1.7])
 @pytest.mark.parametrize("name", ["transformer", "bahdanau"])
-def test_an_unlimited_beam_equals_exhaustive_search(name: str, length: float) -> None:
-    model, limit = make(name), 4
+def test_an_unlimited_beam_equals_exhaustive_search(name: str) -> None:
+    model, source, limit = make(name), SOURCES[0], 4
     words = [word for word in range(WORDS) if word not in (PADDING, START, END)]
-    everything = Beam(len(words) ** limit * 2, length, n_best=10)
-    for source, results in zip(
-        SOURCES, search(model, Packed.of(SOURCES), everything, max_new_tokens=limit), strict=True
-    ):
-        exhaustive = []
-        for size in range(limit):
-            written = [list(sequence) for sequence in itertools.product(words, repeat=size)]
-            for sequence, rows in zip(written, follow(model, source, *written), strict=True):
-                total = float(rows[torch.arange(size + 1), torch.tensor([*sequence, END])].sum())
-                exhaustive.append((total / (size + 1) ** length, sequence))
-        exhaustive.sort(reverse=True)
-        assert [h.tokens for h in results] == [written for _, written in exhaustive[:10]]
-        assert [h.score for h in results] == pytest.approx([score for score, _ in exhaustive[:10]])
+    scored = []
+    for size in range(limit):
+        written = [list(sequence) for sequence in itertools.product(words, repeat=size)]
+        for sequence, rows in zip(written, follow(model, source, *written), strict=True):
+            scored.append((float(rows[torch.arange(size + 1), [*sequence, END]].sum()), sequence))
+    for length in (0.0, 0.5, 1.0, 1.7):
+        everything = Beam(len(words) ** limit * 2, length, n_best=10)
+        (results,) = search(model, Packed.of([source]), everything, max_new_tokens=limit)
+        best = sorted([(total / (len(words) + 1) ** length, words) for total, words in scored])[:-11:-1]
+        assert [h.tokens for h in results] == [tokens for _, tokens in best]
+        assert [h.score for h in results] == pytest.approx([score for score, _ in best])
         assert all(h.finished for h in results)
 
 
@@ -225,9 +223,20 @@ def test_search_equals_the_models_own_greedy() -> None:
     make.cache_clear()
 
 
-@pytest.mark.parametrize("strategy", [Greedy(), Beam(4, n_best=3), Sample(n_samples=3, top_p=0.9)])
-@pytest.mark.parametrize("name", MODELS)
-def test_the_batch_is_irrelevant(name: str, strategy: Any) -> None:
+STRATEGIES = {"beam": Beam(4, n_best=3), "greedy": Greedy(), "sample": Sample(n_samples=3, top_p=0.9)}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=[pytest.mark.slow] * (kind != "beam" and name != "transformer"))
+        for name in MODELS
+        for kind in STRATEGIES
+    ],
+)
+@pytest.mark.sampled(3)
+def test_the_batch_is_irrelevant(name: str, kind: str) -> None:
+    strategy = STRATEGIES[kind]
     model = make(name)
     together = search(model, Packed.of(SOURCES), strategy, max_new_tokens=6)
     for source, results in zip(SOURCES, together, strict=True):
@@ -381,7 +390,7 @@ def test_samples_depend_only_on_the_seed() -> None:
 )
 def test_tokens_are_sampled_by_their_probabilities(strategy: Sample) -> None:
     row = torch.tensor(probabilities(e=0.1, a=0.4, b=0.2, c=0.05, d=0.25))
-    model, draws = ScriptedModel({3: [row.tolist()]}), 4_000
+    model, draws = ScriptedModel({3: [row.tolist()]}), 2_000
     (results,) = search(model, Packed.of([[3]]), replace(strategy, n_samples=draws), max_new_tokens=1)
     seen = Counter(END if h.finished else h.tokens[0] for h in results)
     expected = row ** (1 / strategy.temperature)

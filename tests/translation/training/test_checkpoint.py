@@ -222,18 +222,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "config without end": (
         lambda folder: os.truncate(folder / CONFIG, 10**12),
-        "has 1000.0 GB; the limit for such a file is 1.0 MB",
+        "has 1000.0 GB; the limit is 1.0 MB. Check the path",
     ),
     "vocabulary that is a pipe": (lambda folder: replace(folder / SHARED), "is a named pipe"),
     "vocabulary without end": (
         lambda folder: os.truncate(folder / SHARED, 10**12),
-        "the limit for such a file is 268.4 MB",
+        "has 1000.0 GB; the limit is 268.4 MB",
     ),
     "weights that are a pipe": (lambda folder: replace(folder / MODEL), "is a named pipe"),
     "weights that are a folder": (lambda folder: replace(folder / MODEL, os.mkdir), "is a folder"),
     "weights without end": (
         lambda folder: os.truncate(folder / MODEL, 10**13),
-        "the limit for such a file is",
+        "has 10000.0 GB; the limit is",
     ),
     "damaged vocabulary": (lambda folder: (folder / SHARED).write_bytes(b"x"), "not a SentencePiece model"),
     "NaN": (lambda folder: changed(folder, first=torch.full((48,), torch.nan)), "has NaN or infinite values"),
@@ -499,7 +499,7 @@ def test_is_training_detects_a_running_training(tmp_path: Path) -> None:
     (tmp_path / MODEL).unlink()
     with lock_folder(tmp_path):
         assert is_training(tmp_path)
-        with pytest.raises(ArgumentError, match=r"Training is running; wait for it\.$"):
+        with pytest.raises(ArgumentError, match=r"Training is still running; try again later\.$"):
             load_model(tmp_path)
     assert not is_training(tmp_path)
     with pytest.raises(ArgumentError, match=r"run: regard train -o .* --resume$"):
@@ -533,7 +533,8 @@ def test_a_restored_optimizer_continues_exactly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "message"), [(2**40, "1099.5 GB; the limit"), (2**30, "does not have the length in its header")]
+    ("size", "message"),
+    [(2**40, "1099.5 GB; the limit"), (2**30, "does not have the size stated in its header")],
 )
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
 def test_a_sparse_file_is_rejected_before_hashing(tmp_path: Path, name: str, size: int, message: str) -> None:

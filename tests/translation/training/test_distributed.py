@@ -1,11 +1,13 @@
-"""Distributed training equals training in one process: two processes over gloo, started by torchrun."""
+"""Distributed training equals training in one process: two processes over gloo.
+
+The slow tests start them with torchrun, the others with a fork.
+"""
 
 import errno
 import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,17 +21,26 @@ from regard.translation.training.checkpoint import Checkpoint
 from regard.translation.training.distributed import RemoteError, Sharded, World, join_world
 from regard.translation.training.train import train as train_folder
 from regard.translation.translator import load_translator
+from tests.translation.processes import run_together, torchrun_variables
 from tests.translation.small import DEV, PAIRS
 from tests.translation.together import config, train
 
 ROOT = Path(__file__).parents[3]
-KINDS = pytest.mark.parametrize("shard", [False, True], ids=["parallel", "sharded"])
-MODELS = pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])
+KINDS = {"parallel": False, "sharded": True}
 UPDATES = config().training.updates
 assert UPDATES is not None
+SHARD = pytest.mark.parametrize("shard", KINDS.values(), ids=KINDS)
 BEGUN = 6  # a regular checkpoint
 
 Folder = Callable[..., Path]
+
+
+def worlds(*quick: str) -> pytest.MarkDecorator:
+    """All models, parallel and sharded; those not named here are slow tests."""
+    names = [f"{model} {kind}" for model in ("transformer", "recurrent", "plain") for kind in KINDS]
+    return pytest.mark.parametrize(
+        "world", [pytest.param(name, marks=[pytest.mark.slow] * (name not in quick)) for name in names]
+    )
 
 
 def command(folder: Path, *options: object, processes: int = 2, restarts: int = 0) -> list[str]:
@@ -130,12 +141,8 @@ def trained_alone(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 @pytest.fixture
 def one_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The environment of a single process under torchrun."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    for name, value in values.items():
-        monkeypatch.setenv(name, str(value))
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", **torchrun_variables(1)}.items():
+        monkeypatch.setenv(name, value)
     yield
     assert not torch.distributed.is_initialized()
 
@@ -162,19 +169,17 @@ def test_an_incomplete_environment_is_rejected(monkeypatch: pytest.MonkeyPatch) 
         pass
 
 
-@KINDS
-@MODELS
+@worlds("recurrent parallel", "plain sharded")  # the next test trains transformers
 @pytest.mark.usefixtures("one_of_one", "one_thread")
-def test_a_world_of_one_equals_a_single_process(
-    shard: bool, model: str, trained_alone: Folder, tmp_path: Path
-) -> None:
-    with join_world(shard=shard) as world:
-        assert type(world) is (Sharded if shard else World)
-        train(tmp_path, config(model), world)
+def test_a_world_of_one_equals_a_single_process(world: str, trained_alone: Folder, tmp_path: Path) -> None:
+    model, kind = world.split()
+    with join_world(shard=KINDS[kind]) as joined:
+        assert type(joined) is (Sharded if KINDS[kind] else World)
+        train(tmp_path, config(model), joined)
     assert_same_training(trained_alone(model), tmp_path)
 
 
-@KINDS
+@SHARD
 @pytest.mark.usefixtures("one_of_one", "one_thread")
 def test_checkpoints_are_interchangeable(shard: bool, trained_alone: Folder, tmp_path: Path) -> None:
     """Resume a single-process training in a world, then in a single process again."""
@@ -190,10 +195,10 @@ def test_checkpoints_are_interchangeable(shard: bool, trained_alone: Folder, tmp
     assert_same_training(trained_alone(), tmp_path)
 
 
-@KINDS
-@MODELS
+@worlds("recurrent sharded", "plain parallel", "transformer sharded")
 @pytest.mark.usefixtures("one_of_one", "one_thread")
-def test_a_model_trained_in_a_world_translates(shard: bool, model: str, tmp_path: Path) -> None:
+def test_a_model_trained_in_a_world_translates(world: str, tmp_path: Path) -> None:
+    model, kind = world.split()
     short = config(
         model,
         [
@@ -203,14 +208,14 @@ def test_a_model_trained_in_a_world_translates(shard: bool, model: str, tmp_path
             "training.guided_alignment_weight=0",
         ],
     )
-    with join_world(shard=shard) as world:
-        assert train_folder(tmp_path / "model", PAIRS, dev=DEV, config=short, world=world).finished
+    with join_world(shard=KINDS[kind]) as joined:
+        assert train_folder(tmp_path / "model", PAIRS, dev=DEV, config=short, world=joined).finished
     translator = load_translator(tmp_path / "model")
     assert len(translator.translate(["1 2 3"])) == 1
     assert not list(tmp_path.rglob("*.part"))
 
 
-@KINDS
+@SHARD
 @pytest.mark.usefixtures("one_of_one")
 def test_an_error_destroys_the_process_group(shard: bool) -> None:
     with pytest.raises(ArgumentError, match="mine"), join_world(shard=shard) as world, world.sync_errors():
@@ -239,15 +244,17 @@ def test_a_failed_sharded_checkpoint_keeps_the_last_one(
     assert_same_training(trained_alone(), folder)
 
 
-@KINDS
+@SHARD
 def test_two_processes_equal_one(shard: bool, trained_alone: Folder, tmp_path: Path) -> None:
     """From the start, or from a checkpoint of one process."""
     folder = begun(trained_alone(), tmp_path) if shard else tmp_path
-    output = together(folder, *(["--shard"] if shard else []))
+    arguments = [str(folder), *["--shard"] * shard]
+    preload = "sacrebleu, torch.distributed.fsdp, tests.translation.together"
+    done = run_together(f"tests.translation.together.main({arguments})", preload=preload)
+    assert (done.returncode, done.stderr) == (0, "")
     assert_same_training(trained_alone(), folder)
-    assert output.count("finished") == 1  # only rank 0 prints
-    assert "Warning" not in output
-    assert ("resuming after step" in output) == shard
+    assert done.stdout.count("finished") == 1  # only rank 0 prints
+    assert ("resuming after step" in done.stdout) == shard
 
 
 @pytest.mark.slow
@@ -270,7 +277,7 @@ def test_every_process_holds_a_whole_parallel_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@KINDS
+@SHARD
 def test_a_failed_write_ends_all_processes_and_damages_nothing(
     shard: bool, trained_alone: Folder, tmp_path: Path
 ) -> None:
@@ -308,7 +315,7 @@ def test_three_processes_sum_in_the_same_order_after_a_restart(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@KINDS
+@SHARD
 @pytest.mark.parametrize("model", ["recurrent", "plain"])
 def test_two_processes_train_recurrent_models(
     shard: bool, model: str, trained_alone: Folder, tmp_path: Path
@@ -318,7 +325,7 @@ def test_two_processes_train_recurrent_models(
 
 
 @pytest.mark.slow
-@KINDS
+@SHARD
 def test_interrupted_processes_save_and_end(shard: bool, trained_alone: Folder, tmp_path: Path) -> None:
     folder = begun(trained_alone(), tmp_path)
     options = ["training.updates=1000000", "training.schedule=constant", *(["--shard"] if shard else [])]

@@ -4,7 +4,7 @@ import errno
 import hashlib
 import json
 import os
-import random
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from regard.translation.model_folder import MODEL, OPTIMIZER, STATE
 from regard.translation.training.callbacks import Callback, Report, SampleTranslation, ValidationResult
 from regard.translation.training.checkpoint import Checkpoint
 from regard.translation.training.loop import Progress, dropout_seed
-from tests.translation.killing import killed_after
+from tests.translation.killing import train_killed
 from tests.translation.small import DEV, IDS, small_config, small_trainer, train_small
 from tests.translation.training.test_checkpoint import content, no_file_larger_than
 
@@ -90,14 +90,49 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, A
     """The files of an uninterrupted training."""
     known: dict[tuple[str, ...], dict[str, Any]] = {}
 
-    def find(model: str, *settings: str) -> dict[str, Any]:
+    def find(model: str = "transformer", *settings: str) -> dict[str, Any]:
         if (model, *settings) not in known:
             folder = tmp_path_factory.mktemp("whole")
-            killed_after(folder, model, settings)
+            train_small(folder, small_config(model, *settings))
             known[model, *settings] = bits(folder)
         return known[model, *settings]
 
     return find
+
+
+@pytest.fixture(scope="module")
+def three_updates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("short")
+    train_small(folder, small_config("transformer", "training.updates=3"))
+    return folder
+
+
+@pytest.fixture
+def short(three_updates: Path, tmp_path: Path) -> Path:
+    """A copy of a training of three updates."""
+    return Path(shutil.copytree(three_updates, tmp_path / "short"))
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "at"),
+    [
+        ("transformer", (), "changes"),
+        pytest.param("transformer", (), "times", marks=SLOW),
+        pytest.param("recurrent", (), "changes", marks=SLOW),
+        pytest.param("transformer", PATIENT, "changes", marks=SLOW),
+        pytest.param("plain", (), "changes", marks=SLOW),
+        pytest.param("transformer", WIDE, "changes", marks=SLOW),
+    ],
+)
+def test_a_killed_training_ends_with_the_same_bits(
+    tmp_path: Path, whole: Callable[..., dict[str, Any]], model: str, settings: tuple[str, ...], at: str
+) -> None:
+    """Killed while writing, renaming or removing files, or at random times."""
+    train_killed(tmp_path, model, settings, at=at)
+    assert bits(tmp_path) == whole(model, *settings)
 
 
 @pytest.mark.parametrize(
@@ -106,37 +141,26 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, A
         ("transformer", ()),
         ("recurrent", ()),
         ("transformer", PATIENT),
-        pytest.param("plain", (), marks=pytest.mark.slow),
-        pytest.param("transformer", WIDE, marks=pytest.mark.slow),
+        pytest.param("plain", (), marks=SLOW),
+        pytest.param("transformer", WIDE, marks=SLOW),
     ],
 )
-def test_a_killed_training_ends_with_the_same_bits(
+def test_a_training_interrupted_in_each_update_ends_with_the_same_bits(
     tmp_path: Path, whole: Callable[..., dict[str, Any]], model: str, settings: tuple[str, ...]
 ) -> None:
-    """SIGKILL at changes of the folder: writing, renaming, removing."""
-    rng = random.Random(f"{model} {settings}")
-    kills = 0
-    while killed_after(tmp_path, model, settings, events=rng.randint(1, 40) if kills < 4 else 0):
-        kills += 1
-    assert kills
-    assert bits(tmp_path) == whole(model, *settings)
-
-
-@pytest.mark.parametrize("model", ["transformer"])
-def test_a_training_killed_at_any_time_ends_with_the_same_bits(
-    tmp_path: Path, whole: Callable[..., dict[str, Any]], model: str
-) -> None:
-    """SIGKILL at random times: during updates, validation or writing."""
-    kills = 0
-    while killed_after(tmp_path, model, (), seconds=random.uniform(0.05, 0.8) if kills < 4 else 0):
-        kills += 1
-    assert bits(tmp_path) == whole(model)
+    wanted, finished, step = whole(model, *settings), False, 0
+    while not finished:
+        trainer = small_trainer(tmp_path, small_config(model, *settings))
+        trainer._stop = True
+        finished, step, before = (result := trainer.run()).finished, result.progress.step, step
+        assert finished or step == before + 1
+    assert bits(tmp_path) == wanted
 
 
 def test_another_seed_gives_another_model(tmp_path: Path, whole: Callable[..., dict[str, Any]]) -> None:
     train_small(tmp_path, small_config("transformer", "training.seed=1"))
-    assert bits(tmp_path).keys() == whole("transformer").keys()
-    assert bits(tmp_path) != whole("transformer")
+    assert bits(tmp_path).keys() == whole().keys()
+    assert bits(tmp_path) != whole()
 
 
 class Interrupts(Recorder):
@@ -163,7 +187,6 @@ class Interrupts(Recorder):
     ("moment", "step", "stops", "number"),
     [
         ("on_save", 3, 4, signal.SIGINT),  # a validation step
-        ("on_save", 6, 7, signal.SIGINT),
         ("on_validation", 8, 8, signal.SIGINT),
         ("on_save", 4, 5, signal.SIGTERM),
     ],
@@ -189,26 +212,14 @@ def test_ctrl_c_saves_and_resuming_ends_with_the_same_bits(
     again = Recorder()
     assert small_trainer(tmp_path, callbacks=[again]).run().finished
     assert again.begun == [(stops, 10)]
-    assert bits(tmp_path) == whole("transformer")
-
-
-def test_a_training_interrupted_in_each_update_ends_with_the_same_bits(
-    tmp_path: Path, whole: Callable[..., dict[str, Any]]
-) -> None:
-    for step in range(1, 10):
-        trainer = small_trainer(tmp_path)
-        trainer._stop = True
-        result = trainer.run()
-        assert (result.finished, result.progress.step) == (False, step)
-    assert small_trainer(tmp_path).run().finished
-    assert bits(tmp_path) == whole("transformer")
+    assert bits(tmp_path) == whole()
 
 
 def test_ctrl_c_in_the_last_update_has_no_effect(
     tmp_path: Path, whole: Callable[..., dict[str, Any]]
 ) -> None:
     assert small_trainer(tmp_path, callbacks=[Interrupts("on_validation", 10)]).run().finished
-    assert bits(tmp_path) == whole("transformer")
+    assert bits(tmp_path) == whole()
 
 
 def test_a_second_ctrl_c_stops_immediately_and_keeps_checkpoints(
@@ -223,30 +234,24 @@ def test_a_second_ctrl_c_stops_immediately_and_keeps_checkpoints(
         small_trainer(tmp_path, callbacks=[Twice("on_validation", 8)]).run()
     assert [checkpoint.step for checkpoint in Checkpoint.all(tmp_path)][-1] == 6
     assert train_small(tmp_path).finished
-    assert bits(tmp_path) == whole("transformer")
+    assert bits(tmp_path) == whole()
 
 
-def test_training_works_in_any_thread(tmp_path: Path, whole: Callable[..., dict[str, Any]]) -> None:
-    thread = threading.Thread(target=train_small, args=(tmp_path,))
-    thread.start()
-    thread.join()
-    assert bits(tmp_path) == whole("transformer")
-
-
-def test_training_keeps_the_random_state_and_the_threads(tmp_path: Path) -> None:
+def test_training_works_in_any_thread_and_keeps_the_random_state_and_the_threads(
+    tmp_path: Path, whole: Callable[..., dict[str, Any]]
+) -> None:
     torch.manual_seed(5)
     wanted = torch.rand(3)
     torch.manual_seed(5)
     torch.set_num_threads(2)
-    train_small(tmp_path)
+    thread = threading.Thread(target=train_small, args=(tmp_path,))
+    thread.start()
+    thread.join()
     assert torch.equal(torch.rand(3), wanted)
     assert torch.get_num_threads() == 2
-
-
-def test_resuming_a_finished_training_changes_nothing(tmp_path: Path) -> None:
-    train_small(tmp_path)
+    assert bits(tmp_path) == whole()
     before = content(tmp_path)
-    assert train_small(tmp_path).finished
+    assert train_small(tmp_path).finished  # already
     assert content(tmp_path) == before
 
 
@@ -368,13 +373,11 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path, whole: Callable[.
     assert [checkpoint.step for checkpoint in Checkpoint.all(tmp_path)][-1] == 6
     assert not list(tmp_path.rglob("*.part"))
     assert train_small(tmp_path).finished
-    assert bits(tmp_path) == whole("transformer")
+    assert bits(tmp_path) == whole()
 
 
-def test_a_nonfinite_gradient_ends_the_training(tmp_path: Path) -> None:
-    calm = small_config("transformer", "training.updates=3")
-    train_small(tmp_path, calm)
-    before = content(tmp_path)
+def test_a_nonfinite_gradient_ends_the_training(short: Path) -> None:
+    before = content(short)
     rare = (
         "training.validate_every=100",
         "training.save_every=100",
@@ -386,8 +389,8 @@ def test_a_nonfinite_gradient_ends_the_training(tmp_path: Path) -> None:
         ArgumentError,
         match=r"The gradient of update 5 is not finite\. .*learning_rate=1e\+30, .*max_grad_norm \(now 0\)",
     ):
-        train_small(tmp_path, wild)
-    assert content(tmp_path) == before
+        train_small(short, wild)
+    assert content(short) == before
 
 
 def test_nonfinite_weights_are_never_kept(tmp_path: Path) -> None:
@@ -418,24 +421,21 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_kept(
     last.path.rmdir()
     assert Checkpoint.all(tmp_path)
     train_small(tmp_path)
-    assert bits(tmp_path) == whole("transformer")
+    assert bits(tmp_path) == whole()
 
 
 @pytest.mark.parametrize("setting", ["model.width=32", "model.layers=2", "model.ffn_dim=7"])
-def test_a_checkpoint_of_another_config_is_rejected(tmp_path: Path, setting: str) -> None:
-    train_small(tmp_path, small_config("transformer", "training.updates=3"))
+def test_a_checkpoint_of_another_config_is_rejected(short: Path, setting: str) -> None:
     with pytest.raises(
         ArgumentError, match=r"step-00000003' does not match the config of its folder .*\. Remove it"
     ):
-        train_small(tmp_path, small_config("transformer", setting))
+        train_small(short, small_config("transformer", setting))
 
 
 @pytest.mark.parametrize(("error", "shown"), [(ValueError(), "ValueError"), (KeyError("best"), "'best'")])
 def test_an_error_without_a_message_is_reported_by_type(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, shown: str
+    short: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, shown: str
 ) -> None:
-    train_small(tmp_path, small_config("transformer", "training.updates=3"))
-
     def fail(*given: Any) -> None:
         raise error
 
@@ -443,15 +443,14 @@ def test_an_error_without_a_message_is_reported_by_type(
     with pytest.raises(
         ArgumentError, match=rf"does not match the config of its folder \({shown}\)\. Remove it"
     ):
-        train_small(tmp_path)
+        train_small(short)
 
 
 @pytest.mark.parametrize("state", ["{}", "[]", '{"best": null, "steps": 1}', "null", '"x"', "3"])
-def test_an_invalid_state_is_rejected(tmp_path: Path, state: str) -> None:
-    train_small(tmp_path, small_config("transformer", "training.updates=3"))
-    (Checkpoint.all(tmp_path)[-1].path / STATE).write_text(state)
+def test_an_invalid_state_is_rejected(short: Path, state: str) -> None:
+    (Checkpoint.all(short)[-1].path / STATE).write_text(state)
     with pytest.raises(ArgumentError, match="step-00000003"):
-        train_small(tmp_path)
+        train_small(short)
 
 
 @pytest.mark.parametrize("pairs", [1, 2, 5])
@@ -527,12 +526,11 @@ def test_dropout_seeds_are_unique(size: int) -> None:
 
 
 def test_dropout_differs_between_layers_of_a_thousand_processes() -> None:
-    drawn = []
-    with torch.random.fork_rng(devices=[]):
-        for step in range(3):
-            for rank in range(1000):
-                torch.manual_seed(dropout_seed(0, step, rank, 1000))
-                drawn += [int(torch.randint(2**63 - 1, ())) for _ in range(4)]  # as `Dropout` does
+    drawn, generator = [], torch.Generator()
+    for step in range(3):
+        for rank in range(1000):
+            generator.manual_seed(dropout_seed(0, step, rank, 1000))
+            drawn += torch.randint(2**63 - 1, (4,), generator=generator).tolist()  # as `Dropout` does
     assert len(set(drawn)) == len(drawn)
 
 

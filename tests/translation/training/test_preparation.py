@@ -19,7 +19,7 @@ from tests.translation.training.test_checkpoint import content
 # each source sentence twice, with two translations and a unique word
 PAIRS = [Pair(f"word{n // 2} and more", f"Wort{n // 2} und mehr {n % 2}") for n in range(200)]
 WORDS = ("tokens.kind=words", "corpus.dev_size=7")
-VOCABULARY = ["vocabulary: 196 tokens (tokens.size=1,000, but the text has no more)"]
+VOCABULARY = ["vocabulary: 196 tokens (tokens.size=1,000, but the text yields no more tokens)"]
 
 
 def prepare_pairs(

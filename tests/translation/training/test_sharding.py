@@ -105,22 +105,25 @@ from benchmarks.machine import peak_memory
 from regard.models import return_memory
 from regard.translation.config import ModelConfig
 from regard.translation.training.sharding import Share, build_sharded
-build = lambda: ModelConfig(width=256, layers=8).build(1000)
+def build(width=256):
+    whole = lambda: ModelConfig(width=width, layers=8).build(1000)
+    return build_sharded(whole, Share(0, 4)) if {sharded} else whole()
+build(8)  # imports modules and loads code, up to 30 MB of it
 return_memory()  # as `regard train --shard` does: gaps in the heap do not count
 before = peak_memory()
-kept = build_sharded(build, Share(0, 4)) if {sharded} else build()
+kept = build()
 print(peak_memory() - before)
 """
 
 
-def test_building_a_quarter_of_a_model_takes_less_than_half_its_memory() -> None:
+def test_building_a_quarter_of_a_model_takes_less_than_a_third_of_its_memory() -> None:
     peaks = {}
     for kind in ("whole", "sharded"):
         done = run_fresh(PEAK.format(sharded=kind == "sharded"))
         assert done.returncode == 0, done.stderr
         peaks[kind] = float(done.stdout)
     assert peaks["whole"] > 55  # 15 million numbers
-    assert peaks["sharded"] < peaks["whole"] / 2
+    assert peaks["sharded"] < peaks["whole"] / 3
 
 
 def test_write_sharded_writes_safetensors(tmp_path: Path) -> None:
@@ -169,6 +172,7 @@ def test_the_average_of_shards_equals_the_average(size: int, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.sampled(3)
 def test_a_streamed_model_validates_like_the_whole(name: str, tmp_path: Path) -> None:
     build = builder(name, TOKENS.sizes())
     torch.manual_seed(0)

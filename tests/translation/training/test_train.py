@@ -1,16 +1,8 @@
 """From files to a translator: training, errors and resuming."""
 
 import json
-import os
-import pty
-import select
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,9 +18,10 @@ from regard.translation.training.callbacks import Callback
 from regard.translation.training.checkpoint import Checkpoint, load_model, write_parameters
 from regard.translation.training.train import load_alignment_head, train
 from tests.cli.running import run
+from tests.fresh import run_fresh
 from tests.translation.small import PAIRS, small_config
 from tests.translation.training.test_checkpoint import content
-from tests.translation.training.test_loop import Interrupts, Recorder, bits
+from tests.translation.training.test_loop import PATIENT, Interrupts, Recorder, bits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUICK = ("training.updates=4", "training.validate_every=2", "training.accumulate=1")
@@ -136,6 +129,7 @@ class Harms(Callback):
 
 @pytest.mark.parametrize("event", ["on_begin", "on_validation", "on_report", "on_save"])
 @pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+@pytest.mark.sampled(3)
 def test_a_lost_folder_ends_the_training(tmp_path: Path, event: str, how: str) -> None:
     folder = tmp_path / "model"
 
@@ -428,13 +422,6 @@ def test_a_training_that_fails_before_its_first_checkpoint_keeps_all_files(tmp_p
     assert not Checkpoint.all(model)
 
 
-PATIENT = (
-    "training.patience=1",
-    "training.learning_rate=0.3",
-    "training.updates=40",
-)  # stops improving early
-
-
 def test_patience_starts_over_when_a_training_is_extended(tmp_path: Path) -> None:
     config = small_config("transformer", *PATIENT)
     longer = config.override(["training.updates=60"])
@@ -520,7 +507,7 @@ def interrupted(folder: Path) -> Path:
 
 
 ALIGNING = {
-    "align": ("--text", "1 2 3", "3 2 1", "--soft"),
+    "align": ("--text", "1 2 3", "3 2 1", "--json"),
     "translate": ("1 2 3", "--alignment", "--json"),
     "draw": ("1 2 3", "-o", "x.svg"),
 }
@@ -544,7 +531,7 @@ def test_an_interrupted_training_aligns_with_the_selected_head(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     best = AlignmentHead(layer=0, heads=(1,), shift="output")  # not the default
-    done = "selected it now."
+    done = "has not finished; one was selected now."
     last = "its data is missing or damaged, so the last layer is used."
     torch.manual_seed(0)  # with these parameters translations are not empty
     write_parameters(
@@ -591,69 +578,54 @@ def test_no_head_is_selected_unless_needed(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("nohup", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_closed_terminal_ends_the_command_with_129_after_saving(
-    tmp_path: Path, files: tuple[Path, Path], nohup: bool
-) -> None:
-    """On a terminal that hangs up; `nohup` ignores it."""
-    config = small_config(
-        "transformer", "training.updates=30", "training.save_every=2", "training.validate_every=15"
-    )
-    command = [sys.executable, "-m", "regard", "train", *map(str, files), "-o", str(tmp_path / "cut")]
-    terminal, child = pty.openpty()
-    with subprocess.Popen(
-        ["nohup", *command, *settings(config)] if nohup else [*command, *settings(config)],
-        stdin=child,
-        stdout=child,
-        stderr=child,
-        start_new_session=True,
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"},
-    ) as process:
-        os.close(child)
-        while process.poll() is None and not Checkpoint.all(tmp_path / "cut"):
-            time.sleep(0.02)
-            with suppress(OSError):  # nohup has left the terminal
-                if select.select([terminal], [], [], 0)[0]:
-                    os.read(terminal, 10_000)
+# While the first checkpoint is saved, Ctrl-C; or the terminal is closed; or `nohup` ignores that.
+INTERRUPTED = """
+import io, os, pty, signal, sys, time
+from regard.cli import main
+
+def saved(event, arguments):
+    global how
+    if event == "os.rename" and "step-" in str(arguments[1]) and how:
+        if how == "hangup":
+            os.write(1, b"first checkpoint")
+            while os.isatty(1):
+                time.sleep(0.01)
+        else:
+            signal.raise_signal(signal.SIGINT if how == "ctrl-c" else signal.SIGHUP)
+        how = ""
+
+how = {how!r}
+if how == "hangup":
+    child, terminal = pty.fork()
+    if child:
+        shown = b""
+        while b"first checkpoint" not in shown:
+            shown += os.read(terminal, 1000)
         os.close(terminal)
-        process.send_signal(signal.SIGHUP)
-        process.wait()
-    last = Checkpoint.all(tmp_path / "cut")[-1].step
-    if nohup:
-        assert (process.returncode, last) == (0, 30)
-        return
-    assert process.returncode == 129
-    assert 0 < last < 30
-    run("train", "--output", tmp_path / "cut", "--resume")
-    train(tmp_path / "whole", PAIRS, config=config)
-    assert same(tmp_path / "cut", tmp_path / "whole")
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    sys.stdout, sys.stderr = open(1, "w"), open(2, "w")
+elif how == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+sys.addaudithook(saved)
+main({arguments!r})
+"""
 
 
-def test_ctrl_c_ends_the_command_with_130_and_resuming_ends_with_the_same_bits(
-    tmp_path: Path, files: tuple[Path, Path]
+@pytest.mark.parametrize(
+    ("how", "status"), [("ctrl-c", 130), ("hangup", 129), pytest.param("nohup", 0, marks=pytest.mark.slow)]
+)
+def test_an_interrupted_command_saves_and_resuming_ends_with_the_same_bits(
+    how: str, status: int, tmp_path: Path, files: tuple[Path, Path]
 ) -> None:
-    config = small_config(
-        "transformer", "training.updates=30", "training.save_every=2", "training.validate_every=15"
-    )
-    command = [sys.executable, "-m", "regard", "train", *map(str, files), "-o", str(tmp_path / "cut")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [*command, *settings(config)],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-    ) as process:
-        while process.poll() is None and not Checkpoint.all(tmp_path / "cut"):
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        shown = process.communicate()[0]
-    assert process.returncode == 130, shown
-    assert "checkpoint saved" in shown
-    assert f"regard train --output {tmp_path / 'cut'} --resume" in shown
-    assert "Traceback" not in shown
-    assert 0 < Checkpoint.all(tmp_path / "cut")[-1].step < 30
-    run("train", "--output", tmp_path / "cut", "--resume")
-    train(tmp_path / "whole", PAIRS, config=config)
-    assert same(tmp_path / "cut", tmp_path / "whole")
+    config = small_config("transformer", "training.save_every=2", "training.validate_every=5")
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    arguments = ["train", *map(str, files), "-o", str(cut), *settings(config)]
+    done = run_fresh(INTERRUPTED.format(how=how, arguments=arguments), TERM="xterm")
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("checkpoint saved" in done.stdout) == (how == "ctrl-c")
+    assert (f"regard train --output {cut} --resume" in done.stdout) == (how == "ctrl-c")
+    assert Checkpoint.all(cut)[-1].step == (10 if how == "nohup" else 3)
+    run("train", "--output", cut, "--resume")
+    train(whole, PAIRS, config=config)
+    assert same(cut, whole)
