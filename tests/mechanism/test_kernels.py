@@ -723,10 +723,11 @@ def test_saved_tensors_may_come_back_with_other_strides():
     def back(x: Tensor) -> Tensor:
         return x.movedim(-1, 0).contiguous().movedim(0, -1)
 
-    for normalize in (regard.Softmax(), regard.Sigmoid(), regard.Entmax15()):
+    normalizers = (regard.Softmax(), regard.Sigmoid(), regard.Entmax15())
+    for normalize, sizes in itertools.product(normalizers, [(30, 200, 200), (7, 11, 11)]):
         results = []
         for hook in (lambda x: x, back):
-            inputs = [numbers(2, n, 20, seed=n).requires_grad_() for n in (30, 200, 200)]
+            inputs = [numbers(2, n, 20, seed=n).requires_grad_() for n in sizes]
             with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), hook):
                 output = regard.attention(*inputs, normalize=normalize)
             results.append(torch.autograd.grad(output, inputs, upstream(output)))

@@ -180,7 +180,8 @@ def _kernel_gradients(
         torch.empty(x.shape, dtype=torch.float32, device="cpu") if need else None
         for x, need in zip(inputs, needed, strict=True)
     ]
-    cache_key = needed, output.stride(), grad.stride()
+    # hooks on saved tensors can change the strides of any of them
+    cache_key = (needed, *(x.stride() for x in (*inputs, tau, output, grad)))
     encoded = prepared.backward.get(cache_key)
     if encoded is None:
         problem, layout = _problem(*inputs, call)
