@@ -205,7 +205,7 @@ def test_underscore_names_of_another_package_are_found():
     assert private_uses(
         {
             "regard.mechanism.weights.matrix": matrix,
-            "regard.mechanism.rollout": "weights._part()",
+            "regard.mechanism.weights.rollout": "weights._part()",
             "regard.models.loss": "from regard._util import files\nx._replace(y=1)\nself._own = self._own",
             "regard.app.protocol": "from regard.mechanism.sdpa import _mask, attention\nweights._part()",
         }

@@ -47,7 +47,7 @@ from regard.mechanism.operator import attend as attend
 from regard.mechanism.operator import attention as attention
 from regard.mechanism.operator import explain as explain
 from regard.mechanism.operator import self_attention as self_attention
-from regard.mechanism.rollout import rollout as rollout
+from regard.mechanism.weights.rollout import rollout as rollout
 from regard.mechanism.scores import Additive as Additive
 from regard.mechanism.scores import Concat as Concat
 from regard.mechanism.scores import Cosine as Cosine

@@ -18,8 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import regard
 from regard.mechanism import fused
-from regard.mechanism.call.arguments import Call, prepare
-from regard.mechanism.call.layout import Layout
+from regard.mechanism.call.arguments import Call, Layout, prepare
 from regard.mechanism.call.problem import Problem, ProblemConfig
 from regard.mechanism.normalizers import Softmax
 from regard.mechanism.scores import Prepared, ScaledDot

@@ -14,8 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard
 from regard import Causal, Documents, Mask, MaskError, Padding, Prefix, Rule, Window
 from regard.mechanism import tiled
-from regard.mechanism.call.arguments import Call, prepare
-from regard.mechanism.call.layout import Layout
+from regard.mechanism.call.arguments import Call, Layout, prepare
 from regard.mechanism.call.problem import tiles
 from regard.mechanism.mask_algebra import CallShape, as_mask
 from tests.recorder import Largest

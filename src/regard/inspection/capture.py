@@ -14,8 +14,7 @@ from torch import Tensor
 
 from regard.inspection.layers import head_numbers
 from regard.inspection.mask_reading import Intervals, RowMask
-from regard.mechanism.call.arguments import Call, prepare
-from regard.mechanism.call.layout import Layout
+from regard.mechanism.call.arguments import Call, Layout, prepare
 from regard.mechanism.call.problem import Problem
 from regard.mechanism.mask_algebra import Mask, as_mask
 from regard.mechanism.normalizers import Normalizer, Softmax, Softmax1

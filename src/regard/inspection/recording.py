@@ -17,8 +17,8 @@ from regard.errors import ArgumentError
 from regard.inspection import display
 from regard.inspection.capture import AttentionKind
 from regard.inspection.statistics import head_statistics
-from regard.mechanism.rollout import rollout
 from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.rollout import rollout
 from regard.models.layers.attention import is_cross_attention
 
 _MEASURES = ("entropy", "distance", "first", "previous", "induction")

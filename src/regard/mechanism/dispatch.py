@@ -84,8 +84,7 @@ def choose(problem: Problem, requested: str | None = None) -> tuple[str, str]:
     requested: the `implementation` argument; default: REGARD_IMPLEMENTATION, or the best implementation.
 
     >>> import torch
-    >>> from regard.mechanism.call.arguments import Call, prepare
-    >>> from regard.mechanism.call.layout import Layout
+    >>> from regard.mechanism.call.arguments import Call, Layout, prepare
     >>> from regard.mechanism.dispatch import choose
     >>> from regard import Hard, ScaledDot
     >>> x = torch.zeros(2, 3, 4)

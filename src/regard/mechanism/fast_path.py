@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.mechanism import autograd, dispatch, fused
-from regard.mechanism.call.arguments import Call, prepare
-from regard.mechanism.call.layout import Layout
+from regard.mechanism.call.arguments import Call, Layout, prepare
 from regard.mechanism.call.problem import Problem
 from regard.mechanism.masks import Causal, Documents, Padding, Window
 from regard.mechanism.normalizers import BUILT_IN_TYPES

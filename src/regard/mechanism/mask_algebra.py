@@ -17,7 +17,7 @@ from regard._util.checks import check_dense, check_device
 from regard._util.text import type_name
 from regard.errors import DeviceError, DTypeError, MaskError
 from regard.mechanism.call import keyword_hints, validation
-from regard.mechanism.call.layout import broadcasts as broadcasts
+from regard.mechanism.call.validation import broadcasts as broadcasts
 
 Combine = Callable[[Tensor, Tensor], Tensor]
 

@@ -18,8 +18,7 @@ from regard._util.text import format_bytes, type_name
 from regard.errors import DeviceError, DTypeError, ShapeError
 from regard.mechanism import autograd, dispatch, fast_path, reference
 from regard.mechanism.call import keyword_hints
-from regard.mechanism.call.arguments import Bias, Call, prepare
-from regard.mechanism.call.layout import Layout
+from regard.mechanism.call.arguments import Bias, Call, Layout, prepare
 from regard.mechanism.call.problem import Problem, ProblemConfig
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from regard.mechanism.call.problem import Problem
-from regard.mechanism.dropout import dropout_factors
 from regard.mechanism.precision import matmul
 from regard.mechanism.scores import ACTIVATIONS
 from regard.mechanism.torch_state import concrete, forward_mode, transformed
+
+_BITS = 0xFFFFFFFF
 
 
 def attention(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -57,6 +58,27 @@ def weights(problem: Problem, scores: Tensor, tau: Tensor) -> Tensor:
     if problem.config.dropout == 0:
         return normalized
     return normalized * dropout_factors(problem, normalized.dtype)
+
+
+def dropout_factors(problem: Problem, dtype: torch.dtype) -> Tensor:
+    """Return 0 for dropped pairs and 1 / (1 − dropout) for the others: (…, g, r, q, k).
+
+    A hash of seed, row and key decides, not a stream of random numbers, so each tile can be reproduced alone,
+    in any order, in both passes.
+    """
+    dropout = problem.config.dropout
+    row = _mix(problem["head"] * problem.config.queries + problem["row"] ^ problem["seed"])
+    second = _mix(row + 0x9E3779B9 & _BITS)
+    hashed = _mix(_mix(problem.key_indices() ^ row) ^ second)
+    return (hashed >= int(dropout * (_BITS + 1))).to(dtype) / (1 - dropout)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Compute Wellons' 32-bit hash lowbias32 in 64-bit integers."""
+    x = x & _BITS
+    x = (x ^ (x >> 16)) * 0x7FEB352D & _BITS
+    x = (x ^ (x >> 15)) * 0x846CA68B & _BITS
+    return x ^ (x >> 16)
 
 
 def scores(problem: Problem) -> Tensor:

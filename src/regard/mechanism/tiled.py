@@ -12,7 +12,6 @@ from torch import Tensor
 from regard.mechanism import reference
 from regard.mechanism.biases import sum_diagonals
 from regard.mechanism.call.problem import Problem, kind, tiles
-from regard.mechanism.dropout import dropout_factors
 from regard.mechanism.scores import ACTIVATIONS
 from regard.mechanism.torch_state import FakeTensor
 
@@ -91,7 +90,7 @@ def gradients(tile: Problem, tau: Tensor | None, grad: Tensor, wanted: set[str])
     scores = reference.scores(tile)
     tau = reference.tau(tile, scores) if tau is None else tau
     visible = scores != -math.inf
-    kept = dropout_factors(tile, scores.dtype) if tile.config.dropout else None
+    kept = reference.dropout_factors(tile, scores.dtype) if tile.config.dropout else None
 
     if nan_safe:  # skip NaN rows whose output gradient is zero
         skipped = (grad == 0).all(-1, keepdim=True) & reference.invalid_rows(scores)

@@ -764,8 +764,7 @@ def test_results_of_custom_sinks_are_checked(implementation):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_problem_tensors_have_one_layout(dtype):
     """Every tensor of a problem has the dtype, the axes and the sizes that the kernels assume."""
-    from regard.mechanism.call.arguments import Call, prepare
-    from regard.mechanism.call.layout import Layout
+    from regard.mechanism.call.arguments import Call, Layout, prepare
 
     query, key, value = (x.to(dtype) for x in inputs())
     score = Custom(lambda q, k: Prepared(q[:1], k[:, :1], biases=(q[..., :1], torch.zeros(K, dtype=q.dtype))))

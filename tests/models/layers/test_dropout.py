@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from regard.mechanism import fused
-from regard.mechanism.dropout import _mix
+from regard.mechanism.reference import _mix
 from regard.models.layers.dropout import Dropout
 
 SHAPE = (7, 10_007)  # more than one work item, not a multiple of the vector width

@@ -13,9 +13,7 @@ from regard.errors import DTypeError, ShapeError
 from regard.mechanism import reference
 from regard.mechanism.biases import RelativeBias
 from regard.mechanism.call import validation
-from regard.mechanism.call.layout import Layout, broadcasts
 from regard.mechanism.call.problem import Problem, ProblemConfig, Tile
-from regard.mechanism.dropout import draw_seed
 from regard.mechanism.mask_algebra import CallShape, Mask, as_mask, terms_of
 from regard.mechanism.normalizers import Normalizer, Softmax1, to_text
 from regard.mechanism.scores import (
@@ -50,6 +48,84 @@ class Call(NamedTuple):
     normalize: Normalizer
     dropout: float
     generator: torch.Generator | None
+
+
+class Layout(NamedTuple):
+    """Batch axes, key heads g, query heads r per key head, and whether the inputs have a heads axis."""
+
+    batch: tuple[int, ...]
+    groups: int
+    per_group: int
+    has_heads: bool
+
+    @classmethod
+    def of(cls, query: Tensor, key: Tensor, value: Tensor) -> "Layout":
+        """Return the layout of a call; raise ShapeError if the shapes are incompatible."""
+        heads, key_heads, value_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (query, key, value))
+        if key_heads != value_heads and key_heads != 1 and value_heads != 1:
+            raise ShapeError(
+                f"key has {key_heads} heads and value has {value_heads}; they must have the same number."
+            )
+        groups = key_heads if value_heads == 1 else value_heads  # 0 heads remain 0
+        heads = groups if heads == 1 else heads
+        if heads != groups and (groups == 0 or heads % groups):
+            raise ShapeError(
+                f"query has {heads} heads and key has {groups}; the number of query heads must be a multiple "
+                "of the number of key heads. Heads are axis -3."
+            )
+        batch = _broadcast([t.shape[:-3] for t in (query, key, value)])
+        if batch is None:
+            raise ShapeError(
+                f"the batch axes of query {tuple(query.shape)}, key {tuple(key.shape)} and value "
+                f"{tuple(value.shape)} do not broadcast; the axes before the last three must be equal or 1."
+            )
+        has_heads = max(query.dim(), key.dim(), value.dim()) > 2
+        return cls(batch, groups, heads // groups if groups else 1, has_heads)
+
+    @property
+    def heads(self) -> int:
+        return self.groups * self.per_group
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of output and weights."""
+        return (*self.batch, self.heads) if self.has_heads else ()
+
+    def per_query(self, x: Tensor) -> Tensor:
+        """Reshape query, bias or mask: … h q · -> … g r q ·, with size 1 if shared by all heads."""
+        x = self._pad(x)
+        if x.shape[-3] == 1 and self.heads != 1:
+            return x.unsqueeze(-3)
+        return x.unflatten(-3, (self.groups, self.per_group))
+
+    def per_key(self, x: Tensor) -> Tensor:
+        """Reshape key or value: … g k · -> … g 1 k ·."""
+        return self._pad(x).unsqueeze(-3)
+
+    def per_head(self, x: Tensor) -> Tensor:
+        """Reshape one number per head, or one for all heads: (h) or () -> … g r 1 1."""
+        return self.per_query(x.reshape(-1, 1, 1))
+
+    def _pad(self, x: Tensor) -> Tensor:
+        missing = len(self.batch) + 3 - x.dim()
+        return x[(None,) * missing] if missing else x
+
+    def merge(self, x: Tensor) -> Tensor:
+        """Convert to the caller's axes: … g r q e -> … h q e, or q e."""
+        x = x.flatten(-4, -3)
+        return x if self.has_heads else x.squeeze(-3)
+
+
+def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
+    """Return the broadcast shape, or None. torch.broadcast_shapes is slower than a small attention call."""
+    axes = max(map(len, shapes))
+    result = [1] * axes
+    for shape in shapes:
+        for axis, size in enumerate(shape, axes - len(shape)):
+            if size != 1 and result[axis] != 1 and result[axis] != size:
+                return None
+            result[axis] = size if size != 1 else result[axis]
+    return tuple(result)
 
 
 def prepare(
@@ -96,7 +172,7 @@ def prepare(
     if dropout:
         heads = torch.arange(math.prod((*layout.batch, layout.heads)), device=call_shape.device)
         tensors["head"] = layout.per_query(heads.reshape(*layout.batch, layout.heads, 1, 1))
-        tensors["seed"] = layout.per_head(draw_seed(call_shape.device, call.generator))
+        tensors["seed"] = layout.per_head(_draw_seed(call_shape.device, call.generator))
     name = getattr(call.score, "__name__", type(call.score).__name__)
     config = ProblemConfig(
         normalize,
@@ -177,7 +253,7 @@ def _dense(bias: Tensor, call_shape: CallShape, dtype: torch.dtype) -> Tensor:
             f"bias has dtype {bias.dtype}; it is added to the scores, so it must be floating point. {cure}"
         )
     shape = (*call_shape.lead, call_shape.queries, call_shape.keys)
-    if not broadcasts(bias.shape, shape):
+    if not validation.broadcasts(bias.shape, shape):
         raise ShapeError(
             f"bias has shape {tuple(bias.shape)}, which does not broadcast to the shape of the scores, "
             f"{shape}. Insert axes of size 1 where the bias is shared."
@@ -211,6 +287,11 @@ def check_score(score: object) -> None:
         raise DTypeError(
             f"score is {type_name(score)}; pass a score, such as Dot(), or a function of (query, key)."
         )
+
+
+def _draw_seed(device: torch.device, generator: torch.Generator | None) -> Tensor:
+    seed_device = device if generator is None else generator.device
+    return torch.randint(2**32 - 1, (), dtype=torch.int64, device=seed_device, generator=generator).to(device)
 
 
 def _check_dropout(dropout: float, generator: torch.Generator | None) -> None:

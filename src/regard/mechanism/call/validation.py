@@ -22,12 +22,18 @@ from torch import Tensor
 from regard._util.checks import check_dense, check_number
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DeviceError, DTypeError, MaskError, ShapeError
-from regard.mechanism.call.layout import broadcasts
 from regard.mechanism.normalizers import Normalizer
 from regard.mechanism.scores import FAMILIES, Prepared, Score, check_softcap
 
 FAR = 2**40  # larger than any key index, but sums of a few fit into int64
 _BELOW_FAR = {torch.int8, torch.int16, torch.int32, torch.uint8}  # dtypes whose values are below FAR
+
+
+def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether a tensor of this shape can be expanded to the shape `to`."""
+    return len(shape) <= len(to) and all(
+        size == 1 or size == target for size, target in zip(reversed(shape), reversed(to), strict=False)
+    )
 
 
 def _dense(what: str, x: object, device: torch.device) -> Tensor:
