@@ -47,7 +47,6 @@ from regard.mechanism.operator import attend as attend
 from regard.mechanism.operator import attention as attention
 from regard.mechanism.operator import explain as explain
 from regard.mechanism.operator import self_attention as self_attention
-from regard.mechanism.weights.rollout import rollout as rollout
 from regard.mechanism.scores import Additive as Additive
 from regard.mechanism.scores import Concat as Concat
 from regard.mechanism.scores import Cosine as Cosine
@@ -60,6 +59,7 @@ from regard.mechanism.sdpa import scaled_dot_product_attention as scaled_dot_pro
 from regard.mechanism.weights.matrix import TopK as TopK
 from regard.mechanism.weights.matrix import TransposedWeights as TransposedWeights
 from regard.mechanism.weights.matrix import Weights as Weights
+from regard.mechanism.weights.rollout import rollout as rollout
 from regard.models.encoders.pretrained import load_encoder as load_encoder
 from regard.plot.heatmaps import heatmap as heatmap
 from regard.translation.translator import Translation as Translation

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 import regard
 from regard.mechanism import fused
 from regard.mechanism.call.arguments import Call, Layout, prepare
-from regard.mechanism.call.problem import Problem, ProblemConfig
+from regard.mechanism.call.problem import Problem, ProblemConfig, empty_results
 from regard.mechanism.normalizers import Softmax
 from regard.mechanism.scores import Prepared, ScaledDot
 from tests.cases import NORMALIZERS, Case, Shape, instruction_set, leaves
@@ -391,7 +391,7 @@ def described() -> Described:
     x = numbers(1, 2, 3, 4)
     call = Call(ScaledDot(), None, None, Softmax(), 0.0, None)
     problem = prepare(x, x, x, Layout.of(x, x, x), call)
-    output, tau = fused.empty_results(problem)
+    output, tau = empty_results(problem)
     encoded = fused.encode(problem, {"output": output, "tau": tau})
     return Described(encoded.numbers, encoded.factors, [x, output, tau])
 

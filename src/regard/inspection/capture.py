@@ -92,7 +92,7 @@ def _problem(call: CapturedCall) -> Problem:
         if call.mask.uniform is not None:
             query = query * ~call.mask.uniform  # equal scores
     normalize: Normalizer = Softmax() if call.sink is None else Softmax1(call.sink.detach())
-    arguments = Call(ScaledDot(call.scale, call.softcap), mask, biases or None, normalize, 0.0, None)
+    arguments = Call(ScaledDot(call.scale, call.softcap), mask, biases or None, normalize)
     layout = Layout.of(query, call.key, call.key)
     with torch.no_grad():
         problem = prepare(query, call.key, call.key[..., :1], layout, arguments).without("value")

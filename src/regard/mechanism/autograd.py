@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.mechanism import fused, reference, tiled
 from regard.mechanism.call.problem import (
@@ -17,11 +17,12 @@ from regard.mechanism.call.problem import (
     Problem,
     ProblemConfig,
     deserialize,
+    empty_results,
     kind,
     serialize,
 )
 from regard.mechanism.precision import autocast_off
-from regard.mechanism.torch_state import batched, forward_mode, subclassed, traced, transformed
+from regard.mechanism.torch_state import batched, concrete, forward_mode, subclassed, transformed
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor, bool]:
@@ -194,21 +195,13 @@ def _run_backward(
         return tiled.backward(problem, tau, grad, wanted, refit=problem.config.fused)
 
 
-_PLAIN_TYPES = {Tensor, nn.Parameter, nn.Buffer}
-
-
 def _kernels_run(problem: Problem, *others: Tensor) -> bool:
-    """Whether dispatch chose the kernels and they can read these tensors."""
-    return problem.config.fused and _has_memory(problem, *others) and fused.unsupported(problem) is None
-
-
-def _has_memory(problem: Problem, *others: Tensor) -> bool:
-    """Whether the kernels can read the memory of all tensors: none is fake, batched or lazily negated."""
-    for tensor in (*problem.tensors.values(), *others):
-        unreadable = tensor.is_meta or tensor.is_neg() or tensor._is_zerotensor() or batched(tensor)
-        if unreadable or type(tensor) not in _PLAIN_TYPES:
-            return False
-    return not traced()
+    """Whether dispatch chose the kernels and they can read the memory of all tensors."""
+    tensors = (*problem.tensors.values(), *others)
+    if not problem.config.fused or not concrete(*tensors):
+        return False
+    lazy = any(t.is_neg() or t._is_zerotensor() for t in tensors)
+    return not lazy and fused.unsupported(problem) is None
 
 
 def _problem(config: ProblemConfig, names: Sequence[str], tensors: Sequence[Tensor]) -> Problem:
@@ -231,7 +224,7 @@ def _forward(tensors: Sequence[Tensor], config: str, wanted: Sequence[bool]) -> 
 
 @_forward.register_fake
 def _(tensors: Sequence[Tensor], config: str, wanted: Sequence[bool]) -> tuple[Tensor, Tensor]:
-    return tiled.empty(_deserialize(config, tensors))
+    return empty_results(_deserialize(config, tensors))
 
 
 @torch.library.custom_op("regard::attention_backward", mutates_args=())

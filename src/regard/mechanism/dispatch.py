@@ -37,12 +37,8 @@ def _subclass(problem: Problem, requested: str | None) -> str | None:
     return None
 
 
-def _requested_reference(problem: Problem, requested: str | None) -> str | None:
-    return "requested by name" if requested == "reference" else None
-
-
-def _requested_tiled(problem: Problem, requested: str | None) -> str | None:
-    return "requested by name" if requested == "tiled" else None
+def _requested(implementation: str) -> Rule:
+    return lambda problem, requested: "requested by name" if requested == implementation else None
 
 
 def _compiled_custom_normalizer(problem: Problem, requested: str | None) -> str | None:
@@ -70,8 +66,8 @@ def _kernels(problem: Problem, requested: str | None) -> str | None:
 RULES: tuple[tuple[str, Rule], ...] = (
     ("reference", _forward_mode),
     ("reference", _subclass),
-    ("reference", _requested_reference),
-    ("tiled", _requested_tiled),
+    ("reference", _requested("reference")),
+    ("tiled", _requested("tiled")),
     ("reference", _compiled_custom_normalizer),
     ("reference", _normalizer_with_tensors),
     ("tiled", _kernels),
@@ -86,9 +82,9 @@ def choose(problem: Problem, requested: str | None = None) -> tuple[str, str]:
     >>> import torch
     >>> from regard.mechanism.call.arguments import Call, Layout, prepare
     >>> from regard.mechanism.dispatch import choose
-    >>> from regard import Hard, ScaledDot
+    >>> from regard import Hard
     >>> x = torch.zeros(2, 3, 4)
-    >>> choose(prepare(x, x, x, Layout.of(x, x, x), Call(ScaledDot(), None, None, Hard(), 0.0, None)))[0]
+    >>> choose(prepare(x, x, x, Layout.of(x, x, x), Call(normalize=Hard())))[0]
     'tiled'
     """
     requested = FROM_ENVIRONMENT if requested is None else requested

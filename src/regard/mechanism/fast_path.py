@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.mechanism import autograd, dispatch, fused
-from regard.mechanism.call.arguments import Call, Layout, prepare
-from regard.mechanism.call.problem import Problem
+from regard.mechanism.call.arguments import Call, Layout, check_inputs, prepare
+from regard.mechanism.call.problem import Problem, empty_results
 from regard.mechanism.masks import Causal, Documents, Padding, Window
 from regard.mechanism.normalizers import BUILT_IN_TYPES
 from regard.mechanism.scores import Dot, ScaledDot
@@ -93,26 +93,21 @@ def attention(
 
 
 def _prepare(query: Tensor, key: Tensor, value: Tensor, call: Call) -> _PreparedCall | None:
-    """Prepare a call on the general path and encode it. Returns None if the call cannot be cached."""
-    if not query.dtype == key.dtype == value.dtype or min(query.dim(), key.dim(), value.dim()) < 2:
-        return None  # the general path raises an error
-    if call.normalize.sink() is not None or key.shape[-2] != value.shape[-2]:
-        return None
+    """Check a call, prepare it and encode it. Returns None if the call cannot be cached."""
+    check_inputs(query, key, value)
     problem, layout = _problem(query, key, value, call)
     if dispatch.choose(problem)[0] != "fused" or 0 in (*problem.lead(), problem.queries, problem.keys):
         return None
-    if any(
-        problem[name].data_ptr() != x.data_ptr() for name, x in zip(_INPUTS, (query, key, value), strict=True)
-    ):
-        return None  # a copy: its address differs from the input's
-    output, tau = fused.empty_results(problem)
+    addresses = [problem[name].data_ptr() for name in _INPUTS]
+    if "sink" in problem.tensors or addresses != [x.data_ptr() for x in (query, key, value)]:
+        return None  # the encoding would contain the address of a copy
+    output, tau = empty_results(problem)
     merged = layout.merge(output)
     if merged.data_ptr() != output.data_ptr():
         return None
-    lead = problem.lead()
-    whole = all(
-        problem[name].shape[:-3] == lead[:-1] and (name != "query" or problem[name].shape[-3] == lead[-1])
-        for name in _INPUTS
+    *units, per_group = problem.lead()
+    whole = problem["query"].shape[-3] == per_group and all(
+        problem[name].shape[:-3] == tuple(units) for name in _INPUTS
     )
     return _PreparedCall(
         fused.encode(problem, {"output": output, "tau": tau}, addresses=(*_INPUTS, "output", "tau")),
@@ -148,8 +143,7 @@ class _FastAttention(torch.autograd.Function):
         if grad is None:
             return (None,) * 6
         query, key, value, output, tau = ctx.saved_tensors
-        inputs = query, key, value
-        needed = ctx.needs_input_grad[3:]
+        wanted = tuple(name for name, need in zip(_INPUTS, ctx.needs_input_grad[3:], strict=True) if need)
         grads = None
         if (
             ctx.prepared.simple_backward
@@ -158,60 +152,46 @@ class _FastAttention(torch.autograd.Function):
             and grad.dtype is torch.float32
             and plain_cpu(grad)
         ):
-            grads = _kernel_gradients(ctx.prepared, ctx.call, inputs, needed, output, tau, grad)
+            output = output if output.stride(-1) == 1 else output.contiguous()
+            saved = {"query": query, "key": key, "value": value, "tau": tau, "output": output, "grad": grad}
+            grads = _kernel_gradients(ctx.prepared, ctx.call, saved, wanted)
         if grads is None:
-            grads = _general_gradients(ctx.call, inputs, needed, output, tau, grad)
-        return None, None, None, *grads
+            grads = _general_gradients(ctx.call, query, key, value, output, tau, grad, wanted)
+        return None, None, None, *(grads.get(name) for name in _INPUTS)
 
 
 def _kernel_gradients(
-    prepared: _PreparedCall,
-    call: Call,
-    inputs: tuple[Tensor, Tensor, Tensor],
-    needed: tuple[bool, ...],
-    output: Tensor,
-    tau: Tensor,
-    grad: Tensor,
-) -> list[Tensor | None] | None:
+    prepared: _PreparedCall, call: Call, saved: dict[str, Tensor], wanted: tuple[str, ...]
+) -> dict[str, Tensor] | None:
     """Compute the gradients with one kernel call. Returns None if they are not finite."""
-    output = output if output.stride(-1) == 1 else output.contiguous()
-    buffers = [
-        torch.empty(x.shape, dtype=torch.float32, device="cpu") if need else None
-        for x, need in zip(inputs, needed, strict=True)
-    ]
+    grads = {name: torch.empty(saved[name].shape, dtype=torch.float32, device="cpu") for name in wanted}
     # hooks on saved tensors can change the strides of any of them
-    cache_key = (needed, *(x.stride() for x in (*inputs, tau, output, grad)))
+    cache_key = (wanted, *(x.stride() for x in saved.values()))
     encoded = prepared.backward.get(cache_key)
     if encoded is None:
-        problem, layout = _problem(*inputs, call)
-        split = (layout.per_query, layout.per_key, layout.per_key)
-        extra = {"tau": tau, "output": layout.per_query(output), "grad": layout.per_query(grad)}
-        for name, buffer, part in zip(_INPUTS, buffers, split, strict=True):
-            if buffer is not None:
-                extra[f"d_{name}"] = part(buffer)
+        problem, layout = _problem(saved["query"], saved["key"], saved["value"], call)
+        split = {"query": layout.per_query, "key": layout.per_key, "value": layout.per_key}
+        results = {f"d_{name}": split[name](grad) for name, grad in grads.items()}
+        extra = {name: layout.per_query(saved[name]) for name in ("output", "grad")}
         encoded = prepared.backward[cache_key] = fused.encode(
-            problem, extra, addresses=(*_INPUTS, "tau", "output", "grad", *list(extra)[3:])
+            problem, {"tau": saved["tau"], **extra, **results}, addresses=(*saved, *results)
         )
-    tensors = (*inputs, tau, output, grad, *(buffer for buffer in buffers if buffer is not None))
-    return buffers if encoded.run("backward", tensors) else None
+    return grads if encoded.run("backward", (*saved.values(), *grads.values())) else None
 
 
 def _general_gradients(
     call: Call,
-    inputs: tuple[Tensor, Tensor, Tensor],
-    needed: tuple[bool, ...],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     output: Tensor,
     tau: Tensor,
     grad: Tensor,
-) -> list[Tensor | None]:
+    wanted: tuple[str, ...],
+) -> dict[str, Tensor]:
     """Compute the gradients on the general path, which is differentiable, NaN-safe and supports any width."""
-    query, key, value = inputs
-    layout = Layout.of(query, key, value)
-    problem = prepare(query, key, value, layout, call).with_config(fused=True)
-    wanted = tuple(name for name, need in zip(_INPUTS, needed, strict=True) if need)
+    problem = prepare(query, key, value, Layout.of(query, key, value), call).with_config(fused=True)
     output, grad = (x.reshape(*tau.shape[:-1], x.shape[-1]) for x in (output, grad))  # … h q e -> … g r q e
     grads = autograd.gradients(problem, tau, output, grad, wanted)
-    return [
-        grads[name].reshape(x.shape) if name in grads else None
-        for name, x in zip(_INPUTS, inputs, strict=True)
-    ]
+    shapes = {"query": query.shape, "key": key.shape, "value": value.shape}
+    return {name: grads[name].reshape(shapes[name]) for name in wanted}

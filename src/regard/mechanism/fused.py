@@ -5,18 +5,18 @@ finite. The caller then recomputes the result with `tiled`, which is NaN-safe.
 """
 
 import importlib
+import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DTypeError
-from regard.mechanism.call.problem import Problem, kind
+from regard.mechanism.call.problem import Problem, empty_in_order, empty_results, kind
 from regard.mechanism.normalizers import Normalizer, Sigmoid, Softmax, kernel_name
-from regard.mechanism.tiled import empty, heads_inside
 
 _DTYPES = {
     "float32": torch.float32,
@@ -101,15 +101,9 @@ def unsupported(problem: Problem) -> str | None:
     return None
 
 
-def empty_results(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Allocate output and τ, in float32."""
-    results = empty(problem)
-    return results if results[0].dtype is torch.float32 else (results[0].float(), results[1].float())
-
-
 def forward(problem: Problem) -> tuple[Tensor, Tensor] | None:
     """Return the output (…, g, r, q, e) and τ (…, g, r, q, 2), or None if they are not finite."""
-    output, tau = empty(problem)
+    output, tau = empty_results(problem)
     finite = _call("forward", problem, {"output": output, "tau": tau})
     return (output, tau) if finite else None
 
@@ -244,28 +238,20 @@ class _GradBuffer(NamedTuple):
 def _grad_buffer(problem: Problem, name: str, lead: tuple[int, ...], segments: int) -> _GradBuffer:
     query, (*units, _) = problem["query"], lead
     if name == "query":
-        return _GradBuffer(_empty_in_order((), (*lead, problem.queries, query.shape[-1]), query))
+        return _GradBuffer(empty_in_order((*lead, problem.queries, query.shape[-1]), query))
     if name == "sink":
         return _GradBuffer(query.new_empty(*lead, problem.queries, 1))
     lanes = _KERNELS.lanes()
     if name in ("key", "value", "vector"):
         tokens = 1 if name == "vector" else problem.keys
         width = -(-problem[name].shape[-1] // lanes) * lanes
-        buffer = _empty_in_order((segments,), (*units, 1, tokens, width), problem[name])
+        buffer = empty_in_order((*units, 1, tokens, width), problem[name], segments=(segments,))
         return _GradBuffer(buffer, buffer.stride(0))
     # biases start at zero, because masked pairs are not written; segments have disjoint rows
     if kind(name) == "bias" and _is_dense(problem, name):
         return _GradBuffer(query.new_zeros(*lead, *problem[name].shape[-2:]))
     buffer = query.new_zeros(segments, *lead, *problem[name].shape[-2:])
     return _GradBuffer(buffer, buffer.stride(0))
-
-
-def _empty_in_order(segments: tuple[int, ...], shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Allocate a tensor with heads and tokens in the memory order of `like`, so autograd does not copy it."""
-    *batch, groups, per_group, tokens, width = shape
-    if heads_inside(like):
-        return like.new_empty(*segments, *batch, tokens, groups, per_group, width).movedim(-4, -2)
-    return like.new_empty(*segments, *shape)
 
 
 def _is_dense(problem: Problem, name: str) -> bool:
@@ -284,7 +270,8 @@ def _backward_by_index(
 ) -> dict[str, Tensor] | None:
     """Run the backward pass for one index of the shared axes at a time, to store a shared gradient once."""
     grads = {name: torch.zeros_like(problem[name]) for name in wanted}
-    for index in _indices(problem.lead(), axes):
+    for chosen in itertools.product(*(range(problem.lead()[axis]) for axis in axes)):
+        index = dict(zip(axes, chosen, strict=True))
         part = problem.with_tensors({name: t[_narrow(t, index)] for name, t in problem.tensors.items()})
         part_tau, part_output, part_grad = (x[_narrow(x, index)] for x in (tau, output, grad))
         part_grads = backward(part, part_tau, part_output, part_grad, wanted)
@@ -293,14 +280,6 @@ def _backward_by_index(
         for name, x in part_grads.items():
             grads[name][_narrow(grads[name], index)] += x
     return grads
-
-
-def _indices(lead: tuple[int, ...], axes: list[int]) -> Iterator[dict[int, int]]:
-    for flat in range(math.prod(lead[axis] for axis in axes)):
-        index = {}
-        for axis in reversed(axes):
-            flat, index[axis] = divmod(flat, lead[axis])
-        yield index
 
 
 def _narrow(tensor: Tensor, index: dict[int, int]) -> tuple[slice, ...]:

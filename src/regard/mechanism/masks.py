@@ -271,11 +271,6 @@ class Padding(_LengthMask):
         """A copy of the lengths."""
         return self._lengths.clone()
 
-    @property
-    def axes(self) -> int:
-        """Number of axes of `lengths`."""
-        return self._lengths.dim()
-
     def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
         lengths = _to(self._lengths, call_shape.device)
         if not broadcasts(lengths.shape, call_shape.lead[: lengths.dim()]) or lengths.dim() > len(

@@ -8,17 +8,23 @@ output  = weights · value                      … h q e
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Never, TypedDict, Unpack
+from typing import NamedTuple, Never, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from regard._util.checks import check_dense
-from regard._util.text import format_bytes, type_name
-from regard.errors import DeviceError, DTypeError, ShapeError
+from regard._util.text import format_bytes
 from regard.mechanism import autograd, dispatch, fast_path, reference
 from regard.mechanism.call import keyword_hints
-from regard.mechanism.call.arguments import Bias, Call, Layout, prepare
+from regard.mechanism.call.arguments import (
+    Bias,
+    Call,
+    Layout,
+    as_biases,
+    as_normalizer,
+    check_inputs,
+    prepare,
+)
 from regard.mechanism.call.problem import Problem, ProblemConfig
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax
@@ -64,12 +70,8 @@ def attention(
     """
     if positional or unknown:
         keyword_hints.raise_unexpected("attention", positional, unknown)
-    call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
-    if implementation is None and dispatch.FROM_ENVIRONMENT in (None, "fused"):
-        result = fast_path.attention(query, key, value, call, need_tau=False)
-        if result is not None:
-            return result[0]
-    return _run(query, key, value, call, implementation)[0]
+    call = Call(score, mask, bias, normalize, dropout, generator)
+    return _run(query, key, value, call, implementation, need_tau=False).output
 
 
 def attend(
@@ -101,16 +103,14 @@ def attend(
     """
     if positional or unknown:
         keyword_hints.raise_unexpected("attend", positional, unknown)
-    call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
-    if implementation is None and dispatch.FROM_ENVIRONMENT in (None, "fused"):
-        result = fast_path.attention(query, key, value, call, need_tau=True)
-        if result is not None:
-            output, tau = result
-            build = partial(_prepare_weights, query, key, value.shape, call, torch.is_grad_enabled())
-            inputs = {"query": query, "key": key}  # masks on the fast path are immutable
-            return output, Weights(build, tau, output.shape[:-2], inputs=inputs, tau_from_kernels=True)
-    output, problem, tau, fused_tau = _run(query, key, value, call, implementation)
-    return output, Weights(problem.without("value"), tau, output.shape[:-2], tau_from_kernels=fused_tau)
+    call = Call(score, mask, bias, normalize, dropout, generator)
+    output, tau, fused_tau, problem = _run(query, key, value, call, implementation, need_tau=True)
+    lead = output.shape[:-2]
+    if problem is not None:
+        return output, Weights(problem.without("value"), tau, lead, tau_from_kernels=fused_tau)
+    build = partial(_prepare_weights, query, key, value.shape, call, torch.is_grad_enabled())
+    inputs = {"query": query, "key": key}  # masks on the fast path are immutable
+    return output, Weights(build, tau, lead, inputs=inputs, tau_from_kernels=fused_tau)
 
 
 class Options(TypedDict, total=False):
@@ -177,47 +177,45 @@ def explain(
     unknown = {name: None for name in options if name not in Options.__annotations__}
     if positional or unknown:
         keyword_hints.raise_unexpected("explain", positional, unknown)
-    call = Call(
-        options.get("score", ScaledDot()),
-        options.get("mask"),
-        options.get("bias"),
-        _normalizer(options.get("normalize", Softmax())),
-        options.get("dropout", 0.0),
-        options.get("generator"),
-    )
-    _check_inputs(query, key, value)
-    problem = _prepare_without_computing(query, key, value, call)
-    chosen, why = dispatch.choose(problem, options.get("implementation"))
+    implementation = options.pop("implementation", None)
+    call = Call(**options)  # type: ignore[misc]
+    check_inputs(query, key, value)
+    chosen, why = dispatch.choose(_prepare_without_computing(query, key, value, call), implementation)
     pairs = math.prod(Layout.of(query, key, value).lead) * query.shape[-2] * key.shape[-2]
     size = format_bytes(pairs * max(query.element_size(), 4))
     reasons = [why, f"the dense weights {'' if chosen == 'reference' else 'would '}take {size}"]
     if chosen == "fused":
         reasons.append("if the result is not finite, tiled recomputes it")
-    score = call.score
-    if not isinstance(score, Score):
-        name = getattr(score, "__name__", type(score).__name__)
+    if not isinstance(call.score, Score):
+        name = getattr(call.score, "__name__", type(call.score).__name__)
         reasons.append(f"the score is the function {name}: its scores are a dense matrix of {size}")
-    bias = options.get("bias")
-    biases = bias if isinstance(bias, list | tuple) else [bias]
-    for name, tensor in [("mask", options.get("mask")), *(("bias", item) for item in biases)]:
+    for name, tensor in [("mask", call.mask), *(("bias", bias) for bias in as_biases(call.bias))]:
         if isinstance(tensor, Tensor):
             dense_size = format_bytes(tensor.numel() * tensor.element_size())
             reasons.append(f"the {name} is a dense tensor of {dense_size}")
     return Explanation(chosen, tuple(reasons))
 
 
-def _run(
-    query: Tensor, key: Tensor, value: Tensor, call: Call, implementation: str | None
-) -> tuple[Tensor, Problem, Tensor, bool]:
-    """Prepare the call, select an implementation and run it.
+class _Result(NamedTuple):
+    output: Tensor
+    tau: Tensor | None
+    fused_tau: bool  # the kernels computed τ
+    problem: Problem | None  # None for a cached call
 
-    Return the output, the problem, τ, and whether the kernels computed τ.
-    """
+
+def _run(
+    query: Tensor, key: Tensor, value: Tensor, call: Call, implementation: str | None, *, need_tau: bool
+) -> _Result:
+    """Run a cached call, or prepare the call, select an implementation and run it."""
+    if implementation is None and dispatch.FROM_ENVIRONMENT in (None, "fused"):
+        result = fast_path.attention(query, key, value, call, need_tau=need_tau)
+        if result is not None:
+            return _Result(*result, True, None)
     device = query.device.type if isinstance(query, Tensor) else "cpu"
     if autocasts(device):
         query, key, value = (_autocast(tensor) for tensor in (query, key, value))
     with autocast_off(device):
-        _check_inputs(query, key, value)
+        check_inputs(query, key, value)
         layout = Layout.of(query, key, value)
         problem = prepare(query, key, value, layout, call)
         chosen, _ = dispatch.choose(problem, implementation)
@@ -227,7 +225,7 @@ def _run(
         else:
             problem = problem.with_config(fused=chosen == "fused")
             output, tau, fused_tau = autograd.run(problem)
-        return layout.merge(output).to(query.dtype), problem, tau.detach(), fused_tau
+        return _Result(layout.merge(output).to(query.dtype), tau.detach(), fused_tau, problem)
 
 
 def _prepare_without_computing(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Problem:
@@ -237,7 +235,9 @@ def _prepare_without_computing(query: Tensor, key: Tensor, value: Tensor, call: 
     """
     layout = Layout.of(query, key, value)
     if subclassed(query, key, value):
-        return Problem(ProblemConfig(call.normalize), {"query": query, "key": key, "value": value})
+        return Problem(
+            ProblemConfig(as_normalizer(call.normalize)), {"query": query, "key": key, "value": value}
+        )
     try:
         with torch.no_grad(), fake_mode() as fake:
             inputs = [fake.from_tensor(tensor) for tensor in (query, key, value)]
@@ -265,51 +265,3 @@ def _autocast(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dtype is torch.float64:
         return tensor
     return tensor.to(torch.get_autocast_dtype(tensor.device.type))
-
-
-def _normalizer(normalize: Normalizer | Sink) -> Normalizer:
-    if isinstance(normalize, Sink):
-        normalizer = normalize()
-        if not isinstance(normalizer, Normalizer):
-            raise DTypeError(
-                f"{type(normalize).__name__}.forward returned {type_name(normalizer)}; it must return "
-                "a normalizer: Softmax1(self.score)."
-            )
-        return normalizer
-    if isinstance(normalize, Normalizer):
-        return normalize
-    if isinstance(normalize, type) and issubclass(normalize, Normalizer | Sink):
-        name = normalize.__name__
-        raise DTypeError(f"normalize is the class {name}; pass an instance: normalize={name}().")
-    name = f"{type(normalize).__module__}.{type(normalize).__qualname__}"
-    raise DTypeError(
-        f"normalize is {normalize!r} of type {name}, which is not a normalizer; "
-        f"pass normalize={keyword_hints.suggest_normalizer(normalize)}, or derive from Normalizer."
-    )
-
-
-def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor):
-            raise DTypeError(f"{name} is {type_name(tensor)}; pass a tensor: torch.as_tensor({name}).")
-        check_dense(name, tensor)
-        if tensor.dim() < 2:
-            raise ShapeError(
-                f"{name} has shape {tuple(tensor.shape)}; it needs at least 2 axes, (tokens, features). "
-                f"For a single vector, pass {name}[None]."
-            )
-        if not tensor.is_floating_point():
-            raise DTypeError(f"{name} has dtype {tensor.dtype}; it must be floating point: {name}.float().")
-        if tensor.dtype != query.dtype:
-            raise DTypeError(
-                f"query has dtype {query.dtype} and {name} has {tensor.dtype}; the dtypes must be equal: "
-                f"{name}.to(query.dtype)."
-            )
-        if tensor.device != query.device:
-            raise DeviceError(
-                f"query is on {query.device} and {name} on {tensor.device}; use {name}.to(query.device)."
-            )
-    if key.shape[-2] != value.shape[-2]:
-        raise ShapeError(
-            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; they must match along axis -2."
-        )

@@ -7,22 +7,14 @@ agree with the forward pass, so autocast is disabled for them.
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.mechanism.torch_state import batched, forward_mode, traced, transformed
+from regard.mechanism.torch_state import concrete, forward_mode
 
-
-class _OnDevice(Protocol):
-    @property
-    def device(self) -> torch.device: ...
-
-
-_Self = TypeVar("_Self", bound=_OnDevice)
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def autocasts(device: str) -> bool:
@@ -35,17 +27,15 @@ def autocast_off(device: str) -> AbstractContextManager[Any]:
     return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()
 
 
-def in_own_dtype(
-    method: Callable[Concatenate[_Self, _Arguments], _Result],
-) -> Callable[Concatenate[_Self, _Arguments], _Result]:
+def in_own_dtype(method: _Method) -> _Method:
     """Decorator that runs a method with autocast disabled for `self.device`."""
 
     @wraps(method)
-    def wrapper(self: _Self, /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+    def wrapper(self: Any, /, *args: Any, **options: Any) -> Any:
         with autocast_off(self.device.type):
             return method(self, *args, **options)
 
-    return wrapper
+    return cast(_Method, wrapper)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -53,7 +43,10 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
     torch's own matmul computes gradients in bfloat16 if `backward` is called inside an autocast block.
     """
-    return _Product.apply(a, b) if _records_grad(a, b) else a @ b  # type: ignore[no-untyped-call]
+    recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    if recorded and concrete(a, b) and not forward_mode():  # eager mode, with no transform active
+        return _Product.apply(a, b)  # type: ignore[no-untyped-call]
+    return a @ b
 
 
 class _Product(torch.autograd.Function):
@@ -77,16 +70,3 @@ class _Product(torch.autograd.Function):
 
 def _reduce_to(x: Tensor, shape: torch.Size) -> Tensor:
     return x if x.shape == shape else x.sum_to_size(shape)
-
-
-def _records_grad(a: Tensor, b: Tensor) -> bool:
-    """Whether autograd records this product in eager mode, with no transform active."""
-    if (
-        not torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
-        or not (a.requires_grad or b.requires_grad)
-    ):
-        return False
-    if transformed() or forward_mode() or traced():
-        return False
-    return all(type(t) in (Tensor, nn.Parameter) and not batched(t) for t in (a, b))

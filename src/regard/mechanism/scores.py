@@ -93,10 +93,6 @@ def check_softcap(what: str, softcap: float | None) -> None:
         check_number(what, softcap, min=1e-30, below=1e31, cure="Use None for no cap.")  # float32 range
 
 
-def _cap(softcap: float | None) -> float | None:
-    return None if softcap == math.inf else softcap
-
-
 def _map_finite_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Return function(x). Rows of x that contain NaN or inf become NaN and receive no gradient.
 
@@ -127,7 +123,7 @@ class Dot(Score):
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _same_width(query, key)
-        return Prepared(query, key, softcap=_cap(self.softcap))
+        return Prepared(query, key, softcap=self.softcap)
 
 
 @dataclass(frozen=True)
@@ -154,7 +150,7 @@ class ScaledDot(Score):
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _same_width(query, key)
         scale = 1 / math.sqrt(max(query.shape[-1], 1)) if self.scale is None else self.scale
-        return Prepared(query, key, scale=float(scale), softcap=_cap(self.softcap))
+        return Prepared(query, key, scale=float(scale), softcap=self.softcap)
 
 
 @dataclass(frozen=True)
@@ -180,7 +176,7 @@ class Cosine(Score):
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _same_width(query, key)
         query, key = _map_finite_rows(_unit_vectors, query), _map_finite_rows(_unit_vectors, key)
-        return Prepared(query * self.scale, key, softcap=_cap(self.softcap))
+        return Prepared(query * self.scale, key, softcap=self.softcap)
 
 
 @dataclass(frozen=True)
@@ -256,14 +252,45 @@ class General(nn.Module, Score):
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _widths("General", query, key, self.weight.shape[0], self.weight.shape[1])
         projected = _map_finite_rows(lambda x: x @ self.weight.to(x.dtype), query)
-        return Prepared(projected, key, softcap=_cap(self.softcap))
+        return Prepared(projected, key, softcap=self.softcap)
 
     def extra_repr(self) -> str:
         softcap = "" if self.softcap is None else f", softcap={self.softcap}"
         return f"{self.weight.shape[0]}, {self.weight.shape[1]}{softcap}"
 
 
-class Additive(nn.Module, Score):
+class _AdditiveScore(nn.Module, Score):
+    """Base class of vᵀ act(W query + U key). Subclasses define the activation and v."""
+
+    activation: str  # a name in ACTIVATIONS
+    vector: Tensor
+
+    def __init__(self, query_width: int, key_width: int, width: int) -> None:
+        super().__init__()
+        _check_widths(type(self).__name__, query_width, key_width, width)
+        self.query_map = nn.Parameter(torch.empty(width, query_width))
+        self.key_map = nn.Parameter(torch.empty(width, key_width))
+        nn.init.xavier_uniform_(self.query_map)
+        nn.init.xavier_uniform_(self.key_map)
+
+    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+        query_map, key_map, vector = (x.to(query.dtype) for x in (self.query_map, self.key_map, self.vector))
+        _widths(type(self).__name__, query, key, query_map.shape[1], key_map.shape[1])
+        if vector.shape != query_map.shape[:1] or len(query_map) != len(key_map):
+            raise ShapeError(
+                f"the score has a query_map with {len(query_map)} rows, a key_map with {len(key_map)} and a "
+                f"vector of shape {tuple(vector.shape)}; all three must have the same width."
+            )
+        query = _map_finite_rows(lambda x: x @ query_map.mT, query)
+        key = _map_finite_rows(lambda x: x @ key_map.mT, key)
+        return Prepared(query, key, self.activation, vector)
+
+    def extra_repr(self) -> str:
+        width, query_width = self.query_map.shape
+        return f"{query_width}, {self.key_map.shape[1]}, width={width}"
+
+
+class Additive(_AdditiveScore):
     """vᵀ tanh(W query + U key) (Bahdanau et al. 2015, appendix A.1.2, where the weights are called α).
 
     query_width, key_width: widths of query and key.
@@ -275,26 +302,16 @@ class Additive(nn.Module, Score):
     torch.Size([2, 7])
     """
 
+    activation = "tanh"
+
     def __init__(self, query_width: int, key_width: int, width: int | None = None) -> None:
-        super().__init__()
         width = key_width if width is None else width
-        _check_widths("Additive", query_width, key_width, width)
-        self.query_map = nn.Parameter(torch.empty(width, query_width))
-        self.key_map = nn.Parameter(torch.empty(width, key_width))
+        super().__init__(query_width, key_width, width)
         self.vector = nn.Parameter(torch.empty(width))
-        nn.init.xavier_uniform_(self.query_map)
-        nn.init.xavier_uniform_(self.key_map)
-        nn.init.uniform_(self.vector, -1 / math.sqrt(max(width, 1)), 1 / math.sqrt(max(width, 1)))
-
-    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
-        _widths("Additive", query, key, self.query_map.shape[1], self.key_map.shape[1])
-        return _prepare_additive(self.query_map, self.key_map, self.vector, query, key, "tanh")
-
-    def extra_repr(self) -> str:
-        return f"{self.query_map.shape[1]}, {self.key_map.shape[1]}, width={len(self.vector)}"
+        nn.init.uniform_(self.vector, -1 / math.sqrt(width), 1 / math.sqrt(width))
 
 
-class Concat(nn.Module, Score):
+class Concat(_AdditiveScore):
     """relu(wᵀ [query; key]) (Wang et al. 2018, eq. 5, "concatenation").
 
     query_width, key_width: widths of query and key.
@@ -307,39 +324,17 @@ class Concat(nn.Module, Score):
     torch.Size([2, 5])
     """
 
+    activation = "relu"
+
     def __init__(self, query_width: int, key_width: int, width: int = 1) -> None:
-        super().__init__()
-        _check_widths("Concat", query_width, key_width, width)
-        self.query_map = nn.Parameter(torch.empty(width, query_width))
-        self.key_map = nn.Parameter(torch.empty(width, key_width))
-        nn.init.xavier_uniform_(self.query_map)
-        nn.init.xavier_uniform_(self.key_map)
+        super().__init__(query_width, key_width, width)
         self.mixture = None if width == 1 else nn.Parameter(torch.full((width,), 1 / width))
 
-    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
-        _widths("Concat", query, key, self.query_map.shape[1], self.key_map.shape[1])
-        return _prepare_additive(self.query_map, self.key_map, self.vector, query, key, "relu")
-
     @property
-    def vector(self) -> Tensor:
+    def vector(self) -> Tensor:  # type: ignore[override]
         """The vector v, which is learned if width > 1 and otherwise 1."""
         return self.query_map.new_ones(1) if self.mixture is None else self.mixture
 
-    def extra_repr(self) -> str:
-        width, query_width = self.query_map.shape
-        return f"{query_width}, {self.key_map.shape[1]}, width={width}"
 
-
-def _prepare_additive(
-    query_map: Tensor, key_map: Tensor, vector: Tensor, query: Tensor, key: Tensor, family: str
-) -> Prepared:
-    widths = query_map.shape[0], key_map.shape[0]
-    if vector.shape != widths[:1] or widths[0] != widths[1]:
-        raise ShapeError(
-            f"the score has a query_map with {widths[0]} rows, a key_map with {widths[1]} and a vector of "
-            f"shape {tuple(vector.shape)}; all three must have the same width."
-        )
-    dtype = query.dtype
-    query = _map_finite_rows(lambda x: x @ query_map.to(dtype).mT, query)
-    key = _map_finite_rows(lambda x: x @ key_map.to(dtype).mT, key)
-    return Prepared(query, key, family, vector.to(dtype))
+# Scores whose `prepare` needs no check; exact types, because subclasses are checked.
+BUILT_IN = {Dot, ScaledDot, Cosine, Gaussian, General, Additive, Concat}

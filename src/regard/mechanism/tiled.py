@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.mechanism import reference
 from regard.mechanism.biases import sum_diagonals
-from regard.mechanism.call.problem import Problem, kind, tiles
+from regard.mechanism.call.problem import Problem, empty_results, kind, tiles
 from regard.mechanism.scores import ACTIVATIONS
 from regard.mechanism.torch_state import FakeTensor
 
@@ -27,27 +27,10 @@ def budget(problem: Problem) -> int:
     return max(TILE // width, 1)
 
 
-def empty(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Allocate output and τ. As in torch, the output has the query's memory order of heads and tokens."""
-    query, (*batch, groups, per_group) = problem["query"], problem.lead()
-    tokens, width = problem.queries, problem["value"].shape[-1]
-    if groups * per_group > 1 and heads_inside(query):
-        output = query.new_empty(*batch, tokens, groups, per_group, width).movedim(-4, -2)
-    else:
-        output = query.new_empty(*batch, groups, per_group, tokens, width)
-    return output, query.new_empty(*batch, groups, per_group, tokens, 2)
-
-
-def heads_inside(x: Tensor) -> bool:
-    """Whether x (…, g, r, n, ·) is stored token by token, as a projection returns it."""
-    sizes = zip(x.shape[-4:-2], x.stride()[-4:-2], strict=True)
-    return all(n == 1 or n * step <= x.stride(-2) for n, step in sizes)
-
-
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Return the output (…, g, r, q, e) and the row statistic τ (…, g, r, q, 2)."""
     problem = problem.nan_checked()
-    output, statistic = empty(problem)
+    output, statistic = empty_results(problem)
     for at in tiles(problem, budget(problem)):
         tile = problem.part(at)
         scores = reference.scores(tile)

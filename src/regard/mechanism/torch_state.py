@@ -75,7 +75,7 @@ def forward_mode() -> bool:
 
 def subclassed(*tensors: Tensor) -> bool:
     """Whether any tensor is an instance of a custom subclass, which supports only plain operations."""
-    return any(type(t) not in (Tensor, nn.Parameter, nn.Buffer, FakeTensor) for t in tensors)
+    return any(type(t) not in (Tensor, nn.Parameter, FakeTensor) for t in tensors)
 
 
 def batched(tensor: Tensor) -> bool:

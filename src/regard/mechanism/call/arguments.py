@@ -9,32 +9,18 @@ from torch import Tensor, nn
 
 from regard._util.checks import check_dense, check_device, check_number
 from regard._util.text import type_name
-from regard.errors import DTypeError, ShapeError
+from regard.errors import DeviceError, DTypeError, ShapeError
 from regard.mechanism import reference
 from regard.mechanism.biases import RelativeBias
-from regard.mechanism.call import validation
+from regard.mechanism.call import keyword_hints, validation
 from regard.mechanism.call.problem import Problem, ProblemConfig, Tile
 from regard.mechanism.mask_algebra import CallShape, Mask, as_mask, terms_of
-from regard.mechanism.normalizers import Normalizer, Softmax1, to_text
-from regard.mechanism.scores import (
-    Additive,
-    Concat,
-    Cosine,
-    Dot,
-    Gaussian,
-    General,
-    Prepared,
-    ScaledDot,
-    Score,
-    ScoreFunction,
-)
+from regard.mechanism.normalizers import Normalizer, Sink, Softmax, Softmax1, to_text
+from regard.mechanism.scores import BUILT_IN, Prepared, ScaledDot, Score, ScoreFunction
 from regard.mechanism.torch_state import concrete
 
 # Rows on which a custom normalizer is checked. Not 1 or 2: a wrong reduction could produce these sizes.
 _CHECKED_ROWS = 7
-
-# Scores whose `prepare` needs no check; exact types, because subclasses are checked.
-_BUILT_IN = {Dot, ScaledDot, Cosine, Gaussian, General, Additive, Concat}
 
 Bias = Tensor | RelativeBias | list[Tensor | RelativeBias] | tuple[Tensor | RelativeBias, ...]
 
@@ -42,12 +28,12 @@ Bias = Tensor | RelativeBias | list[Tensor | RelativeBias] | tuple[Tensor | Rela
 class Call(NamedTuple):
     """The arguments of a call, except for query, key and value."""
 
-    score: Score | ScoreFunction
-    mask: Mask | Tensor | None
-    bias: Bias | None
-    normalize: Normalizer
-    dropout: float
-    generator: torch.Generator | None
+    score: Score | ScoreFunction = ScaledDot()
+    mask: Mask | Tensor | None = None
+    bias: Bias | None = None
+    normalize: Normalizer | Sink = Softmax()
+    dropout: float = 0.0
+    generator: torch.Generator | None = None
 
 
 class Layout(NamedTuple):
@@ -135,7 +121,7 @@ def prepare(
 
     keep_dtype: keep bfloat16 and float16 instead of converting to float32. Only the kernels support this.
     """
-    normalize, dropout = call.normalize, call.dropout
+    normalize, dropout = as_normalizer(call.normalize), call.dropout
     _check_dropout(dropout, call.generator)
     call_shape = CallShape(layout.lead, query.shape[-2], key.shape[-2], query.device)
     dtype = query.dtype if keep_dtype or query.dtype is torch.float64 else torch.float32
@@ -149,7 +135,7 @@ def prepare(
         tensors["vector"] = layout.per_query(prepared.vector[None])
 
     biases = [*prepared.biases, *function_scores]
-    for part in _as_tuple(call.bias):
+    for part in as_biases(call.bias):
         if isinstance(part, RelativeBias):
             lines = sum(name.startswith("line") for name in tensors)
             tensors[f"line{lines}"] = _line(part, layout, call_shape, dtype)
@@ -172,13 +158,15 @@ def prepare(
     if dropout:
         heads = torch.arange(math.prod((*layout.batch, layout.heads)), device=call_shape.device)
         tensors["head"] = layout.per_query(heads.reshape(*layout.batch, layout.heads, 1, 1))
-        tensors["seed"] = layout.per_head(_draw_seed(call_shape.device, call.generator))
+        seed_device = call_shape.device if call.generator is None else call.generator.device
+        seed = torch.randint(2**32 - 1, (), device=seed_device, generator=call.generator)
+        tensors["seed"] = layout.per_head(seed.to(call_shape.device))
     name = getattr(call.score, "__name__", type(call.score).__name__)
     config = ProblemConfig(
         normalize,
         prepared.family,
         prepared.scale,
-        prepared.softcap,
+        None if prepared.softcap == math.inf else prepared.softcap,
         dropout,
         len(terms),
         call_shape.queries,
@@ -188,6 +176,56 @@ def prepare(
     if to_text(normalize) is None:
         _check_normalizer(problem)
     return problem
+
+
+def as_normalizer(normalize: Normalizer | Sink) -> Normalizer:
+    """Return a normalizer unchanged, and the `Softmax1` of a `Sink`."""
+    if isinstance(normalize, Sink):
+        normalizer = normalize()
+        if not isinstance(normalizer, Normalizer):
+            raise DTypeError(
+                f"{type(normalize).__name__}.forward returned {type_name(normalizer)}; it must return "
+                "a normalizer: Softmax1(self.score)."
+            )
+        return normalizer
+    if isinstance(normalize, Normalizer):
+        return normalize
+    if isinstance(normalize, type) and issubclass(normalize, Normalizer | Sink):
+        name = normalize.__name__
+        raise DTypeError(f"normalize is the class {name}; pass an instance: normalize={name}().")
+    name = f"{type(normalize).__module__}.{type(normalize).__qualname__}"
+    raise DTypeError(
+        f"normalize is {normalize!r} of type {name}, which is not a normalizer; "
+        f"pass normalize={keyword_hints.suggest_normalizer(normalize)}, or derive from Normalizer."
+    )
+
+
+def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raise unless query, key and value are dense floating-point tensors that fit together."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise DTypeError(f"{name} is {type_name(tensor)}; pass a tensor: torch.as_tensor({name}).")
+        check_dense(name, tensor)
+        if tensor.dim() < 2:
+            raise ShapeError(
+                f"{name} has shape {tuple(tensor.shape)}; it needs at least 2 axes, (tokens, features). "
+                f"For a single vector, pass {name}[None]."
+            )
+        if not tensor.is_floating_point():
+            raise DTypeError(f"{name} has dtype {tensor.dtype}; it must be floating point: {name}.float().")
+        if tensor.dtype != query.dtype:
+            raise DTypeError(
+                f"query has dtype {query.dtype} and {name} has {tensor.dtype}; the dtypes must be equal: "
+                f"{name}.to(query.dtype)."
+            )
+        if tensor.device != query.device:
+            raise DeviceError(
+                f"query is on {query.device} and {name} on {tensor.device}; use {name}.to(query.device)."
+            )
+    if key.shape[-2] != value.shape[-2]:
+        raise ShapeError(
+            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; they must match along axis -2."
+        )
 
 
 def _check_normalizer(problem: Problem) -> None:
@@ -215,7 +253,7 @@ def _score(
     if isinstance(score, Score):
         per_query, per_key = layout.per_query(query.to(dtype)), layout.per_key(key.to(dtype))
         prepared = score.prepare(per_query, per_key)
-        if type(score) in _BUILT_IN and "prepare" not in vars(score):  # may be overridden on the instance
+        if type(score) in BUILT_IN and "prepare" not in vars(score):  # may be overridden on the instance
             return prepared, []
         lead = (*layout.batch, layout.groups, layout.per_group)
         return validation.prepared(score, prepared, per_query, per_key, lead), []
@@ -228,7 +266,8 @@ def _score(
     return empty, [layout.per_query(torch.atleast_2d(scores.to(dtype)))]
 
 
-def _as_tuple(bias: Bias | None) -> Sequence[Tensor | RelativeBias]:
+def as_biases(bias: Bias | None) -> Sequence[Tensor | RelativeBias]:
+    """Return the bias argument as a tuple."""
     if bias is None:
         return ()
     return tuple(bias) if isinstance(bias, list | tuple) else (bias,)
@@ -287,11 +326,6 @@ def check_score(score: object) -> None:
         raise DTypeError(
             f"score is {type_name(score)}; pass a score, such as Dot(), or a function of (query, key)."
         )
-
-
-def _draw_seed(device: torch.device, generator: torch.Generator | None) -> Tensor:
-    seed_device = device if generator is None else generator.device
-    return torch.randint(2**32 - 1, (), dtype=torch.int64, device=seed_device, generator=generator).to(device)
 
 
 def _check_dropout(dropout: float, generator: torch.Generator | None) -> None:

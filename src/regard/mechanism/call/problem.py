@@ -170,6 +170,30 @@ class Problem:
         )
 
 
+def empty_results(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Allocate output and τ, in float32 or float64. The output has the query's order of heads and tokens."""
+    query, tokens = problem["query"], problem.queries
+    dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
+    output = empty_in_order((*problem.lead(), tokens, problem["value"].shape[-1]), query, dtype=dtype)
+    return output, query.new_empty(*problem.lead(), tokens, 2, dtype=dtype)
+
+
+def empty_in_order(
+    shape: Sequence[int], like: Tensor, *, segments: tuple[int, ...] = (), dtype: torch.dtype | None = None
+) -> Tensor:
+    """Allocate a tensor (*segments, *shape) with heads and tokens in the memory order of `like`.
+
+    Autograd then need not copy gradients, and an output has the memory order that torch's own would have.
+    """
+    *batch, groups, per_group, tokens, width = shape
+    sizes = zip(like.shape[-4:-2], like.stride()[-4:-2], strict=True)
+    if groups * per_group > 1 and all(n == 1 or n * step <= like.stride(-2) for n, step in sizes):
+        # stored token by token, as a projection returns it
+        x = like.new_empty(*segments, *batch, tokens, groups, per_group, width, dtype=dtype)
+        return x.movedim(-4, -2)
+    return like.new_empty(*segments, *shape, dtype=dtype)
+
+
 def _max_abs(tensor: Tensor) -> float:
     """Return the largest magnitude, or NaN if the tensor contains NaN."""
     if not tensor.numel():

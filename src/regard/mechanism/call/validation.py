@@ -86,7 +86,6 @@ def prepared(score: Score, result: object, query: Tensor, key: Tensor, lead: Seq
     return result._replace(
         query=_expand_lead(result.query, query),
         key=_expand_lead(result.key, key),
-        softcap=None if result.softcap == math.inf else result.softcap,
         biases=_biases(name, result.biases, query, (*lead, query.shape[-2], key.shape[-2])),
     )
 
