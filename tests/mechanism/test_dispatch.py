@@ -1,5 +1,9 @@
 """The run and `explain` follow the same rules."""
 
+import graphlib
+import os
+import sys
+
 import pytest
 import torch
 
@@ -161,3 +165,50 @@ def test_broadcast_inputs_take_the_cached_path_forward_and_the_general_one_backw
     regard.attention(*doubles, implementation="reference").square().sum().backward()
     for grad, double in zip(grads, doubles, strict=True):
         torch.testing.assert_close(grad.double(), double.grad, rtol=1e-5, atol=1e-5)
+
+
+def called_files(function):
+    """The files of regard that a function runs, each with the files that it calls."""
+    calls: dict[str, set[str]] = {}
+    folder = os.path.dirname(regard.__file__)
+
+    def trace(frame, event, _):
+        path, caller = frame.f_code.co_filename, frame.f_back
+        while caller is not None and not caller.f_code.co_filename.startswith(folder):
+            caller = caller.f_back
+        if path.startswith(folder):
+            calls.setdefault(path, set())
+            if caller is not None and caller.f_code.co_filename != path:
+                calls.setdefault(caller.f_code.co_filename, set()).add(path)
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return calls
+
+
+def test_no_step_from_the_operator_to_the_kernel_goes_back():
+    fast_path._CACHE.clear()
+    for options in ({}, {}, {"bias": torch.zeros(6, 6)}, {"normalize": regard.Hard()}):
+        calls = called_files(lambda options=options: regard.attention(X, X, X, **options))
+        list(graphlib.TopologicalSorter(calls).static_order())  # raises CycleError
+        assert len(calls) <= 15
+
+
+def test_a_cached_call_runs_four_files():
+    regard.attention(X, X, X)
+    assert len(called_files(lambda: regard.attention(X, X, X))) == 4
+
+
+def test_a_step_back_is_found():
+    class Back(regard.Score):
+        def prepare(self, query, key):
+            regard.attention(X, X, X)
+            return regard.Dot().prepare(query, key)
+
+    calls = called_files(lambda: regard.attention(X, X, X, score=Back()))
+    with pytest.raises(graphlib.CycleError):
+        list(graphlib.TopologicalSorter(calls).static_order())

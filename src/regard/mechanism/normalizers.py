@@ -432,13 +432,10 @@ def to_text(normalize: Normalizer) -> str | None:
     """
     if type(normalize) not in BUILT_IN_TYPES:
         return None
-    if isinstance(normalize, Softmax):
-        return f"Softmax {float(normalize.temperature).hex()}"
-    if isinstance(normalize, Sigmoid) and normalize.bias is not None:
-        return f"Sigmoid {float(normalize.bias).hex()}"
-    if type(normalize) is Entmax:
-        return f"Entmax {float(normalize.alpha).hex()}"
-    return type(normalize).__name__
+    name = type(normalize).__name__
+    field = {"Softmax": "temperature", "Sigmoid": "bias", "Entmax": "alpha"}.get(name)
+    number = None if field is None else getattr(normalize, field)
+    return name if number is None else f"{name} {float(number).hex()}"
 
 
 def from_text(text: str) -> Normalizer:
