@@ -107,6 +107,21 @@ def test_nnsight_traces_are_watched(model, seen):
     assert torch.equal(traced[1].dense(), seen[1].dense())
 
 
+def test_transformer_lens_bridges_are_watched(model, tokenizer, tmp_path):
+    pytest.importorskip("transformer_lens")
+    from transformer_lens.model_bridge import TransformerBridge
+
+    model.save_pretrained(tmp_path)
+    bridge = TransformerBridge.boot_transformers(
+        str(tmp_path), device="cpu", hf_model=model, tokenizer=tokenizer
+    )
+    with torch.no_grad(), regard.watch(bridge) as seen:
+        _, cache = bridge.run_with_cache(IDS)
+    assert len(seen) == 2
+    for layer in range(2):
+        torch.testing.assert_close(seen[layer].dense(), cache["pattern", layer], rtol=0, atol=1e-6)
+
+
 def test_kvpress_scores_keys_by_observed_attention(model, seen):
     presses = pytest.importorskip("kvpress.presses.observed_attention_press")
     press, module = presses.ObservedAttentionPress(0.5), model.transformer.h[0].attn
