@@ -235,6 +235,16 @@ class Weights(ReducibleMatrix):
         """Return these weights, detached from the autograd graph of query and key."""
         return self._map(Tensor.detach)
 
+    @property
+    def data(self) -> "Weights":
+        """These weights, detached from the autograd graph."""
+        return self.detach()
+
+    @property
+    def real(self) -> "Weights":
+        """These weights, which are real numbers."""
+        return self
+
     def clone(self) -> "Weights":
         """Return these weights with copies of query, key and mask, which may then be modified in place."""
         return self._map(Tensor.clone)

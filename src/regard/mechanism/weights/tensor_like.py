@@ -120,6 +120,15 @@ class TensorLike:
     def layout(self) -> torch.layout:
         return torch.strided
 
+    def is_contiguous(self, *, memory_format: Any = None) -> bool:
+        """Return True: the dense matrix is contiguous."""
+        return True
+
+    def stride(self, dim: int | None = None) -> Any:
+        """Return the strides of the dense matrix, or the stride of one axis."""
+        strides = tuple(math.prod(self.shape[axis + 1 :]) for axis in range(self.ndim))
+        return strides if dim is None else strides[dim]
+
     def is_floating_point(self) -> bool:
         """Return True."""
         return True
@@ -148,6 +157,12 @@ class TensorLike:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
+
+    def __dlpack__(self, **options: Any) -> Any:  # for torch.as_tensor, torch.from_dlpack and NumPy
+        return self.to_dense().detach().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return torch.empty(0, device=self.device).__dlpack_device__()
 
     def tolist(self) -> Any:
         """Return the full matrix as nested lists."""
