@@ -56,10 +56,11 @@ from regard.mechanism.scores import General as General
 from regard.mechanism.scores import ScaledDot as ScaledDot
 from regard.mechanism.scores import Score as Score
 from regard.mechanism.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
-from regard.mechanism.weights.matrix import TopK as TopK
-from regard.mechanism.weights.matrix import TransposedWeights as TransposedWeights
 from regard.mechanism.weights.matrix import Weights as Weights
+from regard.mechanism.weights.reductions import TopK as TopK
 from regard.mechanism.weights.rollout import rollout as rollout
+from regard.mechanism.weights.spectrum import SVD as SVD
+from regard.mechanism.weights.transpose import TransposedWeights as TransposedWeights
 from regard.models.encoders.pretrained import load_encoder as load_encoder
 from regard.plot.heatmaps import heatmap as heatmap
 from regard.translation.translator import Translation as Translation

@@ -9,7 +9,6 @@ import regard
 from regard.errors import ArgumentError, StaleError
 from regard.inspection import mask_reading
 from regard.inspection.huggingface import hosted_attention, hosted_mask
-from regard.inspection.tensor_like import Attentions
 from tests.inspection import hosts
 
 KINDS = ("bert", *hosts.WRITERS)
@@ -401,46 +400,7 @@ def test_rows_hidden_by_finite_numbers_have_uniform_weights():
     assert torch.equal(hidden[0, 1, 0], torch.zeros(4))
 
 
-# Weights that behave like tensors
-
-
-@pytest.fixture
-def weights():
-    x = torch.randn(2, 3, 5, 7)
-    return Attentions.of(regard.attend(x, x, x, mask=regard.Causal())[1])
-
-
-def test_weights_behave_like_tensors(weights):
-    dense = weights.dense()
-    assert weights.shape == dense.shape
-    assert weights.size(1) == weights.size(dim=1) == 3
-    assert weights.size() == dense.size()
-    assert weights.dim() == 4
-    assert len(weights) == 2
-    for part in (
-        lambda w: w[0, 1],
-        lambda w: w[:, :, -1].argmax(-1),
-        lambda w: w.mean(1),
-        lambda w: w.mean(dim=(0, 1)),
-        lambda w: w.mean(),
-        lambda w: w.sum(-1),
-        lambda w: w.max(),
-        lambda w: 2 * w - w / 3,
-        lambda w: w > 0.5,
-        lambda w: torch.cat([w, w], 1),
-        lambda w: torch.stack((w, w)),
-        lambda w: torch.mean(w, 1),
-        lambda w: torch.einsum("bhqk->bqk", w),
-        lambda w: torch.from_numpy(np.asarray(w)),
-        lambda w: w.cpu().detach().permute(0, 2, 3, 1),
-        lambda w: w.to(torch.float64),
-        lambda w: w @ torch.ones(5, 2),
-    ):
-        torch.testing.assert_close(part(weights), part(dense))
-    assert isinstance(weights.mean("heads"), regard.Weights)
-    assert isinstance(weights.to("cpu"), regard.Weights)
-    with pytest.raises(AttributeError, match="nonsense"):
-        _ = weights.nonsense
+# The weights of a hosted model
 
 
 @pytest.mark.parametrize("groups", [4, 2])

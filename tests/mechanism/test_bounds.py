@@ -41,7 +41,7 @@ def test_4096_tokens_make_no_matrix(mask, monkeypatch):
 
 
 LOOKS: dict[str, Callable[[regard.Weights], Any]] = {
-    "aligned": lambda weights: weights.argmax(),
+    "aligned": lambda weights: weights.argmax(-1),
     "row": lambda weights: weights[-1],
     "some rows": lambda weights: weights[100:105],
     "picked rows": lambda weights: weights[[5, 7, 11]],

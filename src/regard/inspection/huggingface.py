@@ -17,12 +17,12 @@ from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords
 from regard.inspection.interventions import uses_interface
 from regard.inspection.layers import own_attention
 from regard.inspection.mask_reading import as_boolean, compact, readable
-from regard.inspection.tensor_like import Attentions
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Causal
 from regard.mechanism.normalizers import Softmax, Softmax1
 from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.scores import ScaledDot
+from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.dropout import eval_mode
 
 NAME = "regard"
@@ -170,7 +170,7 @@ def hosted_attention(
     value: Tensor,
     attention_mask: Tensor | None = None,
     **keywords: Any,
-) -> tuple[Tensor, Attentions | None]:
+) -> tuple[Tensor, Weights | None]:
     """Attention function for transformers: (b, h, q, d), (b, g, k, d), (b, g, k, e) → (b, q, h, e).
 
     Also returns the lazy weights if the model was called with output_attentions=True.
@@ -185,7 +185,7 @@ def hosted_attention(
     return compute(call, _needs_weights(keywords))
 
 
-def compute(call: InterfaceCall, need_weights: bool = False) -> tuple[Tensor, Attentions | None]:
+def compute(call: InterfaceCall, need_weights: bool = False) -> tuple[Tensor, Weights | None]:
     """Compute the output (b, q, h, e) of a parsed call, and its lazy weights if needed."""
     visible, key, value = _visible(call), call.key, call.value
     if visible.span is not None and not need_weights:  # no query attends to keys outside the span
@@ -204,7 +204,7 @@ def compute(call: InterfaceCall, need_weights: bool = False) -> tuple[Tensor, At
     if not need_weights:
         return attention(call.query, key, value, **arguments).transpose(1, 2).contiguous(), None
     output, weights = attend(call.query, key, value, **arguments)
-    return output.transpose(1, 2).contiguous(), Attentions.of(weights)
+    return output.transpose(1, 2).contiguous(), weights
 
 
 def _needs_weights(options: dict[str, Any]) -> bool:

@@ -245,7 +245,7 @@ def split_batch(weights: Weights | Tensor) -> list[Weights | Tensor]:
         return [weights]
     every = [slice(None)] if weights.has_heads else []
     return [
-        weights.select([*(slice(int(i), int(i) + 1) for i in index), *every]) for index in np.ndindex(*batch)
+        weights.part([*(slice(int(i), int(i) + 1) for i in index), *every]) for index in np.ndindex(*batch)
     ]
 
 

@@ -1,25 +1,21 @@
 """The base class of `Weights`. It holds the prepared call, tensor versions and τ, and computes tiles."""
 
-import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from regard._util.text import type_name
-from regard.errors import ArgumentError, DTypeError, ShapeError, StaleError
+from regard.errors import DTypeError, ShapeError, StaleError
 from regard.mechanism import fused, reference, tiled
 from regard.mechanism.call.problem import Problem, Tile, kind, tiles
 from regard.mechanism.mask_algebra import broadcasts
 from regard.mechanism.precision import in_own_dtype
 from regard.mechanism.torch_state import concrete
-from regard.mechanism.weights.index import Index, as_slice, copy_part, select_heads, select_rows
 from regard.mechanism.weights.io import Heads
 from regard.mechanism.weights.reader import Reader, repeat_last_row
+from regard.mechanism.weights.tensor_like import TensorLike
 
 _MIN_ROWS = 16  # with fewer rows, torch's matmul may sum dot products in a different order
 
@@ -46,7 +42,7 @@ class _DeferredProblem(NamedTuple):
     tau_from_kernels: bool
 
 
-class LazyMatrix:
+class LazyMatrix(TensorLike):
     """A matrix (…, q, k) computed on demand from a `Problem`."""
 
     def __init__(
@@ -160,42 +156,19 @@ class LazyMatrix:
         """
         self.check_inputs()
         problem, _, from_kernels = self._state()
-        if not kernels_support(problem):
-            yield from ((tile, block) for tile, block, _ in self._tiles_with_visible())
-            return
+        kernels, rows = kernels_support(problem), self._rows_per_key_head()
+        if not kernels:
+            problem = problem.nan_checked()
         for tile in tiles(problem, tiled.budget(problem), all_heads=self.is_head_mean):
-            part, rows = problem.part(tile), self._rows_per_key_head()
-            reader = Reader(part, rows) if from_kernels else Reader.with_tau(part, rows)
-            block = None if reader is None else reader.weights()
-            if block is None:  # NaN or inf: recompute this tile with the NaN-safe reference
-                block = self._reference_weights(part.nan_checked())[0]
+            part, block = problem.part(tile), None
+            if kernels:
+                reader = Reader(part, rows) if from_kernels else Reader.with_tau(part, rows)
+                block = None if reader is None else reader.weights()
+            if block is None:  # no kernels; or NaN or inf in this tile, which needs the NaN-safe reference
+                block = self._reference_weights(part.nan_checked() if kernels else part)
             if self.is_head_mean:
                 tile, block = tile._replace(lead=tile.lead[:-1]), block.mean((-4, -3))
             yield tile, block
-
-    def rows(self, rows: slice | Tensor) -> Self:
-        """Select queries by a slice or by their indices. The result is lazy.
-
-        >>> import torch, regard
-        >>> x = torch.randn(8, 5, 4)
-        >>> regard.attend(x, x, x)[1].rows(slice(1, 3)).shape
-        torch.Size([8, 2, 5])
-        """
-        return self._like(select_rows(self.problem, rows), self._lead)
-
-    def select(self, lead: Sequence[slice], rows: slice | Tensor = slice(None)) -> Self:
-        """Select from the leading axes, by one slice per axis, and select queries. The result is lazy.
-
-        >>> import torch, regard
-        >>> x = torch.randn(3, 8, 5, 4)
-        >>> regard.attend(x, x, x)[1].select([slice(0, 1), slice(4)]).shape
-        torch.Size([1, 4, 5, 5])
-        """
-        problem = select_rows(self.problem, rows)
-        if lead:
-            batch, heads = (lead[:-1], lead[-1]) if self.has_heads else (lead, slice(None))
-            problem = select_heads(problem, batch, heads)
-        return self._like(problem, [len(range(n)[i]) for n, i in zip(self._lead, lead, strict=True)])
 
     # Shape
 
@@ -212,16 +185,9 @@ class LazyMatrix:
         return self.problem["query"].device
 
     @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    def dim(self) -> int:
-        """Return the number of axes."""
-        return self.ndim
-
-    def size(self, axis: int | None = None) -> Any:
-        """Return the shape, or the size of one axis."""
-        return self.shape if axis is None else self.shape[axis]
+    def requires_grad(self) -> bool:
+        """Whether query, key, a bias or another input requires a gradient."""
+        return any(tensor.requires_grad for tensor in self.problem.tensors.values())
 
     @property
     def has_heads(self) -> bool:
@@ -232,54 +198,6 @@ class LazyMatrix:
     def is_head_mean(self) -> bool:
         """Whether this is a mean over heads, the result of `weights.mean("heads")`."""
         return self._heads == "mean"
-
-    def numel(self) -> int:
-        """Return the number of weights."""
-        return math.prod(self.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def heads(self, index: int | slice | Sequence[int]) -> Self:
-        """Select heads, e.g. `heads(3)`, `heads([0, 2])` or `heads(slice(4))`. The result is lazy.
-
-        >>> import torch, regard
-        >>> x = torch.randn(8, 5, 4)
-        >>> weights = regard.attend(x, x, x)[1]
-        >>> weights.heads(3).shape, weights.heads([0, 2]).shape
-        (torch.Size([5, 5]), torch.Size([2, 5, 5]))
-        """
-        self._require_heads("heads")
-        *batch, heads = self._lead
-        with suppress(TypeError):
-            index = operator.index(index)  # type: ignore[arg-type]  # also numpy and torch integers
-        chosen = as_slice(index, heads) if isinstance(index, int | slice) else index
-        problem = select_heads(self.problem, [slice(None)] * len(batch), chosen)
-        count = torch.arange(heads, device="cpu")[chosen].numel()
-        if isinstance(index, int):
-            return self._like(problem, batch, "single")
-        return self._like(problem, (*batch, count))
-
-    def batch(self, index: int) -> Self:
-        """Select one sequence of a batch. The result is lazy, whereas `weights[0]` is a dense tensor.
-
-        The index refers to the first leading axis.
-
-        >>> import torch, regard
-        >>> x = torch.randn(3, 8, 5, 4)  # 3 sequences, 8 heads
-        >>> regard.attend(x, x, x)[1].batch(-1).topk(2).indices.shape
-        torch.Size([8, 5, 2])
-        """
-        axes = len(self._lead) - self.has_heads
-        if not axes:
-            raise ArgumentError(
-                f"batch({index}): weights of shape {tuple(self.shape)} have no batch axis; they already "
-                "belong to one sequence."
-            )
-        first = as_slice(operator.index(index), self._lead[0])
-        part = self.select([first, *[slice(None)] * (len(self._lead) - 1)], slice(None))
-        problem = copy_part(part.problem, self.problem).map(lambda _, tensor: tensor.squeeze(0))
-        return self._like(problem, self._lead[1:])
 
     def _like(self, problem: Problem, lead: Sequence[int], heads: Heads | None = None) -> Self:
         """Wrap a part of this matrix; its problem contains τ."""
@@ -299,13 +217,6 @@ class LazyMatrix:
             self._full_rows = self.problem.lead()[-1] * self.problem.queries
         return self._full_rows
 
-    def _require_heads(self, what: str) -> None:
-        if not self.has_heads:
-            raise ArgumentError(
-                f"{what}: weights of shape {tuple(self.shape)} have no heads axis; they already belong to "
-                "one head, or are the mean over several heads."
-            )
-
     def _reader(self) -> Reader | None:
         """Return a reader that uses the kernels, or None if they lack support or gradients are needed."""
         self.check_inputs()
@@ -314,13 +225,12 @@ class LazyMatrix:
         return Reader(self.problem, self._rows_per_key_head())
 
     @in_own_dtype
-    def _reference_weights(self, part: Problem) -> tuple[Tensor, Tensor]:
-        """Compute the weights of a part with the reference. Also return which of its pairs are visible."""
+    def _reference_weights(self, part: Problem) -> Tensor:
+        """Compute the weights of a part with the reference."""
         scores = self._scores(part)
         # recompute τ: torch rounds scores differently for a different number of rows
         block = reference.weights(part, scores, reference.tau(part, scores))
-        size = (*part.lead(), *block.shape[-2:])
-        return block.expand(size), (scores != -math.inf).expand(size)
+        return block.expand(*part.lead(), *block.shape[-2:])
 
     def _scores(self, part: Problem) -> Tensor:
         """Compute the scores of a part, adding rows if needed to round the scores as in the full matrix."""
@@ -329,16 +239,20 @@ class LazyMatrix:
         min_rows = -(-min(self._rows_per_key_head(), _MIN_ROWS) // max(part.lead()[-1], 1))
         return reference.scores(repeat_last_row(part, min_rows))[..., : part.queries, :]
 
-    def _tiles_with_visible(self) -> Iterator[tuple[Tile, Tensor, Tensor]]:
-        """Yield each tile with its weights and a mask of its visible pairs."""
-        self.check_inputs()
-        problem = self.problem.nan_checked()
-        for tile in tiles(problem, tiled.budget(problem), all_heads=self.is_head_mean):
-            block, visible = self._reference_weights(problem.part(tile))
-            if self.is_head_mean:
-                tile = tile._replace(lead=tile.lead[:-1])
-                block, visible = block.mean((-4, -3)), visible.any(-3).any(-3)
-            yield tile, block, visible
+    def _from_rows(
+        self,
+        size: int,
+        read: Callable[[Reader], Tensor | None],
+        compute: Callable[[Tile, Tensor], Tensor],
+    ) -> Tensor:
+        """Compute (…, q, size) with the kernels, or if they cannot, from the weights of each tile."""
+        reader = self._reader()
+        result = None if reader is None else read(reader)
+        if result is None:
+            result = self._new(self.shape[-2], size)
+            for tile, block in self.tiles():
+                result[tile.rows_index] = compute(tile, block)
+        return self._merge_heads(result)
 
     def _new(self, *size: int, fill: float = 0.0, dtype: torch.dtype | None = None) -> Tensor:
         """Create a filled tensor (…, g, r, *size)."""
@@ -347,6 +261,28 @@ class LazyMatrix:
     def _merge_heads(self, x: Tensor) -> Tensor:
         """Merge the axes … g r into the leading axes of the weights."""
         return x.reshape(*self._lead, *x.shape[len(self.problem_lead) :])
+
+    @in_own_dtype
+    def _product(self, x: Tensor, *, transposed: bool = False) -> Tensor:
+        """Return weights · x, or weightsᵀ · x."""
+        queries, keys = self.shape[-2:]
+        columns, is_vector = self._operand(x, queries if transposed else keys)
+        reader = None if _records_grad(columns) else self._reader()
+        result = None
+        if reader is not None:
+            result = reader.transposed_product(columns) if transposed else reader.product(columns)
+        if result is None:
+            nan_safe = not (concrete(columns) and bool(torch.isfinite(columns).all()))
+            result = self._new(keys if transposed else queries, columns.shape[-1])
+            for tile, block in self.tiles():
+                if transposed:
+                    part = reference.weighted_sum(block.mT, columns[tile.rows_index], nan_safe=nan_safe)
+                    result[tile.keys_index] += part
+                else:
+                    part = reference.weighted_sum(block, columns[tile.keys_index], nan_safe=nan_safe)
+                    result[tile.rows_index] = part
+        result = self._merge_heads(result)
+        return result[..., 0] if is_vector else result
 
     def _operand(self, x: Tensor, size: int) -> tuple[Tensor, bool]:
         """Return x as columns in the layout of the tiles, and whether it was a single vector."""
@@ -373,34 +309,6 @@ class LazyMatrix:
         if not shared or not broadcasts(x.shape[:-3], batch):
             return None
         return x.unsqueeze(-3).expand(*batch, groups, per_group, *x.shape[-2:])
-
-    def _dense_columns(self, columns: slice) -> Tensor:
-        """Return some columns of the matrix as a dense tensor."""
-        indices = torch.arange(self.shape[-1], device=self.device)[columns]
-        result = self._new(self.shape[-2], len(indices))
-        for tile, block in self.tiles():
-            if block.shape[-1] == len(indices):
-                result[tile.rows_index] = block
-                continue
-            inside = (indices >= tile.keys.start) & (indices < tile.keys.stop)
-            result[tile.rows_index][..., inside] = block[..., indices[inside] - tile.keys.start]
-        return self._merge_heads(result)
-
-    def _advanced_index(self, index: Index) -> Tensor:
-        """Index with arrays. Finds the row and column of each result, then computes the rows of each head."""
-        *lead, queries, keys = self.shape
-        row_numbers = torch.arange(math.prod(lead) * queries, device="cpu").reshape(*lead, queries, 1)
-        rows = row_numbers.expand(self.shape)[index]
-        columns = torch.arange(keys, device="cpu").expand(self.shape)[index]
-        result = torch.zeros(rows.shape, dtype=self.dtype, device=self.device)
-        for head in torch.unique(rows // queries).tolist():
-            lead_index = [slice(int(i), int(i) + 1) for i in np.unravel_index(head, lead)] if lead else []
-            in_head = rows // queries == head
-            needed, inverse = torch.unique(rows[in_head] % queries, return_inverse=True)
-            part = self.select(lead_index, needed.to(self.device))
-            dense = part._dense_columns(slice(None)).reshape(len(needed), keys)
-            result[in_head.to(self.device)] = dense[inverse.to(self.device), columns[in_head].to(self.device)]
-        return result
 
 
 def kernels_support(problem: Problem) -> bool:
@@ -430,3 +338,7 @@ def _versions(tensors: Mapping[str, Tensor]) -> dict[str, int | None]:
     if torch.compiler.is_compiling():
         return dict.fromkeys(tensors)
     return {name: None if tensor.is_inference() else tensor._version for name, tensor in tensors.items()}
+
+
+def _records_grad(x: Tensor) -> bool:
+    return not concrete(x) or (torch.is_grad_enabled() and x.requires_grad)

@@ -4,14 +4,12 @@
 on demand. It is also a linear operator: `weights @ value` is the attention output.
 """
 
-import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from regard._util.text import format_bytes
@@ -20,31 +18,14 @@ from regard.mechanism import reference, tiled
 from regard.mechanism.call.problem import Problem, tiles
 from regard.mechanism.normalizers import Softmax1
 from regard.mechanism.precision import in_own_dtype
-from regard.mechanism.torch_state import concrete
 from regard.mechanism.weights import display, io, regions
 from regard.mechanism.weights.index import Index, as_slice, basic_index
-from regard.mechanism.weights.lazy_matrix import LazyMatrix
-
-_MAX_KERNEL_K = 64  # largest k that the topk kernel supports
-
-
-class TopK(NamedTuple):
-    """The k largest weights of each row and their keys.
-
-    values: (…, q, k), in descending order, padded with 0 if a row sees fewer than k keys.
-    indices: (…, q, k), the key of each value, padded with −1 if a row sees fewer than k keys.
-
-    >>> import torch, regard
-    >>> x = torch.eye(3)
-    >>> regard.attend(x, x, x)[1].topk(1).indices.squeeze(-1)
-    tensor([0, 1, 2])
-    """
-
-    values: Tensor
-    indices: Tensor
+from regard.mechanism.weights.reductions import ReducibleMatrix
+from regard.mechanism.weights.tensor_like import dense_arguments
+from regard.mechanism.weights.transpose import TransposedWeights
 
 
-class Weights(LazyMatrix):
+class Weights(ReducibleMatrix):
     """Attention weights (…, q, k), computed on demand in linear memory.
 
     Returned by `attend`, `watch` and `Weights.load`.
@@ -94,15 +75,15 @@ class Weights(LazyMatrix):
         """Return part of the matrix as a dense tensor. Supports the same indices as a tensor."""
         parts = basic_index(index, self.ndim)
         if parts is None:
-            return self._advanced_index(index)
+            return regions.read_elements(self, index)
         *lead, rows, columns = (as_slice(i, n) for i, n in zip(parts, self.shape, strict=True))
-        result = self.select(lead, rows)._dense_columns(columns)
+        result = regions.read_columns(self.part(lead, rows), columns)
         return result[tuple(0 if isinstance(i, int) else slice(None) for i in parts)]
 
     @in_own_dtype
     def dense(self) -> Tensor:
         """Return the full matrix as a dense tensor, with q × k numbers per head."""
-        return self._dense_columns(slice(None))
+        return regions.read_columns(self, slice(None))
 
     @in_own_dtype
     def scores(self) -> Tensor:
@@ -135,162 +116,46 @@ class Weights(LazyMatrix):
         reader = self._reader()
         if reader is not None:
             return self._merge_heads(reader.problem["tau"].sum(-1))
-        result = self._new(self.shape[-2], 1)
-        problem = self.problem.nan_checked()
+        result, problem = self._new(self.shape[-2], 1), self.problem.nan_checked()
         for tile in tiles(problem, tiled.budget(problem)):
             part = problem.part(tile)
             result[tile.rows_index] = reference.tau(part, self._scores(part)).sum(-1, keepdim=True)
         return self._merge_heads(result)[..., 0]
 
-    def mean(self, over: str) -> "Weights":
-        """Average over the heads: `mean("heads")`. The result is lazy.
-
-        >>> import torch, regard
-        >>> x = torch.randn(8, 5, 4)
-        >>> weights = regard.attend(x, x, x)[1]
-        >>> torch.allclose(weights.mean("heads").dense(), weights.dense().mean(0))
-        True
-        """
-        if over != "heads":
-            raise ArgumentError(f"mean got {over!r}; lazy weights can only be averaged over 'heads'.")
-        self._require_heads("mean('heads')")
-        return self._like(self.problem, self._lead[:-1], "mean")
-
-    # Reductions
-
-    @in_own_dtype
-    def topk(self, k: int) -> TopK:
-        """Return the k largest weights of each row and their keys: values and indices, each (…, q, k).
-
-        A row that sees fewer than k keys is padded with values of 0 and indices of −1.
-
-        >>> import torch, regard
-        >>> x = torch.eye(3)
-        >>> values, indices = regard.attend(x, x, x, score=regard.Dot())[1].topk(1)
-        >>> indices.squeeze(-1)
-        tensor([0, 1, 2])
-        """
-        keys = self.shape[-1]
-        if not min(keys, 1) <= k <= keys:
-            raise ArgumentError(
-                f"topk got k={k} for weights with {keys} keys; k must be between 1 and the number of keys: "
-                "topk(min(k, weights.shape[-1]))."
-            )
-        reader = self._reader() if k <= _MAX_KERNEL_K else None
-        best = None if reader is None else reader.topk(k)
-        if best is not None:
-            return TopK(*map(self._merge_heads, best))
-        values = self._new(self.shape[-2], k)
-        indices = self._new(self.shape[-2], k, fill=-1, dtype=torch.long)
-        for tile, block, visible in self._tiles_with_visible():
-            size = min(k, block.shape[-1])
-            best = block.masked_fill(~visible, -math.inf).topk(size, -1)
-            kept = visible.gather(-1, best.indices)
-            values[tile.rows_index][..., :size] = torch.where(kept, best.values, 0.0)
-            indices[tile.rows_index][..., :size] = torch.where(kept, best.indices + tile.keys.start, -1)
-        return TopK(self._merge_heads(values), self._merge_heads(indices))
-
-    def argmax(self) -> Tensor:
-        """Return the key with the largest weight in each row, (…, q), or −1 for a row that sees no keys.
-
-        >>> import torch, regard
-        >>> x = torch.eye(3)
-        >>> regard.attend(x, x.flip(0), x)[1].argmax()
-        tensor([2, 1, 0])
-        """
-        if not self.shape[-1]:
-            return torch.full(self.shape[:-1], -1, device=self.device)
-        return self.topk(1).indices[..., 0]
-
-    @in_own_dtype
-    def entropy(self) -> Tensor:
-        """Return the entropy −Σ w log w of each row, in nats: (…, q).
-
-        The entropy is 0 for a row with a single nonzero weight of 1, log n for n equal weights, and −inf for
-        a row with a negative weight (possible with `Mean`).
-
-        >>> import torch, regard
-        >>> x = torch.zeros(4, 2)
-        >>> regard.attend(x, x, x)[1].entropy().exp()
-        tensor([4.0000, 4.0000, 4.0000, 4.0000])
-        """
-        reader = self._reader()
-        entropy = None if reader is None else reader.entropy()
-        if entropy is None:
-            entropy = self._new(self.shape[-2], 1)
-            for tile, block in self.tiles():
-                zero = block == 0  # the derivative would be infinite
-                terms = torch.where(zero, 0.0, torch.special.entr(torch.where(zero, 1.0, block)))
-                entropy[tile.rows_index] = terms.sum(-1, keepdim=True)
-        return self._merge_heads(entropy)[..., 0]
-
-    def received(self) -> Tensor:
-        """Return the total weight that each key receives, summed over the queries: (…, k).
-
-        >>> import torch, regard
-        >>> x = torch.zeros(4, 2)
-        >>> regard.attend(x, x, x, mask=regard.Causal())[1].received()
-        tensor([2.0833, 1.0833, 0.5833, 0.2500])
-        """
-        ones = torch.ones(self.shape[-2], dtype=self.dtype, device=self.device)
-        return self._product(ones, transposed=True)
-
-    @in_own_dtype
-    def pool(self, rows: int, columns: int, *, within: tuple[slice, slice] | None = None) -> Tensor:
-        """Average-pool the matrix to (…, rows, columns), or less if the matrix is smaller.
-
-        Block sizes differ by at most one. within: slices of queries and keys; only this part is computed and
-        pooled.
-
-        >>> import torch, regard
-        >>> x = torch.zeros(6, 2)
-        >>> weights = regard.attend(x, x, x, mask=regard.Causal())[1]
-        >>> weights.pool(2, 2)
-        tensor([[0.3333, 0.0000],
-                [0.2056, 0.1278]])
-        >>> weights.pool(1, 3, within=(slice(1, 2), slice(0, 3)))
-        tensor([[0.5000, 0.5000, 0.0000]])
-        """
-        if rows < 1 or columns < 1:
-            raise ArgumentError(f"pool got rows={rows} and columns={columns}; both must be at least 1.")
-        return regions.pool(self, (rows, columns), within or (slice(None), slice(None)))
-
     # Products
 
-    def __matmul__(self, x: Tensor) -> Tensor:
+    def __matmul__(self, x: Any) -> Tensor:
         """Return weights · x, where x has shape (k) or (…, k, e). Leading axes broadcast.
 
         With grouped-query attention, x may have one head per key head, like `value`.
         """
-        return self._product(x)
+        return self._product(dense_arguments(x))
+
+    def matmul(self, x: Any) -> Tensor:
+        """Return weights @ x."""
+        return self @ x
+
+    def __rmatmul__(self, x: Any) -> Tensor:
+        """Return x · weights, where x has shape (q) or (…, e, q). Leading axes broadcast."""
+        if not isinstance(x, Tensor) or x.dim() < 2:
+            return self._product(x, transposed=True)
+        return self._product(x.mT, transposed=True).mT
 
     @property
-    def T(self) -> "TransposedWeights":
+    def T(self) -> TransposedWeights:
         """The transpose (…, k, q) as a linear operator, used as `weights.T @ x`."""
         return TransposedWeights(self)
 
     mT = T
 
-    @in_own_dtype
-    def _product(self, x: Tensor, *, transposed: bool = False) -> Tensor:
-        queries, keys = self.shape[-2:]
-        columns, is_vector = self._operand(x, queries if transposed else keys)
-        reader = None if _requires_grad(columns) else self._reader()
-        result = None
-        if reader is not None:
-            result = reader.transposed_product(columns) if transposed else reader.product(columns)
-        if result is None:
-            nan_safe = not (concrete(columns) and bool(torch.isfinite(columns).all()))
-            result = self._new(keys if transposed else queries, columns.shape[-1])
-            for tile, block in self.tiles():
-                if transposed:
-                    part = reference.weighted_sum(block.mT, columns[tile.rows_index], nan_safe=nan_safe)
-                    result[tile.keys_index] += part
-                else:
-                    part = reference.weighted_sum(block, columns[tile.keys_index], nan_safe=nan_safe)
-                    result[tile.rows_index] = part
-        result = self._merge_heads(result)
-        return result[..., 0] if is_vector else result
+    def transpose(self, dim0: int, dim1: int) -> Any:
+        """Exchange two axes. Exchanging queries and keys is lazy."""
+        axes = {dim0 % self.ndim, dim1 % self.ndim}
+        return self.T if axes == {self.ndim - 2, self.ndim - 1} else self.to_dense().transpose(dim0, dim1)
+
+    def adjoint(self) -> TransposedWeights:
+        """Return the transpose, `weights.T`."""
+        return self.T
 
     # Display
 
@@ -368,22 +233,54 @@ class Weights(LazyMatrix):
 
     def detach(self) -> "Weights":
         """Return these weights, detached from the autograd graph of query and key."""
-        return self._like(self.problem.map(lambda _, tensor: tensor.detach()), self._lead)
+        return self._map(Tensor.detach)
 
-    def to(self, device: torch.device | str) -> "Weights":
-        """Return these weights on another device."""
-        if isinstance(device, torch.dtype):
-            raise ArgumentError(
-                f"weights.to got {device}; pass a device. For a dtype, use weights.dense().to({device})."
-            )
-        return self._like(self.problem.map(lambda _, tensor: tensor.to(device)), self._lead)
+    @property
+    def data(self) -> "Weights":
+        """These weights, detached from the autograd graph."""
+        return self.detach()
 
-    def numpy(self) -> NDArray[Any]:
-        """Return the full matrix as a NumPy array."""
-        return self.dense().detach().cpu().numpy()
+    @property
+    def real(self) -> "Weights":
+        """These weights, which are real numbers."""
+        return self
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+    def clone(self) -> "Weights":
+        """Return these weights with copies of query, key and mask, which may then be modified in place."""
+        return self._map(Tensor.clone)
+
+    def contiguous(self) -> "Weights":
+        """Return these weights."""
+        return self
+
+    def cpu(self) -> "Weights":
+        """Return these weights on the CPU."""
+        return self.to("cpu")
+
+    def cuda(self, device: Any = "cuda") -> "Weights":
+        """Return these weights on a GPU."""
+        return self.to(torch.device("cuda", device) if isinstance(device, int) else device)
+
+    def float(self) -> Any:
+        """Return these weights in float32."""
+        return self.to(torch.float32)
+
+    def double(self) -> Any:
+        """Return these weights in float64."""
+        return self.to(torch.float64)
+
+    def to(self, *args: Any, **options: Any) -> Any:
+        """Return these weights on another device or in another dtype, as `Tensor.to` does.
+
+        Another dtype needs the dense matrix, because weights are computed in the dtype of query and key.
+        """
+        self.check_inputs()
+        target = torch.empty(0, dtype=self.dtype, device=self.device).to(*args, **options)
+        moved = self if target.device == self.device else self._map(lambda x: x.to(target.device))
+        return moved if target.dtype == self.dtype else moved.to_dense().to(target.dtype)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Weights":
+        return self._like(self.problem.map(lambda _, tensor: change(tensor)), self._lead)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (
@@ -395,47 +292,8 @@ class Weights(LazyMatrix):
         )
 
 
-class TransposedWeights:
-    """The transpose of lazy weights, (…, k, q), as a linear operator.
-
-    >>> import torch, regard
-    >>> x = torch.randn(3, 4)
-    >>> weights = regard.attend(x, x, x)[1]
-    >>> torch.allclose(weights.T @ x, weights.dense().T @ x, atol=1e-6)
-    True
-    """
-
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
-
-    @property
-    def shape(self) -> torch.Size:
-        *lead, queries, keys = self._weights.shape
-        return torch.Size((*lead, keys, queries))
-
-    @property
-    def T(self) -> Weights:
-        return self._weights
-
-    mT = T
-
-    def dense(self) -> Tensor:
-        """Return the full matrix as a dense tensor."""
-        return self._weights.dense().mT
-
-    def __matmul__(self, x: Tensor) -> Tensor:
-        return self._weights._product(x, transposed=True)
-
-    def __repr__(self) -> str:
-        return f"transpose of {self._weights!r}"
-
-
 def _restore(
     cls: type[Weights], problem: Problem, lead: Sequence[int], heads: io.Heads, rows_per_key_head: int
 ) -> Weights:
     """Unpickle weights. τ may come from other kernels and is therefore recomputed on first use."""
     return cls(problem, None, lead, heads, rows_per_key_head=rows_per_key_head)
-
-
-def _requires_grad(x: Tensor) -> bool:
-    return not concrete(x) or (torch.is_grad_enabled() and x.requires_grad)

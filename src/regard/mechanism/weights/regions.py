@@ -22,14 +22,58 @@ from regard.mechanism.call.problem import Problem, Tile, tiles
 from regard.mechanism.normalizers import Normalizer, Sigmoid
 from regard.mechanism.scores import ACTIVATIONS
 from regard.mechanism.torch_state import concrete
-from regard.mechanism.weights.lazy_matrix import LazyMatrix, kernels_support
+from regard.mechanism.weights.axes import SelectableMatrix
+from regard.mechanism.weights.index import Index
+from regard.mechanism.weights.lazy_matrix import kernels_support
 from regard.mechanism.weights.reader import Reader
 
 _BAND = 32  # rows; narrower bands are summed from dense weights
 _ROUNDING = 2e-5  # accepted rounding error of a score computed by torch
 
 
-def pool(matrix: LazyMatrix, sizes: tuple[int, int], within: tuple[slice, slice]) -> Tensor:
+def read_columns(matrix: SelectableMatrix, columns: slice) -> Tensor:
+    """Return some columns of the matrix as a dense tensor, (…, q, columns)."""
+    indices = torch.arange(matrix.shape[-1], device=matrix.device)[columns]
+    span = slice(int(indices[0]), int(indices[-1]) + 1) if len(indices) else slice(0, 0)
+    result = matrix._new(matrix.shape[-2], len(indices))
+    for tile, block in _column_tiles(matrix, span):
+        if block.shape[-1] == len(indices):
+            result[tile.rows_index] = block
+            continue
+        inside = (indices >= tile.keys.start) & (indices < tile.keys.stop)
+        result[tile.rows_index][..., inside] = block[..., indices[inside] - tile.keys.start]
+    return matrix._merge_heads(result)
+
+
+def _column_tiles(matrix: SelectableMatrix, span: slice) -> Iterator[tuple[Tile, Tensor]]:
+    """Yield tiles that cover a span of keys: these keys alone if that gives the same bits as whole rows."""
+    partial = span.stop - span.start < matrix.shape[-1]
+    if partial and matrix.compute_tau() and kernels_support(matrix.problem):
+        return region_tiles(matrix, slice(0, matrix.shape[-2]), span)
+    return matrix.tiles()
+
+
+def read_elements(matrix: SelectableMatrix, index: Index) -> Tensor:
+    """Index with arrays. Finds the row and column of each result, then computes the rows of each head."""
+    *lead, queries, keys = matrix.shape
+    row_numbers = torch.arange(math.prod(lead) * queries, device="cpu").reshape(*lead, queries, 1)
+    rows = row_numbers.expand(matrix.shape)[index]
+    columns = torch.arange(keys, device="cpu").expand(matrix.shape)[index]
+    result = torch.zeros(rows.shape, dtype=matrix.dtype, device=matrix.device)
+    if not rows.numel():
+        return result
+    span = slice(int(columns.min()), int(columns.max()) + 1)
+    columns = (columns - span.start).to(matrix.device)
+    for head in torch.unique(rows // queries).tolist():
+        lead_index = [slice(int(i), int(i) + 1) for i in np.unravel_index(head, lead)] if lead else []
+        in_head = (rows // queries == head).to(matrix.device)
+        needed, inverse = torch.unique(rows.to(matrix.device)[in_head] % queries, return_inverse=True)
+        dense = read_columns(matrix.part(lead_index, needed), span).reshape(len(needed), -1)
+        result[in_head] = dense[inverse, columns[in_head]]
+    return result
+
+
+def pool(matrix: SelectableMatrix, sizes: tuple[int, int], within: tuple[slice, slice]) -> Tensor:
     """Average-pool a region to at most rows × columns blocks: (…, rows, columns)."""
     rows, keys = (_resolve_slice(part, n) for part, n in zip(within, matrix.shape[-2:], strict=True))
     row_edges, key_edges = (_edges(span, n) for span, n in zip((rows, keys), sizes, strict=True))
@@ -55,7 +99,7 @@ def pool(matrix: LazyMatrix, sizes: tuple[int, int], within: tuple[slice, slice]
 
 
 def _pool_with_kernels(
-    matrix: LazyMatrix,
+    matrix: SelectableMatrix,
     rows: slice,
     keys: slice,
     edges: NDArray[np.int64],
@@ -84,7 +128,7 @@ def _pool_with_kernels(
     return True
 
 
-def region_tiles(matrix: LazyMatrix, rows: slice, keys: slice) -> Iterator[tuple[Tile, Tensor]]:
+def region_tiles(matrix: SelectableMatrix, rows: slice, keys: slice) -> Iterator[tuple[Tile, Tensor]]:
     """Yield each tile of a region with its weights. Rows are relative to the region."""
     matrix.check_inputs()
     matrix.compute_tau()
@@ -150,7 +194,7 @@ def _score_bound(problem: Problem) -> float:
     return bound + sum(float(t.masked_fill(t == -math.inf, 0.0).abs().max()) for t in biases)
 
 
-def _weights_from_tau(matrix: LazyMatrix, part: Problem) -> Tensor:
+def _weights_from_tau(matrix: SelectableMatrix, part: Problem) -> Tensor:
     """Compute the weights of a part from the known τ of its rows."""
     if matrix._state().tau_from_kernels and kernels_support(part):
         result = Reader(part, matrix._rows_per_key_head()).weights()

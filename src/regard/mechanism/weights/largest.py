@@ -1,0 +1,82 @@
+"""The largest weights along an axis of a lazy matrix, and their positions, in linear memory."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from regard.errors import ArgumentError
+from regard.mechanism.weights.axes import SelectableMatrix
+from regard.mechanism.weights.reader import Reader
+
+_MAX_KERNEL_K = 64  # largest k that the topk kernel supports
+
+
+def find_largest(matrix: SelectableMatrix, k: int, axis: int) -> tuple[Tensor, Tensor] | None:
+    """Return the k largest weights along an axis and their positions, or None for a leading axis."""
+    size = matrix.shape[axis]
+    if not min(size, 1) <= k <= size:
+        name = {1: "keys", 2: "queries"}.get(matrix.ndim - axis, f"entries along axis {axis}")
+        raise ArgumentError(
+            f"topk got k={k} for weights with {size} {name}; k must be between 1 and the size of the axis: "
+            f"topk(min(k, weights.shape[{axis - matrix.ndim}]), {axis - matrix.ndim})."
+        )
+    if axis == matrix.ndim - 1:
+        return _row_topk(matrix, k)
+    return _column_topk(matrix, k) if axis == matrix.ndim - 2 else None
+
+
+def _row_topk(matrix: SelectableMatrix, k: int) -> tuple[Tensor, Tensor]:
+    reader: Reader | None = matrix._reader() if k <= _MAX_KERNEL_K else None
+    best = None if reader is None else reader.topk(k)
+    # the kernel ranks visible keys only; if it lists negative weights, masked keys may be larger
+    if best is not None and not bool((best[0] < 0).any()):
+        return matrix._merge_heads(best[0]), matrix._merge_heads(_fill_missing(best[1]))
+    values = matrix._new(matrix.shape[-2], k)
+    indices = matrix._new(matrix.shape[-2], k, dtype=torch.long)
+    for tile, block in matrix.tiles():
+        # the keys outside a tile have weight 0; k of them suffice
+        before = min(tile.keys.start, k)
+        after = min(matrix.shape[-1] - tile.keys.stop, k)
+        largest = pad(block, (before, after)).topk(k, -1)
+        values[tile.rows_index] = largest.values
+        indices[tile.rows_index] = largest.indices + (tile.keys.start - before)
+    return matrix._merge_heads(values), matrix._merge_heads(indices)
+
+
+def _fill_missing(indices: Tensor) -> Tensor:
+    """Replace −1 with masked keys, in rows that see fewer than k keys and therefore list all of them."""
+    incomplete = (indices < 0).any(-1)
+    if not bool(incomplete.any()):
+        return indices
+    rows = indices[incomplete]  # n k
+    k = rows.shape[-1]
+    listed = torch.zeros(len(rows), k + 1, dtype=torch.int8, device=rows.device)
+    listed.scatter_(-1, torch.where((rows < 0) | (rows >= k), k, rows), 1)
+    unlisted = listed[:, :k].argsort(dim=-1, stable=True)  # of the first k keys, those not listed come first
+    missing = rows < 0
+    rank = (missing.cumsum(-1) - 1).clamp(min=0)
+    indices[incomplete] = torch.where(missing, unlisted.gather(-1, rank), rows)
+    return indices
+
+
+def _column_topk(matrix: SelectableMatrix, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest weights of each column and their queries, merged tile by tile."""
+    first_rows = matrix.rows(slice(0, k)).dense().reshape(*matrix.problem_lead, k, matrix.shape[-1])
+    values, order = first_rows.sort(-2, descending=True)
+    indices = order.clone()  # the derivative of sort needs the original
+    for tile, block in matrix.tiles():
+        start = max(tile.rows.start, k)
+        block, keys = block[..., start - tile.rows.start :, :], tile.keys
+        if not block.numel():
+            continue
+        if bool((values[tile.lead] < 0).any()):  # a key that this tile does not see has weight 0: larger
+            block = pad(block, (keys.start, matrix.shape[-1] - keys.stop))
+            keys = slice(0, matrix.shape[-1])
+        at: Any = (*tile.lead, ..., keys)
+        rows = torch.arange(start, tile.rows.stop, device=block.device)[:, None].expand(block.shape)
+        best = torch.cat([values[at], block], -2).topk(k, -2)
+        values[at] = best.values
+        indices[at] = torch.cat([indices[at], rows], -2).gather(-2, best.indices)
+    return matrix._merge_heads(values), matrix._merge_heads(indices)
