@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from regard._util.checks import check_dense, check_device, check_number
-from regard._util.text import type_name
+from regard._util.text import format_bytes, type_name
 from regard.errors import ArgumentError, DTypeError, MaskError, ShapeError
 from regard.mechanism import operator
 from regard.mechanism.flex import tiles
-from regard.mechanism.flex.blocks import Blocks, Condition, Intervals, Sizes, find_intervals, intersect
+from regard.mechanism.flex.blocks import Blocks, find_intervals
 from regard.mechanism.flex.expressions import Constant, Index, ScoreForm
+from regard.mechanism.flex.intervals import MAX_TERMS, Intervals, Sizes
 from regard.mechanism.flex.plan import Plan, make_plan
 from regard.mechanism.flex.trace import Trace, trace_mask_mod, trace_score_mod
 from regard.mechanism.precision import autocast_off, autocasts
@@ -66,7 +67,8 @@ def flex_attention(
         )
     want_lse = return_lse or (return_aux is not None and return_aux.lse)
     want_max = return_aux is not None and return_aux.max_scores
-    result = _run(query, key, value, score_mod, block_mask, scale, enable_gqa, want_lse, want_max)
+    run = torch.compiler.disable(_run) if torch.compiler.is_compiling() else _run
+    result = run(query, key, value, score_mod, block_mask, scale, enable_gqa, want_lse, want_max)
     if return_aux is not None:
         from torch.nn.attention.flex_attention import AuxOutput
 
@@ -74,6 +76,33 @@ def flex_attention(
             lse=result.lse if want_lse else None, max_scores=result.max_scores if want_max else None
         )
     return (result.output, result.lse) if return_lse else result.output
+
+
+def explain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: ScoreMod | None = None,
+    block_mask: "BlockMask | None" = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> operator.Explanation:
+    """Explain how `flex_attention` computes a call. The functions are traced, and the mask is evaluated."""
+    _check_inputs(query, key, value, enable_gqa)
+    route = choose_route(query, key, score_mod, block_mask, _scale(scale, query))
+    if route.plan is not None:
+        explanation = operator.explain(query, key, value, **_options(route.plan, route.mask))
+        intervals = (
+            "" if route.mask is None else f", with {len(route.mask.parts)} intervals of keys per query"
+        )
+        why = f"score_mod and mask_mod have known formulas{intervals}"
+        return operator.Explanation(explanation.implementation, (*explanation.reasons, why))
+    dense = format_bytes(math.prod(query.shape[:3]) * key.shape[2] * max(query.element_size(), 4))
+    reasons = (
+        f"blocks of query rows, in linear memory, because {route.reason}",
+        f"the dense weights would take {dense}",
+    )
+    return operator.Explanation("tiled", reasons)
 
 
 class _Route(NamedTuple):
@@ -123,8 +152,13 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, plan: Plan, mask: Interva
         query = query * plan.query_factor
     if plan.key_factor is not None:
         key = key * plan.key_factor
+    return operator.attention(query, key, value, **_options(plan, mask))
+
+
+def _options(plan: Plan, mask: Intervals | None) -> operator.Options:
+    """Return a plan as the keyword arguments of `attention`."""
     score = ScaledDot(plan.scale, softcap=plan.softcap)
-    return operator.attention(query, key, value, score=score, mask=mask, bias=plan.biases or None)
+    return {"score": score, "mask": mask, "bias": plan.biases or None}
 
 
 def choose_route(
@@ -166,17 +200,14 @@ def _find_mask(
     masks: list[Intervals | None] = []
     if blocks is not None:
         known = isinstance(trace.result, Constant | Index)
-        conditions: list[Condition] = [trace.result if known else mask_mod]
-        masks.append(find_intervals(blocks, conditions, sizes))
-    if form.masks:
-        every_block = Blocks.partial(sizes, device)
-        masks.append(find_intervals(every_block, form.masks, sizes))
-    mask = None
-    for part in masks:
-        if part is None:
-            return "the keys that a query may see are not one interval"
-        mask = part if mask is None else intersect(mask, part)
-    return mask
+        masks.append(find_intervals(blocks, trace.result if known else mask_mod, sizes))
+    masks += [find_intervals(Blocks.partial(sizes, device), mask, sizes) for mask in form.masks]
+    result: Intervals | None = None
+    for mask in masks:
+        result = mask if result is None or mask is None else result.intersect(mask)
+        if result is None:
+            return f"a query sees more than {MAX_TERMS} intervals of keys, or the intervals are unknown"
+    return result
 
 
 def _scale(scale: float | None, query: Tensor) -> float:

@@ -4,8 +4,7 @@ A BlockMask lists for each block of queries the blocks of keys that are visible,
 its mask_mod is True ("partial"). As in torch's compiled kernels, mask_mod matters in partial blocks only.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,20 +13,11 @@ from torch import Tensor
 from regard.errors import MaskError
 from regard.mechanism.flex.expressions import Constant, Index, evaluate
 from regard.mechanism.flex.functions import map_mask_blocks
-from regard.mechanism.mask_algebra import BUILT_IN, CallShape, Mask, MaskTerm
+from regard.mechanism.flex.intervals import Interval, Intervals, Sizes, solve
 
 _SKIPPED, _PARTIAL, _FULL = 0, 1, 2
 _BLOCK = 128  # for masks without a BlockMask
 _CHUNK = 2**20  # pairs of query and key evaluated at a time
-
-
-class Sizes(NamedTuple):
-    """Numbers of batches, heads, queries and keys."""
-
-    batch: int
-    heads: int
-    queries: int
-    keys: int
 
 
 class Blocks(NamedTuple):
@@ -81,42 +71,48 @@ def _mark(kinds: Tensor, counts: Tensor, indices: Tensor, kind: int) -> None:
     kinds[b[inside], h[inside], row[inside], column[inside]] = kind
 
 
-@dataclass(frozen=True, eq=False)
-class Intervals(Mask):
-    """A mask given by one key interval for each query, (b, h, q, 1)."""
-
-    start: Tensor
-    stop: Tensor
-
-    def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
-        return (MaskTerm(self.start, self.stop),)
-
-
-BUILT_IN |= {Intervals}
-
-
-def intersect(first: Intervals, second: Intervals) -> Intervals:
-    """Return the keys that both masks allow."""
-    return Intervals(torch.maximum(first.start, second.start), torch.minimum(first.stop, second.stop))
-
-
 Condition = Constant | Index | Callable[..., Tensor]
 
 
-def find_intervals(blocks: Blocks, conditions: Sequence[Condition], sizes: Sizes) -> Intervals | None:
-    """Return the interval of keys that each query may see, or None if the keys are not one interval.
+def find_intervals(blocks: Blocks, condition: Condition, sizes: Sizes) -> Intervals | None:
+    """Return the intervals of keys that each query may see, or None if they are unknown or too many.
 
-    conditions: the mask holds in partial blocks where all of them are True. A condition is an expression, or
-    a mask_mod function.
+    condition: where a partial block is visible; a traced expression, or a mask_mod function.
     """
-    depends = frozenset().union(*(_depends(condition) for condition in conditions))
+    if isinstance(condition, Constant | Index):
+        solved = solve(condition, sizes, blocks.kinds.device)
+        if solved is not None and _agree(solved, blocks, sizes):
+            return solved
+    return _evaluate_blocks(blocks, condition, sizes)
+
+
+def _agree(mask: Intervals, blocks: Blocks, sizes: Sizes) -> bool:
+    """Whether no query sees a key in a skipped block, and every query sees every key of a full block.
+
+    A BlockMask may list other blocks than its mask_mod implies.
+    """
+    begin = torch.arange(blocks.kinds.shape[-1], device=blocks.kinds.device) * blocks.columns
+    end = (begin + blocks.columns).clamp(max=sizes.keys)
+    rows = torch.arange(sizes.queries, device=blocks.kinds.device) // blocks.rows
+    kinds = blocks.kinds[:, :, rows]
+    touched = covered = torch.zeros((), dtype=torch.bool, device=blocks.kinds.device)
+    for start, stop in mask.parts:
+        touched = touched | ((torch.maximum(start, begin)) < torch.minimum(stop, end))
+        covered = covered | ((start <= begin) & (stop >= end))
+    wrong = ((kinds == _SKIPPED) & touched) | ((kinds == _FULL) & ~covered)
+    return not bool(wrong.any())
+
+
+def _evaluate_blocks(blocks: Blocks, condition: Condition, sizes: Sizes) -> Intervals | None:
+    """Evaluate the condition in partial blocks; return the keys of each query if they are one interval."""
+    depends = _depends(condition)
     lead = [
         max(size, total if name in depends else 1)
         for name, size, total in zip("bh", blocks.kinds.shape[:2], sizes[:2], strict=True)
     ]
     kinds = blocks.kinds.expand(*lead, -1, -1)
     start, stop, count = _full_rows(kinds, blocks, sizes)
-    for at, allowed in _partial_blocks(kinds, blocks, conditions, sizes):
+    for at, allowed in _partial_blocks(kinds, blocks, condition, sizes):
         keys = at["k"]
         first = torch.where(allowed, keys, sizes.keys).amin(-1)
         last = torch.where(allowed, keys + 1, 0).amax(-1)
@@ -126,7 +122,7 @@ def find_intervals(blocks: Blocks, conditions: Sequence[Condition], sizes: Sizes
         count.view(-1).scatter_add_(0, row, allowed.sum(-1).flatten())
     if bool(((stop - start).clamp(min=0) != count).any()):
         return None
-    return Intervals(start[..., None], stop[..., None])
+    return Intervals((Interval(start[..., None], stop[..., None]),))
 
 
 def _depends(condition: Condition) -> frozenset[str]:
@@ -147,7 +143,7 @@ def _full_rows(kinds: Tensor, blocks: Blocks, sizes: Sizes) -> tuple[Tensor, Ten
     return start[..., rows], stop[..., rows], count[..., rows]
 
 
-def _partial_blocks(kinds: Tensor, blocks: Blocks, conditions: Sequence[Condition], sizes: Sizes) -> Any:
+def _partial_blocks(kinds: Tensor, blocks: Blocks, condition: Condition, sizes: Sizes) -> Any:
     """Yield the indices and the visible pairs of partial blocks, a bounded number at a time."""
     positions = (kinds == _PARTIAL).nonzero()
     row = torch.arange(blocks.rows, device=kinds.device)[:, None]
@@ -158,9 +154,7 @@ def _partial_blocks(kinds: Tensor, blocks: Blocks, conditions: Sequence[Conditio
         inside = (queries < sizes.queries) & (keys < sizes.keys)
         # the last blocks may extend beyond the tokens: repeat the last token, which `inside` excludes
         at = {"b": b, "h": h, "q": queries.clamp(max=sizes.queries - 1), "k": keys.clamp(max=sizes.keys - 1)}
-        for condition in conditions:
-            inside = inside & _holds(condition, at)
-        yield at, inside
+        yield at, inside & _holds(condition, at)
 
 
 def _holds(condition: Condition, at: dict[str, Tensor]) -> Tensor:

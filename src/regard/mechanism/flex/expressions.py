@@ -29,6 +29,7 @@ class Index:
     depends: the indices "b", "h", "q" and "k" that matter; "d" if q and k matter only as distance k − q.
     slopes: coefficients of q and k if the expression is a linear function of q and k plus a function of
         `rest`, else None.
+    integer, boolean: whether the values are known to be integers, or booleans.
     name: the index itself, if this is one.
     """
 
@@ -38,6 +39,8 @@ class Index:
     options: tuple[tuple[str, Any], ...] = ()
     slopes: tuple[int, int] | None = None
     rest: frozenset[str] = frozenset()
+    integer: bool = False
+    boolean: bool = False
     name: str = ""
 
 
@@ -90,7 +93,7 @@ def index(name: str) -> Index:
     """Return one of the indices "b", "h", "q" and "k"."""
     slopes = {"q": (1, 0), "k": (0, 1)}.get(name, (0, 0))
     rest = frozenset() if name in "qk" else frozenset(name)
-    return Index(frozenset(name), slopes=slopes, rest=rest, name=name)
+    return Index(frozenset(name), slopes=slopes, rest=rest, integer=True, name=name)
 
 
 def operate(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -100,8 +103,8 @@ def operate(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
             function(*(arg.tensor if isinstance(arg, Constant) else arg for arg in args), **options)
         )
     # a comparison of linear expressions depends on the indices like their difference
-    compared = function in _COMPARISONS
-    slopes, rest = _linear(torch.sub if compared else function, args, options)
+    compared = function in COMPARISONS
+    slopes, rest = linear(torch.sub if compared else function, args, options)
     if slopes is None:
         depends = frozenset().union(*(arg.depends for arg in args if isinstance(arg, Index)))
     elif slopes[0] == -slopes[1]:
@@ -111,7 +114,7 @@ def operate(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return Index(depends, function, args, tuple(options.items()), None if compared else slopes, rest)
 
 
-_COMPARISONS = (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge)
+COMPARISONS = (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge)
 
 
 def _multiply(a: Operand, b: Operand) -> Operand:
@@ -124,7 +127,7 @@ def _multiply(a: Operand, b: Operand) -> Operand:
 _NO_REST: frozenset[str] = frozenset()
 
 
-def _linear(
+def linear(
     function: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> tuple[tuple[int, int] | None, frozenset[str]]:
     """Return the slopes of a sum, difference, negation or integer multiple of linear expressions."""
@@ -150,6 +153,8 @@ def _linear(
 def _slopes(arg: Any) -> tuple[tuple[int, int], frozenset[str]] | None:
     """Return the slopes and the other dependencies of an integer operand."""
     if isinstance(arg, Index):
+        if arg.slopes is None and arg.integer and arg.depends <= {"b", "h"}:
+            return (0, 0), arg.depends
         return None if arg.slopes is None else (arg.slopes, arg.rest)
     if isinstance(arg, Constant):
         return None if arg.tensor.is_floating_point() or arg.tensor.dim() else ((0, 0), _NO_REST)

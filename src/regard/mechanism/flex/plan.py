@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from regard.mechanism.biases import RelativeBias
-from regard.mechanism.flex.blocks import Sizes
 from regard.mechanism.flex.expressions import Constant, Index, Operand, ScoreForm, evaluate, lookup
+from regard.mechanism.flex.intervals import Sizes, index_vectors
 
 
 class Plan(NamedTuple):
@@ -29,7 +29,7 @@ def make_plan(form: ScoreForm, sizes: Sizes, groups: int, scale: float, like: Te
 
     groups: number of key heads. scale: the scale of the call. like: a tensor with the dtype and device.
     """
-    indices = _index_vectors(sizes, like.device)
+    indices = index_vectors(sizes, like.device)
     query_factor = key_factor = None
     for factor in form.factors:
         depends = factor.depends if isinstance(factor, Index) else frozenset()
@@ -57,7 +57,7 @@ def _biases(terms: tuple[Operand, ...], sizes: Sizes, like: Tensor) -> list[Tens
     """Sum the terms that depend on the same indices; return one bias for each such sum."""
     sums: dict[str, Tensor] = {}
     dense: list[Tensor | RelativeBias] = []
-    indices = _index_vectors(sizes, like.device)
+    indices = index_vectors(sizes, like.device)
     for term in terms:
         depends = term.depends if isinstance(term, Index) else frozenset()
         at = indices
@@ -115,13 +115,6 @@ class _Line(RelativeBias):
 
     def line(self, queries: int, keys: int, device: Any) -> Tensor:
         return self._values
-
-
-def _index_vectors(sizes: Sizes, device: torch.device) -> dict[str, Tensor]:
-    """Return all indices as tensors that broadcast to (b, h, q, k)."""
-    vectors = (torch.arange(size, device=device) for size in sizes)
-    shapes = ((-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1))
-    return {name: x.view(shape) for name, x, shape in zip("bhqk", vectors, shapes, strict=True)}
 
 
 def _distance_indices(sizes: Sizes, device: torch.device) -> dict[str, Tensor]:

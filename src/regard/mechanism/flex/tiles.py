@@ -5,7 +5,7 @@ differentiates through it, including the functions and the tensors that they cap
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.mechanism import reference
 from regard.mechanism.call.problem import Problem, ProblemConfig
 from regard.mechanism.flex.blocks import Blocks
-from regard.mechanism.flex.functions import map_mask, map_scores
+from regard.mechanism.flex.functions import NO_REPLACEMENTS, map_mask, map_scores
 from regard.mechanism.normalizers import Softmax
 from regard.mechanism.precision import autocast_off
 from regard.mechanism.tiled import TILE
@@ -57,7 +57,6 @@ class _FlexAttention(torch.autograd.Function):
         ctx: Any, functions: Functions, originals: tuple[Tensor, ...], *inputs: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, *captured = inputs
-        # the functions read the originals, so derivatives are taken with respect to these
         ctx.functions, ctx.originals = functions, originals
         # saved although the functions hold the captured tensors: torch checks for changes in place
         ctx.save_for_backward(query, key, value, *captured)
@@ -66,7 +65,7 @@ class _FlexAttention(torch.autograd.Function):
         output = query.new_empty(batch, heads, queries, value.shape[-1])
         lse, max_scores = query.new_empty(2, batch, heads, queries).unbind(0)
         for tile in _tiles(functions.blocks, query, key):
-            results = _attend(functions, tile, *tile.take(query, key, value))
+            results = _attend(functions, tile, *tile.take(query, key, value), NO_REPLACEMENTS)
             for target, part in zip((output, lse, max_scores), results, strict=True):
                 target[tile.rows_index] = part
         ctx.mark_non_differentiable(max_scores)
@@ -95,12 +94,13 @@ def _add_gradients(
 ) -> None:
     """Add the gradients of one tile to `grads`."""
     query, key, value, *captured = inputs
-    parts = tile.take(query, key, value)
-    leaves = [x.detach().requires_grad_(g is not None) for x, g in zip(parts, grads[:3], strict=True)]
-    sources = [*leaves, *captured]
+    parts = (*tile.take(query, key, value), *captured)
+    # leaves of their own: a captured tensor may depend on another one, or on the query
+    leaves = [x.detach().requires_grad_(g is not None) for x, g in zip(parts, grads, strict=True)]
+    replacements = {id(x): leaf for x, leaf in zip(captured, leaves[3:], strict=True)}
     wanted = [i for i, total in enumerate(grads) if total is not None]
     with torch.enable_grad(), autocast_off(query.device.type):
-        results = _attend(functions, tile, *leaves)[:2]
+        results = _attend(functions, tile, *leaves[:3], replacements)[:2]
         pairs = [
             (result, grad[tile.rows_index])
             for result, grad in zip(results, output_grads, strict=True)
@@ -109,7 +109,7 @@ def _add_gradients(
         if not pairs:
             return
         outputs, tile_grads = zip(*pairs, strict=True)
-        found = torch.autograd.grad(outputs, [sources[i] for i in wanted], tile_grads, allow_unused=True)
+        found = torch.autograd.grad(outputs, [leaves[i] for i in wanted], tile_grads, allow_unused=True)
     for i, part in zip(wanted, found, strict=True):
         total = grads[i]
         if part is not None and total is not None:
@@ -194,16 +194,21 @@ def _visible_keys(
 
 
 def _attend(
-    functions: Functions, tile: _Tile, query: Tensor, key: Tensor, value: Tensor
-) -> tuple[Tensor, ...]:
-    """Return output, logsumexp and maximum of one tile."""
+    functions: Functions,
+    tile: _Tile,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    replacements: Mapping[int, Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output, logsumexp and maximum of one tile. replacements: see `Substitution`."""
     nan_safe = not all(math.isfinite(x.detach().sum().item()) for x in (query, key, value))
     groups = key.shape[1]
     problem = Problem(
         ProblemConfig(Softmax(), scale=functions.scale, nan_safe=nan_safe),
         {"query": query.unflatten(1, (groups, -1)), "key": key.unsqueeze(2)},  # b g r q d, b g 1 k d
     )
-    scores = _modify(functions, tile, reference.raw_scores(problem).flatten(1, 2))
+    scores = _modify(functions, tile, reference.raw_scores(problem).flatten(1, 2), replacements)
     largest = scores.new_full(scores.shape[:-1], -math.inf)
     if scores.shape[-1]:
         largest = scores.detach().amax(-1)
@@ -211,12 +216,13 @@ def _attend(
     shift = torch.where(empty, 0.0, largest)
     weights = torch.exp(scores - shift[..., None])
     total = torch.where(empty, 1.0, weights.sum(-1))
-    weights = (weights / total[..., None]).unflatten(1, (groups, -1))
+    # the derivative at a masked key is zero, even if its value is not finite
+    weights = torch.where(scores == -math.inf, 0.0, weights / total[..., None]).unflatten(1, (groups, -1))
     output = reference.product(weights, value.unsqueeze(2), nan_safe=nan_safe).flatten(1, 2)
     return output, torch.where(empty, -math.inf, shift + torch.log(total)), largest
 
 
-def _modify(functions: Functions, tile: _Tile, scores: Tensor) -> Tensor:
+def _modify(functions: Functions, tile: _Tile, scores: Tensor, replacements: Mapping[int, Tensor]) -> Tensor:
     """Apply mask_mod and score_mod to the scores (b, h, q, k) of a tile."""
     device = scores.device
     b, h, q = (
@@ -233,10 +239,10 @@ def _modify(functions: Functions, tile: _Tile, scores: Tensor) -> Tensor:
         allowed = kinds == 2
         if functions.mask_mod is not None:
             allowed = allowed | ((kinds == 1) & map_mask(functions.mask_mod, b, h, q, k))
-    if functions.score_mod is None:
-        return scores if allowed is None else torch.where(allowed, scores, -math.inf)
-    if allowed is None:
-        return map_scores(functions.score_mod, scores, b, h, q, k).to(scores.dtype)
-    scores = torch.where(allowed, scores, 0.0)  # NaN of masked pairs would reach the gradients
-    modified = map_scores(functions.score_mod, scores, b, h, q, k).to(scores.dtype)
-    return torch.where(allowed, modified, -math.inf)
+    if allowed is not None and functions.score_mod is not None:
+        scores = torch.where(allowed, scores, 0.0)  # NaN of masked pairs would reach the gradients
+    if functions.score_mod is not None:
+        scores = map_scores(functions.score_mod, scores, b, h, q, k, replacements=replacements).to(
+            scores.dtype
+        )
+    return scores if allowed is None else torch.where(allowed, scores, -math.inf)

@@ -7,14 +7,17 @@ scores and indices. Functions with other calls have no known formula; they are e
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from regard.errors import ArgumentError
+from regard._util.text import type_name
+from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.flex.expressions import Constant, Index, ScoreForm, index, lookup, operate
+from regard.mechanism.flex.functions import Substitution
 
 Value = Constant | Index | ScoreForm
 Function = Callable[..., Tensor]
@@ -58,6 +61,8 @@ def _trace(
         for tensor, value in zip(inputs, values, strict=True):
             recorder.register(tensor, value)
         recorder.run(function, inputs)
+        if not recorder.raised and not isinstance(recorder.output, Tensor):
+            raise DTypeError(f"{name} returned {type_name(recorder.output)}; it must return a tensor.")
         if dtype is None and getattr(recorder.output, "dtype", None) is not torch.bool:
             recorder.unknown = recorder.unknown or "its result is not boolean"
         recorders.append(recorder)
@@ -67,8 +72,8 @@ def _trace(
     reason = first.unknown or second.unknown
     if not reason and (first.calls != second.calls or len(captured) != len(first.captured)):
         reason = f"{name} does not make the same torch calls every time"
-    if torch.is_grad_enabled():
-        _check_gradients(name, second.output, captured)
+    if isinstance(second.output, Tensor) and second.output.requires_grad:
+        _check_gradients(name, function, inputs, captured)
     return Trace(None if reason else first.result, reason, tuple(captured))
 
 
@@ -82,6 +87,7 @@ class _Recorder(TorchFunctionMode):
         self.captured: list[Tensor] = []
         self.calls: list[Any] = []
         self.unknown = ""
+        self.raised = False
         self.output: Any = None
         self.result: Value | None = None
 
@@ -94,6 +100,7 @@ class _Recorder(TorchFunctionMode):
             with self:
                 self.output = function(*inputs)
         except Exception as error:  # raised again when the function is evaluated on tiles, if it is real
+            self.raised = True
             self.unknown = self.unknown or f"it raised {type(error).__name__} when it was traced"
             return
         value = self._value(self.output)
@@ -118,6 +125,8 @@ class _Recorder(TorchFunctionMode):
         value = None if self.unknown else _derive(func, values, options)
         if value is None:
             self._give_up(func)
+        if isinstance(value, Index):
+            value = replace(value, integer=_is_integer(result.dtype), boolean=result.dtype is torch.bool)
         for tensor in _leaves(result):
             if isinstance(tensor, Tensor):
                 self.register(tensor, value)
@@ -157,26 +166,15 @@ def _signature(values: Any, recorder: _Recorder) -> str:
     return str([numbers[id(x)] if isinstance(x, Constant | Index | ScoreForm) else repr(x) for x in leaves])
 
 
-def _check_gradients(name: str, output: Any, captured: list[Tensor]) -> None:
-    """Raise if the result depends on a tensor that requires grad and that the trace has not seen."""
-    if not isinstance(output, Tensor) or output.grad_fn is None:
-        return
-    known = {id(tensor) for tensor in captured}
-    stops = {tensor.grad_fn for tensor in captured if tensor.grad_fn is not None}
-    nodes, seen = [output.grad_fn], set()
-    while nodes:
-        node = nodes.pop()
-        if node in stops or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) not in known:
-            raise ArgumentError(
-                f"{name} uses a tensor of shape {tuple(leaf.shape)} that requires grad, but not through "
-                "torch functions, so its gradient cannot be computed. Use torch functions instead of a "
-                "custom autograd function, or use tensor.detach()."
-            )
-        nodes.extend(next_node for next_node, _ in node.next_functions if next_node is not None)
+def _check_gradients(name: str, function: Function, inputs: list[Tensor], captured: list[Tensor]) -> None:
+    """Raise if the result depends on a tensor that requires grad, but not through calls that can be seen."""
+    with Substitution({id(tensor): tensor.detach() for tensor in captured}):
+        output = function(*inputs)
+    if output.requires_grad:
+        raise ArgumentError(
+            f"{name} uses a tensor that requires grad, but not through torch functions, so its gradient "
+            "cannot be computed. Use torch functions instead of a custom autograd function, or detach it."
+        )
 
 
 def _rules() -> dict[Any, Callable[..., Any]]:
