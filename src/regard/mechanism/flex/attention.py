@@ -138,8 +138,8 @@ def _run(
             output = _attend(query, key, value, route.plan, route.mask)
             return tiles.Result(output.to(dtype), output, output)
         working = dtype if dtype is torch.float64 else torch.float32
-        inputs = (x.to(working) for x in (query, key, value))
-        result = tiles.attention(*inputs, route.functions, route.captured)
+        query, key, value = (x.to(working) for x in (query, key, value))
+        result = tiles.attention(query, key, value, route.functions, route.captured)
         return result._replace(output=result.output.to(dtype))
 
 
@@ -199,8 +199,8 @@ def _find_mask(
     """Return the key intervals of all masks of a call, None without masks, or why there are none."""
     masks: list[Intervals | None] = []
     if blocks is not None:
-        known = isinstance(trace.result, Constant | Index)
-        masks.append(find_intervals(blocks, trace.result if known else mask_mod, sizes))
+        condition = trace.result if isinstance(trace.result, Constant | Index) else mask_mod
+        masks.append(find_intervals(blocks, condition, sizes))
     masks += [find_intervals(Blocks.partial(sizes, device), mask, sizes) for mask in form.masks]
     result: Intervals | None = None
     for mask in masks:

@@ -131,10 +131,10 @@ def linear(
     function: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> tuple[tuple[int, int] | None, frozenset[str]]:
     """Return the slopes of a sum, difference, negation or integer multiple of linear expressions."""
-    parts = [_slopes(arg) for arg in args]
-    if options or None in parts:
+    parts = [part for part in map(_slopes, args) if part is not None]
+    if options or len(parts) != len(args):
         return None, _NO_REST
-    (first, first_rest), *others = parts  # type: ignore[misc]
+    (first, first_rest), *others = parts
     if function is torch.neg:
         return (-first[0], -first[1]), first_rest
     if len(others) != 1:

@@ -9,7 +9,7 @@ The intervals follow from the traced expression, in time and memory linear in th
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -155,7 +155,7 @@ def _columns(visible: Tensor, sizes: Sizes) -> Intervals | None:
     return Intervals((Interval(start, stop),))
 
 
-_SWAPPED = {
+_SWAPPED: dict[Any, Any] = {
     torch.lt: torch.gt,
     torch.le: torch.ge,
     torch.gt: torch.lt,
@@ -173,12 +173,12 @@ def _solve_comparison(condition: Index, sizes: Sizes, device: torch.device) -> I
         indices["k"] = indices["k"][..., :1]  # k = 0
         rest = evaluate(a, indices) - evaluate(b, indices)
         if slopes[1] == -1:
-            compare, rest = _SWAPPED[compare], -rest  # type: ignore[index]
+            compare, rest = _SWAPPED[compare], -rest
         left = (-rest).clamp(0, sizes.keys)
         right = (1 - rest).clamp(0, sizes.keys)
     else:
         if _is_sided(a, "q") and _is_sided(b, "k"):
-            a, b, compare = b, a, _SWAPPED[compare]  # type: ignore[index]
+            a, b, compare = b, a, _SWAPPED[compare]
         if not (_is_sided(a, "k") and _is_sided(b, "q")):
             return None
         by_key, by_query = evaluate(a, indices), evaluate(b, indices)
@@ -187,9 +187,9 @@ def _solve_comparison(condition: Index, sizes: Sizes, device: torch.device) -> I
             return None
         left, right = bounds
     zero, end = torch.zeros_like(left), torch.full_like(left, sizes.keys)
-    starts = {torch.eq: left, torch.ge: left, torch.gt: right}
-    stops = {torch.eq: right, torch.le: right, torch.lt: left}
-    return Intervals((Interval(starts.get(compare, zero), stops.get(compare, end)),))  # type: ignore[call-overload]
+    starts: dict[Any, Tensor] = {torch.eq: left, torch.ge: left, torch.gt: right}
+    stops: dict[Any, Tensor] = {torch.eq: right, torch.le: right, torch.lt: left}
+    return Intervals((Interval(starts.get(compare, zero), stops.get(compare, end)),))
 
 
 def _is_sided(value: object, side: str) -> bool:

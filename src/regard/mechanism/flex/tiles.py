@@ -100,7 +100,7 @@ def _add_gradients(
     replacements = {id(x): leaf for x, leaf in zip(captured, leaves[3:], strict=True)}
     wanted = [i for i, total in enumerate(grads) if total is not None]
     with torch.enable_grad(), autocast_off(query.device.type):
-        results = _attend(functions, tile, *leaves[:3], replacements)[:2]
+        results = _attend(functions, tile, leaves[0], leaves[1], leaves[2], replacements)[:2]
         pairs = [
             (result, grad[tile.rows_index])
             for result, grad in zip(results, output_grads, strict=True)

@@ -50,7 +50,7 @@ def _trace(
 ) -> Trace:
     if 0 in sizes:
         return Trace(None, "a size is 0", ())
-    recorders = []
+    recorders: list[_Recorder] = []
     for indices in ([0] * len(sizes), [size - 1 for size in sizes]):
         recorder = _Recorder()
         inputs = [torch.tensor(i, device=device) for i in indices]
@@ -190,9 +190,9 @@ def _rules() -> dict[Any, Callable[..., Any]]:
         for owner in (torch, Tensor):
             if hasattr(owner, name) and hasattr(torch, name):
                 rules[getattr(owner, name)] = getattr(torch, name)
-    for alias, function in (("multiply", torch.mul), ("subtract", torch.sub), ("divide", torch.div)):
-        rules |= {getattr(torch, alias): function, getattr(Tensor, alias): function}
-    dunders = {
+    for alias, target in (("multiply", torch.mul), ("subtract", torch.sub), ("divide", torch.div)):
+        rules |= {getattr(torch, alias): target, getattr(Tensor, alias): target}
+    dunders: dict[str, Callable[..., Any]] = {
         "add": torch.add, "sub": torch.sub, "mul": torch.mul, "truediv": torch.div, "pow": torch.pow,
         "floordiv": torch.floor_divide, "mod": torch.remainder, "and": torch.bitwise_and,
         "or": torch.bitwise_or, "xor": torch.bitwise_xor, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt,
