@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from benchmarks import decoding, dots, encoders, hosted, machine, others, table
+from benchmarks import decoding, dots, encoders, flex, hosted, machine, others, table
 from benchmarks.harness import Comparison, differences, time_calls, tolerance
 
 GROUPS: dict[str, Callable[[], Iterable[Comparison]]] = {
@@ -22,6 +22,7 @@ GROUPS: dict[str, Callable[[], Iterable[Comparison]]] = {
     "stepping": decoding.stepping,
     "encoder": encoders.encoders,
     "hosted": hosted.hosted,
+    "flex": flex.flex,
 }
 SECONDS = {2: 1.5, 1: 0.7}  # per comparison, by number of threads
 

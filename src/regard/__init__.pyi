@@ -25,6 +25,7 @@ from regard.mechanism.biases import ALiBi as ALiBi
 from regard.mechanism.biases import ClippedRelativeBias as ClippedRelativeBias
 from regard.mechanism.biases import RelativeBias as RelativeBias
 from regard.mechanism.biases import T5Bias as T5Bias
+from regard.mechanism.flex.attention import flex_attention as flex_attention
 from regard.mechanism.mask_algebra import Mask as Mask
 from regard.mechanism.masks import Causal as Causal
 from regard.mechanism.masks import Documents as Documents

@@ -165,7 +165,7 @@ def explain(
     """Explain which implementation `attention` would use for these arguments. Nothing is computed.
 
     query, key, value: only shape, dtype and device matter; `torch.empty(1).expand(…)` takes no memory.
-    options: keyword arguments of `attention`.
+    options: keyword arguments of `attention`. With score_mod or block_mask: arguments of `flex_attention`.
 
     >>> import torch, regard
     >>> x = torch.empty(1).expand(8, 65536, 64)
@@ -174,6 +174,10 @@ def explain(
       blocks of query rows, in linear memory, because ...
       the dense weights would take 137.4 GB
     """
+    if options.keys() & {"score_mod", "block_mask"}:
+        from regard.mechanism.flex.attention import explain as explain_flex  # imports this module
+
+        return explain_flex(query, key, value, *positional, **options)  # type: ignore[misc]
     unknown = {name: None for name in options if name not in Options.__annotations__}
     if positional or unknown:
         keyword_hints.raise_unexpected("explain", positional, unknown)

@@ -1,0 +1,279 @@
+"""`flex_attention`: torch's FlexAttention on the CPU, with gradients."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard._util.checks import check_dense, check_device, check_number
+from regard._util.text import format_bytes, type_name
+from regard.errors import ArgumentError, DTypeError, MaskError, ShapeError
+from regard.mechanism import operator
+from regard.mechanism.flex import tiles
+from regard.mechanism.flex.blocks import Blocks, find_intervals
+from regard.mechanism.flex.expressions import Constant, Index, ScoreForm
+from regard.mechanism.flex.intervals import MAX_TERMS, Intervals, Sizes
+from regard.mechanism.flex.plan import Plan, make_plan
+from regard.mechanism.flex.trace import Trace, trace_mask_mod, trace_score_mod
+from regard.mechanism.precision import autocast_off, autocasts
+from regard.mechanism.scores import ScaledDot
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, FlexKernelOptions
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_NO_BLOCKS = 1 << 30  # block size of a BlockMask that fits any length
+
+
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: ScoreMod | None = None,
+    block_mask: "BlockMask | None" = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: "FlexKernelOptions | None" = None,
+    *,
+    return_aux: "AuxRequest | None" = None,
+) -> "Tensor | tuple[Tensor, Tensor] | tuple[Tensor, AuxOutput]":
+    """Drop-in replacement for `torch.nn.attention.flex_attention.flex_attention` that can train on a CPU.
+
+    query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, return_aux: see torch's
+        documentation.
+    kernel_options: ignored; torch's options select and tune GPU kernels.
+
+    Memory is linear in the number of tokens. Tensors that score_mod captures, such as a table of biases,
+    receive gradients. Score functions with a known formula (a factor, a softcap, biases that depend on the
+    head, the query, the key or their distance) and masks with one interval of keys per query run on the
+    kernels. Others are evaluated tile by tile, with `torch.vmap`. `explain` tells which.
+
+    >>> import torch, regard
+    >>> slopes = torch.nn.Parameter(torch.tensor([0.5, 0.25]))
+    >>> def alibi(score, b, h, q_idx, kv_idx):
+    ...     return score - slopes[h] * (q_idx - kv_idx).abs()
+    >>> x = torch.randn(1, 2, 5, 4)
+    >>> regard.flex_attention(x, x, x, score_mod=alibi).sum().backward()
+    >>> slopes.grad.shape
+    torch.Size([2])
+    """
+    if return_lse and return_aux is not None:
+        raise ArgumentError(
+            "flex_attention got return_lse=True and return_aux; pass return_aux=AuxRequest(lse=True) only."
+        )
+    want_lse = return_lse or (return_aux is not None and return_aux.lse)
+    want_max = return_aux is not None and return_aux.max_scores
+    run = torch.compiler.disable(_run) if torch.compiler.is_compiling() else _run
+    result = run(query, key, value, score_mod, block_mask, scale, enable_gqa, want_lse, want_max)
+    if return_aux is not None:
+        from torch.nn.attention.flex_attention import AuxOutput
+
+        return result.output, AuxOutput(
+            lse=result.lse if want_lse else None, max_scores=result.max_scores if want_max else None
+        )
+    return (result.output, result.lse) if return_lse else result.output
+
+
+def explain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: ScoreMod | None = None,
+    block_mask: "BlockMask | None" = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> operator.Explanation:
+    """Explain how `flex_attention` computes a call. The functions are traced, and the mask is evaluated."""
+    _check_inputs(query, key, value, enable_gqa)
+    route = choose_route(query, key, score_mod, block_mask, _scale(scale, query))
+    if route.plan is not None:
+        explanation = operator.explain(query, key, value, **_options(route.plan, route.mask))
+        intervals = (
+            "" if route.mask is None else f", with {len(route.mask.parts)} intervals of keys per query"
+        )
+        why = f"score_mod and mask_mod have known formulas{intervals}"
+        return operator.Explanation(explanation.implementation, (*explanation.reasons, why))
+    dense = format_bytes(math.prod(query.shape[:3]) * key.shape[2] * max(query.element_size(), 4))
+    reasons = (
+        f"blocks of query rows, in linear memory, because {route.reason}",
+        f"the dense weights would take {dense}",
+    )
+    return operator.Explanation("tiled", reasons)
+
+
+class _Route(NamedTuple):
+    """How a call is computed: a plan and a mask for `attention`, or a reason for tiles."""
+
+    plan: Plan | None
+    mask: Intervals | None
+    reason: str
+    functions: tiles.Functions
+    captured: tuple[Tensor, ...]
+
+
+def _run(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: ScoreMod | None,
+    block_mask: Any,
+    scale: float | None,
+    enable_gqa: bool,
+    want_lse: bool,
+    want_max: bool,
+) -> tiles.Result:
+    _check_inputs(query, key, value, enable_gqa)
+    device, dtype = query.device.type, query.dtype
+    if autocasts(device):
+        dtype = torch.get_autocast_dtype(device) if dtype is not torch.float64 else dtype
+        query, key, value = (x.to(dtype) for x in (query, key, value))
+    with autocast_off(device):
+        scale = _scale(scale, query)
+        route = choose_route(query, key, score_mod, block_mask, scale)
+        if route.plan is not None and not want_lse and not want_max:
+            output = _attend(query, key, value, route.plan, route.mask)
+            return tiles.Result(output.to(dtype), output, output)
+        working = dtype if dtype is torch.float64 else torch.float32
+        query, key, value = (x.to(working) for x in (query, key, value))
+        result = tiles.attention(query, key, value, route.functions, route.captured)
+        return result._replace(output=result.output.to(dtype))
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, plan: Plan, mask: Intervals | None) -> Tensor:
+    """Run a plan on `attention`."""
+    if plan.query_factor is not None or plan.key_factor is not None:
+        dtype = query.dtype if query.dtype is torch.float64 else torch.float32
+        query, key, value = (x.to(dtype) for x in (query, key, value))
+    if plan.query_factor is not None:
+        query = query * plan.query_factor
+    if plan.key_factor is not None:
+        key = key * plan.key_factor
+    return operator.attention(query, key, value, **_options(plan, mask))
+
+
+def _options(plan: Plan, mask: Intervals | None) -> operator.Options:
+    """Return a plan as the keyword arguments of `attention`."""
+    score = ScaledDot(plan.scale, softcap=plan.softcap)
+    return {"score": score, "mask": mask, "bias": plan.biases or None}
+
+
+def choose_route(
+    query: Tensor, key: Tensor, score_mod: ScoreMod | None, block_mask: Any, scale: float
+) -> _Route:
+    """Trace the functions of a call and decide how it is computed."""
+    sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    dtype = query.dtype if query.dtype is torch.float64 else torch.float32
+    score_trace = mask_trace = Trace(ScoreForm(), "", ())
+    blocks = mask_mod = None
+    if score_mod is not None:
+        score_trace = trace_score_mod(score_mod, dtype, sizes, query.device)
+    if block_mask is not None:
+        _check_block_mask(block_mask, sizes, query.device)
+        blocks, mask_mod = Blocks.of(block_mask, sizes), block_mask.mask_mod
+        mask_trace = trace_mask_mod(mask_mod, sizes, query.device)
+    captured = {id(tensor): tensor for tensor in (*score_trace.captured, *mask_trace.captured)}
+    functions = tiles.Functions(score_mod, mask_mod, blocks, scale)
+    route = _Route(None, None, "", functions, tuple(captured.values()))
+    if 0 in (*sizes, query.shape[-1]):
+        return route._replace(reason="a size is 0")
+    if not isinstance(score_trace.result, ScoreForm):
+        reason = score_trace.reason or "its result does not depend on the score"
+        return route._replace(reason=f"score_mod has no known formula: {reason}")
+    like = torch.empty((), dtype=dtype, device=query.device)
+    plan = make_plan(score_trace.result, sizes, key.shape[1], scale, like)
+    if isinstance(plan, str):
+        return route._replace(reason=plan)
+    mask = _find_mask(score_trace.result, mask_trace, mask_mod, blocks, sizes, query.device)
+    if isinstance(mask, str):
+        return route._replace(reason=mask)
+    return route._replace(plan=plan, mask=mask)
+
+
+def _find_mask(
+    form: ScoreForm, trace: Trace, mask_mod: Any, blocks: Blocks | None, sizes: Sizes, device: torch.device
+) -> Intervals | str | None:
+    """Return the key intervals of all masks of a call, None without masks, or why there are none."""
+    masks: list[Intervals | None] = []
+    if blocks is not None:
+        condition = trace.result if isinstance(trace.result, Constant | Index) else mask_mod
+        masks.append(find_intervals(blocks, condition, sizes))
+    masks += [find_intervals(Blocks.partial(sizes, device), mask, sizes) for mask in form.masks]
+    result: Intervals | None = None
+    for mask in masks:
+        result = mask if result is None or mask is None else result.intersect(mask)
+        if result is None:
+            return f"a query sees more than {MAX_TERMS} intervals of keys, or the intervals are unknown"
+    return result
+
+
+def _scale(scale: float | None, query: Tensor) -> float:
+    if scale is None:
+        return 1 / math.sqrt(max(query.shape[-1], 1))
+    check_number("flex_attention got scale", scale)
+    return float(scale)
+
+
+def _check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(x, Tensor):
+            raise DTypeError(f"{name} is {type_name(x)}; pass a tensor.")
+        check_dense(name, x)
+        if x.dim() != 4:
+            raise ShapeError(
+                f"{name} has shape {tuple(x.shape)}; flex_attention needs four axes, (batch, heads, tokens, "
+                "features)."
+            )
+        if x.dtype not in _DTYPES or x.dtype != query.dtype:
+            raise DTypeError(
+                f"query has dtype {query.dtype} and {name} has {x.dtype}; use float32, float64, bfloat16 or "
+                "float16 for all three."
+            )
+        check_device(name, x, query.device)
+    if key.shape[:3] != value.shape[:3]:
+        raise ShapeError(
+            f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; the first three axes must be "
+            "equal."
+        )
+    if query.shape[-1] != key.shape[-1]:
+        raise ShapeError(
+            f"query has {query.shape[-1]} features and key has {key.shape[-1]}; a dot product needs equal "
+            "widths."
+        )
+    if key.shape[0] not in (1, query.shape[0]):
+        raise ShapeError(
+            f"query has a batch of {query.shape[0]} and key one of {key.shape[0]}; they must be "
+            "equal, or key's must be 1."
+        )
+    _check_heads(query.shape[1], key.shape[1], enable_gqa)
+
+
+def _check_heads(heads: int, groups: int, enable_gqa: bool) -> None:
+    if heads == groups:
+        return
+    if not enable_gqa:
+        raise ShapeError(
+            f"query has {heads} heads and key has {groups}; pass enable_gqa=True for grouped-query attention."
+        )
+    if groups == 0 or heads % groups:
+        raise ShapeError(
+            f"query has {heads} heads and key has {groups}; the number of query heads must be a multiple of "
+            "the number of key heads."
+        )
+
+
+def _check_block_mask(block_mask: Any, sizes: Sizes, device: torch.device) -> None:
+    if not all(hasattr(block_mask, name) for name in ("kv_num_blocks", "kv_indices", "mask_mod")):
+        raise DTypeError(
+            f"block_mask is {type_name(block_mask)}; pass a BlockMask: create_block_mask(mask_mod, …)."
+        )
+    check_device("block_mask", block_mask.kv_num_blocks, device)
+    lengths = tuple(block_mask.seq_lengths)
+    if tuple(block_mask.BLOCK_SIZE) != (_NO_BLOCKS, _NO_BLOCKS) and lengths != tuple(sizes[2:]):
+        raise MaskError(
+            f"block_mask was created for {lengths[0]} queries and {lengths[1]} keys, and the call has "
+            f"{sizes.queries} and {sizes.keys}; create it with create_block_mask for these lengths."
+        )
