@@ -74,12 +74,7 @@ class TrainingConfig(Section):
     threads: int = setting(0, "CPU threads. 0: torch's default.", min=0, max=4096)
 
     def duration(self) -> str:
-        """Return the planned length of training.
-
-        >>> from regard.translation.training.optimization import TrainingConfig
-        >>> TrainingConfig().duration(), TrainingConfig(updates=100).duration()
-        ('20 epochs', '100 updates')
-        """
+        """Return the planned length of training."""
         return pluralize(self.epochs, "epoch") if self.updates is None else pluralize(self.updates, "update")
 
 
