@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from regard._util.files import MAX_TEXT_BYTES, read_regular
 from regard._util.text import shorten
 from regard.errors import ArgumentError, RegardError
-from regard.models.configs import (
-    Activation,
-    AttentionKind,
-    Cell,
-    Norm,
-    RecurrentConfig,
-    TransformerSettings,
-)
+from regard.models.configs import Activation, AttentionKind, Cell, Norm, RecurrentConfig, TransformerSettings
 from regard.models.layers.positions import KINDS, Positions
 from regard.translation import tokens as vocabulary
 from regard.translation.sentence_splitter import max_translation_tokens
@@ -220,13 +213,7 @@ class TranslationConfig:
             raise ArgumentError(f"{os.fspath(path)!r} is not a valid TOML file: {error}.") from None
 
     def to_toml(self) -> str:
-        """Return the settings as TOML with descriptions, except those that the model ignores.
-
-        >>> from regard.translation import TranslationConfig
-        >>> print(*TranslationConfig().to_toml().splitlines()[2:4], sep="\\n")
-        width = 256                    # Model dimension.
-        layers = 3                     # Number of layers in the encoder and in the decoder.
-        """
+        """Return the settings as TOML with descriptions, except those that the model ignores."""
         ignored, lines = self.model.ignored(), []
         for section in _SECTIONS:
             lines.append(f"[{section}]")
