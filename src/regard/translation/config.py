@@ -10,7 +10,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from regard._util.files import MAX_TEXT_BYTES, read_regular
 from regard._util.text import shorten
@@ -36,8 +36,6 @@ class ModelConfig(Section):
 
     A Transformer uses the settings of `TransformerConfig`; the other models use those of `RecurrentConfig`.
     """
-
-    section: ClassVar[str] = "model"
 
     kind: Model = setting(
         "transformer", "transformer, recurrent (RNN with Bahdanau attention) or plain (no attention)."
@@ -117,8 +115,6 @@ class ModelConfig(Section):
 class TokensConfig(Section):
     """Vocabulary: the [tokens] section. See `Tokenizer.learn`."""
 
-    section: ClassVar[str] = "tokens"
-
     kind: vocabulary.Kind = setting("unigram", "Tokens: subwords (unigram or bpe), words or characters.")
     size: int = setting(8000, "Maximum vocabulary size.", min=vocabulary.SPECIAL_TOKENS + 1, max=10_000_000)
     shared: bool = setting(True, "Share one vocabulary between source and target.")
@@ -133,8 +129,6 @@ class TokensConfig(Section):
 @dataclass(frozen=True)
 class CorpusConfig(Section):
     """Filtering and validation split: the [corpus] section."""
-
-    section: ClassVar[str] = "corpus"
 
     max_tokens: int = setting(
         256, "Drop pairs with more tokens than this on either side.", min=1, max=10_000_000

@@ -68,18 +68,14 @@ def test_without_links_the_loss_is_zero():
 def test_invalid_heads_models_and_links():
     model = Transformer(37, TransformerConfig(width=16, heads=4, layers=2))
     source, target = packed(SOURCES, TARGETS)
-    for heads in (None, (0, 1)):
-        with (
-            pytest.raises(ArgumentError, match="it guides exactly one head"),
-            guide_head(model, AlignmentHead(0, heads)),
-        ):
-            pass
     recurrent = RecurrentSeq2Seq(37, RecurrentConfig(width=16))
-    with (
-        pytest.raises(ArgumentError, match="got a RecurrentSeq2Seq; it needs a Transformer"),
-        guide_head(recurrent, AlignmentHead(0, (0,))),
+    for other, heads, message in (
+        (model, None, "it guides exactly one head"),
+        (model, (0, 1), "it guides exactly one head"),
+        (recurrent, (0,), "got a RecurrentSeq2Seq; it needs a Transformer"),
     ):
-        pass
+        with pytest.raises(ArgumentError, match=message), guide_head(other, AlignmentHead(0, heads)):
+            pass
     with guide_head(model, AlignmentHead(0, (0,))) as guided:
         with pytest.raises(ArgumentError, match="has no batch yet"):
             guided.loss(source, target, LINKS)

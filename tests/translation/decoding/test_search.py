@@ -455,14 +455,11 @@ def test_invalid_arguments(options, error, message):
         search(make("dot"), **arguments)
 
 
-def test_a_model_with_too_few_logits():
-    model = ScriptedModel({3: [probabilities(e=1.0)[:-1]]})
-    with pytest.raises(regard.ShapeError, match="returned 6 logits, but output_weight has 7 rows"):
-        search(model, Packed.of([[3]]), max_new_tokens=3)
-
-
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(3), Sample()])
-def test_a_model_that_returns_nan(strategy):
-    model = ScriptedModel({3: [[math.nan] * WORDS]})
-    with pytest.raises(regard.ArgumentError, match="The model returned NaN"):
-        search(model, Packed.of([[3]]), strategy, max_new_tokens=3)
+def test_models_that_return_nan_or_too_few_logits(strategy):
+    for row, error, message in (
+        ([math.nan] * WORDS, regard.ArgumentError, "The model returned NaN"),
+        (probabilities(e=1.0)[:-1], regard.ShapeError, "returned 6 logits, but output_weight has 7 rows"),
+    ):
+        with pytest.raises(error, match=message):
+            search(ScriptedModel({3: [row]}), Packed.of([[3]]), strategy, max_new_tokens=3)

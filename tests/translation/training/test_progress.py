@@ -82,10 +82,8 @@ def test_reports_are_printed_rarely():
 
 def test_a_long_training_prints_every_report():
     seconds = [86_400.0 * 3 + 30 * n for n in range(100)]  # after three days, reports every 30 seconds
-    assert (
-        len(plain_lines(*(("on_report", report(n, 10**6, seconds=at)) for n, at in enumerate(seconds))))
-        == 100
-    )
+    calls = [("on_report", report(n, 10**6, seconds=at)) for n, at in enumerate(seconds)]
+    assert len(plain_lines(*calls)) == 100
 
 
 def test_a_closed_terminal_does_not_end_a_training():

@@ -4,7 +4,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from regard._util.text import pluralize
 from regard.translation.settings import Section, setting
@@ -22,8 +22,6 @@ _MAX_UPDATES = 10**12
 @dataclass(frozen=True)
 class TrainingConfig(Section):
     """Optimization and validation: the [training] section."""
-
-    section: ClassVar[str] = "training"
 
     epochs: int = setting(20, "Passes over the training data.", min=1, max=_MAX_UPDATES)
     updates: int | None = setting(

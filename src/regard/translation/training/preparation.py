@@ -145,14 +145,14 @@ def prepare(
     return TrainingData(tokens, corpus, dev_pairs, links, dev_links)
 
 
-def _report(side: str, dropped: LengthFilter, notify: Callable[[str], None]) -> None:
-    """Report dropped pairs; raise if none is left."""
-    if dropped.total:
+def _report(side: str, dropped: LengthFilter, notify: Callable[[str], None], *, always: bool = False) -> None:
+    """Report dropped pairs, also if there are none with `always`; raise if no pair is left."""
+    if dropped.total or always:
         notify(f"{'dev: ' if side == 'dev' else ''}{dropped}")
     if dropped.total == dropped.seen:
-        raise_limits = "Raise corpus.max_tokens or corpus.max_length_ratio."
-        cure = raise_limits if dropped.unit == "tokens" else "Use other data."
-        raise ArgumentError(f"No {side} pairs are left: {dropped}. {cure}")
+        too_strict = dropped.unit == "tokens"
+        cure = "Raise corpus.max_tokens or corpus.max_length_ratio" if too_strict else "Use other data"
+        raise ArgumentError(f"No {side} pairs are left: {dropped}. {cure}.")
 
 
 def _clean(pairs: Iterable[Pair], config: CorpusConfig) -> CleanedPairs:
@@ -174,9 +174,7 @@ def _hold_out(
     cleaned = _clean(pairs, config.corpus)
     splitter = Splitter(config.corpus.dev_size if dev is None else 0, seed=config.training.seed)
     write_pairs(text, splitter.observe(cleaned))
-    if not cleaned.dropped.total:
-        notify(str(cleaned.dropped))
-    _report("training", cleaned.dropped, notify)
+    _report("training", cleaned.dropped, notify, always=True)
     splits = splitter.split(lambda: read_pairs(text, format="tsv"))
     if dev is None:
         if not splits.dev:

@@ -43,12 +43,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Share(NamedTuple):
-    """One of `size` processes. Rows are divided among the processes as in FSDP2 and `torch.chunk`.
-
-    >>> from regard.translation.training.sharding import Share
-    >>> [Share(rank, 3).rows(7) for rank in range(3)]
-    [slice(0, 3, None), slice(3, 6, None), slice(6, 7, None)]
-    """
+    """One of `size` processes. Rows are divided among the processes as in FSDP2 and `torch.chunk`."""
 
     rank: int
     size: int
@@ -75,11 +70,9 @@ class Shard(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor) -> "Shard":
         """Return this process's shard of an FSDP2 parameter. Any other tensor counts as unsharded."""
-        from torch.distributed.tensor import DTensor
-
-        sharded = isinstance(tensor, DTensor)
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        return cls(local.detach(), tensor.shape, sharded)
+        to_local = getattr(tensor, "to_local", None)  # only a DTensor has it; importing that class is slow
+        local = tensor if to_local is None else to_local()
+        return cls(local.detach(), tensor.shape, sharded=to_local is not None)
 
     @classmethod
     def all(cls, tensors: Mapping[str, Tensor]) -> "dict[str, Shard]":
