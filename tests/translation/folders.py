@@ -1,6 +1,8 @@
-"""Small model folders with random weights, without training."""
+"""Small model folders with random weights, without training; and what happens to files."""
 
-from collections.abc import Sequence
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -48,3 +50,26 @@ def write(
     write_tokens(folder, sides)
     write_parameters(folder, model.state_dict())
     return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """The files of a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def flipped(whole: bytes, bit: int) -> bytes:
+    """A file with one other bit."""
+    damaged = bytearray(whole)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """Writing fails as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

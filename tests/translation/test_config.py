@@ -3,9 +3,9 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,20 +50,18 @@ values = st.recursive(
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("model", MODELS)
-def test_each_preset_builds_a_model(preset: str, model: str) -> None:
+def test_each_preset_builds_a_model(preset, model):
     config = TranslationConfig.preset(preset, model)
     assert config.model.kind == model
+    if model != "transformer":
+        expected = "none" if model == "plain" else "additive"
+        assert config.model.architecture().attention == expected
     with torch.device("meta"):
         built = config.model.build(config.tokens.size)
         apart = config.model.build((1000, 1001))
     assert isinstance(built, Transformer if model == "transformer" else RecurrentSeq2Seq)
     assert len(built.output_weight) == config.tokens.size
     assert len(apart.output_weight) == 1001
-
-
-def test_a_plain_model_has_no_attention_and_a_recurrent_one_has() -> None:
-    assert TranslationConfig.preset("tiny", "plain").model.architecture().attention == "none"
-    assert TranslationConfig.preset("tiny", "recurrent").model.architecture().attention == "additive"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +72,7 @@ def test_a_plain_model_has_no_attention_and_a_recurrent_one_has() -> None:
         *(TranslationConfig.preset(name, kind) for name in PRESETS for kind in MODELS),
     ],
 )
-def test_toml_and_dict_round_trip(config: TranslationConfig, tmp_path: Path) -> None:
+def test_toml_and_dict_round_trip(config, tmp_path):
     (tmp_path / "config.toml").write_text(config.to_toml(), "utf-8")
     read = TranslationConfig.from_toml(tmp_path / "config.toml")
     assert (read.tokens, read.corpus, read.training) == (config.tokens, config.corpus, config.training)
@@ -84,7 +82,7 @@ def test_toml_and_dict_round_trip(config: TranslationConfig, tmp_path: Path) -> 
     assert TranslationConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-def test_a_file_changes_only_its_settings(tmp_path: Path) -> None:
+def test_a_file_changes_only_its_settings(tmp_path):
     (tmp_path / "config.toml").write_text("[training]\nlearning_rate = 1\n[model]\nffn_dim = 99\n", "utf-8")
     config = TranslationConfig.from_toml(tmp_path / "config.toml", OTHER)
     assert config == OTHER.replace({"training": {"learning_rate": 1.0}, "model": {"ffn_dim": 99}})
@@ -108,15 +106,12 @@ def test_a_file_changes_only_its_settings(tmp_path: Path) -> None:
         ("tokens.kind=bpe", "bpe"),
     ],
 )
-def test_single_settings_are_parsed(setting: str, wanted: object) -> None:
+def test_single_settings_are_parsed(setting, wanted):
     section, name = setting.partition("=")[0].strip().split(".")
-    found = TranslationConfig().override([setting]).to_dict()[section][name]
+    earlier = ["training.epochs=3", "training.learning_rate=7", "training.updates=3"]  # the last one wins
+    found = TranslationConfig().override([*earlier, setting]).to_dict()[section][name]
     assert found == wanted
     assert type(found) is type(wanted)
-
-
-def test_the_last_of_two_settings_wins() -> None:
-    assert TranslationConfig().override(["training.epochs=3", "training.epochs=5"]).training.epochs == 5
 
 
 @pytest.mark.parametrize(
@@ -132,40 +127,21 @@ def test_the_last_of_two_settings_wins() -> None:
         ("training.epochs=", "training.epochs must be an integer, got ''."),
         ("training.epochs=1.5", "training.epochs must be an integer, got 1.5."),
         ("training.epochs=true", "training.epochs must be an integer, got True."),
-        ("training.epochs=0", "training.epochs must be at least 1 and at most 1,000,000,000,000, got 0."),
-        ("training.epochs=none", "training.epochs must be an integer, got 'none'."),
         ("training.updates=0", "training.updates must be at least 1 and at most 1,000,000,000,000, got 0."),
         ("training.learning_rate=fast", "training.learning_rate must be a number, got 'fast'."),
         ("training.learning_rate=0", "training.learning_rate must be above 0, got 0.0."),
         ("training.learning_rate=nan", "training.learning_rate must be finite, got nan."),
-        ("training.learning_rate=inf", "training.learning_rate must be finite, got inf."),
         ("training.label_smoothing=1", "training.label_smoothing must be at least 0 and below 1, got 1.0."),
-        (
-            "training.seed=4294967296",
-            "training.seed must be at least 0 and at most 4,294,967,295, got 4294967296.",
-        ),
-        ("training.seed=-1", "training.seed must be at least 0 and at most 4,294,967,295, got -1."),
         (
             "training.schedule=linear",
             "training.schedule must be one of cosine, inverse-sqrt, constant, got 'linear'.",
         ),
-        ("training.precision=float16", "training.precision must be one of float32, bfloat16, got 'float16'."),
-        ("training.metric=chrf", "training.metric must be one of bleu, loss, got 'chrf'."),
         ("training.accumulate=[1, 2]", "training.accumulate must be an integer, got [1, 2]."),
         ("model.kind=lstm", "model.kind must be one of transformer, recurrent, plain, got 'lstm'."),
         ("model.heads=7", "256"),  # not a multiple of 7
         ("model.width=0", "model.width must be at least 1 and at most 65,536, got 0."),
         ("model.norm_first=1", "model.norm_first must be true or false, got 1."),
-        (
-            "model.normalize=max",
-            "model.normalize must be one of softmax, softmax1, sparsemax, entmax15, got 'max'.",
-        ),
-        ("model.dropout=1.5", "model.dropout must be at least 0 and below 1, got 1.5."),
         ("tokens.size=4", "tokens.size must be at least 5 and at most 10,000,000, got 4."),
-        (
-            "tokens.character_coverage=1.00000001",
-            "tokens.character_coverage must be at least 0.98 and at most 1, got 1.00000001.",
-        ),
         (
             "tokens.character_coverage=0.5",
             "tokens.character_coverage must be at least 0.98 and at most 1, got 0.5.",
@@ -174,7 +150,7 @@ def test_the_last_of_two_settings_wins() -> None:
         ("corpus.max_tokens=0", "corpus.max_tokens must be at least 1 and at most 10,000,000, got 0."),
     ],
 )
-def test_an_invalid_setting_is_rejected_with_its_cure(setting: str, why: str) -> None:
+def test_an_invalid_setting_is_rejected_with_its_cure(setting, why):
     with pytest.raises(ArgumentError) as error:
         TranslationConfig().override([setting])
     assert why in str(error.value)
@@ -182,7 +158,7 @@ def test_an_invalid_setting_is_rejected_with_its_cure(setting: str, why: str) ->
 
 
 @given(place=st.sampled_from(NAMES), value=values)
-def test_any_value_is_accepted_or_rejected_by_name(place: tuple[str, str], value: Any) -> None:
+def test_any_value_is_accepted_or_rejected_by_name(place, value):
     section, name = place
     config, error = try_config({section: {name: value}})
     if config is not None:
@@ -194,7 +170,7 @@ def test_any_value_is_accepted_or_rejected_by_name(place: tuple[str, str], value
 @given(
     found=st.dictionaries(st.text(max_size=9) | st.sampled_from(["model", "training"]), values, min_size=1)
 )
-def test_any_config_is_accepted_or_rejected(found: dict[str, Any]) -> None:
+def test_any_config_is_accepted_or_rejected(found):
     config, error = try_config(found)
     assert config is not None or any(section in error for section in found)
 
@@ -220,38 +196,33 @@ def try_config(settings: dict[str, Any]) -> tuple[TranslationConfig | None, str]
         (b"a = " + b"[" * 100_000, "is not a valid TOML file"),
     ],
 )
-def test_an_invalid_file_is_rejected(content: bytes, why: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_rejected(content, why, tmp_path):
     (tmp_path / "config.toml").write_bytes(content)
     with pytest.raises(ArgumentError) as error:
         TranslationConfig.from_toml(tmp_path / "config.toml")
     assert why in str(error.value)
 
 
-def test_a_missing_file_raises_file_not_found(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        TranslationConfig.from_toml(tmp_path / "config.toml")
-
-
-def test_every_setting_has_a_description() -> None:
-    for section, settings in TranslationConfig().to_dict().items():
-        for item in dataclasses.fields(getattr(TranslationConfig(), section)):
-            assert item.name in settings
-            assert len(item.metadata["description"]) > 5
-            assert item.metadata["description"].endswith(".")
+def test_every_setting_has_a_description():
+    config = TranslationConfig()
+    for item in (
+        item for section in config.to_dict() for item in dataclasses.fields(getattr(config, section))
+    ):
+        assert re.fullmatch(r".{5,}\.", item.metadata["description"])
 
 
 @pytest.mark.parametrize(
-    ("kind", "shown"), [("transformer", "heads"), ("recurrent", "attention"), ("plain", "cell")]
+    ("kind", "shown", "hidden"),
+    [
+        ("transformer", "heads", {"cell", "input_feeding"}),
+        ("recurrent", "attention", {"heads", "guided_alignment_weight"}),
+        ("plain", "cell", {"attention", "guided_alignment_weight"}),
+    ],
 )
-def test_ignored_settings_are_not_printed(kind: str, shown: str) -> None:
+def test_ignored_settings_are_not_printed(kind, shown, hidden):
     names = {line.split(" = ")[0] for line in TranslationConfig.preset("tiny", kind).to_toml().splitlines()}
-    hidden = {
-        "transformer": {"cell", "input_feeding"},
-        "recurrent": {"heads", "guided_alignment_weight"},
-        "plain": {"attention", "guided_alignment_weight"},
-    }
     assert shown in names
-    assert not hidden[kind] & names
+    assert not hidden & names
 
 
 @pytest.mark.parametrize(
@@ -263,33 +234,27 @@ def test_ignored_settings_are_not_printed(kind: str, shown: str) -> None:
         *("corpus.max_tokens=99999999999", "training.epochs=99999999999999"),
     ],
 )
-def test_huge_numbers_are_rejected(setting: str) -> None:
+def test_huge_numbers_are_rejected(setting):
     with pytest.raises(ArgumentError, match=r"must be at least [015] and at most [0-9,]+, got [0-9]+\."):
         TranslationConfig().override([setting])
 
 
-def test_an_unknown_preset_is_rejected() -> None:
+def test_an_unknown_preset_is_rejected():
     with pytest.raises(ArgumentError, match=r"Unknown preset 'huge'\. Choose from tiny, small, base\."):
-        TranslationConfig.preset("huge")  # type: ignore[arg-type]
+        TranslationConfig.preset("huge")
     with pytest.raises(ArgumentError, match="must be one of transformer, recurrent, plain, got 'rnn'"):
-        TranslationConfig.preset("tiny", "rnn")  # type: ignore[arg-type]
+        TranslationConfig.preset("tiny", "rnn")
 
 
-def test_learned_positions_must_cover_translations() -> None:
+def test_learned_positions_must_cover_translations():
+    config = TranslationConfig()
     with pytest.raises(
         ArgumentError, match=r"model.max_positions=300 is too small for corpus.max_tokens=256: .* to 524"
     ):
-        TranslationConfig().override(["model.positions=learned", "model.max_positions=300"])
-    assert (
-        TranslationConfig()
-        .override(["model.positions=learned", "model.max_positions=524"])
-        .model.max_positions
-        == 524
-    )
-    assert (
-        TranslationConfig().override(["model.positions=rotary", "model.max_positions=1"]).model.max_positions
-        == 1
-    )
+        config.override(["model.positions=learned", "model.max_positions=300"])
+    for positions, n in (("learned", 524), ("rotary", 1)):
+        settings = [f"model.positions={positions}", f"model.max_positions={n}"]
+        assert config.override(settings).model.max_positions == n
 
 
 @pytest.mark.parametrize(
@@ -308,28 +273,25 @@ def test_learned_positions_must_cover_translations() -> None:
     ],
     ids=lambda setting: repr(setting[:20]),
 )
-def test_huge_values_are_rejected_in_one_line(setting: str, tmp_path: Path) -> None:
+def test_huge_values_are_rejected_in_one_line(setting, tmp_path):
     with pytest.raises(ArgumentError) as error:
         TranslationConfig().override([setting])
     assert len(str(error.value)) < 500
-
-
-@pytest.mark.parametrize("value", ["1" * 5000, "[" * 5000, "0x" + "f" * 9000])
-def test_a_file_with_huge_values_is_rejected_in_one_line(value: str, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    for name in ("model.kind", "training.epochs"):
-        path.write_text(f"{name} = {value}")
-        with pytest.raises(ArgumentError) as error:
-            TranslationConfig.from_toml(path)
-        assert len(str(error.value)) < 500
+    path.write_bytes(f"model.kind = {setting.partition('=')[2]}".encode(errors="replace"))
+    with pytest.raises(ArgumentError) as error:
+        TranslationConfig.from_toml(path)
+    assert len(str(error.value)) < 500
 
 
-def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path):
     (tmp_path / "config.toml").write_bytes("\ufeff[training]\nepochs = 3\n".encode())
     assert TranslationConfig.from_toml(tmp_path / "config.toml").training.epochs == 3
 
 
-def test_a_config_must_be_a_regular_file(tmp_path: Path) -> None:
+def test_a_config_must_be_a_regular_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        TranslationConfig.from_toml(tmp_path / "config.toml")
     os.mkfifo(tmp_path / "config.toml")
     with pytest.raises(ArgumentError, match="is a named pipe"):
         TranslationConfig.from_toml(tmp_path / "config.toml")

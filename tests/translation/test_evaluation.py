@@ -42,6 +42,7 @@ TRANSLATIONS = [
     "people fix the roof of the house.",
     "",
 ]
+PAIR = ("source", "reference")
 sentences = st.lists(st.text("ab .", max_size=20), min_size=1, max_size=30)
 
 
@@ -57,12 +58,6 @@ def test_scores_and_signatures_equal_sacrebleu():
     assert scores.chrf_signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no")
     assert scores.exact == 2 / 5
     assert scores.bleu < scores.lowercase_bleu
-
-
-def test_a_perfect_translation():
-    scores = evaluate(REFERENCES, REFERENCES, sources=REFERENCES)
-    assert (scores.bleu, scores.chrf, scores.exact) == pytest.approx((100, 100, 1))
-    assert [bucket.bleu for bucket in scores.by_length] == [pytest.approx(100)]
 
 
 @settings(max_examples=25)
@@ -97,22 +92,29 @@ def test_exact_match_ignores_white_space_only():
     assert exact_match(["a  b ", "ab", "a"], [" a b", "a b", "A"]) == 1 / 3
 
 
-def test_invalid_arguments():
-    with pytest.raises(ArgumentError, match="2 translations and 1 references"):
-        evaluate(["a", "b"], ["a"])
-    with pytest.raises(ArgumentError, match="1 translations and 3 sources"):
-        by_length(["a"], ["a"], ["a", "b", "c"])
-    with pytest.raises(ArgumentError, match="evaluate got no sentences"):
-        evaluate([], [])
-    with pytest.raises(DTypeError, match="one string as references"):
-        evaluate(["a"], "a")
-    with pytest.raises(ArgumentError, match="tokenize='spm' is not supported; use '13a'"):
-        evaluate(["a"], ["a"], tokenize="spm")
-    for bins in ([], [3, 3], [5, 2]):
-        with pytest.raises(ArgumentError, match="they must increase"):
-            by_length(["a"], ["a"], ["a"], bins=bins)
-    with pytest.raises(DTypeError, match="must be an integer"):
-        by_length(["a"], ["a"], ["a"], bins=[2.5])
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: evaluate(["a", "b"], ["a"]), ArgumentError, "2 translations and 1 references"),
+        (lambda: by_length(["a"], ["a"], ["a"] * 3), ArgumentError, "1 translations and 3 sources"),
+        (lambda: evaluate([], []), ArgumentError, "evaluate got no sentences"),
+        (lambda: evaluate(["a"], "a"), DTypeError, "one string as references"),
+        (
+            lambda: evaluate(iter("a"), ["a"]),
+            DTypeError,
+            r"got a str_.*iterator as translations; pass a list",
+        ),
+        (lambda: evaluate([7], ["a"]), DTypeError, r"got an int as translations\[0\]; pass strings"),
+        (lambda: evaluate(["a"], ["a"], tokenize="spm"), ArgumentError, "'spm' is not supported; use '13a'"),
+        (lambda: by_length(["a"], ["a"], ["a"], bins=[]), ArgumentError, "they must increase"),
+        (lambda: by_length(["a"], ["a"], ["a"], bins=[3, 3]), ArgumentError, "they must increase"),
+        (lambda: by_length(["a"], ["a"], ["a"], bins=[5, 2]), ArgumentError, "they must increase"),
+        (lambda: by_length(["a"], ["a"], ["a"], bins=[2.5]), DTypeError, "must be an integer"),
+    ],
+)
+def test_invalid_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
 
 
 def test_a_tokenizer_whose_package_is_missing(monkeypatch):
@@ -130,16 +132,11 @@ def test_tokenized_text_logs_no_warning(capfd):
 
 
 def test_words_are_counted_in_any_script():
-    assert [count_words(text) for text in ("", "...", "Dogs bark.", "它叫了。", "e\u0301te\u0301")] == [
-        0,
-        0,
-        2,
-        3,
-        1,
-    ]
+    counts = {"": 0, "...": 0, "Dogs bark.": 2, "它叫了。": 3, "e\u0301te\u0301": 1, "don't": 1}
+    assert {text: count_words(text) for text in counts} == counts
 
 
-@given(st.lists(st.integers(0, 80), min_size=1, max_size=400))
+@given(st.lists(st.integers(0, 80), min_size=1, max_size=200))
 def test_bins_hold_every_sentence_once_and_are_large_enough(lengths):
     sources = [" ".join("a" * length) for length in lengths]
     buckets = by_length(sources, sources, sources)
@@ -154,29 +151,22 @@ def test_bins_hold_every_sentence_once_and_are_large_enough(lengths):
 def test_explicit_bins():
     sources = [" ".join("a" * length) for length in (1, 2, 3, 5, 8, 13)]
     buckets = by_length(sources, sources, sources, bins=[2, 4, 7])
-    assert [(str(bucket.lengths), bucket.sentences) for bucket in buckets] == [
-        ("1–2", 2),
-        ("3–4", 1),
-        ("5–7", 1),
-        ("8+", 2),
-    ]
+    counts = [(str(bucket.lengths), bucket.sentences) for bucket in buckets]
+    assert counts == [("1–2", 2), ("3–4", 1), ("5–7", 1), ("8+", 2)]
     assert buckets[-1].lengths == LengthRange(8, None)
+    assert str(LengthRange(3, 3)) == "3"
 
 
-def test_one_bin_equals_evaluate():
+def test_a_bin_is_scored_like_a_corpus_but_with_effective_order():
     (bucket,) = by_length(TRANSLATIONS, REFERENCES, REFERENCES, bins=[100])
     assert bucket.bleu == evaluate(TRANSLATIONS, REFERENCES).bleu
-
-
-def test_a_bin_of_single_words_is_scored():
-    (bucket,) = by_length(["dog"] * 9, ["dog"] * 9, ["Hund"] * 9)
-    assert bucket.bleu == pytest.approx(100)  # effective order: there are no longer n-grams
+    (bucket,) = by_length(["dog"] * 9, ["dog"] * 9, ["Hund"] * 9)  # there are no longer n-grams
+    assert bucket.bleu == pytest.approx(100)
 
 
 def test_a_long_tail_is_one_bin():
     assert length_bins(["a"] * 100 + ["a b"] * 100 + ["a b c d e f g h"]) == [1, 8]
-    assert length_bins(["a"]) == [1]
-    assert length_bins([]) == []
+    assert (length_bins(["a"]), length_bins([])) == ([1], [])
 
 
 @pytest.mark.skipif(not MULTI30K.exists(), reason="Multi30k is not available")
@@ -260,17 +250,12 @@ def test_several_models_are_compared_and_drawn(corpus, capsys):
     assert (corpus / "lengths.svg").read_bytes().startswith(b"<?xml")
 
 
-def test_existing_translations_may_have_bom_and_crlf(corpus, capsys):
+def test_existing_translations_need_no_model(corpus, capsys):
     lines = (corpus / "reference").read_bytes()
     (corpus / "windows").write_bytes(b"\xef\xbb\xbf" + lines.replace(b"\n", b"\r\n"))
-    run("source", "reference", "--translations", "windows", "--json")
-    assert json.loads(capsys.readouterr().out)["windows"]["exact"] == 1
-
-
-def test_existing_translations_need_no_model(corpus, capsys):
-    run("source", "reference", "--translations", "reference", "--by-length")
+    run("source", "reference", "--translations", "windows", "--by-length")
     printed = capsys.readouterr().out
-    assert "100.00" in printed
+    assert "100.00 %" in printed
     assert "speed" not in printed
     assert "source words" in printed
     assert UppercaseTranslator.calls == []
@@ -311,28 +296,19 @@ def test_the_embedded_corpus(corpus, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["source", "reference"], "evaluate needs a model (--model FOLDER)"),
-        (["source", "reference", "-m", "nothing"], "'nothing' does not exist. Use a folder"),
+        ([*PAIR], "evaluate needs a model (--model FOLDER)"),
+        ([*PAIR, "-m", "nothing"], "'nothing' does not exist. Use a folder"),
         (["source", "missing", "-m", "loud"], "missing"),
-        (["source", "reference", "-m", "loud", "-m", "loud"], "'loud' is given 2 times"),
+        ([*PAIR, "-m", "loud", "-m", "loud"], "'loud' is given 2 times"),
         (
-            ["source", "reference", "-m", "loud", "-m", "quiet", "-o", "x"],
+            [*PAIR, "-m", "loud", "-m", "quiet", "-o", "x"],
             "--output takes the translations of one model, but there are 2 models",
         ),
-        (["source", "reference", "-m", "loud", "--output", "no/x"], "the folder 'no' does not exist"),
-        (
-            ["source", "reference", "-m", "loud", "--picture", "x.gif"],
-            "Cannot write 'x.gif': use",
-        ),
-        (
-            ["source", "reference", "-m", "loud", "--tokenize", "13b"],
-            "tokenize='13b' is not supported; use '13a'",
-        ),
-        (["source", "reference", "-m", "loud", "--beam", "0"], "--beam"),
-        (
-            ["source", "reference", "--translations", "short"],
-            "'short' has 2 lines, but there are 300 sentences",
-        ),
+        ([*PAIR, "-m", "loud", "--output", "no/x"], "the folder 'no' does not exist"),
+        ([*PAIR, "-m", "loud", "--picture", "x.gif"], "Cannot write 'x.gif': use"),
+        ([*PAIR, "-m", "loud", "--tokenize", "13b"], "tokenize='13b' is not supported; use '13a'"),
+        ([*PAIR, "-m", "loud", "--beam", "0"], "--beam"),
+        ([*PAIR, "--translations", "short"], "'short' has 2 lines, but there are 300 sentences"),
         (
             ["embedded", "-m", "loud", "--languages", "german"],
             "--languages is 'german'; pass source and target",
@@ -350,18 +326,3 @@ def test_errors_are_one_line(arguments, message, corpus, capsys):
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert UppercaseTranslator.calls == []
-
-
-@pytest.mark.parametrize(
-    ("translations", "message"),
-    [
-        (
-            (text for text in ["a"]),
-            r"got a generator as translations; pass a list: list\(translations\)",
-        ),
-        ([7], r"got an int as translations\[0\]; pass strings"),
-    ],
-)
-def test_translations_must_be_a_list_of_strings(translations, message):
-    with pytest.raises(DTypeError, match=message):
-        evaluate(translations, ["a"])

@@ -10,7 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, DTypeError
-from regard.translation.tokens import SPECIAL_TOKENS, UNKNOWN, Segmentation, Tokenizer, TokenizerPair
+from regard.translation.tokens import SPECIAL_TOKENS, UNKNOWN, Segmentation, Tokenizer
 
 LINES = [
     "ein Hund bellt laut",
@@ -44,22 +44,16 @@ def round_trip(tokens: Tokenizer, text: str) -> str:
 @kinds
 @given(text=texts)
 @example(text="a\x1cb\x85c Hund")
-def test_segmentation_works_word_by_word(kind: str, text: str) -> None:
+def test_segmentation_works_word_by_word(kind, text):
     tokens, segmentation = LEARNED[kind], LEARNED[kind].segment(text)
     by_word = [tokens.encode(word) for word in text.split()]
     assert tokens.encode(text) == segmentation.ids == [token for ids in by_word for token in ids]
     assert segmentation.word_of == [word for word, ids in enumerate(by_word) for _ in ids]
     assert segmentation.words == text.split()
     assert len(segmentation.pieces) == len(segmentation.ids)
-    assert {place for place, token in enumerate(segmentation.ids) if token == UNKNOWN} == set(
-        segmentation.unknown
-    )
-
-
-@kinds
-@given(text=texts)
-def test_text_never_encodes_to_special_tokens(kind: str, text: str) -> None:
-    assert all(token == UNKNOWN or token >= SPECIAL_TOKENS for token in LEARNED[kind].encode(text))
+    unknown = {place for place, token in enumerate(segmentation.ids) if token == UNKNOWN}
+    assert unknown == set(segmentation.unknown)
+    assert all(token == UNKNOWN or token >= SPECIAL_TOKENS for token in segmentation.ids)
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "characters"])
@@ -69,7 +63,7 @@ def test_text_never_encodes_to_special_tokens(kind: str, text: str) -> None:
         | st.sampled_from("\u0301\u0308\u200d\xa0\u3000▁ﬁⅧﷺ한漢字😀")
     )
 )
-def test_decoding_returns_the_normal_form(kind: str, text: str) -> None:
+def test_decoding_returns_the_normal_form(kind, text):
     normal = unicodedata.normalize("NFKC", text).replace("▁", " ")
     # SentencePiece does not compose some marks, such as those of Ấ
     assert unicodedata.normalize("NFKC", round_trip(LEARNED[kind], text)) == " ".join(normal.split())
@@ -77,7 +71,7 @@ def test_decoding_returns_the_normal_form(kind: str, text: str) -> None:
 
 @given(text=texts)
 @example(text="Hund a▁b x\u200by laut")
-def test_unknown_words_keep_their_text(text: str) -> None:
+def test_unknown_words_keep_their_text(text):
     tokens = LEARNED["words"]
     shown = [word.removeprefix("▁") for word in text.split() if tokens.encode(word) == [UNKNOWN]]
     joined = round_trip(tokens, text).split(" ")
@@ -86,7 +80,7 @@ def test_unknown_words_keep_their_text(text: str) -> None:
 
 @kinds
 @given(text=st.text() | texts)
-def test_a_second_round_trip_changes_nothing(kind: str, text: str) -> None:
+def test_a_second_round_trip_changes_nothing(kind, text):
     """Except for combining marks, which may be composed, and SentencePiece's word boundary."""
     assume("▁" not in unicodedata.normalize("NFKC", text))
     once = round_trip(LEARNED[kind], text)
@@ -97,7 +91,7 @@ def test_a_second_round_trip_changes_nothing(kind: str, text: str) -> None:
 
 @kinds
 @given(data=st.data())
-def test_any_ids_decode_to_words(kind: str, data: st.DataObject) -> None:
+def test_any_ids_decode_to_words(kind, data):
     tokens = LEARNED[kind]
     ids = data.draw(st.lists(st.integers(0, len(tokens) - 1)))
     joined = tokens.decode(ids)
@@ -118,7 +112,7 @@ def _spelled(segmentation: Segmentation, word: int) -> str:
 
 
 @kinds
-def test_unknown_characters_are_restored(kind: str) -> None:
+def test_unknown_characters_are_restored(kind):
     tokens = LEARNED[kind]
     segmentation = tokens.segment("Hund щука bellt")
     assert "".join(segmentation.unknown.values()) == "щука"
@@ -128,7 +122,7 @@ def test_unknown_characters_are_restored(kind: str) -> None:
 
 
 @kinds
-def test_encode_batch_equals_encode(kind: str) -> None:
+def test_encode_batch_equals_encode(kind):
     tokens = LEARNED[kind]
     assert tokens.encode_batch(LINES[:5]) == [tokens.encode(line) for line in LINES[:5]]
     assert tokens.encode_batch(["", "  ", "Hund"])[:2] == [[], []]
@@ -136,32 +130,24 @@ def test_encode_batch_equals_encode(kind: str) -> None:
 
 
 @kinds
-def test_the_same_text_gives_the_same_vocabulary(kind: str) -> None:
+def test_the_same_text_gives_the_same_vocabulary(kind):
     assert Tokenizer.learn(iter(LINES), kind=kind, size=80).content == LEARNED[kind].content
 
 
 @kinds
 @pytest.mark.parametrize("size", [45, 60, 8000])
-def test_a_vocabulary_never_exceeds_size(kind: str, size: int) -> None:
+def test_a_vocabulary_never_exceeds_size(kind, size):
     tokens = Tokenizer.learn(LINES, kind=kind, size=size)
     assert SPECIAL_TOKENS < len(tokens) <= size
     assert f"{len(tokens):,}" in repr(tokens)
 
 
 @kinds
-def test_save_and_load(kind: str, tmp_path: Path) -> None:
+def test_save_and_load(kind, tmp_path):
     LEARNED[kind].save(tmp_path / "tokens.model")
     loaded = Tokenizer.load(tmp_path / "tokens.model", kind)
     assert loaded.content == LEARNED[kind].content
     assert loaded.segment("ein Hund 鳥") == LEARNED[kind].segment("ein Hund 鳥")
-
-
-def test_one_vocabulary_is_shared_and_two_are_not() -> None:
-    source, target = LEARNED["bpe"], LEARNED["words"]
-    assert TokenizerPair(source, source).shared
-    assert TokenizerPair(source, source).sizes() == len(source)
-    assert not TokenizerPair(source, target).shared
-    assert TokenizerPair(source, target).sizes() == (len(source), len(target))
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +157,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @kinds
 @given(part=st.floats(0, 0.999))
-def test_a_truncated_vocabulary_is_rejected(kind: str, part: float, file: Path) -> None:
+def test_a_truncated_vocabulary_is_rejected(kind, part, file):
     content = LEARNED[kind].content
     file.write_bytes(content[: int(part * len(content))])
     with suppress(ArgumentError):
@@ -180,7 +166,7 @@ def test_a_truncated_vocabulary_is_rejected(kind: str, part: float, file: Path) 
 
 
 @given(content=st.binary(max_size=200))
-def test_a_file_that_is_not_a_vocabulary_is_rejected(content: bytes, file: Path) -> None:
+def test_a_file_that_is_not_a_vocabulary_is_rejected(content, file):
     file.write_bytes(content)
     with pytest.raises(ArgumentError, match="Copy its model folder again"):
         Tokenizer.load(file)
@@ -188,7 +174,7 @@ def test_a_file_that_is_not_a_vocabulary_is_rejected(content: bytes, file: Path)
 
 @kinds
 @given(data=st.data())
-def test_a_damaged_vocabulary_is_rejected_or_works(kind: str, data: st.DataObject, file: Path) -> None:
+def test_a_damaged_vocabulary_is_rejected_or_works(kind, data, file):
     content = bytearray(LEARNED[kind].content)
     for place in data.draw(st.lists(st.integers(0, 3000), min_size=1, max_size=9)):
         content[place] = data.draw(st.integers(0, 255))
@@ -201,7 +187,7 @@ def test_a_damaged_vocabulary_is_rejected_or_works(kind: str, data: st.DataObjec
     tokens.segment("ein Hund 鳥")
 
 
-def test_a_vocabulary_with_other_special_tokens_is_rejected(tmp_path: Path) -> None:
+def test_a_vocabulary_with_other_special_tokens_is_rejected(tmp_path):
     from sentencepiece import SentencePieceTrainer
 
     with open(tmp_path / "other.model", "wb") as file:
@@ -218,18 +204,18 @@ def test_a_vocabulary_with_other_special_tokens_is_rejected(tmp_path: Path) -> N
 
 @kinds
 @pytest.mark.parametrize("lines", [[], ["", "  "], ["\u200b", "▁"], ["a" * 70_000]])
-def test_learning_from_no_text_raises(kind: str, lines: list[str]) -> None:
+def test_learning_from_no_text_raises(kind, lines):
     with pytest.raises(ArgumentError, match="No text to learn a vocabulary from"):
         Tokenizer.learn(lines, kind=kind)
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_a_vocabulary_too_small_for_all_characters_is_rejected(kind: str) -> None:
+def test_a_vocabulary_too_small_for_all_characters_is_rejected(kind):
     with pytest.raises(ArgumentError, match="A vocabulary of 12 is too small"):
         Tokenizer.learn(LINES, kind=kind, size=12)
 
 
-def test_an_error_in_the_lines_is_propagated() -> None:
+def test_an_error_in_the_lines_is_propagated():
     def broken() -> Iterator[str]:
         yield "ein Hund"
         raise KeyboardInterrupt
@@ -238,7 +224,7 @@ def test_an_error_in_the_lines_is_propagated() -> None:
         Tokenizer.learn(broken())
 
 
-def test_a_lone_surrogate_is_rejected() -> None:
+def test_a_lone_surrogate_is_rejected():
     with pytest.raises(ArgumentError, match="contains a lone surrogate"):
         Tokenizer.learn(["ein \ud800 Hund"])
     for kind in KINDS:
@@ -260,10 +246,10 @@ def test_a_lone_surrogate_is_rejected() -> None:
         ({"seed": -1}, "seed=-1; it must be at least 0"),
     ],
 )
-def test_invalid_arguments_are_rejected(wrong: dict[str, object], why: str) -> None:
+def test_invalid_arguments_are_rejected(wrong, why):
     with pytest.raises(ArgumentError, match=why):
         Tokenizer.learn(LINES, **wrong)
     with pytest.raises(DTypeError, match="integer"):
-        Tokenizer.learn(LINES, size="many")  # type: ignore[arg-type]
+        Tokenizer.learn(LINES, size="many")
     with pytest.raises(ArgumentError, match="Unknown tokenizer kind 'letters'"):
-        Tokenizer.load("tokens.model", "letters")  # type: ignore[arg-type]
+        Tokenizer.load("tokens.model", "letters")

@@ -72,12 +72,8 @@ class TestTranslate:
     def test_empty_sentences_do_not_call_the_model(self, translator, monkeypatch):
         monkeypatch.setattr(module, "search", None)
         for translation in translator.translate(["", " ", "\t\n\u2003"], alignment=True):
-            assert (translation.text, translation.tokens, translation.score, translation.note) == (
-                "",
-                [],
-                0.0,
-                "",
-            )
+            found = translation.text, translation.tokens, translation.score, translation.note
+            assert found == ("", [], 0.0, "")
             assert tuple(translation.alignment.weights.shape) == (0, 0)
 
     def test_tokens_are_the_pieces_of_the_text(self, translator):
@@ -129,10 +125,9 @@ class TestTranslate:
             translator.translate(texts)
 
     def test_batch_size_is_positive(self, translator):
-        with pytest.raises(ArgumentError, match="translate got batch_size=0"):
-            translator.translate("ein", batch_size=0)
-        with pytest.raises(ArgumentError, match="translate got batch_size=0"):
-            next(translator.stream(["ein"], batch_size=0))
+        for call in (translator.translate, lambda *a, **o: next(translator.stream(*a, **o))):
+            with pytest.raises(ArgumentError, match="translate got batch_size=0"):
+                call(["ein"], batch_size=0)
 
 
 class TestLongLines:
@@ -164,19 +159,6 @@ class TestLongLines:
             translation.alignment.weights[:rows, : second.first_word], part.alignment.weights
         )
         assert not translation.alignment.weights[:rows, second.first_word :].any()
-
-    def test_align_accepts_another_alignment_head(self, translator):
-        pairs = [("ein Hund bellt", "a dog barks")]
-        head = AlignmentHead(
-            layer=0, shift="output" if translator.alignment_head.shift == "input" else "input"
-        )
-        rebuilt = Translator(translator.model, translator.tokens, alignment_head=head)
-        (requested,), (default,) = translator.align(pairs, head), translator.align(pairs)
-        (expected,) = rebuilt.align(pairs)
-        assert torch.equal(requested.weights, expected.weights)
-        assert not torch.equal(requested.weights, default.weights)
-        with pytest.raises(DTypeError, match="an alignment_head of type str; pass a AlignmentHead"):
-            translator.align(pairs, "output")
 
     def test_long_lines_need_no_more_memory_than_their_parts(self, translator, monkeypatch):
         """The full weights of a line of megabytes would not fit into memory; those of its parts do."""
@@ -248,19 +230,17 @@ class TestAlignment:
         translator.translate(SENTENCES, alignment=True)
         assert len(calls) == 1
 
-    def test_the_alignment_head_comes_from_the_folder(self, folder, translator):
+    def test_alignments_are_read_from_the_heads_of_the_folder_or_those_requested(self, translator):
         assert translator.alignment_head == AlignmentHead(layer=0, shift="output")
-        other = Translator(translator.model, translator.tokens, alignment_head=AlignmentHead(layer=1))
-        pairs = [("ein Hund bellt", "a dog barks")]
-        assert not torch.allclose(translator.align(pairs)[0].weights, other.align(pairs)[0].weights)
-
-    def test_align_existing_pairs(self, translator):
-        translation, two = translator.align([("ein Hund bellt", "a dog"), ("", "")])
-        assert (translation.source_words, translation.target_words) == (
-            ("ein", "Hund", "bellt"),
-            ("a", "dog"),
-        )
-        assert tuple(two.weights.shape) == (0, 0)
+        pairs = [("ein Hund bellt", "a dog barks"), ("", "")]
+        for head in (AlignmentHead(layer=0, shift="input"), AlignmentHead(layer=1)):
+            rebuilt = Translator(translator.model, translator.tokens, alignment_head=head)
+            requested, empty = translator.align(pairs, head)
+            assert torch.equal(requested.weights, rebuilt.align(pairs)[0].weights)
+            assert not torch.equal(requested.weights, translator.align(pairs)[0].weights)
+            assert tuple(empty.weights.shape) == (0, 0)
+        with pytest.raises(DTypeError, match="an alignment_head of type str; pass a AlignmentHead"):
+            translator.align(pairs, "output")
 
     def test_a_model_without_attention_has_no_alignment(self, plain):
         (translation,) = plain.translate("ein Hund")
@@ -299,21 +279,20 @@ class Scripted:
 
 
 class TestUnknown:
-    def test_an_unknown_token_is_replaced_by_the_attended_word(self, translator, monkeypatch):
-        scripted = Scripted(translator, monkeypatch, "words")
-        translation = scripted.translate("Λ singt Ω", "? sings ?", {0: 2, 1: 1, 2: 0})
-        assert translation.text == "Ω sings Λ"
-        assert translation.note == ""
-        assert translation.alignment.to_pharaoh() == "0-2 1-1 2-0"
-
-    def test_each_unknown_word_is_copied_once(self, translator, monkeypatch):
-        scripted = Scripted(translator, monkeypatch, "words")
-        assert scripted.translate("Λ singt Ω", "? sings ?", {0: 0, 1: 1, 2: 0}).text == "Λ sings Ω"
-
-    def test_more_unknown_tokens_than_unknown_words(self, translator, monkeypatch):
-        """A vocabulary of words copies the attended word, known or not."""
-        scripted = Scripted(translator, monkeypatch, "words")
-        assert scripted.translate("Λ singt", "? ?", {0: 0, 1: 1}).text == "Λ singt"
+    @pytest.mark.parametrize(
+        ("source", "target", "attended", "expected", "links"),
+        [
+            ("Λ singt Ω", "? sings ?", {0: 2, 1: 1, 2: 0}, "Ω sings Λ", "0-2 1-1 2-0"),  # the attended word
+            ("Λ singt Ω", "? sings ?", {0: 0, 1: 1, 2: 0}, "Λ sings Ω", "0-0 0-2 1-1"),  # each once
+            ("Λ singt", "? ?", {0: 0, 1: 1}, "Λ singt", "0-0 1-1"),  # then also known words
+        ],
+    )
+    def test_unknown_tokens_are_replaced(
+        self, source, target, attended, expected, links, translator, monkeypatch
+    ):
+        translation = Scripted(translator, monkeypatch, "words").translate(source, target, attended)
+        assert (translation.text, translation.note) == (expected, "")
+        assert translation.alignment.to_pharaoh() == links
 
     def test_an_unknown_token_within_a_word(self, translator, monkeypatch):
         translation = Scripted(translator, monkeypatch).translate("Frau Ω", "woman ? and", {1: 2, 2: 2})

@@ -47,7 +47,7 @@ training.threads=1
 
 def config(model: str = "transformer", settings: Sequence[str] = ()) -> TranslationConfig:
     """Without dropout, which each process samples on its own; all checkpoints are kept and averaged."""
-    guided = ["training.guided_alignment_weight=0.3"] if model == "transformer" else []
+    guided = ["guided_alignment_weight=0.3"] if model == "transformer" else []
     return small_config(model, *_SETTINGS.split(), *guided, *settings)
 
 
@@ -61,7 +61,7 @@ class FailingTrainer(Trainer):
 
     options: Namespace
 
-    def _update(self, batches):  # type: ignore[no-untyped-def]
+    def _update(self, batches):
         options, step, mark = self.options, self.progress.step, self.folder / "killed"
         if options.kill == f"{self.world.rank}:{step}" and not mark.exists():
             mark.touch()

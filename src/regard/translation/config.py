@@ -10,19 +10,12 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from regard._util.files import MAX_TEXT_BYTES, read_regular
 from regard._util.text import shorten
 from regard.errors import ArgumentError, RegardError
-from regard.models.configs import (
-    Activation,
-    AttentionKind,
-    Cell,
-    Norm,
-    RecurrentConfig,
-    TransformerSettings,
-)
+from regard.models.configs import Activation, AttentionKind, Cell, Norm, RecurrentConfig, TransformerSettings
 from regard.models.layers.positions import KINDS, Positions
 from regard.translation import tokens as vocabulary
 from regard.translation.sentence_splitter import max_translation_tokens
@@ -43,8 +36,6 @@ class ModelConfig(Section):
 
     A Transformer uses the settings of `TransformerConfig`; the other models use those of `RecurrentConfig`.
     """
-
-    section: ClassVar[str] = "model"
 
     kind: Model = setting(
         "transformer", "transformer, recurrent (RNN with Bahdanau attention) or plain (no attention)."
@@ -124,8 +115,6 @@ class ModelConfig(Section):
 class TokensConfig(Section):
     """Vocabulary: the [tokens] section. See `Tokenizer.learn`."""
 
-    section: ClassVar[str] = "tokens"
-
     kind: vocabulary.Kind = setting("unigram", "Tokens: subwords (unigram or bpe), words or characters.")
     size: int = setting(8000, "Maximum vocabulary size.", min=vocabulary.SPECIAL_TOKENS + 1, max=10_000_000)
     shared: bool = setting(True, "Share one vocabulary between source and target.")
@@ -140,8 +129,6 @@ class TokensConfig(Section):
 @dataclass(frozen=True)
 class CorpusConfig(Section):
     """Filtering and validation split: the [corpus] section."""
-
-    section: ClassVar[str] = "corpus"
 
     max_tokens: int = setting(
         256, "Drop pairs with more tokens than this on either side.", min=1, max=10_000_000
@@ -220,13 +207,7 @@ class TranslationConfig:
             raise ArgumentError(f"{os.fspath(path)!r} is not a valid TOML file: {error}.") from None
 
     def to_toml(self) -> str:
-        """Return the settings as TOML with descriptions, except those that the model ignores.
-
-        >>> from regard.translation import TranslationConfig
-        >>> print(*TranslationConfig().to_toml().splitlines()[2:4], sep="\\n")
-        width = 256                    # Model dimension.
-        layers = 3                     # Number of layers in the encoder and in the decoder.
-        """
+        """Return the settings as TOML with descriptions, except those that the model ignores."""
         ignored, lines = self.model.ignored(), []
         for section in _SECTIONS:
             lines.append(f"[{section}]")

@@ -20,12 +20,7 @@ MIN_SENTENCES = 30  # per bin, if available: BLEU on fewer is unreliable
 
 
 class LengthRange(NamedTuple):
-    """A range of sentence lengths in words, `first` to `last`; unbounded if `last` is None.
-
-    >>> from regard.translation.evaluation import LengthRange
-    >>> print(LengthRange(5, 8), LengthRange(3, 3), LengthRange(21, None))
-    5–8 3 21+
-    """
+    """A range of sentence lengths in words, `first` to `last`; unbounded if `last` is None."""
 
     first: int
     last: int | None
@@ -135,12 +130,7 @@ def evaluate(
 
 
 def exact_match(translations: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> float:
-    """Return the fraction of translations that equal their references, ignoring differences in whitespace.
-
-    >>> from regard.translation.evaluation import exact_match
-    >>> exact_match(["Dogs bark", "cats"], ["Dogs  bark ", "Cats"])
-    0.5
-    """
+    """Return the fraction of translations that equal their references, ignoring differences in whitespace."""
     _check("exact_match", translations=translations, references=references)
     fold = str.lower if lowercase else str
     pairs = zip(map(fold, translations), map(fold, references), strict=True)
@@ -190,40 +180,26 @@ def by_length(
 
 
 def count_words(sentence: str) -> int:
-    """Count the words of a sentence, without punctuation; each Han character is one word.
-
-    >>> from regard.translation.evaluation import count_words
-    >>> count_words("Dogs don't bark, they say."), count_words("我愛狗。")
-    (5, 3)
-    """
+    """Count the words of a sentence, without punctuation; each Han character is one word."""
     return sum(is_word(word.text) for word in split_words(sentence))
 
 
-def length_bins(
-    sources: Sequence[str], *, max_bins: int = MAX_BINS, min_sentences: int = MIN_SENTENCES
-) -> list[int]:
-    """Return bins for `by_length`: up to `max_bins` of equal width, merged until each has `min_sentences`.
-
-    >>> from regard.translation.evaluation import length_bins
-    >>> length_bins(["a", "a b", "a b c"] * 40 + ["a b c d e f"])
-    [1, 2, 6]
-    """
-    check_int("length_bins got max_bins", max_bins, min=1)
-    check_int("length_bins got min_sentences", min_sentences, min=1)
-    return _edges([count_words(source) for source in sources], max_bins, min_sentences)
+def length_bins(sources: Sequence[str]) -> list[int]:
+    """Return bins for `by_length`: up to 8 of equal width, merged until each has 30 sentences."""
+    return _edges([count_words(source) for source in sources])
 
 
-def _edges(lengths: Sequence[int], max_bins: int = MAX_BINS, min_sentences: int = MIN_SENTENCES) -> list[int]:
+def _edges(lengths: Sequence[int]) -> list[int]:
     """Return the largest length of each bin."""
     if not lengths:
         return []
     shortest, longest = min(lengths), max(lengths)
-    width = -(-(longest - shortest + 1) // max_bins)
+    width = -(-(longest - shortest + 1) // MAX_BINS)
     edges: list[int] = []
     sentences = 0
     for edge in range(shortest + width - 1, longest + width, width):
         sentences += sum(edge - width < n <= edge for n in lengths)
-        if sentences >= min_sentences:
+        if sentences >= MIN_SENTENCES:
             edges.append(min(edge, longest))
             sentences = 0
     # the remaining sentences are too few for a bin: extend the last one
@@ -244,13 +220,7 @@ def _ranges(edges: Sequence[int], lengths: Sequence[int]) -> list[LengthRange]:
 
 
 def check_tokenizer(tokenize: str) -> None:
-    """Raise unless `evaluate` supports the tokenizer. Called before a long translation to fail early.
-
-    >>> from regard.translation.evaluation import check_tokenizer
-    >>> check_tokenizer("13b")
-    Traceback (most recent call last):
-    regard.errors.ArgumentError: tokenize='13b' is not supported; use '13a', 'intl', ...
-    """
+    """Raise unless `evaluate` supports the tokenizer. Called before a long translation to fail early."""
     _bleu(tokenize, lowercase=False)
 
 

@@ -4,7 +4,7 @@ FOLDER/config.json         settings, origin of the data, alignment head
 FOLDER/tokens.model        vocabulary; or source.model and target.model
 FOLDER/model.safetensors   parameters of the best model so far
 FOLDER/checkpoints/step-00001000/   model.safetensors  optimizer.safetensors  state.json  SHA256SUMS
-FOLDER/data/               training data: train.ids  links.ids  dev.tsv  ready
+FOLDER/data/               training data: train.ids  links.ids  dev.tsv  dev.links  ready
 FOLDER/log.csv  samples.jsonl  tensorboard/
 
 Files and checkpoints are written under temporary names and then renamed, so none is ever incomplete.
@@ -34,12 +34,12 @@ CONFIG, MODEL = "config.json", "model.safetensors"
 SHARED, SOURCE, TARGET = "tokens.model", "source.model", "target.model"
 CHECKPOINTS, OPTIMIZER, STATE = "checkpoints", "optimizer.safetensors", "state.json"
 DATA = "data"
-TEXT, IDS, LINKS, DEV, READY = (
-    f"{DATA}/{name}" for name in ("text.tsv", "train.ids", "links.ids", "dev.tsv", "ready")
+TEXT, IDS, LINKS, DEV, DEV_LINKS, READY = (
+    f"{DATA}/{name}" for name in ("text.tsv", "train.ids", "links.ids", "dev.tsv", "dev.links", "ready")
 )
 LOG, SAMPLES, TENSORBOARD = "log.csv", "samples.jsonl", "tensorboard"
 # files written by preparation; READY is written last
-PREPARED = (CONFIG, SHARED, SOURCE, TARGET, TEXT, IDS, LINKS, DEV, READY)
+PREPARED = (CONFIG, SHARED, SOURCE, TARGET, TEXT, IDS, LINKS, DEV, DEV_LINKS, READY)
 # files written by training, as glob patterns; all other files in a folder belong to the user
 OWN_FILES = (
     *(*PREPARED, MODEL, LOG, SAMPLES, f"{TENSORBOARD}/events.out.tfevents.*"),
@@ -128,70 +128,64 @@ def write_config(folder: Path, config: "TranslationConfig", **other: Any) -> Non
     write_atomic(folder / CONFIG, _config_text(folder_config).encode())
 
 
+def damaged_checkpoint(path: Path, error: Exception) -> ArgumentError:
+    """Return the error for a checkpoint that cannot be read."""
+    return ArgumentError(
+        f"The checkpoint {os.fspath(path)!r} is damaged ({error}). Remove it to resume from the previous one."
+    )
+
+
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Create and lock a folder for one training run; on exit, remove it if it was created here and is empty.
+    """Create and lock a folder for one training run; on exit, remove the folders created here that are empty.
 
     The lock is on the folder itself and is released when the process ends, for any reason. The package
     filelock is unsuitable. It creates a lock file, which is unwanted in folders that training rejects, and
     impossible in read-only folders, where `is_training` would fail. It also has no shared lock, so two
     concurrent calls of `is_training` would mistake each other for a training run.
     """
-    created = not folder.exists()
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
-        _lock(handle, folder, timeout=2)  # `is_training` holds the lock briefly
+        deadline = time.monotonic() + 2  # `is_training` holds the lock briefly
+        while not _lock(handle):
+            if time.monotonic() > deadline:
+                name = os.fspath(folder)
+                raise ArgumentError(
+                    f"Another training run is using {name!r}. Wait for it, stop it, or use a new folder."
+                )
+            time.sleep(0.002)
         try:
             yield
         finally:
-            if created:
+            for path in created:
                 with suppress(OSError):
-                    folder.rmdir()  # fails unless empty
+                    path.rmdir()  # fails unless empty
     finally:
         os.close(handle)  # unlocks, as does killing the process
 
 
-def _lock(handle: int, folder: Path, *, shared: bool = False, timeout: float = 0) -> None:
-    """Lock a folder, or raise `ArgumentError` if it stays locked for `timeout` seconds."""
+def _lock(handle: int, *, shared: bool = False) -> bool:
+    """Lock a folder; return False if another process has locked it, True if locks are not supported."""
     try:
         import fcntl
 
-        end = time.monotonic() + timeout
-        while True:
-            try:
-                fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise
-                time.sleep(0.002)
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ArgumentError(
-            f"Another training run is using {os.fspath(folder)!r}. Wait for it, stop it, or use a new folder."
-        ) from None
-    except (ImportError, OSError):  # locks are not supported here
+        return False
+    except (ImportError, OSError):
         pass
+    return True
 
 
 def is_training(folder: Path) -> bool:
-    """Return whether a training run is active in a folder.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from regard.translation.model_folder import lock_folder, is_training
-    >>> with tempfile.TemporaryDirectory() as folder, lock_folder(Path(folder)):
-    ...     is_training(Path(folder))
-    True
-    """
+    """Return whether a training run is active in a folder."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
         return False
     try:
-        _lock(handle, folder, shared=True)
-    except ArgumentError:
-        return True
+        return not _lock(handle, shared=True)
     finally:
         os.close(handle)
-    return False

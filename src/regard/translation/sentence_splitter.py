@@ -26,15 +26,7 @@ class Line(NamedTuple):
 
     @classmethod
     def of(cls, text: str, segmentation: Segmentation, max_tokens: int) -> "Line":
-        """Split a line into parts of up to `max_tokens` tokens, preferably at sentence ends.
-
-        >>> from regard.translation.sentence_splitter import Line
-        >>> from regard.translation.tokens import Segmentation
-        >>> words = "One two. Three four, five six seven.".split()
-        >>> segmentation = Segmentation(words, list(range(7)), words, list(range(7)), {})
-        >>> [part.segmentation.text for part in Line.of(" ".join(words), segmentation, max_tokens=3).parts]
-        ['One two.', 'Three four,', 'five six seven.']
-        """
+        """Split a line into parts of up to `max_tokens` tokens, preferably at sentence ends."""
         return cls(
             text,
             segmentation.words,
@@ -91,10 +83,5 @@ def _splits_word(segmentation: Segmentation, at: int) -> bool:
 
 
 def max_translation_tokens(source_tokens: int) -> int:
-    """Return the maximum length of a translation, including its end token.
-
-    >>> from regard.translation.sentence_splitter import max_translation_tokens
-    >>> max_translation_tokens(20)
-    50
-    """
+    """Return the maximum length of a translation, including its end token."""
     return 2 * source_tokens + 10

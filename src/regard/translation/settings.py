@@ -35,6 +35,9 @@ class Section:
 
     section: ClassVar[str]
 
+    def __init_subclass__(cls) -> None:
+        cls.section = cls.__name__.removesuffix("Config").lower()
+
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):  # type: ignore[arg-type]
             name = f"{self.section}.{item.name}"

@@ -39,13 +39,6 @@ def replace_unknown(
     Each unknown source token is copied once, to the unknown target token that attends to it most; without
     weights, they are matched in order. For the remaining unknown target tokens, a word vocabulary copies the
     source word with the largest weight; other vocabularies leave them unknown.
-
-    >>> import torch
-    >>> from regard.translation.unknown_words import replace_unknown
-    >>> from regard.translation.tokens import UNKNOWN, Segmentation
-    >>> source = Segmentation(["Λ", "and", "Ω"], [3, 9, 3], ["Λ", "and", "Ω"], [0, 1, 2], {0: "Λ", 2: "Ω"})
-    >>> replace_unknown([UNKNOWN, 7], source, torch.tensor([[0.1, 0.2, 0.7], [0.1, 0.8, 0.1]]), "bpe")
-    Replacements(texts={0: 'Ω'}, copied={2})
     """
     targets = [position for position, token in enumerate(ids) if token == UNKNOWN]
     sources = list(source.unknown)
@@ -87,14 +80,6 @@ def insert_words(
 
     A copy replaces the target word that consists of its known characters. Otherwise it follows the target
     word that attends most to the preceding source word; without weights, its relative position is kept.
-
-    >>> from regard.translation.unknown_words import insert_words
-    >>> from regard.translation.tokens import Segmentation
-    >>> source = Segmentation(["in", "Łódź"], [9, 3, 8], ["▁in", "Ł", "ódź"], [0, 1, 1], {1: "Ł"})
-    >>> [word.text for word in insert_words(["in", "ódź"], source, [1], None)]
-    ['in', 'Łódź']
-    >>> [word.text for word in insert_words(["there"], source, [1], None)]
-    ['there', 'Łódź']
     """
     own = [TargetWord(word, own=number) for number, word in enumerate(words)]
     inserted: dict[int, list[TargetWord]] = {}  # by the target word they follow; −1 for the start

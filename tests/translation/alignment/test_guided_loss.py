@@ -7,7 +7,7 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.models import Packed, Transformer, TransformerConfig
 from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
-from regard.translation.alignment.cross_attention import AlignmentHead, Shift, cross_weights
+from regard.translation.alignment.cross_attention import AlignmentHead, cross_weights
 from regard.translation.alignment.guided_loss import guide_head, token_links
 from regard.translation.tokens import END, START, Segmentation
 
@@ -29,7 +29,7 @@ def packed(sources: list[list[int]], targets: list[list[int]]) -> tuple[Packed, 
 
 @pytest.mark.parametrize("shift", ["input", "output"])
 @pytest.mark.parametrize(("layer", "head", "key_heads"), [(0, 0, 4), (1, 3, 4), (1, 2, 2)])
-def test_the_loss_equals_the_weights_formula(shift: Shift, layer: int, head: int, key_heads: int) -> None:
+def test_the_loss_equals_the_weights_formula(shift, layer, head, key_heads):
     config = TransformerConfig(width=16, heads=4, key_heads=key_heads, layers=2, dropout=0.0)
     model, alignment_head = Transformer(37, config), AlignmentHead(layer, (head,), shift)
     source, target = packed(SOURCES, TARGETS)
@@ -54,7 +54,7 @@ def _padded(source: Packed, target: Packed) -> tuple[list[Tensor], dict[str, Ten
     return tokens, {"source_lengths": source.lengths, "target_lengths": target.lengths}
 
 
-def test_without_links_the_loss_is_zero() -> None:
+def test_without_links_the_loss_is_zero():
     model = Transformer(37, TransformerConfig(width=16, heads=4, layers=2))
     source, target = packed(SOURCES, TARGETS)
     with guide_head(model, AlignmentHead(0, (0,))) as guided:
@@ -65,21 +65,17 @@ def test_without_links_the_loss_is_zero() -> None:
     assert not model.decoder.blocks[0].cross._forward_pre_hooks  # the hook is removed
 
 
-def test_invalid_heads_models_and_links() -> None:
+def test_invalid_heads_models_and_links():
     model = Transformer(37, TransformerConfig(width=16, heads=4, layers=2))
     source, target = packed(SOURCES, TARGETS)
-    for heads in (None, (0, 1)):
-        with (
-            pytest.raises(ArgumentError, match="it guides exactly one head"),
-            guide_head(model, AlignmentHead(0, heads)),
-        ):
-            pass
     recurrent = RecurrentSeq2Seq(37, RecurrentConfig(width=16))
-    with (
-        pytest.raises(ArgumentError, match="got a RecurrentSeq2Seq; it needs a Transformer"),
-        guide_head(recurrent, AlignmentHead(0, (0,))),
+    for other, heads, message in (
+        (model, None, "it guides exactly one head"),
+        (model, (0, 1), "it guides exactly one head"),
+        (recurrent, (0,), "got a RecurrentSeq2Seq; it needs a Transformer"),
     ):
-        pass
+        with pytest.raises(ArgumentError, match=message), guide_head(other, AlignmentHead(0, heads)):
+            pass
     with guide_head(model, AlignmentHead(0, (0,))) as guided:
         with pytest.raises(ArgumentError, match="has no batch yet"):
             guided.loss(source, target, LINKS)
@@ -88,7 +84,7 @@ def test_invalid_heads_models_and_links() -> None:
             guided.loss(source, target, LINKS[:2])
 
 
-def test_word_links_become_links_of_all_their_tokens() -> None:
+def test_word_links_become_links_of_all_their_tokens():
     source = Segmentation(["a", "b"], [5, 6, 7], ["p"] * 3, [0, 0, 1], {})
     target = Segmentation(["x", "y", "z"], [5, 6, 7, 8], ["p"] * 4, [0, 1, 1, 2], {})
     links = token_links(source, target, frozenset({(0, 1), (1, 2)}))
@@ -96,7 +92,7 @@ def test_word_links_become_links_of_all_their_tokens() -> None:
     assert token_links(source, target, frozenset()).shape == (0, 2)
 
 
-def test_a_guided_head_aligns() -> None:
+def test_a_guided_head_aligns():
     """Words translated one by one in reverse order: few updates suffice only with the guided loss."""
     rng = random.Random(0)
     sources = [rng.sample(range(5, 20), rng.randint(3, 6)) for _ in range(48)]

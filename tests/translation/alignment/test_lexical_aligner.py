@@ -31,7 +31,7 @@ def probabilities(pairs: list[tuple[str, str]]) -> list[np.ndarray]:
     return [(first + second) / 2 for first, second in zip(forward, backward, strict=True)]
 
 
-def test_a_lexicon_is_learned() -> None:
+def test_a_lexicon_is_learned():
     pairs, links = shuffled(200)
     aligner = LexicalAligner.learn(pairs)
     rates = error_rate(aligner.links(pairs), links)
@@ -41,7 +41,7 @@ def test_a_lexicon_is_learned() -> None:
     assert error_rate(aligner.links(unseen, "union"), unseen_links).aer < 0.03
 
 
-def test_repeated_words_are_aligned_by_their_neighbors() -> None:
+def test_repeated_words_are_aligned_by_their_neighbors():
     """The HMM resolves which of several equal words a word belongs to; IBM model 1 cannot."""
     rng = random.Random(0)
     sentences = [rng.sample(range(20), 4) for _ in range(60)]
@@ -51,7 +51,7 @@ def test_repeated_words_are_aligned_by_their_neighbors() -> None:
     assert error_rate(LexicalAligner.learn(pairs).links(pairs, "union"), gold).aer < 0.05
 
 
-def test_posteriors_are_probabilities() -> None:
+def test_posteriors_are_probabilities():
     pairs, _ = shuffled(20)
     for (source, target), weights in zip(pairs, probabilities(pairs), strict=True):
         assert weights.shape == (len(target.split()), len(source.split()))
@@ -60,7 +60,7 @@ def test_posteriors_are_probabilities() -> None:
 
 
 @pytest.mark.parametrize(("n", "length"), [(1, 1), (3, 2), (2, 3), (4, 3)])
-def test_forward_backward_equals_the_sum_over_all_paths(n: int, length: int) -> None:
+def test_forward_backward_equals_the_sum_over_all_paths(n, length):
     rng = np.random.default_rng(n)
     cells, null = rng.random((n, 2, length)), rng.random((n, 2))
     cells[-1, 1], null[-1, 1] = 0, 1  # the second sentence is one word shorter
@@ -91,7 +91,7 @@ def test_forward_backward_equals_the_sum_over_all_paths(n: int, length: int) -> 
     np.testing.assert_allclose(jumped, expected_jumps)
 
 
-def test_batches_are_irrelevant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_irrelevant(monkeypatch):
     pairs, _ = shuffled(40)
     one_batch = probabilities(pairs)
     monkeypatch.setattr(lexical_aligner, "_BATCH_CELLS", 50)
@@ -99,20 +99,20 @@ def test_batches_are_irrelevant(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_allclose(small, large, rtol=1e-6, atol=1e-12)
 
 
-def test_directions_are_symmetric() -> None:
+def test_directions_are_symmetric():
     pairs, _ = shuffled(40)
     swapped = [(target, source) for source, target in pairs]
     for forward, backward in zip(probabilities(pairs), probabilities(swapped), strict=True):
         np.testing.assert_allclose(forward, backward.T, rtol=1e-6, atol=1e-12)
 
 
-def test_case_and_accents_are_ignored() -> None:
+def test_case_and_accents_are_ignored():
     pairs, links = shuffled(100)
     aligner = LexicalAligner.learn([(s.replace("a", "é"), t) for s, t in pairs])
     assert error_rate(aligner.links([(s.replace("a", "E"), t) for s, t in pairs]), links).precision == 1
 
 
-def test_rare_forms_share_statistics_with_their_stem() -> None:
+def test_rare_forms_share_statistics_with_their_stem():
     rng = random.Random(0)
     stems, letters = ["".join(rng.choices("abcdefghij", k=5)) for _ in range(25)], "klmnopqrstuvwxyz"
     pairs, links = [], []
@@ -125,7 +125,7 @@ def test_rare_forms_share_statistics_with_their_stem() -> None:
     assert error_rate(LexicalAligner.learn(pairs).links(pairs), links).aer < 0.1
 
 
-def test_empty_sides_and_unknown_words() -> None:
+def test_empty_sides_and_unknown_words():
     pairs, _ = shuffled(30)
     aligner = LexicalAligner.learn([*pairs, ("", "1b 2b"), ("1a", "")])
     unusual = [("", ""), ("", "1b"), ("1a", " "), ("new", "neu"), ("1a new", "neu 1b"), ("\u0301 1a", "1b")]
@@ -139,13 +139,13 @@ def test_empty_sides_and_unknown_words() -> None:
 
 
 @pytest.mark.parametrize("pairs", [[], [("", "a")], [("a", " "), ("", "b")]])
-def test_pairs_without_words_are_rejected(pairs: list[tuple[str, str]]) -> None:
+def test_pairs_without_words_are_rejected(pairs):
     message = f"None of the {len(pairs)} sentence pairs has words on both sides; there is nothing to align"
     with pytest.raises(ArgumentError, match=message):
         LexicalAligner.learn(pairs)
 
 
-def test_mark_in_greek_and_english() -> None:
+def test_mark_in_greek_and_english():
     if find_spec("bible_alignments") is None:
         pytest.skip("the package bible-alignments is not installed")
     verses = bible([41])

@@ -46,9 +46,8 @@ class Digits(Language):
         return f"{day} {hour}"
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_held_out_values_are_not_in_training(seed):
-    sentences = _Sentences(Digits("en"), Digits("de"), seed)
+def test_held_out_values_are_not_in_training():
+    sentences = _Sentences(Digits("en"), Digits("de"), 1)
     test, dev, longer, train = (
         {value for pair in sentences.generate(size, part, *values) for value in VALUE.findall(pair.source)}
         for size, part, values in [
@@ -141,10 +140,10 @@ def test_invalid_arguments_are_rejected():
     with pytest.raises(ArgumentError, match="Language '' is not supported"):
         embedded_corpus("en", "")
     with pytest.raises(DTypeError, match="a code such as 'de', got an int"):
-        embedded_corpus("en", 7)  # type: ignore[arg-type]
+        embedded_corpus("en", 7)
     for values in ((0, 1), (2, 1), (1,), 3, (1.0, 2)):
         with pytest.raises(ArgumentError, match=r"it must be \(minimum, maximum\)"):
-            embedded_corpus(values=values)  # type: ignore[arg-type]
+            embedded_corpus(values=values)
     with pytest.raises(ArgumentError, match="size=0"):
         embedded_corpus(size=0)
 

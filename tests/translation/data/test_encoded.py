@@ -3,7 +3,6 @@
 import hashlib
 import os
 import random
-import resource
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from regard.errors import ArgumentError
 from regard.translation.data.encoded import EncodedCorpus, _Header
+from tests.translation.folders import flipped, no_file_larger_than
 
 PAIRS = [([5, 6, 2], [1, 7, 2]), ([], [1, 2]), ([4], [])]
 
@@ -44,47 +44,35 @@ def test_write_and_read(vocabulary, dtype, data, folder):
         assert all(side.dtype == dtype for pair in corpus for side in pair)
 
 
-def test_many_pairs_are_written_in_chunks(tmp_path):
-    pairs = [([n % 97] * (n % 5), [n % 89] * (n % 3)) for n in range(3000)]
-    corpus = EncodedCorpus.write(tmp_path / "ids", pairs, vocabulary=97)
-    assert to_lists(corpus) == pairs
-
-
 def test_indexing_works_as_for_lists(tmp_path):
     corpus = EncodedCorpus.write(tmp_path / "ids", PAIRS, vocabulary=8)
     assert corpus[-1].source.tolist() == [4]
     assert [pair.target.tolist() for pair in corpus[1:]] == [[1, 2], []]
     assert corpus[np.int64(0)].source.tolist() == [5, 6, 2]
-    for index in (3, -4):
-        with pytest.raises(IndexError):
+    for index, error in ((3, IndexError), (-4, IndexError), ("0", TypeError)):
+        with pytest.raises(error):
             corpus[index]
-    with pytest.raises(TypeError):
-        corpus["0"]
-    with pytest.raises(ValueError, match="read-only"):
-        corpus[0].source[0] = 1
-    with pytest.raises(ValueError, match="read-only"):
-        corpus.sizes[0] = 1
+    for array in (corpus[0].source, corpus.sizes):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
     assert repr(corpus) == f"EncodedCorpus({str(tmp_path / 'ids')!r}: 3 pairs, 9 ids)"
-
-
-def test_sizes_are_signed(tmp_path):
-    corpus = EncodedCorpus.write(tmp_path / "ids", PAIRS, vocabulary=8)
-    assert (corpus.sizes - 1).tolist() == [[2, 2], [-1, 1], [0, -1]]
-    assert corpus.sizes.dtype == np.int64
+    assert (corpus.sizes - 1).tolist() == [[2, 2], [-1, 1], [0, -1]]  # signed
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
-    def pairs(size: int) -> Iterator[tuple[list[int], list[int]]]:
-        return (([n % 100] * 50, [n % 100] * 50) for n in range(size))
-
+    """Pairs are written in chunks."""
     peaks = []
-    for chunks in (2, 12):
+    for n in (2 * 1024, 12 * 1024):
+        pairs = (([i % 100] * (i % 99), [i % 97] * 50) for i in range(n))
         tracemalloc.start()
-        corpus = EncodedCorpus.write(tmp_path / f"{chunks}", pairs(1024 * chunks), vocabulary=100)
-        EncodedCorpus(tmp_path / f"{chunks}")[1024 * chunks - 1]
+        corpus = EncodedCorpus.write(tmp_path / f"{n}", pairs, vocabulary=100)
+        assert [side.tolist() for side in corpus[n - 1]] == [
+            [(n - 1) % 100] * ((n - 1) % 99),
+            [(n - 1) % 97] * 50,
+        ]
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        assert len(corpus) == 1024 * chunks
+        assert len(corpus) == n
     assert peaks[1] < 1.2 * peaks[0]
 
 
@@ -120,52 +108,42 @@ def test_an_open_corpus_survives_its_replacement(tmp_path):
 
 def test_a_full_disk_names_the_file_and_keeps_the_old_one(tmp_path):
     EncodedCorpus.write(tmp_path / "ids", PAIRS, vocabulary=8)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
-    try:
-        with pytest.raises(OSError, match="ids'") as caught:
-            EncodedCorpus.write(tmp_path / "ids", [([1] * 100, [1] * 100)] * 5000, vocabulary=8)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with no_file_larger_than(8192), pytest.raises(OSError, match="ids'") as caught:
+        EncodedCorpus.write(tmp_path / "ids", [([1] * 100, [1] * 100)] * 5000, vocabulary=8)
     assert caught.value.filename == str(tmp_path / "ids")
     assert to_lists(EncodedCorpus(tmp_path / "ids")) == PAIRS
     assert [path.name for path in tmp_path.iterdir()] == ["ids"]
 
 
-@pytest.mark.parametrize("change", ["cut", "longer"])
-@pytest.mark.parametrize("by", [1, 8, 24, 50])
-def test_a_file_of_another_size_is_rejected(change, by, tmp_path):
-    path = EncodedCorpus.write(tmp_path / "ids", PAIRS, vocabulary=8).path
-    content = path.read_bytes()
-    path.write_bytes(content[:-by] if change == "cut" else content + bytes(by))
-    with pytest.raises(ArgumentError, match=r"it was truncated or modified\. Write it again"):
-        EncodedCorpus(path)
+HEADER = b'{"format": "regard store %d", "pairs": %s, "ids": 12, "vocabulary": 1}'
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("change", "message"),
     [
-        b"",
-        b"\x80",
-        b"one\ttwo\n" * 1000,
-        b"{}",
-        b"[1]",
-        b'{"format": "regard store 2", "pairs": []}',
-        b'{"format": "regard store 2", "pairs": "x", "ids": 0, "vocabulary": 1}',
-        b'{"format": "regard store 3", "pairs": 0, "ids": 0, "vocabulary": 1}'.ljust(4096),
+        *((lambda content, by=by: content[:-by], "it was truncated or modified. Write") for by in (1, 8, 50)),
+        *((lambda content, by=by: content + bytes(by), "it was truncated or modified") for by in (1, 24)),
+        (lambda content: (HEADER % (2, b"-1")).ljust(4096), "it was truncated or modified"),
+        *(
+            (lambda content, other=other: other, "is not an encoded corpus that this version")
+            for other in (
+                b"",
+                b"\x80",
+                b"one\ttwo\n" * 1000,
+                b"{}",
+                b"[1]",
+                b'{"format": "regard store 2", "pairs": []}',
+            )
+        ),
+        (lambda content: HEADER % (2, b'"x"'), "is not an encoded corpus that this version"),
+        (lambda content: (HEADER % (3, b"0")).ljust(4096), "is not an encoded corpus that this version"),
     ],
 )
-def test_other_files_are_rejected(content, tmp_path):
-    (tmp_path / "ids").write_bytes(content)
-    with pytest.raises(ArgumentError, match="is not an encoded corpus that this version"):
-        EncodedCorpus(tmp_path / "ids")
-
-
-def test_a_header_with_impossible_numbers_is_rejected(tmp_path):
-    header = b'{"format": "regard store 2", "pairs": -1, "ids": 12, "vocabulary": 1}'
-    (tmp_path / "ids").write_bytes(header.ljust(4096))
-    with pytest.raises(ArgumentError, match="it was truncated or modified"):
-        EncodedCorpus(tmp_path / "ids")
+def test_other_and_truncated_files_are_rejected(change, message, tmp_path):
+    path = EncodedCorpus.write(tmp_path / "ids", PAIRS, vocabulary=8).path
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ArgumentError, match=message):
+        EncodedCorpus(path)
 
 
 def test_a_missing_file_and_a_folder_are_rejected(tmp_path):
@@ -186,9 +164,7 @@ def test_every_flipped_bit_is_detected(tmp_path):
     header = len(content[:4096].rstrip()) + 2
     bits = [*range(8 * header), *range(8 * 4096, 8 * len(content))]  # except most of the padding
     for bit in [*random.Random(0).sample(bits, 500), *range(8 * 4000, 8 * 4001)]:
-        damaged = bytearray(content)
-        damaged[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(damaged)
+        path.write_bytes(flipped(content, bit))
         with pytest.raises(ArgumentError):
             EncodedCorpus(path)
     path.write_bytes(content)

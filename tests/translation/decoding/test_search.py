@@ -62,9 +62,7 @@ def follow(model: Seq2Seq, source: list[int], *written: list[int]) -> list[Tenso
     return list(target.split(logits.log_softmax(-1)))
 
 
-def naive_search(
-    model: Seq2Seq, source: list[int], beam: Beam, limit: int, suppressed: tuple[int, ...] = (PADDING,)
-) -> list[Hypothesis]:
+def naive_search(model: Seq2Seq, source: list[int], beam: Beam, limit: int) -> list[Hypothesis]:
     """Beam search with lists: one sentence, no caches, no early stopping."""
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     results: list[Hypothesis] = []
@@ -74,7 +72,7 @@ def naive_search(
         extended = []
         rows = follow(model, source, *(written for _, written in live))
         for (total, written), log_probabilities in zip(live, rows, strict=True):
-            words = [word for word in range(WORDS) if word not in (START, *suppressed)]
+            words = [word for word in range(WORDS) if word not in (PADDING, START)]
             extended += [(total + float(log_probabilities[-1, word]), [*written, word]) for word in words]
         extended.sort(key=lambda pair: -pair[0])
         live = []
@@ -106,42 +104,32 @@ def assert_equal(actual: list[Hypothesis], expected: list[Hypothesis]) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.sampled(2)
-def test_a_batch_equals_naive_search_of_each_sentence(name: str) -> None:
+def test_a_batch_equals_naive_search_of_each_sentence(name):
     model, beam, limits = make(name), Beam(3, n_best=3), [6, 4, 7, 5]
     results = search(model, Packed.of(SOURCES), beam, max_new_tokens=limits)
     for source, limit, hypotheses in zip(SOURCES, limits, results, strict=True):
         assert_equal(hypotheses, naive_search(model, source, beam, limit))
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     name=st.sampled_from(["transformer", "bahdanau", "general, fed"]),
     seed=st.integers(0, 3),
     sources=st.lists(st.lists(st.integers(2, WORDS - 1), min_size=1, max_size=5), min_size=1, max_size=5),
-    size=st.integers(1, 12),
-    length=st.sampled_from([0.0, 0.6, 1.0, 2.0]),
-    suppressed=st.sampled_from([(), (0,), (0, 4)]),
     data=st.data(),
 )
-def test_any_beam_equals_naive_search(
-    name: str,
-    seed: int,
-    sources: list[list[int]],
-    size: int,
-    length: float,
-    suppressed: tuple[int, ...],
-    data: st.DataObject,
-) -> None:
+def test_any_beam_equals_naive_search(name, seed, sources, data):
+    size, length = data.draw(st.integers(1, 12)), data.draw(st.sampled_from([0.0, 0.6, 1.0, 2.0]))
     threshold = data.draw(st.sampled_from([math.inf, math.inf, 2.0, 0.0]))
     model, beam = make(name, seed=seed), Beam(size, length, data.draw(st.integers(1, size)), threshold)
     limits = [data.draw(st.integers(0, 6)) for _ in sources]
-    results = search(model, Packed.of(sources), beam, max_new_tokens=limits, suppress_tokens=suppressed)
+    results = search(model, Packed.of(sources), beam, max_new_tokens=limits)
     for source, limit, hypotheses in zip(sources, limits, results, strict=True):
-        assert_equal(hypotheses, naive_search(model, source, beam, limit, suppressed))
+        assert_equal(hypotheses, naive_search(model, source, beam, limit))
 
 
 @pytest.mark.parametrize("name", ["transformer", "bahdanau"])
-def test_an_unlimited_beam_equals_exhaustive_search(name: str) -> None:
+def test_an_unlimited_beam_equals_exhaustive_search(name):
     model, source, limit = make(name), SOURCES[0], 4
     words = [word for word in range(WORDS) if word not in (PADDING, START, END)]
     scored = []
@@ -162,7 +150,7 @@ def test_an_unlimited_beam_equals_exhaustive_search(name: str) -> None:
     "strategy", [Greedy(), Beam(4, 0.7, n_best=4), Sample(seed=3, n_samples=4, temperature=2.0)]
 )
 @pytest.mark.parametrize("name", ["transformer", "concat, fed"])
-def test_log_probabilities_are_the_models(name: str, strategy: Any) -> None:
+def test_log_probabilities_are_the_models(name, strategy):
     model = make(name)
     for source, results in zip(
         SOURCES, search(model, Packed.of(SOURCES), strategy, max_new_tokens=6), strict=True
@@ -177,20 +165,18 @@ def test_log_probabilities_are_the_models(name: str, strategy: Any) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_hypotheses_are_sorted_distinct_and_within_bounds(name: str) -> None:
-    results = search(
-        make(name), Packed.of(SOURCES), Beam(6, n_best=6), max_new_tokens=5, suppress_tokens=(PADDING, 3)
-    )
-    for hypotheses in results:
+@pytest.mark.sampled(2)
+def test_hypotheses_are_sorted_distinct_and_within_bounds(name):
+    for hypotheses in search(make(name), Packed.of(SOURCES), Beam(6, n_best=6), max_new_tokens=5):
         order = [(h.finished, h.score) for h in hypotheses]
         assert order == sorted(order, reverse=True)
         assert len({(*h.tokens, h.finished) for h in hypotheses}) == len(hypotheses) == 6
-        assert not {PADDING, START, END, 3} & {token for h in hypotheses for token in h.tokens}
+        assert not {PADDING, START, END} & {token for h in hypotheses for token in h.tokens}
         assert all(len(h.tokens) <= (4 if h.finished else 5) for h in hypotheses)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_is_a_beam_of_one_and_the_argmax_of_each_step(name: str) -> None:
+def test_greedy_is_a_beam_of_one_and_the_argmax_of_each_step(name):
     model, source = make(name), Packed.of(SOURCES)
     results = search(model, source, Greedy(), max_new_tokens=6)
     assert results == search(model, source, Beam(1), max_new_tokens=6)
@@ -203,18 +189,13 @@ def test_greedy_is_a_beam_of_one_and_the_argmax_of_each_step(name: str) -> None:
         assert not hypothesis.finished or best[-1] == END
 
 
-def test_a_subclass_of_a_strategy_searches_as_it_does() -> None:
-    class Wide(Beam):
-        pass
-
-    first, second = (
-        search(make("transformer"), Packed.of(SOURCES), strategy, max_new_tokens=5)
-        for strategy in (Wide(3), Beam(3))
-    )
+def test_a_subclass_of_a_strategy_searches_as_it_does():
+    wide = type("Wide", (Beam,), {})(3)
+    first, second = (search(make("dot"), Packed.of(SOURCES), x, max_new_tokens=5) for x in (wide, Beam(3)))
     assert first == second
 
 
-def test_search_equals_the_models_own_greedy() -> None:
+def test_search_equals_the_models_own_greedy():
     model = make("dot")
     with torch.no_grad():
         model.bias[:2] = -1e3  # model.greedy does not suppress special tokens
@@ -235,7 +216,7 @@ STRATEGIES = {"beam": Beam(4, n_best=3), "greedy": Greedy(), "sample": Sample(n_
     ],
 )
 @pytest.mark.sampled(3)
-def test_the_batch_is_irrelevant(name: str, kind: str) -> None:
+def test_the_batch_is_irrelevant(name, kind):
     strategy = STRATEGIES[kind]
     model = make(name)
     together = search(model, Packed.of(SOURCES), strategy, max_new_tokens=6)
@@ -246,7 +227,7 @@ def test_the_batch_is_irrelevant(name: str, kind: str) -> None:
         assert_equal(results, expected)
 
 
-def test_no_sentences_and_no_tokens() -> None:
+def test_no_sentences_and_no_tokens():
     for strategy in (Greedy(), Beam(), Sample()):
         assert search(make("dot"), Packed.of([]), strategy, max_new_tokens=5) == []
         assert (
@@ -257,7 +238,7 @@ def test_no_sentences_and_no_tokens() -> None:
     assert [len(h.tokens) > 0 or h.finished for (h,) in results] == [False, True, False, True]
 
 
-def test_search_does_not_change_the_model() -> None:
+def test_search_does_not_change_the_model():
     model = make("transformer").train()
     before = {name: x.clone() for name, x in model.state_dict().items()}
     assert search(model, Packed.of(SOURCES), max_new_tokens=6) == search(
@@ -267,14 +248,7 @@ def test_search_does_not_change_the_model() -> None:
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
-def test_start_and_end_token_may_be_equal() -> None:
-    model = make("transformer")
-    results = search(model, Packed.of(SOURCES), Beam(3), start=END, end=END, max_new_tokens=6)
-    assert any(h.finished for (h,) in results)
-    assert all(END not in h.tokens for (h,) in results)
-
-
-def test_other_dtypes_give_similar_scores() -> None:
+def test_other_dtypes_give_similar_scores():
     exact, model = make("transformer"), Transformer(WORDS, CONFIG)
     model.load_state_dict(exact.state_dict())
     expected = search(exact, Packed.of(SOURCES), Beam(3), max_new_tokens=6)
@@ -328,7 +302,7 @@ def probabilities(**tokens: float) -> list[float]:
     return row
 
 
-def test_finished_hypotheses_and_sentences_leave_the_batch() -> None:
+def test_finished_hypotheses_and_sentences_leave_the_batch():
     going, ending = probabilities(a=0.6, b=0.4), probabilities(e=0.999, a=0.001)
     model = ScriptedModel({3: [going, ending], 4: [going, going, going, ending]})
     results = search(model, Packed.of([[3], [4], [3]]), Greedy(), max_new_tokens=9)
@@ -336,7 +310,7 @@ def test_finished_hypotheses_and_sentences_leave_the_batch() -> None:
     assert model.rows == [3, 3, 1, 1]
 
 
-def test_a_finished_hypothesis_frees_its_slot() -> None:
+def test_a_finished_hypothesis_frees_its_slot():
     # one of two ends after the first step, so one slot is left
     step = probabilities(e=0.5, a=0.3, b=0.2)
     model = ScriptedModel({3: [step]})
@@ -345,7 +319,7 @@ def test_a_finished_hypothesis_frees_its_slot() -> None:
     assert model.rows == [1, 1]
 
 
-def test_a_sentence_ends_when_nothing_can_beat_its_best() -> None:
+def test_a_sentence_ends_when_nothing_can_beat_its_best():
     # the best ends at once with 0.9; every continuation has at most 0.1
     model = ScriptedModel({3: [probabilities(e=0.9, a=0.1), probabilities(a=1.0)]})
     (results,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=0.0), max_new_tokens=50)
@@ -369,7 +343,7 @@ def test_a_sentence_ends_when_nothing_can_beat_its_best() -> None:
 # Sampling
 
 
-def test_samples_depend_only_on_the_seed() -> None:
+def test_samples_depend_only_on_the_seed():
     model, source = make("transformer"), Packed.of(SOURCES)
     first = search(model, source, Sample(seed=1), max_new_tokens=6)
     assert first == search(model, source, Sample(seed=1), max_new_tokens=6)
@@ -388,7 +362,7 @@ def test_samples_depend_only_on_the_seed() -> None:
     "strategy",
     [Sample(), Sample(temperature=2.0), Sample(temperature=0.5), Sample(top_p=0.6), Sample(top_p=1e-9)],
 )
-def test_tokens_are_sampled_by_their_probabilities(strategy: Sample) -> None:
+def test_tokens_are_sampled_by_their_probabilities(strategy):
     row = torch.tensor(probabilities(e=0.1, a=0.4, b=0.2, c=0.05, d=0.25))
     model, draws = ScriptedModel({3: [row.tolist()]}), 2_000
     (results,) = search(model, Packed.of([[3]]), replace(strategy, n_samples=draws), max_new_tokens=1)
@@ -404,7 +378,7 @@ def test_tokens_are_sampled_by_their_probabilities(strategy: Sample) -> None:
         assert abs(seen[token] / draws - probability) <= 5 * deviation
 
 
-def test_sampling_at_low_temperature_is_greedy() -> None:
+def test_sampling_at_low_temperature_is_greedy():
     model, source = make("bahdanau"), Packed.of(SOURCES)
     cold = search(model, source, Sample(temperature=1e-4), max_new_tokens=6)
     assert [h.tokens for (h,) in cold] == [
@@ -421,7 +395,7 @@ def test_sampling_at_low_temperature_is_greedy() -> None:
     k=st.integers(1, 9),
     seed=st.integers(0, 9),
 )
-def test_two_stage_topk_equals_topk(rows: list[int], columns: int, k: int, seed: int) -> None:
+def test_two_stage_topk_equals_topk(rows, columns, k, seed):
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(sum(rows), columns, generator=draw)
     x[:, 1::5] = -math.inf
@@ -447,10 +421,7 @@ def test_two_stage_topk_equals_topk(rows: list[int], columns: int, k: int, seed:
     ("make", "message"),
     [
         (lambda: Beam(0), "size=0"),
-        (
-            lambda: Beam(2, n_best=3),
-            "Beam got size=2 and n_best=3; n_best cannot exceed size. Use size=3.",
-        ),
+        (lambda: Beam(2, n_best=3), "Beam got size=2 and n_best=3; n_best cannot exceed size. Use size=3."),
         (lambda: Beam(length_penalty=-1.0), "length_penalty=-1"),
         (lambda: Beam(length_penalty=math.nan), "length_penalty=nan"),
         (lambda: Beam(prune_threshold=-1), "prune_threshold=-1"),
@@ -462,7 +433,7 @@ def test_two_stage_topk_equals_topk(rows: list[int], columns: int, k: int, seed:
         (lambda: Sample(n_samples=0), "n_samples=0"),
     ],
 )
-def test_invalid_strategies(make: Any, message: str) -> None:
+def test_invalid_strategies(make, message):
     with pytest.raises(regard.ArgumentError, match=message):
         make()
 
@@ -475,30 +446,20 @@ def test_invalid_strategies(make: Any, message: str) -> None:
         ({"max_new_tokens": -1}, regard.ArgumentError, "max_new_tokens=-1"),
         ({"max_new_tokens": [1, 2, -3, 4]}, regard.ArgumentError, "max_new_tokens=-3"),
         ({"max_new_tokens": 2.5}, regard.DTypeError, "max_new_tokens=2.5"),
-        ({"end": WORDS}, regard.ArgumentError, f"Token {WORDS} is out of range for a vocabulary of {WORDS}"),
-        ({"suppress_tokens": [END]}, regard.ArgumentError, r"end=2 and suppress_tokens=\(2,\); remove 2"),
-        (
-            {"suppress_tokens": [99]},
-            regard.ArgumentError,
-            f"Token 99 is out of range for a vocabulary of {WORDS}",
-        ),
         ({"source": [[5, 6]]}, regard.DTypeError, "a source of type list"),
     ],
 )
-def test_invalid_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_arguments(options, error, message):
     arguments: dict[str, Any] = {"source": Packed.of(SOURCES), "max_new_tokens": 3} | options
     with pytest.raises(error, match=message):
         search(make("dot"), **arguments)
 
 
-def test_a_model_with_too_few_logits() -> None:
-    model = ScriptedModel({3: [probabilities(e=1.0)[:-1]]})
-    with pytest.raises(regard.ShapeError, match="returned 6 logits, but output_weight has 7 rows"):
-        search(model, Packed.of([[3]]), max_new_tokens=3)
-
-
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(3), Sample()])
-def test_a_model_that_returns_nan(strategy: Any) -> None:
-    model = ScriptedModel({3: [[math.nan] * WORDS]})
-    with pytest.raises(regard.ArgumentError, match="The model returned NaN"):
-        search(model, Packed.of([[3]]), strategy, max_new_tokens=3)
+def test_models_that_return_nan_or_too_few_logits(strategy):
+    for row, error, message in (
+        ([math.nan] * WORDS, regard.ArgumentError, "The model returned NaN"),
+        (probabilities(e=1.0)[:-1], regard.ShapeError, "returned 6 logits, but output_weight has 7 rows"),
+    ):
+        with pytest.raises(error, match=message):
+            search(ScriptedModel({3: [row]}), Packed.of([[3]]), strategy, max_new_tokens=3)

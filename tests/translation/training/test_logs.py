@@ -1,7 +1,6 @@
 """Training logs: content, recovery after a kill, and reading."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,15 +26,19 @@ def validation(step: int) -> ValidationResult:
 def train(log: Callback, after: int = 0, validation_first: bool = False) -> None:
     """A report every 50 steps, a validation every 100."""
     log.on_begin("a model", after, 1000)
-    for step in STEPS:
-        if step > after:
-            calls = [lambda step=step: log.on_report(report(step))]
-            if step % 100 == 0:
-                calls.insert(
-                    0 if validation_first else 1, lambda step=step: log.on_validation(validation(step))
-                )
-            for call in calls:
-                call()
+    for step in (step for step in STEPS if step > after):
+        if step % 100 == 0 and validation_first:
+            log.on_validation(validation(step))
+        log.on_report(report(step))
+        if step % 100 == 0 and not validation_first:
+            log.on_validation(validation(step))
+
+
+def begun(folder: Path) -> CsvLog:
+    """The log of a new training."""
+    log = CsvLog(folder)
+    log.on_begin("a model", 0, 1000)
+    return log
 
 
 def test_a_row_for_each_report_and_its_validation(tmp_path):
@@ -58,8 +61,7 @@ def test_the_order_of_report_and_validation_does_not_matter(tmp_path):
 
 
 def test_each_row_is_written_immediately(tmp_path):
-    log = CsvLog(tmp_path)
-    log.on_begin("a model", 0, 1000)
+    log = begun(tmp_path)
     assert read_log(tmp_path) == []
     log.on_report(report(50))
     assert [row.step for row in read_log(tmp_path)] == [50]
@@ -68,8 +70,7 @@ def test_each_row_is_written_immediately(tmp_path):
 
 
 def test_a_validation_without_a_report_has_the_time_of_the_last_one(tmp_path):
-    log = CsvLog(tmp_path)
-    log.on_begin("a model", 0, 1000)
+    log = begun(tmp_path)
     log.on_validation(validation(10))
     log.on_report(report(50))
     log.on_validation(validation(70))
@@ -95,11 +96,10 @@ def test_a_log_killed_at_any_byte_is_completed_on_resume(data, tmp_path_factory)
 
 
 def test_a_row_may_become_shorter(tmp_path):
-    log = CsvLog(tmp_path)
-    log.on_begin("a model", 0, 1000)
+    log = begun(tmp_path)
     for loss in (1.2345678, 2.0):
-        log.on_validation(validation(100)._replace(loss=loss, bleu=None))
-    assert read_log(tmp_path) == [LogRow(100, dev_loss=2.0)]
+        log.on_validation(validation(100)._replace(loss=loss))
+    assert read_log(tmp_path)[0].dev_loss == 2.0
     log.on_report(report(150))
     assert [row.step for row in read_log(tmp_path)] == [100, 150]
 
@@ -111,8 +111,7 @@ def test_a_new_training_starts_a_new_log(tmp_path):
 
 
 def test_a_removed_log_does_not_stop_a_training(tmp_path):
-    log = CsvLog(tmp_path)
-    log.on_begin("a model", 0, 1000)
+    log = begun(tmp_path)
     for step in (50, 100):
         log.on_report(report(step))
     log.path.unlink()
@@ -122,8 +121,7 @@ def test_a_removed_log_does_not_stop_a_training(tmp_path):
 
 
 def test_nan_and_inf_are_logged(tmp_path):
-    log = CsvLog(tmp_path)
-    log.on_begin("a model", 0, 10)
+    log = begun(tmp_path)
     log.on_report(report(1)._replace(loss=float("nan"), learning_rate=float("inf")))
     (row,) = read_log(tmp_path)
     assert row.loss != row.loss
@@ -164,8 +162,7 @@ def test_a_missing_log_is_named(tmp_path):
 def test_a_full_disk_names_the_file(tmp_path):
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full on this system")
-    log = CsvLog(tmp_path)
-    log.on_begin("a model", 0, 10)
+    log = begun(tmp_path)
     log._start = log._stop = 0
     log.path.unlink()
     log.path.symlink_to("/dev/full")
@@ -183,7 +180,6 @@ def test_a_sample_for_each_validation(tmp_path):
     assert samples(tmp_path) == []  # created immediately
     alignment = {"source_words": ["ä"], "target_words": ["b"], "links": "0-0", "weights": [[1.0]]}
     log.on_validation(validation(100)._replace(sample=SampleTranslation("ä", "b", "c", alignment)))
-    log.on_validation(validation(200)._replace(sample=None))
     log.on_validation(validation(300))
     assert samples(tmp_path) == [
         {"step": 100, "source": "ä", "text": "b", "reference": "c", "alignment": alignment},
@@ -237,33 +233,25 @@ def test_tensorboard_drops_repeated_steps(tmp_path):
     assert [step for step, _ in scalars(tmp_path, "train/loss")] == list(STEPS)
 
 
-def test_a_missing_tensorboard_is_reported(tmp_path, monkeypatch):
+def test_a_missing_tensorboard_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(logs, "find_spec", lambda name: None)
-    warnings: list[str] = []
-    log = TensorBoardLog(tmp_path, warnings.append)
+    log = TensorBoardLog(tmp_path)
     train(log)
     log.on_end("done")
-    assert warnings == [
-        'No TensorBoard files will be written. To get them: pip install "regard[tensorboard]"'
-    ]
+    message = 'No TensorBoard files will be written. To get them: pip install "regard[tensorboard]"\n'
+    assert capsys.readouterr() == ("", message)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_tensorboard_is_reported_on_stderr(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(logs, "find_spec", lambda name: None)
-    TensorBoardLog(tmp_path).on_begin("a model", 0, 10)
-    assert 'pip install "regard[tensorboard]"' in capsys.readouterr().err
-
-
-def test_tensorboard_is_imported_late():
-    assert "tensorboard" not in vars(sys.modules["regard.translation.training.logs"])
-
-
-def test_a_failing_tensorboard_does_not_end_a_training(tmp_path, monkeypatch):
+def test_a_failing_tensorboard_does_not_end_a_training(tmp_path, capsys):
     pytest.importorskip("tensorboard")
-    warnings: list[str] = []
-    log = TensorBoardLog(f"{tmp_path}/\udcff", warnings.append)  # a name that is not UTF-8
+    log = TensorBoardLog(f"{tmp_path}/\udcff")  # a name that is not UTF-8
     train(log)
     log.on_end("done")
-    assert len(warnings) == 1
-    assert "TensorBoard failed; no more files will be written" in warnings[0]
+    assert capsys.readouterr().err.count("TensorBoard failed; no more files will be written") == 1
+
+
+def test_the_best_row_has_the_best_bleu_and_of_these_the_lowest_loss():
+    rows = [LogRow(10, dev_bleu=9, dev_loss=2), LogRow(20, dev_bleu=9, dev_loss=1), LogRow(30)]
+    assert logs.best_row(rows) == rows[1]
+    assert logs.best_row(rows[2:]) is None

@@ -18,7 +18,7 @@ def rates(schedule: str, warmup: int, steps: int, rate: float) -> list[float]:
 
 
 @given(settings)
-def test_rates_rise_linearly_to_the_peak_and_never_again(case: tuple[str, int, int, float]) -> None:
+def test_rates_rise_linearly_to_the_peak_and_never_again(case):
     _, warmup, steps, rate = case
     found = rates(*case)
     top = min(warmup, max(steps // 4, 1))  # a quarter of a short training
@@ -30,11 +30,11 @@ def test_rates_rise_linearly_to_the_peak_and_never_again(case: tuple[str, int, i
 
 
 @given(settings)
-def test_only_the_last_rate_may_be_zero(case: tuple[str, int, int, float]) -> None:
+def test_only_the_last_rate_may_be_zero(case):
     assert all(rate > 0 for rate in rates(*case)[:-1])
 
 
-def test_the_end_of_each_schedule() -> None:
+def test_the_end_of_each_schedule():
     assert rates("cosine", 10, 100, 2.0)[-1] == 0
     assert rates("cosine", 10, 100, 2.0)[54] == pytest.approx(1)  # halfway
     assert rates("constant", 10, 100, 2.0)[10:] == [2.0] * 90

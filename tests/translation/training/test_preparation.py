@@ -14,7 +14,7 @@ from regard.translation.model_folder import SHARED, SOURCE, TARGET, is_prepared,
 from regard.translation.tokens import UNKNOWN
 from regard.translation.training.preparation import TrainingData, prepare
 from regard.translation.training.train import Run
-from tests.translation.training.test_checkpoint import content
+from tests.translation.folders import content, flipped
 
 # each source sentence twice, with two translations and a unique word
 PAIRS = [Pair(f"word{n // 2} and more", f"Wort{n // 2} und mehr {n % 2}") for n in range(200)]
@@ -41,15 +41,17 @@ def texts(data: TrainingData) -> list[Pair]:
     ]
 
 
-def test_each_pair_is_in_train_or_dev(tmp_path: Path) -> None:
+def test_each_pair_is_in_train_or_dev(tmp_path):
     data, messages = prepare_pairs(tmp_path, PAIRS)
     assert sorted([*texts(data), *data.dev]) == sorted(PAIRS)
     assert len({pair.source for pair in data.dev}) == 7
     assert len(data.dev) == 14
     assert messages == ["dropped none of 200 pairs", *VOCABULARY, "14 dev pairs"]
+    ten, _ = prepare_pairs(tmp_path / "ten", PAIRS[:20])  # ten distinct sources are enough
+    assert (len(ten.dev), len(ten.pairs)) == (2, 18)
 
 
-def test_train_and_vocabulary_contain_no_dev_data(tmp_path: Path) -> None:
+def test_train_and_vocabulary_contain_no_dev_data(tmp_path):
     data, _ = prepare_pairs(tmp_path, PAIRS)
     assert not {pair.source for pair in texts(data)} & {pair.source for pair in data.dev}
     for pair in data.dev:
@@ -57,7 +59,7 @@ def test_train_and_vocabulary_contain_no_dev_data(tmp_path: Path) -> None:
         assert data.tokens.target.encode(pair.target.split()[0]) == [UNKNOWN]
 
 
-def test_with_dev_pairs_all_pairs_are_for_training(tmp_path: Path) -> None:
+def test_with_dev_pairs_all_pairs_are_for_training(tmp_path):
     dev = [Pair("word1  and more", "Wort1 und mehr"), Pair("", "nichts")]
     data, messages = prepare_pairs(tmp_path, PAIRS, dev=dev)
     assert texts(data) == PAIRS
@@ -65,7 +67,7 @@ def test_with_dev_pairs_all_pairs_are_for_training(tmp_path: Path) -> None:
     assert "dev: dropped 1 of 2 pairs: 1 with an empty side" in messages
 
 
-def test_prepared_data_is_loaded(tmp_path: Path) -> None:
+def test_prepared_data_is_loaded(tmp_path):
     assert not is_prepared(tmp_path)
     data, _ = prepare_pairs(tmp_path, PAIRS)
     again = Run.load(tmp_path).data
@@ -73,19 +75,21 @@ def test_prepared_data_is_loaded(tmp_path: Path) -> None:
     assert again.tokens.shared
     assert again.tokens.source.content == data.tokens.source.content
     assert texts(again) == texts(data)
-    assert {path.name for path in (tmp_path / "data").iterdir()} == {"train.ids", "dev.tsv", "ready"}
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {
+        *("train.ids", "dev.tsv", "dev.links", "ready")
+    }
+    assert again.dev_links == data.dev_links
+    assert len(data.dev_links) == len(data.dev)
 
 
-def test_data_is_not_damaged_because_a_package_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_is_not_damaged_because_a_package_is_missing(tmp_path, monkeypatch):
     prepare_pairs(tmp_path, PAIRS)
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(MissingExtraError, match="pip install"):
         Run.load(tmp_path)
 
 
-def test_the_same_pairs_give_the_same_files(tmp_path: Path) -> None:
+def test_the_same_pairs_give_the_same_files(tmp_path):
     for name in ("a", "b"):
         prepare_pairs(tmp_path / name, PAIRS)
     prepare_pairs(tmp_path / "c", PAIRS, "training.seed=1")
@@ -95,7 +99,7 @@ def test_the_same_pairs_give_the_same_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "words", "characters"])
 @pytest.mark.parametrize("shared", ["true", "false"])
-def test_one_or_two_vocabularies(tmp_path: Path, kind: str, shared: str) -> None:
+def test_one_or_two_vocabularies(tmp_path, kind, shared):
     data, _ = prepare_pairs(
         tmp_path, PAIRS, f"tokens.kind={kind}", f"tokens.shared={shared}", "tokens.size=60"
     )
@@ -108,7 +112,7 @@ def test_one_or_two_vocabularies(tmp_path: Path, kind: str, shared: str) -> None
     assert all(max(*source, *target) < max(map(len, data.tokens)) for source, target in data.pairs)
 
 
-def test_pairs_are_dropped_and_counted(tmp_path: Path) -> None:
+def test_pairs_are_dropped_and_counted(tmp_path):
     long = " ".join(["word1"] * 30)
     pairs = [*PAIRS, Pair(" ", "leer"), Pair(long, long), Pair("word2", " ".join(["und"] * 19))]
     data, messages = prepare_pairs(tmp_path, pairs, "corpus.max_tokens=25", "corpus.max_length_ratio=1.5")
@@ -119,7 +123,7 @@ def test_pairs_are_dropped_and_counted(tmp_path: Path) -> None:
     )
 
 
-def test_long_dev_pairs_are_dropped(tmp_path: Path) -> None:
+def test_long_dev_pairs_are_dropped(tmp_path):
     dev = [Pair("word1 " * 30, "Wort1 " * 30), Pair("word2", "Wort2")]
     data, messages = prepare_pairs(tmp_path, PAIRS, "corpus.max_tokens=25", dev=dev)
     assert data.dev == dev[1:]
@@ -133,27 +137,19 @@ def test_long_dev_pairs_are_dropped(tmp_path: Path) -> None:
     [
         ([], None, "No training pairs are left: dropped none of 0 pairs"),
         ([Pair("", ""), Pair("a", "")], None, "dropped 2 of 2 pairs: 2 with an empty side"),
-        (PAIRS[:18], None, "Fewer than 10 distinct source sentences"),
+        (PAIRS[:18], None, "Fewer than 10 distinct source sentences"),  # two pairs each
         (PAIRS, [], "No dev pairs are left: dropped none of 0 pairs"),
         (PAIRS, [Pair("a", " ")], "No dev pairs are left: dropped 1 of 1 pair"),
         ([Pair("a b c d e f", "a b c d e f g")] * 20, [Pair("a", "a")], "Raise corpus.max_tokens"),
     ],
 )
-def test_too_little_data_is_rejected(
-    tmp_path: Path, pairs: list[Pair], dev: list[Pair] | None, why: str
-) -> None:
+def test_too_little_data_is_rejected(tmp_path, pairs, dev, why):
     with pytest.raises(ArgumentError, match=why):
         prepare_pairs(tmp_path, pairs, "corpus.max_tokens=5", dev=dev)
     assert not is_prepared(tmp_path)
 
 
-def test_ten_distinct_sources_are_enough(tmp_path: Path) -> None:
-    data, _ = prepare_pairs(tmp_path, PAIRS[:20])
-    assert len({pair.source for pair in data.dev}) == 1
-    assert len(data.pairs) == 18
-
-
-def test_an_interrupted_preparation_is_repeated(tmp_path: Path) -> None:
+def test_an_interrupted_preparation_is_repeated(tmp_path):
     def broken() -> Iterator[Pair]:
         yield from PAIRS[:150]
         raise KeyboardInterrupt
@@ -169,7 +165,7 @@ def test_an_interrupted_preparation_is_repeated(tmp_path: Path) -> None:
     assert content(folder) == content(tmp_path / "whole")
 
 
-def test_preparation_keeps_foreign_files(tmp_path: Path) -> None:
+def test_preparation_keeps_foreign_files(tmp_path):
     prepare_pairs(tmp_path, PAIRS)
     (tmp_path / "data" / "ready").unlink()
     others = {"video.part": b"half", ".download.part": b"a download", ".regard-x.part": b"no such name"}
@@ -179,15 +175,8 @@ def test_preparation_keeps_foreign_files(tmp_path: Path) -> None:
     assert {name: (tmp_path / "data" / name).read_bytes() for name in others} == others
 
 
-def flipped(path: Path, bit: int) -> None:
-    """Flip a bit of a file."""
-    damaged = bytearray(path.read_bytes())
-    damaged[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(damaged)
-
-
 @pytest.mark.parametrize("shared", ["true", "false"])
-def test_every_flipped_bit_is_detected(tmp_path: Path, shared: str) -> None:
+def test_every_flipped_bit_is_detected(tmp_path, shared):
     prepare_pairs(
         tmp_path, PAIRS, f"tokens.shared={shared}", "training.guided_alignment_weight=0.3", "tokens.size=60"
     )
@@ -197,7 +186,7 @@ def test_every_flipped_bit_is_detected(tmp_path: Path, shared: str) -> None:
     for path in names:
         whole = path.read_bytes()
         for bit in rng.sample(range(8 * len(whole)), 25):
-            flipped(path, bit)
+            path.write_bytes(flipped(whole, bit))
             with pytest.raises(ArgumentError, match=r"damaged|does not contain|unknown key"):
                 Run.load(tmp_path)
             path.write_bytes(whole)

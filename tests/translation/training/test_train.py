@@ -19,12 +19,11 @@ from regard.translation.training.checkpoint import Checkpoint, load_model, write
 from regard.translation.training.train import load_alignment_head, train
 from tests.cli.running import run
 from tests.fresh import run_fresh
-from tests.translation.small import PAIRS, small_config
-from tests.translation.training.test_checkpoint import content
-from tests.translation.training.test_loop import PATIENT, Interrupts, Recorder, bits
+from tests.translation.folders import content
+from tests.translation.small import PAIRS, PATIENT, Interrupts, Recorder, bits, small_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-QUICK = ("training.updates=4", "training.validate_every=2", "training.accumulate=1")
+QUICK = ("updates=4", "validate_every=2", "accumulate=1")
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +51,10 @@ def same(folder: Path, other: Path) -> bool:
 
 
 @pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])
-def test_pairs_become_a_translator(tmp_path: Path, model: str) -> None:
-    recorder = Recorder()
-    result = train(
-        tmp_path / "new" / "model", iter(PAIRS), config=small_config(model, *QUICK), callbacks=[recorder]
-    )
-    assert result.finished
-    folder = tmp_path / "new" / "model"
+def test_pairs_become_a_translator(tmp_path, model):
+    recorder, folder, dev = Recorder(), tmp_path / "new" / "model", [Pair("9 9 9 9", "9 9 9 9")]
+    config = small_config(model, *QUICK)
+    assert train(folder, iter(PAIRS), dev=dev, config=config, callbacks=[recorder]).finished
     (translation,) = load_translator(folder).translate(["1 2 3"])
     assert isinstance(translation.text, str)
     names = {path.name for path in folder.iterdir()}
@@ -71,9 +67,10 @@ def test_pairs_become_a_translator(tmp_path: Path, model: str) -> None:
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text("utf-8").splitlines()]
     assert [sample["step"] for sample in samples] == [2, 4]
     assert all((sample["alignment"] is None) == (model == "plain") for sample in samples)
+    assert {sample["source"] for sample in samples} == {"9 9 9 9"}
 
 
-def test_a_nonempty_folder_is_not_changed(folder: Path, tmp_path: Path) -> None:
+def test_a_nonempty_folder_is_not_changed(folder, tmp_path):
     before = content(folder)
     with pytest.raises(ArgumentError, match=r"is not empty\. Resume its training \(--resume\)"):
         train(folder, PAIRS, config=small_config())
@@ -87,7 +84,7 @@ def test_a_nonempty_folder_is_not_changed(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_a_rejected_training_deletes_nothing(tmp_path: Path, resume: bool) -> None:
+def test_a_rejected_training_deletes_nothing(tmp_path, resume):
     for name in (".video.part", ".regard-0123456789abcdef.part", "film.part", "notes.txt"):
         (tmp_path / name).write_text("mine")
     before = content(tmp_path)
@@ -100,7 +97,7 @@ def test_a_rejected_training_deletes_nothing(tmp_path: Path, resume: bool) -> No
         assert content(tmp_path) == before
 
 
-def test_a_training_deletes_only_its_own_files(folder: Path) -> None:
+def test_a_training_deletes_only_its_own_files(folder):
     for name in (".video.part", ".regard-0123456789abcdef.part", "film.part"):
         (folder / name).write_text("mine")
     (folder / ".regard-fedcba9876543210.part").symlink_to(folder / "film.part")
@@ -130,7 +127,7 @@ class Harms(Callback):
 @pytest.mark.parametrize("event", ["on_begin", "on_validation", "on_report", "on_save"])
 @pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
 @pytest.mark.sampled(3)
-def test_a_lost_folder_ends_the_training(tmp_path: Path, event: str, how: str) -> None:
+def test_a_lost_folder_ends_the_training(tmp_path, event, how):
     folder = tmp_path / "model"
 
     def harm() -> None:
@@ -151,8 +148,9 @@ def test_a_lost_folder_ends_the_training(tmp_path: Path, event: str, how: str) -
         assert train(tmp_path / "other", resume=True).finished
 
 
-@pytest.mark.parametrize("name", [CONFIG, "tokens.model", "data/train.ids", "data/dev.tsv", "data/ready"])
-def test_a_lost_file_ends_the_training(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", [CONFIG, "data/dev.links", "tokens.model", "data/dev.tsv", "data/train.ids"])
+@pytest.mark.sampled(2)
+def test_a_lost_file_ends_the_training(tmp_path, name):
     folder, copy = tmp_path / "model", tmp_path / "copy"
 
     def harm() -> None:
@@ -170,11 +168,7 @@ def test_a_lost_file_ends_the_training(tmp_path: Path, name: str) -> None:
     assert train(folder, resume=True).finished
 
 
-def test_an_empty_folder_is_accepted(tmp_path: Path) -> None:
-    assert train(tmp_path, PAIRS, config=small_config("plain", *QUICK)).finished
-
-
-def test_resuming_a_finished_training_changes_nothing(folder: Path, trained: Path) -> None:
+def test_resuming_a_finished_training_changes_nothing(folder, trained):
     assert train(folder, resume=True).finished
     assert train(
         folder, PAIRS[:3], config=small_config("plain"), resume=True
@@ -182,7 +176,7 @@ def test_resuming_a_finished_training_changes_nothing(folder: Path, trained: Pat
     assert same(folder, trained)
 
 
-def test_an_interrupted_training_resumes_without_pairs(tmp_path: Path, trained: Path) -> None:
+def test_an_interrupted_training_resumes_without_pairs(tmp_path, trained):
     config, folder = small_config("transformer", *QUICK), tmp_path / "model"
     result = train(folder, PAIRS, config=config, callbacks=[Interrupts("on_save", 2)])
     assert (result.finished, result.progress.step) == (False, 3)
@@ -192,20 +186,14 @@ def test_an_interrupted_training_resumes_without_pairs(tmp_path: Path, trained: 
     assert same(folder, trained)
 
 
-def test_resuming_requires_data(tmp_path: Path) -> None:
+def test_resuming_requires_data(tmp_path):
     with pytest.raises(ArgumentError, match=r"Nothing to resume in .*\. Pass the training pairs\."):
         train(tmp_path / "new", resume=True)
     assert not (tmp_path / "new").exists()
 
 
-def test_resume_starts_a_new_training(tmp_path: Path, trained: Path) -> None:
-    config = small_config("transformer", *QUICK)
-    assert train(tmp_path / "model", PAIRS, config=config, resume=True).finished
-    assert same(tmp_path / "model", trained)
-
-
 @pytest.mark.parametrize("resume", [True, False])
-def test_a_failed_preparation_can_be_repeated(tmp_path: Path, trained: Path, resume: bool) -> None:
+def test_a_failed_preparation_can_be_repeated(tmp_path, trained, resume):
     config = small_config("transformer", *QUICK)
     with pytest.raises(ArgumentError, match="Fewer than 10"):
         train(tmp_path / "model", PAIRS[:5], config=config)
@@ -215,29 +203,13 @@ def test_a_failed_preparation_can_be_repeated(tmp_path: Path, trained: Path, res
 
 @pytest.mark.parametrize("resume", [True, False])
 @pytest.mark.parametrize("missing", [["data"], ["data", "checkpoints"]])
-def test_a_model_without_data_is_not_overwritten(folder: Path, resume: bool, missing: list[str]) -> None:
+def test_a_model_without_data_is_not_overwritten(folder, resume, missing):
     for name in missing:
         shutil.rmtree(folder / name)
     before = content(folder)
     with pytest.raises(ArgumentError, match="but no training data" if resume else "is not empty"):
         train(folder, PAIRS, config=small_config(), resume=resume)
     assert content(folder) == before
-
-
-def test_samples_come_from_the_dev_pairs(tmp_path: Path) -> None:
-    recorder = Recorder()
-    dev = [Pair("9 9 9 9", "9 9 9 9")]
-    train(tmp_path / "model", PAIRS, dev=dev, config=small_config("plain", *QUICK), callbacks=[recorder])
-    assert {result.sample.source for result in recorder.validations if result.sample} == {"9 9 9 9"}
-
-
-def test_an_error_in_a_callback_is_raised(tmp_path: Path) -> None:
-    class Fails(Callback):
-        def on_validation(self, result: object) -> None:
-            raise RuntimeError("no paper")
-
-    with pytest.raises(RuntimeError, match="no paper"):
-        train(tmp_path / "model", PAIRS, config=small_config("plain", *QUICK), callbacks=[Fails()])
 
 
 @pytest.mark.parametrize(
@@ -251,7 +223,7 @@ def test_an_error_in_a_callback_is_raised(tmp_path: Path) -> None:
         ({"pairs": PAIRS, "config": {}}, "train got a config of type dict; pass a TranslationConfig"),
     ],
 )
-def test_invalid_arguments_are_rejected(options: dict, message: str, tmp_path: Path) -> None:
+def test_invalid_arguments_are_rejected(options, message, tmp_path):
     with pytest.raises(DTypeError, match=message):
         train(tmp_path / "model", **options)
 
@@ -280,10 +252,9 @@ def settings(config: TranslationConfig) -> list[str]:
 SMALL = ("--set", "model.width=16", "--set", "model.heads=2", "--set", "training.threads=1")
 
 
-def test_the_command_trains_a_translator(
-    tmp_path: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run("train", *files, "--output", tmp_path / "model", "--preset", "tiny", "--epochs", 1, *SMALL)
+def test_the_command_trains_the_same_model_as_python(tmp_path, files, trained, capsys):
+    run("train", *files, "-o", tmp_path / "model", *settings(small_config("transformer", *QUICK)))
+    assert same(tmp_path / "model", trained)
     shown = capsys.readouterr().out
     assert "dev pairs" in shown
     assert "dev BLEU" in shown
@@ -292,15 +263,7 @@ def test_the_command_trains_a_translator(
     assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_the_command_trains_the_same_model_as_python(
-    tmp_path: Path, files: tuple[Path, Path], trained: Path
-) -> None:
-    config = small_config("transformer", *QUICK)
-    run("train", *files, "-o", tmp_path / "model", *settings(config))
-    assert same(tmp_path / "model", trained)
-
-
-def test_swap_trains_the_other_direction(tmp_path: Path, files: tuple[Path, Path]) -> None:
+def test_swap_trains_the_other_direction(tmp_path, files):
     options = settings(small_config("plain", *QUICK))
     run("train", *files, "-o", tmp_path / "there", *options, "--dev", *files)
     run("train", *files[::-1], "-o", tmp_path / "back", *options, "--dev", *files[::-1])
@@ -309,47 +272,40 @@ def test_swap_trains_the_other_direction(tmp_path: Path, files: tuple[Path, Path
     assert not same(tmp_path / "there", tmp_path / "swapped")
 
 
+BOTH, MODEL_ = ["{a.en}", "{a.de}"], ["-o", "{m}"]
 REFUSED = {
-    "no folder": (["{a.en}", "{a.de}"], "train needs a folder for the model: --output FOLDER"),
-    "missing file": (["{no.en}", "{a.de}", "-o", "{m}"], "No such file"),
-    "unequal files": (["{a.en}", "{short.de}", "-o", "{m}"], "60 lines, but"),
-    "bad UTF-8": (["{a.en}", "{latin.de}", "-o", "{m}"], ": not UTF-8"),
-    "a folder": (["{a.en}", "{photos}", "-o", "{m}"], "a folder"),
-    "empty files": (["{empty}", "{empty.de}", "-o", "{m}"], "No training pairs are left"),
-    "the same file twice": (["{a.en}", "{a.en}", "-o", "{m}"], "SOURCE and TARGET are both"),
-    "pairs and a target": (
-        ["{a.tsv.gz}", "{a.de}", "-o", "{m}"],
-        "is a file of pairs, but there are two files",
-    ),
-    "two ends": (["{a.en}", "{a.de}", "-o", "{m}", "--epochs", "2", "--updates", "9"], "one of them"),
-    "one file without tabs": (["{a.en}", "-o", "{m}"], ": no tab"),
-    "folder with something": (["{a.en}", "{a.de}", "-o", "{photos}"], "is not empty"),
+    "no folder": (BOTH, "train needs a folder for the model: --output FOLDER"),
+    "missing file": (["{no.en}", "{a.de}", *MODEL_], "No such file"),
+    "unequal files": (["{a.en}", "{short.de}", *MODEL_], "60 lines, but"),
+    "bad UTF-8": (["{a.en}", "{latin.de}", *MODEL_], ": not UTF-8"),
+    "a folder": (["{a.en}", "{photos}", *MODEL_], "a folder"),
+    "empty files": (["{empty}", "{empty.de}", *MODEL_], "No training pairs are left"),
+    "the same file twice": (["{a.en}", "{a.en}", *MODEL_], "SOURCE and TARGET are both"),
+    "pairs and a target": (["{a.tsv.gz}", "{a.de}", *MODEL_], "is a file of pairs, but there are two files"),
+    "two ends": ([*BOTH, *MODEL_, "--epochs", "2", "--updates", "9"], "one of them"),
+    "one file without tabs": (["{a.en}", *MODEL_], ": no tab"),
+    "folder with something": ([*BOTH, "-o", "{photos}"], "is not empty"),
     "no model to go on with": (["-o", "{photos}", "--resume"], "no config.json"),
-    "nothing to go on with": (["-o", "{m}", "--resume"], "Nothing to resume"),
-    "no pairs": (["-o", "{m}"], "train needs sentence pairs"),
-    "file as folder": (["{a.en}", "{a.de}", "-o", "{a.en}"], "a.en"),
-    "folder below a file": (["{a.en}", "{a.de}", "-o", "{a.en}/model"], "a.en"),
-    "unwritable": (["{a.en}", "{a.de}", "-o", "/proc/model"], "/proc/model"),
-    "preset": (["{a.en}", "{a.de}", "-o", "{m}", "--preset", "huge"], "'huge'"),
-    "model": (["{a.en}", "{a.de}", "-o", "{m}", "--model", "rnn"], "'rnn'"),
-    "setting": (
-        ["{a.en}", "{a.de}", "-o", "{m}", "--set", "training.epoch=3"],
-        "Did you mean --epochs?",
-    ),
-    "value": (["{a.en}", "{a.de}", "-o", "{m}", "--set", "model.heads=7"], "heads"),
-    "epochs": (["{a.en}", "{a.de}", "-o", "{m}", "--epochs", "0"], "--epochs"),
-    "missing TOML": (["{a.en}", "{a.de}", "-o", "{m}", "--config", "{no.toml}"], "no.toml"),
-    "wrong TOML": (["{a.en}", "{a.de}", "-o", "{m}", "--config", "{a.en}"], "is not a valid TOML file"),
-    "vocabulary": (["{a.en}", "{a.de}", "-o", "{m}", "--set", "tokens.size=5"], "is too small"),
-    "languages": (["embedded", "-o", "{m}", "--languages", "german"], "en-de"),
-    "shard alone": (["{a.en}", "{a.de}", "-o", "{m}", "--shard"], "torchrun"),
+    "nothing to go on with": ([*MODEL_, "--resume"], "Nothing to resume"),
+    "no pairs": (MODEL_, "train needs sentence pairs"),
+    "file as folder": ([*BOTH, "-o", "{a.en}"], "a.en"),
+    "folder below a file": ([*BOTH, "-o", "{a.en}/model"], "a.en"),
+    "unwritable": ([*BOTH, "-o", "/proc/model"], "/proc/model"),
+    "preset": ([*BOTH, *MODEL_, "--preset", "huge"], "'huge'"),
+    "model": ([*BOTH, *MODEL_, "--model", "rnn"], "'rnn'"),
+    "setting": ([*BOTH, *MODEL_, "--set", "training.epoch=3"], "Did you mean --epochs?"),
+    "value": ([*BOTH, *MODEL_, "--set", "model.heads=7"], "heads"),
+    "epochs": ([*BOTH, *MODEL_, "--epochs", "0"], "--epochs"),
+    "missing TOML": ([*BOTH, *MODEL_, "--config", "{no.toml}"], "no.toml"),
+    "wrong TOML": ([*BOTH, *MODEL_, "--config", "{a.en}"], "is not a valid TOML file"),
+    "vocabulary": ([*BOTH, *MODEL_, "--set", "tokens.size=5"], "is too small"),
+    "languages": (["embedded", *MODEL_, "--languages", "german"], "en-de"),
+    "shard alone": ([*BOTH, *MODEL_, "--shard"], "torchrun"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_user_errors_are_one_line(
-    tmp_path: Path, files: tuple[Path, Path], case: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_user_errors_are_one_line(tmp_path, files, case, capfd):
     (tmp_path / "short.de").write_text("1\n2\n")
     (tmp_path / "latin.de").write_bytes(b"f\xfcnf\n" * 60)
     (tmp_path / "empty").write_text("")
@@ -368,7 +324,7 @@ def test_user_errors_are_one_line(
 
 
 @pytest.mark.parametrize("folder", ["model", "some/where/model", "."])
-def test_a_rejected_training_leaves_no_files(tmp_path: Path, folder: str) -> None:
+def test_a_rejected_training_leaves_no_files(tmp_path, folder):
     (tmp_path / ".mine").write_text("mine")
     before = content(tmp_path)
     few = [Pair("ein Hund", "a dog")]
@@ -383,11 +339,9 @@ def test_a_rejected_training_leaves_no_files(tmp_path: Path, folder: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "settings", [("tokens.shared=true",), ("tokens.shared=false", "training.guided_alignment_weight=0.1")]
+    "settings", [("tokens.shared=true",), ("tokens.shared=false", "guided_alignment_weight=0.1")]
 )
-def test_a_failed_preparation_removes_only_its_own_files(
-    tmp_path: Path, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_preparation_removes_only_its_own_files(tmp_path, settings, monkeypatch):
     config, model = small_config("transformer", *settings), tmp_path / "model"
     mine = [model / "notes.txt", model / "data" / "notes.txt"]
 
@@ -406,14 +360,14 @@ def test_a_failed_preparation_removes_only_its_own_files(
         assert model.exists() == bool(notes)
 
 
-def test_a_training_that_fails_before_its_first_checkpoint_keeps_all_files(tmp_path: Path) -> None:
+def test_a_training_that_fails_before_its_first_checkpoint_keeps_all_files(tmp_path):
     model = tmp_path / "model"
 
     class Notes(Callback):
         def on_begin(self, about: str, step: int, steps: int) -> None:
             (model / "notes.txt").write_text("mine")
 
-    config = small_config("transformer", "training.learning_rate=1e38", "training.max_grad_norm=0")
+    config = small_config("transformer", "learning_rate=1e38", "max_grad_norm=0")
     with pytest.raises(
         ArgumentError, match=r"not finite\. There is no checkpoint yet\. .* and train in a new folder\."
     ):
@@ -422,7 +376,7 @@ def test_a_training_that_fails_before_its_first_checkpoint_keeps_all_files(tmp_p
     assert not Checkpoint.all(model)
 
 
-def test_patience_starts_over_when_a_training_is_extended(tmp_path: Path) -> None:
+def test_patience_starts_over_when_a_training_is_extended(tmp_path):
     config = small_config("transformer", *PATIENT)
     longer = config.override(["training.updates=60"])
     first = train(tmp_path / "model", PAIRS, config=config)
@@ -459,8 +413,8 @@ class Killed(Callback):
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
-def test_a_finished_training_can_be_extended(tmp_path: Path, schedule: str) -> None:
-    config = small_config("transformer", *QUICK, f"training.schedule={schedule}", "training.warmup=1")
+def test_a_finished_training_can_be_extended(tmp_path, schedule):
+    config = small_config("transformer", *QUICK, f"schedule={schedule}", "warmup=1")
     longer = config.override([f"training.updates={2 * (config.training.updates or 0)}"])
     train(tmp_path / "whole", PAIRS, config=longer)
     train(tmp_path / "parts", PAIRS, config=config)
@@ -472,13 +426,11 @@ def test_a_finished_training_can_be_extended(tmp_path: Path, schedule: str) -> N
     assert recorder.texts[0].startswith("extended from 4 updates to 8 updates")
     assert ("learning rate rises again" in recorder.texts[0]) == (schedule == "cosine")
     if schedule == "constant":  # independent of the end
-        last = [Checkpoint.all(tmp_path / name)[-1].parameters() for name in ("whole", "parts")]
-        assert all(torch.equal(tensor, last[1][name]) for name, tensor in last[0].items())
+        last = [Checkpoint.all(tmp_path / name)[-1].path / MODEL for name in ("whole", "parts")]
+        assert last[0].read_bytes() == last[1].read_bytes()
 
 
-def test_the_command_extends_a_training_and_does_not_shorten_it(
-    tmp_path: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_extends_a_training_and_does_not_shorten_it(tmp_path, files, capsys):
     model = tmp_path / "model"
     run("train", *files, "-o", model, "--preset", "tiny", "--epochs", 2, *SMALL)
     run("train", "-o", model, "--resume")  # already finished; the preset's 10 epochs do not count
@@ -513,7 +465,7 @@ ALIGNING = {
 }
 
 
-def test_an_interrupted_training_selects_the_same_head(interrupted: Path, trained: Path) -> None:
+def test_an_interrupted_training_selects_the_same_head(interrupted, trained):
     assert (
         load_alignment_head(interrupted)
         == load_alignment_head(trained)
@@ -523,12 +475,8 @@ def test_an_interrupted_training_selects_the_same_head(interrupted: Path, traine
 
 @pytest.mark.parametrize("command", ALIGNING)
 def test_an_interrupted_training_aligns_with_the_selected_head(
-    command: str,
-    interrupted: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    command, interrupted, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     best = AlignmentHead(layer=0, heads=(1,), shift="output")  # not the default
     done = "has not finished; one was selected now."
@@ -567,9 +515,7 @@ def test_an_interrupted_training_aligns_with_the_selected_head(
     assert shown(last) == found["default"]
 
 
-def test_no_head_is_selected_unless_needed(
-    interrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_head_is_selected_unless_needed(interrupted, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     all_three = ("--layer", 0, "--heads", "all", "--shift", "output")
     run("align", "-m", interrupted, *ALIGNING["align"], *all_three)
@@ -614,10 +560,8 @@ main({arguments!r})
 @pytest.mark.parametrize(
     ("how", "status"), [("ctrl-c", 130), ("hangup", 129), pytest.param("nohup", 0, marks=pytest.mark.slow)]
 )
-def test_an_interrupted_command_saves_and_resuming_ends_with_the_same_bits(
-    how: str, status: int, tmp_path: Path, files: tuple[Path, Path]
-) -> None:
-    config = small_config("transformer", "training.save_every=2", "training.validate_every=5")
+def test_an_interrupted_command_saves_and_resuming_ends_with_the_same_bits(how, status, tmp_path, files):
+    config = small_config("transformer", "save_every=2", "validate_every=5")
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     arguments = ["train", *map(str, files), "-o", str(cut), *settings(config)]
     done = run_fresh(INTERRUPTED.format(how=how, arguments=arguments), TERM="xterm")

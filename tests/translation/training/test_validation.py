@@ -30,7 +30,7 @@ def model(request: pytest.FixtureRequest) -> Seq2Seq:
     return made
 
 
-def test_the_loss_is_the_mean_over_all_tokens(model: Seq2Seq, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_is_the_mean_over_all_tokens(model, monkeypatch):
     alone = []
     for pair in LONG:
         batch = Batch.of([(TOKENS.source.encode(pair.source), TOKENS.target.encode(pair.target))])
@@ -46,9 +46,7 @@ def test_the_loss_is_the_mean_over_all_tokens(model: Seq2Seq, monkeypatch: pytes
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_translations_are_in_the_order_of_their_sources(
-    model: Seq2Seq, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_translations_are_in_the_order_of_their_sources(model, monkeypatch):
     sources = DevSet.from_pairs(LONG, TOKENS).sources
     wanted = []
     for source in sources:
@@ -62,19 +60,18 @@ def test_translations_are_in_the_order_of_their_sources(
     assert len({tuple(words) for words in found}) > 1
 
 
-@pytest.mark.parametrize("metric", ["loss", "bleu"])
-def test_a_larger_value_is_better(model: Seq2Seq, metric: str) -> None:
-    dev = DevSet.from_pairs(DEV, TOKENS)
+def test_a_larger_value_is_better(model):
+    dev = DevSet.from_pairs(DEV[:1], TOKENS)
     found = validate(model, TOKENS, dev, 7)
-    wanted = -found.loss if metric == "loss" else found.bleu
-    assert found.score(metric) == pytest.approx(wanted, abs=0.002 * found.loss)
+    assert found.score("loss") == -found.loss
+    assert found.score("bleu") == pytest.approx(found.bleu, abs=0.002 * found.loss)
     assert 0 <= found.bleu <= 100
     assert 0 <= found.exact <= 1
-    assert (found.step, found.best) == (7, False)
+    assert (found.step, found.best, found.sample.source) == (7, False, DEV[0].source)
     assert validate(model, TOKENS, dev, 7) == found
 
 
-def test_perfect_translations_have_perfect_scores(monkeypatch: pytest.MonkeyPatch, model: Seq2Seq) -> None:
+def test_perfect_translations_have_perfect_scores(monkeypatch, model):
     pairs = [Pair(f"{pair.source} {pair.source}", f"{pair.target} {pair.target}") for pair in DEV]
     right = [pair.target for pair in pairs]
     monkeypatch.setattr(validation, "translate_greedy", lambda *given: right)
@@ -86,7 +83,7 @@ def test_perfect_translations_have_perfect_scores(monkeypatch: pytest.MonkeyPatc
     assert found.exact == pytest.approx((len(pairs) - 1) / len(pairs))
 
 
-def test_the_sample_is_a_pair_and_its_translation(model: Seq2Seq) -> None:
+def test_the_sample_is_a_pair_and_its_translation(model):
     dev = DevSet.from_pairs(LONG, TOKENS)
     sample = validate(model, TOKENS, dev, 1).sample
     index = [pair.source for pair in LONG].index(sample.source)
@@ -95,9 +92,7 @@ def test_the_sample_is_a_pair_and_its_translation(model: Seq2Seq) -> None:
     assert sample.translation == translate_greedy(model, TOKENS, dev.sources)[index]
 
 
-def test_the_loss_is_over_all_pairs_and_bleu_over_some(
-    model: Seq2Seq, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_is_over_all_pairs_and_bleu_over_some(model, monkeypatch):
     monkeypatch.setattr(validation, "_MAX_TRANSLATED", 3)
     dev = DevSet.from_pairs(LONG, TOKENS)
     assert len(dev.sources) == 3
@@ -105,13 +100,8 @@ def test_the_loss_is_over_all_pairs_and_bleu_over_some(
     assert validate(model, TOKENS, dev, 1).sample.source in {pair.source for pair in LONG[:3]}
 
 
-def test_one_pair_is_enough(model: Seq2Seq) -> None:
-    found = validate(model, TOKENS, DevSet.from_pairs(DEV[:1], TOKENS), 1)
-    assert found.sample.source == DEV[0].source
-
-
 @pytest.mark.parametrize("better", [True, False])
-def test_the_loss_breaks_ties_of_bleu(better: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_breaks_ties_of_bleu(better, monkeypatch):
     """BLEU counts 4-grams, which these targets lack."""
     model = small_config("plain").model.build(TOKENS.sizes())
     dev = DevSet.from_pairs(DEV, TOKENS)
@@ -123,14 +113,11 @@ def test_the_loss_breaks_ties_of_bleu(better: bool, monkeypatch: pytest.MonkeyPa
     assert (second.score("bleu") > first.score("bleu")) == better
 
 
-def test_the_sample_has_an_alignment(model: Seq2Seq) -> None:
+def test_the_sample_has_an_alignment(model):
     sample = validate(model, TOKENS, DevSet.from_pairs(LONG, TOKENS), 1).sample
     if not has_cross_attention(model):
         assert sample.alignment is None
         return
-    assert sample.alignment is not None
-    assert sample.alignment["source_words"] == sample.source.split()
-    assert sample.alignment["target_words"] == sample.translation.split()
     head = AlignmentHead(layer=min(1, len(cross_attention_layers(model)) - 1), shift="output")
-    wanted = align(model, TOKENS, [(sample.source, sample.translation)], head)
-    assert sample.alignment == wanted[0].to_dict()
+    (wanted,) = align(model, TOKENS, [(sample.source, sample.translation)], head)
+    assert sample.alignment == wanted.to_dict()

@@ -91,13 +91,7 @@ class Alignment:
         return to_pharaoh(self.links(threshold))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-serializable values: words, links, and rounded weights between 0 and 1.
-
-        >>> import torch
-        >>> from regard.translation.alignment.alignment import Alignment
-        >>> Alignment(("ein", "Hund"), ("dog",), torch.tensor([[0.125, 0.75]])).to_dict()
-        {'source_words': ['ein', 'Hund'], 'target_words': ['dog'], 'links': '1-0', 'weights': [[0.125, 0.75]]}
-        """
+        """Return JSON-serializable values: words, links, and rounded weights between 0 and 1."""
         weights = self.weights.detach().double().nan_to_num(0, 0, 0).clamp(0, 1)
         return {
             "source_words": list(self.source_words),
@@ -127,15 +121,6 @@ def merge(source: Segmentation, target: Segmentation, weights: Tensor) -> Tensor
     """Merge token weights (…, target, source) into word weights.
 
     Weights are summed over the tokens of a source word and averaged over the tokens of a target word.
-
-    >>> import torch
-    >>> from regard.translation.alignment.alignment import merge
-    >>> from regard.translation.tokens import Segmentation
-    >>> source = Segmentation(["Hunde"], [5, 6], ["▁Hund", "e"], [0, 0], {})
-    >>> target = Segmentation(["the", "dogs"], [7, 8, 9], ["▁the", "▁dog", "s"], [0, 1, 1], {})
-    >>> merge(source, target, torch.tensor([[0.1, 0.2], [0.4, 0.4], [0.1, 0.3]]))
-    tensor([[0.3000],
-            [0.6000]])
     """
     rows = _membership(target).to(weights.dtype)
     rows = rows / rows.sum(-1, keepdim=True).clamp(min=1)  # a word may have no tokens
@@ -200,7 +185,8 @@ def select_alignment_head(
     """Select the layer, head and shift with the lowest alignment error rate; see `rate_alignment_heads`.
 
     model, tokens: a model and its vocabularies. pairs: (source, target) pairs to evaluate on.
-    gold: reference links of the pairs; default: the confident links of `LexicalAligner`.
+    gold: reference links of the pairs. Default: the confident links of a `LexicalAligner` trained on these
+        pairs. They can rank heads, but not measure their accuracy.
 
     >>> import torch
     >>> from regard.models import TransformerConfig, Transformer
@@ -214,8 +200,9 @@ def select_alignment_head(
     >>> head.layer in (0, 1)
     True
     """
-    gold = _lexical_links(pairs) if gold is None else gold
-    if not any(GoldAlignment.of(links).sure for links in gold):
+    if gold is None and any(source.split() and target.split() for source, target in pairs):
+        gold = LexicalAligner.learn(pairs).links(pairs)
+    if gold is None or not any(GoldAlignment.of(links).sure for links in gold):
         return AlignmentHead()  # nothing to compare with
     rates = rate_alignment_heads(model, tokens, pairs, gold)
     return min(rates, key=lambda head: rates[head].aer)  # the first if several are equal
@@ -226,24 +213,14 @@ def rate_alignment_heads(
     model: Seq2Seq,
     tokens: TokenizerPair,
     pairs: Sequence[tuple[str, str]],
-    gold: Sequence[GoldAlignment | Links] | None = None,
+    gold: Sequence[GoldAlignment | Links],
 ) -> dict[AlignmentHead, ErrorRates]:
     """Compute the alignment error rates of each head, and of their mean, in every layer and with both shifts.
 
-    gold: links between the whitespace-separated words of each pair. Default: the confident links of a
-        `LexicalAligner` trained on these pairs. They can rank heads, but not measure their accuracy.
-
-    >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation import Tokenizer, TokenizerPair
-    >>> from regard.translation.alignment.alignment import rate_alignment_heads
-    >>> tokens = Tokenizer.learn(["ein Hund", "a dog"] * 9, kind="words")
-    >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=2))
-    >>> rates = rate_alignment_heads(model, TokenizerPair(tokens, tokens), [("ein Hund", "a dog")])
-    >>> len(rates)  # 2 layers × (2 heads + their mean) × 2 shifts
-    12
+    gold: links between the whitespace-separated words of each pair.
     """
     segmented = segment_pairs(tokens, pairs)
-    reference = [GoldAlignment.of(links) for links in (_lexical_links(pairs) if gold is None else gold)]
+    reference = [GoldAlignment.of(links) for links in gold]
     _check_gold(pairs, reference)
     layers = list(cross_attention_layers(model))
     shifts: tuple[Shift, ...] = ("input", "output")
@@ -284,13 +261,6 @@ def _count_hits(weights: Tensor, gold: GoldAlignment) -> Tensor:
             table[target, source] = True
         counts.append((linked & table[torch.arange(t), best]).sum(-1))
     return torch.stack(counts, -1)
-
-
-def _lexical_links(pairs: Sequence[tuple[str, str]]) -> list[Links]:
-    """Return the confident links of a LexicalAligner trained on the pairs; empty if there are no words."""
-    if not any(source.split() and target.split() for source, target in pairs):
-        return [frozenset()] * len(pairs)
-    return LexicalAligner.learn(pairs).links(pairs)
 
 
 def _check_gold(pairs: Sequence[tuple[str, str]], gold: Sequence[GoldAlignment]) -> None:

@@ -90,12 +90,6 @@ def cross_weights(
 
     sources, targets: token ids without special tokens. The weight of the source's end token is dropped
     without renormalization, so rows sum to at most 1.
-
-    >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation.alignment.cross_attention import cross_weights
-    >>> model = Transformer(100, TransformerConfig(width=16, heads=2))
-    >>> [tuple(weights.shape) for weights in cross_weights(model, [[5, 6, 7], [8]], [[5, 6], [7, 8]])]
-    [(2, 3), (2, 1)]
     """
     name, shift = layer_name(model, alignment_head), alignment_head.shift
     results: dict[int, Tensor] = {}
@@ -127,37 +121,24 @@ def watch_forced_decoding(
         raise ArgumentError(
             f"Got {len(sources)} source sentences and {len(targets)} target sentences; the counts must match."
         )
-    for batch in _batches(sources, targets):
-        yield batch, _watch([sources[i] for i in batch], [targets[i] for i in batch], model, names)
-
-
-@torch.no_grad()
-def _watch(
-    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], model: Seq2Seq, names: Sequence[str]
-) -> dict[str, list[Weights]]:
     device = model.output_weight.device
-    source, source_lengths = as_padded(Packed.of([[*tokens, END] for tokens in sources], device))
-    target, target_lengths = as_padded(Packed.of([[START, *tokens] for tokens in targets], device))
-    recorded: dict[str, list[Weights]] = {name: [] for name in names}
+    for batch in _batches(sources, targets):
+        recorded: dict[str, list[Weights]] = {name: [] for name in names}
 
-    def record(name: str, weights: Weights) -> None:
-        if name in recorded:
-            recorded[name].append(weights)
+        def record(name: str, weights: Weights, recorded: dict[str, list[Weights]] = recorded) -> None:
+            if name in recorded:
+                recorded[name].append(weights)
 
-    with eval_mode(model), watch_layers(model, record):
-        # padded, not packed: a recurrent model pads anyway, and the weights of a batch are one dense tensor
-        model.hidden(source, target, source_lengths=source_lengths, target_lengths=target_lengths)
-    return recorded
+        source, source_lengths = as_padded(Packed.of([[*sources[i], END] for i in batch], device))
+        target, target_lengths = as_padded(Packed.of([[START, *targets[i]] for i in batch], device))
+        with torch.no_grad(), eval_mode(model), watch_layers(model, record):
+            # padded, not packed: a recurrent model pads anyway, and a batch has one dense tensor of weights
+            model.hidden(source, target, source_lengths=source_lengths, target_lengths=target_lengths)
+        yield batch, recorded
 
 
 def cross_attention_layers(model: Seq2Seq) -> dict[str, int]:
-    """Return the names and head counts of the model's cross-attention layers, in order.
-
-    >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation.alignment.cross_attention import cross_attention_layers
-    >>> cross_attention_layers(Transformer(100, TransformerConfig(width=16, heads=2, layers=2)))
-    {'decoder.blocks.0.cross': 2, 'decoder.blocks.1.cross': 2}
-    """
+    """Return the names and head counts of the model's cross-attention layers, in order."""
     layers = _find_layers(model)
     if not layers:
         raise ArgumentError(
@@ -168,14 +149,7 @@ def cross_attention_layers(model: Seq2Seq) -> dict[str, int]:
 
 
 def has_cross_attention(model: Seq2Seq) -> bool:
-    """Return whether a model has cross-attention.
-
-    >>> from regard.models import RecurrentConfig, RecurrentSeq2Seq
-    >>> from regard.translation.alignment.cross_attention import has_cross_attention
-    >>> models = [RecurrentSeq2Seq(9, RecurrentConfig(8, attention=kind)) for kind in ("none", "additive")]
-    >>> [has_cross_attention(model) for model in models]
-    [False, True]
-    """
+    """Return whether a model has cross-attention."""
     return bool(_find_layers(model))
 
 

@@ -114,15 +114,7 @@ def guide_head(model: Seq2Seq, alignment_head: AlignmentHead) -> Iterator[Guided
 
 
 def token_links(source: Segmentation, target: Segmentation, links: Links) -> Tensor:
-    """Convert word links to token links, (n, 2): source token and target token.
-
-    >>> from regard.translation.alignment.guided_loss import token_links
-    >>> from regard.translation.tokens import Segmentation
-    >>> source = Segmentation(["Hunde"], [5, 6], ["▁Hund", "e"], [0, 0], {})
-    >>> target = Segmentation(["the", "dogs"], [7, 8, 9], ["▁the", "▁dog", "s"], [0, 1, 1], {})
-    >>> token_links(source, target, frozenset({(0, 1)})).tolist()
-    [[0, 1], [0, 2], [1, 1], [1, 2]]
-    """
+    """Convert word links to token links, (n, 2): source token and target token."""
     pairs = [
         (i, j)
         for i, source_word in enumerate(source.word_of)

@@ -35,12 +35,7 @@ class EncodedPairs(Protocol):
 
 
 class InMemoryPairs:
-    """Sentence pairs as token ids, in memory.
-
-    >>> from regard.translation.data.batches import InMemoryPairs
-    >>> InMemoryPairs([([5, 6], [7]), ([8], [9, 10])]).sizes.tolist()
-    [[2, 1], [1, 2]]
-    """
+    """Sentence pairs as token ids, in memory."""
 
     def __init__(self, pairs: Sequence[tuple[Ids, Ids]]) -> None:
         self._pairs = pairs
@@ -80,12 +75,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[Ids, Ids]]) -> "Batch":
-        """Pack pairs of token ids; adds start and end tokens.
-
-        >>> from regard.translation.data.batches import Batch
-        >>> Batch.of([([5, 6], [7])])
-        Batch(source=Packed(tokens=tensor([5, 6, 2]), ...), target=Packed(tokens=tensor([1, 7, 2]), ...))
-        """
+        """Pack pairs of token ids; adds start and end tokens."""
         return cls(
             _pack([[*source, END] for source, _ in pairs]),
             _pack([[START, *target, END] for _, target in pairs]),

@@ -98,12 +98,7 @@ def embedded_corpus(
 
 
 def languages() -> list[str]:
-    """Return the codes of the languages that both libraries support.
-
-    >>> from regard.translation.data.builtin import languages
-    >>> {"de", "en", "fr", "ja", "tr"} <= set(languages())
-    True
-    """
+    """Return the codes of the languages that both libraries support."""
     for package in ("babel", "num2words"):
         require(package, "embedded_corpus")
     from babel.localedata import exists
@@ -163,13 +158,7 @@ class Language:
         return _words(year, self.code, "year" if self._base in _YEARS_IN_HUNDREDS else "cardinal")
 
     def date(self, day: date, style: str = "full") -> str:
-        """Format a date with the weekday ("full") or without it ("long"), or with a babel pattern: "MMMM d".
-
-        >>> from datetime import date
-        >>> from regard.translation.data.builtin import Language
-        >>> Language.of("en").date(date(1984, 5, 23), "EEEE, MMMM d")
-        'Wednesday, May twenty-third'
-        """
+        """Format a date with the weekday ("full"), without it ("long"), or with a babel pattern: "MMMM d"."""
         from babel.dates import format_date
 
         def in_words(match: re.Match[str]) -> str:

@@ -14,13 +14,6 @@ class LengthFilter:
 
     max_length: maximum length of a side. max_ratio, slack: each side is at most max_ratio × the length of the
     other, plus slack. unit: unit of length, for messages.
-
-    >>> from regard.translation.data.cleaning import LengthFilter
-    >>> dropped = LengthFilter(max_length=256, max_ratio=4, slack=10, unit="tokens")
-    >>> [dropped.keeps(*sizes) for sizes in [(7, 9), (0, 2), (3, 300), (3, 23)]]
-    [True, False, False, False]
-    >>> print(dropped)
-    dropped 3 of 4 pairs: 1 with an empty side, 1 longer than 256 tokens, 1 with very different lengths
     """
 
     max_length: int
@@ -68,16 +61,7 @@ class LengthFilter:
 
 
 class CleanedPairs(Iterator[Pair]):
-    """Iterator over the pairs that pass a filter; `dropped` counts the others.
-
-    >>> from regard.translation.data.cleaning import CleanedPairs, LengthFilter
-    >>> from regard.translation.data.pairs import Pair
-    >>> pairs = CleanedPairs(
-    ...     [Pair(" two  dogs", "zwei Hunde"), Pair("", "nichts")], LengthFilter(20, 4, 0, "letters")
-    ... )
-    >>> next(pairs), pairs.dropped.seen
-    (Pair(source='two dogs', target='zwei Hunde'), 1)
-    """
+    """Iterator over the pairs that pass a filter; `dropped` counts the others."""
 
     def __init__(self, pairs: Iterable[Pair], dropped: LengthFilter) -> None:
         self.dropped = dropped

@@ -13,7 +13,7 @@ import mmap
 import operator
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from io import BufferedReader
 from itertools import chain, islice
 from pathlib import Path
@@ -38,14 +38,7 @@ IdArray = NDArray[np.integer[Any]]
 
 
 class IdPair(NamedTuple):
-    """Token ids of a sentence and of its translation, as read-only views of the file.
-
-    >>> import numpy as np
-    >>> from regard.translation.data.encoded import IdPair
-    >>> pair = IdPair(np.array([5, 2]), np.array([1, 7, 2]))
-    >>> pair.target.tolist()
-    [1, 7, 2]
-    """
+    """Token ids of a sentence and of its translation, as read-only views of the file."""
 
     source: IdArray
     target: IdArray
@@ -155,9 +148,6 @@ class EncodedCorpus(Sequence[IdPair]):
         start, source, target = self._records[operator.index(index)].tolist()
         middle = start + source
         return IdPair(self._ids[start:middle], self._ids[middle : middle + target])
-
-    def __iter__(self) -> Iterator[IdPair]:
-        return map(self.__getitem__, range(len(self)))
 
     def __repr__(self) -> str:
         return f"EncodedCorpus({os.fspath(self.path)!r}: {len(self):,} pairs, {len(self._ids):,} ids)"

@@ -66,15 +66,7 @@ def read_pairs(source: _Path, target: _Path | None = None, *, format: Format | N
 
 
 def read_lines(path: _Path) -> Iterator[str]:
-    """Yield the lines of a text file, or of standard input for "-", with the same rules as `read_pairs`.
-
-    >>> import pathlib, tempfile
-    >>> from regard.translation.data.formats import read_lines
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     written = pathlib.Path(folder, "text").write_bytes("two\\u2028dogs\\r\\nbark".encode())
-    ...     print(list(read_lines(f"{folder}/text")))
-    ['two\\u2028dogs', 'bark']
-    """
+    """Yield the lines of a text file, or of standard input for "-", with the same rules as `read_pairs`."""
     path = os.fsdecode(path)
     _check_readable(path)
     return _lines(path)
@@ -109,12 +101,7 @@ def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
 
 
 def contains_pairs(path: str) -> bool:
-    """Return whether a file contains pairs, judging by its extension; a .txt file counts as one side only.
-
-    >>> from regard.translation.data.formats import contains_pairs
-    >>> contains_pairs("pairs.tsv.gz"), contains_pairs("train.txt")
-    (True, False)
-    """
+    """Return whether a file contains pairs, judging by its extension; a .txt file counts as one side only."""
     return _extension(path) in _FORMAT_OF and _extension(path) != ".txt"
 
 

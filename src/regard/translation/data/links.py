@@ -36,10 +36,6 @@ def read_links(
 
     where: prefix for error messages: file and line. index_base: index of the first word in `line`.
     possible: whether possible links (`p`) are allowed.
-
-    >>> from regard.translation.data.links import read_links
-    >>> read_links("1-1 2p3", index_base=1, possible=True)
-    (frozenset({(0, 0)}), frozenset({(1, 2)}))
     """
     kinds: dict[str, set[tuple[int, int]]] = {"-": set(), "p": set()}
     for field in line.split():
@@ -63,12 +59,7 @@ def check_threshold(threshold: float | None) -> None:
 
 
 def reverse_links(links: Iterable[tuple[int, int]]) -> Links:
-    """Swap source and target of every link.
-
-    >>> from regard.translation.data.links import reverse_links
-    >>> sorted(reverse_links({(0, 5), (1, 2)}))
-    [(2, 1), (5, 0)]
-    """
+    """Swap source and target of every link."""
     return frozenset((target, source) for source, target in links)
 
 

@@ -5,6 +5,7 @@
 A corpus is streamed, never held in memory.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -28,38 +29,19 @@ class Pair(NamedTuple):
 
 
 def normalize_spaces(text: str) -> str:
-    """Replace every run of whitespace, including tabs and line breaks, with one space.
-
-    >>> from regard.translation.data.pairs import normalize_spaces
-    >>> normalize_spaces(" two\\tdogs\\u2028bark ")
-    'two dogs bark'
-    """
+    """Replace every run of whitespace, including tabs and line breaks, with one space."""
     return " ".join(text.split())
 
 
 def check_pairs(pairs: Any) -> Any:
-    """Raise DTypeError for a string, or anything else that is not an iterable of pairs.
-
-    >>> from regard.translation.data.pairs import check_pairs
-    >>> check_pairs("two dogs")
-    Traceback (most recent call last):
-    regard.errors.DTypeError: Expected a list of pairs, [("two dogs", "zwei Hunde")], got a str.
-    """
+    """Raise DTypeError for a string, or anything else that is not an iterable of pairs."""
     if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
         raise DTypeError(f'Expected a list of pairs, [("two dogs", "zwei Hunde")], got {type_name(pairs)}.')
     return pairs
 
 
 def check_pair(item: Any, index: int) -> Pair:
-    """Return an item as a Pair, or raise DTypeError.
-
-    >>> from regard.translation.data.pairs import check_pair
-    >>> check_pair(("two dogs", "zwei Hunde"), 0).target
-    'zwei Hunde'
-    >>> check_pair(("two dogs", "zwei Hunde", "due cani"), 7)
-    Traceback (most recent call last):
-    regard.errors.DTypeError: Pair 7 must be (source, target), two strings, got ('two dogs', 'zwei Hunde', ...
-    """
+    """Return an item as a Pair, or raise DTypeError."""
     match item:
         case (str(source), str(target)):
             return Pair(source, target)
@@ -67,12 +49,7 @@ def check_pair(item: Any, index: int) -> Pair:
 
 
 class Splits(NamedTuple):
-    """Train, dev and test pairs that share no source sentences. Iterating over `train` reads the corpus.
-
-    >>> from regard.translation.data.pairs import Pair, Splits
-    >>> Splits(train=[Pair("two dogs", "zwei Hunde")], dev=[], test=[]).dev
-    []
-    """
+    """Train, dev and test pairs that share no source sentences. Iterating over `train` reads the corpus."""
 
     train: Iterable[Pair]
     dev: list[Pair]
@@ -95,23 +72,50 @@ def split_pairs(
     >>> len(list(splits.train)), len(splits.dev), len(splits.test)
     (84, 6, 10)
     """
-    check_int("split_pairs got dev", dev)
-    check_int("split_pairs got test", test)
     if isinstance(pairs, Iterator):
         raise DTypeError(
             f"split_pairs got {type_name(pairs)}, which can be read only once. Pass a list, or a "
             "function that reads the pairs: lambda: clean_pairs(read_pairs(...))."
         )
     read = pairs if callable(pairs) else lambda: pairs
-    held, distinct = _lowest(read(), 10 * max(dev, test), seed)
-    test, dev = min(test, distinct // 10), min(dev, distinct // 10)
-    ranked = sorted(held)
-    test_pairs, dev_pairs = (
-        [pair for key, group in held.items() if key in keys for pair in group]
-        for keys in (set(ranked[:test]), set(ranked[test : test + dev]))
-    )
-    bound = ranked[test + dev] if ranked else 0
-    return Splits(_HashAbove(read, bound, seed), dev=dev_pairs, test=test_pairs)
+    splitter = Splitter(dev, test, seed)
+    deque(splitter.observe(read()), maxlen=0)
+    return splitter.split(read)
+
+
+class Splitter:
+    """Selects the dev and test sentences of a corpus while it is being read; see `split_pairs`."""
+
+    def __init__(self, dev: int, test: int = 0, seed: int = 0) -> None:
+        check_int("split_pairs got dev", dev)
+        check_int("split_pairs got test", test)
+        self._dev, self._test, self._seed = dev, test, seed
+        self._held: dict[int, list[Pair]] = {}  # pairs by the hash of their source, lowest hashes only
+
+    def observe(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        """Yield the pairs unchanged, and remember those that may be held out."""
+        size = 10 * max(self._dev, self._test)
+        bound = 2**64 if size else 0
+        for pair in pairs:
+            key = fingerprint(pair.source, self._seed)
+            if key < bound:
+                self._held.setdefault(key, []).append(pair)
+                if len(self._held) > 2 * size:  # prune rarely
+                    bound = sorted(self._held)[size]
+                    self._held = {key: group for key, group in self._held.items() if key < bound}
+            yield pair
+
+    def split(self, read: Callable[[], Iterable[Pair]]) -> Splits:
+        """Return the splits after `observe` has ended; `read` reads the same pairs again."""
+        ranked = sorted(self._held)
+        tenth = len(ranked) // 10
+        test, dev = min(self._test, tenth), min(self._dev, tenth)
+        test_pairs, dev_pairs = (
+            [pair for key, group in self._held.items() if key in keys for pair in group]
+            for keys in (set(ranked[:test]), set(ranked[test : test + dev]))
+        )
+        bound = ranked[test + dev] if ranked else 0
+        return Splits(_HashAbove(read, bound, self._seed), dev=dev_pairs, test=test_pairs)
 
 
 @dataclass(frozen=True)
@@ -127,24 +131,5 @@ class _HashAbove:
 
 
 def fingerprint(sentence: str, seed: int = 0) -> int:
-    """Hash a sentence to 64 bits, identically on every machine, unlike Python's hash.
-
-    >>> from regard.translation.data.pairs import fingerprint
-    >>> fingerprint("two dogs") == fingerprint(" two  dogs ") != fingerprint("two dogs", seed=1)
-    True
-    """
+    """Hash a sentence to 64 bits, identically on every machine, unlike Python's hash."""
     return int.from_bytes(blake2b(f"{seed} {normalize_spaces(sentence)}".encode(), digest_size=8).digest())
-
-
-def _lowest(pairs: Iterable[Pair], n: int, seed: int) -> tuple[dict[int, list[Pair]], int]:
-    """Return the pairs of the n sources with the lowest hashes, and the number of sources, at most n."""
-    held: dict[int, list[Pair]] = {}
-    bound = 2**64 if n else 0
-    for pair in pairs:
-        key = fingerprint(pair.source, seed)
-        if key < bound:
-            held.setdefault(key, []).append(pair)
-            if len(held) > 2 * n:  # prune rarely
-                bound = sorted(held)[n]
-                held = {key: group for key, group in held.items() if key < bound}
-    return held, min(len(held), n)

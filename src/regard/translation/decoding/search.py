@@ -19,7 +19,6 @@ from regard._util import interrupt
 from regard._util.checks import check_int, check_type
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.models.layers.dropout import eval_mode
-from regard.models.layers.embedding import out_of_range
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
@@ -52,19 +51,15 @@ def search(
     source: Packed,
     strategy: Strategy = Beam(),  # noqa: B008 (a frozen value)
     *,
-    start: int = START,
-    end: int = END,
     max_new_tokens: int | Sequence[int],
-    suppress_tokens: Sequence[int] = (PADDING,),
 ) -> list[list[Hypothesis]]:
     """Decode each sentence; return its hypotheses, finished ones first, then by score.
 
     max_new_tokens: maximum length including the end token: one number, or one per sentence.
-    suppress_tokens: tokens that are never generated, in addition to the start token. Probabilities are not
-        renormalized.
 
-    A hypothesis is dropped when it can no longer become one of the n best; this never changes the result. A
-    tight `max_new_tokens` therefore makes the search faster.
+    Padding and start tokens are never generated; probabilities are not renormalized. A hypothesis is dropped
+    when it can no longer become one of the n best; this never changes the result. A tight `max_new_tokens`
+    therefore makes the search faster.
 
     >>> from regard.models import Packed, TransformerConfig, Transformer
     >>> from regard.translation.decoding.search import Beam, search
@@ -77,17 +72,16 @@ def search(
     if not isinstance(strategy, Strategy):
         raise DTypeError(f"search got strategy={strategy!r}; pass Greedy(), Beam(5) or Sample().")
     vocabulary = len(model.output_weight)
-    suppressed = _suppressed(vocabulary, start, end, suppress_tokens)
     limits = _limits(max_new_tokens, len(source))
     if not len(source):
         return []
     with torch.inference_mode(), eval_mode(model):
         device = model.output_weight.device
-        suppressed = suppressed.to(device)
+        suppressed = torch.tensor([PADDING, START], device=device)
         make = next(make for kind, make in _EXTENDERS.items() if isinstance(strategy, kind))
         extender = make(strategy, source, device)
-        results = _Results(extender, torch.tensor(limits, device=device), end)
-        live, state = _Live.start(len(source), extender.rows, start, device), model.start(source)
+        results = _Results(extender, torch.tensor(limits, device=device))
+        live, state = _Live.start(len(source), extender.rows, device), model.start(source)
         state_rows, rows = len(source), live.sentences  # rows: for each hypothesis, its row in the state
         while True:
             interrupt.check()
@@ -107,13 +101,7 @@ def search(
 def batch_by_length(
     sources: Sequence[Sequence[int]], size: int, device: torch.device
 ) -> Iterator[tuple[list[int], Packed]]:
-    """Yield indices and packed sources in batches of similar lengths, shortest first; adds end tokens.
-
-    >>> import torch
-    >>> from regard.translation.decoding.search import batch_by_length
-    >>> [indices for indices, _ in batch_by_length([[5, 6, 7], [8], [9, 10]], 2, torch.device("cpu"))]
-    [[1, 2], [0]]
-    """
+    """Yield indices and packed sources in batches of similar lengths, shortest first; adds end tokens."""
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     for first in range(0, len(order), size):
         indices = order[first : first + size]
@@ -129,11 +117,11 @@ class _Live(NamedTuple):
     tokens: Tensor  # n t, with the start token
 
     @classmethod
-    def start(cls, sentences: int, rows: int, start: int, device: torch.device) -> "_Live":
+    def start(cls, sentences: int, rows: int, device: torch.device) -> "_Live":
         """Create `rows` hypotheses per sentence, each with only the start token."""
         origins = torch.arange(sentences * rows, device=device)
         totals = torch.zeros(len(origins), dtype=torch.float64, device=device)
-        return cls(origins // rows, origins, totals, torch.full((len(origins), 1), start, device=device))
+        return cls(origins // rows, origins, totals, torch.full((len(origins), 1), START, device=device))
 
     def take(self, rows: Tensor) -> "_Live":
         """Select rows."""
@@ -226,15 +214,15 @@ _EXTENDERS: dict[type, Callable[[Any, Packed, torch.device], _Extender]] = {
 class _Results:
     """The ended hypotheses of each sentence, and the score that a new one must exceed to be returned."""
 
-    def __init__(self, extender: _Extender, limits: Tensor, end: int) -> None:
-        self.extender, self.limits, self.end = extender, limits, end
+    def __init__(self, extender: _Extender, limits: Tensor) -> None:
+        self.extender, self.limits = extender, limits
         self.hypotheses: list[list[Hypothesis]] = [[] for _ in range(len(limits))]
         self.threshold = torch.full(limits.shape, -math.inf, dtype=torch.float64, device=limits.device)
 
     def collect(self, live: _Live) -> Tensor:
         """Store the hypotheses that ended or reached their limit; return a mask (n) of those still active."""
         length = live.tokens.shape[1] - 1
-        ended = (live.tokens[:, -1] == self.end) & (length > 0)  # start and end token may be equal
+        ended = live.tokens[:, -1] == END
         cut = ~ended & (self.limits[live.sentences] <= length)
         self._store(live.take(ended), length, finished=True)
         self._store(live.take(cut), length, finished=False)
@@ -315,8 +303,7 @@ def _check_logits(logits: Tensor, vocabulary: int) -> None:
 def _check_probabilities(log_probabilities: Tensor) -> None:
     if not bool((log_probabilities.amax(-1) > -math.inf).all()):  # also false for NaN
         raise ArgumentError(
-            "The model returned NaN, or zero probability for every allowed token. Check its parameters and "
-            "suppress_tokens."
+            "The model returned NaN, or zero probability for every allowed token. Check its parameters."
         )
 
 
@@ -330,18 +317,3 @@ def _limits(max_new_tokens: int | Sequence[int], sentences: int) -> list[int]:
     for limit in limits:
         check_int("search got max_new_tokens", limit)
     return limits
-
-
-def _suppressed(vocabulary: int, start: int, end: int, suppress_tokens: Sequence[int]) -> Tensor:
-    named = (("start", start), ("end", end), *(("suppress_tokens", token) for token in suppress_tokens))
-    for name, token in named:
-        check_int(f"search got {name}", token)
-    tokens = torch.tensor([token for _, token in named])
-    if bool((tokens >= vocabulary).any()):
-        raise ArgumentError(out_of_range(tokens, vocabulary))
-    if end in suppress_tokens:
-        raise ArgumentError(
-            f"search got end={end} and suppress_tokens={tuple(suppress_tokens)}; remove {end}: without it "
-            "no sentence can finish."
-        )
-    return torch.tensor([token for token in (start, *suppress_tokens) if token != end], dtype=torch.long)

@@ -16,7 +16,7 @@ class Report(NamedTuple):
     """Training progress.
 
     epoch: number of passes over the corpus. loss: mean loss per token since the last report. seconds:
-    training time, including earlier runs. left: estimated remaining seconds, if known.
+    training time, including earlier runs. left: estimated remaining seconds.
     """
 
     step: int
@@ -26,7 +26,7 @@ class Report(NamedTuple):
     learning_rate: float
     tokens_per_second: float
     seconds: float
-    left: float | None
+    left: float
 
 
 class SampleTranslation(NamedTuple):
@@ -54,14 +54,14 @@ class ValidationResult(NamedTuple):
 
     step: int
     loss: float
-    bleu: float | None
-    exact: float | None
-    sample: SampleTranslation | None
+    bleu: float
+    exact: float
+    sample: SampleTranslation
     best: bool = False
 
     def score(self, metric: str) -> float:
         """Return the value that selects the best model: negative loss, or BLEU. Larger is better."""
-        return -self.loss if metric == "loss" else selection_score(self.bleu or 0.0, self.loss)
+        return -self.loss if metric == "loss" else selection_score(self.bleu, self.loss)
 
 
 class Callback:
@@ -95,14 +95,7 @@ class Callback:
 
 
 class CallbackList(Callback):
-    """Passes every event to several callbacks.
-
-    >>> from regard.translation.training.callbacks import CallbackList
-    >>> from regard.translation.training.progress import PlainDisplay
-    >>> CallbackList([PlainDisplay(), PlainDisplay()]).on_message("50 % done")
-    50 % done
-    50 % done
-    """
+    """Passes every event to several callbacks."""
 
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
         self._callbacks = tuple(callbacks)
@@ -116,10 +109,5 @@ class CallbackList(Callback):
 
 
 def selection_score(bleu: float, loss: float) -> float:
-    """Return the score that selects the best model: BLEU, with ties broken by lower loss.
-
-    >>> from regard.translation.training.callbacks import selection_score
-    >>> selection_score(31.4, 2.0) > selection_score(31.4, 2.5) > selection_score(31.3, 2.0)
-    True
-    """
+    """Return the score that selects the best model: BLEU, with ties broken by lower loss."""
     return bleu - _LOSS_WEIGHT * loss

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from regard._util.files import (
@@ -21,7 +20,6 @@ from regard._util.files import (
     check_loadable,
     read_regular,
     verify_checksums,
-    write_atomic,
     write_checksums,
 )
 from regard.errors import ArgumentError
@@ -40,14 +38,16 @@ from regard.translation.model_folder import (
     STATE,
     TARGET,
     check_folder_name,
+    damaged_checkpoint,
     is_training,
     read_config,
 )
 from regard.translation.tokens import Tokenizer, TokenizerPair
+from regard.translation.training.sharding import Shard, write_sharded
 
 _CHECKSUMS = "checksums"  # in the metadata of model.safetensors
 _STEP = re.compile(r"step-([0-9]+)")
-_PART = re.compile(r"\.(step-[0-9]+|best)\.part")
+_PART = re.compile(r"\.(step-[0-9]+|best|average)\.part")
 _READ_ERRORS = (LookupError, TypeError, ValueError, OverflowError, RuntimeError, OSError, SafetensorError)
 
 
@@ -111,42 +111,17 @@ def write_tokens(folder: Path, tokens: TokenizerPair) -> None:
 
 def write_parameters(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Atomically replace the parameters of the best model."""
-    part = best_part(folder)
-    with _temporary_folder(folder, folder / MODEL, part):
-        _save(part / MODEL, tensors, _checksums(folder, checksum(tensors, tensors.__getitem__)))
-        _install(folder, part / MODEL)
-
-
-def best_part(folder: Path) -> Path:
-    """Return the temporary folder of the best model; safetensors also writes its temporary files there."""
-    return folder / CHECKPOINTS / ".best.part"
-
-
-def install_parameters(folder: Path, path: Path) -> None:
-    """Install a safetensors file as the best model of its folder; adds checksums."""
-    with safe_open(path, "pt") as file:
-        sums = _checksums(folder, checksum(file.keys(), file.get_tensor))
-    complete = path.with_name(f"complete-{path.name}")
-    with path.open("rb") as source, complete.open("wb") as target:
-        header = json.loads(source.read(int.from_bytes(source.read(8), "little")))
-        text = json.dumps({"__metadata__": sums, **header}).encode()
-        text += b" " * (-len(text) % 8)  # tensors are aligned to 8 bytes
-        target.write(len(text).to_bytes(8, "little") + text)
-        shutil.copyfileobj(source, target, 2**20)
-    _install(folder, complete)
-
-
-def _install(folder: Path, path: Path) -> None:
-    _sync(path)
-    os.replace(path, folder / MODEL)
-    _sync(folder)
+    part = folder / CHECKPOINTS / ".best.part"
+    with temporary_folder(folder / MODEL, part):
+        metadata = _checksums(folder, checksum(tensors, tensors.__getitem__))
+        write_sharded({part / MODEL: Shard.all(tensors)}, metadata=metadata)
+        _sync(part / MODEL)
+        os.replace(part / MODEL, folder / MODEL)
+        _sync(folder)
 
 
 def _checksums(folder: Path, tensor_checksum: str) -> dict[str, str]:
-    """Return metadata with the checksums of the tensors and vocabularies.
-
-    It has a single entry: safetensors writes several in random order, but equal models must give equal files.
-    """
+    """Return metadata with the checksums of the tensors and vocabularies."""
     sums = {CHECKSUM: tensor_checksum}
     for name in (SHARED, SOURCE, TARGET):
         if (folder / name).is_file():
@@ -166,17 +141,7 @@ def _check_parameters(
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint of a training run.
-
-    >>> import tempfile, torch
-    >>> from pathlib import Path
-    >>> from regard.translation.training.checkpoint import Checkpoint
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Checkpoint.save(Path(folder), 100, {"a": torch.ones(2)}, {}, {"seconds": 1.5})
-    ...     checkpoint = Checkpoint.all(Path(folder))[-1]
-    ...     checkpoint.step, checkpoint.parameters(), checkpoint.state()
-    (100, {'a': tensor([1., 1.])}, {'seconds': 1.5})
-    """
+    """A checkpoint of a training run."""
 
     path: Path
     step: int
@@ -190,22 +155,6 @@ class Checkpoint(NamedTuple):
         )
 
     @classmethod
-    def save(
-        cls,
-        folder: Path,
-        step: int,
-        parameters: Mapping[str, Tensor],
-        optimizer: Mapping[str, Tensor],
-        state: Mapping[str, Any],
-    ) -> "Checkpoint":
-        """Atomically write a checkpoint."""
-        with cls.writing(folder, step) as part:
-            _save(part / MODEL, parameters)
-            _save(part / OPTIMIZER, optimizer)
-            write_state(part, state)
-        return cls.at(folder, step)
-
-    @classmethod
     def at(cls, folder: Path, step: int) -> "Checkpoint":
         """Return the checkpoint of a step, whether or not it exists."""
         return cls(folder / CHECKPOINTS / f"step-{step:08}", step)
@@ -215,21 +164,18 @@ class Checkpoint(NamedTuple):
         """Temporary folder used while the checkpoint is being written."""
         return self.path.with_name(f".{self.path.name}.part")
 
-    @classmethod
     @contextmanager
-    def writing(cls, folder: Path, step: int) -> Iterator[Path]:
-        """Yield a temporary folder that becomes the checkpoint if the block ends without an error."""
-        checkpoint = cls.at(folder, step)
-        part = checkpoint.part
-        with _temporary_folder(folder, checkpoint.path, part):
-            yield part
-            write_checksums(part / CHECKSUMS, [path.name for path in part.iterdir()])
-            for path in part.iterdir():
+    def writing(self) -> Iterator[None]:
+        """Create the folder `part`, which becomes the checkpoint if the block ends without an error."""
+        with temporary_folder(self.path, self.part):
+            yield
+            write_checksums(self.part / CHECKSUMS, [path.name for path in self.part.iterdir()])
+            for path in self.part.iterdir():
                 _sync(path)
-            _sync(part)
-            if not checkpoint.path.exists():  # otherwise an earlier run reached the same state
-                os.replace(part, checkpoint.path)
-                _sync(checkpoint.path.parent)
+            _sync(self.part)
+            if not self.path.exists():  # otherwise an earlier run reached the same state
+                os.replace(self.part, self.path)
+                _sync(self.path.parent)
 
     @staticmethod
     def prune(folder: Path, keep: Sequence["Checkpoint"]) -> None:
@@ -257,16 +203,6 @@ class Checkpoint(NamedTuple):
         except (OSError, ValueError) as error:
             raise damaged_checkpoint(self.path, error) from None
 
-    def parameters(self) -> dict[str, Tensor]:
-        """Return the model's tensors."""
-        self._check(MODEL)
-        return _load(self.path / MODEL)
-
-    def optimizer(self) -> dict[str, Tensor]:
-        """Return the optimizer's tensors."""
-        self._check(OPTIMIZER)
-        return _load(self.path / OPTIMIZER)
-
     def state(self) -> dict[str, Any]:
         """Return the rest of the training state."""
         self._check(STATE)
@@ -292,11 +228,6 @@ def _check_size(path: Path) -> None:
 def _is_checkpoint(path: Path) -> bool:
     """Return whether a folder has the name and files of a checkpoint; a user's folder may share the name."""
     return bool(_STEP.fullmatch(path.name)) and any(os.path.lexists(path / name) for name in _FILES)
-
-
-def write_state(part: Path, state: Mapping[str, Any]) -> None:
-    """Write the training state other than tensors."""
-    write_atomic(part / STATE, json.dumps(dict(state)).encode())
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> dict[str, Tensor]:
@@ -330,47 +261,22 @@ def restore_optimizer(
 
 
 @contextmanager
-def _temporary_folder(folder: Path, destination: Path, part: Path) -> Iterator[None]:
-    """Create the folder `part` for the duration of the block. OSErrors name the destination.
+def temporary_folder(destination: Path, part: Path) -> Iterator[None]:
+    """Create FOLDER/checkpoints/`part` for the duration of the block; raise if FOLDER was removed.
 
-    Raises if the model folder was removed.
+    Errors about files in FOLDER/checkpoints name `destination` instead.
     """
     try:
         shutil.rmtree(part, ignore_errors=True)  # left by a killed run
-        os.stat(folder)
         part.parent.mkdir(exist_ok=True)
         part.mkdir()
         yield
     except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), os.fspath(destination)) from error
-    except SafetensorError as error:
-        match = re.search(r"os error (\d+)", str(error))  # such as a full disk
-        number, text = (int(match[1]), os.strerror(int(match[1]))) if match else (None, str(error))
-        raise OSError(number, text, os.fspath(destination)) from error
+        if error.filename is None or str(error.filename).startswith(os.fspath(part.parent)):
+            raise OSError(error.errno, error.strerror or str(error), os.fspath(destination)) from error
+        raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def _save(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path, metadata)
-    # safetensors creates private files; use the permissions of the folder
-    path.chmod(path.parent.stat().st_mode & 0o666)
-
-
-def _load(path: Path) -> dict[str, Tensor]:
-    try:
-        check_loadable(path)
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ArgumentError) as error:
-        raise damaged_checkpoint(path.parent, error) from None
-
-
-def damaged_checkpoint(path: Path, error: Exception) -> ArgumentError:
-    """Return the error for a checkpoint that cannot be read."""
-    return ArgumentError(
-        f"The checkpoint {os.fspath(path)!r} is damaged ({error}). Remove it to resume from the previous one."
-    )
 
 
 def _sync(path: Path) -> None:

@@ -14,11 +14,11 @@ not.
 """
 
 import copy
+import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,17 +30,14 @@ from torch.optim import Optimizer
 from regard.errors import ArgumentError, RegardError
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.data.batches import Batch
-from regard.translation.model_folder import MODEL, OPTIMIZER
+from regard.translation.model_folder import CHECKPOINTS, MODEL, OPTIMIZER, STATE
 from regard.translation.tokens import UNKNOWN
 from regard.translation.training.checkpoint import (
     Checkpoint,
-    best_part,
-    install_parameters,
-    load_model,
     optimizer_tensors,
     restore_optimizer,
+    temporary_folder,
     write_parameters,
-    write_state,
 )
 from regard.translation.training.objective import Objective
 from regard.translation.training.rendezvous import first_sentence, init_process_group, is_connection_error
@@ -50,11 +47,10 @@ from regard.translation.training.sharding import (
     Share,
     average,
     build_sharded,
+    map_tensors,
     materialize,
     read_into,
-    read_tensor,
     streamed_model,
-    tensor_names,
     write_sharded,
 )
 
@@ -77,17 +73,13 @@ class World:
     """The processes of a training run, each with the whole model, and their collective operations.
 
     device: device of this process. group: torch's process group; None for a single process.
-
-    >>> from regard.translation.training.distributed import World
-    >>> world = World()
-    >>> world.rank, world.size, world.sum(2.5), world.device
-    (0, 1, 2.5, device(type='cpu'))
     """
 
     def __init__(self, device: torch.device | str = "cpu", group: Any = None) -> None:
         self.device, self._group = torch.device(device), group
         self.rank = 0 if group is None else distributed.get_rank()
         self.size = 1 if group is None else distributed.get_world_size()
+        self._share = Share(self.rank, self.size)
 
     def build(self, build: Callable[[], Objective]) -> tuple[Seq2Seq, nn.Module]:
         """Build the same model in all processes, and its objective; gradients are summed over processes."""
@@ -138,7 +130,7 @@ class World:
         with self.sync_errors():
             if self.rank == 0:
                 if checkpoints:
-                    means = average(Shard.all(model.state_dict()), checkpoints, Share(0, 1))
+                    means = average(Shard.all(model.state_dict()), _models(checkpoints), self._share)
                     model = copy.deepcopy(model)
                     own = model.state_dict()
                     for name, mean in means:
@@ -146,27 +138,45 @@ class World:
                 candidate = Candidate(model, lambda: write_parameters(folder, model.state_dict()))
         yield candidate
 
-    def load_for_evaluation(
-        self, folder: Path, build: Callable[[], Seq2Seq]
-    ) -> AbstractContextManager[Seq2Seq]:
-        """Load the model of a folder in one process; `build` creates a model of the same size."""
-        return nullcontext(load_model(folder).model)
-
     def save(
         self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
     ) -> Checkpoint:
         """Save a checkpoint."""
-        with self.sync_errors():
+        checkpoint = Checkpoint.at(folder, step)
+        tensors = {MODEL: model.state_dict(), OPTIMIZER: optimizer_tensors(optimizer, _names(model))}
+        files = {checkpoint.part / name: Shard.all(values) for name, values in tensors.items()}
+        with self.sync_errors(), checkpoint.writing() if self.rank == 0 else nullcontext():
+            self.barrier()  # wait until the folder exists
+            write_sharded(files, self._share, self._group)
             if self.rank == 0:
-                tensors = optimizer_tensors(optimizer, _names(model))
-                Checkpoint.save(folder, step, model.state_dict(), tensors, state)
-        return Checkpoint.at(folder, step)
+                (checkpoint.part / STATE).write_text(json.dumps(dict(state)))
+        return checkpoint
 
     def restore(self, checkpoint: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
         """Restore model and optimizer from a checkpoint."""
         with self.sync_errors():
-            model.load_state_dict(checkpoint.parameters())
-            restore_optimizer(optimizer, _names(model), checkpoint.optimizer())
+            if self.rank == 0:
+                checkpoint.check()
+            parameters, path = model.state_dict(), checkpoint.path / MODEL
+            if different := set(parameters) ^ set(map_tensors(path)):
+                raise KeyError(f"{min(different)} is missing or unexpected")
+            for name, tensor in parameters.items():
+                read_into(path, name, tensor, self._share)
+            path = checkpoint.path / OPTIMIZER
+            tensors = {
+                name: self._optimizer_tensor(path, name, tensor, model)
+                for name, tensor in map_tensors(path).items()
+            }
+            restore_optimizer(optimizer, _names(model), tensors)
+
+    def _optimizer_tensor(self, path: Path, name: str, whole: Tensor, model: Seq2Seq) -> Tensor:
+        """Read a tensor of the optimizer state, sharded like its parameter."""
+        kind, _, parameter = name.partition(":")
+        if kind == "step":
+            return whole.clone()
+        tensor = torch.empty_like(model.get_parameter(parameter), requires_grad=False)
+        read_into(path, name, tensor, self._share)
+        return tensor
 
     @contextmanager
     def sync_errors(self) -> Iterator[None]:
@@ -197,10 +207,6 @@ class World:
 class Sharded(World):
     """Sharded training: each process holds a part of parameters, gradients and optimizer state."""
 
-    def __init__(self, device: torch.device, group: Any) -> None:
-        super().__init__(device, group)
-        self._share = Share(self.rank, self.size)
-
     def build(self, build: Callable[[], Objective]) -> tuple[Seq2Seq, nn.Module]:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -228,68 +234,23 @@ class Sharded(World):
 
         No process holds all parameters, and the other ranks do not take part in validation.
         """
-        part = best_part(folder)
+        part = folder / CHECKPOINTS / ".average.part"
         path = part / MODEL
-        try:
+        with ExitStack() as stack:
+            with self.sync_errors():
+                if self.rank == 0:
+                    stack.enter_context(temporary_folder(folder / MODEL, part))
             with self.sync_errors():
                 shards = Shard.all(model.state_dict())
                 if checkpoints:
-                    shards = dict(average(shards, checkpoints, self._share))
-                if self.rank == 0:
-                    shutil.rmtree(part, ignore_errors=True)  # left by a killed run
-                    part.mkdir(parents=True)
-            with self.sync_errors():
+                    shards = dict(average(shards, _models(checkpoints), self._share))
                 write_sharded({path: shards}, self._share, self._group)
             del shards
             if self.rank:
                 yield None
                 return
             with streamed_model(lambda: self._build().model, path, self.device) as average_model:
-                yield Candidate(average_model, lambda: install_parameters(folder, path))
-        finally:
-            if self.rank == 0:
-                shutil.rmtree(part, ignore_errors=True)
-
-    def load_for_evaluation(
-        self, folder: Path, build: Callable[[], Seq2Seq]
-    ) -> AbstractContextManager[Seq2Seq]:
-        return streamed_model(build, folder / MODEL)
-
-    def save(
-        self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
-    ) -> Checkpoint:
-        checkpoint = Checkpoint.at(folder, step)
-        tensors = optimizer_tensors(optimizer, _names(model))
-        with self.sync_errors(), Checkpoint.writing(folder, step) if self.rank == 0 else nullcontext():
-            self.barrier()  # wait until the folder exists
-            shards = {MODEL: Shard.all(model.state_dict()), OPTIMIZER: Shard.all(tensors)}
-            files = {checkpoint.part / name: tensors for name, tensors in shards.items()}
-            write_sharded(files, self._share, self._group)
-            if self.rank == 0:
-                write_state(checkpoint.part, state)
-        return checkpoint
-
-    def restore(self, checkpoint: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
-        with self.sync_errors():
-            if self.rank == 0:
-                checkpoint.check()
-            parameters, path = model.state_dict(), checkpoint.path / MODEL
-            if different := set(parameters) ^ set(tensor_names(path)):
-                raise KeyError(f"{min(different)} is missing or unexpected")
-            for name, tensor in parameters.items():
-                read_into(path, name, tensor, self._share)
-            path = checkpoint.path / OPTIMIZER
-            tensors = {name: self._optimizer_tensor(path, name, model) for name in tensor_names(path)}
-            restore_optimizer(optimizer, _names(model), tensors)
-
-    def _optimizer_tensor(self, path: Path, name: str, model: Seq2Seq) -> Tensor:
-        """Read a tensor of the optimizer state, sharded like its parameter."""
-        kind, _, parameter = name.partition(":")
-        if kind == "step":
-            return read_tensor(path, name)
-        tensor = torch.empty_like(model.get_parameter(parameter), requires_grad=False)
-        read_into(path, name, tensor, self._share)
-        return tensor
+                yield Candidate(average_model, lambda: write_parameters(folder, map_tensors(path)))
 
 
 @contextmanager
@@ -375,6 +336,10 @@ def _report_once(rank: int) -> Iterator[None]:
             f"Lost the connection to another process ({first_sentence(error)}). The last checkpoint is "
             "unchanged; torchrun --max-restarts 5 with --resume restarts from it automatically."
         ) from None
+
+
+def _models(checkpoints: Sequence[Checkpoint]) -> list[Path]:
+    return [checkpoint.path / MODEL for checkpoint in checkpoints]
 
 
 def _names(model: nn.Module) -> list[str]:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from io import StringIO
@@ -47,12 +47,7 @@ class LogRow(NamedTuple):
 
 
 def best_row(rows: Sequence[LogRow]) -> LogRow | None:
-    """Return the row with the best BLEU; ties go to the lower loss. Returns None if no row has a BLEU score.
-
-    >>> from regard.translation.training.logs import LogRow, best_row
-    >>> best_row([LogRow(10, dev_bleu=9, dev_loss=2), LogRow(20, dev_bleu=9, dev_loss=1), LogRow(30)]).step
-    20
-    """
+    """Return the row with the best BLEU; ties go to the lower loss. None if no row has a BLEU score."""
     scored = [
         (selection_score(row.dev_bleu, row.dev_loss or 0.0), row)
         for row in rows
@@ -132,17 +127,6 @@ class CsvLog(Callback):
     """Writes one row to FOLDER/log.csv immediately after each reported or validated step.
 
     When training resumes after a step, the rows of later steps are removed.
-
-    >>> import tempfile
-    >>> from regard.translation.training.logs import CsvLog, read_log
-    >>> from regard.translation.training.callbacks import Report
-    >>> log = CsvLog(tempfile.mkdtemp())
-    >>> log.on_begin("A small Transformer", 0, 2000)
-    >>> for step in (100, 200, 300):
-    ...     log.on_report(Report(step, 2000, 0.5, 4.2, 1e-3, 7800, 60, None))
-    >>> log.on_begin("A small Transformer", 200, 2000)
-    >>> [row.step for row in read_log(log.path)]
-    [100, 200]
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -197,19 +181,6 @@ class SampleLog(Callback):
 
     Each line has step, source, text, reference and alignment (`Alignment.to_dict`, or null). As in `CsvLog`,
     resuming removes the lines of later steps.
-
-    >>> import tempfile
-    >>> from regard.translation.training.logs import SampleLog
-    >>> from regard.translation.training.callbacks import SampleTranslation, ValidationResult
-    >>> log = SampleLog(tempfile.mkdtemp())
-    >>> log.on_begin("A small Transformer", 0, 2000)
-    >>> log.on_validation(
-    ...     ValidationResult(
-    ...         500, 2.5, 31.4, 0.25, SampleTranslation("zwei Hunde", "two dogs", "two dogs"), True
-    ...     )
-    ... )
-    >>> log.path.read_text()
-    '{"step": 500, "source": "zwei Hunde", "text": "two dogs", "reference": "two dogs", "alignment": null}\\n'
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -223,16 +194,8 @@ class SampleLog(Callback):
         write_atomic(self.path, kept)
 
     def on_validation(self, result: ValidationResult) -> None:
-        sample = result.sample
-        if sample is None:
-            return
-        line = {
-            "step": result.step,
-            "source": sample.source,
-            "text": sample.translation,
-            "reference": sample.reference,
-            "alignment": sample.alignment,
-        }
+        values = (result.step, *result.sample)
+        line = dict(zip(("step", "source", "text", "reference", "alignment"), values, strict=True))
         content = json.dumps(line, ensure_ascii=False).encode(errors="replace")
         if self.path.exists():
             check_regular(self.path)  # a pipe would block
@@ -259,19 +222,10 @@ def _named(path: Path) -> Iterator[None]:
 
 
 class TensorBoardLog(Callback):
-    """Writes FOLDER/tensorboard/ if tensorboard is installed.
+    """Writes FOLDER/tensorboard/ if tensorboard is installed; prints a warning if it is missing or fails."""
 
-    warn: called with a message if tensorboard is missing or fails. Default: print to standard error.
-
-    >>> import tempfile
-    >>> from regard.translation.training.logs import TensorBoardLog
-    >>> log = TensorBoardLog(tempfile.mkdtemp())
-    >>> log.on_end("nothing was logged")
-    """
-
-    def __init__(self, folder: str | os.PathLike[str], warn: Callable[[str], None] | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = Path(folder) / TENSORBOARD
-        self._warn = warn or (lambda text: print(text, file=sys.stderr))
         self._writer: SummaryWriter | None = None
         self._flushed = 0.0
 
@@ -279,7 +233,7 @@ class TensorBoardLog(Callback):
         self.on_end("")
         if find_spec("tensorboard") is None:
             command = install_command("tensorboard")
-            self._warn(f"No TensorBoard files will be written. To get them: {command}")
+            print(f"No TensorBoard files will be written. To get them: {command}", file=sys.stderr)
             return
         with warnings.catch_warnings():  # from tensorboard's dependencies
             warnings.simplefilter("ignore")
@@ -300,18 +254,18 @@ class TensorBoardLog(Callback):
             yield
         except Exception as error:
             self._writer = None
-            self._warn(f"TensorBoard failed; no more files will be written: {printable(str(error))}")
+            reason = printable(str(error))
+            print(f"TensorBoard failed; no more files will be written: {reason}", file=sys.stderr)
 
     def on_report(self, report: Report) -> None:
         names = ("loss", "learning_rate", "tokens_per_second")
         self._write(report.step, {f"train/{name}": getattr(report, name) for name in names})
 
     def on_validation(self, result: ValidationResult) -> None:
-        known = {"dev/loss": result.loss, "dev/bleu": result.bleu, "dev/exact": result.exact}
-        texts = result.sample.texts() if result.sample else {}
         # indented by four spaces: TensorBoard shows it verbatim
-        sample = "\n".join(f"    {name}: {text}" for name, text in texts.items())
-        self._write(result.step, {name: value for name, value in known.items() if value is not None}, sample)
+        sample = "\n".join(f"    {name}: {text}" for name, text in result.sample.texts().items())
+        scores = {"dev/loss": result.loss, "dev/bleu": result.bleu, "dev/exact": result.exact}
+        self._write(result.step, scores, sample)
 
     def on_end(self, text: str) -> None:
         if writer := self._current_writer():

@@ -283,10 +283,8 @@ class Trainer:
             Checkpoint.prune(self.folder, [*earlier, Checkpoint.at(self.folder, self.progress.step)])
 
     def _finish(self, reason: str) -> bool:
-        progress = self.progress
-        self.callbacks.on_end(
-            f"{reason} after {progress.step} updates; best model: update {progress.best_step}."
-        )
+        step, best = self.progress.step, self.progress.best_step
+        self.callbacks.on_end(f"{reason} after {step} updates; best model: update {best}.")
         return True
 
     def _report(self, stats: "RunningStats") -> Report:
@@ -364,10 +362,6 @@ def dropout_seed(seed: int, step: int, rank: int, size: int) -> int:
 
     Seeds are unique within a training run. torch's CPU generator uses only 32 bits: enough for 67 million
     updates with up to 64 processes, or for 4 million with 1,000.
-
-    >>> from regard.translation.training.loop import dropout_seed
-    >>> [dropout_seed(0, step, rank, size=2) for step in (0, 1) for rank in (0, 1)]
-    [0, 1, 64, 65]
     """
     # at least 64 apart: the seeds are the same for any number of processes up to 64
     return ((seed * 1_000_003 + step) * max(64, size) + rank) % 2**64
@@ -377,10 +371,9 @@ class RunningStats:
     """Mean loss and throughput since the last report, excluding validation time."""
 
     def __init__(self, seconds: float) -> None:
-        self._before, self._start = seconds, time.monotonic()
-        self._reported = seconds
+        self.resume(seconds)
+        self._reported, self._size = seconds, 0
         self._losses: list[float] = []
-        self._size = 0
 
     def add(self, loss: float, size: int) -> None:
         """Count an update."""

@@ -4,7 +4,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from regard._util.text import pluralize
 from regard.translation.settings import Section, setting
@@ -22,8 +22,6 @@ _MAX_UPDATES = 10**12
 @dataclass(frozen=True)
 class TrainingConfig(Section):
     """Optimization and validation: the [training] section."""
-
-    section: ClassVar[str] = "training"
 
     epochs: int = setting(20, "Passes over the training data.", min=1, max=_MAX_UPDATES)
     updates: int | None = setting(
@@ -74,12 +72,7 @@ class TrainingConfig(Section):
     threads: int = setting(0, "CPU threads. 0: torch's default.", min=0, max=4096)
 
     def duration(self) -> str:
-        """Return the planned length of training.
-
-        >>> from regard.translation.training.optimization import TrainingConfig
-        >>> TrainingConfig().duration(), TrainingConfig(updates=100).duration()
-        ('20 epochs', '100 updates')
-        """
+        """Return the planned length of training."""
         return pluralize(self.epochs, "epoch") if self.updates is None else pluralize(self.updates, "update")
 
 

@@ -3,39 +3,50 @@
 This happens once per model folder; a resumed run reads the result.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice, tee
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from regard._util.files import remove_partial_files, verify_checksums, write_checksums
+from regard._util.files import remove_partial_files, verify_checksums, write_atomic, write_checksums
 from regard.errors import ArgumentError, MissingExtraError, RegardError
+from regard.translation.alignment.aer import read_pharaoh
 from regard.translation.alignment.guided_loss import token_links
 from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.config import CorpusConfig, TokensConfig, TranslationConfig
 from regard.translation.data.cleaning import CleanedPairs, LengthFilter, clean_pairs
 from regard.translation.data.encoded import EncodedCorpus
 from regard.translation.data.formats import read_pairs, write_pairs
-from regard.translation.data.pairs import Pair, split_pairs
-from regard.translation.model_folder import DATA, DEV, IDS, LINKS, READY, TEXT
+from regard.translation.data.links import Links, to_pharaoh
+from regard.translation.data.pairs import Pair, Splitter
+from regard.translation.model_folder import DATA, DEV, DEV_LINKS, IDS, LINKS, READY, TEXT
 from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.training.checkpoint import read_tokens, token_files, write_tokens
 from regard.translation.training.rendezvous import first_sentence
 
-_LEXICON_PAIRS = 50_000  # training pairs for the lexical aligner
 _LINES = 1000  # tokenized at once
+_GUIDE_PAIRS = 50_000  # training pairs for the lexical aligner of guided alignment
+_HEAD_PAIRS = 5000  # training pairs for the lexical aligner whose links select the alignment head
+_MAX_LINKED = 300  # dev pairs with links
 _SAMPLED, _SAMPLE_LENGTH = 100, 50  # dev sentences to choose an example from, and its ideal length
 _SLACK = 10  # tokens by which short sentences may differ, whatever the ratio
 _MAX_CHARACTERS = 16  # per token: drops sentences that are far too long before they are tokenized
 
+_Ids = tuple[list[int], list[int]]
+
 
 class TrainingData(NamedTuple):
-    """Everything that a training run reads."""
+    """Everything that a training run reads.
+
+    pairs: the training pairs. links: their token links, for guided alignment.
+    dev: the validation pairs. dev_links: word links of the first ones, to select the alignment head.
+    """
 
     tokens: TokenizerPair
     pairs: EncodedCorpus
     dev: list[Pair]
     links: EncodedCorpus | None = None
+    dev_links: Sequence[Links] = ()
 
     def example(self) -> str:
         """Return a dev source sentence of medium length, to try the model on."""
@@ -52,6 +63,7 @@ def load_data(folder: Path, config: TranslationConfig) -> TrainingData:
             EncodedCorpus(folder / IDS),
             list(read_pairs(folder / DEV)),
             EncodedCorpus(folder / LINKS) if config.training.guided_alignment_weight else None,
+            [] if config.model.kind == "plain" else read_pharaoh(folder / DEV_LINKS),
         )
         _check_consistent(data)
     except MissingExtraError:
@@ -67,7 +79,8 @@ def load_data(folder: Path, config: TranslationConfig) -> TrainingData:
 def _checksummed(config: TranslationConfig) -> list[str]:
     """Return the files whose checksums are in `ready`; train.ids and links.ids contain their own."""
     tokens = dict.fromkeys(token_files(config.tokens.shared))
-    return [Path(DEV).name, *(f"../{name}" for name in tokens)]
+    links = [] if config.model.kind == "plain" else [Path(DEV_LINKS).name]
+    return [Path(DEV).name, *links, *(f"../{name}" for name in tokens)]
 
 
 def _check_consistent(data: TrainingData) -> None:
@@ -100,37 +113,46 @@ def prepare(
     """
     (folder / DATA).mkdir(parents=True, exist_ok=True)
     remove_partial_files(folder / DATA)  # left by a killed run
-    for name in (IDS, LINKS, DEV):
+    for name in (IDS, LINKS, DEV, DEV_LINKS):
         (folder / name).unlink(missing_ok=True)
-    cleaned = _clean(pairs, config.corpus)
-    written = write_pairs(folder / TEXT, cleaned)  # standard input cannot be read twice
-    notify(str(cleaned.dropped))
-    if not written:
-        raise ArgumentError(f"No training pairs are left: {cleaned.dropped}. Use other data.")
-    dev_pairs, train = _hold_out(folder / TEXT, config, dev, notify)
+    dev_pairs, train = _hold_out(folder / TEXT, config, pairs, dev, notify)
     tokens = _learn_tokens(config.tokens, train, config.training.seed)
     write_tokens(folder, tokens)
     notify(_describe(tokens, config.tokens))
-    dropped = _token_filter(config.corpus)
-    encoded = (pair for pair in _encode(tokens, train) if dropped.keeps(*map(len, pair)))
+    guided = config.training.guided_alignment_weight
+    sample: list[Pair] = []  # the first training pairs as text, for lexical aligners
+    sample_size = _GUIDE_PAIRS if guided else _HEAD_PAIRS
+    encoded = _encode_and_sample(tokens, train, config.corpus, sample, sample_size, notify)
     corpus = EncodedCorpus.write(folder / IDS, encoded, vocabulary=max(len(side) for side in tokens))
-    if dropped.total:
-        notify(str(dropped))
-    if not len(corpus):
-        raise ArgumentError(
-            f"No training pairs are left: {dropped}. Raise corpus.max_tokens or corpus.max_length_ratio."
-        )
-    dev_pairs = _filter_dev(dev_pairs, tokens, config.corpus, notify)
+    dev_filter = _token_filter(config.corpus)
+    dev_pairs = [pair for pair, _ in _encode(tokens, dev_pairs, dev_filter)]
+    _report("dev", dev_filter, notify)
+    notify(f"{len(dev_pairs):,} dev pairs")
     write_pairs(folder / DEV, dev_pairs)
+    dev_links: list[Links] = []
+    if config.model.kind != "plain":
+        linked = dev_pairs[:_MAX_LINKED]
+        dev_links = LexicalAligner.learn([*linked, *sample[:_HEAD_PAIRS]]).links(linked)
+        write_atomic(folder / DEV_LINKS, "".join(f"{to_pharaoh(links)}\n" for links in dev_links).encode())
     links = None
-    if config.training.guided_alignment_weight:
+    if guided:
         notify("aligning words for guided alignment")
-        links = EncodedCorpus.write(
-            folder / LINKS, _align_tokens(tokens, train, config.corpus), vocabulary=config.corpus.max_tokens
-        )
+        filtered = (pair for pair, _ in _encode(tokens, train, _token_filter(config.corpus)))
+        token_pairs = _align_tokens(tokens, filtered, LexicalAligner.learn(sample))
+        links = EncodedCorpus.write(folder / LINKS, token_pairs, vocabulary=config.corpus.max_tokens)
     (folder / TEXT).unlink()
     write_checksums(folder / READY, _checksummed(config))
-    return TrainingData(tokens, corpus, dev_pairs, links)
+    return TrainingData(tokens, corpus, dev_pairs, links, dev_links)
+
+
+def _report(side: str, dropped: LengthFilter, notify: Callable[[str], None], *, always: bool = False) -> None:
+    """Report dropped pairs, also if there are none with `always`; raise if no pair is left."""
+    if dropped.total or always:
+        notify(f"{'dev: ' if side == 'dev' else ''}{dropped}")
+    if dropped.total == dropped.seen:
+        too_strict = dropped.unit == "tokens"
+        cure = "Raise corpus.max_tokens or corpus.max_length_ratio" if too_strict else "Use other data"
+        raise ArgumentError(f"No {side} pairs are left: {dropped}. {cure}.")
 
 
 def _clean(pairs: Iterable[Pair], config: CorpusConfig) -> CleanedPairs:
@@ -139,15 +161,22 @@ def _clean(pairs: Iterable[Pair], config: CorpusConfig) -> CleanedPairs:
 
 
 def _hold_out(
-    text: Path, config: TranslationConfig, dev: Iterable[Pair] | None, notify: Callable[[str], None]
+    text: Path,
+    config: TranslationConfig,
+    pairs: Iterable[Pair],
+    dev: Iterable[Pair] | None,
+    notify: Callable[[str], None],
 ) -> tuple[list[Pair], Iterable[Pair]]:
-    """Return the dev and training pairs; iterating over the latter reads the file."""
+    """Write the cleaned pairs to `text`, because standard input cannot be read twice.
 
-    def read() -> Iterable[Pair]:
-        return read_pairs(text, format="tsv")
-
+    Returns the dev and training pairs; iterating over the latter reads the file.
+    """
+    cleaned = _clean(pairs, config.corpus)
+    splitter = Splitter(config.corpus.dev_size if dev is None else 0, seed=config.training.seed)
+    write_pairs(text, splitter.observe(cleaned))
+    _report("training", cleaned.dropped, notify, always=True)
+    splits = splitter.split(lambda: read_pairs(text, format="tsv"))
     if dev is None:
-        splits = split_pairs(read, dev=config.corpus.dev_size, seed=config.training.seed)
         if not splits.dev:
             raise ArgumentError(
                 "Fewer than 10 distinct source sentences: too few to hold some out for validation. Use more "
@@ -156,37 +185,8 @@ def _hold_out(
         return splits.dev, splits.train
     cleaned = _clean(dev, config.corpus)
     dev_pairs = list(cleaned)
-    if cleaned.dropped.total:
-        notify(f"dev: {cleaned.dropped}")
-    if not dev_pairs:
-        raise ArgumentError(f"No dev pairs are left: {cleaned.dropped}. Use other data.")
-    return dev_pairs, _Reread(read)
-
-
-class _Reread(Iterable[Pair]):
-    """Pairs that are read again in each iteration."""
-
-    def __init__(self, read: Callable[[], Iterable[Pair]]) -> None:
-        self._read = read
-
-    def __iter__(self) -> Iterator[Pair]:
-        return iter(self._read())
-
-
-def _filter_dev(
-    pairs: list[Pair], tokens: TokenizerPair, config: CorpusConfig, notify: Callable[[str], None]
-) -> list[Pair]:
-    dropped = _token_filter(config)
-    encoded = zip(pairs, _encode(tokens, pairs), strict=True)
-    kept = [pair for pair, ids in encoded if dropped.keeps(*map(len, ids))]
-    if dropped.total:
-        notify(f"dev: {dropped}")
-    if not kept:
-        raise ArgumentError(
-            f"No dev pairs are left: {dropped}. Raise corpus.max_tokens or corpus.max_length_ratio."
-        )
-    notify(f"{len(kept):,} dev pairs")
-    return kept
+    _report("dev", cleaned.dropped, notify)
+    return dev_pairs, splits.train
 
 
 def _token_filter(config: CorpusConfig) -> LengthFilter:
@@ -214,26 +214,39 @@ def _describe(tokens: TokenizerPair, config: TokensConfig) -> str:
     return text
 
 
-def _encode(tokens: TokenizerPair, pairs: Iterable[Pair]) -> Iterator[tuple[list[int], list[int]]]:
+def _encode(
+    tokens: TokenizerPair, pairs: Iterable[Pair], token_filter: LengthFilter
+) -> Iterator[tuple[Pair, _Ids]]:
+    """Yield the pairs that pass the filter, with their token ids."""
     remaining = iter(pairs)
     while chunk := list(islice(remaining, _LINES)):
         sides = zip(tokens, zip(*chunk, strict=True), strict=True)
-        yield from zip(*(side.encode_batch(lines) for side, lines in sides), strict=True)
+        ids = zip(*(side.encode_batch(lines) for side, lines in sides), strict=True)
+        for pair, (source, target) in zip(chunk, ids, strict=True):
+            if token_filter.keeps(len(source), len(target)):
+                yield pair, (source, target)
 
 
-def _align_tokens(
-    tokens: TokenizerPair, train: Iterable[Pair], config: CorpusConfig
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the linked source and target tokens of each pair that passes the length filter."""
+def _encode_and_sample(
+    tokens: TokenizerPair,
+    train: Iterable[Pair],
+    config: CorpusConfig,
+    sample: list[Pair],
+    sample_size: int,
+    notify: Callable[[str], None],
+) -> Iterator[_Ids]:
+    """Yield the token ids of the training pairs; append the text of the first ones to `sample`."""
+    dropped = _token_filter(config)
+    for pair, ids in _encode(tokens, train, dropped):
+        if len(sample) < sample_size:
+            sample.append(pair)
+        yield ids
+    _report("training", dropped, notify)
 
-    def filtered() -> Iterator[Pair]:
-        token_filter, (first, second) = _token_filter(config), tee(train)
-        sizes = ((len(source), len(target)) for source, target in _encode(tokens, second))
-        return (pair for pair, size in zip(first, sizes, strict=True) if token_filter.keeps(*size))
 
-    aligner = LexicalAligner.learn(list(islice(filtered(), _LEXICON_PAIRS)))
-    remaining = filtered()
-    while chunk := list(islice(remaining, _LINES)):
+def _align_tokens(tokens: TokenizerPair, pairs: Iterator[Pair], aligner: LexicalAligner) -> Iterator[_Ids]:
+    """Yield the linked source and target tokens of each pair."""
+    while chunk := list(islice(pairs, _LINES)):
         for pair, word_links in zip(chunk, aligner.links(chunk, "grow-diag-final-and"), strict=True):
             source, target = tokens.source.segment(pair.source), tokens.target.segment(pair.target)
             links = token_links(source, target, word_links)

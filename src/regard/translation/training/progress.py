@@ -26,14 +26,7 @@ MAX_SAMPLE_LENGTH = 60  # characters of a sample sentence in a plain line
 
 
 def create_display(console: "Console | None" = None) -> Callback:
-    """Return a `LiveDisplay` on a terminal, otherwise a `PlainDisplay`.
-
-    >>> from io import StringIO
-    >>> from rich.console import Console
-    >>> from regard.translation.training.progress import create_display
-    >>> type(create_display(Console(file=StringIO()))).__name__
-    'PlainDisplay'
-    """
+    """Return a `LiveDisplay` on a terminal, otherwise a `PlainDisplay`."""
     if find_spec("rich") is None:
         return PlainDisplay()
     from rich.console import Console
@@ -46,21 +39,7 @@ def create_display(console: "Console | None" = None) -> Callback:
 
 
 class PlainDisplay(Callback):
-    """Prints a line for each validation, and progress every 5 seconds, later every 20 to 30 seconds.
-
-    >>> from regard.translation.training.callbacks import SampleTranslation, ValidationResult
-    >>> from regard.translation.training.progress import PlainDisplay
-    >>> lines = PlainDisplay()
-    >>> lines.on_begin("A small Transformer", 0, 2000)
-    A small Transformer
-    >>> lines.on_validation(
-    ...     ValidationResult(
-    ...         500, 2.5, 31.4, 0.25, SampleTranslation("Hunde bellen", "dogs bark", "dogs bark"), True
-    ...     )
-    ... )
-    step   500/2,000  dev loss 2.500  dev BLEU 31.4  exact 25.0 %  best  "Hunde bellen" → "dogs bark"
-    (reference "dogs bark")
-    """
+    """Prints a line for each validation, and progress every 5 seconds, later every 20 to 30 seconds."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = stream
@@ -78,20 +57,16 @@ class PlainDisplay(Callback):
         if report.seconds < self._next and report.step < report.steps:
             return
         self._next = report.seconds + min(max(MIN_INTERVAL, report.seconds / INTERVAL_DIVISOR), MAX_INTERVAL)
-        left = [] if report.left is None else [f"{format_duration(report.left)} left"]
-        epoch = f"epoch {report.epoch:.2f}"
-        self._print("  ".join([self._format_step(report.step), epoch, *_format_report(report), *left]))
+        epoch, left = f"epoch {report.epoch:.2f}", f"{format_duration(report.left)} left"
+        self._print("  ".join([self._format_step(report.step), epoch, *_format_report(report), left]))
 
     def on_validation(self, result: ValidationResult) -> None:
-        parts = [self._format_step(result.step), *_format_result(result)]
-        if result.best:
-            parts.append("best")
-        if result.sample:
-            source, translation, reference = (
-                shorten(printable(text), MAX_SAMPLE_LENGTH) for text in result.sample.texts().values()
-            )
-            parts.append(f'"{source}" → "{translation}" (reference "{reference}")')
-        self._print("  ".join(parts))
+        scores = [f"{name} {score}" for name, score in _format_scores(result).items()]
+        source, translation, reference = (
+            shorten(printable(text), MAX_SAMPLE_LENGTH) for text in result.sample.texts().values()
+        )
+        sample = f'"{source}" → "{translation}" (reference "{reference}")'
+        self._print("  ".join([self._format_step(result.step), *scores, *["best"] * result.best, sample]))
 
     def on_message(self, text: str) -> None:
         self._print(text)
@@ -112,17 +87,7 @@ class PlainDisplay(Callback):
 
 
 class LiveDisplay(Callback):
-    """A live progress bar with the last validations and a sample translation.
-
-    >>> from io import StringIO
-    >>> from rich.console import Console
-    >>> from regard.translation.training.callbacks import Report
-    >>> from regard.translation.training.progress import LiveDisplay
-    >>> shown = LiveDisplay(Console(file=StringIO(), force_terminal=True, width=80))
-    >>> shown.on_begin("A small Transformer", 0, 2000)
-    >>> shown.on_report(Report(500, 2000, 3.2, 2.5, 7e-4, 7800, 60, 180))
-    >>> shown.on_end("Interrupted after step 500.")
-    """
+    """A live progress bar with the last validations and a sample translation."""
 
     def __init__(self, console: "Console | None" = None) -> None:
         require("rich", "LiveDisplay")
@@ -192,9 +157,7 @@ class LiveDisplay(Callback):
 
         parts = [self._bar(), self._numbers()]
         if self._results:
-            parts.append(self._table())
-            if self._results[-1].sample:
-                parts.append(_render_sample(self._results[-1].sample))
+            parts += [self._table(), _render_sample(self._results[-1].sample)]
         return Group(*parts, Text())  # an empty last line, where the terminal prints ^C
 
     def _bar(self) -> "RenderableType":
@@ -214,7 +177,7 @@ class LiveDisplay(Callback):
 
     def _left(self) -> str:
         """Return the remaining time, counted down between reports."""
-        if self._report is None or self._report.left is None:
+        if self._report is None:
             return ""
         elapsed = time.monotonic() - self._reported
         return format_duration(max(self._report.left - elapsed, 0.0))
@@ -243,14 +206,12 @@ class LiveDisplay(Callback):
         if older and older[0].step == best:
             shown = [*older, *shown[1:]]
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-        for name in ("step", "dev loss", "dev BLEU", "exact"):
+        for name in ("step", *_format_scores(shown[-1])):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
         for result in shown:
-            bleu = "" if result.bleu is None else f"{result.bleu:.1f}"
-            exact = "" if result.exact is None else f"{100 * result.exact:.1f} %"
             label, style = ("best", "bold green") if result.step == best else ("", None)
-            table.add_row(f"{result.step:,}", f"{result.loss:.3f}", bleu, exact, label, style=style)
+            table.add_row(f"{result.step:,}", *_format_scores(result).values(), label, style=style)
         return table
 
 
@@ -273,21 +234,13 @@ def _format_report(report: Report) -> list[str]:
     ]
 
 
-def _format_result(result: ValidationResult) -> list[str]:
-    return [
-        f"dev loss {result.loss:.3f}",
-        *([] if result.bleu is None else [f"dev BLEU {result.bleu:.1f}"]),
-        *([] if result.exact is None else [f"exact {100 * result.exact:.1f} %"]),
-    ]
+def _format_scores(result: ValidationResult) -> dict[str, str]:
+    bleu, exact = f"{result.bleu:.1f}", f"{100 * result.exact:.1f} %"
+    return {"dev loss": f"{result.loss:.3f}", "dev BLEU": bleu, "exact": exact}
 
 
 def format_duration(seconds: float) -> str:
-    """Format seconds as on a clock.
-
-    >>> from regard.translation.training.progress import format_duration
-    >>> format_duration(75), format_duration(7265)
-    ('1:15', '2:01:05')
-    """
+    """Format seconds as on a clock."""
     if not math.isfinite(seconds):
         return "?"
     minutes, seconds = divmod(round(max(seconds, 0)), 60)

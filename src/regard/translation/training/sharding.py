@@ -25,8 +25,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from regard.models.layers.blocks import DecoderBlock, EncoderBlock
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.model_folder import MODEL
-from regard.translation.training.checkpoint import Checkpoint, damaged_checkpoint
+from regard.translation.model_folder import damaged_checkpoint
 
 BLOCKS = (EncoderBlock, DecoderBlock)  # gathered one at a time; all other parameters together
 _ALIGNMENT = 64  # bytes; alignment of the tensor data
@@ -44,12 +43,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Share(NamedTuple):
-    """One of `size` processes. Rows are divided among the processes as in FSDP2 and `torch.chunk`.
-
-    >>> from regard.translation.training.sharding import Share
-    >>> [Share(rank, 3).rows(7) for rank in range(3)]
-    [slice(0, 3, None), slice(3, 6, None), slice(6, 7, None)]
-    """
+    """One of `size` processes. Rows are divided among the processes as in FSDP2 and `torch.chunk`."""
 
     rank: int
     size: int
@@ -58,6 +52,9 @@ class Share(NamedTuple):
         """Return the rows of this process in a tensor of `length` rows; possibly none."""
         step = -(-length // self.size)
         return slice(min(self.rank * step, length), min((self.rank + 1) * step, length))
+
+
+ALONE = Share(0, 1)  # a single process
 
 
 class Shard(NamedTuple):
@@ -73,11 +70,9 @@ class Shard(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor) -> "Shard":
         """Return this process's shard of an FSDP2 parameter. Any other tensor counts as unsharded."""
-        from torch.distributed.tensor import DTensor
-
-        sharded = isinstance(tensor, DTensor)
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        return cls(local.detach(), tensor.shape, sharded)
+        to_local = getattr(tensor, "to_local", None)  # only a DTensor has it; importing that class is slow
+        local = tensor if to_local is None else to_local()
+        return cls(local.detach(), tensor.shape, sharded=to_local is not None)
 
     @classmethod
     def all(cls, tensors: Mapping[str, Tensor]) -> "dict[str, Shard]":
@@ -90,12 +85,6 @@ def build_sharded(build: Callable[[], Module], share: Share) -> tuple[Module, di
 
     `build` initializes every layer as usual, with the same random numbers as in one process. As soon as a
     layer is assigned to its parent, the rows of other processes are freed.
-
-    >>> import torch
-    >>> from regard.translation.training.sharding import Share, build_sharded
-    >>> model, rows = build_sharded(lambda: torch.nn.Sequential(torch.nn.Linear(4, 6)), Share(0, 2))
-    >>> model[0].weight.device, rows["0.weight"].shape
-    (device(type='meta'), torch.Size([3, 4]))
     """
     kept: dict[nn.Parameter, Tensor] = {}
     thread = get_ident()
@@ -140,7 +129,12 @@ def materialize(module: nn.Module, rows: dict[str, Tensor], device: torch.device
         Shard.of(parameter).local.copy_(rows.pop(name))
 
 
-def write_sharded(files: Mapping[Path, Mapping[str, Shard]], share: Share, group: Any) -> None:
+def write_sharded(
+    files: Mapping[Path, Mapping[str, Shard]],
+    share: Share = ALONE,
+    group: Any = None,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write safetensors files from all processes; no process holds more than its rows of two tensors.
 
     If rank 0 fails to write, it raises after the others have sent their rows.
@@ -151,7 +145,7 @@ def write_sharded(files: Mapping[Path, Mapping[str, Shard]], share: Share, group
         if share.rank == 0:
             for path, shards in ordered.items():
                 with path.open("wb") as file:
-                    file.write(_header(shards))
+                    file.write(_header(shards, metadata))
                     for piece in incoming[path]:
                         file.write(piece.reshape(-1).view(torch.uint8).numpy().data)
     finally:
@@ -178,9 +172,10 @@ def _gather(shards: Mapping[str, Shard], share: Share, group: Any) -> Iterator[T
                 yield piece
 
 
-def _header(shards: Mapping[str, Shard]) -> bytes:
+def _header(shards: Mapping[str, Shard], metadata: Mapping[str, str] | None) -> bytes:
     """Return the header of a safetensors file: the length of a JSON text, and the text."""
-    entries, end = {}, 0
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
     for name, (local, shape, _) in shards.items():
         start, end = end, end + shape.numel() * local.element_size()
         entries[name] = {"dtype": _DTYPES[local.dtype], "shape": list(shape), "data_offsets": [start, end]}
@@ -202,16 +197,10 @@ def read_rows(path: Path, name: str, shard: Shard, share: Share) -> Tensor:
         return rows[share.rows(shape[0])] if shard.sharded else file.get_tensor(name)
 
 
-def read_tensor(path: Path, name: str) -> Tensor:
-    """Return a copy of a tensor in a safetensors file."""
+def map_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file by name, as views of the memory-mapped file."""
     with _open(path) as file:
-        return file.get_tensor(name).clone()
-
-
-def tensor_names(path: Path) -> list[str]:
-    """Return the names of the tensors in a safetensors file."""
-    with _open(path) as file:
-        return list(file.keys())
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 @contextmanager
@@ -231,15 +220,13 @@ def read_into(path: Path, name: str, tensor: Tensor, share: Share) -> None:
     shard.local.copy_(read_rows(path, name, shard, share))
 
 
-def average(
-    shards: Mapping[str, Shard], checkpoints: Sequence[Checkpoint], share: Share
-) -> Iterator[tuple[str, Shard]]:
-    """Yield the mean of each tensor and its versions in the checkpoints."""
+def average(shards: Mapping[str, Shard], paths: Sequence[Path], share: Share) -> Iterator[tuple[str, Shard]]:
+    """Yield the mean of each tensor and its versions in safetensors files."""
     for name, shard in shards.items():
         total = shard.local.double()
-        for checkpoint in checkpoints:
-            total += read_rows(checkpoint.path / MODEL, name, shard, share).to(total.device)
-        yield name, shard._replace(local=(total / (len(checkpoints) + 1)).to(shard.local.dtype))
+        for path in paths:
+            total += read_rows(path, name, shard, share).to(total.device)
+        yield name, shard._replace(local=(total / (len(paths) + 1)).to(shard.local.dtype))
 
 
 @contextmanager
@@ -287,7 +274,7 @@ def _load_when_called(block: nn.Module, path: Path, device: Device, prefix: str)
 
 
 def _load(module: nn.Module, path: Path, device: Device, names: Mapping[str, str]) -> None:
-    with safe_open(path, "pt") as file:
+    with _open(path) as file:
         _assign(module, {key: file.get_tensor(name).to(device) for key, name in names.items()})
 
 

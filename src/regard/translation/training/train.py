@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +12,6 @@ from regard.errors import ArgumentError, DTypeError, RegardError
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import select_alignment_head
 from regard.translation.alignment.cross_attention import AlignmentHead
-from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.config import TranslationConfig
 from regard.translation.data.pairs import Pair
 from regard.translation.model_folder import (
@@ -36,9 +34,7 @@ from regard.translation.training.distributed import World
 from regard.translation.training.logs import CsvLog, SampleLog, TensorBoardLog
 from regard.translation.training.loop import Trainer, TrainingResult
 from regard.translation.training.preparation import TrainingData, load_data, prepare
-
-_MAX_DEV_PAIRS = 300  # used to select the alignment head
-_LEXICON_PAIRS = 5000  # training pairs for the lexical aligner
+from regard.translation.training.sharding import streamed_model
 
 
 class Run(NamedTuple):
@@ -114,17 +110,10 @@ def train(
     if world.rank:
         world.barrier()  # rank 0 prepares the data
         return _train(path, Run.load(path), callbacks, world)
-    missing = [parent for parent in (path, *path.parents) if not parent.exists()]
-    try:
-        with lock_folder(path):
-            with _clean_up_on_error(path), world.sync_errors():
-                run = _prepare(path, pairs, dev, config, resume, CallbackList(callbacks), origin or {})
-            return _train(path, run, callbacks, world)
-    except RegardError:
-        for parent in missing:
-            with suppress(OSError):
-                parent.rmdir()  # fails unless empty
-        raise
+    with lock_folder(path):
+        with _clean_up_on_error(path), world.sync_errors():
+            run = _prepare(path, pairs, dev, config, resume, CallbackList(callbacks), origin or {})
+        return _train(path, run, callbacks, world)
 
 
 @contextmanager
@@ -206,7 +195,7 @@ def _train(folder: Path, run: Run, callbacks: Sequence[Callback], world: World) 
     ).run()
     with world.sync_errors():
         if world.rank == 0 and result.finished:
-            _select_head(folder, run, world)
+            _select_head(folder, run)
     return result._replace(example=run.data.example())
 
 
@@ -277,12 +266,12 @@ def _preparation_was_cut_off(folder: Path) -> bool:
     return (folder / CONFIG).exists() and not trained and not is_prepared(folder)
 
 
-def _select_head(folder: Path, run: Run, world: World) -> None:
+def _select_head(folder: Path, run: Run) -> None:
     """Select the layer and heads that align words best, and store them in config.json."""
     config, data = run.config, run.data
     if config.model.kind == "plain" or not (folder / MODEL).exists():
         return
-    with world.load_for_evaluation(folder, lambda: config.model.build(data.tokens.sizes())) as model:
+    with streamed_model(lambda: config.model.build(data.tokens.sizes()), folder / MODEL) as model:
         head = _best_head(model, data)
     write_config(folder, config, **run.entries | {ALIGNMENT: head.to_dict()})
 
@@ -302,10 +291,5 @@ def load_alignment_head(folder: str | os.PathLike[str]) -> AlignmentHead | None:
 
 
 def _best_head(model: Seq2Seq, data: TrainingData) -> AlignmentHead:
-    tokens, dev = data.tokens, data.dev[:_MAX_DEV_PAIRS]
-    texts = (
-        Pair(*(side.decode(ids.tolist()).text for side, ids in zip(tokens, pair, strict=True)))
-        for pair in islice(data.pairs, _LEXICON_PAIRS)
-    )
-    links = LexicalAligner.learn([*dev, *texts]).links(dev)
-    return select_alignment_head(model, tokens, dev, links)
+    pairs = data.dev[: len(data.dev_links)]
+    return select_alignment_head(model, data.tokens, pairs, data.dev_links)
