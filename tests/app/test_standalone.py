@@ -12,6 +12,7 @@ from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.app import embedded
 from regard.app import standalone as module
 from regard.app.standalone import make_page, show, write_page
 from regard.app.view_model import ViewModel
@@ -118,7 +118,7 @@ def test_the_page_contains_all_heads_and_their_statistics():
     held = page.layer()
     np.testing.assert_allclose(floats(held["weights"]), weights.dense(), atol=1e-6)
     assert held["pooled"] is False
-    assert held["heads"] == ViewModel.of(weights).ask("heads", {}).facts["heads"]
+    assert held["heads"] == msgspec.to_builtins(ViewModel.of(weights).ask("heads").heads)
     assert page.inputs[0]["note"] == ""
 
 
@@ -153,14 +153,14 @@ def test_large_matrices_are_pooled_with_a_note():
 
 
 def test_many_layers_are_pooled_to_a_smaller_size(monkeypatch):
-    monkeypatch.setattr(embedded, "_MAX_WEIGHTS", 3 * 2 * 100 * 100)
+    monkeypatch.setattr(module, "_MAX_WEIGHTS", 3 * 2 * 100 * 100)
     page = Page(make_page({f"blocks.{n}": lazy(2, 120, 120) for n in range(3)}))
     shapes = [layer["weights"]["shape"] for layer in page.data["inputs"][0]["layers"]]
     assert shapes == [[2, 96, 96]] * 3
 
 
 def test_large_vectors_are_omitted(monkeypatch):
-    monkeypatch.setattr(embedded, "_MAX_VECTOR_NUMBERS", 10)
+    monkeypatch.setattr(module, "_MAX_VECTOR_NUMBERS", 10)
     page = Page(make_page(lazy()))
     assert page.layer()["query"] is None
     assert page.inputs[0]["layers"][0]["vectors"] is False

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import regard
+from regard.app.protocol import encode_array
 
 STATIC = Path(regard.__file__).parent / "app" / "static"
 POLICY = (
@@ -36,10 +37,11 @@ const model = {
   off: () => { receive = null; },
   async send({ id, question, arguments: asked }) {
     if (question === "heads") return receive({ id, error: "the kernel is gone" }, []);
-    const { facts, arrays } = await source.ask(question, asked);
-    const shifted = ({ data }) => new Uint8Array([0, ...new Uint8Array(data.buffer)]).buffer;
-    const buffers = arrays.map((array) => new DataView(shifted(array), 1)); // not at a multiple of four
-    return receive({ id, facts, shapes: arrays.map(({ shape }) => shape) }, buffers);
+    const answer = await source.ask(question, asked);
+    if (question !== "tile") return receive({ id, answer }, []);
+    const parts = [new Uint8Array(1), new Uint32Array(answer.shape), answer.data];
+    const bytes = await new Blob(parts).arrayBuffer();
+    return receive({ id }, [new DataView(bytes, 1)]); // not at a multiple of four
   },
 };
 window.end = widget.render({ model, el: document.getElementById("view") });
@@ -174,10 +176,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.counts["broken"]:
             self.send_error(503)
             return
-        facts, arrays = answer(question, payload)
-        self.send(
-            json.dumps({"facts": facts, "arrays": [pack(array) for array in arrays]}), "application/json"
-        )
+        result = answer(question, payload)
+        if isinstance(result, dict):
+            self.send(json.dumps(result), "application/json")
+        else:
+            self.send(encode_array(result), "application/octet-stream")
 
 
 def answer(question, payload):
@@ -187,8 +190,8 @@ def answer(question, payload):
         rows = np.linspace(top, bottom, payload["height"], endpoint=False)
         columns = np.linspace(left, right, payload["width"], endpoint=False)
         near = np.abs(rows[:, None] - 1000 - columns[None]) < max((bottom - top) / payload["height"], 1)
-        return {}, [np.where(near, 0.5, 1e-5)[None].repeat(1 if payload["mean"] else 2, 0)]
+        return np.where(near, 0.5, 1e-5)[None].repeat(1 if payload["mean"] else 2, 0)
     if question == "topk":
         step = -1000 if payload["side"] == "query" else 1000
-        return {"positions": [payload["position"] + step], "weights": [0.5]}, []
-    return {"positions": [20000, 7], "weights": [800.0, 30.0]}, [np.ones(payload["bins"])]
+        return {"positions": [payload["position"] + step], "weights": [0.5]}
+    return {"positions": [20000, 7], "weights": [800.0, 30.0], "bins": [1.0] * payload["bins"]}

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from itertools import product
 
 import httpx
 import pytest
@@ -58,12 +59,8 @@ HEADERS = [
     {"Content-Length": "9" * 30},
     {"Transfer-Encoding": "chunked, chunked"},
     {"Content-Type": "application/json; charset=" + "x" * 5000},
-    {
-        "Connection": "Upgrade",
-        "Upgrade": "websocket",
-        "Sec-WebSocket-Version": "13",
-        "Sec-WebSocket-Key": "x",
-    },
+    dict.fromkeys(("Sec-WebSocket-Version", "Sec-WebSocket-Key"), "13")
+    | {"Connection": "Upgrade", "Upgrade": "websocket"},
     {"Connection": "Upgrade", "Upgrade": "h2c"},
     {"Expect": "100-continue"},
     {"Range": "bytes=0-99999999999999999999"},
@@ -95,23 +92,22 @@ def fine(status: int) -> bool:
     return 100 <= status < 300 or 400 <= status < 500
 
 
-@pytest.mark.parametrize("path", PATHS, ids=range(len(PATHS)))
-def test_hostile_paths(path, address):
-    for method in ("GET", "POST", "HEAD", "DELETE", "OPTIONS"):
-        assert fine(raw(address, method, path)), method
+def test_hostile_paths(address):
+    for path, method in product(PATHS, ("GET", "POST", "HEAD", "DELETE", "OPTIONS")):
+        assert fine(raw(address, method, path)), (method, path[:99])
 
 
-@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-def test_hostile_bodies(body, client):
-    for item in ENDPOINTS:
+def test_hostile_bodies(client):
+    for item, body in product(ENDPOINTS, BODIES):
         path = item.path.replace("{id}", "none").replace("{name:path}", "none")
-        assert fine(client.request(item.method, path, content=body, headers=JSON).status_code), path
+        response = client.request(item.method, path, content=body, headers=JSON)
+        assert fine(response.status_code), (path, body[:99])
+    assert response.json()["error"]
 
 
-@pytest.mark.parametrize("headers", HEADERS, ids=range(len(HEADERS)))
-def test_hostile_headers(headers, address):
-    for method, path in (("GET", "/api/models"), ("GET", "/"), ("POST", "/api/lookup")):
-        assert fine(raw(address, method, path, headers)), (method, path)
+def test_hostile_headers(address):
+    for headers, path in product(HEADERS, ("GET /api/models", "GET /", "POST /api/lookup")):
+        assert fine(raw(address, *path.split(), headers)), (path, headers)
 
 
 def test_extreme_numbers(client):
@@ -142,7 +138,3 @@ def raw(address: str, method: str, path: str, headers: dict | None = None) -> in
             assert part, "closed without an answer"
             result += part
     return int(result.split()[1])
-
-
-def test_errors_are_json(client):
-    assert client.post("/api/lookup", content=b"{", headers=JSON).json()["error"]

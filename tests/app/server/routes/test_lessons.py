@@ -87,15 +87,18 @@ def test_low_temperature_approaches_hard():
     assert "0.001" in cold.formula.normalize
 
 
-def test_tables_of_wrong_shape_are_refused():
-    with pytest.raises(ShapeError, match="key: row 0 has 2 numbers and row 1 has 1"):
-        lookup(LookupRequest(query=[[1, 2]], key=[[1, 2], [1]], value=[[1], [1]]))
-    with pytest.raises(ShapeError):
-        lookup(LookupRequest(query=[[1, 2]], key=[[1]], value=[[1]]))
-    with pytest.raises(ShapeError):
-        lookup(LookupRequest(query=[[1, 2]], key=[[1]], value=[[1]], score="additive"))
-    with pytest.raises(ShapeError):
-        lookup(LookupRequest(query=[[1]], key=[[1], [2]], value=[[1]]))
+@pytest.mark.parametrize(
+    ("query", "key", "value", "message"),
+    [
+        ([[1, 2]], [[1, 2], [1]], [[1], [1]], "key: row 0 has 2 numbers and row 1 has 1"),
+        ([[1, 2]], [[1]], [[1]], "2 features"),
+        ([[1]], [[1], [2]], [[1]], "1"),
+    ],
+)
+@pytest.mark.parametrize("score", ["scaled", "additive"])
+def test_tables_of_wrong_shape_are_refused(query, key, value, message, score):
+    with pytest.raises(ShapeError, match=message):
+        lookup(LookupRequest(query=query, key=key, value=value, score=score))
 
 
 SENTENCE, SHUFFLED = "the dog bites the old man", [5, 3, 4, 2, 0, 1]

@@ -45,13 +45,15 @@ export class HeadsView {
     try {
       while (this.loaded[layer].length < heads) {
         const first = this.loaded[layer].length;
-        const request = { input: this.pane.number, layer, size: THUMBNAIL_SIZE, ...this.nextHeads(layer, first) };
-        const { facts, arrays: [{ shape, data }] } = await this.pane.state.source.ask("heads", request, signal);
+        const { source } = this.pane.state;
+        const request = { input: this.pane.number, layer, ...this.nextHeads(layer, first) };
+        const size = { height: THUMBNAIL_SIZE, width: THUMBNAIL_SIZE };
+        const [statistics, { shape: [count, height, width], data }] = await Promise.all([
+          source.ask("heads", request, signal), source.ask("tile", { ...request, ...size }, signal)]);
         if (signal.aborted) return;
-        const [count, height, width] = shape;
         this.loaded[layer].push(...Array.from({ length: count }, (_, index) => {
           const head = first + index;
-          const { label = "", measures = {} } = facts.heads.find((info) => info.head === head) ?? {};
+          const { label = "", measures = {} } = statistics.heads.find((info) => info.head === head) ?? {};
           const picture = { data: data.subarray(index * height * width, (index + 1) * height * width), height, width };
           return { layer, head, label, measures, picture };
         }));

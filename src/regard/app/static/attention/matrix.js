@@ -168,7 +168,7 @@ export class MatrixView {
     this.legend.getContext("2d").putImageData(image, 0, 0);
     const { x, y } = this.block;
     const loaded = tile && this.tiles.get(this.selection, tile);
-    this.note.textContent = loaded?.facts?.note || (x * y > 1 ? `each pixel is the mean of ${y} × ${x} weights` : "");
+    this.note.textContent = loaded?.note || (x * y > 1 ? `each pixel is the mean of ${y} × ${x} weights` : "");
   }
 
   // ---- descriptions of cells

@@ -30,11 +30,11 @@ export function makeRankings(pane, goTo, { deferred = false, ranked = (_side, _p
       const token = position === null ? "" : visible(pane.textOf(side).tokens[position] ?? "");
       const title = `“${token}” (${sides[side]} ${formatCount(position + 1)}) ${side === "query" ? "attends to" : "is attended to by"}`;
       lists[side].node.hidden = position === null;
-      if (position !== null) lists[side].load(title, "topk", { heads, side, position, k: LIST_LENGTH }, selection, ({ facts }) => ranked(side, facts.positions));
+      if (position !== null) lists[side].load(title, "topk", { heads, side, position, k: LIST_LENGTH }, selection, ({ positions }) => ranked(side, positions));
     }
     if (selection === loaded || held) return;
     loaded = selection;
-    lists.received.load(`Most attended ${sides.key === "key" ? "keys" : "words"}`, "received", { heads, k: LIST_LENGTH, bins: BINS }, selection, ({ arrays }) => drawHistogram(histogram, arrays[0].data));
+    lists.received.load(`Most attended ${sides.key === "key" ? "keys" : "words"}`, "received", { heads, k: LIST_LENGTH, bins: BINS }, selection, ({ bins }) => drawHistogram(histogram, bins));
   }
 
   update();
@@ -81,7 +81,7 @@ function makeRanking(pane, side, select, total = () => 1) {
       list.classList.add("loading");
       list.inert = true; // these rows belong to the previous token
       latest.ask(question, body, (answer) => {
-        const { positions, weights } = answer.facts;
+        const { positions, weights } = answer;
         const rows = positions.map((position, index) => makeRow(position, weights[index], weights[0]));
         list.replaceChildren(...rows);
         if (!rows.length) list.append(make("li", { class: "empty" }, "none"));
