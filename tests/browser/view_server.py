@@ -81,6 +81,11 @@ def text(*tokens, special=()):
     return {"tokens": list(tokens), "special": list(special)}
 
 
+def layer_info(label, kind, heads, queries, keys, vectors):
+    info = {"name": label, "label": label, "kind": kind, "heads": heads, "vectors": vectors}
+    return info | {"queries": queries, "keys": keys}
+
+
 def view_data(*inputs, title=""):
     """Return embedded data; an input is (title, texts, [(label, kind, heads, queries, keys, options)])."""
     described, stored = [], []
@@ -89,18 +94,7 @@ def view_data(*inputs, title=""):
         held = [
             made(h, sizes[q], sizes[k], seed=n, **extra) for n, (_, _, h, q, k, extra) in enumerate(layers)
         ]
-        message = [
-            {
-                "name": label,
-                "label": label,
-                "kind": kind,
-                "heads": h,
-                "queries": q,
-                "keys": k,
-                "vectors": extra.get("vectors", True),
-            }
-            for label, kind, h, q, k, extra in layers
-        ]
+        message = [layer_info(*layer, vectors=extra.get("vectors", True)) for *layer, extra in layers]
         described.append({"title": name, "note": "", "texts": texts, "layers": message})
         stored.append({"layers": held})
     return {"view": {"title": title, "inputs": described}, "inputs": stored}
@@ -147,15 +141,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if name in DATA:
             return self.send(json.dumps(DATA[name]), "application/json")
         if name == "long":
-            layer = {
-                "name": "one",
-                "label": "layer 0",
-                "kind": "self",
-                "heads": 2,
-                "queries": 0,
-                "keys": 0,
-                "vectors": False,
-            }
+            layer = layer_info("layer 0", "self", 2, 0, 0, vectors=False)
             tokens = [f"w{place}" for place in range(LONG)]
             given = {"title": "long", "note": "", "texts": [text(*tokens)], "layers": [layer]}
             return self.send(json.dumps({"title": "", "inputs": [given]}), "application/json")

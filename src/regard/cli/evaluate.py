@@ -156,13 +156,12 @@ def _check_options(
         check_model(folder)
     for file in files:
         check_input(file, "--translations")
-    if output is not None:
-        if len(folders) != 1 or files:
-            raise ArgumentError(
-                f"--output takes the translations of one model, but there are {len(folders)} models and "
-                f"{len(files)} files; evaluate one model at a time."
-            )
-        check_output(output)
+    if output is not None and (len(folders) != 1 or files):
+        raise ArgumentError(
+            f"--output takes the translations of one model, but there are {len(folders)} models and "
+            f"{len(files)} files; evaluate one model at a time."
+        )
+    check_output(output)
     if picture is not None:
         check_picture(picture, "--picture")
 

@@ -17,19 +17,13 @@ export class HeadsView {
     this.grid = make("div", { class: "head-grid" });
     this.node = make("div", { class: "heads-view" }, this.sorting, this.grid);
     this.grid.addEventListener("keydown", (event) => this.handleKey(event));
-    this.scheme = matchMedia("(prefers-color-scheme: dark)");
-    this.scheme.addEventListener("change", (this.repaint = () => this.paintAll()));
-    this.load();
-  }
-
-  load() {
-    this.abort?.abort();
     this.abort = new AbortController();
-    const { layers } = this.pane.input;
-    this.loaded = layers.map(() => []); // by layer: [{ layer, head, label, measures, picture }]
+    const { signal } = this.abort;
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paintAll(), { signal });
+    this.loaded = pane.input.layers.map(() => []); // by layer: [{ layer, head, label, measures, picture }]
     this.nextLayer = 0;
     this.show();
-    for (let worker = 0; worker < MAX_LAYER_REQUESTS; worker += 1) this.loadLayers(this.abort.signal);
+    for (let worker = 0; worker < MAX_LAYER_REQUESTS; worker += 1) this.loadLayers(signal);
   }
 
   async loadLayers(signal) {
@@ -193,6 +187,5 @@ export class HeadsView {
 
   destroy() {
     this.abort.abort();
-    this.scheme.removeEventListener("change", this.repaint);
   }
 }

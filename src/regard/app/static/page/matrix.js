@@ -54,7 +54,7 @@ export function heat(values, { label, ratio = null, signal }) {
 
 function fillCanvas(node, values) {
   const style = getComputedStyle(document.documentElement);
-  const [zero, positive, negative] = ["--raised", "--accent", "--warm"].map((name) => parseColor(style.getPropertyValue(name)));
+  const [zero, positive, negative] = ["--raised", "--accent", "--warm"].map((name) => style.getPropertyValue(name).match(/\d+/g).map(Number));
   const limit = maxAbs(values) || 1;
   const context = node.getContext("2d");
   const image = context.createImageData(node.width, node.height);
@@ -65,12 +65,6 @@ function fillCanvas(node, values) {
     image.data[4 * pixel + 3] = 255;
   }
   context.putImageData(image, 0, 0);
-}
-
-function parseColor(color) {
-  const digits = color.trim().slice(1);
-  const full = digits.length === 3 ? [...digits].map((digit) => digit + digit).join("") : digits;
-  return [0, 2, 4].map((start) => parseInt(full.slice(start, start + 2), 16));
 }
 
 // entries: [[name, value, text], …]. selected: index or name of an entry.

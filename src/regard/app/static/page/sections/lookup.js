@@ -1,8 +1,8 @@
 // A table of queries, keys and values, and every step from scores to output.
 
 import { post } from "../../shared/client.js";
-import { button, make } from "../../shared/dom.js";
-import { announce, debounce, field, numberInput, replaceKeepingFocus, select } from "../controls.js";
+import { button, make, pick, select } from "../../shared/dom.js";
+import { announce, debounce, field, numberInput, replaceKeepingFocus } from "../controls.js";
 import { formatNumber, formatShort } from "../format.js";
 import { calculation } from "../lookup/calculation.js";
 import { DEFAULTS, MASKS, NORMALIZERS, PRESETS, SCORES, formatTable, parseTable } from "../lookup/presets.js";
@@ -74,10 +74,6 @@ export function open({ element, state, save, signal }) {
     make("div", { class: "flow" }, make("span", { class: "lead" }, "Examples"), ...presets), about,
     editor.element, controls.element, steps.element);
   update.now();
-}
-
-function pick(object, names) {
-  return Object.fromEntries(names.filter((name) => name in object).map((name) => [name, object[name]]));
 }
 
 function setTables(tables, { query, key, value, names }) {
