@@ -28,7 +28,6 @@ from regard.models import RecurrentConfig, RecurrentSeq2Seq, Transformer, Transf
 from regard.translation import Alignment, Tokenizer, TokenizerPair, Translation, Translator
 
 H, Q, K, D = 3, 5, 7, 11
-HOSTILE = ["</script><img src=x onerror=alert(1)>", "\udc80", "a\u2028b", "", "x" * 10_000]
 DECODER = [f"decoder {n}{end}" for n in (0, 1) for end in ("", " to source")]
 LAYERS = ["encoder 0", "encoder 1", *DECODER]
 
@@ -85,10 +84,14 @@ def test_each_batch_entry_is_an_input(lead):
             np.testing.assert_allclose(view.ask("tile", {"input": number}), matrix, atol=1e-6)
 
 
-def test_watched_layers_have_labels_and_tokens():
-    model = Transformer(50, TransformerConfig(width=16, heads=2, layers=2))
+def watched(model) -> regard.Seen:
     with regard.watch(model) as seen:
         model(torch.tensor([[5, 6, 7]]), torch.tensor([[5, 6]]))
+    return seen
+
+
+def test_watched_layers_have_labels_and_tokens():
+    seen = watched(Transformer(50, TransformerConfig(width=16, heads=2, layers=2)))
     view = ViewModel.of(seen, queries=["t", "u"], keys=["a", "b", "c"])
     layers = view.describe()["inputs"][0]["layers"]
     assert [layer["label"] for layer in layers] == LAYERS
@@ -99,14 +102,9 @@ def test_watched_layers_have_labels_and_tokens():
     }
     assert of["encoder 0"] == (("a", "b", "c"), ("a", "b", "c"))
     assert of["decoder 0 to source"] == (("t", "u"), ("a", "b", "c"))
-
-
-def test_steps_of_a_decoder_are_joined():
-    model = RecurrentSeq2Seq(50, RecurrentConfig(width=16, layers=1, attention="additive"))
-    with regard.watch(model) as seen:
-        model(torch.tensor([[5, 6, 7]]), torch.tensor([[5, 6]]))
-    (layer,) = ViewModel.of(seen).inputs[0].layers
-    assert layer.size == (2, 3)
+    recurrent = RecurrentSeq2Seq(50, RecurrentConfig(width=16, layers=1, attention="additive"))
+    (layer,) = ViewModel.of(watched(recurrent)).inputs[0].layers
+    assert layer.size == (2, 3)  # the steps of the decoder are joined
 
 
 @pytest.mark.parametrize(
@@ -126,13 +124,6 @@ def test_each_row_and_column_needs_its_token():
         TextView(("a", "b"), special=(2,))
     with pytest.raises(regard.ArgumentError, match="keys=1, which is out of range for 1 texts"):
         InputView("", [TextView(("a",))], [LayerView("", "", "self", torch.ones(1, 1), 0, 1)])
-
-
-def test_hostile_tokens_are_valid_json():
-    described = ViewModel.of(lazy(keys=Q), queries=HOSTILE).describe()
-    text = json.dumps(described, ensure_ascii=False).encode()  # UTF-8 holds it
-    (result,) = json.loads(text)["inputs"][0]["texts"]
-    assert result["tokens"] == [token.replace("\udc80", "?") for token in HOSTILE]
 
 
 # Questions
@@ -247,16 +238,6 @@ def is_finite(answer) -> bool:
     if isinstance(answer, np.ndarray):
         return answer.dtype == np.float32 and bool(np.isfinite(answer).all())
     return bool(json.dumps(msgspec.to_builtins(answer), allow_nan=False))
-
-
-@pytest.mark.parametrize("arguments", [None, [], "x", {"input": 1}, {"layer": -1}, {"layer": True}])
-def test_inputs_and_layers_out_of_range_are_refused(arguments):
-    view = ViewModel.of(TINY)
-    if arguments is None:
-        assert view.ask("tile", arguments).shape == (2, 3, 4)
-    else:
-        with pytest.raises(regard.ArgumentError):
-            view.ask("tile", arguments)
 
 
 def test_nan_weights_are_shown_as_zero():
@@ -440,13 +421,10 @@ def test_unknown_tau_is_computed_in_interruptible_parts(monkeypatch):
     assert tau_cost(view.layer(parse("tile"))) == 0
 
 
-def test_a_recurrent_translator_has_one_cross_attention_layer():
+def test_sentences_too_long_for_the_model_show_only_words():
     recurrent = translator(RecurrentConfig(width=16, layers=1, attention="additive"))
     layer = look_at_translation(recurrent, ["ein Hund"]).inputs[0].layers[-1]
     assert (layer.label, layer.kind) == ("decoder to source", "cross")
-
-
-def test_sentences_too_long_for_the_model_show_only_words():
     short = translator(config={"settings": {"corpus": {"max_tokens": 5}}})
     (item,) = look_at_translation(short, ["ein Hund bellt"]).inputs
     assert {layer.kind for layer in item.layers} <= {"words"}
@@ -462,29 +440,6 @@ def test_an_encoder_shows_all_layers_and_special_tokens():
     assert list(second.texts[0].special) == [0, len(second.texts[0].tokens) - 1]
     assert [layer.label for layer in first.layers] == [f"layer {n}" for n in range(6)]
     np.testing.assert_allclose(view.ask("tile", {"input": 1, "layer": 5}).sum(-1), 1, atol=1e-5)
-
-
-def test_an_encoder_without_attention_is_refused():
     static = regard.models.StaticEncoder.learn(["dogs bark", "cats do not"], width=2, window=1)
     with pytest.raises(regard.ArgumentError, match="has no attention"):
         look_at_text(static, "dogs bark")
-
-
-def test_watched_sdpa_weights_are_pooled_exactly():
-    """Their τ is unknown."""
-    query, key = torch.randn(2, 1, 3, 50, 8)
-
-    class Foreign(torch.nn.Module):
-        def forward(self):
-            return torch.nn.functional.scaled_dot_product_attention(query, key, key, is_causal=True)
-
-    model = Foreign()
-    with regard.watch(model) as seen:
-        model()
-    expected = regard.attend(query, key, key, mask=regard.Causal(align="start"))[1]
-    assert torch.allclose(seen[0].pool(5, 5), expected.pool(5, 5), atol=1e-6)
-    view = ViewModel.of(seen)
-    for heads in (None, [1]):
-        tile = view.ask("tile", {"rows": [10, 50], "columns": [0, 20], "heads": heads})
-        chosen = [0, 1, 2] if heads is None else heads
-        assert np.allclose(tile, expected[0, chosen, 10:50, :20].numpy(), atol=1e-6)

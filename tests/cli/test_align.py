@@ -1,6 +1,7 @@
 """`regard align`: links in one direction or both, and the error rate against gold links."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,9 +50,12 @@ def gold(tmp_path) -> Path:
     return path
 
 
+translator = cache(load_translator)
+
+
 def expected(model: Path, **options) -> list[str]:
     head = AlignmentHead(**options) if options else None
-    return [alignment.to_pharaoh() for alignment in load_translator(model).align(PAIRS, head)]
+    return [alignment.to_pharaoh() for alignment in translator(model).align(PAIRS, head)]
 
 
 def test_files_pairs_and_sentences(model, files, tmp_path, monkeypatch, capsys):
@@ -81,7 +85,7 @@ def test_negative_heads_count_from_the_last_and_a_threshold(model, files, capsys
         printed = capsys.readouterr().out.split("\n")
         assert printed == [*expected(model, layer=1, heads=positive, shift="output"), ""]
     run("align", "-m", model, *files, "--threshold", 0.2)
-    lines = [alignment.to_pharaoh(0.2) for alignment in load_translator(model).align(PAIRS)]
+    lines = [alignment.to_pharaoh(0.2) for alignment in translator(model).align(PAIRS)]
     assert capsys.readouterr().out.split("\n") == [*lines, ""]
 
 
@@ -89,8 +93,8 @@ def test_negative_heads_count_from_the_last_and_a_threshold(model, files, capsys
 def test_both_directions(how, model, reverse, files, capsys):
     option = [] if how is None else ["--symmetrize", how]
     run("align", "-m", model, *files, "--reverse-model", reverse, *option)
-    forward = load_translator(model).align(PAIRS)
-    backward = load_translator(reverse).align([(target, source) for source, target in PAIRS])
+    forward = translator(model).align(PAIRS)
+    backward = translator(reverse).align([(target, source) for source, target in PAIRS])
     lines = [
         to_pharaoh(symmetrize(first.links(), reverse_links(second.links()), how or "grow-diag-final-and"))
         for first, second in zip(forward, backward, strict=True)
@@ -100,7 +104,7 @@ def test_both_directions(how, model, reverse, files, capsys):
 
 def test_gold(model, files, gold, tmp_path, capsys):
     run("align", "-m", model, *files, "--gold", gold, "--index-base", 1, "-o", tmp_path / "links")
-    links = [alignment.links() for alignment in load_translator(model).align(PAIRS)]
+    links = [alignment.links() for alignment in translator(model).align(PAIRS)]
     assert capsys.readouterr().out == f"{error_rate(links, read_gold(gold, 1))}\n"
     assert (tmp_path / "links").read_text().split("\n") == [*expected(model), ""]
     run("align", "-m", model, *files, "--gold", gold, "--index-base", 1)
@@ -110,7 +114,7 @@ def test_gold(model, files, gold, tmp_path, capsys):
 def test_json(model, files, capsys):
     run("align", "-m", model, *files, "--json")
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    for values, alignment in zip(printed, load_translator(model).align(PAIRS), strict=True):
+    for values, alignment in zip(printed, translator(model).align(PAIRS), strict=True):
         assert tuple(values["source_words"]) == alignment.source_words
         assert tuple(values["target_words"]) == alignment.target_words
         assert values["links"] == alignment.to_pharaoh()

@@ -8,10 +8,8 @@ import shlex
 import signal
 import subprocess
 import sys
-from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 
@@ -211,6 +209,13 @@ def test_usage_errors_are_one_line(arguments, message, capsys):
     assert captured.err.count("\n") == 1
 
 
+def raising(error: BaseException):
+    def attempt() -> None:
+        raise error
+
+    return attempt
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -229,7 +234,7 @@ def test_usage_errors_are_one_line(arguments, message, capsys):
     ],
 )
 def test_errors_of_a_command_are_one_line(error, message, command, capsys):
-    command(Mock(side_effect=error, __signature__=signature(lambda: None)))
+    command(raising(error))
     run("attempt", status=130 if isinstance(error, SystemExit) else 2)
     shown = capsys.readouterr().err
     assert shown.startswith(f"regard: {message}" if message else "")
@@ -240,7 +245,7 @@ def test_errors_of_a_command_are_one_line(error, message, command, capsys):
     "error", [RuntimeError("internal"), *(ModuleNotFoundError("", name=f"{n}.x") for n in ("regard", "json"))]
 )
 def test_internal_errors_keep_their_traceback(error, command):
-    command(Mock(side_effect=error, __signature__=signature(lambda: None)))
+    command(raising(error))
     with pytest.raises(type(error)):
         main(["attempt"])
 

@@ -61,7 +61,7 @@ class TestInput:
     def test_arguments_files_and_stdin(self, arguments, model, translator, file, monkeypatch, capsys):
         monkeypatch.chdir(file.parent)
         Path("in.gz").write_bytes(gzip.compress(file.read_bytes()))
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(file.open("rb"), encoding="ascii"))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes()), encoding="ascii"))
         run("translate", "-m", model, *arguments)
         assert capsys.readouterr().out.split("\n") == [*expected(translator), ""]
 

@@ -13,44 +13,27 @@ from tests.app.server.live import connected, serving
 
 JSON = {"Content-Type": "application/json"}
 PATHS = [
-    "/" + "a" * 10_000,
-    "/static/page/" + "a" * 5000 + ".js",
-    "/static/page/" + "../" * 500 + "etc/passwd",
-    "/static/%00.js",
-    "/static/page/%ff%fe.js",
-    "/static/page/%ed%a0%80.js",
-    "/api/training/" + "%2e%2e/" * 50,
-    "/api/training/%00",
-    "/api/training/%ed%a0%80?after=1",
-    "/api/views/%00/tile",
-    "/api/views/" + "x" * 5000,
-    "/api/positions?length=" + "9" * 5000,
-    "/api/positions?length=NaN",
-    "/api/positions?length=1e999",
-    "/api/positions?width=-1&width=3",
+    *["/static/%00.js", "/static/page/%ff%fe.js", "/static/page/%ed%a0%80.js", "/api/training/%00"],
+    *[
+        "/api/training/%ed%a0%80?after=1",
+        "/api/views/%00/tile",
+        "//api//models",
+        "/api/models/",
+        "/%",
+        "/?%%%",
+    ],
+    *(
+        f"/api/positions?length={number}"
+        for number in ("9" * 5000, "NaN", "1e999", "%ff", "1&width=-1&width=3")
+    ),
     "/api/positions?" + "&".join(f"x{number}=1" for number in range(1000)),
-    "/api/positions?length=%ff",
-    "//api//models",
-    "/api/models/",
-    "/%",
-    "/?%%%",
+    *("/" + "a" * 10_000, "/static/page/" + "a" * 5000 + ".js", "/api/views/" + "x" * 5000),
+    *("/static/page/" + "../" * 500 + "etc/passwd", "/api/training/" + "%2e%2e/" * 50),
 ]
 BODIES = [
-    b"null",
-    b"true",
-    b"NaN",
-    b"-Infinity",
-    b"0" * 5000,
-    b"9" * 100_000,
-    b"1e" + b"9" * 1000,
-    b'"\\ud800"',
-    b'{"\\ud800": 1}',
-    b"\xef\xbb\xbf{}",
-    b"\x00",
-    b"[" * 50_000 + b"]" * 50_000,
-    b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
-    b'{"model": null}',
-    b'{"model": {"model": []}}',
+    *(b"null", b"true", b"NaN", b"-Infinity", b"0" * 5000, b"9" * 100_000, b"1e" + b"9" * 1000, b"\x00"),
+    *(b'"\\ud800"', b'{"\\ud800": 1}', b"\xef\xbb\xbf{}", b'{"model": null}', b'{"model": {"model": []}}'),
+    *(b"[" * 50_000 + b"]" * 50_000, b'{"a":' * 50_000 + b"1" + b"}" * 50_000),
     b"{" + b",".join(b'"k%d":0' % number for number in range(10_000)) + b"}",
 ]
 HEADERS = [

@@ -28,7 +28,8 @@ export function matrix({ label, rows, columns, values, masked = null, max = null
 
 function cell(value, limit, digits, masked) {
   if (masked) return make("td", { class: "masked" }, "−∞");
-  const node = make("td", { class: value < 0 ? "negative" : null }, formatNumber(value, digits));
+  const tiny = value !== 0 && Math.abs(value) < 10 ** -digits / 2;
+  const node = make("td", { class: value < 0 ? "negative" : null, title: tiny ? formatNumber(value, digits) : null }, tiny ? "≈ 0" : formatNumber(value, digits));
   const depth = limit ? Math.min(Math.abs(value) / limit, 1) : 0;
   node.style.setProperty("--depth", Number.isFinite(depth) ? depth : 1);
   return node;

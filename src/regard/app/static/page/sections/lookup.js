@@ -160,7 +160,7 @@ function showSteps({ answer, tables, settings }, row, selectRow) {
   const common = { rows: queries, selected: row };
   const nodes = [
     step("Scores", "s", answer.formula.score, { ...common, columns: keys, values: answer.scores }),
-    masked && step("Masked scores", "s", "s if the mask allows the key, else −∞", { ...common, columns: keys, values: answer.scores, masked }),
+    masked && step("Masked scores", "s′", "s if the mask allows the key, else −∞", { ...common, columns: keys, values: answer.scores, masked }),
     step("Weights", "w", answer.formula.normalize, { ...common, columns: keys, values: answer.weights, max: Math.max(1, ...answer.weights.flat()), extra: tau }),
     step("Output", "o", answer.formula.output, { ...common, columns: values, values: answer.output }),
   ].filter(Boolean);
