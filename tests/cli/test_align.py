@@ -26,11 +26,6 @@ PAIRS = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folders.write(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def reverse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folders.write(tmp_path_factory.mktemp("reverse"), seed=1)
 

@@ -18,18 +18,12 @@ from regard.app.server.state import AppState
 from regard.cli import look as command
 from tests.app.server.live import until
 from tests.cli.running import error_of, run
-from tests.translation.folders import write
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("models") / "small")
-
-
-def test_a_port_in_use_is_one_line(folder, monkeypatch, capsys):
+def test_a_port_in_use_is_one_line(model, monkeypatch, capsys):
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        message = error_of(capsys, "look", folder, "--port", port, "--no-browser")
+        message = error_of(capsys, "look", model, "--port", port, "--no-browser")
         cure = "Choose another; --port 0 picks a free one."
         assert message == f"regard: Port {port} on 127.0.0.1 is in use. {cure}\n"
         monkeypatch.setattr("regard.app.server.run.DEFAULT_PORT", port)
@@ -49,9 +43,9 @@ def test_a_port_in_use_is_one_line(folder, monkeypatch, capsys):
         (["--recording", "."], "'.' is not a recording"),
     ],
 )
-def test_errors_are_one_line(options, message, folder, tmp_path, monkeypatch, capsys):
+def test_errors_are_one_line(options, message, model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert message in error_of(capsys, "look", folder, *options, "--no-browser")
+    assert message in error_of(capsys, "look", model, *options, "--no-browser")
 
 
 @pytest.fixture
@@ -84,11 +78,11 @@ COPY = "import shutil, sys; shutil.copytree({source!r}, sys.argv[1])"
 
 
 @pytest.fixture
-def fresh(monkeypatch, tmp_path, folder) -> Path:
+def fresh(monkeypatch, tmp_path, model) -> Path:
     """A folder without a demo model; training copies one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "_has_minilm", lambda: False)
-    monkeypatch.setattr(command, "_TRAIN", COPY.format(source=os.fspath(folder)))
+    monkeypatch.setattr(command, "_TRAIN", COPY.format(source=os.fspath(model)))
     return tmp_path / "demo" / "transformer"
 
 
@@ -112,8 +106,8 @@ def test_the_page_is_available_before_the_demo_is_trained(fresh, serving, capsys
     assert "available now" in capsys.readouterr().out
 
 
-def test_an_existing_demo_is_not_trained_again(fresh, served, folder, monkeypatch, capsys):
-    shutil.copytree(folder, fresh)
+def test_an_existing_demo_is_not_trained_again(fresh, served, model, monkeypatch, capsys):
+    shutil.copytree(model, fresh)
     (fresh / ".demo").write_text("de-en")
     monkeypatch.setattr("regard.app.server.routes.training.state_of", lambda _: "finished")
     look()
@@ -122,8 +116,8 @@ def test_an_existing_demo_is_not_trained_again(fresh, served, folder, monkeypatc
     assert "Training" not in capsys.readouterr().out
 
 
-def test_an_interrupted_demo_is_trained_again(fresh, folder):
-    shutil.copytree(folder, fresh)
+def test_an_interrupted_demo_is_trained_again(fresh, model):
+    shutil.copytree(model, fresh)
     assert regard.cli.demo_pipeline.is_trained(fresh)  # not a demo
     (fresh / ".demo").write_text("en-de")
     assert not regard.cli.demo_pipeline.is_trained(fresh)  # a demo without a complete log
@@ -157,14 +151,14 @@ def test_a_failed_demo_training_is_reported(fresh, serving, monkeypatch, capfd):
     assert "no room on the disk" in capfd.readouterr().err
 
 
-def test_the_browser_opens_when_the_server_is_ready(served, monkeypatch, folder, capsys):
+def test_the_browser_opens_when_the_server_is_ready(served, monkeypatch, model, capsys):
     opened = []
     monkeypatch.setattr(command, "_open", opened.append)
-    run("look", folder, "--port", "0")
+    run("look", model, "--port", "0")
     assert not opened
     served["ready"]()
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", opened[0])
-    look(folder)
+    look(model)
     served["ready"]()
     assert len(opened) == 1
 
@@ -183,13 +177,13 @@ def test_a_recording_needs_no_model(served, tmp_path, capsys):
     assert "/#heads" in capsys.readouterr().out
 
 
-def test_a_public_address_prints_a_warning(served, folder, capsys):
-    look(folder, "--host", "0.0.0.0")
+def test_a_public_address_prints_a_warning(served, model, capsys):
+    look(model, "--host", "0.0.0.0")
     assert "no password" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("ended", "status"), [(None, 0), (KeyboardInterrupt(), 130)])
-def test_a_thread_that_does_not_end_is_left_behind(ended, status, folder, monkeypatch):
+def test_a_thread_that_does_not_end_is_left_behind(ended, status, model, monkeypatch):
     """Signals to a process are sent in tests/app/server/test_load.py."""
     close, exits = AppState.close, []
     monkeypatch.setattr(AppState, "close", lambda state, *_: not close(state))
@@ -200,5 +194,5 @@ def test_a_thread_that_does_not_end_is_left_behind(ended, status, folder, monkey
             raise ended
 
     monkeypatch.setattr("regard.app.server.run.serve", serve)
-    run("look", folder, "--port", "0", "--no-browser", status=status)
+    run("look", model, "--port", "0", "--no-browser", status=status)
     assert exits == [status]

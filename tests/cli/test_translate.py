@@ -19,17 +19,11 @@ from regard.cli.translate import OutputFormat, Writer, _write_shards
 from regard.translation.decoding.strategies import Beam, Sample
 from regard.translation.translator import load_translator
 from tests.cli.running import error_of, run
-from tests.translation import folders
 from tests.translation.processes import run_together
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LINES = ["ein Hund bellt", "", "zwei Katzen schlafen heute gern", "Frau", "   ", "ein 漢字 lacht"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folders.write(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

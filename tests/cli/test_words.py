@@ -16,21 +16,14 @@ pytest.importorskip("typer")
 pytest.importorskip("tokenizers")
 
 from tests.cli.running import error_of, run
-from tests.models.encoders.test_pretrained import CONFIG, LAYERS, named, needs_minilm, word_pieces
+from tests.models.encoders.test_pretrained import LAYERS, needs_minilm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with a small BERT."""
-    from safetensors.torch import save_file
-
-    folder: Path = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    save_file(named(), folder / "model.safetensors")
-    word_pieces(folder)
-    return str(folder)
+def model(encoder: Path) -> str:
+    return str(encoder)
 
 
 def titles(printed: str) -> list[str]:

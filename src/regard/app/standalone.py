@@ -25,7 +25,7 @@ from torch import Tensor
 from regard._util.files import write_atomic
 from regard._util.text import type_name
 from regard.app.bundle import bundle, static, style
-from regard.app.protocol import formula
+from regard.app.computation import formula
 from regard.app.view_model import ViewModel, join_notes
 from regard.errors import ArgumentError, DTypeError
 from regard.inspection.layer_view import Floats, InputView, LayerView, as_floats

@@ -1,9 +1,7 @@
 """Connections on loopback: slow, silent and too many clients."""
 
-import asyncio
 import resource
 import socket
-import threading
 import time
 from contextlib import AbstractContextManager, ExitStack, suppress
 
@@ -16,7 +14,7 @@ from regard.app.server.registry import Registry
 from regard.app.server.run import Server
 from regard.app.server.state import AppState
 from regard.app.view_model import ViewModel
-from tests.app.server.live import connected, serving, until
+from tests.app.server.live import Gate, connected, serving, until
 
 HALF = b"GET /api/health HTTP/1.1\r\nHost: 127.0.0.1"
 JSON = "Content-Type: application/json\r\nContent-Length: {}\r\n"
@@ -119,25 +117,16 @@ def test_the_oldest_incomplete_request_is_closed():
 
 
 def test_a_new_connection_is_closed_if_all_are_being_answered():
-    begun, opened, state = threading.Event(), threading.Event(), AppState(Registry())
+    state, gate = AppState(Registry()), Gate()
     state.quick.cancel()  # replaced by one that is held up
     state.quick = held = type(state.quick)(threads=1)
-
-    def hold() -> None:
-        begun.set()
-        assert opened.wait(60)
-
-    with serving(state, limit=2) as server, ExitStack() as stack:
-        thread = threading.Thread(target=lambda: asyncio.run(held.run(hold)))
-        thread.start()
-        assert begun.wait(20)  # otherwise the first request could be answered, and its connection be closed
+    with serving(state, limit=2) as server, gate.occupying(held), ExitStack() as stack:
         waiting = [stack.enter_context(connect(server, whole(server, "/api/positions"))) for _ in range(2)]
         until(lambda: held.waiting == 2)
         with connect(server, whole(server)) as late:
             assert received(late) == b""
-        opened.set()
+        gate.opened.set()
         assert all(item.recv(65536).startswith(b"HTTP/1.1 200") for item in waiting)
-        thread.join(10)
 
 
 def test_incomplete_requests_do_not_delay_shutdown():

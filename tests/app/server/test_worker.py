@@ -14,22 +14,12 @@ from regard.app.server import memory
 from regard.app.server.security import RequestError
 from regard.app.server.worker import Worker
 from regard.errors import ArgumentError
+from tests.app.server.live import Gate
 
 
-class Gate:
-    """Work that blocks until it is opened."""
-
-    def __init__(self) -> None:
-        self.begun, self.opened = threading.Event(), threading.Event()
-
-    def __call__(self) -> str:
-        self.begun.set()
-        assert self.opened.wait(20)
-        return "gate"
-
-    async def entered(self) -> None:
-        while not self.begun.is_set():
-            await asyncio.sleep(0.001)
+async def entered(gate: Gate) -> None:
+    while not gate.begun.is_set():
+        await asyncio.sleep(0.001)
 
 
 @pytest.fixture
@@ -45,7 +35,7 @@ def behind_a_gate(worker: Worker, ask: Callable[[], Any]) -> Any:
 
     async def run() -> Any:
         first = asyncio.ensure_future(worker.run(gate))
-        await gate.entered()
+        await entered(gate)
         payload = asyncio.ensure_future(ask())
         await asyncio.sleep(0.05)
         gate.opened.set()
@@ -139,7 +129,7 @@ def test_several_threads_share_one_bounded_queue():
         jobs = []
         for gate in gates:  # the second enters although the first is not done
             jobs.append(asyncio.ensure_future(worker.run(gate)))
-            await gate.entered()
+            await entered(gate)
         jobs += [asyncio.ensure_future(worker.run(lambda: "waited")) for _ in range(2)]
         await asyncio.sleep(0.02)
         for gate in gates:
@@ -177,7 +167,7 @@ def test_running_work_is_interrupted_when_the_client_disconnects(worker):
 
     async def ask():
         task = asyncio.ensure_future(worker.run(tiles))
-        await tiles.entered()
+        await entered(tiles)
         task.cancel()
         return await worker.run(lambda: "next")
 
@@ -198,7 +188,7 @@ def test_a_batch_continues_while_one_client_is_connected(worker):
 
     async def ask():
         gone, stays = (asyncio.ensure_future(worker.run_batched("a", together, n)) for n in (6, 7))
-        await tiles.entered()
+        await entered(tiles)
         gone.cancel()
         return await stays
 
@@ -210,7 +200,7 @@ def test_cancel_interrupts_running_and_refuses_waiting_jobs():
 
     async def ask():
         jobs = [asyncio.ensure_future(worker.run(tiles))]
-        await tiles.entered()
+        await entered(tiles)
         jobs.append(asyncio.ensure_future(worker.run(lambda: "in vain")))
         await asyncio.sleep(0.01)
         worker.cancel()
@@ -226,7 +216,7 @@ def test_stop_reports_threads_that_cannot_be_interrupted():
 
     async def ask():
         task = asyncio.ensure_future(worker.run(gate))
-        await gate.entered()
+        await entered(gate)
         assert not worker.stop(seconds=0.01)
         gate.opened.set()
         await asyncio.gather(task, return_exceptions=True)

@@ -9,7 +9,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from regard._util.text import pluralize
-from regard.app.protocol import formula
+from regard.app.computation import formula
 from regard.app.server.endpoints import endpoint
 from regard.app.server.schema import Request, Response
 from regard.errors import ArgumentError, ShapeError
