@@ -33,7 +33,8 @@ def is_verified(page: Path) -> bool:
 def record(page: Path) -> None:
     """Record that a page has run in this process, with the modules imported so far."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    paths = (Path(file).resolve() for file in files if file and file.endswith(".py"))
+    own = (file for file in files if file and file.endswith(".py") and "site-packages" not in file)
+    paths = map(Path.resolve, map(Path, own))  # slow, hence not for the thousands of files of torch
     modules = sorted(path.relative_to(PACKAGE).as_posix() for path in paths if path.is_relative_to(PACKAGE))
     records = {**_records(), _name(page): (_digest(page, modules), modules)}
     lines = (f"{name} {digest} {' '.join(used)}\n" for name, (digest, used) in sorted(records.items()))

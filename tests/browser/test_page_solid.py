@@ -8,6 +8,7 @@ from tests.browser.visit import (
     SIZES,
     Visit,
     log,
+    model_info,
     redraw,
     screenshot,
     trainings,
@@ -46,19 +47,8 @@ def test_hostile_text_is_shown_as_text(visit: Visit, section: str) -> None:
 
 
 def test_hostile_names_are_shown_as_text(visit: Visit) -> None:
-    model = {
-        "name": HOSTILE,
-        "kind": "translator",
-        "about": HOSTILE,
-        "attends": True,
-        "layers": 1,
-        "heads": 1,
-    }
-    more = {"max_tokens": None, "languages": HOSTILE, "examples": [HOSTILE]}
     page = visit.page
-    page.route(
-        "**/api/models", lambda route: route.fulfill(json={"models": [model | more], "folders": [HOSTILE]})
-    )
+    visit.answer("models", {"models": [model_info(HOSTILE)], "folders": [HOSTILE]})
     visit.answer("translate", translation(HOSTILE))
     visit.answer("training", trainings(HOSTILE))
     visit.answer("training/**", log(HOSTILE))
@@ -80,11 +70,9 @@ def test_sections_without_a_model_show_the_commands_to_get_one(visit: Visit) -> 
     visit.look("empty-training", SIZES[:1])
 
 
-def test_server_errors_are_shown_with_a_retry_button(rough: Visit) -> None:
+def test_server_errors_are_shown_with_a_retry_button_unless_final(rough: Visit) -> None:
     page = rough.page
-    page.route(
-        "**/api/lookup", lambda route: route.fulfill(status=500, json={"error": f"{HOSTILE}: give another."})
-    )
+    rough.answer("lookup", {"error": f"{HOSTILE}: give another."}, 500)
     rough.enter("lookup")
     page.wait_for_selector(".errors .notice")
     assert HOSTILE in rough.text(".errors .notice")
@@ -94,13 +82,9 @@ def test_server_errors_are_shown_with_a_retry_button(rough: Visit) -> None:
     page.get_by_role("button", name="Try again").click()
     page.wait_for_selector(".working")
     assert page.locator(".errors .notice").count() == 0
-
-
-def test_final_errors_have_no_retry_button(rough: Visit) -> None:
-    page = rough.page
     message = "Too long: 902 tokens; this model reads at most 512."
-    page.route("**/api/lookup", lambda route: route.fulfill(status=422, json={"error": message}))
-    rough.enter("lookup")
+    rough.answer("lookup", {"error": message}, 422)
+    page.get_by_label("Score", exact=True).select_option("dot")
     page.wait_for_selector(".errors .notice")
     assert message in rough.text(".errors .notice")
     assert page.get_by_role("button", name="Try again").count() == 0
@@ -108,19 +92,6 @@ def test_final_errors_have_no_retry_button(rough: Visit) -> None:
     page.get_by_label("Score", exact=True).select_option("cosine")  # another question
     page.wait_for_selector(".working")
     assert page.locator(".errors .notice").count() == 0
-
-
-@pytest.mark.skipif(not ENCODER, reason="minilm is not installed")
-def test_a_text_too_long_for_the_model_has_no_retry_button(rough: Visit) -> None:
-    page = rough.page
-    rough.enter("long", model="minilm", text="dogs bark at strangers " * 60)
-    page.wait_for_selector(".regard-attention")
-    page.get_by_label("Text", exact=True).fill("dogs bark at strangers " * 400)
-    page.get_by_role("button", name="Show the map").click()
-    page.wait_for_selector(".errors .notice")
-    assert "512" in rough.text(".errors .notice")
-    assert page.get_by_role("button", name="Try again").count() == 0
-    rough.look("too-long", SIZES[:1])
 
 
 def test_the_view_retries_while_the_server_is_busy(rough: Visit) -> None:
@@ -160,9 +131,7 @@ def test_the_page_waits_for_a_model_in_training(visit: Visit) -> None:
     visit.enter("translate")
     assert "being trained" in visit.text(".empty-state")
     visit.look("expected", (SIZES[0], SIZES[3]))
-    model = {"name": "transformer", "kind": "translator", "about": "", "attends": True, "layers": 1}
-    more = {"heads": 1, "max_tokens": None, "languages": "en-de", "examples": ["two dogs"]}
-    found.update(models=[model | more], pending=[])
+    found.update(models=[model_info("transformer")], pending=[])
     page.wait_for_selector(".translation")
     assert visit.text(".translation") == "zwei Hunde"
 

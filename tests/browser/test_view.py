@@ -65,13 +65,6 @@ SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clie
 # The modules
 
 
-def test_top_level_names_are_unique_over_all_modules():
-    begins = re.compile(r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", re.MULTILINE)
-    names = Counter(name for path in MODULES for name in begins.findall(path.read_text()))
-    assert names["mount"] == 1
-    assert [name for name, times in names.items() if times > 1] == []
-
-
 def test_modules_are_small_and_import_by_name_on_one_line():
     for path in MODULES:
         lines = path.read_text().splitlines()
@@ -85,15 +78,11 @@ def test_modules_are_small_and_import_by_name_on_one_line():
 # Lines
 
 
-def test_lines_show_every_token_on_both_sides(opened):
-    page = opened()
+def test_lines_show_every_token_and_hovering_one_its_row_in_percent(opened):
+    page = opened(heads=[2])
     for side in ("query", "key"):
         assert page.locator(f".side.{side} .token").all_text_contents() == CAT["tokens"]
     assert page.locator(".drawing path").count() > 20
-
-
-def test_hovering_a_query_shows_its_row_in_percent(opened):
-    page = opened(heads=[2])
     page.hover(".side.query .token:nth-child(4)")
     page.wait_for_selector(".token.selected")
     row = weights(SMALL, 0, 0)[2, 3]
@@ -103,7 +92,7 @@ def test_hovering_a_query_shows_its_row_in_percent(opened):
     assert [float(share or 0) for share in shown] == pytest.approx(100 * row * (row >= 0.005), abs=0.51)
 
 
-def test_a_click_pins_a_token_and_a_second_unpins_it(opened):
+def test_tokens_are_pinned_and_hidden_and_heads_are_toggled(opened):
     page = opened()
     page.click(".side.key .token:nth-child(3)")
     page.mouse.move(5, 5)
@@ -111,12 +100,15 @@ def test_a_click_pins_a_token_and_a_second_unpins_it(opened):
     assert page.locator(".side.key .token.selected").count() == 1
     page.click(".side.key .token:nth-child(3)")
     assert page.evaluate("shown.state.key") is None
-
-
-def test_special_tokens_can_be_hidden(opened):
-    page = opened()
     page.get_by_label("hide special tokens").check()
     assert page.locator(".side.query .token").all_text_contents() == CAT["tokens"][1:-1]
+    page.get_by_role("button", name="Head 2", exact=True).click()
+    assert page.evaluate("shown.state.heads") == [2]
+    page.get_by_role("button", name="none").click()
+    assert "Select a head" in page.locator(".readout").text_content()
+    assert page.locator(".drawing path").count() == 0
+    page.get_by_role("button", name="all", exact=True).click()
+    assert page.evaluate("shown.state.heads") is None
 
 
 def test_arrow_keys_move_among_tokens_and_describe_them(opened):
@@ -135,34 +127,22 @@ def test_arrow_keys_move_among_tokens_and_describe_them(opened):
     assert stops == 1
 
 
-def test_heads_are_toggled_and_none_is_an_empty_state(opened):
-    page = opened()
-    page.get_by_role("button", name="Head 2", exact=True).click()
-    assert page.evaluate("shown.state.heads") == [2]
-    page.get_by_role("button", name="none").click()
-    assert "Select a head" in page.locator(".readout").text_content()
-    assert page.locator(".drawing path").count() == 0
-    page.get_by_role("button", name="all", exact=True).click()
-    assert page.evaluate("shown.state.heads") is None
-
-
-def test_words_are_in_two_rows_on_wide_screens(opened):
-    page = opened("several")
-    assert page.locator(".drawing.across").count() == 1
-    page.set_viewport_size({"width": 200, "height": 700})
-    page.wait_for_selector(".drawing.down")
-
-
 # Several inputs
 
 
-def test_two_inputs_side_by_side(opened):
+def test_two_inputs_side_by_side_and_words_in_two_rows_on_wide_screens(opened):
     page = opened("several")
+    assert page.locator(".drawing.across").count() == 1
+    assert "no query and key vectors" not in page.locator(".body").text_content()
     page.get_by_label("Compare with").select_option("1")
     assert page.locator(".pane").count() == 2
     assert page.locator(".pane >> nth=1").locator(".side.key .token").all_text_contents() == ["Tee"]
     page.get_by_label("Compare with").select_option("")
     assert page.locator(".pane").count() == 1
+    page.set_viewport_size({"width": 200, "height": 700})
+    page.wait_for_selector(".drawing.down")
+    page.evaluate("shown.set({ view: 'numbers' })")
+    assert "no query and key vectors" in page.locator(".body").text_content()
 
 
 def test_texts_are_never_markup(opened):
@@ -186,7 +166,7 @@ def test_empty_views_say_so(opened, data, options, message):
 # Search
 
 
-def test_search_finds_words_across_tokens(opened):
+def test_search_tabs_and_values_set_by_a_script(opened):
     page = opened()
     page.get_by_label("Find a token").fill("because")
     assert page.locator(".found").text_content() == "1 of 1"
@@ -194,12 +174,20 @@ def test_search_finds_words_across_tokens(opened):
     page.get_by_label("Find a token").fill("the")
     page.get_by_role("button", name="Next match").click()
     assert page.evaluate("shown.state.query") == 5
+    page.get_by_role("tab", name="Lines").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_role("tab", name="Matrix").get_attribute("aria-selected") == "true"
+    assert page.evaluate("document.activeElement.textContent") == "Matrix"
+    page.evaluate("shown.set({ view: 'lines', layer: 99, heads: [1, 77], nonsense: 5 })")
+    assert page.evaluate("[shown.state.view, shown.state.layer, shown.state.heads]") == ["lines", 3, [1]]
+    page.evaluate("shown.destroy()")
+    assert page.locator("#view > *").count() == 0
 
 
 # Matrix
 
 
-def test_the_cell_under_the_keyboard_cursor_is_described(opened):
+def test_the_cell_under_the_cursor_is_described_and_pinned(opened):
     page = opened(view="matrix", heads=[1])
     page.locator(".map canvas").focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
@@ -212,10 +200,6 @@ def test_the_cell_under_the_keyboard_cursor_is_described(opened):
     page.keyboard.press("Enter")
     assert page.evaluate("[shown.state.query, shown.state.key]") == [2, 1]
     assert page.locator(".rankings section:not([hidden])").count() == 3
-
-
-def test_a_click_on_the_map_pins_its_cell(opened):
-    page = opened(view="matrix")
     page.locator(".map canvas").click(position={"x": 300, "y": 300})
     query, key = page.evaluate("[shown.state.query, shown.state.key]")
     reads(page, ".tip", f"query {query + 1} ")
@@ -318,10 +302,6 @@ def test_numbers_lead_from_products_to_the_weight(opened):
     page.wait_for_selector(".readout:has-text('sat → sat')")
 
 
-def test_numbers_without_vectors_give_a_reason(opened):
-    assert "no query and key vectors" in opened("several", view="numbers").locator(".body").text_content()
-
-
 # Everywhere
 
 
@@ -335,14 +315,6 @@ def test_a_phone_never_scrolls_sideways(opened, page, data):
             page.emulate_media(color_scheme=scheme)
             redraw(page)
             assert page.evaluate(SIDEWAYS) <= 0, (view, scheme)
-
-
-def test_arrow_keys_move_between_tabs(opened):
-    page = opened()
-    page.get_by_role("tab", name="Lines").focus()
-    page.keyboard.press("ArrowRight")
-    assert page.get_by_role("tab", name="Matrix").get_attribute("aria-selected") == "true"
-    assert page.evaluate("document.activeElement.textContent") == "Matrix"
 
 
 def test_the_widget_shows_what_its_kernel_answers(page, served):
@@ -372,11 +344,3 @@ def test_a_standalone_page_opens_from_disk(page, tmp_path):
         redraw(page)
     until(page, lambda: page.locator(".step").count() >= 5)
     assert page.locator("img").count() == 0
-
-
-def test_set_and_destroy(opened):
-    page = opened()
-    page.evaluate("shown.set({ view: 'matrix', layer: 99, heads: [1, 77], nonsense: 5 })")
-    assert page.evaluate("[shown.state.view, shown.state.layer, shown.state.heads]") == ["matrix", 3, [1]]
-    page.evaluate("shown.destroy()")
-    assert page.locator("#view > *").count() == 0

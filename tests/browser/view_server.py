@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import regard
+from regard.app.protocol import encode_array
 
 STATIC = Path(regard.__file__).parent / "app" / "static"
 POLICY = (
@@ -36,10 +37,11 @@ const model = {
   off: () => { receive = null; },
   async send({ id, question, arguments: asked }) {
     if (question === "heads") return receive({ id, error: "the kernel is gone" }, []);
-    const { facts, arrays } = await source.ask(question, asked);
-    const shifted = ({ data }) => new Uint8Array([0, ...new Uint8Array(data.buffer)]).buffer;
-    const buffers = arrays.map((array) => new DataView(shifted(array), 1)); // not at a multiple of four
-    return receive({ id, facts, shapes: arrays.map(({ shape }) => shape) }, buffers);
+    const answer = await source.ask(question, asked);
+    if (question !== "tile") return receive({ id, answer }, []);
+    const parts = [new Uint8Array(1), new Uint32Array(answer.shape), answer.data];
+    const bytes = await new Blob(parts).arrayBuffer();
+    return receive({ id }, [new DataView(bytes, 1)]); // not at a multiple of four
   },
 };
 window.end = widget.render({ model, el: document.getElementById("view") });
@@ -79,6 +81,11 @@ def text(*tokens, special=()):
     return {"tokens": list(tokens), "special": list(special)}
 
 
+def layer_info(label, kind, heads, queries, keys, vectors):
+    info = {"name": label, "label": label, "kind": kind, "heads": heads, "vectors": vectors}
+    return info | {"queries": queries, "keys": keys}
+
+
 def view_data(*inputs, title=""):
     """Return embedded data; an input is (title, texts, [(label, kind, heads, queries, keys, options)])."""
     described, stored = [], []
@@ -87,18 +94,7 @@ def view_data(*inputs, title=""):
         held = [
             made(h, sizes[q], sizes[k], seed=n, **extra) for n, (_, _, h, q, k, extra) in enumerate(layers)
         ]
-        message = [
-            {
-                "name": label,
-                "label": label,
-                "kind": kind,
-                "heads": h,
-                "queries": q,
-                "keys": k,
-                "vectors": extra.get("vectors", True),
-            }
-            for label, kind, h, q, k, extra in layers
-        ]
+        message = [layer_info(*layer, vectors=extra.get("vectors", True)) for *layer, extra in layers]
         described.append({"title": name, "note": "", "texts": texts, "layers": message})
         stored.append({"layers": held})
     return {"view": {"title": title, "inputs": described}, "inputs": stored}
@@ -145,15 +141,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if name in DATA:
             return self.send(json.dumps(DATA[name]), "application/json")
         if name == "long":
-            layer = {
-                "name": "one",
-                "label": "layer 0",
-                "kind": "self",
-                "heads": 2,
-                "queries": 0,
-                "keys": 0,
-                "vectors": False,
-            }
+            layer = layer_info("layer 0", "self", 2, 0, 0, vectors=False)
             tokens = [f"w{place}" for place in range(LONG)]
             given = {"title": "long", "note": "", "texts": [text(*tokens)], "layers": [layer]}
             return self.send(json.dumps({"title": "", "inputs": [given]}), "application/json")
@@ -174,10 +162,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.counts["broken"]:
             self.send_error(503)
             return
-        facts, arrays = answer(question, payload)
-        self.send(
-            json.dumps({"facts": facts, "arrays": [pack(array) for array in arrays]}), "application/json"
-        )
+        result = answer(question, payload)
+        if isinstance(result, dict):
+            self.send(json.dumps(result), "application/json")
+        else:
+            self.send(encode_array(result), "application/octet-stream")
 
 
 def answer(question, payload):
@@ -187,8 +176,8 @@ def answer(question, payload):
         rows = np.linspace(top, bottom, payload["height"], endpoint=False)
         columns = np.linspace(left, right, payload["width"], endpoint=False)
         near = np.abs(rows[:, None] - 1000 - columns[None]) < max((bottom - top) / payload["height"], 1)
-        return {}, [np.where(near, 0.5, 1e-5)[None].repeat(1 if payload["mean"] else 2, 0)]
+        return np.where(near, 0.5, 1e-5)[None].repeat(1 if payload["mean"] else 2, 0)
     if question == "topk":
         step = -1000 if payload["side"] == "query" else 1000
-        return {"positions": [payload["position"] + step], "weights": [0.5]}, []
-    return {"positions": [20000, 7], "weights": [800.0, 30.0]}, [np.ones(payload["bins"])]
+        return {"positions": [payload["position"] + step], "weights": [0.5]}
+    return {"positions": [20000, 7], "weights": [800.0, 30.0], "bins": [1.0] * payload["bins"]}

@@ -113,6 +113,19 @@ def translation(text: str) -> dict:
     return {"translations": [item | more], "view": None}
 
 
+def model_info(text: str) -> dict:
+    """Return a translator of /api/models with this text in every field."""
+    numbers = {"attends": True, "layers": 1, "heads": 1, "max_tokens": None}
+    return {
+        "name": text,
+        "kind": "translator",
+        "about": text,
+        "languages": text,
+        "examples": [text],
+        **numbers,
+    }
+
+
 def trainings(name: str, state: str = "finished") -> dict:
     return {"trainings": [{"name": name, "steps": 1, "state": state}]}
 

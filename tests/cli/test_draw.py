@@ -1,6 +1,5 @@
 """`regard draw`: each kind of picture, and one-line errors."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,27 +9,10 @@ pytest.importorskip("typer")
 
 import regard
 from tests.cli.running import error_of, run
-from tests.models.encoders.test_pretrained import CONFIG, LAYERS, named, word_pieces
+from tests.models.encoders.test_pretrained import LAYERS
 from tests.translation import folders
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folders.write(tmp_path_factory.mktemp("translator"))
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("tokenizers")
-    from safetensors.torch import save_file
-
-    folder: Path = tmp_path_factory.mktemp("encoder")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    save_file(named(), folder / "model.safetensors")
-    word_pieces(folder)
-    return folder
 
 
 @pytest.fixture
@@ -54,12 +36,12 @@ def test_a_weights_file(weights, capsys):
     assert Path("y.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_translator(translator, tmp_path, capsys):
-    run("draw", "-m", translator, "ein Hund bellt", "-o", tmp_path / "x.svg")
-    (translation,) = regard.load_translator(translator).translate("ein Hund bellt")
+def test_a_translator(model, tmp_path, capsys):
+    run("draw", "-m", model, "ein Hund bellt", "-o", tmp_path / "x.svg")
+    (translation,) = regard.load_translator(model).translate("ein Hund bellt")
     assert capsys.readouterr().out.splitlines()[0] == translation.text
     assert all(f">{word}<" in text_of(tmp_path / "x.svg") for word in ("ein", "Hund", "bellt", "source"))
-    run("draw", "-m", translator, "ein Hund", "--heads", "-o", tmp_path / "y.svg")
+    run("draw", "-m", model, "ein Hund", "--heads", "-o", tmp_path / "y.svg")
     printed = capsys.readouterr().out.splitlines()
     assert printed[1].startswith("2 layers × 2 heads, ")
     assert all(f">{name}<" in text_of(tmp_path / "y.svg") for name in ("head 1", "decoder 1 to source"))
@@ -76,13 +58,15 @@ def test_an_encoder(encoder, tmp_path, capsys):
     assert ">head 0<" not in text_of(tmp_path / "z.svg")
 
 
-def test_negative_heads_count_from_the_last(weights, encoder, translator):
-    for subject in ([weights], ["-m", encoder, "Dogs"], ["-m", translator, "ein Hund", "--layer", "-1"]):
-        pictures = []
+def test_negative_heads_count_from_the_last(weights, encoder, model, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("regard.plot.heatmaps.draw_weights", lambda x, *_, **__: drawn.append(x))
+    for subject in ([weights], *(["-m", folder, "Dogs", "--layer", -1] for folder in (encoder, model))):
         for head in (-2, -1, 2 if subject == [weights] else 1):
-            run("draw", *subject, "--head", head, "-o", "x.png")
-            pictures.append(Path("x.png").read_bytes())
-        assert pictures[0] != pictures[1] == pictures[2]
+            run("draw", *subject, "--head", head)
+        first, second, third = (torch.as_tensor(x[..., :, :]) for x in drawn[-3:])
+        assert torch.equal(second, third)
+        assert not torch.equal(first, second)
 
 
 def test_masks_and_positions(tmp_path, monkeypatch, capsys):
@@ -109,18 +93,12 @@ def test_masks_and_positions(tmp_path, monkeypatch, capsys):
         (["--model", "nothing", "Dogs bark."], "'nothing' does not exist"),
         (["--mask", "causal", "Dogs"], "--mask takes no file or sentence; remove 'Dogs'."),
         (["--mask", "causal", "--log"], "--log does not apply to --mask, which accepts --size, --queries"),
-        (
-            ["--positions", "t5", "--head", "1"],
-            "--head does not apply to --positions, which accepts --size.",
-        ),
+        (["--positions", "t5", "--head", "1"], "--head does not apply to --positions, which accepts --size."),
         (["--mask", "diagonal"], "--mask is 'diagonal'; use causal, window:4"),
         (["--mask", "window"], "--mask is 'window'; use causal"),
         (["--mask", "documents:2,3", "--size", "9"], "Documents has 5 queries in total and the call has 9"),
         (["--mask", "causal", "--size", "0"], "--size is '0'; pass one number"),
-        (
-            ["--mask", "causal", "--size", "2", "--keys", "a b"],
-            "--size and --queries or --keys are mutually exclusive",
-        ),
+        (["--mask", "causal", "--size", "2", "--keys", "a b"], "--size and --queries or --keys are mutually"),
         (["--positions", "t5", "--size", "2x3"], "for positions, pass one number: --size 2."),
         (["--mask", "causal", "--size", "999999"], "--size is 999999; the maximum is 50,000"),
         (["--mask", "documents:0"], "--mask is 'documents:0'; use causal"),
@@ -141,17 +119,17 @@ def test_errors_are_one_line(arguments, message, weights, capsys):
     assert not Path("picture.png").exists()
 
 
-def test_layers_and_heads_out_of_range(encoder, translator, tmp_path, capsys):
-    for model, option, number, valid in (
+def test_layers_and_heads_out_of_range(encoder, model, tmp_path, capsys):
+    for folder, option, number, valid in (
         (encoder, "--layer", LAYERS, f"0 to {LAYERS - 1}"),
         (encoder, "--head", 99, "0 to "),
-        (translator, "--layer", 2, "0 to 1"),
+        (model, "--layer", 2, "0 to 1"),
     ):
         assert f"{option} {number} is out of range; use {valid}" in error_of(
-            capsys, "draw", "-m", model, "ein Hund", option, number, "-o", tmp_path / "x.png"
+            capsys, "draw", "-m", folder, "ein Hund", option, number, "-o", tmp_path / "x.png"
         )
     assert "--log applies only to heads; add --heads, or remove --log" in error_of(
-        capsys, "draw", "-m", translator, "ein Hund", "--log", "-o", tmp_path / "x.png"
+        capsys, "draw", "-m", model, "ein Hund", "--log", "-o", tmp_path / "x.png"
     )
     plain = folders.write(tmp_path / "plain", "plain")
     assert "has no cross-attention" in error_of(

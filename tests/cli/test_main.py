@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated
 
 import pytest
 
@@ -62,20 +61,18 @@ def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
 
 
-def test_version(capsys):
+def test_python_m_regard_runs_the_command_line(capsys):
     run("--version")
-    assert capsys.readouterr().out == f"regard {regard.__version__}\n"
-
-
-def test_python_m_regard_runs_the_command_line():
     done = subprocess.run([sys.executable, "-m", "regard", "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"regard {regard.__version__}\n"), done.stderr
+    assert done.stdout == capsys.readouterr().out == f"regard {regard.__version__}\n", done.stderr
 
 
-def test_help_lists_all_commands(capsys):
+def test_help_lists_all_commands_and_is_printed_without_a_command(capsys):
     run("--help")
     printed = capsys.readouterr().out
     assert all(f" {command} " in printed for command in NAMES)
+    run(status=2)
+    assert capsys.readouterr().out.strip() == printed.strip()
 
 
 def test_invalid_arguments_are_reported_before_torch_is_imported(tmp_path):
@@ -146,36 +143,26 @@ def test_invalid_arguments_are_reported_before_torch_is_imported(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.de", "empty", "model"]
 
 
-@pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("name", NAMES)
-def test_help_names_values_and_shows_examples(name, columns, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    run(name, "--help")
-    printed = capsys.readouterr().out
-    type_names = r"<(bool|str|list|path|int|float)|\[x>=|\bPath\b|None"  # typer's
-    assert not re.search(type_names, printed)
-    assert all(len(line) <= columns for line in printed.split("\n"))
-    assert "\x1b" not in printed  # no colors without a terminal
-    assert 1 <= len(examples(name)) <= 6
-    assert all(f" {line} " in printed for line in examples(name))  # not wrapped
-    for param in click_command(name).params:
+def test_help_names_values_and_shows_valid_examples(name, capsys, monkeypatch):
+    for columns in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        run(name, "--help")
+        printed = capsys.readouterr().out
+        type_names = r"<(bool|str|list|path|int|float)|\[x>=|\bPath\b|None"  # typer's
+        assert not re.search(type_names, printed)
+        assert all(len(line) <= columns for line in printed.split("\n"))
+        assert "\x1b" not in printed  # no colors without a terminal
+        assert all(f" {line} " in printed for line in examples(name))  # not wrapped
+    command = click_command(name)
+    for param in command.params:
         assert (param.help or "").endswith((".", "…")), param.name
         assert param.param_type_name == "option" or (param.metavar or "").isupper()
-
-
-@pytest.mark.parametrize("line", [line for name in NAMES for line in examples(name)])
-def test_examples_in_the_help_are_valid(line):
-    """Every option exists and accepts its value."""
-    program, name, *arguments = shlex.split(line)
-    assert program == "regard"
-    click_command(name).make_context(name, arguments)
-
-
-def test_without_a_command_the_help_is_printed(capsys):
-    run("--help")
-    printed = capsys.readouterr().out
-    run(status=2)
-    assert capsys.readouterr().out.strip() == printed.strip()
+    assert 1 <= len(examples(name)) <= 6
+    for line in examples(name):  # every option exists and accepts its value
+        program, called, *arguments = shlex.split(line)
+        assert (program, called) == ("regard", name)
+        command.make_context(name, arguments)
 
 
 def test_help_does_not_import_torch():
@@ -222,44 +209,44 @@ def test_usage_errors_are_one_line(arguments, message, capsys):
     assert captured.err.count("\n") == 1
 
 
-def test_os_errors_name_the_file_and_the_fix(command, capsys):
-    def full() -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model/x")
+def raising(error: BaseException):
+    def attempt() -> None:
+        raise error
 
-    command(full)
-    run("attempt", status=2)
-    assert capsys.readouterr().err == (
-        "regard: model/x: No space left on device; free some space and run the command again.\n"
-    )
+    return attempt
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "message"),
     [
-        MemoryError("Unable to allocate 9.09 TiB for an array"),
-        RuntimeError(
-            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+        (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model/x"),
+            "model/x: No space left on device; free some",
         ),
-        RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        (MemoryError("Unable to allocate 9.09 TiB for an array"), "Out of memory. Reduce --batch or --beam"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes."),
+            "Out of memory.",
+        ),
+        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"), "Out of memory."),
+        (ModuleNotFoundError("", name="nowhere"), "Missing package 'nowhere'. Run: pip install nowhere"),
+        (SystemExit(130), ""),  # the command has reported the interrupt itself
     ],
 )
-def test_out_of_memory_is_one_line(error, command, capsys):
-    def large() -> None:
-        raise error
-
-    command(large)
-    run("attempt", status=2)
+def test_errors_of_a_command_are_one_line(error, message, command, capsys):
+    command(raising(error))
+    run("attempt", status=130 if isinstance(error, SystemExit) else 2)
     shown = capsys.readouterr().err
-    assert "Out of memory. Reduce --batch or --beam" in shown
-    assert shown.count("\n") == 1
+    assert shown.startswith(f"regard: {message}" if message else "")
+    assert shown.count("\n") == bool(message)
 
 
-def test_internal_errors_keep_their_traceback(command):
-    def wrong() -> None:
-        raise RuntimeError("an internal error")
-
-    command(wrong)
-    with pytest.raises(RuntimeError, match="internal"):
+@pytest.mark.parametrize(
+    "error", [RuntimeError("internal"), *(ModuleNotFoundError("", name=f"{n}.x") for n in ("regard", "json"))]
+)
+def test_internal_errors_keep_their_traceback(error, command):
+    command(raising(error))
+    with pytest.raises(type(error)):
         main(["attempt"])
 
 
@@ -300,19 +287,6 @@ def test_the_exit_status_survives_a_closed_terminal():
     assert done.stderr == "129\n"
 
 
-def test_a_missing_package_is_reported_with_its_pip_command(command, capsys):
-    def needs(package: Annotated[str, typer.Argument()]) -> None:
-        __import__(package)
-
-    command(needs)
-    run("attempt", "no_such_package_anywhere", status=2)
-    error = capsys.readouterr().err
-    assert "Missing package 'no_such_package_anywhere'. Run: pip install no_such_package_anywhere" in error
-    for module in ("regard.nowhere", "json.nowhere"):
-        with pytest.raises(ModuleNotFoundError):
-            main(["attempt", module])
-
-
 @pytest.mark.parametrize("where", ["regard.cli.words._load", "regard.cli.app.run"])
 def test_an_interrupt_is_one_line(where, monkeypatch, capsys):
     def interrupt(*arguments, **options):
@@ -321,15 +295,7 @@ def test_an_interrupt_is_one_line(where, monkeypatch, capsys):
     monkeypatch.setattr(where, interrupt)
     run("embed", "bark", status=130)
     assert capsys.readouterr().err == "regard: interrupted.\n"
-
-
-def test_a_command_can_report_the_interrupt_itself(command, capsys):
-    def interrupted() -> None:
-        raise SystemExit(130)
-
-    command(interrupted)
-    run("attempt", status=130)
-    assert capsys.readouterr().err == ""
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -355,12 +321,6 @@ def test_an_interrupt_during_an_import_is_one_line(inside, tmp_path: Path):
     assert (done.returncode, done.stderr) == (130, "regard: interrupted.\n")
 
 
-def test_the_sigint_handler_is_restored():
-    before = signal.getsignal(signal.SIGINT)
-    run("--version")
-    assert signal.getsignal(signal.SIGINT) is before
-
-
 def without_wait_policies() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _WAIT_POLICIES}
 
@@ -384,20 +344,11 @@ def test_threads_spin_briefly_unless_configured_otherwise(variables, imported, e
     assert {name: os.environ[name] for name in _WAIT_POLICIES if name in os.environ} == expected
 
 
-def test_imports_do_not_change_the_environment():
-    program = (
-        "import importlib, os\n"
-        "before = dict(os.environ)\n"
-        "for module in ('regard', 'regard.models', 'regard.translation', 'regard.cli'):\n"
-        "    importlib.import_module(module)\n"
-        "    assert dict(os.environ) == before, module\n"
-    )
-    done = python(program)
-    assert done.returncode == 0, done.stderr
-
-
 WAITING = """
 import os, sys
+before = dict(os.environ)
+import regard, regard.models, regard.translation, regard.cli
+assert dict(os.environ) == before
 class Finder:
     def find_spec(self, name, path, target=None):
         if name == "torch":
@@ -410,6 +361,7 @@ main(["draw", "--mask", "causal", "-o", "x.svg"])
 
 
 def test_threads_spin_briefly_before_torch_is_imported():
+    """Only by the command line: importing regard does not change the environment."""
     done = subprocess.run(
         [sys.executable, "-c", WAITING], env=without_wait_policies(), capture_output=True, text=True
     )
@@ -430,21 +382,17 @@ def test_openmp_reads_the_wait_policy(tmp_path):
     assert "GOMP_SPINCOUNT = '10000'" in done.stderr
 
 
-@pytest.mark.parametrize("argument", ["\0", "a\0b", "\ud800"])
-@pytest.mark.parametrize("command", [["translate", "-m"], ["train", "-o"], ["draw"], ["curves"], ["look"]])
-def test_arguments_that_cannot_be_file_names_are_one_line(command, argument, capsys):
-    assert "contains a NUL character or a lone surrogate; remove it." in error_of(capsys, *command, argument)
+@pytest.mark.parametrize("command", ["translate -m", "train -o", "draw", "curves", "look"])
+def test_arguments_that_cannot_be_file_names_are_one_line(command, capsys):
+    for argument in ("\0", "a\0b", "\ud800"):
+        assert "a NUL character or a lone surrogate; remove it." in error_of(
+            capsys, *command.split(), argument
+        )
 
 
-def test_circular_symlinks_are_one_line(tmp_path, capsys):
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    (tmp_path / "a").write_text("1\n")
-    for command in (
-        ["evaluate", "-m", tmp_path / "loop", tmp_path / "a", tmp_path / "a"],
-        ["evaluate", "--translations", tmp_path / "loop", tmp_path / "a", tmp_path / "a"],
-        ["curves", tmp_path / "loop"],
-    ):
-        run(*command, status=2)
-        error = capsys.readouterr().err
-        assert error.startswith("regard: ")
-        assert error.count("\n") == 1
+def test_circular_symlinks_are_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    Path("a").write_text("1\n")
+    for line in ("evaluate -m loop a a", "evaluate --translations loop a a", "curves loop"):
+        assert error_of(capsys, *line.split())

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,6 +15,7 @@ pytest.importorskip("typer")
 from regard.cli.train import _SYNONYMS, _find_setting
 from regard.translation.config import TranslationConfig
 from regard.translation.model_folder import read_config
+from regard.translation.training.loop import TrainingResult
 from regard.translation.training.train import Run
 from tests.cli.running import error_of, run
 from tests.translation.small import PAIRS
@@ -37,42 +39,31 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(folder: Path) -> list[object]:
     """The arguments of the training run."""
-    files = [
-        folder / "a.en",
-        folder / "a.de",
-        "--dev",
-        folder / "dev.tsv",
-        "--config",
-        folder / "config.toml",
-    ]
-    return [*files, *SMALL, *SETTINGS]
+    names = f"{folder}/a.en {folder}/a.de --dev {folder}/dev.tsv --config {folder}/config.toml"
+    return [*names.split(), *SMALL, *SETTINGS]
 
 
-def test_dev_pairs_in_one_file(corpus):
+def test_dev_pairs_in_one_file_and_swapped(corpus, tmp_path):
     data = Run.load(corpus / "model").data
-    assert data.dev == PAIRS[:5]
-    assert len(data.pairs) == len(PAIRS)
-
-
-def test_dev_pairs_after_an_equals_sign_and_swapped(corpus, tmp_path):
+    assert (data.dev, len(data.pairs)) == (PAIRS[:5], len(PAIRS))
     options = [f"--dev={corpus / 'dev.tsv'}", "--swap", *SMALL, *SETTINGS]
     run("train", corpus / "a.de", corpus / "a.en", *options, "-o", tmp_path / "m")
-    data = Run.load(tmp_path / "m").data
-    assert data.dev == [pair[::-1] for pair in PAIRS[:5]]
+    assert Run.load(tmp_path / "m").data.dev == [pair[::-1] for pair in PAIRS[:5]]
 
 
 @pytest.mark.parametrize("name", ["dev.ndjson", "dev.json", "dev.jsonl.gz", "dev.tab", "DEV.TSV", "dev.txt"])
-def test_dev_pairs_in_one_file_of_any_format(name, corpus, tmp_path):
+@pytest.mark.parametrize("equals", [False, True])
+def test_dev_takes_one_file_of_any_format(name, equals, corpus, tmp_path, monkeypatch):
     lines = [f"{pair.source}\t{pair.target}\n" for pair in PAIRS[:5]]
     if "json" in name:
         lines = [f"{json.dumps(pair._asdict())}\n" for pair in PAIRS[:5]]
     text = "".join(lines).encode()
     (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
-    for options in (["--dev", tmp_path / name, *SMALL], [*SMALL, f"--dev={tmp_path / name}"]):
-        folder = tmp_path / f"m{len(list(tmp_path.iterdir()))}"
-        run("train", corpus / "a.en", corpus / "a.de", "-o", folder, *SETTINGS, *options)
-        data = Run.load(folder).data
-        assert data.dev == PAIRS[:5]
+    train = Mock(return_value=TrainingResult(Mock(), finished=True, example="ja"))
+    monkeypatch.setattr("regard.translation.training.train.train", train)
+    option = [f"--dev={tmp_path / name}"] if equals else ["--dev", tmp_path / name]
+    run("train", corpus / "a.en", corpus / "a.de", "-o", tmp_path / "m", *option, *SMALL)
+    assert list(train.call_args.kwargs["dev"]) == PAIRS[:5]
 
 
 @pytest.mark.parametrize(
@@ -95,14 +86,10 @@ def test_suggested_settings_exist():
     }
 
 
-def test_the_final_message_shows_how_to_translate_a_dev_sentence(corpus, capsys):
-    run("train", "-o", corpus / "model", "--resume")
-    printed = capsys.readouterr().out
-    assert any(f"--model {corpus / 'model'} '{pair.source}'\n" in printed for pair in PAIRS[:5])
-
-
 def test_the_same_command_can_be_resumed(corpus, tmp_path, capsys):
     run("train", *arguments(corpus), "-o", corpus / "model", "--resume")
+    printed = capsys.readouterr().out  # how to translate a sentence of the validation set
+    assert any(f"--model {corpus / 'model'} '{pair.source}'\n" in printed for pair in PAIRS[:5])
     elsewhere = tmp_path / "moved"  # the same contents under other paths
     elsewhere.mkdir()
     for name in ("a.en", "a.de", "dev.tsv", "config.toml"):
@@ -111,41 +98,34 @@ def test_the_same_command_can_be_resumed(corpus, tmp_path, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-CONFLICTS = {
-    "corpus": (
-        ["{a.de}", "{a.en}"],
-        "with the corpus 'a.de' and 'a.en': it was started with 'a.en' and 'a.de'",
-    ),
-    "one file": (["{dev.tsv}"], "with the corpus 'dev.tsv': it was started with 'a.en' and 'a.de'"),
-    "changed": (["{more/a.en}", "{a.de}"], "the contents of the corpus 'a.en' and 'a.de' have changed"),
-    "direction": (["{a.en}", "{a.de}", "--swap"], "with --swap true: it was started with false"),
-    "direction alone": (["--swap"], "with --swap true: it was started with false"),
-    "dev": (["--dev", "{a.en}", "{a.de}"], "with --dev 'a.en' and 'a.de': it was started with 'dev.tsv'"),
-    "preset": (["--preset", "base"], "with --preset 'base': it was started with 'tiny'"),
-    "model": (["--model", "recurrent"], "with model.kind='recurrent': it was started with 'plain'"),
-    "setting": (["--set", "model.width=32"], "with model.width=32: it was started with 16"),
-    "updates": (["--updates", "1"], "from 2 updates to 1 update. Use a larger --updates"),
-    "file": (
-        ["--config", "{config.toml}"],
-        "with training.updates=7 from --config {config.toml}: it was started with 2",
-    ),
-}
+CONFLICTS = [
+    ("{a.de} {a.en}", "with the corpus 'a.de' and 'a.en': it was started with 'a.en' and 'a.de'"),
+    ("{dev.tsv}", "with the corpus 'dev.tsv': it was started with 'a.en' and 'a.de'"),
+    ("{more/a.en} {a.de}", "the contents of the corpus 'a.en' and 'a.de' have changed"),
+    ("{a.en} {a.de} --swap", "with --swap true: it was started with false"),
+    ("--swap", "with --swap true: it was started with false"),
+    ("--dev {a.en} {a.de}", "with --dev 'a.en' and 'a.de': it was started with 'dev.tsv'"),
+    ("--preset base", "with --preset 'base': it was started with 'tiny'"),
+    ("--model recurrent", "with model.kind='recurrent': it was started with 'plain'"),
+    ("--set model.width=32", "with model.width=32: it was started with 16"),
+    ("--updates 1", "from 2 updates to 1 update. Use a larger --updates"),
+    ("--config {config.toml}", "with training.updates=7 from --config {config.toml}: it was started with 2"),
+]
 
 
-@pytest.mark.parametrize("case", CONFLICTS)
-def test_resume_rejects_options_that_differ_from_the_start(case, corpus, capsys):
+def in_folder(folder: Path, text: str) -> str:
+    return text.replace("{", f"{folder}/").replace("}", "")
+
+
+@pytest.mark.parametrize(("options", "message"), CONFLICTS)
+def test_resume_rejects_options_that_differ_from_the_start(options, message, corpus, capsys):
     (corpus / "more").mkdir(exist_ok=True)
     (corpus / "more" / "a.en").write_text("1\n")
-    options, (message,) = (
-        [text.replace("{", f"{corpus}/").replace("}", "") for text in texts]
-        for texts in (CONFLICTS[case][0], [CONFLICTS[case][1]])
-    )
-    run("train", *options, "-o", corpus / "model", "--resume", status=2)
-    error = capsys.readouterr().err
+    command = ["train", *in_folder(corpus, options).split(), "-o", corpus / "model", "--resume"]
+    error = error_of(capsys, *command)
     assert f"'{corpus / 'model'}'" in error
-    assert message in error
+    assert in_folder(corpus, message) in error
     assert "choose a new --output." in error
-    assert error.count("\n") == 1
 
 
 def test_a_folder_without_origin_is_resumed(corpus, tmp_path):
@@ -159,71 +139,48 @@ def test_a_folder_without_origin_is_resumed(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{no}", "{a.de}"], "no: No such file"),
-        (["{.}", "{a.de}"], "is a folder; pass a file in it"),
-        (["{a.en}", "{.}"], "TARGET '"),
-        (["{a.en}", "{a.de}", "--dev", "{.}", "{a.de}"], "--dev '"),
+        ("{no} {a.de}", "no: No such file"),
+        ("{.} {a.de}", "is a folder; pass a file in it"),
+        ("{a.en} {.}", "TARGET '"),
+        ("{a.en} {a.de} --dev {.} {a.de}", "--dev '"),
+        ("{a.en} {a.de} --dev {a.de} {dev.tsv}", "dev.tsv' is a file of pairs; pass it without a second"),
+        ("{a.en} {a.de} --format tsv", "--format tsv applies to one file of pairs, but there are two"),
+        ("- -", "SOURCE and TARGET are both '-'"),
+        ("{a.en} {a.de} --lr 3", "--lr is not an option but a setting: use --set training.learning_rate="),
+        ("{a.en} {a.de} --batch_size=3", "not an option but a setting: use --set training.batch_tokens="),
         (
-            ["{a.en}", "{a.de}", "--dev", "{a.de}", "{dev.tsv}"],
-            "dev.tsv' is a file of pairs; pass it without a second file",
+            "{a.en} {a.de} --set training.learning_rate=" + "9" * 5000,
+            "learning_rate must be a number, got '9999",
         ),
         (
-            ["{a.en}", "{a.de}", "--format", "tsv"],
-            "--format tsv applies to one file of pairs, but there are two",
+            "{a.en} {a.de} --set training.learning_rate=" + "[" * 5000,
+            "learning_rate must be a number, got '[[[[",
         ),
-        (["-", "-"], "SOURCE and TARGET are both '-'"),
-        (
-            ["{a.en}", "{a.de}", "--lr", "3"],
-            "--lr is not an option but a setting: use --set training.learning_rate=VALUE",
-        ),
-        (
-            ["{a.en}", "{a.de}", "--batch_size=3"],
-            "--batch_size is not an option but a setting: use --set training.batch_tokens=VALUE",
-        ),
-        (
-            ["{a.en}", "{a.de}", "--set", "training.learning_rate=" + "9" * 5000],
-            "training.learning_rate must be a number, got '9999",
-        ),
-        (
-            ["{a.en}", "{a.de}", "--set", "training.learning_rate=" + "[" * 5000],
-            "training.learning_rate must be a number, got '[[[[",
-        ),
-        (["{a.en}", "{a.de}", "--config", "/dev/zero"], "'/dev/zero' is a device; pass a regular file"),
-        (["{a.en}", "{a.de}", "--set", "training.accumulate=10000000"], "at most 100,000"),
-        (
-            ["{a.en}", "{a.de}", "--set", "model.width=1000000000"],
-            "model.width must be at least 1 and at most 65,536, got 1000000000",
-        ),
+        ("{a.en} {a.de} --config /dev/zero", "'/dev/zero' is a device; pass a regular file"),
+        ("{a.en} {a.de} --set training.accumulate=10000000", "at most 100,000"),
+        ("{a.en} {a.de} --set model.width=1000000000", "model.width must be at least 1 and at most 65,536"),
     ],
+    ids=range(14),
 )
 def test_errors_name_the_argument(arguments, message, corpus, tmp_path, capsys):
-    options = [argument.replace("{", f"{corpus}/").replace("}", "") for argument in arguments]
+    options = in_folder(corpus, arguments).split()
     assert message in error_of(capsys, "train", *options, "-o", tmp_path / "m")
     assert not (tmp_path / "m").exists()
 
 
 def test_a_full_disk_is_reported_with_the_command_to_resume(corpus, tmp_path, monkeypatch, capsys):
-    def full(*arguments: object, **options: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "m/model.safetensors")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "m/model.safetensors"))
     monkeypatch.setattr("regard.translation.training.train.train", full)
-    run("train", corpus / "dev.tsv", "-o", tmp_path / "m", status=2)
-    error = capsys.readouterr().err
-    assert error.startswith(
-        "regard: m/model.safetensors: No space left on device. Free some space, then resume"
-    )
+    error = error_of(capsys, "train", corpus / "dev.tsv", "-o", tmp_path / "m")
+    assert "m/model.safetensors: No space left on device. Free some space, then resume" in error
     assert error.endswith(f"regard train --output {tmp_path / 'm'} --resume\n")
 
 
-def test_print_config_describes_the_settings(capsys):
+def test_print_config_describes_the_settings_and_ignores_the_folder(corpus, tmp_path, capsys):
     run("train", "--print-config", "--preset", "tiny", "--model", "recurrent")
     printed = capsys.readouterr().out
     assert 'kind = "recurrent"' in printed
-    assert "# Peak learning rate." in printed
     assert "heads" not in printed
-
-
-def test_print_config_ignores_the_folder(corpus, tmp_path, capsys):
     for folder in (tmp_path / "new", tmp_path, corpus / "a.en"):
         run("train", "--print-config", "-o", folder)
         assert "# Peak learning rate." in capsys.readouterr().out
@@ -234,11 +191,9 @@ def test_damaged_data_is_one_line(corpus, tmp_path, capsys):
     for name, content in {"dev.tsv": b"", "train.ids": b"x"}.items():
         folder = Path(shutil.copytree(corpus / "model", tmp_path / name))
         (folder / "data" / name).write_bytes(content)
-        run("train", "-o", folder, "--resume", status=2)
-        error = capsys.readouterr().err
+        error = error_of(capsys, "train", "-o", folder, "--resume")
         assert f"The training data in '{folder}' is damaged" in error
         assert "Copy the folder again, or train in a new one" in error
-        assert error.count("\n") == 1
 
 
 def test_a_folder_name_that_is_not_utf8_is_rejected_early(corpus, tmp_path, capsys):

@@ -15,23 +15,15 @@ from regard.models.encoders.pretrained import load_encoder
 pytest.importorskip("typer")
 pytest.importorskip("tokenizers")
 
-from regard.cli import main
 from tests.cli.running import error_of, run
-from tests.models.encoders.test_pretrained import CONFIG, LAYERS, named, needs_minilm, word_pieces
+from tests.models.encoders.test_pretrained import LAYERS, needs_minilm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with a small BERT."""
-    from safetensors.torch import save_file
-
-    folder: Path = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    save_file(named(), folder / "model.safetensors")
-    word_pieces(folder)
-    return str(folder)
+def model(encoder: Path) -> str:
+    return str(encoder)
 
 
 def titles(printed: str) -> list[str]:
@@ -59,20 +51,12 @@ def test_embed_prints_each_word(model, capsys):
     assert numbers == pytest.approx([float(vector.norm()), *vector[:6].tolist()], abs=1e-3)
 
 
-def test_output_has_no_colors_without_a_terminal(model, capsys):
-    run("embed", "bark", "--model", model)
+def test_output_has_neither_colors_nor_controls_and_markup_is_text(model, capsys):
     run("compare", "bark", "may bark", "--word", "bark", "--model", model)
-    assert "\x1b" not in capsys.readouterr().out
-
-
-def test_control_characters_are_not_printed(model, capsys):
-    run("embed", "bark \x1b[31m\x07", "--model", model)
-    assert not {"\x1b", "\x07"} & set(capsys.readouterr().out)
-
-
-def test_markup_is_printed_as_text(model, capsys):
-    run("embed", "[bold]bark[/bold] :dog:", "--model", model)
-    assert "[bold]bark[/bold] :dog:" in capsys.readouterr().out
+    run("embed", "[bold]bark[/bold] :dog: \x1b[31m\x07", "--model", model)
+    printed = capsys.readouterr().out
+    assert not {"\x1b", "\x07"} & set(printed)
+    assert "[bold]bark[/bold] :dog:" in printed
 
 
 def test_wide_words_are_aligned(model, capsys):
@@ -104,10 +88,15 @@ def test_embed_writes_all_vectors(layer, model, tmp_path, capsys):
         torch.testing.assert_close(torch.tensor(written["vectors"]), vectors)
 
 
-def test_embed_reads_files(model, tmp_path, capsys):
-    (tmp_path / "x.txt").write_text("Dogs bark\n\n  \nTrees\r\nné\n", "utf-8")
-    run("embed", "may", "--file", str(tmp_path / "x.txt"), "--model", model)
-    assert titles(capsys.readouterr().out) == ["may", "Dogs bark", "Trees", "né"]
+def test_embed_reads_files_and_stdin(model, tmp_path, monkeypatch, capsys):
+    content = "Dogs bark\n\n  \nTrees\r\nné\n".encode()
+    (tmp_path / "x.txt").write_bytes(content)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
+    for path in (tmp_path / "x.txt", "-"):
+        run("embed", "may", "--file", path, "--model", model)
+        assert titles(capsys.readouterr().out) == ["may", "Dogs bark", "Trees", "né"]
+    monkeypatch.setattr("sys.stdin", None)
+    assert "--file is -, but stdin is closed" in error_of(capsys, "embed", "--file", "-", "--model", model)
 
 
 def test_embed_splits_lines_only_at_newlines(model, tmp_path, monkeypatch):
@@ -121,31 +110,6 @@ def test_embed_splits_lines_only_at_newlines(model, tmp_path, monkeypatch):
         assert _lines(path) == ["Dogs\u2028bark\x85 may", "Trees\x0b and\rtrees"]
 
 
-def test_embed_reads_stdin_like_a_file(model, monkeypatch, capsys):
-    stdin = io.TextIOWrapper(io.BytesIO("né\n\nDogs bark\n".encode()), encoding="ascii")
-    monkeypatch.setattr("sys.stdin", stdin)
-    run("embed", "--file", "-", "--model", model)
-    assert titles(capsys.readouterr().out) == ["né", "Dogs bark"]
-
-
-def test_a_closed_stdin(model, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", None)
-    run("embed", "--file", "-", "--model", model, status=2)
-    assert capsys.readouterr().err.startswith("regard: --file is -, but stdin is closed")
-
-
-def test_one_sentence_is_singular(model, tmp_path, capsys):
-    run("embed", "bark", "--model", model, "--output", str(tmp_path / "x.npy"))
-    assert "1 sentence, 1 word, all layers" in capsys.readouterr().out
-
-
-def test_a_missing_folder_is_not_created(model, tmp_path, capsys):
-    assert f"the folder '{tmp_path / 'typo'}' does not exist" in error_of(
-        capsys, "embed", "bark", "--model", model, "--output", str(tmp_path / "typo" / "x.npy")
-    )
-    assert not (tmp_path / "typo").exists()
-
-
 def test_compare_prints_every_layer(model, capsys):
     first, second = "Dogs may bark.", "Trees shed bark in winter."
     run("compare", first, second, "--word", "bark", "--model", model)
@@ -157,22 +121,16 @@ def test_compare_prints_every_layer(model, capsys):
     assert [float(row[1]) for row in rows] == pytest.approx(expected, abs=1e-3)
     assert rows[0][2] == "█" * 20  # the same word at the same position
 
-
-def test_compare_two_words(model, capsys):
     run("compare", "Dogs may bark.", "Trees", "--word", "dogs", "--word", "trees", "--model", model)
     assert capsys.readouterr().out.startswith("Dogs: Dogs may bark.\nTrees: Trees\n")
 
 
-def test_attention_takes_the_word_as_argument_or_option(model, capsys):
-    run("attention", "Dogs may bark", "bark", "--model", model)
-    printed = capsys.readouterr().out
-    run("attention", "Dogs may bark", "--word", "bark", "--model", model)
-    assert capsys.readouterr().out == printed != ""
-
-
 def test_attention_prints_weights_that_sum_to_one(model, capsys):
     run("attention", "Dogs may bark", "--word", "bark", "--layer", "2", "--model", model)
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    printed = capsys.readouterr().out
+    run("attention", "Dogs may bark", "bark", "--layer", "2", "--model", model)  # the word as an argument
+    assert capsys.readouterr().out == printed
+    rows = [line.split() for line in printed.splitlines()]
     assert [row[0] for row in rows] == ["[CLS]", "Dogs", "may", "bark", "[SEP]"]
     assert sum(float(row[1]) for row in rows) == pytest.approx(1, abs=5e-3)
 
@@ -183,10 +141,10 @@ def test_attention_prints_weights_that_sum_to_one(model, capsys):
         (["embed"], "embed needs sentences"),
         (["embed", ""], "Sentence 0, '', has no words"),
         (["embed", "bark", "--layer", "4"], "--layer 4 is out of range; use 0 to 3"),
-        (
-            ["embed", "bark", "--output", "x.pkl"],
-            "--output 'x.pkl' must end in one of .safetensors, .npy, .json",
-        ),
+        (["embed", "bark", "--output", "x.pkl"], "'x.pkl' must end in one of .safetensors, .npy, .json"),
+        (["embed", "bark", "--output", "typo/x.npy"], "the folder 'typo' does not exist"),
+        (["embed", "--file", "/proc/self/exe"], "is not UTF-8"),
+        (["attention", "Dogs bark", "brak"], "'brak' is not in 'Dogs bark' (did you mean 'bark'?)"),
         (["embed", "bark", "--output", ".npy"], "--output '.npy' is only an extension; use vectors.npy"),
         (["attention", "Dogs bark"], "attention got 0 words; pass one"),
         (["attention", "Dogs bark", "bark", "--word", "bark"], "attention got 2 words; pass one"),
@@ -195,7 +153,7 @@ def test_attention_prints_weights_that_sum_to_one(model, capsys):
         (["compare", "Dogs", "bark", "--word", "bark"], "'bark' is not in 'Dogs'"),
         (["compare", "a", "b", "--word", "a", "--word", "b", "--word", "c"], "compare got 3 words"),
         (
-            ["attention", "Dogs bark", "--word", "bark", "--head", "9"],
+            ["attention", "Dogs bark", "bark", "--head", "9"],
             "head=9 is out of range; pass a number from 0 to 1",
         ),
     ],
@@ -204,35 +162,11 @@ def test_errors_are_one_line(arguments, message, model, capsys):
     assert message in error_of(capsys, *arguments, "--model", model)
 
 
-def test_a_file_that_is_not_utf8(model, tmp_path, capsys):
-    (tmp_path / "x").write_bytes(b"\xff\xfe\x00")
-    assert "is not UTF-8" in error_of(capsys, "embed", "--file", str(tmp_path / "x"), "--model", model)
-
-
 def test_a_missing_word_is_reported_before_the_model_is_loaded(tmp_path, capsys):
     (tmp_path / "config.json").write_text("no model at all")
-    assert "'brak' is not in 'Dogs bark' (did you mean 'bark'?)" in error_of(
-        capsys, "attention", "Dogs bark", "brak", "--model", tmp_path
-    )
-    assert "'bark' is not in 'Dogs'" in error_of(
-        capsys, "compare", "Dogs bark", "Dogs", "--word", "bark", "--model", tmp_path
-    )
-
-
-def test_a_missing_model(capsys):
-    assert "'no/such' does not exist, and regard does not download models" in error_of(
-        capsys, "embed", "bark", "--model", "no/such"
-    )
-
-
-def test_internal_errors_keep_their_traceback(model, monkeypatch):
-
-    def fail(name):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("regard.models.encoders.pretrained.load_encoder", fail)
-    with pytest.raises(ZeroDivisionError):
-        main(["embed", "bark", "--model", model])
+    command = ["compare", "Dogs bark", "Dogs", "--word", "bark", "--model"]
+    assert "'bark' is not in 'Dogs'" in error_of(capsys, *command, tmp_path)
+    assert "does not exist, and regard does not download models" in error_of(capsys, *command, "no/such")
 
 
 @needs_minilm

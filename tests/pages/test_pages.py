@@ -98,14 +98,14 @@ def test_page_edited_while_running_is_not_overwritten(tmp_path):
     assert page.read_text().endswith("```output\n```\nmore")
 
 
-@pytest.mark.parametrize("page", all_pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_code_block_and_output_is_parsed(page):
-    text = page.read_text("utf-8")
-    blocks = list(code_blocks(text + "\n"))
-    assert len(blocks) == len(re.findall(r"^\s*(?:```|~~~)+\s*\{?\.?(?:python|py)\b", text, re.MULTILINE))
-    assert sum(block.expected is not None for block in blocks) == len(
-        re.findall(r"^\s*```+\s*output", text, re.MULTILINE)
-    )
+def test_every_code_block_and_output_is_parsed():
+    for page in all_pages():
+        text = page.read_text("utf-8")
+        blocks = list(code_blocks(text + "\n"))
+        code = re.findall(r"^\s*(?:```|~~~)+\s*\{?\.?(?:python|py)\b", text, re.MULTILINE)
+        outputs = re.findall(r"^\s*```+\s*output", text, re.MULTILINE)
+        assert len(blocks) == len(code), page
+        assert sum(block.expected is not None for block in blocks) == len(outputs), page
 
 
 def test_output_belongs_to_the_code_directly_above():

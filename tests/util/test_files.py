@@ -18,6 +18,7 @@ from regard._util.files import (
     open_regular,
     read_regular,
     remove_partial_files,
+    short_names,
     verify_checksums,
     write_atomic,
     write_checksums,
@@ -82,7 +83,7 @@ def test_a_file_is_replaced_only_when_complete(tmp_path):
 
 
 def test_a_private_file_stays_private_while_written(tmp_path):
-    path = tmp_path / "keys"
+    path = tmp_path / ("x" * 255)  # the maximum length of a name
     path.write_bytes(b"old")
     path.chmod(0o600)
     with open_atomic(path):
@@ -90,9 +91,10 @@ def test_a_private_file_stays_private_while_written(tmp_path):
     assert path.read_bytes() == b""
 
 
-def test_names_of_maximum_length_work(tmp_path):
-    path = tmp_path / ("x" * 255)
-    assert write_atomic(path, b"new").read_bytes() == b"new"
+def test_names_are_the_last_parts_of_paths():
+    assert short_names(["a/b/small", "c/large", "a/x", "c/x"]) == ["small", "large", "a/x", "c/x"]
+    with pytest.raises(regard.ArgumentError, match="2 times"):
+        short_names(["a", "a"])
 
 
 def special_files(folder):
@@ -113,14 +115,15 @@ def special_files(folder):
 
 
 @pytest.mark.timeout(30)
-def test_only_regular_files_are_opened(tmp_path):
+@pytest.mark.parametrize(
+    "read", [check_regular, open_regular, lambda path: read_regular(path, 9), regard.Weights.load]
+)
+def test_only_regular_files_are_opened(read, tmp_path):
     for name, kind in special_files(tmp_path).items():
-        for read in (check_regular, open_regular, lambda path: read_regular(path, 9), regard.Weights.load):
-            with pytest.raises(regard.ArgumentError, match=f"{name}' is {kind}; pass a regular file"):
-                read(tmp_path / name)
-    for read in (check_regular, open_regular, lambda path: read_regular(path, 9), regard.Weights.load):
-        with pytest.raises(FileNotFoundError):
-            read(tmp_path / "none")
+        with pytest.raises(regard.ArgumentError, match=f"{name}' is {kind}; pass a regular file"):
+            read(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "none")
 
 
 def test_files_are_read_up_to_a_limit(tmp_path):
@@ -176,11 +179,20 @@ def test_checksums_match_sha256sum(tmp_path):
             verify_checksums(tmp_path / "SHA256SUMS", ["b"])
 
 
-def sign_and_save(metadata, tensors, path):
-    """Write a weights file with a valid checksum, whatever its content."""
+def assert_rejected(path, change):
+    """Change a weights file, sign it with a valid checksum, and load it."""
+    x = torch.randn(8, 5, 4)
+    regard.attend(x, x, x, mask=regard.Causal())[1].save(path)
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = json.loads(file.metadata()["regard"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    change(metadata, tensors)
     del metadata["checksum"]
     metadata["checksum"] = checksum(tensors, tensors.__getitem__, json.dumps(metadata))
     safetensors.torch.save_file(tensors, path, {"regard": json.dumps(metadata)})
+    with pytest.raises(regard.ArgumentError, match=r"Weights\.save") as caught:
+        regard.Weights.load(path)
+    assert "checksum" not in str(caught.value)
 
 
 FIELDS = ("normalize", "family", "scale", "softcap", "dropout", "terms", "names")  # of the call, in order
@@ -213,19 +225,13 @@ FIELDS = ("normalize", "family", "scale", "softcap", "dropout", "terms", "names"
     ids=lambda changes: f"{next(iter(changes.items()))!r:.40}",
 )
 def test_inconsistent_metadata_is_rejected(changes, tmp_path):
-    x = torch.randn(8, 5, 4)
-    path = regard.attend(x, x, x, mask=regard.Causal())[1].save(tmp_path / "weights")
-    with safetensors.safe_open(path, "pt") as file:
-        metadata = json.loads(file.metadata()["regard"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    fields = dict(zip(FIELDS, metadata["call"].split("|"), strict=True))
-    fields |= {name: value for name, value in changes.items() if name in FIELDS}
-    metadata |= {"call": "|".join(fields.values())}
-    metadata |= {name: value for name, value in changes.items() if name not in FIELDS}
-    sign_and_save(metadata, tensors, path)
-    with pytest.raises(regard.ArgumentError, match=r"Weights\.save") as caught:
-        regard.Weights.load(path)
-    assert "checksum" not in str(caught.value)
+    def change(metadata, tensors):
+        fields = dict(zip(FIELDS, metadata["call"].split("|"), strict=True))
+        fields |= {name: value for name, value in changes.items() if name in FIELDS}
+        metadata |= {"call": "|".join(fields.values())}
+        metadata |= {name: value for name, value in changes.items() if name not in FIELDS}
+
+    assert_rejected(tmp_path / "weights", change)
 
 
 @pytest.mark.parametrize(
@@ -245,26 +251,11 @@ def test_inconsistent_metadata_is_rejected(changes, tmp_path):
     ids=lambda x: x if isinstance(x, str) else str(tuple(x.shape)),
 )
 def test_invalid_tensors_are_rejected(name, tensor, tmp_path):
-    x = torch.randn(8, 5, 4)
-    path = regard.attend(x, x, x, mask=regard.Causal())[1].save(tmp_path / "weights")
-    with safetensors.safe_open(path, "pt") as file:
-        metadata = json.loads(file.metadata()["regard"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    tensors[name] = tensor
-    metadata["call"] = "|".join([*metadata["call"].split("|")[:-1], ",".join(sorted(tensors))])
-    sign_and_save(metadata, tensors, path)
-    with pytest.raises(regard.ArgumentError, match=r"Weights\.save") as caught:
-        regard.Weights.load(path)
-    assert "checksum" not in str(caught.value)
+    def change(metadata, tensors):
+        tensors[name] = tensor
+        metadata["call"] = "|".join([*metadata["call"].split("|")[:-1], ",".join(sorted(tensors))])
 
-
-def test_rows_read_alone_sum_to_one():
-    """A row computed alone rounds differently, so it needs its own τ."""
-    x = torch.randn(4, 33, 64)
-    for normalize in (regard.Hard(), regard.Softmax(1e-6), regard.Sparsemax()):
-        weights = regard.attend(x, x, x, normalize=normalize)[1]
-        rows = torch.stack([weights[0, i] for i in range(33)])
-        torch.testing.assert_close(rows.sum(-1), torch.ones(33))
+    assert_rejected(tmp_path / "weights", change)
 
 
 def test_huge_sparse_files_are_not_hashed(tmp_path):

@@ -5,7 +5,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -71,6 +71,21 @@ def write_atomic(path: str | os.PathLike[str], content: bytes) -> Path:
     with open_atomic(path) as file:
         file.write(content)
     return Path(path)
+
+
+def short_names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return the last part of each path, or the whole path if that is ambiguous, as valid UTF-8.
+
+    >>> from regard._util.files import short_names
+    >>> short_names(["runs/small", "other/small", "minilm"])
+    ['runs/small', 'other/small', 'minilm']
+    """
+    whole = [os.fsencode(path).decode(errors="replace") for path in paths]
+    for path in whole:
+        if whole.count(path) > 1:
+            raise ArgumentError(f"{path!r} is given {whole.count(path)} times; pass it once.")
+    short = [os.path.basename(os.path.realpath(path)) or path for path in whole]
+    return [path if short.count(name) > 1 else name for path, name in zip(whole, short, strict=True)]
 
 
 def remove_partial_files(folder: Path) -> None:

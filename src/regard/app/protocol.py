@@ -5,27 +5,24 @@ receive the most attention. heads: statistics of heads. numbers: the computation
 """
 
 import math
-from base64 import b64encode
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 from msgspec import Meta, Struct
 
+from regard.app.computation import WeightComputation, weight_computation
 from regard.errors import ArgumentError
 from regard.inspection.layer_view import Floats, LayerView, as_floats
-from regard.mechanism import reference
-from regard.mechanism.normalizers import Entmax, Hard, Mean, Normalizer, Relu, Sigmoid, Softmax, Softmax1
 from regard.mechanism.weights.matrix import Weights
 
 _MAX_CELLS = 2**22  # maximum size of a tile, over all heads
 _CACHE_SIZE = 64  # cached answers per layer
 _CACHE_COST = 2**22  # answers that read at least this many weights are cached
-_HEAD_PASSES = 4  # passes over all weights for head statistics: τ, entropy, distances, thumbnails
+_HEAD_PASSES = 3  # passes over all weights for head statistics: τ, entropy, distances
 _BAND = 2**28  # weights per head from which keys are summed in bands of rows
-
 
 Index = Annotated[int, Meta(ge=0, le=10_000_000)]
 # lists, not tuples: msgspec 0.22 reads out of bounds for a union of a bounded string and a tuple
@@ -35,46 +32,67 @@ K = Annotated[int, Meta(ge=1, le=1000)]
 Heads = Annotated[list[Annotated[int, Meta(ge=0, le=10_000)]], Meta(min_length=1, max_length=1000)]
 
 
-class Answer(NamedTuple):
-    """The answer to a question about a layer: JSON-serializable facts, and float32 arrays.
+class Ranking(Struct, kw_only=True):
+    """Token positions and their weights in decreasing order."""
 
-    >>> import regard, torch
-    >>> from regard.app.view_model import ViewModel
-    >>> facts, arrays = ViewModel.of(torch.eye(3)).ask("topk", {"side": "query", "position": 1, "k": 1})
-    >>> facts
-    {'positions': [1], 'weights': [1.0]}
-    """
+    positions: list[int]
+    weights: list[float]
 
-    facts: dict[str, Any]
-    arrays: list[Floats]
+
+class Received(Ranking, kw_only=True):
+    """The keys that receive the most attention; bins: mean of the received sums in each bin of keys."""
+
+    bins: list[float]
+
+
+class HeadInfo(Struct, kw_only=True):
+    """Label and measures of a head."""
+
+    head: int
+    label: str
+    measures: dict[str, float]
+
+
+class HeadList(Struct, kw_only=True):
+    """Label and measures of each head."""
+
+    heads: list[HeadInfo]
+
+
+Answer = Floats | Ranking | HeadList | WeightComputation  # a tile is an array (heads, height, width)
+
+
+class Work(NamedTuple):
+    """A checked question: the number of weights it reads (queries × keys × heads), and its answer."""
+
+    cost: int
+    answer: Callable[[], Any]
 
 
 class Question(Struct, forbid_unknown_fields=True, kw_only=True):
     """A question about a layer of an input. Layers and inputs are numbered from 0."""
 
+    answer: ClassVar[type]  # bytes for an array; see `encode_array`
     input: Index = 0
     layer: Index = 0
 
-    def answer(self, layer: LayerView) -> Answer:
-        """Answer the question for its layer."""
-        raise NotImplementedError
-
-    def cost(self, layer: LayerView) -> int:
-        """Return the number of weights the answer reads, queries × keys × heads."""
+    def on(self, layer: LayerView) -> Work:
+        """Check the arguments for a layer; raise ArgumentError if they are out of range."""
         raise NotImplementedError
 
 
 class TileQuestion(Question, kw_only=True):
-    """A request for part of the weight matrix, pooled to height × width.
+    """Block means of part of the weights: at most height × width per head, or for the mean of the heads.
 
     >>> import torch
     >>> from regard.app.protocol import TileQuestion
     >>> from regard.app.view_model import LayerView
     >>> layer = LayerView("attention", "layer 0", "self", torch.zeros(8, 100, 100))
-    >>> TileQuestion().cost(layer), TileQuestion(heads=[3], rows=[0, 10]).cost(layer)
+    >>> TileQuestion().on(layer).cost, TileQuestion(heads=[3], rows=[0, 10]).on(layer).cost
     (80000, 1000)
     """
 
+    answer = bytes
     heads: Heads | None = None
     mean: bool = False
     rows: Range | None = None
@@ -82,16 +100,12 @@ class TileQuestion(Question, kw_only=True):
     height: Pixels = 256
     width: Pixels = 256
 
-    def _part(self, layer: LayerView) -> tuple[range, range]:
-        queries, keys = layer.size
-        return _range("rows", self.rows, queries), _range("columns", self.columns, keys)
-
-    def cost(self, layer: LayerView) -> int:
-        rows, columns = self._part(layer)
-        return len(_heads(layer, self.heads)) * len(rows) * len(columns)
-
-    def answer(self, layer: LayerView) -> Answer:
-        heads, (rows, columns) = _heads(layer, self.heads), self._part(layer)
+    def on(self, layer: LayerView) -> Work:
+        heads = _heads(layer, self.heads)
+        rows, columns = (
+            _range(name, getattr(self, name), size)
+            for name, size in zip(("rows", "columns"), layer.size, strict=True)
+        )
         height, width = min(self.height, max(len(rows), 1)), min(self.width, max(len(columns), 1))
         matrices = 1 if self.mean else len(heads)
         if matrices * height * width > _MAX_CELLS:
@@ -104,98 +118,94 @@ class TileQuestion(Question, kw_only=True):
             part = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
             return layer.tile(*part, height, width, heads=heads, mean=self.mean)
 
-        key = ("tile", heads, self.mean, rows, columns, height, width)
-        return Answer({}, [_cached(layer, key, self.cost(layer), compute)])
+        cost = len(heads) * len(rows) * len(columns)
+        key = ("tile", tuple(heads), self.mean, rows, columns, height, width)
+        return Work(cost, lambda: _cached(layer, key, cost, compute))
 
 
 class TopkQuestion(Question, kw_only=True):
-    """A request for the k largest weights in the row of a query or the column of a key."""
+    """The largest weights of a query or a key, averaged over heads."""
 
+    answer = Ranking
     heads: Heads | None = None
     side: Literal["query", "key"] = "query"
     position: Index = 0
     k: K = 10
 
-    def cost(self, layer: LayerView) -> int:
-        queries, keys = layer.size
-        return len(_heads(layer, self.heads)) * (queries if self.side == "key" else keys)
-
-    def answer(self, layer: LayerView) -> Answer:
-        queries, keys = layer.size
-        _check("position", self.position, queries if self.side == "query" else keys)
+    def on(self, layer: LayerView) -> Work:
+        heads, (queries, keys) = _heads(layer, self.heads), layer.size
+        size, others = (queries, keys) if self.side == "query" else (keys, queries)
+        check_index("position", self.position, size)
         line, every = slice(self.position, self.position + 1), slice(None)
         rows, columns = (line, every) if self.side == "query" else (every, line)
-        weights = layer.tile(rows, columns, queries, keys, heads=_heads(layer, self.heads), mean=True)
-        return Answer(_largest(weights.reshape(-1), self.k), [])
+
+        def answer() -> Ranking:
+            weights = layer.tile(rows, columns, queries, keys, heads=heads, mean=True)
+            return Ranking(**_largest(weights.reshape(-1), self.k))
+
+        return Work(len(heads) * others, answer)
 
 
 class ReceivedQuestion(Question, kw_only=True):
-    """A request for the k keys that receive the most attention."""
+    """The keys that receive the most attention, averaged over heads."""
 
+    answer = Received
     heads: Heads | None = None
     k: K = 10
     bins: Pixels = 256
 
-    def cost(self, layer: LayerView) -> int:
-        return len(_heads(layer, self.heads)) * math.prod(layer.size)
+    def on(self, layer: LayerView) -> Work:
+        heads = _heads(layer, self.heads)
 
-    def answer(self, layer: LayerView) -> Answer:
-        received = [_received_in_head(layer, head) for head in _heads(layer, self.heads)]
-        sums: Floats = np.stack(received).mean(0, dtype=np.float32)
-        bins = min(self.bins, max(len(sums), 1))
-        edges = np.arange(bins + 1) * len(sums) // bins
-        means = np.add.reduceat(sums, edges[:-1]) / np.diff(edges) if len(sums) else sums
-        return Answer(_largest(sums, self.k), [means.astype(np.float32)])
+        def answer() -> Received:
+            sums: Floats = np.stack([_received_in_head(layer, head) for head in heads]).mean(0)
+            bins = min(self.bins, max(len(sums), 1))
+            edges = np.arange(bins + 1) * len(sums) // bins
+            means = np.add.reduceat(sums, edges[:-1]) / np.diff(edges) if len(sums) else sums
+            return Received(**_largest(sums, self.k), bins=means.tolist())
+
+        return Work(len(heads) * math.prod(layer.size), answer)
 
 
 class HeadsQuestion(Question, kw_only=True):
-    """A request for the statistics and thumbnails of heads."""
+    """Statistics of heads."""
 
+    answer = HeadList
     heads: Heads | None = None
-    size: Annotated[int, Meta(ge=1, le=512)] = 64
 
-    def cost(self, layer: LayerView) -> int:
-        return len(_heads(layer, self.heads)) * math.prod(layer.size) * _HEAD_PASSES
+    def on(self, layer: LayerView) -> Work:
+        heads = _heads(layer, self.heads)
 
-    def answer(self, layer: LayerView) -> Answer:
-        size, heads = self.size, _heads(layer, self.heads)
-        queries, keys = layer.size
-        cells = len(heads) * min(size, queries) * min(size, keys)
-        if cells > _MAX_CELLS:
-            raise ArgumentError(
-                f"Thumbnails of {len(heads)} heads at size {size} have {cells:,} cells; the limit is "
-                f"{_MAX_CELLS:,}. Reduce the size, or request fewer heads."
-            )
-        statistics = _cached(layer, ("statistics", heads), _CACHE_COST, lambda: layer.head_statistics(heads))
+        def answer() -> HeadList:
+            key = ("statistics", tuple(heads))
+            statistics = _cached(layer, key, _CACHE_COST, lambda: layer.head_statistics(heads))
+            described = zip(heads, (item.to_dict() for item in statistics), strict=True)
+            return HeadList(heads=[HeadInfo(head=head, **values) for head, values in described])
 
-        def compute() -> Floats:
-            return layer.tile(slice(None), slice(None), size, size, heads=heads)
-
-        thumbnails = _cached(layer, ("thumbnails", size, heads), len(heads) * queries * keys, compute)
-        described = [{"head": head, **item.to_dict()} for head, item in zip(heads, statistics, strict=True)]
-        return Answer({"heads": described}, [thumbnails])
+        return Work(len(heads) * math.prod(layer.size) * _HEAD_PASSES, answer)
 
 
 class NumbersQuestion(Question, kw_only=True):
-    """A request for the computation of one weight."""
+    """The computation of one weight."""
 
+    answer = WeightComputation
     head: Index = 0
     query: Index = 0
     key: Index = 0
 
-    def cost(self, layer: LayerView) -> int:
-        return layer.size[1]
-
-    def answer(self, layer: LayerView) -> Answer:
+    def on(self, layer: LayerView) -> Work:
         if not layer.has_vectors:
             raise ArgumentError(
                 f"The layer {layer.label!r} has no query and key vectors, so the computation of a weight "
                 "cannot be shown. Choose a layer with vectors."
             )
-        sizes = {"head": layer.heads, "query": layer.size[0], "key": layer.size[1]}
-        for name, size in sizes.items():
-            _check(name, getattr(self, name), size)
-        return Answer(weight_computation(layer.select_heads([self.head]), self.query, self.key), [])
+        for name, size in zip(("head", "query", "key"), (layer.heads, *layer.size), strict=True):
+            check_index(name, getattr(self, name), size)
+
+        def answer() -> WeightComputation:
+            return weight_computation(layer.select_heads([self.head]), self.query, self.key)
+
+        return Work(layer.size[1], answer)
 
 
 QUESTIONS: dict[str, type[Question]] = {
@@ -253,68 +263,8 @@ def _received_in_head(layer: LayerView, head: int) -> Floats:
     return _cached(layer, ("received", head), math.prod(layer.size), compute)
 
 
-@torch.no_grad()
-def weight_computation(weights: Weights | Any, query: int, key: int) -> dict[str, Any]:
-    """Return the steps from query and key to one weight, for lazy weights of one head."""
-    row = weights.rows(slice(query, query + 1)).problem.nan_checked()
-    scores = reference.scores(row)
-    tau = reference.tau(row, scores)
-    weight = reference.weights(row, scores, tau).flatten()[key]
-    unmasked = row.with_config(terms=0)
-    score = reference.scores(unmasked).flatten()[key]
-    query_vector, key_vector = row["query"].flatten(0, -2)[0], row["key"].flatten(0, -3)[0, key]
-    product = row.config.scale * (query_vector.double() @ key_vector.double())
-    softcap = row.config.softcap
-    without_bias = product if softcap is None else reference.softcap(product, softcap)
-    normalize = row.config.normalize
-    return {
-        "query": [_finite(x) for x in query_vector.tolist()],
-        "key": [_finite(x) for x in key_vector.tolist()],
-        "scale": row.config.scale,
-        "bias": _finite(float(score) - float(without_bias)) if row.all("bias") or row.all("line") else 0.0,
-        "softcap": softcap,
-        "score": _finite(float(score)),
-        "masked": bool(scores.flatten()[key] == -math.inf),
-        "tau": _finite(float(tau.double().sum())),
-        "weight": _finite(float(weight)) or 0.0,
-        "normalizer": type(normalize).__name__,
-        "formula": formula(normalize),
-    }
-
-
-def formula(normalize: Normalizer, score: str = "score") -> str:
-    """Return the formula of a normalizer for display; score: the symbol for the score.
-
-    >>> import regard
-    >>> from regard.app.protocol import formula
-    >>> formula(regard.Softmax()), formula(regard.Sparsemax(), "s")
-    ('exp(score − τ)', 'max(s − τ, 0)')
-    """
-    match normalize:
-        case Softmax(temperature=t):
-            return f"exp({score} − τ)" if t == 1 else f"exp(({score} − τ) / {t:g})"
-        case Softmax1():
-            return f"exp({score} − τ)"
-        case Entmax(alpha=2.0):
-            return f"max({score} − τ, 0)"
-        case Entmax(alpha=1.5):
-            return f"max(({score} − τ) / 2, 0)²"
-        case Entmax(alpha=a):
-            return f"max({a - 1:g} ({score} − τ), 0)^{1 / (a - 1):g}"
-        case Mean():
-            return f"{score} / n"
-        case Relu():
-            return f"max({score}, 0) / n"
-        case Sigmoid():
-            return f"1 / (1 + exp(τ − {score}))"
-        case Hard():
-            return f"1 if {score} is the maximum, else 0; ties share the weight"
-    return f"φ({score} − τ)"
-
-
 def _cached(layer: LayerView, key: tuple[Any, ...], cost: int, compute: Callable[[], Any]) -> Any:
     """Return a cached result, or compute it; only expensive results are cached."""
-    key = tuple(tuple(part) if isinstance(part, list) else part for part in key)
     if cost < _CACHE_COST:
         return compute()
     result = layer.cache.get(key)  # other threads may evict it
@@ -338,7 +288,7 @@ def _heads(layer: LayerView, heads: Sequence[int] | None) -> list[int]:
     if heads is None:
         return list(range(layer.heads))
     for head in heads:
-        _check("heads", head, layer.heads)
+        check_index("heads", head, layer.heads)
     if len(heads) > layer.heads:
         raise ArgumentError(f"heads has {len(heads)} numbers for {layer.heads} heads; list each head once.")
     return list(heads)
@@ -353,16 +303,19 @@ def _range(name: str, value: Sequence[int] | None, size: int) -> range:
     return range(start, stop)
 
 
-def _check(name: str, value: int, size: int) -> None:
+def check_index(name: str, value: int, size: int) -> None:
+    """Raise ArgumentError if an index is out of range."""
     if value >= size:
         bounds = f"it must be 0 to {size - 1}." if size else "there are none."
         raise ArgumentError(f"{name} is {value}; {bounds}")
 
 
-def encode_array(x: Floats) -> dict[str, Any]:
-    """Return the shape, and little-endian float32 values in base64."""
-    return {"shape": list(x.shape), "data": b64encode(np.ascontiguousarray(x, "<f4").tobytes()).decode()}
+def encode_array(x: Floats) -> bytes:
+    """Encode heads, height and width as little-endian uint32, followed by the values as float32.
 
-
-def _finite(x: float) -> float | None:
-    return x if math.isfinite(x) else None
+    >>> import numpy
+    >>> from regard.app.protocol import encode_array
+    >>> len(encode_array(numpy.zeros((2, 3, 5), "f4")))
+    132
+    """
+    return np.array(x.shape, "<u4").tobytes() + np.ascontiguousarray(x, "<f4").tobytes()

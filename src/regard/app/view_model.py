@@ -8,13 +8,13 @@ A ViewModel has one or more inputs of a model; an input has texts (tokens) and l
 >>> view = ViewModel.of(regard.attend(x, x, x)[1], queries=["dogs", "bark", "loudly"])
 >>> view.describe()["inputs"][0]["layers"][0]["heads"]
 2
->>> view.ask("tile", {"rows": [0, 2], "heads": [1]}).arrays[0].shape
+>>> view.ask("tile", {"rows": [0, 2], "heads": [1]}).shape
 (1, 2, 3)
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +40,6 @@ from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import Alignment
 from regard.translation.alignment.cross_attention import watch_forced_decoding
 from regard.translation.decoding.strategies import Beam, Strategy
-from regard.translation.tokens import Segmentation
 from regard.translation.translator import Translation, Translator
 
 __all__ = [
@@ -58,16 +57,9 @@ START_MARK, END_MARK = "[START]", "[END]"
 _MAX_INPUTS = 64  # maximum batch size
 _MAX_ALIGNMENT = 2**24  # source words × target words
 
-
-class _Axes(NamedTuple):
-    """Tokens of the rows and columns of a layer's weight matrix.
-
-    cross: whether rows and columns belong to different texts.
-    """
-
-    queries: Sequence[str]
-    keys: Sequence[str]
-    cross: bool
+_Tokens = Sequence[str]
+# tokens of the queries and the keys of a layer; whether they belong to different texts
+_Axes = tuple[_Tokens, _Tokens, bool]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,34 +119,31 @@ class ViewModel:
         return {"title": utf8_text(self.title), "inputs": inputs}
 
     def ask(self, question: str, arguments: Mapping[str, Any] | None = None) -> protocol.Answer:
-        """Answer a question about a layer: tile, topk, received, heads or numbers.
+        """Answer a question about a layer: tile (an array), topk, received, heads or numbers.
 
         arguments: "input" and "layer" (default: 0), and the arguments of the question. Invalid arguments
         raise an ArgumentError.
+
+        >>> import torch
+        >>> from regard.app.view_model import ViewModel
+        >>> ViewModel.of(torch.eye(3)).ask("topk", {"side": "query", "position": 1, "k": 1})
+        Ranking(positions=[1], weights=[1.0])
         """
         parsed = protocol.parse(question, arguments)
-        return parsed.answer(self.layer(parsed))
+        return parsed.on(self.layer(parsed)).answer()
 
     def layer(self, question: protocol.Question) -> LayerView:
         """Return the layer that a question is about."""
-        model_input = _select("input", question.input, self.inputs)
-        return _select("layer", question.layer, model_input.layers)
+        protocol.check_index("input", question.input, len(self.inputs))
+        layers = self.inputs[question.input].layers
+        protocol.check_index("layer", question.layer, len(layers))
+        return layers[question.layer]
 
     def __repr__(self) -> str:
         layers = sum(len(model_input.layers) for model_input in self.inputs)
         return (
             f"ViewModel({self.title!r}: {pluralize(len(self.inputs), 'input')}, {pluralize(layers, 'layer')})"
         )
-
-
-def _select(name: str, index: int, items: Sequence[Any]) -> Any:
-    if index >= len(items):
-        bounds = f"it must be 0 to {len(items) - 1}." if items else "there is none."
-        raise ArgumentError(f"{name} is {index}; {bounds}")
-    return items[index]
-
-
-# Weights
 
 
 def _calls(seen: Seen) -> Iterator[tuple[str, Weights | Tensor]]:
@@ -169,7 +158,7 @@ def _calls(seen: Seen) -> Iterator[tuple[str, Weights | Tensor]]:
 
 
 def _inputs(
-    named: Mapping[str, Any], axes: Callable[[str, tuple[int, int], int], _Axes]
+    named: Mapping[str, Any], axes: Callable[[str, Sequence[int], int], _Axes]
 ) -> Iterator[InputView]:
     """Yield an input for each batch entry. axes(name, size, entry): tokens of a layer."""
     split = {}
@@ -187,56 +176,42 @@ def _inputs(
             "inputs, such as x[:8]."
         )
     for entry in range(batch):
-        layers = {name: parts[entry] for name, parts in split.items() if entry < len(parts)}
-        tokens = {name: axes(name, _size(weights), entry) for name, weights in layers.items()}
-        yield _input(str(entry + 1) if batch > 1 else "", layers, tokens)
+        texts: list[TextView] = []
+        layers = []
+        for name, parts in split.items():
+            if entry < len(parts):
+                *tokens, cross = axes(name, parts[entry].shape[-2:], entry)
+                sides = [TextView(tuple(side)) for side in tokens]
+                texts += (text for text in dict.fromkeys(sides) if text not in texts)
+                queries, keys = map(texts.index, sides)
+                kind: LayerKind = "cross" if queries != keys or cross else "self"
+                layers.append(LayerView(name, layer_label(name), kind, parts[entry], queries, keys))
+        yield InputView(str(entry + 1) if batch > 1 else "", texts, layers)
 
 
-def _size(weights: Weights | Tensor) -> tuple[int, int]:
-    return int(weights.shape[-2]), int(weights.shape[-1])
-
-
-def _input(title: str, named: Mapping[str, Weights | Tensor], axes: Mapping[str, _Axes]) -> InputView:
-    texts: list[TextView] = []
-
-    def index_of(tokens: Sequence[str]) -> int:
-        text = TextView(tuple(tokens))
-        if text not in texts:
-            texts.append(text)
-        return texts.index(text)
-
-    layers = []
-    for name, weights in named.items():
-        queries, keys = index_of(axes[name].queries), index_of(axes[name].keys)
-        kind: LayerKind = "cross" if queries != keys or axes[name].cross else "self"
-        layers.append(LayerView(name, layer_label(name), kind, weights, queries, keys))
-    return InputView(title, texts, layers)
-
-
-def _axes(
-    name: str, size: tuple[int, int], queries: Sequence[str] | None, keys: Sequence[str] | None
-) -> _Axes:
+def _axes(name: str, size: Sequence[int], queries: _Tokens | None, keys: _Tokens | None) -> _Axes:
     """Choose the tokens of a layer; with two texts, self-attention layers get the text that fits."""
     cross = is_cross_attention(name)
+    if queries is None and keys is None:
+        return TextView.numbered(size[0]).tokens, TextView.numbered(size[1]).tokens, cross
     first, second = (queries if queries is not None else keys), (keys if keys is not None else queries)
-    if first is None or second is None:
-        return _Axes(TextView.numbered(size[0]).tokens, TextView.numbered(size[1]).tokens, cross)
-    both = queries is not None and keys is not None
-    if name and not cross and size[0] == size[1] and both:
+    assert first is not None
+    assert second is not None
+    if name and not cross and size[0] == size[1] and first is not second:
         # keys are the source
         text, other = (second, first) if "encoder" in name.split(".") else (first, second)
         tokens = text if len(text) == size[0] else other
-        return _Axes(tokens, tokens, False)
-    return _Axes(first, second, cross)
+        return tokens, tokens, False
+    return first, second, cross
 
 
-def _seen_axes(seen: Seen, name: str, size: tuple[int, int], row: int) -> _Axes:
+def _seen_axes(seen: Seen, name: str, size: Sequence[int], row: int) -> _Axes:
     """Return the recorded tokens of a layer, or numbers if they are unknown."""
     queries, keys = (
         tokens if tokens is not None and len(tokens) == n else TextView.numbered(n).tokens
         for tokens, n in zip(seen.texts(name, row), size, strict=True)
     )
-    return _Axes(queries, keys, seen.kind(name) == "cross")
+    return queries, keys, seen.kind(name) == "cross"
 
 
 # Translations
@@ -331,33 +306,23 @@ def _translator_input(translator: Translator, translation: Translation) -> Input
     """Return a translation with its alignment and all attention layers."""
     words = _translation_input(translation)
     source = translator.tokens.source.segment(translation.source)
-    target = _target_tokens(translator, translation)
-    length = max(len(source.ids), len(target.ids))
-    if not source.ids or length > translator.max_tokens:
-        reason = ""
-        if length > translator.max_tokens:
-            reason = (
-                f"Only words are shown: {length} tokens, but the model reads at most {translator.max_tokens}."
-            )
-        return InputView(words.title, words.texts, words.layers, join_notes(words.note, reason))
-    texts = [*words.texts, *_token_texts(source, target)]
-    layers = list(_attention_layers(translator.model, source.ids, target.ids, len(words.texts)))
-    return InputView(words.title, texts, [*words.layers, *layers], words.note)
-
-
-def _target_tokens(translator: Translator, translation: Translation) -> Segmentation:
-    """Return the tokens generated by the model; tokenizing its text again may give different ones."""
-    if len(translation.token_ids) != len(translation.tokens) or not translation.token_ids:  # not from a model
-        return translator.tokens.target.segment(translation.text)
-    return Segmentation([], translation.token_ids, translation.tokens, [], {})
-
-
-def _token_texts(source: Segmentation, target: Segmentation) -> tuple[TextView, TextView]:
-    """Return the tokens of both sides as the model reads them."""
-    return (
+    # the tokens generated by the model: tokenizing its text again may give different ones
+    ids, pieces = translation.token_ids, translation.tokens
+    if len(ids) != len(pieces) or not ids:  # not from a model
+        target = translator.tokens.target.segment(translation.text)
+        ids, pieces = target.ids, target.pieces
+    length, limit = max(len(source.ids), len(ids)), translator.max_tokens
+    if length > limit:
+        reason = f"Only words are shown: {length} tokens, but the model reads at most {limit}."
+        return replace(words, note=join_notes(words.note, reason))
+    if not source.ids:
+        return words
+    texts = [
         TextView((*source.pieces, END_MARK), special=(len(source.pieces),)),
-        TextView((START_MARK, *target.pieces), special=(0,)),
-    )
+        TextView((START_MARK, *pieces), special=(0,)),
+    ]
+    layers = _attention_layers(translator.model, source.ids, ids, len(words.texts))
+    return replace(words, texts=[*words.texts, *texts], layers=[*words.layers, *layers])
 
 
 def _attention_layers(

@@ -7,10 +7,12 @@ and style are part of the widget; nothing is downloaded.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from regard._util.extras import require
 from regard.app.bundle import bundle, style
+from regard.app.protocol import encode_array
 from regard.app.view_model import ViewModel
 from regard.errors import RegardError
 
@@ -55,12 +57,13 @@ class AttentionWidget(anywidget.AnyWidget):
         message_id = message.get("id")
         message_id = message_id if isinstance(message_id, int | str) else None
         try:
-            facts, arrays = self._view_model.ask(message.get("question", ""), message.get("arguments"))
+            answer = self._view_model.ask(message.get("question", ""), message.get("arguments"))
         except RegardError as error:
             self.send({"id": message_id, "error": str(error)})
         except Exception as error:
             self.send({"id": message_id, "error": f"{type(error).__name__}: {error}"})
         else:
-            shapes = [list(array.shape) for array in arrays]
-            content = [np.ascontiguousarray(array, "<f4").tobytes() for array in arrays]
-            self.send({"id": message_id, "facts": facts, "shapes": shapes}, content)
+            if isinstance(answer, np.ndarray):
+                self.send({"id": message_id}, [encode_array(answer)])
+            else:
+                self.send({"id": message_id, "answer": msgspec.to_builtins(answer)})

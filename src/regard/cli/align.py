@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -20,6 +20,8 @@ from regard.cli.shared import (
     check_input,
     check_model,
     check_output,
+    exclusive,
+    index,
     load,
     naming,
     open_output,
@@ -137,11 +139,15 @@ def align(
     regard align -m de-en test.de test.en --gold test.gold
     """
     _check_inputs(source, target, text)
-    _check_options(as_json, draw, threshold, reverse_model, symmetrize, gold, index_base)
+    _check_options(
+        {"--json": as_json, "--draw": draw},
+        {"--threshold": threshold, "--reverse-model": reverse_model, "--gold": gold},
+        symmetrize,
+        index_base,
+    )
     for folder in filter(None, (model, reverse_model)):
         check_model(folder)
-    if output is not None:
-        check_output(output)
+    check_output(output)
     overrides = _parse_head(layer, heads, shift)
     from regard.translation.alignment.aer import error_rate
     from regard.translation.data.links import to_pharaoh
@@ -155,7 +161,8 @@ def align(
     backward = None if reverse_model is None else load(reverse_model, aligning=True)
     forward.alignment_head = _alignment_head(forward, overrides)
     predicted: list[Links] = []
-    with _open(output, quiet=gold is not None) as to:
+    stdout = sys.stdout if gold is None else StringIO()  # with --gold, only the error rate is printed
+    with nullcontext(stdout) if output is None else open_output(output) as to:
         for batch in _batches(pairs):
             alignments = forward.align(batch)
             if as_json or draw:
@@ -188,29 +195,19 @@ def _check_inputs(source: str, target: str | None, text: bool) -> None:
 
 
 def _check_options(
-    as_json: bool,
-    draw: bool,
-    threshold: float | None,
-    reverse_model: Path | None,
-    symmetrize: str | None,
-    gold: Path | None,
-    index_base: int | None,
+    weights: dict[str, bool], links: dict[str, Any], symmetrize: str | None, index_base: int | None
 ) -> None:
-    """Raise if options contradict each other."""
-    if as_json and draw:
-        raise ArgumentError("--json and --draw are mutually exclusive; pass one of them.")
-    if as_json or draw:
-        for name, value in {
-            "--threshold": threshold,
-            "--reverse-model": reverse_model,
-            "--gold": gold,
-        }.items():
-            if value is not None:
-                raise ArgumentError(f"{name} applies only to links; remove it, or remove --json or --draw.")
-    if symmetrize is not None and reverse_model is None:
+    """Raise if options contradict each other. weights, links: options that print weights and links."""
+    if all(weights.values()):
+        raise exclusive(*weights)
+    for name, value in links.items():
+        if value is not None and any(weights.values()):
+            raise ArgumentError(f"{name} applies only to links; remove it, or remove --json or --draw.")
+    if symmetrize is not None and links["--reverse-model"] is None:
         raise ArgumentError(f"--symmetrize {symmetrize} needs a second model: --reverse-model FOLDER.")
     with naming(threshold="--threshold"):
-        check_threshold(threshold)
+        check_threshold(links["--threshold"])
+    gold = links["--gold"]
     if index_base is not None and gold is None:
         raise ArgumentError(f"--index-base {index_base} requires a gold file; add --gold FILE.")
     if gold is not None:
@@ -244,12 +241,7 @@ def _alignment_head(translator: "Translator", overrides: dict[str, Any]) -> "Ali
     if not heads:
         return head
     count = cross_attention_layers(translator.model)[layer_name(translator.model, head)]
-    if min(heads) < -count:
-        raise ArgumentError(
-            f"--heads {min(heads)} is out of range: the layer has {count} heads. Use 0 to {count - 1}, or -1 "
-            "for the last."
-        )
-    return replace(head, heads=tuple(number + count if number < 0 else number for number in heads))
+    return replace(head, heads=tuple(index("--heads", number, count) for number in heads))
 
 
 def _read_gold(path: Path, index_base: int | None, pairs: Sequence[Pair]) -> "list[GoldAlignment]":
@@ -301,16 +293,6 @@ def _batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
             batch, cells = [], 0
     if batch:
         yield batch
-
-
-@contextmanager
-def _open(output: Path | None, quiet: bool) -> Iterator[IO[str]]:
-    """Open the output file, or stdout if there is none; if `quiet`, discard what would go to stdout."""
-    if output is not None:
-        with open_output(output) as to:
-            yield to
-    else:
-        yield StringIO() if quiet else sys.stdout
 
 
 def _symmetrize(

@@ -40,20 +40,26 @@ _MODULES = {"compare": "words", "attention": "words", "embed": "words"}
 _PLACEHOLDERS: dict[object, str] = {bool: "", int: "N", float: "X", str: "TEXT"}
 
 
-class Command(TyperCommand):
-    """A command whose help shows placeholders, not Python types."""
+class _Placeholders:
+    """Help that shows placeholders, not Python types; typer has no setting for this."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, without their Python types."""
-        return [_without_type(param) for param in super().get_params(ctx)]
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if param.param_type_name == "argument":
+                param.display_type_rich = lambda ctx: None
+            elif param.metavar is None:
+                param.metavar = ""
+        return params
 
 
-class Group(TyperGroup):
+class Command(_Placeholders, TyperCommand):
+    """A command."""
+
+
+class Group(_Placeholders, TyperGroup):
     """`regard` itself."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, without their Python types."""
-        return [_without_type(param) for param in super().get_params(ctx)]
 
 
 def run(arguments: list[str]) -> Any:
@@ -116,14 +122,6 @@ def _root(
 def _not_imported() -> None:
     """Stand in for a command that is listed but not imported."""
     raise ArgumentError("The command comes first: regard COMMAND [OPTIONS].")
-
-
-def _without_type(param: Any) -> Any:
-    if param.param_type_name == "argument":
-        param.display_type_rich = lambda ctx: None
-    elif param.metavar is None:
-        param.metavar = ""
-    return param
 
 
 def _placeholder(kind: object) -> str | None:

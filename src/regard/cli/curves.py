@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from regard._util.files import short_names
 from regard._util.text import printable
-from regard.cli.evaluate import unique_names
 from regard.cli.shared import PictureFile, check_picture, console, print_table
 from regard.errors import ArgumentError
 from regard.translation.model_folder import LOG
@@ -35,7 +35,7 @@ def curves(
     """
     check_picture(output)
     files = [_log(folder) for folder in folders]
-    names = unique_names([file.parent if file.name == LOG else file for file in files])
+    names = short_names([file.parent if file.name == LOG else file for file in files])
     from regard.plot.curves import draw_curves
     from regard.translation.training.logs import read_log
 

@@ -11,7 +11,17 @@ import typer
 
 from regard._util.files import MAX_TEXT_BYTES, read_regular
 from regard._util.text import printable, shorten
-from regard.cli.shared import PictureFile, check_encoder, check_input, check_picture, console, load, read
+from regard.cli.shared import (
+    PictureFile,
+    check_encoder,
+    check_input,
+    check_picture,
+    console,
+    exclusive,
+    index,
+    load,
+    read,
+)
 from regard.errors import ArgumentError
 from regard.models.layers.positions import KINDS, PositionKind
 
@@ -158,7 +168,7 @@ def _kind(subject: str | None, options: dict[str, object]) -> str:
         raise ArgumentError("WEIGHTS or SENTENCE is empty; pass a file or a sentence.")
     kinds = [name for name, value in options.items() if value]
     if len(kinds) > 1:
-        raise ArgumentError(f"{' and '.join(kinds)} are mutually exclusive; pass one of them.")
+        raise exclusive(*kinds)
     if not kinds:
         if subject is None:
             raise ArgumentError(
@@ -190,9 +200,8 @@ def _check_options(kind: str, options: list[str]) -> None:
     """Raise if an option does not apply to this kind of picture."""
     wrong = [name for name in options if name not in _OPTIONS[kind]]
     if wrong:
-        raise ArgumentError(
-            f"{wrong[0]} does not apply to {kind}, which accepts {', '.join(_OPTIONS[kind])}."
-        )
+        valid = ", ".join(_OPTIONS[kind]) or "no options but --output, --title and --dark"
+        raise ArgumentError(f"{wrong[0]} does not apply to {kind}, which accepts {valid}.")
 
 
 def _draw_file(path: Path, head: int | None, output: Path, style: dict[str, Any]) -> str:
@@ -203,7 +212,7 @@ def _draw_file(path: Path, head: int | None, output: Path, style: dict[str, Any]
     if head is not None:
         if not weights.has_heads:
             raise ArgumentError(f"--head {head}: the file has only one head; remove the option.")
-        weights = weights.heads(_index("--head", head, weights.shape[-3]))
+        weights = weights.heads(index("--head", head, weights.shape[-3]))
     draw_weights(weights, output, **style)
     return f"{' × '.join(f'{n:,}' for n in weights.shape)} weights"
 
@@ -253,10 +262,10 @@ def _draw_layers(
 
     layer, head = selection
     if layer is not None:
-        layers = [layers[_index("--layer", layer, len(layers))]]
+        layers = [layers[index("--layer", layer, len(layers))]]
     heads = int(layers[0].weights.shape[-3])
     if head is not None:
-        head = _index("--head", head, heads)
+        head = index("--head", head, heads)
     tokens = [texts[layers[0].queries].tokens, texts[layers[0].keys].tokens]
     style = {**style, "queries": tokens[0], "keys": tokens[1]}
     weights = {
@@ -282,7 +291,7 @@ def _draw_mask(
     shape = None if size is None else _shape(size)
     labels = [_tokens(tokens[0], "--queries"), _tokens(tokens[1], "--keys")]
     if shape is not None and any(labels):
-        raise ArgumentError("--size and --queries or --keys are mutually exclusive; pass one of them.")
+        raise exclusive("--size", "--queries or --keys")
     from regard.plot.heatmaps import draw_mask
 
     mask = reduce(and_, starmap(_mask, rules))
@@ -355,13 +364,6 @@ def _tokens(value: str | None, option: str) -> list[str] | None:
     if not tokens:
         raise ArgumentError(f"{option} is {value!r}; pass one or more tokens separated by spaces.")
     return tokens
-
-
-def _index(option: str, number: int, count: int) -> int:
-    """Return the index of a layer or head; negative numbers count from the last."""
-    if -count <= number < count:
-        return number % count
-    raise ArgumentError(f"{option} {number} is out of range; use 0 to {count - 1}, or −1 for the last.")
 
 
 def _is_translator(folder: Path) -> bool:

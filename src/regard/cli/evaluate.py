@@ -1,7 +1,6 @@
 """`regard evaluate`."""
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard._util.files import write_atomic
+from regard._util.files import short_names, write_atomic
 from regard._util.text import printable
 from regard.cli.shared import (
     check_input,
@@ -112,7 +111,7 @@ def evaluate(
     regard evaluate --translations test.out test.de test.en
     """
     folders, files = model or [], translations or []
-    names = unique_names([*folders, *files])
+    names = short_names([*folders, *files])
     _check_options(folders, files, output, picture)
     with naming(size="--beam", batch_size="--batch"):
         strategy = Beam(beam)
@@ -157,13 +156,12 @@ def _check_options(
         check_model(folder)
     for file in files:
         check_input(file, "--translations")
-    if output is not None:
-        if len(folders) != 1 or files:
-            raise ArgumentError(
-                f"--output takes the translations of one model, but there are {len(folders)} models and "
-                f"{len(files)} files; evaluate one model at a time."
-            )
-        check_output(output)
+    if output is not None and (len(folders) != 1 or files):
+        raise ArgumentError(
+            f"--output takes the translations of one model, but there are {len(folders)} models and "
+            f"{len(files)} files; evaluate one model at a time."
+        )
+    check_output(output)
     if picture is not None:
         check_picture(picture, "--picture")
 
@@ -202,15 +200,6 @@ def _check_lines(files: Sequence[Path], contents: Sequence[Sequence[str]], expec
                 f"{str(file)!r} has {len(lines):,} lines, but there are {expected:,} sentences; it needs one "
                 "line per sentence."
             )
-
-
-def unique_names(paths: Sequence[Path]) -> list[str]:
-    """Return the last component of each path, or the whole path if it is ambiguous."""
-    for path in paths:
-        if paths.count(path) > 1:
-            raise ArgumentError(f"{str(path)!r} is given {paths.count(path)} times; pass it once.")
-    short = [os.path.basename(os.path.realpath(path)) or str(path) for path in paths]
-    return [str(path) if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True)]
 
 
 def _translate(

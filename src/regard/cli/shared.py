@@ -114,8 +114,10 @@ def read(path: Path, option: str = "--file") -> str:
         raise ArgumentError(f"{str(path)!r} is not UTF-8. Convert it first: iconv -t utf-8.") from None
 
 
-def check_output(path: Path, option: str = "--output") -> None:
-    """Raise unless a file can be written to this path."""
+def check_output(path: Path | None, option: str = "--output") -> None:
+    """Raise unless a file can be written to this path; None is stdout."""
+    if path is None:
+        return
     if path.is_dir():
         raise ArgumentError(f"{option} {str(path)!r} is a folder; pass a file in it.")
     if path.exists() and not path.is_file():
@@ -240,3 +242,15 @@ def parse_languages(languages: str) -> tuple[str, str]:
     if len(names) != 2 or not all(names):
         raise ArgumentError(f"--languages is {languages!r}; pass source and target, such as en-de.")
     return names[0], names[1]
+
+
+def index(option: str, number: int, count: int) -> int:
+    """Return the index of a layer or head; negative numbers count from the last."""
+    if -count <= number < count:
+        return number % count
+    raise ArgumentError(f"{option} {number} is out of range; use 0 to {count - 1}, or −1 for the last.")
+
+
+def exclusive(*options: str) -> ArgumentError:
+    """Return the error for options that contradict each other."""
+    return ArgumentError(f"{' and '.join(options)} are mutually exclusive; pass one of them.")

@@ -22,6 +22,7 @@ from regard.cli.shared import (
     check_input,
     check_model,
     console,
+    exclusive,
     naming,
     parse_languages,
 )
@@ -200,9 +201,7 @@ def train(
     if output is None and not print_config:
         raise ArgumentError("train needs a folder for the model: --output FOLDER.")
     if epochs is not None and updates is not None:
-        raise ArgumentError(
-            f"--epochs {epochs} and --updates {updates} are mutually exclusive; pass one of them."
-        )
+        raise exclusive(f"--epochs {epochs}", f"--updates {updates}")
     dev_files = None if dev is None else [*dev[:1], *filter(None, dev[1:])]
     _check_files(source, target, dev_files, format)
     parse_languages(languages)

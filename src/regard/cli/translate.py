@@ -19,6 +19,7 @@ from regard.cli.shared import (
     check_input,
     check_model,
     check_output,
+    exclusive,
     load,
     naming,
     open_output,
@@ -249,7 +250,7 @@ class Writer:
 
 def _check_inputs(sentences: list[str] | None, file: Path | None, output: Path | None) -> None:
     if sentences and file is not None:
-        raise ArgumentError(f"--file {str(file)!r} and sentences are mutually exclusive; pass one of them.")
+        raise exclusive(f"--file {str(file)!r}", "sentences")
     if os.environ.get("WORLD_SIZE", "1") != "1" and (file is None or not file.is_file() or output is None):
         raise ArgumentError(
             "Under torchrun, translate needs --file and --output; pass both, or start one process."
@@ -259,8 +260,7 @@ def _check_inputs(sentences: list[str] | None, file: Path | None, output: Path |
     elif len(sentences) == 1 and len(sentences[0]) < 256 and Path(sentences[0]).is_file():
         path = printable(sentences[0])
         print(f"regard: {path!r} is a file; to translate its lines, use --file {path}", file=sys.stderr)
-    if output is not None:
-        check_output(output)
+    check_output(output)
 
 
 def _strategy(beam: int | None, n_best: int, sample: bool, sampling: dict[str, Any]) -> Strategy:
@@ -271,15 +271,9 @@ def _strategy(beam: int | None, n_best: int, sample: bool, sampling: dict[str, A
         verb = "requires" if len(options) == 1 else "require"
         raise ArgumentError(f"{names} {verb} --sample; add it, or remove {names}.")
     if sample and beam is not None:
-        raise ArgumentError(f"--beam {beam} and --sample are mutually exclusive; pass one of them.")
-    with naming(
-        size="--beam",
-        n_best="--n-best",
-        n_samples="--n-best",
-        temperature="--temperature",
-        top_p="--top-p",
-        seed="--seed",
-    ):
+        raise exclusive(f"--beam {beam}", "--sample")
+    parameters = {name: f"--{name.replace('_', '-')}" for name in ("n_best", *sampling)}
+    with naming(size="--beam", n_samples="--n-best", **parameters):
         if sample:
             return Sample(n_samples=n_best, **options)
         return Beam(max(Beam.size, n_best) if beam is None else beam, n_best=n_best)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard._util.files import write_atomic
-from regard._util.text import printable
-from regard.cli.shared import check_encoder, check_output, console, print_table, read
+from regard._util.text import bar, pluralize, printable
+from regard.cli.shared import check_encoder, check_output, console, index, print_table, read
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -73,20 +73,16 @@ def embed(
     if output is not None:
         _check_output(output)
     encoder = _load(model)
-    if layer is not None and not -encoder.layers <= layer < encoder.layers:
-        raise ArgumentError(
-            f"--layer {layer} is out of range; use 0 to {encoder.layers - 1}, or −1 for the last."
-        )
-    from regard._util.text import pluralize
-
+    if layer is not None:
+        layer = index("--layer", layer, encoder.layers)
     embedded = encoder.embed(texts)
     if output is not None:
         write_atomic(output, _WRITERS[output.suffix](embedded, layer))
-        layers = "all layers" if layer is None else f"layer {layer % encoder.layers}"
+        layers = "all layers" if layer is None else f"layer {layer}"
         sizes = f"{pluralize(len(embedded), 'sentence')}, {pluralize(sum(map(len, embedded)), 'word')}"
         print(f"{output}: {sizes}, {layers}, {pluralize(encoder.config.width, 'number')} each")
         return
-    _show_vectors(embedded, (encoder.best_layer if layer is None else layer) % encoder.layers)
+    _show_vectors(embedded, encoder.best_layer % encoder.layers if layer is None else layer)
 
 
 def compare(
@@ -115,8 +111,6 @@ def compare(
         raise ArgumentError(f"compare got {len(word)} words; pass one for both sentences, or one for each.")
     _check_word(first, word[0])
     _check_word(second, word[-1])
-    from regard._util.text import bar
-
     encoder = _load(model)
     comparison = encoder.compare(first, second, word=(word[0], word[-1]))
     screen = console()
@@ -171,8 +165,6 @@ def attention(
         )
     check_encoder(model)
     _check_word(sentence, words[0])
-    from regard._util.text import bar
-
     attended = _load(model).attended_words(sentence, words[0], layer=layer, head=head)
     largest = max(each.weight for each in attended)
     print_table(

@@ -1,5 +1,6 @@
 """A real server on loopback, in a thread or in a process of its own."""
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import httpx
 from regard.app.server.run import Server, listen
 from regard.app.server.security import BODY_TIMEOUT
 from regard.app.server.state import AppState
+from regard.app.server.worker import Worker
 
 
 def connected(address: str) -> httpx.Client:
@@ -64,3 +66,24 @@ def until(holds: Callable[[], bool], seconds: float = 20) -> None:
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+class Gate:
+    """Work that blocks until it is opened."""
+
+    def __init__(self) -> None:
+        self.begun, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self) -> str:
+        self.begun.set()
+        assert self.opened.wait(60)
+        return "gate"
+
+    @contextmanager
+    def occupying(self, worker: Worker) -> Iterator[None]:
+        """Occupy a thread of a worker; the block must open the gate."""
+        thread = threading.Thread(target=lambda: asyncio.run(worker.run(self)), daemon=True)
+        thread.start()
+        assert self.begun.wait(20)
+        yield
+        thread.join(20)

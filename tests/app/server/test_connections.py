@@ -1,9 +1,7 @@
 """Connections on loopback: slow, silent and too many clients."""
 
-import asyncio
 import resource
 import socket
-import threading
 import time
 from contextlib import AbstractContextManager, ExitStack, suppress
 
@@ -16,9 +14,10 @@ from regard.app.server.registry import Registry
 from regard.app.server.run import Server
 from regard.app.server.state import AppState
 from regard.app.view_model import ViewModel
-from tests.app.server.live import connected, serving, until
+from tests.app.server.live import Gate, connected, serving, until
 
 HALF = b"GET /api/health HTTP/1.1\r\nHost: 127.0.0.1"
+JSON = "Content-Type: application/json\r\nContent-Length: {}\r\n"
 
 
 def empty(limit: int | None = None) -> AbstractContextManager[Server]:
@@ -58,26 +57,19 @@ def trickle(item: socket.socket) -> None:
 
 
 def test_headers_time_out(monkeypatch):
-    monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.3)
+    """Missing, incomplete and slow ones, and those of the next request."""
     with empty() as server, ExitStack() as stack:
+        again = stack.enter_context(connect(server, whole(server)))
+        assert again.recv(65536).startswith(b"HTTP/1.1 200")
+        monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.3)
+        again.sendall(HALF)
         begun = (b"", b"GET", HALF, b"POST /api/lookup HTTP/1.1\r\nX: " + b"y" * 1000)
         slow = [stack.enter_context(connect(server, sent)) for sent in begun]
+        with connect(server, HALF) as slower, pytest.raises(ConnectionError):
+            trickle(slower)
         assert not any(map(received, slow))
+        assert b"HTTP/1.1" not in received(again)  # but maybe the rest of the first response
         until(lambda: server.open_connections.open == 0)
-
-
-def test_slow_headers_time_out(monkeypatch):
-    monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.3)
-    with empty() as server, connect(server, HALF) as slow, pytest.raises(ConnectionError):
-        trickle(slow)
-
-
-def test_headers_of_the_next_request_time_out(monkeypatch):
-    with empty() as server, connect(server, whole(server)) as slow:
-        assert slow.recv(65536).startswith(b"HTTP/1.1 200")
-        monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.3)
-        slow.sendall(HALF)
-        assert b"HTTP/1.1" not in received(slow)  # but maybe the rest of the first response
 
 
 def test_requests_can_be_pipelined():
@@ -101,9 +93,9 @@ def test_an_unread_response_does_not_hold_the_connection(monkeypatch):
     state = AppState(Registry())
     name = state.views.add(ViewModel.of(torch.rand(2048, 2048))).id
     body = b'{"height":2048,"width":2048}'
-    more = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     with serving(state) as server:
-        with connect(server, whole(server, f"/api/views/{name}/tile", "POST", more) + body) as deaf:
+        request = whole(server, f"/api/views/{name}/tile", "POST", JSON.format(len(body))) + body
+        with connect(server, request) as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             until(lambda: server.open_connections.open == 1)
             until(lambda: server.open_connections.open == 0)
@@ -118,44 +110,30 @@ def test_the_oldest_incomplete_request_is_closed():
         assert not any(map(received, half[:10]))
         half[-1].sendall(f":{server.port}\r\n\r\n".encode())
         assert half[-1].recv(65536).startswith(b"HTTP/1.1 200")
-
-
-def test_an_incomplete_body_is_closed():
-    with empty(limit=5) as server, ExitStack() as stack:
-        more = "Content-Type: application/json\r\nContent-Length: 1000\r\n"
-        begun = whole(server, "/api/lookup", "POST", more) + b"{"
+        begun = whole(server, "/api/lookup", "POST", JSON.format(1000)) + b"{"
         half = [stack.enter_context(connect(server, begun)) for _ in range(10)]
         assert healthy(server)
         assert received(half[0]) == b""
 
 
 def test_a_new_connection_is_closed_if_all_are_being_answered():
-    begun, opened, state = threading.Event(), threading.Event(), AppState(Registry())
+    state, gate = AppState(Registry()), Gate()
     state.quick.cancel()  # replaced by one that is held up
     state.quick = held = type(state.quick)(threads=1)
-
-    def hold() -> None:
-        begun.set()
-        assert opened.wait(60)
-
-    with serving(state, limit=2) as server, ExitStack() as stack:
-        thread = threading.Thread(target=lambda: asyncio.run(held.run(hold)))
-        thread.start()
-        assert begun.wait(20)  # otherwise the first request could be answered, and its connection be closed
+    with serving(state, limit=2) as server, gate.occupying(held), ExitStack() as stack:
         waiting = [stack.enter_context(connect(server, whole(server, "/api/positions"))) for _ in range(2)]
         until(lambda: held.waiting == 2)
         with connect(server, whole(server)) as late:
             assert received(late) == b""
-        opened.set()
+        gate.opened.set()
         assert all(item.recv(65536).startswith(b"HTTP/1.1 200") for item in waiting)
-        thread.join(10)
 
 
 def test_incomplete_requests_do_not_delay_shutdown():
     """`empty` waits for less than the time in which a body may arrive."""
-    more = "Content-Type: application/json\r\nContent-Length: 1000\r\n"
     with ExitStack() as stack, empty() as server:
-        for content in (b"", HALF, whole(server), whole(server, "/api/lookup", "POST", more) + b"{"):
+        body = whole(server, "/api/lookup", "POST", JSON.format(1000)) + b"{"
+        for content in (b"", HALF, whole(server), body):
             stack.enter_context(connect(server, content))
         until(lambda: server.open_connections.open == 4)
 
@@ -164,7 +142,7 @@ def test_responses_are_sent_at_once():
     """Without Nagle's algorithm, which waits 40 ms for the client to confirm the headers."""
     with empty() as server, connect(server):
         until(lambda: server.open_connections.open == 1)
-        (connection,) = server.open_connections._receiving
+        (connection,) = server.open_connections.receiving
         sock = connection.transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 

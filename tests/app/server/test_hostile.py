@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from itertools import product
 
 import httpx
 import pytest
@@ -12,44 +13,27 @@ from tests.app.server.live import connected, serving
 
 JSON = {"Content-Type": "application/json"}
 PATHS = [
-    "/" + "a" * 10_000,
-    "/static/page/" + "a" * 5000 + ".js",
-    "/static/page/" + "../" * 500 + "etc/passwd",
-    "/static/%00.js",
-    "/static/page/%ff%fe.js",
-    "/static/page/%ed%a0%80.js",
-    "/api/training/" + "%2e%2e/" * 50,
-    "/api/training/%00",
-    "/api/training/%ed%a0%80?after=1",
-    "/api/views/%00/tile",
-    "/api/views/" + "x" * 5000,
-    "/api/positions?length=" + "9" * 5000,
-    "/api/positions?length=NaN",
-    "/api/positions?length=1e999",
-    "/api/positions?width=-1&width=3",
+    *["/static/%00.js", "/static/page/%ff%fe.js", "/static/page/%ed%a0%80.js", "/api/training/%00"],
+    *[
+        "/api/training/%ed%a0%80?after=1",
+        "/api/views/%00/tile",
+        "//api//models",
+        "/api/models/",
+        "/%",
+        "/?%%%",
+    ],
+    *(
+        f"/api/positions?length={number}"
+        for number in ("9" * 5000, "NaN", "1e999", "%ff", "1&width=-1&width=3")
+    ),
     "/api/positions?" + "&".join(f"x{number}=1" for number in range(1000)),
-    "/api/positions?length=%ff",
-    "//api//models",
-    "/api/models/",
-    "/%",
-    "/?%%%",
+    *("/" + "a" * 10_000, "/static/page/" + "a" * 5000 + ".js", "/api/views/" + "x" * 5000),
+    *("/static/page/" + "../" * 500 + "etc/passwd", "/api/training/" + "%2e%2e/" * 50),
 ]
 BODIES = [
-    b"null",
-    b"true",
-    b"NaN",
-    b"-Infinity",
-    b"0" * 5000,
-    b"9" * 100_000,
-    b"1e" + b"9" * 1000,
-    b'"\\ud800"',
-    b'{"\\ud800": 1}',
-    b"\xef\xbb\xbf{}",
-    b"\x00",
-    b"[" * 50_000 + b"]" * 50_000,
-    b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
-    b'{"model": null}',
-    b'{"model": {"model": []}}',
+    *(b"null", b"true", b"NaN", b"-Infinity", b"0" * 5000, b"9" * 100_000, b"1e" + b"9" * 1000, b"\x00"),
+    *(b'"\\ud800"', b'{"\\ud800": 1}', b"\xef\xbb\xbf{}", b'{"model": null}', b'{"model": {"model": []}}'),
+    *(b"[" * 50_000 + b"]" * 50_000, b'{"a":' * 50_000 + b"1" + b"}" * 50_000),
     b"{" + b",".join(b'"k%d":0' % number for number in range(10_000)) + b"}",
 ]
 HEADERS = [
@@ -58,12 +42,8 @@ HEADERS = [
     {"Content-Length": "9" * 30},
     {"Transfer-Encoding": "chunked, chunked"},
     {"Content-Type": "application/json; charset=" + "x" * 5000},
-    {
-        "Connection": "Upgrade",
-        "Upgrade": "websocket",
-        "Sec-WebSocket-Version": "13",
-        "Sec-WebSocket-Key": "x",
-    },
+    dict.fromkeys(("Sec-WebSocket-Version", "Sec-WebSocket-Key"), "13")
+    | {"Connection": "Upgrade", "Upgrade": "websocket"},
     {"Connection": "Upgrade", "Upgrade": "h2c"},
     {"Expect": "100-continue"},
     {"Range": "bytes=0-99999999999999999999"},
@@ -95,23 +75,22 @@ def fine(status: int) -> bool:
     return 100 <= status < 300 or 400 <= status < 500
 
 
-@pytest.mark.parametrize("path", PATHS, ids=range(len(PATHS)))
-def test_hostile_paths(path, address):
-    for method in ("GET", "POST", "HEAD", "DELETE", "OPTIONS"):
-        assert fine(raw(address, method, path)), method
+def test_hostile_paths(address):
+    for path, method in product(PATHS, ("GET", "POST", "HEAD", "DELETE", "OPTIONS")):
+        assert fine(raw(address, method, path)), (method, path[:99])
 
 
-@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-def test_hostile_bodies(body, client):
-    for item in ENDPOINTS:
+def test_hostile_bodies(client):
+    for item, body in product(ENDPOINTS, BODIES):
         path = item.path.replace("{id}", "none").replace("{name:path}", "none")
-        assert fine(client.request(item.method, path, content=body, headers=JSON).status_code), path
+        response = client.request(item.method, path, content=body, headers=JSON)
+        assert fine(response.status_code), (path, body[:99])
+    assert response.json()["error"]
 
 
-@pytest.mark.parametrize("headers", HEADERS, ids=range(len(HEADERS)))
-def test_hostile_headers(headers, address):
-    for method, path in (("GET", "/api/models"), ("GET", "/"), ("POST", "/api/lookup")):
-        assert fine(raw(address, method, path, headers)), (method, path)
+def test_hostile_headers(address):
+    for headers, path in product(HEADERS, ("GET /api/models", "GET /", "POST /api/lookup")):
+        assert fine(raw(address, *path.split(), headers)), (path, headers)
 
 
 def test_extreme_numbers(client):
@@ -142,7 +121,3 @@ def raw(address: str, method: str, path: str, headers: dict | None = None) -> in
             assert part, "closed without an answer"
             result += part
     return int(result.split()[1])
-
-
-def test_errors_are_json(client):
-    assert client.post("/api/lookup", content=b"{", headers=JSON).json()["error"]

@@ -1,6 +1,7 @@
 """The OpenAPI document, and random requests checked against it."""
 
 import gc
+import re
 from typing import Any
 
 import msgspec
@@ -63,7 +64,7 @@ def test_random_requests_are_answered_as_described(operation, mode, here):
     if mode is GenerationMode.NEGATIVE and operation.label in NOTHING_WRONG:
         return
 
-    examples = settings().max_examples // 5
+    examples = settings().max_examples // 8
 
     @settings(max_examples=examples, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(case=operation.as_strategy(mode))
@@ -93,24 +94,15 @@ def _view_id(state: AppState) -> str:
     return next(iter(state.views._views))
 
 
-def test_every_endpoint_is_described():
-    result = document()["paths"]
-    assert sum(len(methods) for methods in result.values()) == len(ENDPOINTS)
-    names = [operation["operationId"] for methods in result.values() for operation in methods.values()]
-    assert len(set(names)) == len(names)
-
-
-def test_every_schema_is_valid():
-    for schema in document()["components"]["schemas"].values():
+def test_every_endpoint_is_described_by_valid_schemas():
+    api = document()
+    operations = [operation for methods in api["paths"].values() for operation in methods.values()]
+    assert len(operations) == len({operation["operationId"] for operation in operations}) == len(ENDPOINTS)
+    schemas = api["components"]["schemas"]
+    for schema in schemas.values():
         meta.validate(schema)
-
-
-def test_every_reference_is_defined():
-    result = document()
-    text = msgspec.json.encode(result).decode()
-    names = {part.partition('"')[0] for part in text.split("#/components/schemas/")[1:]}
-    assert names == names & set(result["components"]["schemas"])
-    assert "TranslateResponse" in names
+    names = set(re.findall(r"#/components/schemas/(\w+)", str(api)))
+    assert "TranslateResponse" in names <= set(schemas)
 
 
 def test_garbage_collection_of_decoders_is_safe():

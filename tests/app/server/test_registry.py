@@ -5,11 +5,12 @@ import shutil
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from regard.app.server.registry import Entry, Registry, names_of
+from regard.app.server.registry import Entry, Registry
 from regard.app.server.security import RequestError
 from regard.app.server.state import AppState
 from regard.errors import ArgumentError
@@ -50,12 +51,6 @@ def asking():
         state.close()
 
 
-def test_names_are_the_last_parts_of_paths():
-    assert names_of(["a/b/small", "c/large"]) == ["small", "large"]
-    with pytest.raises(ArgumentError, match="2 times"):
-        names_of(["a", "a"])
-
-
 def test_only_named_models_are_reachable(folder, registry):
     with pytest.raises(RequestError, match="Unknown model"):
         registry.entry(str(folder))
@@ -82,13 +77,17 @@ def test_word_vectors_are_loaded_from_a_file(tmp_path):
     assert (entry.kind, entry.attends) == ("encoder", False)
 
 
+def finish(begun: Path, folder: Path) -> None:
+    """Copy the parameters of a trained model."""
+    for file in filter(Path.is_file, folder.iterdir()):
+        shutil.copy(file, begun / file.name)
+
+
 def test_a_missing_package_is_one_line_of_the_page(folder, tmp_path, asking, monkeypatch):
     begun = training(tmp_path / "begun")
     client = asking(begun)
     assert client.get("/api/models")["missing"] == ""
-    for file in folder.iterdir():
-        if file.is_file():
-            shutil.copy(file, begun / file.name)
+    finish(begun, folder)
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     result = client.get("/api/models")
     assert result["missing"].endswith('which is not installed. Run: pip install "regard[translation]"')
@@ -102,9 +101,7 @@ def test_a_training_without_parameters_is_listed_and_loaded_later(folder, tmp_pa
     assert (result["models"], result["folders"]) == ([], [HOSTILE])
     assert client.get("/api/training")["trainings"] == [{"name": HOSTILE, "steps": 200, "state": "stopped"}]
     assert result["pending"] == [HOSTILE]
-    for file in folder.iterdir():
-        if file.is_file():
-            shutil.copy(file, begun / file.name)
+    finish(begun, folder)
     assert [model["name"] for model in client.get("/api/models")["models"]] == [HOSTILE]
     assert client.post("/api/translate", model=HOSTILE, sentences=["ein Hund"])["translations"]
     assert client.get("/api/models")["pending"] == []
@@ -132,10 +129,9 @@ class Killed(BaseException):
     """Stands for a killed process."""
 
 
-@pytest.mark.parametrize("kind", ["transformer", "plain"])
-def test_training_state_follows_the_folder(kind, tmp_path, asking):
+def test_training_state_follows_the_folder(tmp_path, asking):
     path = tmp_path / "run"
-    config = small_config(kind, *QUICK)
+    config = small_config("plain", *QUICK)
     train(path, PAIRS, config=config)
     client = asking(path)
     assert state(client) == "finished"
@@ -167,79 +163,64 @@ def test_early_stopping_is_finished_until_extended(tmp_path, asking):
     assert outcome.progress.step < 40
     client = asking(path)
     assert state(client) == "finished"
-
-    def kill():
-        raise Killed
-
+    spy = Spy(Mock(side_effect=Killed))
     with pytest.raises(Killed):
-        train(path, config=config.override(["training.updates=50"]), resume=True, callbacks=[Spy(kill)])
+        train(path, config=config.override(["training.updates=50"]), resume=True, callbacks=[spy])
     assert state(client) == "stopped"
 
 
-def test_reading_the_state_does_not_block_training(tmp_path):
+class Readers:
+    """Threads that call a function again and again, and collect what goes wrong."""
+
+    def __init__(self, function) -> None:
+        self.stop, self.errors, self.function = threading.Event(), [], function
+        self.threads = [threading.Thread(target=self.run) for _ in range(3)]
+
+    def run(self) -> None:
+        try:
+            while not self.stop.is_set():
+                self.function()
+        except BaseException as error:
+            self.errors.append(error)
+
+    def __enter__(self) -> None:
+        for thread in self.threads:
+            thread.start()
+
+    def __exit__(self, *_) -> None:
+        self.stop.set()
+        for thread in self.threads:
+            thread.join()
+        assert not self.errors
+
+
+def test_reading_the_state_neither_blocks_training_nor_reports_one(tmp_path):
     """Readers hold the lock briefly; a training that starts meanwhile waits for it."""
-    stop, result = threading.Event(), []
-
-    def look():
-        while not stop.is_set():
-            result.append(is_training(tmp_path))
-
-    lookers = [threading.Thread(target=look) for _ in range(2)]
-    for looker in lookers:
-        looker.start()
-    try:
+    with Readers(lambda: is_training(tmp_path)):
         for _ in range(30):
             with lock_folder(tmp_path):
                 assert is_training(tmp_path)
-    finally:
-        stop.set()
-        for looker in lookers:
-            looker.join()
+            assert not is_training(tmp_path)
 
 
-def test_concurrent_readers_do_not_report_a_training(tmp_path):
-    result = []
-
-    def look():
-        result.extend(is_training(tmp_path) for _ in range(300))
-
-    lookers = [threading.Thread(target=look) for _ in range(3)]
-    for looker in lookers:
-        looker.start()
-    for looker in lookers:
-        looker.join()
-    assert not any(result)
-
-
-def test_models_can_be_added_while_others_read(registry):
+def test_models_can_be_added_while_others_read(registry, monkeypatch):
     """The worker adds models; concurrent readers see the list before or after."""
-    ours, stop, errors = Registry({}), threading.Event(), []
-    model = registry.entry("static").model
+    ours, model = Registry({}), registry.entry("static").model
 
-    def read():
-        try:
-            while not stop.is_set():
-                before = len(ours.entries)
-                assert len([entry.name for entry in ours.entries.values()]) >= before
-                list(ours.trainings()), ours.encoders(), ours.pending
-        except Exception as error:
-            errors.append(error)
+    def read() -> None:
+        before = len(ours.entries)
+        assert len([entry.name for entry in ours.entries.values()]) >= before
+        list(ours.trainings()), ours.encoders(), ours.pending
 
-    readers = [threading.Thread(target=read) for _ in range(3)]
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for reader in readers:
-            reader.start()
-        for number in range(300):
-            ours._add_entry(Entry.of(f"model {number}", model))
-            ours.expect(f"folder {number}", Path("none"), "", lambda: False)
+        with Readers(read):
+            for number in range(300):
+                ours._add_entry(Entry.of(f"model {number}", model))
+                ours.expect(f"folder {number}", Path("none"), "", lambda: False)
     finally:
-        stop.set()
-        for reader in readers:
-            reader.join()
         sys.setswitchinterval(before)
-    assert not errors
     assert len(ours.entries) == 300
 
 
@@ -255,11 +236,7 @@ def test_an_expected_model_is_loaded_when_ready(folder, tmp_path):
     ours.refresh()
     assert ours.entry("demo").languages == "de-en"
     assert (ours.pending, ours.can_refresh) == ([], False)
-
-
-def test_a_failed_model_is_not_pending(tmp_path):
-    ours = Registry()
-    ours.expect("demo", tmp_path / "demo", "de-en", lambda: None)
+    ours.expect("failed", tmp_path / "failed", "de-en", lambda: None)
     assert (ours.pending, ours.can_refresh) == ([], False)
 
 
@@ -280,16 +257,11 @@ def test_rows_and_samples_of_a_training(tmp_path, asking):
     assert [item["step"] for item in client.get("/api/training/begun?after=200")["samples"]] == [300]
 
 
-def test_unknown_trainings_are_reported(asking, tmp_path):
+def test_unknown_trainings_and_damaged_logs_are_reported(asking, tmp_path):
     client = asking(training(tmp_path / "begun"))
     assert "begun" in error(client.send("GET", "/api/training/other"), 404)
     error(client.send("GET", "/api/training/../begun/log.csv"), 404)
     error(client.send("GET", "/api/training/begun?after=x"), 422)
     error(client.send("GET", "/api/training/begun?before=1"), 422)
-
-
-def test_a_damaged_log_is_reported(tmp_path, asking):
-    begun = training(tmp_path / "begun")
-    client = asking(begun)
-    (begun / "log.csv").write_text("something else\n1,2,3\n")
+    (tmp_path / "begun" / "log.csv").write_text("something else\n1,2,3\n")
     assert "log" in error(client.send("GET", "/api/training/begun"), 422)

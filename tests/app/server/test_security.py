@@ -37,23 +37,6 @@ def test_a_wildcard_accepts_ip_addresses_but_no_foreign_names():
     assert not SecurityMiddleware(None, "127.0.0.1", 8000)._is_own_host("192.168.1.7:8000")
 
 
-def test_only_the_origin_of_the_proxy_is_accepted():
-    guard = SecurityMiddleware(None, "127.0.0.1", 8000, "https://regard.example.org")
-
-    def ask(host: str, origin: str) -> None:
-        guard._check("POST", "/api/translate", Headers({"host": host, "origin": origin}))
-
-    ask("regard.example.org", "https://regard.example.org")
-    ask("127.0.0.1:8000", "https://regard.example.org")
-    for host, origin in [
-        ("regard.example.org", "https://elsewhere.example"),
-        ("elsewhere.example", "https://regard.example.org"),
-        ("regard.example.org", "https://regard.example.org.elsewhere.example"),
-    ]:
-        with pytest.raises(RequestError):
-            ask(host, origin)
-
-
 @pytest.mark.parametrize(
     ("offered", "sent"),
     [
@@ -65,13 +48,15 @@ def test_only_the_origin_of_the_proxy_is_accepted():
         ("https://x.org:8443", "https://x.org:8443"),
     ],
 )
-def test_default_ports_may_be_omitted(offered, sent):
+def test_only_the_origin_of_the_proxy_is_accepted_and_default_ports_may_be_omitted(offered, sent):
     guard = SecurityMiddleware(None, "127.0.0.1", 8000, offered)
-    for host in {sent.partition("://")[2], offered.partition("://")[2]}:
+    for host in {sent.partition("://")[2], offered.partition("://")[2], "127.0.0.1:8000"}:
         guard._check("POST", "/api/translate", Headers({"host": host, "origin": sent}))
-    for host, origin in [("x.org:1", sent), ("x.org.evil.example", sent), ("x.org", "https://x.org:1")]:
+    host = sent.partition("://")[2]
+    wrong = [("x.org:1", sent), ("x.org.evil.example", sent), (host, "https://x.org:1")]
+    for other, origin in [*wrong, (host, "https://elsewhere.example"), (host, f"{sent}.elsewhere.example")]:
         with pytest.raises(RequestError):
-            guard._check("POST", "/api/translate", Headers({"host": host, "origin": origin}))
+            guard._check("POST", "/api/translate", Headers({"host": other, "origin": origin}))
 
 
 @pytest.mark.parametrize(
@@ -90,12 +75,9 @@ def test_other_sites_are_refused(headers, client):
     assert "another site" in error(client.send("GET", "/api/models", headers=headers), 403)
 
 
-def test_the_own_page_is_accepted(client):
+def test_the_own_page_and_links_from_other_sites_are_accepted(client):
     own = {"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"}
     assert client.send("POST", "/api/lookup", json=LOOKUP, headers=own).status_code == 200
-
-
-def test_links_from_other_sites_open_the_page(client):
     linked = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
     assert client.send("GET", "/", headers=linked).status_code == 200
 
@@ -123,23 +105,22 @@ def test_every_response_has_security_headers(method, path, status, client):
     assert not [name for name in response.headers if name.startswith("access-control")]
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
-def test_other_content_types_are_refused(kind, client):
-    response = client.send(
-        "POST", "/api/lookup", content=json.dumps(LOOKUP).encode(), headers={"content-type": kind}
-    )
-    assert "application/json" in error(response, 415)
-
-
-def test_a_charset_parameter_is_accepted(client):
-    kind = {"content-type": "Application/JSON; charset=utf-8"}
-    response = client.send("POST", "/api/lookup", content=json.dumps(LOOKUP).encode(), headers=kind)
-    assert response.status_code == 200
-
-
-def test_compressed_bodies_are_refused(client):
-    headers = {"content-type": "application/json", "content-encoding": "gzip"}
-    error(client.send("POST", "/api/lookup", content=b"x", headers=headers), 415)
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+        ({"content-type": ""}, 415),
+        ({"content-type": "application/jsonx"}, 415),
+        ({"content-type": "application/json", "content-encoding": "gzip"}, 415),
+        ({"content-type": "application/json", "content-length": "9" * 30}, 413),
+        ({"content-type": "Application/JSON; charset=utf-8"}, 200),
+    ],
+)
+def test_only_json_of_a_limited_length_is_accepted(headers, status, client):
+    response = client.send("POST", "/api/lookup", content=json.dumps(LOOKUP).encode(), headers=headers)
+    assert response.status_code == status
+    assert status == 200 or error(response, status)
 
 
 @pytest.mark.parametrize(("path", "most"), [("/api/translate", 1_000_000), ("/api/long", 4_000_000)])
@@ -157,11 +138,6 @@ def test_large_bodies_are_refused_while_they_arrive(path, most, client):
     assert "larger than" in error(response, 413)
     assert response.headers["connection"] == "close"
     assert sent <= most + 200_000
-
-
-def test_a_large_content_length_is_refused_immediately(client):
-    headers = {"content-type": "application/json", "content-length": "9" * 30}
-    error(client.send("POST", "/api/lookup", content=b"{}", headers=headers), 413)
 
 
 class Trickling:

@@ -14,7 +14,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive
@@ -45,13 +45,13 @@ def make_app(
     """Return the ASGI application for a server at this address. origin: public address of a reverse proxy."""
     routes = [
         *(Route(endpoint.path, _route(state, endpoint), methods=[endpoint.method]) for endpoint in ENDPOINTS),
-        Route("/api/openapi.json", partial(_openapi, msgspec.json.encode(document(state.version)))),
-        Route("/favicon.ico", _favicon),
+        Route("/api/openapi.json", JSONResponse(document(state.version)), methods=["GET"]),
+        Route("/favicon.ico", Response(status_code=HTTPStatus.NO_CONTENT), methods=["GET"]),
         *(Mount(f"/static/{name}", StaticFiles(directory=STATIC / name)) for name in STATIC_FOLDERS),
         Route("/", partial(_index, StaticFiles(directory=STATIC))),
     ]
     # errors while serving static files, such as too many open files; endpoints handle their own
-    failures = dict.fromkeys((OSError, RuntimeError, MemoryError), _failure)
+    failures = dict.fromkeys((OSError, RuntimeError, MemoryError), _explain)
     app = Starlette(routes=routes, exception_handlers={HTTPException: _routing_error, **failures})
     app.router.redirect_slashes = False
     return SecurityMiddleware(app, host, port, origin)
@@ -71,8 +71,8 @@ def _route(state: AppState, endpoint: Endpoint) -> Callable[[Request], Awaitable
             refusal = shutting_down()
             return error_response(refusal.status, refusal.message)
         except Exception as error:
-            return _explain(http_request, error)
-        return Response(body, media_type="application/json")
+            return await _explain(http_request, error)
+        return Response(body, media_type=endpoint.media_type)
 
     return handle
 
@@ -103,7 +103,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _explain(request: Request, error: Exception) -> Response:
+async def _explain(request: Request, error: Exception) -> Response:
     """Return the response for an exception. Internal errors are logged, and their message is not sent."""
     match error:
         case ClientDisconnect():
@@ -136,10 +136,6 @@ def _sentence(error: Exception) -> str:
     return shorten(str(error), 500).rstrip(".") + "."
 
 
-async def _failure(request: Request, error: Exception) -> Response:
-    return _explain(request, error)
-
-
 async def _routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = shorten(request.url.path, 100)
@@ -148,14 +144,6 @@ async def _routing_error(request: Request, error: Exception) -> Response:
         allowed = (error.headers or {}).get("Allow", "another method")
         message = f"{path!r} does not accept {request.method}. Use {allowed}."
     return error_response(error.status_code, message, dict(error.headers or {}))
-
-
-async def _openapi(content: bytes, request: Request) -> Response:
-    return Response(content, media_type="application/json")
-
-
-async def _favicon(request: Request) -> Response:
-    return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
 async def _index(files: StaticFiles, request: Request) -> Response:

@@ -46,7 +46,7 @@ class Connections:
     def __init__(self, limit: int | None = None) -> None:
         self.limit = max_connections() if limit is None else limit
         self.open = 0
-        self._receiving: OrderedDict[Connection, None] = OrderedDict()
+        self.receiving: OrderedDict[Connection, None] = OrderedDict()  # waiting for the rest of a request
 
     def protocol(self, **options: Any) -> "Connection":
         """Create a protocol; uvicorn calls this for each connection."""
@@ -55,26 +55,15 @@ class Connections:
     def add(self, connection: "Connection") -> None:
         """Register a new connection."""
         self.open += 1
-        self._receiving[connection] = None
+        self.receiving[connection] = None
         if self.open > self.limit:
-            oldest, _ = self._receiving.popitem(last=False)
+            oldest, _ = self.receiving.popitem(last=False)
             oldest.transport.abort()
 
     def discard(self, connection: "Connection") -> None:
         """Remove a closed connection."""
         self.open -= 1
-        self._receiving.pop(connection, None)
-
-    def is_receiving(self, connection: "Connection") -> bool:
-        """Return whether a connection is waiting for the rest of a request."""
-        return connection in self._receiving
-
-    def set_receiving(self, connection: "Connection", receiving: bool) -> None:
-        """Record whether a connection is waiting for the rest of a request."""
-        if receiving:
-            self._receiving.setdefault(connection)
-        else:
-            self._receiving.pop(connection, None)
+        self.receiving.pop(connection, None)
 
 
 class Connection(H11Protocol):
@@ -116,13 +105,16 @@ class Connection(H11Protocol):
     def shutdown(self) -> None:
         """Close the connection: at once, or after the response if a whole request has arrived."""
         super().shutdown()
-        if self._connections.is_receiving(self):
+        if self in self._connections.receiving:
             self._abort()
 
     def _update_timer(self, started: bool) -> None:
         """Run the header timeout while the headers are incomplete."""
         answering = self.cycle is not None and not self.cycle.response_complete
-        self._connections.set_receiving(self, not answering or self.cycle.more_body)
+        if answering and not self.cycle.more_body:
+            self._connections.receiving.pop(self, None)
+        else:
+            self._connections.receiving.setdefault(self)
         if answering or self.transport.is_closing():
             if self._header_timer is not None:
                 self._header_timer.cancel()

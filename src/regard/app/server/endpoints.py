@@ -5,8 +5,11 @@ from functools import partial
 from inspect import iscoroutinefunction, signature
 from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
 
+import msgspec
+import numpy as np
 from msgspec import Struct
 
+from regard.app.protocol import encode_array
 from regard.app.server.schema import EmptyRequest, Request, Response
 from regard.app.server.state import AppState
 
@@ -24,9 +27,14 @@ class Endpoint(NamedTuple):
     path: str
     summary: str
     request: type[Struct]
-    response: type[Response]
+    response: type  # a Struct, or bytes for a binary response
     handler: Handler
     max_body: int = MAX_BODY
+
+    @property
+    def media_type(self) -> str:
+        """Return the content type of a response."""
+        return "application/octet-stream" if self.response is bytes else "application/json"
 
     @property
     def name(self) -> str:
@@ -51,7 +59,7 @@ def endpoint(
 
     The function takes any of the parameters `state`, `request` and `path` (the path parameters). Its type
     annotations determine the request and response types. It runs in the pool for short work, or in the model
-    thread (pool="model"). A coroutine function chooses its own thread and returns JSON; pass its response
+    thread (pool="model"). A coroutine function chooses its own thread. If it returns encoded JSON, pass the
     type as `response`.
 
     >>> from regard.app.server.routes import ENDPOINTS
@@ -78,7 +86,14 @@ def _handler(function: Callable[..., Any], pool: str) -> Handler:
         available = {"state": state, "request": request, "path": path}
         answer = partial(function, **{name: available[name] for name in names})
         if iscoroutinefunction(function):
-            return await answer()
-        return await (state.run_model if pool == "model" else state.run_quick)(answer)
+            return encode(await answer())
+        return await (state.worker if pool == "model" else state.quick).run(lambda: encode(answer()))
 
     return handle
+
+
+def encode(answer: Any) -> bytes:
+    """Encode an answer as JSON, in which NaN and infinity become null. Arrays and bytes stay binary."""
+    if isinstance(answer, bytes):
+        return answer
+    return encode_array(answer) if isinstance(answer, np.ndarray) else msgspec.json.encode(answer)

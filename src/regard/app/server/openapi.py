@@ -31,9 +31,8 @@ def document(version: str = "") -> dict[str, Any]:
     >>> api["openapi"], "post" in api["paths"]["/api/translate"]
     ('3.1.0', True)
     """
-    types = {kind.__name__: kind for endpoint in ENDPOINTS for kind in (endpoint.request, endpoint.response)}
-    types["ErrorResponse"] = ErrorResponse
-    _, components = msgspec.json.schema_components(types.values(), ref_template=_REFERENCE)
+    types = {kind for endpoint in ENDPOINTS for kind in (endpoint.request, endpoint.response)} - {bytes}
+    _, components = msgspec.json.schema_components({*types, ErrorResponse}, ref_template=_REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
         methods = paths.setdefault(endpoint.path.replace(":path", ""), {})
@@ -58,20 +57,22 @@ def _operation(endpoint: Endpoint, components: dict[str, Any]) -> dict[str, Any]
         "summary": endpoint.summary,
         "parameters": [*_path_parameters(endpoint), *query],
         "responses": {
-            "200": {"description": "Success.", "content": _json(endpoint.response)},
+            "200": {"description": "Success.", "content": _content(endpoint.response)},
             **{
-                status: {"description": description, "content": _json(ErrorResponse)}
+                status: {"description": description, "content": _content(ErrorResponse)}
                 for status, description in _ERRORS.items()
                 if is_post or status not in _BODY_ERRORS
             },
         },
     }
     if is_post:
-        operation["requestBody"] = {"required": True, "content": _json(endpoint.request)}
+        operation["requestBody"] = {"required": True, "content": _content(endpoint.request)}
     return operation
 
 
-def _json(kind: type) -> dict[str, Any]:
+def _content(kind: type) -> dict[str, Any]:
+    if kind is bytes:
+        return {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     return {"application/json": {"schema": {"$ref": _REFERENCE.format(name=kind.__name__)}}}
 
 

@@ -1,7 +1,6 @@
 """The models and training runs specified at startup, by name."""
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from regard._util.files import short_names
 from regard._util.text import pluralize, shorten
 from regard.app.server.security import RequestError
 from regard.app.view_model import ViewModel
@@ -56,18 +56,19 @@ class Entry:
         cls, name: str, model: Translator | WordEncoder, *, languages: str = "", examples: Sequence[str] = ()
     ) -> "Entry":
         """Describe a model."""
+        network: Any = model.model if isinstance(model, Translator) else model
+        attention = [module for module in network.modules() if isinstance(module, Attends)]
+        layers, heads = len(attention), max((int(getattr(each, "heads", 1)) for each in attention), default=0)
         if isinstance(model, Translator):
-            layers, heads = _count_attention(model.model)
             about = _describe_translator(model, heads)
             return cls(
                 name, model, "translator", about, layers, heads, model.max_tokens, languages, tuple(examples)
             )
-        layers, heads = _count_attention(model)
-        about = (
-            f"{pluralize(layers, 'layer')}, {pluralize(heads, 'head')}" if layers else "words without context"
-        )
+        about = f"{pluralize(layers, 'layer')}, {pluralize(heads, 'head')}"
         if isinstance(model, StaticEncoder):
             about = f"one vector for each of {len(model.vocabulary) - 1:,} words"
+        elif not layers:
+            about = "words without context"
         return cls(name, model, "encoder", about, layers, heads, getattr(model, "max_tokens", None))
 
     @property
@@ -76,23 +77,11 @@ class Entry:
         return self.layers > 0
 
 
-def _count_attention(model: Any) -> tuple[int, int]:
-    """Return the number of attention layers and the largest number of heads."""
-    heads = [int(getattr(module, "heads", 1)) for module in model.modules() if isinstance(module, Attends)]
-    return len(heads), max(heads, default=0)
-
-
 def _describe_translator(translator: Translator, heads: int) -> str:
     config = translator.config.get("settings", {}).get("model", {})
-    kind, layers = config.get("kind", type(translator.model).__name__), config.get("layers")
-    parts = [str(kind)]
-    if layers:
-        parts.append(f"{layers} + {layers} layers")
-    if not heads:
-        parts.append("without attention")
-    elif heads > 1:
-        parts.append(f"{heads} heads")
-    return ", ".join(parts)
+    layers = f"{config['layers']} + {config['layers']} layers" if config.get("layers") else ""
+    attention = {0: "without attention", 1: ""}.get(heads, f"{heads} heads")
+    return ", ".join(filter(None, [config.get("kind", type(translator.model).__name__), layers, attention]))
 
 
 class _PendingModel(NamedTuple):
@@ -138,7 +127,7 @@ class Registry:
         Folders without parameters are loaded later by `refresh`. languages: languages of each model, by path.
         """
         registry, paths = cls(), list(paths)
-        for path, name in zip(paths, names_of(paths), strict=True):
+        for path, name in zip(paths, short_names(paths), strict=True):
             registry._add(name, path, (languages or {}).get(path, ""))
         return registry
 
@@ -149,7 +138,7 @@ class Registry:
 
     def add_recordings(self, paths: Sequence[str]) -> None:
         """Load recordings written by `Seen.save`."""
-        for path, name in zip(paths, names_of(paths), strict=True):
+        for path, name in zip(paths, short_names(paths), strict=True):
             self.recordings = {**self.recordings, name: ViewModel.of(Seen.load(path), title=name)}
 
     def _add(self, name: str, path: str, languages: str) -> None:
@@ -232,27 +221,6 @@ class Registry:
 
 def _quoted(name: str) -> str:
     return repr(shorten(name, 100))
-
-
-def names_of(paths: Sequence[str]) -> list[str]:
-    """Return the last part of each path, or the whole path if that is ambiguous.
-
-    >>> from regard.app.server.registry import names_of
-    >>> names_of(["runs/small", "other/small", "minilm"])
-    ['runs/small', 'other/small', 'minilm']
-    """
-    for path in paths:
-        if paths.count(path) > 1:
-            raise ArgumentError(f"{path!r} is listed {paths.count(path)} times. Pass each folder once.")
-    short = [_as_utf8(Path(path).resolve().name or path) for path in paths]
-    return [
-        _as_utf8(path) if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True)
-    ]
-
-
-def _as_utf8(path: str) -> str:
-    """Replace bytes that are not UTF-8, which JSON cannot represent."""
-    return os.fsencode(path).decode(errors="replace")
 
 
 def _is_training(folder: Path) -> bool:

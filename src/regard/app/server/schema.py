@@ -5,7 +5,7 @@ mistyped and out-of-bounds fields before any work is done. The OpenAPI document 
 Structs.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -87,17 +87,3 @@ class ViewResponse(Response, kw_only=True):
     id: str
     title: str
     inputs: list[Input]
-
-
-class Array(Response, kw_only=True):
-    """Shape, and little-endian float32 values in base64."""
-
-    shape: list[int]
-    data: str
-
-
-class AnswerResponse(Response, kw_only=True):
-    """Facts and arrays about a layer of a view."""
-
-    facts: dict[str, Any]
-    arrays: list[Array]

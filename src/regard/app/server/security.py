@@ -2,7 +2,8 @@
 
 A page on another site can make a browser send requests to localhost. Requests must therefore name this
 server as host (a foreign name that resolves to 127.0.0.1 would allow DNS rebinding), must not come from
-another origin, and must have a JSON content type, which HTML forms cannot send.
+another origin, and must have a JSON content type, which HTML forms cannot send. Starlette's
+TrustedHostMiddleware ignores ports and origins, and cannot accept IP addresses while refusing names.
 """
 
 import asyncio

@@ -1,20 +1,14 @@
 """Application state: models, open views and worker threads."""
 
 import time
-from collections.abc import Callable
-from functools import partial
-
-import msgspec
 
 from regard.app.server.memory import QUICK_RESERVE
 from regard.app.server.registry import Registry
-from regard.app.server.schema import Response
 from regard.app.server.view_store import ViewStore
 from regard.app.server.worker import Worker
 
 THREADS = 2  # per pool
 MAX_WAITING = 128  # requests per pool
-EXPENSIVE = 2**20  # queries that read at least this many weights run in the pool for long queries
 
 
 class AppState:
@@ -44,19 +38,6 @@ class AppState:
         self.quick = Worker(MAX_WAITING, threads=THREADS, name="quick", reserve=QUICK_RESERVE)
         self.queries = Worker(MAX_WAITING, threads=THREADS, name="queries")
 
-    async def run_quick(self, answer: Callable[[], Response]) -> bytes:
-        """Compute a response in the pool for short work; return it as JSON."""
-        return await self.quick.run(partial(_encode, answer))
-
-    async def run_query(self, answer: Callable[[], Response], cost: int) -> bytes:
-        """Compute a response that reads `cost` weights; long queries have their own pool."""
-        worker = self.quick if cost < EXPENSIVE else self.queries
-        return await worker.run(partial(_encode, answer))
-
-    async def run_model(self, answer: Callable[[], Response]) -> bytes:
-        """Compute a response in the model thread."""
-        return await self.worker.run(partial(_encode, answer))
-
     def close(self, seconds: float = 10.0) -> bool:
         """Interrupt all work; return whether all threads ended in time."""
         workers = (self.worker, self.quick, self.queries)
@@ -64,8 +45,3 @@ class AppState:
             worker.cancel()
         end = time.monotonic() + seconds
         return all(worker.stop(max(end - time.monotonic(), 0)) for worker in workers)
-
-
-def _encode(answer: Callable[[], Response]) -> bytes:
-    """Return JSON; NaN and infinity become null."""
-    return msgspec.json.encode(answer())

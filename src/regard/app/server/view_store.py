@@ -8,15 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.app.protocol import (
-    HeadsQuestion,
-    NumbersQuestion,
-    Question,
-    ReceivedQuestion,
-    encode_array,
-    tau_cost,
-)
-from regard.app.server.schema import AnswerResponse, Array, ViewResponse
+from regard.app.protocol import Question, Work, tau_cost
+from regard.app.server.schema import ViewResponse
 from regard.app.server.security import RequestError
 from regard.app.view_model import ViewModel
 
@@ -75,41 +68,34 @@ class ViewStore:
         """Return the description of a view."""
         return ViewResponse(id=view_id, **self.find(view_id).describe())
 
-    def cost(self, view_id: str, question: Question) -> int:
-        """Return the number of weights an answer reads; raise RequestError if it exceeds the limit."""
-        layer = self.find(view_id).layer(question)
-        cost = question.cost(layer)
-        if cost > self._max_cost:
-            whole = isinstance(question, HeadsQuestion | ReceivedQuestion)
+    def prepare(self, view_id: str, question: Question) -> Work:
+        """Check a question about a view; raise RequestError if the answer reads too many weights."""
+        view = self.find(view_id)
+        layer = view.layer(question)
+        work = question.on(layer)
+        if work.cost > self._max_cost:
             raise RequestError(
                 HTTPStatus.UNPROCESSABLE_ENTITY,
-                f"This request reads {cost:,} weights (queries × keys × heads); the limit is "
-                f"{self._max_cost:,}. Request fewer {'heads' if whole else 'heads, rows or columns'}.",
+                f"This request reads {work.cost:,} weights (queries × keys × heads); the limit is "
+                f"{self._max_cost:,}. Request fewer heads, or a smaller part of a tile.",
             )
-        return cost + tau_cost(layer)
 
-    def ask(self, view_id: str, question: Question) -> AnswerResponse:
-        """Answer a question about a view."""
-        view = self.find(view_id)
-        answer = question.answer(view.layer(question))
-        if not isinstance(question, NumbersQuestion) and view_id not in self._pinned:
-            self._store(view_id, view)  # its size changed: expensive answers are cached in the view
-        return AnswerResponse(
-            facts=answer.facts, arrays=[Array(**encode_array(array)) for array in answer.arrays]
-        )
+        def answer() -> Any:
+            result = work.answer()
+            if view_id not in self._pinned:
+                self._store(view_id, view)  # its size changed: expensive answers are cached in the view
+            return result
+
+        return Work(work.cost + tau_cost(layer), answer)
 
     def _store(self, view_id: str, view: ViewModel) -> None:
         size = view_bytes(view)
         with self._lock:
             self._views[view_id] = view, size
             self._views.move_to_end(view_id)
-            while len(self._views) > 1 and (
-                len(self._views) > self._max_views or self._total_bytes() > self._max_bytes
-            ):
-                self._views.popitem(last=False)
-
-    def _total_bytes(self) -> int:
-        return sum(size for _, size in self._views.values())
+            total = sum(size for _, size in self._views.values())
+            while len(self._views) > 1 and (len(self._views) > self._max_views or total > self._max_bytes):
+                total -= self._views.popitem(last=False)[1][1]
 
     def __len__(self) -> int:
         return len(self._views)
@@ -122,12 +108,9 @@ def view_bytes(view: ViewModel) -> int:
     for model_input in view.inputs:
         size += sum(100 * len(text.tokens) for text in model_input.texts)
         for layer in model_input.layers:
-            for tensor in _tensors(layer.weights):
-                storage = tensor.untyped_storage()
+            weights = layer.weights
+            tensors = [weights] if isinstance(weights, Tensor) else weights.problem.tensors.values()
+            for storage in (tensor.untyped_storage() for tensor in tensors):
                 storages[storage.data_ptr()] = storage.nbytes()
             size += sum(getattr(answer, "nbytes", 0) for answer in list(layer.cache.values()))
     return size + sum(storages.values())
-
-
-def _tensors(weights: Any) -> list[Tensor]:
-    return [weights] if isinstance(weights, Tensor) else list(weights.problem.tensors.values())

@@ -1,7 +1,8 @@
 """Worker threads behind bounded queues. Waiting jobs with the same key run as one batch.
 
 Threads are daemons, and a job is interrupted between tiles once all its clients have disconnected. Abandoned
-jobs therefore end soon, and shutdown does not block for long.
+jobs therefore end soon, and shutdown does not block for long. anyio's CapacityLimiter bounds only the running
+jobs: it neither refuses work when too many requests wait, nor batches or interrupts it.
 """
 
 import asyncio
@@ -9,8 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar
@@ -32,25 +32,7 @@ T = TypeVar("T")
 BatchFunction = Callable[[list[Any]], Sequence[Any]]
 
 
-class _ReservedMemory:
-    """Bytes reserved by the running jobs of all threads."""
-
-    def __init__(self) -> None:
-        self.bytes, self._lock = 0, threading.Lock()
-
-    @contextmanager
-    def reserve(self, size: int) -> Iterator[None]:
-        """Reserve `size` bytes while the block runs."""
-        with self._lock:
-            self.bytes += size
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.bytes -= size
-
-
-_RESERVED = _ReservedMemory()
+_RESERVED: deque[int] = deque()  # bytes reserved by each running job of all threads; appends are atomic
 
 
 class _Job(NamedTuple):
@@ -137,7 +119,11 @@ class Worker:
         job = _Job(key, run, request, size, loop.create_future(), loop)
         with self._changed:
             if len(self._jobs) >= self._max_waiting:
-                raise queue_full(len(self._jobs))
+                raise RequestError(
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                    f"The queue is full: {len(self._jobs)} requests are waiting. Retry in a moment.",
+                    retry_after="1",
+                )
             self._jobs.append(job)
             self._changed.notify()
         try:
@@ -174,8 +160,10 @@ class Worker:
         memory.prepare_thread()
         with torch.no_grad():
             while jobs := self._next_batch():
-                with interrupt.checked_by(partial(self._check, jobs)), _RESERVED.reserve(self._reserve):
+                _RESERVED.append(self._reserve)
+                with interrupt.checked_by(partial(self._check, jobs)):
                     results = _run(jobs)
+                _RESERVED.remove(self._reserve)
                 for job, result in zip(jobs, results, strict=True):
                     job.finish(result)
                 del jobs, results
@@ -209,7 +197,7 @@ def _run(jobs: list[_Job]) -> list[Any]:
     """Return the result or the exception of each job."""
     try:
         interrupt.check()
-        memory.check(_RESERVED.bytes)
+        memory.check(sum(_RESERVED.copy()))
         results = list(jobs[0].run([job.request for job in jobs]))
         assert len(results) == len(jobs), f"{len(results)} results for {len(jobs)} requests"
         return results
@@ -221,15 +209,6 @@ def _run(jobs: list[_Job]) -> list[Any]:
         if not isinstance(error, RegardError):
             log.debug("a batch failed; running its requests one by one", exc_info=True)
     return [result for job in jobs for result in _run([job])]
-
-
-def queue_full(waiting: int) -> RequestError:
-    """Return the error for a full queue."""
-    return RequestError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        f"The queue is full: {waiting} requests are waiting. Retry in a moment.",
-        retry_after="1",
-    )
 
 
 def shutting_down() -> RequestError:

@@ -73,29 +73,29 @@ def test_weights_and_output_follow_from_the_scores(normalize, mask, temperature)
         assert torch.allclose(weights.sum(-1), torch.ones(2, dtype=torch.float64))
 
 
-def test_masks():
+def test_masks_and_low_temperature():
     causal = lookup(LookupRequest(query=QUERY, key=KEY, value=VALUE, mask="causal"))
     assert causal.masked == [[False] * 4 + [True], [False] * 5]  # the last query sees the last key
     window = lookup(LookupRequest(query=KEY, key=KEY, value=VALUE, mask="window", window=1))
     assert window.masked[2] == [True, False, False, False, True]
-
-
-def test_low_temperature_approaches_hard():
     cold = lookup(LookupRequest(query=QUERY, key=KEY, value=VALUE, temperature=0.001))
     hard = lookup(LookupRequest(query=QUERY, key=KEY, value=VALUE, normalize="hard"))
     assert torch.allclose(torch.tensor(cold.weights), torch.tensor(hard.weights), atol=1e-6)
     assert "0.001" in cold.formula.normalize
 
 
-def test_tables_of_wrong_shape_are_refused():
-    with pytest.raises(ShapeError, match="key: row 0 has 2 numbers and row 1 has 1"):
-        lookup(LookupRequest(query=[[1, 2]], key=[[1, 2], [1]], value=[[1], [1]]))
-    with pytest.raises(ShapeError):
-        lookup(LookupRequest(query=[[1, 2]], key=[[1]], value=[[1]]))
-    with pytest.raises(ShapeError):
-        lookup(LookupRequest(query=[[1, 2]], key=[[1]], value=[[1]], score="additive"))
-    with pytest.raises(ShapeError):
-        lookup(LookupRequest(query=[[1]], key=[[1], [2]], value=[[1]]))
+@pytest.mark.parametrize(
+    ("query", "key", "value", "message"),
+    [
+        ([[1, 2]], [[1, 2], [1]], [[1], [1]], "key: row 0 has 2 numbers and row 1 has 1"),
+        ([[1, 2]], [[1]], [[1]], "2 features"),
+        ([[1]], [[1], [2]], [[1]], "1"),
+    ],
+)
+@pytest.mark.parametrize("score", ["scaled", "additive"])
+def test_tables_of_wrong_shape_are_refused(query, key, value, message, score):
+    with pytest.raises(ShapeError, match=message):
+        lookup(LookupRequest(query=query, key=key, value=value, score=score))
 
 
 SENTENCE, SHUFFLED = "the dog bites the old man", [5, 3, 4, 2, 0, 1]
@@ -122,39 +122,23 @@ def test_with_positions_outputs_depend_on_order(kind):
     assert not torch.allclose(torch.tensor(same.before)[0], torch.tensor(same.before)[3])
 
 
-def test_the_seed_determines_the_result():
-    payload = OrderRequest(sentence=SENTENCE, order=SHUFFLED, positions="t5", seed=7)
-    torch.manual_seed(1)
-    first = order(payload)
-    torch.manual_seed(2)
-    assert order(payload) == first
-    assert order(OrderRequest(sentence=SENTENCE, order=SHUFFLED, positions="t5", seed=8)) != first
+def test_the_seed_determines_the_result_and_order_must_be_a_permutation():
+    first, again, other = (
+        order(OrderRequest(sentence=SENTENCE, order=SHUFFLED, positions="t5", seed=seed))
+        for seed in (7, 7, 8)
+    )
+    assert first == again != other
+    for wrong in ([0, 1], [0, 0, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6]):
+        with pytest.raises(ArgumentError, match="0 to 5 once"):
+            order(OrderRequest(sentence=SENTENCE, order=wrong))
 
 
-@pytest.mark.parametrize("wrong", [[0, 1], [0, 0, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6]])
-def test_order_must_be_a_permutation(wrong):
-    with pytest.raises(ArgumentError, match="0 to 5 once"):
-        order(OrderRequest(sentence=SENTENCE, order=wrong))
-
-
-@pytest.mark.parametrize(
-    ("kind", "shape", "rows"),
-    [
-        ("sinusoidal", (11, 6), "position"),
-        ("learned", (11, 6), "position"),
-        ("rotary", (11, 3), "position"),
-        ("alibi", (6, 21), "head"),
-        ("t5", (6, 21), "head"),
-    ],
-)
-def test_encodings_have_the_requested_size(kind, shape, rows):
-    result = positions(PositionsRequest(kind=kind, length=11, width=6))
-    assert torch.tensor(result.values).shape == shape
-    assert result.rows == rows
-    assert result.start == (-10 if rows == "head" else 0)
-
-
-def test_encodings_equal_the_models():
+def test_encodings_have_the_requested_size_and_equal_the_models():
+    shapes = {"sinusoidal": (11, 6), "learned": (11, 6), "rotary": (11, 3), "alibi": (6, 21), "t5": (6, 21)}
+    for kind, shape in shapes.items():
+        result = positions(PositionsRequest(kind=kind, length=11, width=6))
+        assert torch.tensor(result.values).shape == shape
+        assert (result.rows, result.start) == (("head", -10) if shape[0] == 6 else ("position", 0))
     result = positions(PositionsRequest(length=5, width=4))
     assert torch.allclose(torch.tensor(result.values), SinusoidalPositions(4)(torch.arange(5)), atol=1e-5)
     alibi = torch.tensor(positions(PositionsRequest(kind="alibi", length=5, width=2)).values)

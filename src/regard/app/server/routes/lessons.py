@@ -9,7 +9,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from regard._util.text import pluralize
-from regard.app.protocol import formula
+from regard.app.computation import formula
 from regard.app.server.endpoints import endpoint
 from regard.app.server.schema import Request, Response
 from regard.errors import ArgumentError, ShapeError
@@ -120,12 +120,13 @@ class PositionsResponse(Response, kw_only=True):
     start: int
 
 
-_SCORE_FORMULAS = {
-    "dot": "q · k",
-    "scaled": "q · k / √d",
-    "cosine": "q · k / (‖q‖ ‖k‖)",
-    "gaussian": "−‖q − k‖² / 2",
-    "additive": "Σ tanh(q + k)",
+# formula and score; an additive score depends on the width
+_SCORES: dict[str, tuple[str, Score | None]] = {
+    "dot": ("q · k", Dot()),
+    "scaled": ("q · k / √d", ScaledDot()),
+    "cosine": ("q · k / (‖q‖ ‖k‖)", Cosine()),
+    "gaussian": ("−‖q − k‖² / 2", Gaussian()),
+    "additive": ("Σ tanh(q + k)", None),
 }
 _NORMALIZERS: dict[str, Normalizer] = {
     "softmax": Softmax(),
@@ -150,7 +151,8 @@ def lookup(request: LookupRequest) -> LookupResponse:
     [[10.0]]
     """
     query, key, value = (_table(name, getattr(request, name)) for name in ("query", "key", "value"))
-    score = _score(request.score, query.shape[1], key.shape[1])
+    score_formula, score = _SCORES[request.score]
+    score = score or _additive(query.shape[1], key.shape[1])
     normalize, temperature = _NORMALIZERS[request.normalize], request.temperature
     scores = attend(query, key, value, score=score)[1].scores()
     # with query = scores / temperature and key = identity, every normalizer has a temperature
@@ -172,7 +174,7 @@ def lookup(request: LookupRequest) -> LookupResponse:
         output=output.tolist(),
         tau=tau.reshape(-1).tolist(),
         formula=Formulas(
-            score=_SCORE_FORMULAS[request.score],
+            score=score_formula,
             normalize=formula(normalize, "s" if temperature == 1 else f"(s / {temperature:g})"),
             output="Σ w v",
         ),
@@ -189,25 +191,18 @@ def _table(name: str, rows: Sequence[Sequence[float]]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def _score(name: str, query: int, key: int) -> Score:
-    if name == "additive":
-        if query != key:
-            raise ShapeError(
-                f"query has {query} features and key has {key}; the additive score needs equal widths."
-            )
-        additive = Additive(query, key).double()
-        with torch.no_grad():  # identity maps: there are no learned parameters here
-            additive.query_map.copy_(torch.eye(query))
-            additive.key_map.copy_(torch.eye(key))
-            additive.vector.fill_(1)
-        return additive
-    scores: dict[str, Score] = {
-        "dot": Dot(),
-        "scaled": ScaledDot(),
-        "cosine": Cosine(),
-        "gaussian": Gaussian(),
-    }
-    return scores[name]
+def _additive(query: int, key: int) -> Score:
+    """Return an additive score with identity maps: there are no learned parameters here."""
+    if query != key:
+        raise ShapeError(
+            f"query has {query} features and key has {key}; the additive score needs equal widths."
+        )
+    additive = Additive(query, key).double()
+    with torch.no_grad():
+        additive.query_map.copy_(torch.eye(query))
+        additive.key_map.copy_(torch.eye(key))
+        additive.vector.fill_(1)
+    return additive
 
 
 def _mask(request: LookupRequest) -> Mask | None:

@@ -59,37 +59,33 @@ class ModelsResponse(Response, kw_only=True):
     recordings: list[RecordingInfo]
 
 
-@endpoint("GET", "/api/health", "Server status.", response=HealthResponse)
-async def health(state: AppState) -> bytes:
+@endpoint("GET", "/api/health", "Server status.")
+async def health(state: AppState) -> HealthResponse:
     """Respond without a worker thread, even while all workers are busy."""
-    return msgspec.json.encode(
-        HealthResponse(
-            version=state.version,
-            models=len(state.registry.entries),
-            waiting=state.worker.waiting,
-            sections=static_names("page/sections"),
-        )
+    return HealthResponse(
+        version=state.version,
+        models=len(state.registry.entries),
+        waiting=state.worker.waiting,
+        sections=static_names("page/sections"),
     )
 
 
-@endpoint("GET", "/api/models", "Loaded models.", response=ModelsResponse)
-async def models(state: AppState) -> bytes:
+@endpoint("GET", "/api/models", "Loaded models.")
+async def models(state: AppState) -> ModelsResponse:
     """Load the models that have become available, and return all models."""
     registry = state.registry
     if registry.can_refresh:
         await state.worker.run(registry.refresh)
     entries = list(registry.entries.values())
-    return msgspec.json.encode(
-        ModelsResponse(
-            models=msgspec.convert(entries, list[ModelInfo], from_attributes=True),
-            pending=registry.pending,
-            missing="" if find_spec("sentencepiece") else str(missing("sentencepiece", "Translation")),
-            folders=list(registry.trainings()),
-            recordings=[
-                RecordingInfo(name=name, id=view_id, about=_size(view))
-                for name, (view_id, view) in state.recordings.items()
-            ],
-        )
+    return ModelsResponse(
+        models=msgspec.convert(entries, list[ModelInfo], from_attributes=True),
+        pending=registry.pending,
+        missing="" if find_spec("sentencepiece") else str(missing("sentencepiece", "Translation")),
+        folders=list(registry.trainings()),
+        recordings=[
+            RecordingInfo(name=name, id=view_id, about=_size(view))
+            for name, (view_id, view) in state.recordings.items()
+        ],
     )
 
 

@@ -79,49 +79,44 @@ class TrainingResponse(Response, kw_only=True):
 @endpoint("GET", "/api/training", "Training runs.")
 def trainings(state: AppState) -> TrainingsResponse:
     """Return the training runs that have a log."""
-    folders = state.registry.trainings()
-    return TrainingsResponse(trainings=[training_info(*item) for item in folders.items()])
+    infos = []
+    for name, folder in state.registry.trainings().items():
+        rows, run_state = _read(folder)
+        infos.append(TrainingInfo(name=name, steps=_last_step(rows), state=run_state))
+    return TrainingsResponse(trainings=infos)
 
 
 @endpoint("GET", "/api/training/{name:path}", "Log of a training run.")
 def training(state: AppState, request: TrainingRequest, path: dict[str, str]) -> TrainingResponse:
-    """Return the log of a training run after a step."""
+    """Return everything that a training run logged after a step."""
     folders = state.registry.trainings()
     if path["name"] not in folders:
         names = ", ".join(map(repr, list(folders)[:20])) or "none"
         raise RequestError(HTTPStatus.NOT_FOUND, f"Unknown training run. Available: {names}.")
-    return rows_after(folders[path["name"]], request.after)
+    folder, after = folders[path["name"]], request.after
+    rows, run_state = _read(folder)
+    later = [row for row in rows if row.step > after]
+    return TrainingResponse(
+        steps=_last_step(rows),
+        state=run_state,
+        rows=[LogRow(**{field: getattr(row, field) for field in LogRow.__struct_fields__}) for row in later],
+        samples=[sample for sample in _read_samples(folder) if sample.step > after],
+    )
 
 
-def training_info(name: str, folder: Path) -> TrainingInfo:
-    """Return the progress of a training run."""
+def _read(folder: Path) -> tuple[list[CsvRow], State]:
+    """Return the log and the state of a training run."""
     running = is_training(folder)  # before reading the log: the run may end in between
     rows = read_log(folder / LOG)
-    return TrainingInfo(name=name, steps=_last_step(rows), state=_state(folder, rows, running))
-
-
-def rows_after(folder: Path, after: int) -> TrainingResponse:
-    """Return everything logged after a step."""
-    running = is_training(folder)
-    log = read_log(folder / LOG)
-    rows = [
-        LogRow(**{field: getattr(row, field) for field in LogRow.__struct_fields__})
-        for row in log
-        if row.step > after
-    ]
-    samples = [sample for sample in _read_samples(folder) if sample.step > after]
-    state = _state(folder, log, running)
-    return TrainingResponse(steps=_last_step(log), state=state, rows=rows, samples=samples)
+    return rows, _state(folder, rows, running)
 
 
 def state_of(folder: Path) -> State:
-    """Return the state of the training run in a folder."""
-    running = is_training(folder)
+    """Return the state of the training run in a folder, even if its log is missing or damaged."""
     try:
-        rows = read_log(folder / LOG)
+        return _read(folder)[1]
     except (OSError, ValueError):
-        rows = []
-    return _state(folder, rows, running)
+        return _state(folder, [], is_training(folder))
 
 
 def _last_step(rows: list[CsvRow]) -> int:

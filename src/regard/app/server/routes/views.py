@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from inspect import getdoc
 from typing import Annotated
 
 from msgspec import Meta
@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from regard._util.text import shorten
 from regard.app.protocol import QUESTIONS, Question
-from regard.app.server.endpoints import ENDPOINTS, Endpoint, Path, endpoint
+from regard.app.server.endpoints import ENDPOINTS, Endpoint, Path, encode, endpoint
 from regard.app.server.registry import Entry
-from regard.app.server.schema import Array, Name, Request, Response, Sentence, ViewResponse
+from regard.app.server.schema import Name, Request, Sentence, ViewResponse
 from regard.app.server.state import AppState
 from regard.app.view_model import InputView, LayerView, TextView, ViewModel, look_at_text, look_at_translation
 from regard.errors import ArgumentError
@@ -30,6 +30,7 @@ MAX_TOKENS = 40_000  # tokens × beam size of a translation request
 MAX_WORDS = 40_000  # words of a long text
 MAX_TEXT = 1_000_000  # characters of a long text
 MAX_LONG_BODY = 4_000_000  # bytes of a request
+EXPENSIVE = 2**20  # questions that read at least this many weights run in the pool for long queries
 _WIDTH, _HEADS = 64, 8  # of the word vectors for a long text
 
 
@@ -45,75 +46,6 @@ class LongTextRequest(Request, kw_only=True):
 
     model: Name = "words"
     text: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
-
-
-class NoFacts(Response, kw_only=True):
-    """Empty."""
-
-
-class Ranking(Response, kw_only=True):
-    """Token positions and their weights in decreasing order."""
-
-    positions: list[int]
-    weights: list[float]
-
-
-class HeadInfo(Response, kw_only=True):
-    """Label and measures of a head."""
-
-    head: int
-    label: str
-    measures: dict[str, float]
-
-
-class HeadList(Response, kw_only=True):
-    """Label and measures of each head."""
-
-    heads: list[HeadInfo]
-
-
-class WeightComputation(Response, kw_only=True):
-    """The steps from query and key to one weight."""
-
-    query: list[float | None]
-    key: list[float | None]
-    scale: float
-    bias: float | None
-    softcap: float | None
-    score: float | None
-    masked: bool
-    tau: float | None
-    weight: float
-    normalizer: str
-    formula: str
-
-
-class TileResponse(Response, kw_only=True):
-    """Block means of the weights, one matrix per head."""
-
-    facts: NoFacts
-    arrays: list[Array]
-
-
-class RankingResponse(Response, kw_only=True):
-    """Positions ranked by weight; for "received", also the mean of the received sums in each bin of keys."""
-
-    facts: Ranking
-    arrays: list[Array]
-
-
-class HeadsResponse(Response, kw_only=True):
-    """Statistics of heads, and their thumbnails."""
-
-    facts: HeadList
-    arrays: list[Array]
-
-
-class NumbersResponse(Response, kw_only=True):
-    """The computation of one weight."""
-
-    facts: WeightComputation
-    arrays: list[Array]
 
 
 @endpoint("POST", "/api/look", "Run texts through a model and view its attention.", pool="model")
@@ -137,21 +69,16 @@ def describe_view(state: AppState, path: Path) -> ViewResponse:
 
 
 async def _ask(state: AppState, question: Question, path: Path) -> bytes:
-    cost = state.views.cost(path["id"], question)
-    return await state.run_query(partial(state.views.ask, path["id"], question), cost)
+    work = state.views.prepare(path["id"], question)
+    worker = state.quick if work.cost < EXPENSIVE else state.queries
+    return await worker.run(lambda: encode(work.answer()))
 
 
-_ANSWERS: dict[str, tuple[str, type[Response]]] = {
-    "tile": ("Block means of part of the weights.", TileResponse),
-    "topk": ("The largest weights of a query or a key.", RankingResponse),
-    "received": ("The keys that receive the most attention.", RankingResponse),
-    "heads": ("Statistics and thumbnails of heads.", HeadsResponse),
-    "numbers": ("The computation of one weight.", NumbersResponse),
-}
-ENDPOINTS += [
-    Endpoint("POST", f"/api/views/{{id}}/{name}", summary, QUESTIONS[name], response, _ask)
-    for name, (summary, response) in _ANSWERS.items()
-]
+for _name, _question in QUESTIONS.items():
+    _summary = (getdoc(_question) or "").partition("\n")[0]
+    ENDPOINTS.append(
+        Endpoint("POST", f"/api/views/{{id}}/{_name}", _summary, _question, _question.answer, _ask)
+    )
 
 
 def check_length(translator: Translator, sentences: Sequence[str], beam: int) -> ArgumentError | None:
@@ -199,7 +126,9 @@ def view_words(text: str) -> ViewModel:
     words = [word.text for word in split_words(text)]
     if not 2 <= len(words) <= MAX_WORDS:
         raise ArgumentError(f"The text has {len(words):,} words; it must have 2 to {MAX_WORDS:,}.")
-    vectors = _word_vectors(text)
+    # vectors learned from the co-occurrence counts of the text itself
+    (tokens,) = StaticEncoder.learn([text], width=_WIDTH).token_vectors([text])
+    vectors = tokens.vectors[0].detach()  # (n, m)
     heads = vectors.unflatten(1, (_HEADS, -1)).transpose(0, 1)  # n (h d) -> h n d
     scale = 2 * math.log(len(words))  # keeps the weights concentrated in longer texts
     layers = [
@@ -208,13 +137,6 @@ def view_words(text: str) -> ViewModel:
     ]
     note = f"{len(words):,} words. Each attends to words that occur in similar contexts."
     return ViewModel("words", [InputView(shorten(text), [TextView(tuple(words))], layers, note)])
-
-
-def _word_vectors(text: str) -> Tensor:
-    """Return a vector for each word of a text (n, m), learned from its co-occurrence counts."""
-    encoder = StaticEncoder.learn([text], width=_WIDTH)
-    (tokens,) = encoder.token_vectors([text])
-    return tokens.vectors[0].detach()
 
 
 def _lazy_weights(x: Tensor, scale: float) -> Weights:

@@ -13,9 +13,9 @@ export function headColor(head) {
 
 export function themeOf(node) {
   const style = getComputedStyle(node);
-  const value = (name) => style.getPropertyValue(`--${name}`).trim();
-  const colors = { paper: value("paper"), raised: value("raised"), ink: value("ink"), quiet: value("quiet"), rule: value("rule"), accent: value("accent") };
-  return { ...colors, dark: value("scheme") === "dark", font: style.fontFamily };
+  const [paper, raised, ink, quiet, accent] = ["paper", "raised", "ink", "quiet", "accent"].map((name) => style.getPropertyValue(`--${name}`));
+  const dark = Number(paper.match(/\d+/)?.[0] ?? 255) < 128; // its red component
+  return { paper, raised, ink, quiet, accent, dark, font: style.fontFamily };
 }
 
 export function ramp(dark) {

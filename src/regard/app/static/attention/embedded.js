@@ -1,13 +1,10 @@
 // Answers questions in the browser from the weights embedded in a page.
 // If the weights are pooled, a position stands for its block.
 
-export function decodeFloats(text) {
-  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
-  return new Float32Array(bytes.buffer);
-}
-
 function decodeArray(array) {
-  return array ? { shape: array.shape, data: decodeFloats(array.data) } : null;
+  if (!array) return null;
+  const bytes = Uint8Array.from(atob(array.data), (character) => character.charCodeAt(0));
+  return { shape: array.shape, data: new Float32Array(bytes.buffer) };
 }
 
 // One layer: its stored weights (h, rows, columns), and the number of queries and keys that they represent
@@ -17,7 +14,7 @@ export class EmbeddedLayer {
     this.queries = queries;
     this.keys = keys;
     const { shape: [heads, rows, columns], data } = decodeArray(stored.weights);
-    this.heads = heads;
+    this.headCount = heads;
     this.rows = rows;
     this.columns = columns;
     this.data = data;
@@ -34,7 +31,7 @@ export class EmbeddedLayer {
   }
 
   selected(heads) {
-    return heads ?? Array.from({ length: this.heads }, (_, head) => head);
+    return heads ?? Array.from({ length: this.headCount }, (_, head) => head);
   }
 
   // The mean matrix of heads; cached
@@ -60,7 +57,7 @@ export class EmbeddedLayer {
     return [first, Math.max(Math.ceil((stop * rows) / length), first + 1)];
   }
 
-  tile({ heads, mean, rows, columns, height, width }) {
+  tile({ heads, mean, rows = [0, this.queries], columns = [0, this.keys], height, width }) {
     const matrices = mean ? [this.mean(heads)] : this.selected(heads).map((head) => this.matrix(head));
     const [outRows, outColumns] = [Math.min(height, rows[1] - rows[0]), Math.min(width, columns[1] - columns[0])];
     const rowRanges = splitRange(rows, outRows).map(([a, b]) => this.storedRange(a, b, this.queries, this.rows));
@@ -75,7 +72,7 @@ export class EmbeddedLayer {
         }
       }
     }
-    return { facts: { note: this.note }, arrays: [{ shape: [matrices.length, outRows, outColumns], data }] };
+    return { shape: [matrices.length, outRows, outColumns], data, note: this.note };
   }
 
   topk({ heads, side, position, k }) {
@@ -84,7 +81,7 @@ export class EmbeddedLayer {
     const [length, stored] = byQuery ? [this.keys, this.columns] : [this.queries, this.rows];
     const [line] = byQuery ? this.storedRange(position, position + 1, this.queries, this.rows) : this.storedRange(position, position + 1, this.keys, this.columns);
     const weight = (other) => (byQuery ? matrix[line * this.columns + other] : matrix[other * this.columns + line]);
-    return { facts: largestWeights(Float32Array.from({ length: stored }, (_, other) => weight(other)), k, length), arrays: [] };
+    return largestWeights(Float32Array.from({ length: stored }, (_, other) => weight(other)), k, length);
   }
 
   received({ heads, k, bins }) {
@@ -92,13 +89,11 @@ export class EmbeddedLayer {
     const sums = new Float32Array(this.columns);
     for (let index = 0; index < matrix.length; index += 1) sums[index % this.columns] += (matrix[index] * this.queries) / this.rows;
     const parts = splitRange([0, this.columns], Math.min(bins, this.columns));
-    const data = Float32Array.from(parts, ([a, b]) => blockMean(sums, this.columns, 0, 1, a, b));
-    return { facts: largestWeights(sums, k, this.keys), arrays: [{ shape: [data.length], data }] };
+    return { ...largestWeights(sums, k, this.keys), bins: parts.map(([a, b]) => blockMean(sums, this.columns, 0, 1, a, b)) };
   }
 
-  thumbnails({ size, heads = null }) {
-    const request = { heads, mean: false, rows: [0, this.queries], columns: [0, this.keys], height: size, width: size };
-    return { facts: { heads: (this.stored.heads ?? []).filter(({ head }) => heads?.includes(head) ?? true) }, arrays: this.tile(request).arrays };
+  heads({ heads = null }) {
+    return { heads: (this.stored.heads ?? []).filter(({ head }) => heads?.includes(head) ?? true) };
   }
 
   numbers({ head, query, key }) {
@@ -116,7 +111,7 @@ export class EmbeddedLayer {
     const bias = this.stored.pooled ? 0 : inferBias(product * scale, weight, tau, normalizer);
     const score = product * scale + bias;
     const masked = weight === 0 && normalizer === "Softmax";
-    return { facts: { query: queryVector, key: keyVector, scale, bias, score, masked, tau, weight, normalizer, formula }, arrays: [] };
+    return { query: queryVector, key: keyVector, scale, bias, score, masked, tau, weight, normalizer, formula };
   }
 }
 
@@ -134,7 +129,8 @@ function vectorAt({ shape, data }, head, position) {
 }
 
 // Splits a range into parts of nearly equal length
-function splitRange([start, stop], parts) {
+function splitRange(range, parts) {
+  const [start, stop] = range;
   const at = (part) => start + Math.floor((part * (stop - start)) / parts);
   return Array.from({ length: parts }, (_, part) => [at(part), at(part + 1)]);
 }

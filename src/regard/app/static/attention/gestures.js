@@ -45,7 +45,7 @@ export function addGestures(canvas, map) {
     const { x, y } = position(event);
     const pixels = event.deltaMode === 1 ? 30 * event.deltaY : event.deltaY; // lines, or pixels
     const zooms = event.ctrlKey || document.activeElement === canvas || map.zoomsOnWheel();
-    if (!zooms || (pixels > 0 && map.isFitted())) return; // scroll the page
+    if (!zooms || (pixels > 0 && map.frame.isFitted)) return; // scroll the page
     event.preventDefault();
     map.zoom(Math.exp(-pixels / (event.ctrlKey ? 100 : 300)), x, y);
   }, { passive: false });
@@ -57,10 +57,10 @@ function handleKey(event, map) {
   if (event.ctrlKey || event.altKey || event.metaKey) return;
   const directions = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   const actions = {
-    "+": () => map.zoomIn(),
-    "=": () => map.zoomIn(),
-    "-": () => map.zoomOut(),
-    "−": () => map.zoomOut(),
+    "+": () => map.zoomAtCursor(2),
+    "=": () => map.zoomAtCursor(2),
+    "-": () => map.zoomAtCursor(0.5),
+    "−": () => map.zoomAtCursor(0.5),
     0: () => map.fit(),
     Enter: () => map.pinCursor(),
     " ": () => map.pinCursor(),

@@ -17,19 +17,13 @@ export class HeadsView {
     this.grid = make("div", { class: "head-grid" });
     this.node = make("div", { class: "heads-view" }, this.sorting, this.grid);
     this.grid.addEventListener("keydown", (event) => this.handleKey(event));
-    this.scheme = matchMedia("(prefers-color-scheme: dark)");
-    this.scheme.addEventListener("change", (this.repaint = () => this.paintAll()));
-    this.load();
-  }
-
-  load() {
-    this.abort?.abort();
     this.abort = new AbortController();
-    const { layers } = this.pane.input;
-    this.loaded = layers.map(() => []); // by layer: [{ layer, head, label, measures, picture }]
+    const { signal } = this.abort;
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paintAll(), { signal });
+    this.loaded = pane.input.layers.map(() => []); // by layer: [{ layer, head, label, measures, picture }]
     this.nextLayer = 0;
     this.show();
-    for (let worker = 0; worker < MAX_LAYER_REQUESTS; worker += 1) this.loadLayers(this.abort.signal);
+    for (let worker = 0; worker < MAX_LAYER_REQUESTS; worker += 1) this.loadLayers(signal);
   }
 
   async loadLayers(signal) {
@@ -45,13 +39,15 @@ export class HeadsView {
     try {
       while (this.loaded[layer].length < heads) {
         const first = this.loaded[layer].length;
-        const request = { input: this.pane.number, layer, size: THUMBNAIL_SIZE, ...this.nextHeads(layer, first) };
-        const { facts, arrays: [{ shape, data }] } = await this.pane.state.source.ask("heads", request, signal);
+        const { source } = this.pane.state;
+        const request = { input: this.pane.number, layer, ...this.nextHeads(layer, first) };
+        const size = { height: THUMBNAIL_SIZE, width: THUMBNAIL_SIZE };
+        const [statistics, { shape: [count, height, width], data }] = await Promise.all([
+          source.ask("heads", request, signal), source.ask("tile", { ...request, ...size }, signal)]);
         if (signal.aborted) return;
-        const [count, height, width] = shape;
         this.loaded[layer].push(...Array.from({ length: count }, (_, index) => {
           const head = first + index;
-          const { label = "", measures = {} } = facts.heads.find((info) => info.head === head) ?? {};
+          const { label = "", measures = {} } = statistics.heads.find((info) => info.head === head) ?? {};
           const picture = { data: data.subarray(index * height * width, (index + 1) * height * width), height, width };
           return { layer, head, label, measures, picture };
         }));
@@ -191,6 +187,5 @@ export class HeadsView {
 
   destroy() {
     this.abort.abort();
-    this.scheme.removeEventListener("change", this.repaint);
   }
 }

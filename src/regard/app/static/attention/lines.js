@@ -91,8 +91,8 @@ export class LinesView {
       return this.draw();
     }
     const shape = { rows, columns, height: rows[1] - rows[0], width: columns[1] - columns[0] };
-    this.latest.ask("tile", { heads: pane.requestedHeads, mean: pane.state.values.mean, ...shape }, ({ arrays: [array] }) => {
-      this.weights = { ...array, rows, columns, heads: pane.state.values.mean ? ["mean"] : pane.heads };
+    this.latest.ask("tile", { heads: pane.requestedHeads, mean: pane.state.values.mean, ...shape }, (tile) => {
+      this.weights = { ...tile, rows, columns, heads: pane.state.values.mean ? ["mean"] : pane.heads };
       this.updateLabels();
       this.draw();
     });

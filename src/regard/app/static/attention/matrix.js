@@ -25,8 +25,8 @@ export class MatrixView {
     addGestures(this.canvas, this);
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(this.map);
-    this.scheme = matchMedia("(prefers-color-scheme: dark)");
-    this.scheme.addEventListener("change", (this.repaint = () => this.redraw()));
+    this.closing = new AbortController();
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw(), { signal: this.closing.signal });
     this.update(new Set(["input"]));
   }
 
@@ -42,7 +42,7 @@ export class MatrixView {
     this.ends = [make("span"), make("span")];
     this.log = checkbox("logarithmic", false, (log) => pane.state.set({ log }));
     const control = (sign, name, click) => button(sign, click, { "aria-label": name, title: name });
-    const zoom = make("span", { class: "buttons" }, control("−", "Zoom out", () => this.zoomOut()), control("+", "Zoom in", () => this.zoomIn()), control("All", "Show all", () => this.fit()));
+    const zoom = make("span", { class: "buttons" }, control("−", "Zoom out", () => this.zoomAtCursor(0.5)), control("+", "Zoom in", () => this.zoomAtCursor(2)), control("All", "Show all", () => this.fit()));
     const scale = make("span", { class: "legend" }, this.ends[0], this.legend, this.ends[1]);
     this.note = make("span", { class: "quiet" });
     const bar = make("div", { class: "map-bar" }, zoom, scale, this.log, this.note);
@@ -168,7 +168,7 @@ export class MatrixView {
     this.legend.getContext("2d").putImageData(image, 0, 0);
     const { x, y } = this.block;
     const loaded = tile && this.tiles.get(this.selection, tile);
-    this.note.textContent = loaded?.facts?.note || (x * y > 1 ? `each pixel is the mean of ${y} × ${x} weights` : "");
+    this.note.textContent = loaded?.note || (x * y > 1 ? `each pixel is the mean of ${y} × ${x} weights` : "");
   }
 
   // ---- descriptions of cells
@@ -226,10 +226,6 @@ export class MatrixView {
     return Math.max(this.frame.size.x, this.frame.size.y) > 64;
   }
 
-  isFitted() {
-    return this.frame.isFitted;
-  }
-
   pan(x, y) {
     this.hovered = null;
     this.frame.pan(x, y);
@@ -248,14 +244,6 @@ export class MatrixView {
     this.frame.zoom(factor, this.frame.toPixel("x", key + 0.5), this.frame.toPixel("y", query + 0.5));
     this.frame.show(this.cursor);
     return this.redraw();
-  }
-
-  zoomIn() {
-    this.zoomAtCursor(2);
-  }
-
-  zoomOut() {
-    this.zoomAtCursor(0.5);
   }
 
   fit() {
@@ -316,7 +304,7 @@ export class MatrixView {
   destroy() {
     this.tiles.destroy();
     this.observer.disconnect();
-    this.scheme.removeEventListener("change", this.repaint);
+    this.closing.abort();
     cancelAnimationFrame(this.frameRequest);
     this.rankings?.destroy();
   }

@@ -79,7 +79,7 @@ export class NumbersView {
   }
 
   load() {
-    this.latest.ask("numbers", { head: this.head, ...this.pair }, ({ facts }) => {
+    this.latest.ask("numbers", { head: this.head, ...this.pair }, (facts) => {
       this.facts = facts;
       this.show();
     });

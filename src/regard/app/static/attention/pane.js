@@ -9,10 +9,9 @@ import { NumbersView } from "./numbers.js";
 const LOADING_DELAY = 250; // milliseconds before the loading bar appears
 const VIEW_CLASSES = { lines: LinesView, matrix: MatrixView, heads: HeadsView, numbers: NumbersView };
 
-export class PaneBox {
+export class PaneBox extends Pane {
   constructor(state, second = false) {
-    this.state = state;
-    this.pane = new Pane(state, second);
+    super(state, second);
     this.title = make("h3", { class: "pane-title", dir: "auto" });
     this.note = make("p", { class: "quiet note", dir: "auto" });
     this.message = make("div", { class: "message", role: "alert", hidden: true });
@@ -20,13 +19,6 @@ export class PaneBox {
     this.readout = make("p", { class: "readout", role: "status", "aria-live": "polite", dir: "auto" });
     this.node = make("section", { class: "pane" }, this.title, this.note, this.message, this.body);
     this.loading = 0;
-    Object.assign(this.pane, {
-      readout: this.readout,
-      setStatus: (text) => this.setStatus(text),
-      startLoading: () => this.startLoading(),
-      showError: (error, retry) => this.showError(error, retry),
-      clearError: () => (this.message.hidden = true),
-    });
     this.update(new Set(["view", "input"]));
   }
 
@@ -45,9 +37,13 @@ export class PaneBox {
     };
   }
 
+  clearError() {
+    this.message.hidden = true;
+  }
+
   showError(error, retry) {
     const click = () => {
-      this.message.hidden = true;
+      this.clearError();
       retry();
     };
     const buttons = error.final ? [] : [button("Try again", click)];
@@ -56,34 +52,33 @@ export class PaneBox {
   }
 
   update(changed) {
-    const { pane, state } = this;
-    const { input } = pane;
-    this.title.textContent = input.title || `Input ${pane.number + 1}`;
+    const { input, state } = this;
+    this.title.textContent = input.title || `Input ${this.number + 1}`;
     this.title.hidden = state.viewModel.inputs.length < 2 && (!input.title || input.title === state.viewModel.title);
     this.note.textContent = input.note ?? "";
     this.note.hidden = !input.note;
     if (changed.has("input") || changed.has("compare") || changed.has("query") || changed.has("key")) this.updatePinned(changed);
     if (!input.layers.length) return this.showEmpty("This input has no attention layers.");
-    if (changed.has("view") || !this.view || changed.has(pane.second ? "compare" : "input")) return this.show();
+    if (changed.has("view") || !this.view || changed.has(this.second ? "compare" : "input")) return this.show();
     return this.view.update(changed);
   }
 
   updatePinned(changed) {
-    const { pane, state } = this;
-    if (!pane.second) pane.pinned = { query: state.values.query, key: state.values.key };
-    else if (changed.has("compare")) pane.pinned = { query: null, key: null };
+    const { query, key } = this.state.values;
+    if (!this.second) this.pinned = { query, key };
+    else if (changed.has("compare")) this.pinned = { query: null, key: null };
     for (const side of ["query", "key"]) {
-      const length = pane.input.layers.length ? pane.textOf(side).tokens.length : 0;
-      if (pane.pinned[side] !== null && !(pane.pinned[side] < length)) pane.pinned[side] = null;
+      const length = this.input.layers.length ? this.textOf(side).tokens.length : 0;
+      if (!(this.pinned[side] < length)) this.pinned[side] = null;
     }
   }
 
   show() {
     this.view?.destroy();
-    this.message.hidden = true;
+    this.clearError();
     this.setStatus("");
     const View = VIEW_CLASSES[this.state.values.view];
-    this.view = new View(this.pane);
+    this.view = new View(this);
     this.body.replaceChildren(this.view.node);
     if (!this.view.node.contains(this.readout)) this.body.append(this.readout); // lines and matrix place it themselves
     this.view.shown?.();

@@ -1,5 +1,5 @@
 // Rankings next to the map: the largest weights of the pinned query and key, and the keys that receive the most attention.
-import { formatCount, make, percent, visible } from "../shared/dom.js";
+import { formatCount, make, makeSvg, percent, visible } from "../shared/dom.js";
 import { LatestQuestion } from "./state.js";
 
 const LIST_LENGTH = 8;
@@ -13,7 +13,7 @@ export function makeRankings(pane, goTo, { deferred = false, ranked = (_side, _p
     key: makeRanking(pane, "query", (query) => goTo({ query, key: pane.pinned.key })),
     received: makeRanking(pane, "key", (key) => goTo({ key }), () => pane.queries.tokens.length), // weights are summed over all queries
   };
-  const histogram = make("canvas", { class: "received-bars", width: BINS, height: 36, "aria-hidden": "true" });
+  const histogram = makeSvg("svg", { class: "received-bars", preserveAspectRatio: "none", "aria-hidden": "true" });
   lists.received.node.querySelector("h4").after(histogram);
   const node = make("aside", { class: "rankings", "aria-label": "Strongest links" }, lists.query.node, lists.key.node, lists.received.node);
   let loaded = "";
@@ -30,11 +30,11 @@ export function makeRankings(pane, goTo, { deferred = false, ranked = (_side, _p
       const token = position === null ? "" : visible(pane.textOf(side).tokens[position] ?? "");
       const title = `“${token}” (${sides[side]} ${formatCount(position + 1)}) ${side === "query" ? "attends to" : "is attended to by"}`;
       lists[side].node.hidden = position === null;
-      if (position !== null) lists[side].load(title, "topk", { heads, side, position, k: LIST_LENGTH }, selection, ({ facts }) => ranked(side, facts.positions));
+      if (position !== null) lists[side].load(title, "topk", { heads, side, position, k: LIST_LENGTH }, selection, ({ positions }) => ranked(side, positions));
     }
     if (selection === loaded || held) return;
     loaded = selection;
-    lists.received.load(`Most attended ${sides.key === "key" ? "keys" : "words"}`, "received", { heads, k: LIST_LENGTH, bins: BINS }, selection, ({ arrays }) => drawHistogram(histogram, arrays[0].data));
+    lists.received.load(`Most attended ${sides.key === "key" ? "keys" : "words"}`, "received", { heads, k: LIST_LENGTH, bins: BINS }, selection, ({ bins }) => drawHistogram(histogram, bins));
   }
 
   update();
@@ -81,7 +81,7 @@ function makeRanking(pane, side, select, total = () => 1) {
       list.classList.add("loading");
       list.inert = true; // these rows belong to the previous token
       latest.ask(question, body, (answer) => {
-        const { positions, weights } = answer.facts;
+        const { positions, weights } = answer;
         const rows = positions.map((position, index) => makeRow(position, weights[index], weights[0]));
         list.replaceChildren(...rows);
         if (!rows.length) list.append(make("li", { class: "empty" }, "none"));
@@ -93,14 +93,10 @@ function makeRanking(pane, side, select, total = () => 1) {
   };
 }
 
-function drawHistogram(canvas, received) {
-  canvas.width = received.length;
-  const context = canvas.getContext("2d");
+function drawHistogram(svg, received) {
   const max = Math.max(...received, 1e-30);
-  context.clearRect(0, 0, canvas.width, canvas.height);
-  context.fillStyle = getComputedStyle(canvas).color;
-  for (const [bin, weight] of received.entries()) {
-    const height = Math.max(canvas.height * Math.sqrt(weight / max), 1);
-    context.fillRect(bin, canvas.height - height, 1, height);
-  }
+  const bars = received.map((weight, bin) => `M${bin} 1h1v${-Math.max(Math.sqrt(weight / max), 0.03)}h-1z`);
+  svg.setAttribute("viewBox", `0 0 ${received.length} 1`);
+  svg.replaceChildren(makeSvg("path", { d: bars.join("") }));
+  svg.toggleAttribute("hidden", Math.min(...received) > 0.9 * max); // nothing to see
 }

@@ -1,6 +1,7 @@
-// Data sources. A source has describe() and ask(question, arguments, signal), which returns { facts, arrays }.
+// Data sources. A source has describe() and ask(question, arguments, signal).
+// A tile is { shape: [heads, height, width], data }; the other answers are objects.
 import { get, post } from "../shared/client.js";
-import { EmbeddedLayer, decodeFloats } from "./embedded.js";
+import { EmbeddedLayer } from "./embedded.js";
 
 // All data is embedded in the page
 export function embedded(data) {
@@ -20,8 +21,7 @@ export function embedded(data) {
       return data.view;
     },
     async ask(question, { input, layer, ...rest }) {
-      const layerData = layerOf(input, layer);
-      return question === "heads" ? layerData.thumbnails(rest) : layerData[question](rest);
+      return layerOf(input, layer)[question](rest);
     },
   };
 }
@@ -33,8 +33,8 @@ export function http(base, viewModel = null) {
       return viewModel ?? get(base, signal);
     },
     async ask(question, body, signal) {
-      const { facts, arrays } = await post(`${base}/${question}`, body, signal);
-      return { facts, arrays: arrays.map(({ shape, data }) => ({ shape, data: decodeFloats(data) })) };
+      const answer = await post(`${base}/${question}`, body, signal);
+      return question === "tile" ? decodeTile(answer) : answer;
     },
   };
 }
@@ -48,7 +48,7 @@ export function widget(model) {
     if (!promise) return;
     waiting.delete(message.id);
     if (message.error) promise.reject(new Error(message.error));
-    else promise.resolve({ facts: message.facts, arrays: message.shapes.map((shape, index) => ({ shape, data: floatsOf(buffers[index]) })) });
+    else promise.resolve(message.answer ?? decodeTile(bytesOf(buffers[0])));
   };
   model.on("msg:custom", receive);
   return {
@@ -69,8 +69,12 @@ export function widget(model) {
   };
 }
 
+// Three uint32 for heads, height and width; then the weights as float32
+function decodeTile(bytes) {
+  return { shape: [...new Uint32Array(bytes, 0, 3)], data: new Float32Array(bytes, 12) };
+}
+
 // Buffers are DataViews, not always aligned to four bytes
-function floatsOf(buffer) {
-  const { buffer: bytes, byteOffset = 0, byteLength } = buffer instanceof ArrayBuffer ? { buffer, byteLength: buffer.byteLength } : buffer;
-  return new Float32Array(bytes.slice(byteOffset, byteOffset + byteLength));
+function bytesOf(view) {
+  return view instanceof ArrayBuffer ? view : view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength);
 }

@@ -139,16 +139,16 @@ export class LatestQuestion {
     this.stop();
     const { turn } = this;
     this.abort = new AbortController();
-    const done = this.pane.startLoading?.();
+    const done = this.pane.startLoading();
     try {
       const answer = await this.pane.ask(question, rest, this.abort.signal);
       if (turn !== this.turn) return;
-      this.pane.clearError?.();
+      this.pane.clearError();
       use(answer);
     } catch (error) {
-      if (turn === this.turn) this.pane.showError?.(error, () => this.ask(question, rest, use));
+      if (turn === this.turn) this.pane.showError(error, () => this.ask(question, rest, use));
     } finally {
-      done?.();
+      done();
     }
   }
 }

@@ -42,9 +42,9 @@ export class Tiles {
     const abort = new AbortController();
     this.loading.set(tile.name, abort);
     try {
-      const { facts, arrays: [{ shape, data }] } = await this.ask(tile, abort.signal);
+      const { shape, data, note } = await this.ask(tile, abort.signal);
       if (abort.signal.aborted) return;
-      this.store(tile, { ...tile, facts, height: shape[1], width: shape[2], data });
+      this.store(tile, { ...tile, note, height: shape[1], width: shape[2], data });
       this.on.loaded();
     } catch (error) {
       if (abort.signal.aborted) return;

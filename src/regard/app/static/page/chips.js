@@ -49,15 +49,17 @@ export function chips({ changed }) {
       else target.before(node);
       node.setPointerCapture(pointer.pointerId); // moving the node releases the capture
     };
+    const dropped = new AbortController();
+    const { signal } = dropped;
     const drop = () => {
+      dropped.abort();
       node.classList.remove("dragging");
-      for (const name of ["pointermove", "pointerup", "pointercancel"]) node.removeEventListener(name, name === "pointermove" ? move : drop);
       const next = [...element.children].map((child) => Number(child.dataset.word));
       if (next.some((word, index) => word !== order[index])) changed(next);
     };
-    node.addEventListener("pointermove", move);
-    node.addEventListener("pointerup", drop);
-    node.addEventListener("pointercancel", drop);
+    node.addEventListener("pointermove", move, { signal });
+    node.addEventListener("pointerup", drop, { signal });
+    node.addEventListener("pointercancel", drop, { signal });
   }
 
   return { element, render };

@@ -1,35 +1,30 @@
 // Form controls and announcements.
 
-import { make } from "../shared/dom.js";
-
-let lastField = 0;
+import { clamp, freshId, make } from "../shared/dom.js";
 
 // A control with a label above and a hint below; an id lets `replaceKeepingFocus` find it again
 export function field(label, control, hint = "", id = "") {
-  control.id = id || `field-${++lastField}`;
+  control.id = id || freshId("field");
   const below = hint ? make("small", { class: "hint", id: `${control.id}-hint` }, hint) : null;
   if (below) control.setAttribute("aria-describedby", below.id);
   return make("div", { class: "entry" }, make("label", { for: control.id }, label), control, below);
 }
 
-// options: [value, text] pairs, or texts
-export function select(options, value, change) {
-  const node = make("select", { change: () => change(node.value) });
-  for (const option of options) {
-    const [key, text] = Array.isArray(option) ? option : [option, option];
-    node.append(make("option", { value: key }, text));
-  }
-  node.value = value;
-  if (node.selectedIndex < 0) node.selectedIndex = 0;
-  return node;
+// Enter submits a text; Shift + Enter starts a new line
+export function submitOnEnter(text, submit) {
+  text.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    submit();
+  });
 }
 
 // An input for an integer between two limits
 export function numberInput(value, min, max, change) {
-  const bounded = () => Math.min(Math.max(Math.round(Number(node.value)) || min, min), max);
   const update = () => {
-    node.value = bounded();
-    change(bounded());
+    const number = clamp(Math.round(Number(node.value)) || min, min, max);
+    node.value = number;
+    change(number);
   };
   const node = make("input", { type: "number", min, max, step: 1, change: update });
   node.value = value;

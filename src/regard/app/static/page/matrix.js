@@ -28,7 +28,8 @@ export function matrix({ label, rows, columns, values, masked = null, max = null
 
 function cell(value, limit, digits, masked) {
   if (masked) return make("td", { class: "masked" }, "−∞");
-  const node = make("td", { class: value < 0 ? "negative" : null }, formatNumber(value, digits));
+  const tiny = value !== 0 && Math.abs(value) < 10 ** -digits / 2;
+  const node = make("td", { class: value < 0 ? "negative" : null, title: tiny ? formatNumber(value, digits) : null }, tiny ? "≈ 0" : formatNumber(value, digits));
   const depth = limit ? Math.min(Math.abs(value) / limit, 1) : 0;
   node.style.setProperty("--depth", Number.isFinite(depth) ? depth : 1);
   return node;
@@ -54,7 +55,7 @@ export function heat(values, { label, ratio = null, signal }) {
 
 function fillCanvas(node, values) {
   const style = getComputedStyle(document.documentElement);
-  const [zero, positive, negative] = ["--raised", "--accent", "--warm"].map((name) => parseColor(style.getPropertyValue(name)));
+  const [zero, positive, negative] = ["--raised", "--accent", "--warm"].map((name) => style.getPropertyValue(name).match(/\d+/g).map(Number));
   const limit = maxAbs(values) || 1;
   const context = node.getContext("2d");
   const image = context.createImageData(node.width, node.height);
@@ -65,12 +66,6 @@ function fillCanvas(node, values) {
     image.data[4 * pixel + 3] = 255;
   }
   context.putImageData(image, 0, 0);
-}
-
-function parseColor(color) {
-  const digits = color.trim().slice(1);
-  const full = digits.length === 3 ? [...digits].map((digit) => digit + digit).join("") : digits;
-  return [0, 2, 4].map((start) => parseInt(full.slice(start, start + 2), 16));
 }
 
 // entries: [[name, value, text], …]. selected: index or name of an entry.

@@ -2,7 +2,7 @@
 
 import { http } from "../attention/sources.js";
 import { mount } from "../attention/view.js";
-import { make } from "../shared/dom.js";
+import { make, pick } from "../shared/dom.js";
 
 const SELECTION = ["view", "layer", "heads"]; // kept when the next view is shown
 
@@ -29,8 +29,4 @@ export function viewer(options, signal) {
 
   signal.addEventListener("abort", clear);
   return { element, show, clear };
-}
-
-function pick(state, names) {
-  return Object.fromEntries(names.filter((name) => state?.[name] !== undefined).map((name) => [name, state[name]]));
 }

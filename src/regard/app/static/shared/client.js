@@ -1,4 +1,4 @@
-// HTTP client: JSON requests, retries while the server is busy, and detection of a lost connection.
+// HTTP client: JSON and binary answers, retries while the server is busy, detection of a lost connection.
 
 const RECONNECT_INTERVAL = 2000; // milliseconds
 const MAX_TRIES = 3; // if the server is busy
@@ -34,7 +34,8 @@ async function sendRequest(path, options) {
       await sleep(1000 * Math.min(seconds, MAX_RETRY_DELAY), options.signal);
       continue;
     }
-    const answer = await response.json().catch(() => null);
+    const binary = response.headers.get("Content-Type") === "application/octet-stream";
+    const answer = await (binary ? response.arrayBuffer() : response.json()).catch(() => null);
     if (response.ok && answer !== null) return answer;
     const final = response.status >= 400 && response.status < 500 && response.status !== 408;
     throw new RequestError(answer?.error ?? `The server returned status ${response.status} for ${path}.`, { final });

@@ -29,6 +29,10 @@ export function clamp(value, min, max) {
   return Math.max(min, Math.min(value, max));
 }
 
+export function pick(object, names) {
+  return Object.fromEntries(names.filter((name) => object?.[name] !== undefined).map((name) => [name, object[name]]));
+}
+
 // 12345 → "12,345"
 export function formatCount(number) {
   return Math.round(Number(number)).toLocaleString("en");
@@ -80,13 +84,22 @@ export function setTabStop(nodes, stop) {
   for (const node of nodes) node.tabIndex = node === stop ? 0 : -1;
 }
 
-// options: [value, text] pairs
+// options: [value, text] pairs, or texts
+export function select(options, value, change) {
+  const node = make("select", { change: () => change(node.value) });
+  for (const option of options) {
+    const [key, text] = Array.isArray(option) ? option : [option, option];
+    node.append(make("option", { value: key, dir: "auto" }, text));
+  }
+  node.value = String(value);
+  if (node.selectedIndex < 0) node.selectedIndex = 0;
+  return node;
+}
+
 export function labeledSelect(label, options, value, change) {
-  const id = freshId("select");
-  const select = make("select", { id, change: () => change(select.value) });
-  for (const [option, text] of options) select.append(make("option", { value: option, dir: "auto" }, text));
-  select.value = String(value);
-  return make("span", { class: "field" }, make("label", { for: id }, label), select);
+  const node = select(options, value, change);
+  node.id = freshId("select");
+  return make("span", { class: "field" }, make("label", { for: node.id }, label), node);
 }
 
 export function checkbox(label, checked, change) {

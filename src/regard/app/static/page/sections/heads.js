@@ -1,8 +1,8 @@
 // Every layer and head of a model for one or more texts.
 
 import { get, post } from "../../shared/client.js";
-import { button, make } from "../../shared/dom.js";
-import { announce, field, select } from "../controls.js";
+import { button, make, select } from "../../shared/dom.js";
+import { announce, field, submitOnEnter } from "../controls.js";
 import { emptyState, inTraining, makePanel, modelLine } from "../panel.js";
 import { viewer } from "../viewer.js";
 
@@ -62,11 +62,7 @@ export function open({ element, state, save, models, pending, recordings, signal
     update();
   }
 
-  text.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    update();
-  });
+  submitOnEnter(text, update);
   const textField = field("Text", text, `One text per line, up to ${MAX_TEXTS}. Shift + Enter starts a new line.`);
   element.replaceChildren(
     textField,

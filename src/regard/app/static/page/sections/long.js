@@ -1,8 +1,8 @@
 // Attention over a long text: pasted, read from a file, or the sample text.
 
 import { post } from "../../shared/client.js";
-import { button, formatCount, make } from "../../shared/dom.js";
-import { announce, debounce, field, select } from "../controls.js";
+import { button, formatCount, make, select } from "../../shared/dom.js";
+import { announce, debounce, field } from "../controls.js";
 import { makePanel, notice } from "../panel.js";
 import { sampleText } from "../sample_text.js";
 import { viewer } from "../viewer.js";

@@ -1,8 +1,8 @@
 // A table of queries, keys and values, and every step from scores to output.
 
 import { post } from "../../shared/client.js";
-import { button, make } from "../../shared/dom.js";
-import { announce, debounce, field, numberInput, replaceKeepingFocus, select } from "../controls.js";
+import { button, make, pick, select } from "../../shared/dom.js";
+import { announce, debounce, field, numberInput, replaceKeepingFocus } from "../controls.js";
 import { formatNumber, formatShort } from "../format.js";
 import { calculation } from "../lookup/calculation.js";
 import { DEFAULTS, MASKS, NORMALIZERS, PRESETS, SCORES, formatTable, parseTable } from "../lookup/presets.js";
@@ -74,10 +74,6 @@ export function open({ element, state, save, signal }) {
     make("div", { class: "flow" }, make("span", { class: "lead" }, "Examples"), ...presets), about,
     editor.element, controls.element, steps.element);
   update.now();
-}
-
-function pick(object, names) {
-  return Object.fromEntries(names.filter((name) => name in object).map((name) => [name, object[name]]));
 }
 
 function setTables(tables, { query, key, value, names }) {
@@ -164,7 +160,7 @@ function showSteps({ answer, tables, settings }, row, selectRow) {
   const common = { rows: queries, selected: row };
   const nodes = [
     step("Scores", "s", answer.formula.score, { ...common, columns: keys, values: answer.scores }),
-    masked && step("Masked scores", "s", "s if the mask allows the key, else −∞", { ...common, columns: keys, values: answer.scores, masked }),
+    masked && step("Masked scores", "s′", "s if the mask allows the key, else −∞", { ...common, columns: keys, values: answer.scores, masked }),
     step("Weights", "w", answer.formula.normalize, { ...common, columns: keys, values: answer.weights, max: Math.max(1, ...answer.weights.flat()), extra: tau }),
     step("Output", "o", answer.formula.output, { ...common, columns: values, values: answer.output }),
   ].filter(Boolean);

@@ -1,9 +1,9 @@
 // Word order: the effect of shuffling words, without positions and with each position encoding.
 
 import { get, post } from "../../shared/client.js";
-import { button, make } from "../../shared/dom.js";
+import { button, make, select } from "../../shared/dom.js";
 import { chips } from "../chips.js";
-import { announce, debounce, field, select } from "../controls.js";
+import { announce, debounce, field } from "../controls.js";
 import { formatNumber, formatShort } from "../format.js";
 import { bars, heat, matrix, scrollable } from "../matrix.js";
 import { makePanel } from "../panel.js";

@@ -1,9 +1,9 @@
 // Live training curves, current values, and sample translations with their alignment.
 
 import { get, sleep } from "../../shared/client.js";
-import { formatCount, make } from "../../shared/dom.js";
+import { formatCount, make, select } from "../../shared/dom.js";
 import { makeChart } from "../chart.js";
-import { announce, field, select } from "../controls.js";
+import { announce, field } from "../controls.js";
 import { formatNumber, formatShort } from "../format.js";
 import { matrix, scrollable } from "../matrix.js";
 import { emptyState, makePanel } from "../panel.js";

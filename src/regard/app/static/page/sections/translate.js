@@ -1,8 +1,8 @@
 // A sentence, its translation by one or two models, and the word alignment.
 
 import { post } from "../../shared/client.js";
-import { button, make } from "../../shared/dom.js";
-import { announce, debounce, field, numberInput, select } from "../controls.js";
+import { button, make, select } from "../../shared/dom.js";
+import { announce, debounce, field, numberInput, submitOnEnter } from "../controls.js";
 import { formatNumber } from "../format.js";
 import { emptyState, inTraining, makePanel, modelLine } from "../panel.js";
 import { viewer } from "../viewer.js";
@@ -45,11 +45,7 @@ export function open({ element, state, save, models, pending, missing, signal })
     settings.text = text.value;
     updateSoon();
   });
-  text.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    update();
-  });
+  submitOnEnter(text, update);
 
   element.replaceChildren(...makeControls({ settings, text, translators, update }), container);
   signal.addEventListener("abort", () => updateSoon.stop());

@@ -1,9 +1,9 @@
 // A word in two sentences: its similarity by layer, and what it attends to.
 
 import { post } from "../../shared/client.js";
-import { button, make } from "../../shared/dom.js";
+import { button, make, percent, select } from "../../shared/dom.js";
 import { makeChart } from "../chart.js";
-import { announce, debounce, field, replaceKeepingFocus, select } from "../controls.js";
+import { announce, debounce, field, replaceKeepingFocus } from "../controls.js";
 import { formatNumber } from "../format.js";
 import { bars } from "../matrix.js";
 import { emptyState, makePanel, notice } from "../panel.js";
@@ -159,12 +159,8 @@ function attentionControls(encoders, settings, changed) {
   return nodes;
 }
 
-function formatPercent(weight) {
-  return weight >= 0.0005 ? `${(100 * weight).toFixed(1)} %` : "< 0.1 %";
-}
-
 function attentionBars(weights, { sentence, word }, max) {
-  const entries = weights.map(({ word: other, weight }) => [other, weight, formatPercent(weight)]);
+  const entries = weights.map(({ word: other, weight }) => [other, weight, `${percent(weight)} %`]);
   const selected = weights.findIndex(({ word: other }) => other.toLowerCase() === word.toLowerCase());
   return make("div", {}, make("h3", { dir: "auto" }, sentence), bars(entries, { label: `What ${word} attends to in: ${sentence}`, selected, max }));
 }
