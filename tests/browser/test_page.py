@@ -196,7 +196,7 @@ def test_a_running_training_is_polled(visit: Visit) -> None:
     visit.answer("training", trainings("a b", "running"))
     page.route("**/api/training/*", answer)
     visit.enter("training")
-    visit.until(r"/updates\s+2/.test(document.querySelector('.numbers')?.innerText)")
+    visit.until(r"/updates\s+3/.test(document.querySelector('.numbers')?.innerText)")
     assert visit.text(".live") == "Running."
     assert "a%20b" in payload[0]
 
