@@ -1,4 +1,7 @@
-"""FlexAttention: regard and torch's `flex_attention`, compiled. torch has no backward pass on the CPU."""
+"""FlexAttention: regard and torch's `flex_attention`, compiled. torch has no backward pass on the CPU.
+
+`python -m benchmarks flex` measures time, `python -m benchmarks.flex` the peak memory at 16,384 tokens.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,6 +12,7 @@ from torch import Tensor
 import regard
 from benchmarks.dots import Shape, with_gradients
 from benchmarks.harness import Call, Candidates, Comparison
+from benchmarks.machine import peak_memory
 
 HEADS = 8
 SLOPES = 2.0 ** -torch.arange(1, HEADS + 1)
@@ -88,3 +92,23 @@ def flex() -> Iterator[Comparison]:
         shape = Shape(1, HEADS, 1024)
         setup = partial(_setup, shape, score_mod, mask_mod, True)
         yield Comparison("flex", f"{name} {shape}, with backward", setup, backward=True)
+
+
+def memory(tokens: int = 16384) -> float:
+    """Return the peak memory of forward and backward above the inputs, in MB, without a known formula."""
+    slope = torch.nn.Parameter(torch.tensor(0.5))
+    inputs = [torch.randn(1, 1, tokens, 64).requires_grad_() for _ in range(3)]
+
+    def run(size: int) -> object:
+        leaves = [x[:, :, :size] for x in inputs]
+        output = regard.flex_attention(*leaves, score_mod=lambda s, b, h, q, k: s + slope * torch.sin(s))
+        return torch.autograd.grad(output.sum(), [*leaves, slope])
+
+    run(64)  # warm up: libraries and threads allocate their memory
+    start = peak_memory()
+    _grads = run(tokens)  # keeps the result alive
+    return peak_memory() - start
+
+
+if __name__ == "__main__":
+    print(f"{memory():.0f} MB; a matrix of scores takes {16384**2 * 4 / 1e6:.0f} MB")
