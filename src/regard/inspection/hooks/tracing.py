@@ -363,8 +363,8 @@ def _product(operation: _Operation) -> Node | None:
 
 def _einsum_factors(operation: _Operation) -> tuple[Tensor, Tensor] | None:
     """Return the factors (…, q, d) and (…, d, k) of an einsum (…, q, k)."""
-    equation, *operands = operation.args
-    operands = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
+    equation, *rest = operation.args
+    operands = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], list | tuple) else rest
     if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation:
         return None
     left, _, out = _without_ellipsis(equation.replace(" ", ""), operands[0].dim()).partition("->")
@@ -393,7 +393,7 @@ def _without_ellipsis(equation: str, dims: int) -> str:
 
 
 def _is_parameter(x: Tensor) -> bool:
-    return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)
+    return isinstance(x, nn.Parameter) or isinstance(getattr(x, "_base", None), nn.Parameter)
 
 
 def _tensors(x: Any) -> list[Tensor]:
