@@ -282,21 +282,20 @@ def test_generation_without_a_cache() -> None:
     assert_eager(model, seen, input_ids=output[:, :-1])
 
 
-def test_a_warning_names_custom_attention() -> None:
+@pytest.mark.parametrize("name", ["bloom", "gptj", "gpt_neo"])
+def test_custom_attention_is_seen(name: str) -> None:
     from transformers import AutoConfig, AutoModel
 
     auto: Any = AutoModel
-    model = auto.from_config(
-        AutoConfig.for_model("bloom", hidden_size=16, n_layer=1, n_head=2, vocab_size=40)
-    )
-    with (
-        pytest.warns(
-            UserWarning,
-            match="BloomModel: watch recorded nothing, although the model ran: BloomAttention computes",
-        ),
-        regard.watch(model),
-    ):
-        model(torch.tensor([[5, 6]]))
+    sizes = {"hidden_size": 16, "n_layer": 1, "n_head": 2, "vocab_size": 40, "num_layers": 1, "num_heads": 2}
+    options = {"attention_types": [[["global"], 1]]} if name == "gpt_neo" else {"n_embd": 16, "rotary_dim": 8}
+    torch.manual_seed(0)
+    model = auto.from_config(AutoConfig.for_model(name, **sizes, **options)).eval()
+    with torch.no_grad(), regard.watch(model) as seen:
+        output = model(torch.tensor([[5, 6, 7]]), output_attentions=True)
+    assert [seen.storage(layer) for layer in seen] == ["lazy"] * len(output.attentions)
+    for weights, right in zip(seen.values(), output.attentions, strict=True):
+        torch.testing.assert_close(weights.dense(), right, rtol=0, atol=1e-6)
 
 
 def test_everything_is_restored() -> None:
@@ -505,18 +504,20 @@ def test_single_steps_with_a_changing_cache_are_recorded() -> None:
         torch.testing.assert_close(weights.dense(), right, rtol=0, atol=1e-6)
 
 
-def test_custom_caches_are_not_joined() -> None:
+@pytest.mark.parametrize("name", ["falcon", "bloom"])
+def test_generation_of_models_with_custom_attention(name: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40}
     auto: Any = AutoModelForCausalLM
-    model = auto.from_config(AutoConfig.for_model("falcon", **sizes, bos_token_id=1, eos_token_id=2)).eval()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40}
+    sizes |= {"n_layer": 1, "n_head": 2} if name == "bloom" else {}
+    model = auto.from_config(AutoConfig.for_model(name, **sizes, bos_token_id=1, eos_token_id=2)).eval()
     with torch.no_grad(), regard.watch(model) as seen:
         output = generate(model, torch.tensor([[5, 6, 7]]), 4)
-    assert output.shape == (1, 7)
-    assert seen[0].shape[-2:] == (3, 3)  # the prompt is one call
-    with pytest.raises(regard.ArgumentError, match="step 3 attends to 5 keys and the first step to 4"):
-        _ = seen["transformer.h.0.self_attention@2"]
+    with torch.no_grad(), regard.watch(model) as full:
+        model(output[:, :-1])
+    assert list(seen) == list(full)
+    torch.testing.assert_close(seen[0].dense(), full[0].dense(), rtol=0, atol=1e-6)
 
 
 @torch.no_grad()

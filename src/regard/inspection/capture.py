@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from regard.inspection.layers import head_numbers
-from regard.inspection.mask_reading import Intervals, RowMask
+from regard.inspection.mask_reading import Intervals, RowMask, key_intervals
 from regard.mechanism.call.arguments import Call, Layout, prepare
 from regard.mechanism.call.problem import Problem
 from regard.mechanism.mask_algebra import Mask, as_mask
-from regard.mechanism.normalizers import Normalizer, Softmax, Softmax1
+from regard.mechanism.normalizers import Normalizer, Relu, Softmax, Softmax1
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.weights.matrix import Weights
 
@@ -38,6 +38,7 @@ class CapturedCall:
     kind: AttentionKind = "self"
     new_keys: Tensor | None = None  # the keys that this call added to a cache
     cached: bool = False
+    dense: bool = False  # biases[0] / (number of visible keys) are the weights; query and key are empty
 
     def weights(self) -> Weights:
         """Return the lazy weights."""
@@ -79,6 +80,26 @@ class CapturedCall:
         )
 
 
+def dense_call(weights: Tensor, kind: AttentionKind = "self") -> CapturedCall:
+    """Return a call with these weights (…, q, k), for calls whose query and key are unknown.
+
+    >>> import torch
+    >>> from regard.inspection.capture import dense_call
+    >>> dense_call(torch.tensor([[0.25, 0.75]])).weights().dense()
+    tensor([[0.2500, 0.7500]])
+    """
+    weights = weights.detach()
+    query = weights.new_empty(*weights.shape[:-1], 0)
+    key = weights.new_empty(*weights.shape[:-2], weights.shape[-1], 0)
+    if not weights.shape[-1] or weights.is_meta:
+        return CapturedCall(query, key, biases=(weights * weights.shape[-1],), kind=kind, dense=True)
+    start, stop, _ = key_intervals((weights != 0).cpu().numpy())  # zeros between them stay zeros
+    ends = (torch.from_numpy(end)[..., None].to(weights.device) for end in (start, stop))
+    mask = RowMask(*ends)
+    visible = mask.stop - mask.start
+    return CapturedCall(query, key, mask=mask, biases=(weights * visible,), kind=kind, dense=True)
+
+
 def _problem(call: CapturedCall) -> Problem:
     """Prepare the problem of captured weights, on their first use."""
     query, biases = call.query, call.biases
@@ -92,6 +113,8 @@ def _problem(call: CapturedCall) -> Problem:
         if call.mask.uniform is not None:
             query = query * ~call.mask.uniform  # equal scores
     normalize: Normalizer = Softmax() if call.sink is None else Softmax1(call.sink.detach())
+    if call.dense:
+        normalize = Relu()  # max(x, 0) / n
     arguments = Call(ScaledDot(call.scale, call.softcap), mask, biases or None, normalize)
     layout = Layout.of(query, call.key, call.key)
     with torch.no_grad():

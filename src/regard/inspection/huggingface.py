@@ -306,13 +306,20 @@ def _flags_suffice(model: nn.Module | None) -> bool:
     """
     if model is None:
         return False
-    if model._supports_sdpa:
-        return True
     if model not in _FLAGS_SUFFICE:
         layers = [module for module in model.modules() if uses_interface(module)]
-        causal = all(getattr(module, "is_causal", None) is True for module in layers)
-        _FLAGS_SUFFICE[model] = bool(layers) and causal and not own_attention(model, uses_interface)
+        if model._supports_sdpa:
+            _FLAGS_SUFFICE[model] = not any(map(_needs_causal_mask, layers))
+        else:
+            causal = all(getattr(module, "is_causal", None) is True for module in layers)
+            _FLAGS_SUFFICE[model] = bool(layers) and causal and not own_attention(model, uses_interface)
     return _FLAGS_SUFFICE[model]
+
+
+def _needs_causal_mask(layer: nn.Module) -> bool:
+    """Return whether only a mask makes a layer causal, as in PaliGemma's text layers."""
+    bidirectional = getattr(getattr(layer, "config", None), "use_bidirectional_attention", None)
+    return bool(bidirectional) and getattr(layer, "is_causal", None) is False
 
 
 def _padding_mask(attention_mask: Tensor | None, sizes: tuple[int, ...]) -> Tensor | None:

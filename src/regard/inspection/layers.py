@@ -40,6 +40,21 @@ def _calls_attention(cls: Hashable) -> bool:
     return False
 
 
+def attends_by_hand(module: nn.Module) -> bool:
+    """Return whether a module looks like attention written by hand, by the name of its class and its code."""
+    name = type(module).__name__.lower()
+    return ("attention" in name or "attn" in name) and _calls_softmax(type(module))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=4096)
+def _calls_softmax(cls: Hashable) -> bool:
+    assert isinstance(cls, type)
+    functions = (
+        inspect.unwrap(f) for base in cls.__mro__ for f in vars(base).values() if inspect.isfunction(f)
+    )
+    return any("softmax" in _names(f.__code__) for f in functions if not f.__module__.startswith("torch."))
+
+
 def _names(code: CodeType) -> Iterator[str]:
     yield from code.co_names
     for constant in code.co_consts:
@@ -98,7 +113,11 @@ class LayerSelection:
         self.patterns: tuple[str, ...] | None = None
         if layers is None:
             return
-        names = [clean(name) for name, module in model.named_modules() if attends(module)]
+        names = [
+            clean(name)
+            for name, module in model.named_modules()
+            if attends(module) or attends_by_hand(module)
+        ]
         modules = {clean(name) for name, _ in model.named_modules()}
         layers = [layers] if isinstance(layers, int | str) else layers
         self.patterns = tuple(self._pattern(layer, names, modules) for layer in layers)
@@ -115,7 +134,7 @@ class LayerSelection:
 
 def clean(name: str) -> str:
     """Remove torch.compile's prefix from a module name."""
-    return name.replace("_orig_mod.", "").removesuffix("_orig_mod")
+    return name.replace("_orig_mod.", "").removesuffix("_orig_mod").removesuffix(".")
 
 
 def matching_names(function: str, layer: int | str, names: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -110,8 +110,10 @@ def _weights(entry: "Weights | UnavailableWeights") -> Weights:
 class Seen(Mapping[str, Weights]):
     """Attention weights recorded by `watch`, in order; indexed by module name or by number, as in seen[0].
 
-    If a module is called several times, the entries are "decoder.attention", "decoder.attention@2", ….
-    Hugging Face's `generate` gives one entry per layer, over the prompt and the generated tokens.
+    If a module computes attention several times in the block, the entries are "decoder.attention",
+    "decoder.attention@2", …, in this order. The model may have been called several times, or may use the
+    module several times per call. Hugging Face's `generate` gives one entry per layer, over the prompt and
+    the generated tokens.
 
     >>> import torch, regard
     >>> layer = regard.models.MultiHeadAttention(16, 4)
@@ -127,25 +129,34 @@ class Seen(Mapping[str, Weights]):
         self._weights: dict[str, Weights | UnavailableWeights] = {}
         self._calls: dict[str, list[Weights | UnavailableWeights]] = {}
         self._kinds: dict[str, AttentionKind] = {}
-        self._modules: dict[str, tuple[str, int]] = {}  # module name and call number of each entry
+        self._modules: dict[str, tuple[str, int]] = {}  # module name and number of the model's call
         self._empty = "nothing yet: call the model inside the with block"
         self._unseen = ""  # attention that ran but could not be recorded
         self._texts = RecordedTexts() if texts is None else texts
 
-    def add(self, name: str, weights: Weights, kind: AttentionKind | None = None) -> None:
-        """Record a call of a module. By default, `kind` is inferred from the name."""
-        self._add(name, weights, kind)
+    def add(
+        self, name: str, weights: Weights, kind: AttentionKind | None = None, run: int | None = None
+    ) -> None:
+        """Record a call of a module. By default, `kind` is inferred from the name.
 
-    def add_error(self, name: str, reason: str, kind: AttentionKind | None = None) -> None:
+        run: number of the model's call that it belongs to. Default: each call of the model uses it once.
+        """
+        self._add(name, weights, kind, run)
+
+    def add_error(
+        self, name: str, reason: str, kind: AttentionKind | None = None, run: int | None = None
+    ) -> None:
         """Record a call whose weights are not available; reading them raises an ArgumentError."""
-        self._add(name, UnavailableWeights(reason), kind)
+        self._add(name, UnavailableWeights(reason), kind, run)
 
-    def _add(self, name: str, weights: "Weights | UnavailableWeights", kind: AttentionKind | None) -> None:
+    def _add(
+        self, name: str, weights: "Weights | UnavailableWeights", kind: AttentionKind | None, run: int | None
+    ) -> None:
         calls = self._calls.setdefault(name, [])
         calls.append(weights)
         entry = name if len(calls) == 1 else f"{name}@{len(calls)}"
         self._weights[entry] = weights
-        self._modules[entry] = name, len(calls) - 1
+        self._modules[entry] = name, len(calls) - 1 if run is None else run
         self._kinds[entry] = kind or ("cross" if is_cross_attention(name) else "self")
 
     # Single layers
@@ -206,6 +217,25 @@ class Seen(Mapping[str, Weights]):
     def causal(self, name: str | int) -> bool:
         """Return whether a layer is causal self-attention."""
         return self.kind(name) == "self" and _is_causal(self[name])
+
+    def storage(self, name: str | int) -> Literal["lazy", "dense"]:
+        """Return how a layer is stored: "lazy" as query and key, "dense" as a matrix of weights.
+
+        Layers are dense if their weights cannot be computed from query, key and masks alone.
+
+        >>> import torch, regard
+        >>> layer = regard.models.SelfAttention()
+        >>> with regard.watch(layer) as seen:
+        ...     output = layer(torch.eye(3))
+        >>> seen.storage(0)
+        'lazy'
+        """
+        return "dense" if self[name].problem["query"].shape[-1] == 0 else "lazy"
+
+    @property
+    def unseen(self) -> str:
+        """The attention that ran but was not recorded, and why; empty if everything was recorded."""
+        return self._unseen
 
     # Tokens
 
@@ -292,10 +322,9 @@ class Seen(Mapping[str, Weights]):
             raise ArgumentError(f"rollout needs self-attention; {self!r} has none.")
 
         def stack_and_run(name: str) -> tuple[str, int]:
-            """Return the stack and the number of its run; a shared module is called several times per run."""
-            module, call = self._modules[name]
-            calls_per_run = max(len(self.calls(module)) // max(len(self._texts.calls), 1), 1)
-            return re.split(r"\d", module)[0], call // calls_per_run
+            """Return the stack and the number of the model's call; a call may use a module several times."""
+            module, run = self._modules[name]
+            return re.split(r"\d", module)[0], run
 
         last = [self[name] for name in names if stack_and_run(name) == stack_and_run(names[-1])]
         return rollout(last, queries, residual=residual)
@@ -303,10 +332,10 @@ class Seen(Mapping[str, Weights]):
     def to(self, device: torch.device | str) -> "Seen":
         """Return the recording on another device."""
         moved = type(self)(self._texts)
-        for entry, (name, _) in self._modules.items():
+        for entry, (name, run) in self._modules.items():
             weights = self._weights[entry]
             weights = weights if isinstance(weights, UnavailableWeights) else weights.to(device)
-            moved._add(name, weights, self._kinds[entry])
+            moved._add(name, weights, self._kinds[entry], run)
         moved._empty, moved._unseen = self._empty, self._unseen
         return moved
 

@@ -34,7 +34,10 @@ def save(seen: Seen, folder: str | os.PathLike[str]) -> Path:
     description = {
         "format": FORMAT,
         "regard": version("regard"),
-        "layers": [{"name": seen._modules[name][0], "kind": seen.kind(name)} for name in seen],
+        "layers": [
+            {"name": seen._modules[name][0], "kind": seen.kind(name), "run": seen._modules[name][1]}
+            for name in seen
+        ],
         "texts": _describe(seen._texts),
     }
     content = {**description, "checksum": _checksum(description)}
@@ -81,7 +84,10 @@ def load(cls: type[Seen], folder: str | os.PathLike[str]) -> Seen:
             file = home / f"{number}.safetensors"
             if file.is_symlink() or not file.is_file():
                 raise ValueError(f"{file.name} is missing")
-            seen.add(name, Weights.load(file), kind)
+            run = layer.get("run", 0)
+            if type(run) is not int or not 0 <= run < 2**31:
+                raise ValueError(f"layer {number} has no valid run")
+            seen.add(name, Weights.load(file), kind, run)
     except (
         LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, RuntimeError
     ) as error:  # fmt: skip

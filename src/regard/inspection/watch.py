@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -13,16 +13,9 @@ from regard.errors import ArgumentError, DTypeError
 from regard.inspection.capture import CapturedCall
 from regard.inspection.generation import Generation
 from regard.inspection.hooks.interception import THREAD, Function, observing
-from regard.inspection.layers import (
-    Layers,
-    LayerSelection,
-    attends,
-    clean,
-    compiled,
-    has_no_attention,
-    own_attention,
-)
+from regard.inspection.layers import Layers, LayerSelection, clean, has_no_attention
 from regard.inspection.recording import CallTokens, RecordedTexts, Seen, call_tokens
+from regard.inspection.unseen import OTHER_THREAD, CallHook, Unseen, nothing_recorded
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import watch_layers
 
@@ -33,7 +26,6 @@ _NOT_JOINED = (
 )
 
 
-@contextmanager
 def watch(
     model: nn.Module,
     layers: Layers | None = None,
@@ -41,14 +33,20 @@ def watch(
     heads: Sequence[int] | None = None,
     tokenizer: Any = None,
     tokens: Sequence[Any] | None = None,
-) -> Iterator[Seen]:
-    """Record the lazy weights of every attention layer of a model inside a `with` block.
+) -> "Watch":
+    """Record the weights of every attention layer of a model inside a `with` block.
 
-    Supports regard's layers, torch's `nn.MultiheadAttention` and Transformer layers, calls to
-    `torch.nn.functional.scaled_dot_product_attention`, and the attention interface of Hugging Face
-    transformers, with any kernel. The model's outputs remain bit-identical, and memory is linear in the
-    sequence length. Only calls inside the block and in the same thread are recorded. The weights are recorded
+    Supports regard's layers, torch's `nn.MultiheadAttention` and Transformer layers, SDPA, FlexAttention, the
+    attention interface of Hugging Face transformers with any kernel, and attention written by hand: a softmax
+    of query · keyᵀ, times values. The weights are stored as query, key and mask, in memory linear in the
+    sequence length, or densely if they do not follow from these alone (`Seen.storage`). They are recorded
     before dropout.
+
+    The model's outputs remain bit-identical. Compiled models run uncompiled inside the block, so their
+    outputs are those of the uncompiled model. Only calls inside the block and in the same thread are
+    recorded; a warning and `Seen.unseen` name attention that ran but was not recorded. Reading weights raises
+    an error if query or key was modified in place after the call. Modifications through `.data` are not
+    detected.
 
     layers: record only these layers, by number (0 is the first, -1 the last), name or pattern: [0, -1],
         "decoder.*".
@@ -71,58 +69,72 @@ def watch(
         raise DTypeError(f"watch() got {type_name(model)}; pass a torch.nn.Module.")
     if has_no_attention(model):
         raise ArgumentError(
-            f"watch() got {type_name(model)} without attention layers. It supports regard's and torch's "
-            "layers, calls to scaled_dot_product_attention, and the attention interface of transformers."
+            f"watch() got {type_name(model)} without attention layers: it consists only of layers of torch "
+            "and regard that compute no attention."
         )
-    selection, seen = LayerSelection(model, layers), Seen(RecordedTexts(tokenizer, tokens))
-    recorder = Recorder(model, seen, selection, heads)
-    with recorder.recording(), watch_layers(model, recorder.on_own_attention):
-        yield seen
-    unseen = _unseen_compiled(model, selection, seen) if recorder.ran else []
-    if unseen:
-        seen._unseen = _COMPILED.format(", ".join(unseen))
-        seen._empty = f"nothing: {seen._unseen}"
-    elif not seen and recorder.ran:
-        seen._empty = _unseen_attention(model, layers)
-    elif not seen and recorder.ran_elsewhere:
-        seen._empty = _OTHER_THREAD
-    if unseen or (not seen and (recorder.ran or recorder.ran_elsewhere)):
-        message = seen._unseen if seen else f"watch recorded {seen._empty}"
-        warnings.warn(f"{type(model).__name__}: {message}.", stacklevel=3)
+    seen = Seen(RecordedTexts(tokenizer, tokens))
+    return Watch(Recorder(model, seen, LayerSelection(model, layers), heads), layers)
 
 
-_COMPILED = (
-    "the attention in {} ran as compiled code, which watch cannot see. Run it uncompiled: "
-    'with torch.compiler.set_stance("force_eager"), regard.watch(model) as seen: …'
-)
-_OTHER_THREAD = (
-    "nothing: the model was called in another thread, and watch records only its own thread. "
-    "Open the block in the thread that calls the model"
-)
+class Watch(AbstractContextManager["Seen"]):
+    """The context manager that `watch` returns.
+
+    >>> import torch, regard
+    >>> layer = regard.models.SelfAttention()
+    >>> with regard.watch(layer) as seen:
+    ...     output = layer(torch.eye(3))
+    >>> len(seen)
+    1
+    """
+
+    def __init__(self, recorder: "Recorder", layers: Layers | None) -> None:
+        self._recorder, self._layers, self._stack = recorder, layers, ExitStack()
+        self._entered = False
+
+    def __enter__(self) -> Seen:
+        if self._entered:
+            raise ArgumentError("This watch has already been entered; call regard.watch(model) again.")
+        self._entered = True
+        recorder = self._recorder
+        with ExitStack() as stack:
+            stack.enter_context(recorder.recording())
+            stack.enter_context(watch_layers(recorder.model, recorder.on_own_attention))
+            self._stack = stack.pop_all()
+        return recorder.seen
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self._stack.__exit__(kind, error, traceback)
+        if kind is None:
+            self._warn_about_unseen()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"watch(model) has no {name!r}. {_WITH}")
+
+    def __getitem__(self, name: Any) -> Any:
+        raise ArgumentError(f"watch(model) cannot be indexed. {_WITH}")
+
+    def __del__(self) -> None:
+        if not self.__dict__.get("_entered", True):
+            warnings.warn(f"regard.watch(model) was not entered and recorded nothing. {_WITH}", stacklevel=2)
+
+    def _warn_about_unseen(self) -> None:
+        """Store and warn about the attention that ran without being recorded."""
+        recorder, seen = self._recorder, self._recorder.seen
+        unseen = recorder.unseen.describe(name for name, _ in seen._modules.values())
+        if not unseen and not seen:
+            if recorder.ran:
+                unseen = nothing_recorded(recorder.model, self._layers)
+            elif recorder.ran_elsewhere:
+                unseen = OTHER_THREAD
+        if not unseen:
+            return
+        seen._unseen = unseen
+        seen._empty = f"nothing, although the model ran: {unseen}" if recorder.ran else f"nothing: {unseen}"
+        message = f"watch did not record: {unseen}" if seen else f"watch recorded {seen._empty}"
+        warnings.warn(f"{type(recorder.model).__name__}: {message}.", stacklevel=3)
 
 
-def _unseen_compiled(model: nn.Module, selection: LayerSelection, seen: Seen) -> list[str]:
-    """Return the outermost compiled modules whose selected attention layers were not recorded."""
-    names: list[str] = []
-    for name, module in compiled(model).items():
-        inner = (clean(f"{name}.{n}".strip(".")) for n, child in module.named_modules() if attends(child))
-        selected = any(map(selection, inner))
-        recorded = any(entry == name or entry.startswith(f"{name}." if name else "") for entry in seen)
-        nested = any(name.startswith(f"{outer}.") or not outer for outer in names)
-        if selected and not recorded and not nested:
-            names.append(name)
-    return [name or type(getattr(model, "_orig_mod", model)).__name__ for name in names]
-
-
-def _unseen_attention(model: nn.Module, layers: Layers | None) -> str:
-    own = own_attention(model)
-    if layers is not None and not own:
-        return f"nothing: no attention ran in the layers {layers!r}"
-    subject = f"{', '.join(own)} computes" if own else "it computes"
-    return (
-        f"nothing, although the model ran: {subject} attention without SDPA, nn.MultiheadAttention or the "
-        "attention interface of transformers, so watch cannot record it"
-    )
+_WITH = "Use it in a with statement: with regard.watch(model) as seen: …"
 
 
 # Recording
@@ -139,16 +151,18 @@ class Recorder:
         self.names: dict[nn.Module, str] = {module: name for module, name in modules if selection(name)}
         self.ran = False
         self.ran_elsewhere = False  # whether the model ran in another thread
+        self.unseen = Unseen(model, selection)
         self._generation: Generation | None = None
         self._nested_generations = 0  # generations of an assistant model, whose tokens may be rejected
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record the calls of this thread."""
-        hooks = []
+        hooks = self.unseen.hooks(self)
         # a hook would disable the fast path of these modules
         if not isinstance(self.model, nn.TransformerEncoderLayer | nn.MultiheadAttention):
-            hooks.append(self.model.register_forward_pre_hook(_CallHook(self), with_kwargs=True))
+            hook = CallHook(self, self._on_call)
+            hooks.append(self.model.register_forward_pre_hook(hook, with_kwargs=True))
         try:
             with observing(self):
                 yield
@@ -156,8 +170,11 @@ class Recorder:
             for hook in hooks:
                 hook.remove()
 
-    def on_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record the tokens of a call of the model itself."""
+    def _on_call(self, here: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record the tokens of a call of the model itself, unless it is in another thread."""
+        if not here:
+            self.ran_elsewhere = True
+            return
         self.ran = True
         if self._generation is None:
             self.seen._texts.calls.append(call_tokens(args, kwargs))
@@ -165,7 +182,8 @@ class Recorder:
     def on_own_attention(self, name: str, weights: Weights) -> None:
         """Record an attention call of a regard layer."""
         if self.selection(name):
-            self.seen.add(name, weights if self.heads is None else weights.heads(list(self.heads)))
+            weights = weights if self.heads is None else weights.heads(list(self.heads))
+            self.seen.add(name, weights, run=self._run)
 
     def on_attention(self, module: nn.Module, call: CapturedCall) -> None:
         """Record an attention call of another library's layer."""
@@ -185,12 +203,21 @@ class Recorder:
         name = self.names[module]
         reason = f"{name or 'the model'}: {reason}"
         if self._generation is None:
-            self.seen.add_error(name, reason)
+            self.seen.add_error(name, reason, run=self._run)
         elif not self._nested_generations:
             self._generation.unreadable.setdefault(name, reason)
 
+    def on_softmax(self, module: nn.Module) -> None:
+        """Note that a module computed a softmax that could not be followed."""
+        self.unseen.softmaxes.add(module)
+
     def _add(self, name: str, call: CapturedCall) -> None:
-        self.seen.add(name, call.weights(), call.kind)
+        self.seen.add(name, call.weights(), call.kind, self._run)
+
+    @property
+    def _run(self) -> int:
+        """The number of the model's current call."""
+        return max(len(self.seen._texts.calls) - 1, 0)
 
     # Generation
 
@@ -235,10 +262,11 @@ class Recorder:
         sequences = sequences if isinstance(sequences, Tensor) and sequences.dim() == 2 else None
         tensors = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 1)
         paths = generation.paths(sequences, next((len(x) for x in tensors), 1))
+        self._add_tokens(generation, args, kwargs, sequences)
         for name, call in generation.single_calls:
             self._add(name, call)
         for name, reason in generation.unreadable.items():
-            self.seen.add_error(name, reason)
+            self.seen.add_error(name, reason, run=self._run)
         for name, layer in generation.layers.items():
             if name in generation.unreadable:
                 continue
@@ -248,37 +276,20 @@ class Recorder:
                 self._add(name, joined)
             else:
                 reason = _NOT_JOINED.format(name=name or "the model", reason=error)
-                self.seen.add_error(name, reason, layer.first_call.kind)
+                self.seen.add_error(name, reason, layer.first_call.kind, self._run)
+
+    def _add_tokens(
+        self, generation: Generation, args: Sequence[Any], kwargs: dict[str, Any], sequences: Tensor | None
+    ) -> None:
+        """Record the tokens of a generation."""
+        tokens = CallTokens(None)
         if sequences is not None:
             length = max((layer.count for layer in generation.layers.values()), default=0)
             written = sequences[:, :length].detach().cpu().clone()
             has_source = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
             source = call_tokens(args, kwargs).source
             tokens = CallTokens(source, written) if has_source else CallTokens(written)
-            self.seen._texts.calls.append(tokens)
-
-
-class _CallHook:
-    """Reports calls of the model. Copies of the model are not watched."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder: Recorder | None = recorder
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
-    ) -> None:
-        # torch registers a hook before it registers with_kwargs: another thread may call it without kwargs
-        if self.recorder is None:
-            return
-        if self.recorder not in THREAD.observers:
-            self.recorder.ran_elsewhere = True
-        elif kwargs is not None:
-            self.recorder.on_call(args, kwargs)
-
-    def __deepcopy__(self, memo: Any) -> "_CallHook":
-        copied = _CallHook.__new__(_CallHook)
-        copied.recorder = None
-        return copied
+        self.seen._texts.calls.append(tokens)
 
 
 class _ForwardHook:

@@ -1,22 +1,25 @@
 """Intercept the attention calls of other libraries by temporarily wrapping their functions.
 
 Wrappers are installed when the first thread starts watching and removed when the last one stops. They always
-call the original function with unchanged arguments. Observers are per thread. Attention modules get no
-forward hooks, because these would disable the fast path of torch's encoder layers.
+call the original function with unchanged arguments. Observers are per thread, and so is the tracer, which
+follows torch's functions. torch's attention modules get no forward hooks, because these would disable the
+fast path of its encoder layers.
 """
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, overrides
 
 from regard.errors import RegardError
 from regard.inspection.capture import CapturedCall
+from regard.models.layers.attention import is_cross_attention
 
 Function = Callable[..., Any]
 
@@ -31,6 +34,9 @@ class Observer(Protocol):
 
     def on_error(self, module: nn.Module, reason: str) -> None:
         """Called when an attention call of one of the modules cannot be read."""
+
+    def on_softmax(self, module: nn.Module) -> None:
+        """Called when one of the modules has computed a softmax that is not followed."""
 
     def on_generate(self, model: nn.Module, generate: Function, *args: Any, **kwargs: Any) -> Any:
         """Call generate(model, …) and group its attention calls."""
@@ -59,6 +65,7 @@ class _Thread(threading.local):
         self.reported: set[nn.Module] = set()  # torch modules reported during the current encoder layer
         self.cache_update: CacheUpdate | None = None
         self.reorder_depth = 0
+        self.tracer: Any = None  # the TorchFunctionMode of this thread, while it observes
 
 
 THREAD = _Thread()
@@ -86,9 +93,24 @@ def inside_attention() -> Iterator[None]:
     """Do not report the attention calls inside this block."""
     THREAD.depth += 1
     try:
-        yield
+        with without_tracer():
+            yield
     finally:
         THREAD.depth -= 1
+
+
+@contextmanager
+def without_tracer() -> Iterator[None]:
+    """Remove the tracer inside this block, because torch's fast paths are disabled while a mode is active.
+
+    It stays if other modes have been entered since; then the fast paths are disabled anyway.
+    """
+    tracer = THREAD.tracer
+    if tracer is None or overrides._get_current_function_mode() is not tracer:
+        yield
+        return
+    with overrides._pop_mode_temporarily():
+        yield
 
 
 def is_observed() -> bool:
@@ -100,20 +122,58 @@ def is_observed() -> bool:
 
 def calling_module(matches: Callable[[nn.Module], bool]) -> nn.Module | None:
     """Return the innermost matching module on the call stack."""
+    return _calling_frame(matches)[0]
+
+
+def _calling_frame(matches: Callable[[nn.Module], bool]) -> tuple[nn.Module | None, Any]:
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_argcount and code.co_varnames[0] in ("self", "module"):
             module = frame.f_locals.get(code.co_varnames[0])
             if isinstance(module, nn.Module) and matches(module):
-                return module
+                return module, frame
         frame = frame.f_back  # type: ignore[assignment]
-    return None
+    return None, None
 
 
-def observed_module() -> nn.Module | None:
-    """Return the innermost observed module on the call stack."""
-    return calling_module(lambda module: any(module in o.names for o in THREAD.observers))
+def observed_module() -> tuple[nn.Module | None, Any]:
+    """Return the innermost observed module on the call stack, and its frame."""
+    return _calling_frame(lambda module: any(module in o.names for o in THREAD.observers))
+
+
+_CROSS_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
+
+
+def is_cross_call(module: nn.Module, caller_locals: Mapping[str, Any]) -> bool:
+    """Detect cross-attention from the name of the module's class and the caller's local variables."""
+    if is_cross_attention(type(module).__name__):
+        return True
+    if "is_cross_attention" in caller_locals:
+        return bool(caller_locals["is_cross_attention"])
+    return any(caller_locals.get(name) is not None for name in _CROSS_ARGUMENTS)
+
+
+def located(call: CapturedCall, module: nn.Module, frame: Any) -> CapturedCall:
+    """Add whether a call is self- or cross-attention, and its new keys if it attends to those of a cache."""
+    update, (queries, keys) = THREAD.cache_update, (call.query.shape[-2], call.key.shape[-2])
+    if call.dense:
+        cached = update is not None and update.keys.shape[-2] == keys
+    else:
+        cached = update is not None and (update.keys.data_ptr(), update.keys.numel()) == (
+            call.key.data_ptr(),
+            call.key.numel(),
+        )
+    if cached and update is not None:
+        new = update.new_keys.detach()
+        new = (
+            call.key[..., keys - queries :, :]
+            if call.dense
+            else new.reshape(*call.key.shape[:-2], *new.shape[-2:])
+        )
+        call = replace(call, new_keys=new, cached=True)
+    cross = is_cross_call(module, frame.f_locals) or (queries != keys and not cached)
+    return replace(call, kind="cross" if cross else "self")
 
 
 REPLACE, EDIT, WATCH = range(3)  # ranks, innermost first
@@ -206,10 +266,28 @@ class PatchSet:
                 self._patched_hub = self._patched_hub and self._users > 0
 
 
+class _ThreadStance:
+    """torch.compile's stance: "force_eager" in threads that observe, the original one in all others."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    @property
+    def stance(self) -> str:
+        return "force_eager" if THREAD.observers and not THREAD.depth else self._original.stance
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
 def _torch_patches() -> list[Patch]:
     from regard.inspection.hooks import torch
 
-    return torch.patches()
+    patches = torch.patches()
+    # without the compiler nothing is compiled; importing it would take seconds
+    if (compiler := sys.modules.get("torch._dynamo.eval_frame")) and hasattr(compiler, "_stance"):
+        patches.append(Patch(compiler, "_stance", _ThreadStance, rank=REPLACE))  # type: ignore[arg-type]
+    return patches
 
 
 def _transformers_patches() -> list[Patch]:
@@ -227,9 +305,32 @@ def observing(observer: Observer) -> Iterator[None]:
     with _PATCHES.installed():
         THREAD.observers.append(observer)
         try:
+            _enter_tracer()
             yield
         finally:
             THREAD.observers.remove(observer)
             if not THREAD.observers:
+                _exit_tracer()
                 THREAD.cache_update = None
                 THREAD.reported.clear()
+
+
+def _enter_tracer() -> None:
+    from regard.inspection.hooks.tracing import Tracer
+
+    if THREAD.tracer is None:
+        THREAD.tracer = Tracer()
+        overrides._push_mode(THREAD.tracer)
+
+
+def _exit_tracer() -> None:
+    """Remove the tracer from the thread's modes, wherever it is: blocks need not end in order."""
+    tracer, above = THREAD.tracer, []
+    THREAD.tracer = None
+    if tracer is None or all(mode is not tracer for mode in overrides._get_current_function_mode_stack()):
+        return
+    while (mode := overrides._pop_mode()) is not tracer:
+        above.append(mode)
+    for mode in reversed(above):
+        overrides._push_mode(mode)
+    tracer.clear()

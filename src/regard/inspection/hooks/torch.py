@@ -1,6 +1,9 @@
-"""Capture attention in torch: SDPA, `nn.MultiheadAttention`, and encoder layers on their fast path."""
+"""Capture attention in torch's layers: `nn.MultiheadAttention`, and encoder layers on their fast path."""
 
+import inspect
 from collections.abc import Iterable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,47 +17,19 @@ from regard.inspection.hooks.interception import (
     Patch,
     inside_attention,
     is_observed,
-    observed_module,
     report,
+    without_tracer,
 )
 from regard.inspection.mask_reading import RowMask, row_mask
-from regard.mechanism.sdpa import SDPACall
 
 
 def patches() -> list[Patch]:
     """Patch torch's functions."""
     return [
-        Patch(F, "scaled_dot_product_attention", _sdpa),
         Patch(nn.MultiheadAttention, "forward", _multihead),
         Patch(nn.TransformerEncoderLayer, "forward", _encoder_layer),
+        Patch(nn.TransformerEncoder, "forward", _encoder),
     ]
-
-
-# SDPA
-
-
-def _sdpa(original: Function) -> Function:
-    def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
-        if not is_observed():
-            return original(*args, **kwargs)
-        with inside_attention():  # a replacement may call torch's function in turn
-            output = original(*args, **kwargs)
-        module = observed_module()
-        if module is not None:
-            report(module, lambda: _capture_sdpa(SDPACall(*args, **kwargs)))
-        return output
-
-    return scaled_dot_product_attention
-
-
-def _capture_sdpa(call: SDPACall) -> CapturedCall | None:
-    query, key = call.query, call.key
-    if query.is_nested or query.dim() < 2:
-        return None
-    kind: AttentionKind = "self" if query.shape[-2] == key.shape[-2] else "cross"
-    mask, bias = call.mask_and_bias()
-    rows = row_mask(bias if mask is None else mask, query, key)
-    return CapturedCall(query.detach(), key.detach(), call.scale, mask=rows, kind=kind)
 
 
 # nn.MultiheadAttention
@@ -97,6 +72,25 @@ def _capture_multihead(
         stop = lengths.to(query.device)[:, None, None, None]
         mask = RowMask(torch.zeros_like(stop), stop).intersect(mask)
     return CapturedCall(query, key, mask=mask, kind=kind)
+
+
+def capture_multihead_function(*args: Any, **kwargs: Any) -> CapturedCall:
+    """Capture a call of torch.nn.functional.multi_head_attention_forward."""
+    call = _MULTIHEAD_FUNCTION.bind(*args, **kwargs)
+    call.apply_defaults()
+    names = ("num_heads", "in_proj_bias", "bias_k", "add_zero_attn", "q_proj_weight", "k_proj_weight")
+    options = {name: call.arguments[name] for name in names}
+    separate = call.arguments["use_separate_proj_weight"]
+    weight = None if separate else call.arguments["in_proj_weight"]
+    width = call.arguments["embed_dim_to_check"]
+    module: Any = SimpleNamespace(embed_dim=width, in_proj_weight=weight, batch_first=False, **options)
+    query, key, value, padding = (
+        call.arguments[name] for name in ("query", "key", "value", "key_padding_mask")
+    )
+    return _capture_multihead(module, query, key, value, padding, attn_mask=call.arguments["attn_mask"])
+
+
+_MULTIHEAD_FUNCTION = inspect.signature(F.multi_head_attention_forward)
 
 
 def _project(module: nn.MultiheadAttention, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,10 +138,21 @@ def _encoder_layer(original: Function) -> Function:
         if not is_observed():
             return original(self, *args, **kwargs)
         THREAD.reported.discard(self.self_attn)
-        output = original(self, *args, **kwargs)
+        with without_tracer() if isinstance(self.self_attn, nn.MultiheadAttention) else nullcontext():
+            output = original(self, *args, **kwargs)
         if self.self_attn not in THREAD.reported:
             report(self.self_attn, lambda: _capture_encoder_layer(self, *args, **kwargs))
         return output
+
+    return forward
+
+
+def _encoder(original: Function) -> Function:
+    def forward(self: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> Any:
+        attentions = [getattr(layer, "self_attn", None) for layer in self.layers]
+        own = not all(isinstance(attention, nn.MultiheadAttention) for attention in attentions)
+        with nullcontext() if own else without_tracer():
+            return original(self, *args, **kwargs)
 
     return forward
 

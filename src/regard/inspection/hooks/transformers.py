@@ -17,15 +17,13 @@ from regard.inspection.hooks.interception import (
     Function,
     Patch,
     inside_attention,
+    is_cross_call,
     is_observed,
     report,
 )
 from regard.inspection.hooks.interface_call import check_keywords, parse
 from regard.inspection.mask_reading import row_mask
 from regard.mechanism.masks import Causal
-from regard.models.layers.attention import is_cross_attention
-
-_CROSS_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 
 
 def patches() -> list[Patch]:
@@ -74,7 +72,7 @@ def _reporting(function: Function, name: str) -> Function:
     ) -> Any:
         if not is_observed():
             return function(module, query, key, value, *args, **kwargs)
-        cross = _is_cross_call(module, sys._getframe(1).f_locals)
+        cross = is_cross_call(module, sys._getframe(1).f_locals)
         with inside_attention():
             output = function(module, query, key, value, *args, **kwargs)
         report(module, lambda: _capture(function, name, cross, module, query, key, value, *args, **kwargs))
@@ -82,15 +80,6 @@ def _reporting(function: Function, name: str) -> Function:
         return output
 
     return attention
-
-
-def _is_cross_call(module: nn.Module, caller_locals: dict[str, Any]) -> bool:
-    """Detect cross-attention from the name of the module's class and the caller's local variables."""
-    if is_cross_attention(type(module).__name__):
-        return True
-    if "is_cross_attention" in caller_locals:
-        return bool(caller_locals["is_cross_attention"])
-    return any(caller_locals.get(name) is not None for name in _CROSS_ARGUMENTS)
 
 
 def _capture(

@@ -1,0 +1,83 @@
+"""Convert the arguments of SDPA and FlexAttention to captured calls, including nested and jagged tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from regard.inspection.capture import AttentionKind, CapturedCall, dense_call
+from regard.inspection.mask_reading import RowMask, row_mask
+from regard.mechanism.sdpa import SDPACall
+
+
+def capture_sdpa(call: SDPACall) -> CapturedCall | None:
+    """Capture a call of torch's scaled_dot_product_attention."""
+    query, key = call.query, call.key
+    if query.is_nested or key.is_nested:
+        return _capture_nested(call)
+    if query.dim() < 2:
+        return None
+    kind: AttentionKind = "self" if query.shape[-2] == key.shape[-2] else "cross"
+    mask, bias = call.mask_and_bias()
+    rows = row_mask(bias if mask is None else mask, query, key)
+    return CapturedCall(query.detach(), key.detach(), call.scale, mask=rows, kind=kind)
+
+
+def _capture_nested(call: SDPACall) -> CapturedCall:
+    """Pad nested queries and keys (b, h, n, d), whose lengths n differ; padded rows have no weights."""
+    query, query_lengths = _padded(call.query)
+    key, key_lengths = _padded(call.key)
+    rows = torch.arange(query.shape[-2], device=query.device)[:, None]
+    stop = key_lengths[:, None, None, None].expand(-1, -1, len(rows), -1)
+    if call.is_causal:
+        stop = stop.minimum(rows + 1)
+    stop = stop.masked_fill(rows >= query_lengths[:, None, None, None], 0)
+    kind: AttentionKind = "self" if torch.equal(query_lengths, key_lengths) else "cross"
+    return CapturedCall(query, key, call.scale, mask=RowMask(torch.zeros_like(stop), stop), kind=kind)
+
+
+def _padded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a padded tensor (b, h, n, d) and the lengths of its sequences."""
+    x = x.detach()
+    parts = [part.transpose(0, 1) for part in x.unbind()]  # each n h d
+    lengths = torch.tensor([len(part) for part in parts], device=x.device)
+    return pad_sequence(parts, batch_first=True).transpose(1, 2), lengths
+
+
+def capture_flex(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Tensor],
+    block_mask: tuple[Any, ...],
+    scale: float,
+    *_: Any,
+    **__: Any,
+) -> CapturedCall:
+    """Capture a call of FlexAttention's operator: lazy without a score_mod, otherwise dense."""
+    from torch.nn.attention.flex_attention import _identity, create_mask, noop_mask
+
+    size = (query.shape[-2], key.shape[-2])
+    kind: AttentionKind = "self" if size[0] == size[1] else "cross"
+    mask, mask_mod = None, block_mask[-1]
+    if mask_mod is not noop_mask:
+        mask = create_mask(mask_mod, query.shape[0], query.shape[1], *size, device=str(query.device))
+    query, key = query.detach(), key.detach()
+    if score_mod is _identity:
+        return CapturedCall(query, key, scale, mask=row_mask(mask, query, key), kind=kind)
+    scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).mT * scale
+    scores = _modified(score_mod, scores)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return dense_call(scores.float().softmax(-1).nan_to_num(0.0), kind)
+
+
+def _modified(score_mod: Callable[..., Tensor], scores: Tensor) -> Tensor:
+    function = score_mod
+    for axis in (4, 3, 2, 1):
+        in_dims = tuple(0 if position in (0, axis) else None for position in range(5))
+        function = torch.vmap(function, in_dims=in_dims)
+    indices = (torch.arange(n, device=scores.device) for n in scores.shape)
+    return function(scores, *indices)

@@ -1,0 +1,131 @@
+"""Attention that ran while a model was watched but was not recorded, and why."""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.inspection.hooks.interception import THREAD
+from regard.inspection.layers import Layers, LayerSelection, attends, clean, compiled, own_attention
+
+_ATTENTION_NAME = re.compile("attention|attn|deltanet", re.IGNORECASE)
+
+OTHER_THREAD = (
+    "the model was called in another thread, and watch records only its own thread. "
+    "Open the block in the thread that calls the model"
+)
+_NO_SOFTMAX = "it calls no softmax function: linear attention, a convolution or a recurrence"
+_OTHER_SOFTMAX = "its softmax is not applied to products of queries and keys"
+_SCRIPT = "it runs as TorchScript, which watch cannot follow"
+_THREAD = "it ran in another thread, and watch records only its own thread"
+_COMPILED = (
+    "it ran as compiled code, which watch cannot follow if torch.compile is first used inside the block. "
+    "Compile the model before"
+)
+
+
+class CallHook:
+    """A forward pre-hook that reports calls of a module. Copies of the module do not report any.
+
+    report: called with whether the call is in an observed thread, the positional and the keyword arguments.
+    """
+
+    def __init__(
+        self, observer: Any, report: Callable[[bool, tuple[Any, ...], dict[str, Any]], None]
+    ) -> None:
+        self.observer, self.report = observer, report
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        # torch registers a hook before it registers with_kwargs: another thread may call it without kwargs
+        here = self.observer in THREAD.observers
+        if self.observer is not None and (kwargs is not None or not here):
+            self.report(here, args, kwargs or {})
+
+    def __deepcopy__(self, memo: Any) -> "CallHook":
+        return CallHook(None, self.report)
+
+
+class Unseen:
+    """Finds the attention modules of a model that ran without being recorded.
+
+    A module counts as attention if the name of its class says so. torch's modules are left out, because
+    they are always recorded and a hook would disable their fast path.
+    """
+
+    def __init__(self, model: nn.Module, selection: LayerSelection) -> None:
+        self.model, self.selection = model, selection
+        self.candidates = {
+            module: clean(name)
+            for name, module in model.named_modules()
+            if _ATTENTION_NAME.search(type(module).__name__)
+            and not type(module).__module__.startswith(("torch.nn.", "regard."))
+            and selection(clean(name))
+        }
+        self.compiler_loaded = "torch._dynamo.eval_frame" in sys.modules
+        self.ran: set[nn.Module] = set()
+        self.ran_elsewhere: set[nn.Module] = set()  # in other threads
+        self.softmaxes: set[nn.Module] = set()  # modules whose softmax could not be followed
+
+    def hooks(self, observer: Any) -> list[Any]:
+        """Register hooks that notice which candidates run; return their handles."""
+        handles = []
+        for module in self.candidates:
+            if isinstance(module, torch.jit.ScriptModule):
+                self.ran.add(module)
+                continue
+
+            def report(here: bool, *_: Any, module: nn.Module = module) -> None:
+                (self.ran if here else self.ran_elsewhere).add(module)
+
+            handles.append(module.register_forward_pre_hook(CallHook(observer, report), with_kwargs=True))
+        return handles
+
+    def describe(self, recorded: Iterable[str]) -> str:
+        """Return the classes that ran without being recorded, with the reason; empty if there are none.
+
+        recorded: names of the recorded modules.
+        """
+        names = set(recorded)
+        missing = [module for module in self.candidates if module in self.ran | self.ran_elsewhere]
+        missing = [module for module in missing if not self._is_recorded(self.candidates[module], names)]
+        inner = [m for m in missing if not any(other in missing for other in list(m.modules())[1:])]
+        reasons = Counter((type(module).__name__, self._reason(module)) for module in inner)
+        return "; ".join(
+            f"{name} ({count} modules): {reason}" if count > 1 else f"{name}: {reason}"
+            for (name, reason), count in reasons.items()
+        )
+
+    @staticmethod
+    def _is_recorded(name: str, names: set[str]) -> bool:
+        """Return whether a module, a part of it or a module that contains it was recorded."""
+        if any(other == name or other.startswith(f"{name}.") or not name for other in names):
+            return True
+        parts = name.split(".")
+        return any(".".join(parts[:count]) in names for count in range(1, len(parts)))
+
+    def _reason(self, module: nn.Module) -> str:
+        if isinstance(module, torch.jit.ScriptModule):
+            return _SCRIPT
+        if module not in self.ran:
+            return _THREAD
+        if any(inside in self.softmaxes for inside in module.modules()):
+            return _OTHER_SOFTMAX
+        name = self.candidates[module]
+        if not self.compiler_loaded and any(name.startswith(outer) for outer in compiled(self.model)):
+            return _COMPILED
+        return _NO_SOFTMAX
+
+
+def nothing_recorded(model: nn.Module, layers: Layers | None) -> str:
+    """Return why nothing was recorded of a model that ran, if no candidate explains it."""
+    if any(attends(module) for module in model.modules()) and layers is not None:
+        return f"no attention ran in the layers {layers!r}"
+    own = own_attention(model)
+    subject = f"{', '.join(own)} computes" if own else "it computes"
+    return f"{subject} no softmax over products of queries and keys that watch can follow"

@@ -1,0 +1,444 @@
+"""`watch` sees attention written by hand, SDPA imported by name, FlexAttention, and nested tensors."""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.functional import scaled_dot_product_attention as imported_by_name
+from torch.overrides import TorchFunctionMode
+
+import regard
+from regard.inspection.hooks.sdpa_calls import capture_sdpa
+from regard.mechanism.sdpa import SDPACall
+
+B, H, Q, D = 2, 3, 7, 5
+LOWEST = torch.finfo(torch.float32).min
+
+
+class ByHand(nn.Module):
+    """Attention as a function of query, key and value (b, h, n, d); keeps the weights that it used."""
+
+    def __init__(self, function: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        super().__init__()
+        self.function, self.num_heads = function, H
+        self.used: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = x.unbind(0)
+        weights, output = self.function(query, key, value)
+        self.used.append(weights)
+        return output
+
+
+def inputs(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(3, B, H, Q, D, generator=torch.Generator().manual_seed(0), dtype=dtype)
+
+
+def causal() -> Tensor:
+    return torch.ones(Q, Q, dtype=torch.bool).tril()
+
+
+def attention(change: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return attention whose scores are changed before the softmax."""
+
+    def function(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        weights = change(query @ key.transpose(-1, -2)).softmax(-1)
+        return weights, weights @ value
+
+    return function
+
+
+def scaled_in_place(scores: Tensor) -> Tensor:
+    scores /= math.sqrt(D)
+    scores += torch.linspace(-1, 1, Q)
+    return scores.masked_fill_(~causal(), LOWEST)
+
+
+BIAS = torch.randn(H, Q, Q, generator=torch.Generator().manual_seed(1))
+PADDING = torch.zeros(B, 1, 1, Q).index_fill(3, torch.tensor([Q - 1]), LOWEST)
+
+LAZY: dict[str, Callable[[Tensor], Tensor]] = {
+    "plain": lambda s: s,
+    "scale": lambda s: s * D**-0.5,
+    "divide by a tensor": lambda s: s / torch.tensor(D).sqrt(),
+    "scale per head": lambda s: s * torch.arange(1.0, H + 1)[:, None, None],
+    "causal with masked_fill": lambda s: s.masked_fill(~causal(), -math.inf),
+    "causal with where": lambda s: torch.where(causal(), s, torch.tensor(LOWEST)),
+    "causal with an additive mask": lambda s: s + torch.full((Q, Q), LOWEST).triu(1),
+    "padding": lambda s: s + PADDING,
+    "bias": lambda s: s + BIAS,
+    "bias, then scale": lambda s: (s + BIAS) * 0.5,
+    "scale and bias": lambda s: torch.add(BIAS, s * 0.5),
+    "subtract the maximum": lambda s: s - s.amax(-1, keepdim=True),
+    "softcap": lambda s: 3 * torch.tanh(s / 3),
+    "in place": scaled_in_place,
+    "heads in the batch": lambda s: s.view(B * H, Q, Q).add(0.1).view(B, H, Q, Q) + PADDING,
+    "merged after the bias": lambda s: (s + BIAS).view(B * H, Q, Q).mul(0.3).view(B, H, Q, Q),
+    "clamp to finite": lambda s: torch.max(s + PADDING, torch.tensor(LOWEST)),
+    "cast": lambda s: s.double().float().contiguous(),
+}
+DENSE: dict[str, Callable[[Tensor], Tensor]] = {
+    "clamp": lambda s: s.clamp(-1, 1),
+    "power": lambda s: s.pow(2),
+    "keys shifted": lambda s: s.roll(1, -1),
+    "added by index": lambda s: s + torch.cat([s[..., 1:], s[..., :1]], -1).sigmoid(),
+    "mixed heads": lambda s: F.linear(s.permute(0, 2, 3, 1), torch.ones(H, H).tril()).permute(0, 3, 1, 2),
+}
+
+
+def recorded(model: nn.Module, *args: Any) -> tuple[regard.Seen, Any]:
+    """Run a model watched; the output must have the same bits as unwatched."""
+    with torch.no_grad():
+        before = model(*args)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with regard.watch(model) as seen:
+                during = model(*args)
+    assert torch.equal(before, during)
+    return seen, during
+
+
+@pytest.mark.parametrize("name", [*LAZY, *DENSE])
+def test_weights_equal_those_that_the_model_used(name: str) -> None:
+    model = ByHand(attention((LAZY | DENSE)[name]))
+    seen, _ = recorded(model, inputs())
+    assert len(seen) == 1
+    assert seen.storage(0) == ("lazy" if name in LAZY else "dense")
+    torch.testing.assert_close(seen[0].dense(), model.used[-1], rtol=0, atol=1e-5)
+
+
+def test_a_changed_chain_is_not_stored_as_lazy() -> None:
+    """The rows that are compared differ if an operation is missed: here a change through a view."""
+
+    def change(scores: Tensor) -> Tensor:
+        scores.view(-1)[:: Q + 1] -= 1.0
+        return scores
+
+    model = ByHand(attention(change))
+    with torch.inference_mode(), regard.watch(model) as seen:
+        model(inputs())
+    assert seen.storage(0) == "dense"
+    torch.testing.assert_close(seen[0].dense(), model.used[-1].clone(), rtol=0, atol=1e-6)
+
+
+def flattened(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    query, key, value = (x.reshape(B * H, Q, D) for x in (query, key, value))
+    weights = torch.bmm(query, key.transpose(1, 2)).softmax(-1)
+    return weights.view(B, H, Q, Q), torch.bmm(F.dropout(weights, 0.5, False), value)
+
+
+def with_baddbmm(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    query, key, value = (x.reshape(B * H, Q, D) for x in (query, key, value))
+    bias = BIAS.repeat(B, 1, 1)
+    scores = bias.baddbmm(batch1=query, batch2=key.transpose(1, 2), beta=0.5, alpha=0.3)
+    weights = scores.view(B, H, Q, Q).softmax(-1)
+    return weights, torch.bmm(weights.view(B * H, Q, Q), value)
+
+
+def with_einsum(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = torch.einsum("bhqd,bhkd->bhqk", query, key).softmax(-1)
+    return weights, torch.einsum("bhqk,bhkd->bqhd", weights, value)
+
+
+def sequence_first(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    query, key, value = (x.permute(2, 0, 1, 3) for x in (query, key, value))
+    weights = F.softmax(torch.einsum("ibnd,jbnd->bnij", query, key) + BIAS, dim=3)
+    return weights, torch.einsum("bnij,jbnd->ibnd", weights, value)
+
+
+def twice_used(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (query @ key.mT).softmax(-1)
+    return weights, weights @ value + weights @ value.flip(-1)
+
+
+def masked_afterwards(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (query @ key.mT).softmax(-1).masked_fill(~causal(), 0.0)  # rows sum to less than one
+    return weights, weights @ value
+
+
+def with_sink(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    scores = torch.cat([query @ key.mT, torch.ones(B, H, Q, 1)], -1)
+    weights = scores.softmax(-1)[..., :-1]
+    return weights, weights @ value
+
+
+@pytest.mark.parametrize(
+    "function",
+    [flattened, with_baddbmm, with_einsum, sequence_first, twice_used, masked_afterwards, with_sink],
+)
+def test_forms_of_the_products(function: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    model = ByHand(function)
+    seen, _ = recorded(model, inputs())
+    assert list(seen) == [""]
+    torch.testing.assert_close(seen[0].dense(), model.used[-1], rtol=0, atol=1e-5)
+
+
+def test_the_weights_are_those_before_dropout() -> None:
+    def function(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        weights = (query @ key.mT).softmax(-1)
+        return weights, F.dropout(weights, 0.5, True) @ value
+
+    model = ByHand(function)
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(inputs())
+    assert seen.storage(0) == "lazy"
+    torch.testing.assert_close(seen[0].dense(), model.used[-1], rtol=0, atol=1e-6)
+
+
+def test_gradients_are_unchanged() -> None:
+    model, x = ByHand(attention(LAZY["bias"])), inputs().requires_grad_()
+    (expected,) = torch.autograd.grad(model(x).square().sum(), x)
+    with regard.watch(model) as seen:
+        (gradient,) = torch.autograd.grad(model(x).square().sum(), x)
+    assert torch.equal(gradient, expected)
+    torch.testing.assert_close(seen[0].dense(), model.used[-1].detach(), rtol=0, atol=1e-6)
+
+
+def test_lazy_weights_need_linear_memory() -> None:
+    class Long(ByHand):
+        def forward(self, x: Tensor) -> Tensor:
+            scores = (x @ x.mT).masked_fill(~torch.ones(len(x), len(x), dtype=torch.bool).tril(), -math.inf)
+            return scores.softmax(-1) @ x
+
+    with torch.no_grad(), regard.watch(Long(with_einsum)) as seen:
+        Long.forward(seen_model := Long(with_einsum), torch.randn(8, 4))  # not the watched model
+    assert not seen
+    with torch.no_grad(), regard.watch(seen_model) as seen:
+        seen_model(torch.randn(1024, 4))
+    assert seen.storage(0) == "lazy"
+    assert seen[0].held < 100 * 1024 * 4
+
+
+def test_softmax_without_products_is_not_attention() -> None:
+    class Router(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Parameter(torch.randn(8, 4))
+            self.experts = nn.Parameter(torch.randn(4, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            routed = (x @ self.gate).softmax(-1) @ self.experts
+            return routed + F.linear(x, self.gate.mT).softmax(-1) @ self.experts
+
+    model = nn.Sequential(Router(), ByHand(with_einsum))
+    with regard.watch(model) as seen:
+        model[0](torch.randn(3, 5, 8))
+        model[1](inputs())
+    assert list(seen) == ["1"]
+
+
+# SDPA and FlexAttention
+
+
+class ByName(ByHand):
+    def forward(self, x: Tensor) -> Tensor:
+        return imported_by_name(*x.unbind(0), is_causal=True)
+
+
+def test_sdpa_imported_by_name_is_seen_once() -> None:
+    seen, _ = recorded(ByName(with_einsum), inputs())
+    query, key, _ = inputs().unbind(0)
+    expected = (query @ key.mT / math.sqrt(D)).masked_fill(~causal(), -math.inf).softmax(-1)
+    assert list(seen) == [""]
+    torch.testing.assert_close(seen[0].dense(), expected, rtol=0, atol=1e-6)
+
+
+def test_sdpa_is_seen_once_with_patch_and_edit() -> None:
+    model = ByName(with_einsum)
+    with regard.patched(), regard.watch(model) as seen:
+        F.scaled_dot_product_attention(*inputs().unbind(0))  # outside of the model
+        model(inputs())
+    assert list(seen) == [""]
+
+
+class Flex(ByHand):
+    def __init__(self, score_mod: Any = None) -> None:
+        super().__init__(with_einsum)
+        self.score_mod = score_mod
+
+    def forward(self, x: Tensor) -> Tensor:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu")
+        return flex_attention(*x.unbind(0), score_mod=self.score_mod, block_mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("score_mod", "storage"), [(None, "lazy"), (lambda s, b, h, q, k: s - (q - k), "dense")]
+)
+@pytest.mark.filterwarnings("ignore:.*flex_attention.*")
+def test_flex_attention(score_mod: Any, storage: str) -> None:
+    x = torch.randn(3, 1, 2, 128, 16)
+    model = Flex(score_mod)
+    with torch.no_grad():
+        before = model(x)
+        with regard.watch(model) as seen:
+            output = model(x)
+    assert torch.equal(output, before)
+    assert seen.storage(0) == storage
+    torch.testing.assert_close(seen[0].dense() @ x[2], output, rtol=0, atol=1e-5)
+    assert seen.causal(0)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*")
+def test_nested_tensors(layout: torch.layout) -> None:
+    class Nested(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x)
+
+    model, (sequences, x) = Nested(), nested(layout)
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x)
+    check_nested(seen[0].dense(), sequences, is_causal=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*")
+def test_causal_nested_tensors() -> None:
+    """torch has no kernel for them on the CPU, so the call is captured without running it."""
+    sequences, x = nested(torch.jagged)
+    call = capture_sdpa(SDPACall(x, x, x, is_causal=True))
+    assert call is not None
+    check_nested(call.weights().dense(), sequences, is_causal=True)
+
+
+def nested(layout: torch.layout) -> tuple[list[Tensor], Tensor]:
+    sequences = [torch.randn(n, H, D) for n in (5, 3)]
+    x = torch.nested.nested_tensor(sequences, layout=layout).transpose(1, 2)
+    return sequences, x.contiguous() if layout is torch.strided else x
+
+
+def check_nested(weights: Tensor, sequences: list[Tensor], is_causal: bool) -> None:
+    assert tuple(weights.shape) == (2, H, 5, 5)
+    for row, sequence in enumerate(sequences):
+        n, q = len(sequence), sequence.transpose(0, 1)
+        scores = q @ q.mT / math.sqrt(D)
+        if is_causal:
+            scores = scores.masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), -math.inf)
+        torch.testing.assert_close(weights[row, :, :n, :n], scores.softmax(-1), rtol=0, atol=1e-6)
+        assert not weights[row, :, n:].any()
+
+
+# Modes and threads
+
+
+def test_other_modes_keep_working() -> None:
+    calls = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls.append(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    model = ByHand(with_einsum)
+    with Mode():
+        with regard.watch(model) as outer:
+            model(inputs())
+        with regard.watch(model) as first:
+            mode = Mode()
+            mode.__enter__()
+            model(inputs())
+        model(inputs())  # the watch ended first; its mode is gone and the other one stays
+        mode.__exit__(None, None, None)
+    assert len(outer) == len(first) == 1
+    assert calls.count("einsum") == 2 * 4 + 2 * 1
+
+
+def test_torch_function_modes_are_restored() -> None:
+    from torch.overrides import _get_current_function_mode_stack
+
+    with pytest.raises(ZeroDivisionError), regard.watch(ByHand(with_einsum)):
+        _ = 1 / 0
+    assert _get_current_function_mode_stack() == []
+
+
+# Without `with`, and what was not seen
+
+
+def test_watch_without_with() -> None:
+    with pytest.warns(UserWarning, match="was not entered and recorded nothing. Use it in a with statement"):
+        regard.watch(ByHand(with_einsum))
+    watching = regard.watch(ByHand(with_einsum))
+    with pytest.raises(regard.ArgumentError, match=r"with regard\.watch"):
+        watching[0]
+    with pytest.raises(AttributeError, match=r"with regard\.watch"):
+        watching.heads()
+    with watching, pytest.raises(regard.ArgumentError, match="already been entered"):
+        watching.__enter__()
+
+
+class LinearAttention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu() @ (x.relu().mT @ x)
+
+
+class SampledAttention(nn.Module):
+    """Deformable attention: the weights do not compare queries with keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Linear(D, Q)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weights(x).softmax(-1) @ x
+
+
+@pytest.mark.parametrize(
+    ("unseen", "reason"),
+    [
+        (LinearAttention, "LinearAttention: it calls no softmax function"),
+        (SampledAttention, "SampledAttention: its softmax is not applied to products of queries and keys"),
+    ],
+)
+def test_partly_seen_models_say_what_was_not_seen(unseen: type[nn.Module], reason: str) -> None:
+    model = nn.Sequential(ByHand(attention(LAZY["plain"])), unseen())
+    with (
+        pytest.warns(UserWarning, match=f"Sequential: watch did not record: {reason}"),
+        regard.watch(model) as seen,
+    ):
+        model(inputs())
+    assert list(seen) == ["0"]
+    assert reason in seen.unseen
+    assert reason in repr(seen)
+    with pytest.raises(KeyError, match=reason):
+        _ = seen["1"]
+
+
+def test_layers_written_by_hand_are_selected_by_number() -> None:
+    class OwnAttention(ByHand):
+        def forward(self, x: Tensor) -> Tensor:
+            query, key, _ = x.unbind(0)
+            return torch.stack([query, key, (query @ key.mT).softmax(-1) @ key])
+
+    model = nn.Sequential(OwnAttention(with_einsum), OwnAttention(with_einsum), OwnAttention(with_einsum))
+    with regard.watch(model, layers=[0, -1], heads=[1]) as seen:
+        model(inputs())
+    assert list(seen) == ["0", "2"]
+    assert tuple(seen[0].shape) == (B, 1, Q, Q)
+
+
+def test_tokens_belong_to_the_call_of_the_model() -> None:
+    """A module that runs twice per call has entries @2, …, with the tokens of their own call."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.attention = nn.Embedding(9, 8), ByHand(with_einsum)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.embedding(ids)
+            for _ in range(2):
+                x = (x @ x.mT).softmax(-1) @ x
+            return x
+
+    model = Shared()
+    with regard.watch(model, tokenizer=lambda ids: [str(i) for i in ids]) as seen:
+        model(torch.tensor([[1, 2, 3]]))
+        model(torch.tensor([[4, 5, 6]]))
+    assert list(seen) == ["", "@2", "@3", "@4"]
+    assert [seen.texts(name)[0] for name in seen] == [["1", "2", "3"]] * 2 + [["4", "5", "6"]] * 2
