@@ -30,9 +30,6 @@ constexpr int MAX_LEAD = 10, MAX_TERMS = 4, MAX_BIASES = 4, MAX_LINES = 2;
 
 #define TYPES(X) X(none) X(float32) X(bfloat16) X(float16) X(int64) X(boolean)
 
-// Kinds of elementwise dropout: see dropout.h.
-#define DROPOUTS(X) X(add) X(relu) X(relu_back)
-
 // Name, and allowed types (see module.cpp). `row` and `head` number the rows and heads for biases and dropout;
 // `result` and `indices` receive the results of the kernels in inspect.h.
 // clang-format off
@@ -83,7 +80,6 @@ struct View {
   int64_t segment = 0;  // stride between the copies of a gradient, one per segment
 
   INLINE explicit operator bool() const { return data != nullptr; }
-  INLINE float* floats() const { return reinterpret_cast<float*>(data); }
 };
 
 // The rows that share keys, given by an index along each batch axis and a key head.
@@ -142,9 +138,9 @@ struct Problem {
   INLINE int64_t per_head(const View& view) const { return view.lead[axes - 1]; }
 };
 
-#define NAME(name, ...) name,
+// Elementwise dropout: see dropout.h.
 struct Drop {
-  enum Kind : int64_t { DROPOUTS(NAME) };
+  enum Kind : int64_t { add, relu, relu_back };
   Kind kind;
   const float *x, *y;
   float* out;
@@ -152,12 +148,11 @@ struct Drop {
   uint32_t seed, other, threshold;
   float kept;
 };
-#undef NAME
 
 // The kernels of one instruction set. Each returns whether its results are finite.
 struct Kernels {
   const char* name;
-  int lanes, few_rows;  // few_rows: FEW in block.h
+  int lanes;
   bool (*forward)(const Problem&, int threads);
   bool (*backward)(const Problem&, int threads);
   bool (*weights)(const Problem&, int threads);  // dense

@@ -42,6 +42,9 @@ class Arena {
  private:
   static constexpr size_t KEEP = size_t(8) << 20;  // maximum size kept between items
   static constexpr size_t MIN_PIECE = size_t(256) << 10;
+  struct Header {
+    char* older;
+  };
 
   void grow(size_t bytes) {
     // the first piece is as large as the largest block so far, later pieces at least as large as the previous one
@@ -55,15 +58,16 @@ class Arena {
       if (posix_memalign(&fresh, 64, size + 64)) out_of_memory(bytes);
     }
     older_ = base_ ? base_ - 64 : nullptr;
-    *static_cast<char**>(fresh) = older_;  // each piece begins with the address of the one before
-    base_ = static_cast<char*>(fresh) + 64;
+    reinterpret_cast<Header*>(fresh)->older = older_;
+    base_ = reinterpret_cast<char*>(fresh) + 64;
     size_ = size;
     used_ = 0;
   }
 
   void release() {
-    for (char* at = base_ ? base_ - 64 : nullptr; at;) {
-      char* older = *reinterpret_cast<char**>(at);
+    char* at = base_ ? base_ - 64 : nullptr;
+    while (at) {
+      char* older = reinterpret_cast<Header*>(at)->older;
       free(at);
       at = older;
     }

@@ -21,7 +21,7 @@ struct Sums {
 
   Sums() = default;
   Sums(const Problem& p, const View& view, const Unit& unit, int64_t segment)
-      : at(view ? view.floats() + p.offset_of(view, unit) + segment * view.segment : nullptr),
+      : at(view ? reinterpret_cast<float*>(view.data) + p.offset_of(view, unit) + segment * view.segment : nullptr),
         row(view.row) {}
 };
 
@@ -73,9 +73,9 @@ struct Asking {
 
   explicit Asking(const Block& b) : b(b), width(b.p.value_width), room(padded(b.p.value_width)) {
     const Problem& p = b.p;
-    const int64_t wide = padded(p.width);
+    const int64_t offset = p.offset_of(p.grad, b.unit), wide = padded(p.width);
     rows = arena.take(b.count * room);
-    for (int i = 0; i < b.count; ++i) stage_row(rows + i * room, p.grad, b.at(p.grad, i), width, room);
+    for (int i = 0; i < b.count; ++i) stage_row(rows + i * room, p.grad, b.at(p.grad, offset, i), width, room);
     columns = arena.take(width * b.lanes);
     to_columns(columns, b.lanes, b.count, width, 1.0f, [&](int lane) { return rows + lane * room; });
     if (p.d_key || p.family != Family::dot) {
@@ -93,12 +93,14 @@ struct Asking {
     read_tau(b, tau);
   }
 
-  float sink_weight(int lane) const { return exp(splat(b.sink(lane) - tau.top.at[lane]) - tau.rest.at[lane])[0]; }
-
   // c = Σ w dP / Σ w, where Σ w includes the sink.
   void divide(const PerLane& weights, const PerLane& products) {
+    const int64_t offset = b.p.sink ? b.p.offset_of(b.p.sink, b.unit) : 0;
     for (int i = 0; i < b.lanes; ++i) {
-      const float total = weights.at[i] + (b.p.sink ? sink_weight(i) : 0);
+      float total = weights.at[i];
+      if (b.p.sink)
+        total += exp(splat(number(b.p.sink, offset + b.head[i] * b.p.per_head(b.p.sink)) - tau.top.at[i]) -
+                     tau.rest.at[i])[0];
       c.at[i] = i < b.count && total != 0 ? products.at[i] / total : 0;
     }
   }
@@ -106,9 +108,11 @@ struct Asking {
   // c = dO · output
   void center() {
     const Problem& p = b.p;
-    c.fill(b, 0);
-    for (int i = 0; i < b.count; ++i) {
-      const float *o = p.output.floats() + b.at(p.output, i), *d = rows + i * room;
+    const int64_t offset = p.offset_of(p.output, b.unit);
+    for (int i = 0; i < b.lanes; ++i) {
+      c.at[i] = 0;
+      if (i >= b.count) continue;
+      const float *o = reinterpret_cast<const float*>(p.output.data) + b.at(p.output, offset, i), *d = rows + i * room;
       vec total{};
       int64_t t = 0;
       for (; t + W <= width; t += W) total += load(o + t) * load(d + t);
@@ -120,10 +124,10 @@ struct Asking {
 
   void write(Finite& finite) const {
     const Problem& p = b.p;
-    const int64_t wide = padded(p.width);
+    const int64_t offset = p.offset_of(p.d_query, b.unit), wide = padded(p.width);
     const float scale = p.family == Family::dot ? p.scale : 1.0f;
     for (int i = 0; p.d_query && i < b.count; ++i) {
-      float* to = p.d_query.floats() + b.at(p.d_query, i);
+      float* to = reinterpret_cast<float*>(p.d_query.data) + b.at(p.d_query, offset, i);
       for (int64_t t = 0; t < wide; t += W) {
         const vec x = load(sums + i * wide + t) * scale;
         finite.see(x);
@@ -134,8 +138,13 @@ struct Asking {
 
   // Writes the gradient of the sink, −g_sink · c, for each row.
   void write_sink() const {
-    for (int i = 0; b.p.d_sink && i < b.count; ++i)
-      b.p.d_sink.floats()[b.at(b.p.d_sink, i)] = -sink_weight(i) * c.at[i];
+    const Problem& p = b.p;
+    const int64_t offset = p.offset_of(p.d_sink, b.unit), from = p.offset_of(p.sink, b.unit);
+    for (int i = 0; p.d_sink && i < b.count; ++i) {
+      const float score = number(p.sink, from + b.head[i] * p.per_head(p.sink));
+      const vec weight = exp(splat(score - tau.top.at[i]) - tau.rest.at[i]);
+      reinterpret_cast<float*>(p.d_sink.data)[b.at(p.d_sink, offset, i)] = -weight[0] * c.at[i];
+    }
   }
 };
 
@@ -146,7 +155,7 @@ inline void add_to_biases(const Block& b, const Gradients& g, int64_t from, int 
     const View& view = p.d_bias[k];
     if (!view) continue;
     const int64_t offset = p.offset_of(view, b.unit);
-    float* base = view.floats() + offset + g.segment * view.segment;
+    float* base = reinterpret_cast<float*>(view.data) + offset + g.segment * view.segment;
     if (!view.column) {  // one number per row: (…, q, 1)
       for (int i = 0; i < b.count; ++i) {
         float total = 0;
@@ -170,7 +179,7 @@ inline void add_to_biases(const Block& b, const Gradients& g, int64_t from, int 
   for (int k = 0; k < p.lines; ++k) {
     const View& view = p.d_line[k];
     if (!view) continue;
-    float* base = view.floats() + p.offset_of(view, b.unit) + g.segment * view.segment;
+    float* base = reinterpret_cast<float*>(view.data) + p.offset_of(view, b.unit) + g.segment * view.segment;
     const int64_t zero = p.first_key + from + p.all_queries - 1;
     if (!b.in_step) {
       for (int j = 0; j < n; ++j)
@@ -270,7 +279,7 @@ struct Tiles {
     multiply<Walk::along>({values.at, values.step, a.columns, b.lanes, dp, b.lanes}, n, b.vectors, int(a.width), false);
   }
 
-  INLINE Statistic row(int v) const { return read_row<Policy>(a.tau, v); }
+  INLINE Statistic row(int v) const { return read_row(policy, a.tau, v); }
 
   // Adds the tile's Σ w and Σ w dP to `weights` and `products`. With `keep`, the weights replace the scores.
   void add_up(int64_t from, int n, bool keep, PerLane& weights, PerLane& products) const {
@@ -318,20 +327,24 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
   Asking a(b);
   Tiles<Policy> tiles(b, a);
   see_tau(b, a.tau, finite);
-  if constexpr (Policy::fit == Fit::counted) count_keys(b, tiles.s, a.tau.count);
+  if constexpr (Policy::fit == Fit::counted) fit_counted(b, tiles.s, a.tau);
   Tally tally(b);
   const bool one = b.high - b.low <= KEYS, exact = Policy::sums_to_one && tiles.scores_too && (one || p.adds_up());
   if (Policy::sums_to_one && tiles.scores_too && !exact) a.center();
   if (exact) {
     PerLane weights, products;
-    weights.fill(b, 0), products.fill(b, 0);
-    b.each_tile([&](int64_t from, int n) {
+    for (int v = 0; v < b.lanes; v += W) weights.set(v, vec{}), products.set(v, vec{});
+    for (int64_t from = b.low; from < b.high; from += KEYS) {
+      const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
+      if (b.hidden(from, from + n)) continue;
       tiles.fill(from, n);
       tiles.add_up(from, n, one, weights, products);
-    });
+    }
     a.divide(weights, products);
   }
-  b.each_tile([&](int64_t from, int n) {
+  for (int64_t from = b.low; from < b.high; from += KEYS) {
+    const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
+    if (b.hidden(from, from + n)) continue;
     if (exact && one) {  // the tile was filled and summed above; the slope of softmax needs only the weight
       tiles.template differentiate<true>(from, n);
     } else {
@@ -343,14 +356,14 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
       multiply<Walk::along>(
           {tiles.s, b.lanes, a.rows, ptrdiff_t(a.room), g.value.at + from * g.value.row, ptrdiff_t(g.value.row)}, n,
           int(a.room / W), b.count, !g.fresh);
-    if (!tiles.scores_too) return;
+    if (!tiles.scores_too) continue;
     if (p.adds_up())
       for (int i = 0; i < n * b.lanes; i += W) finite.see(load(tiles.dp + i));
     add_to_biases(b, g, from, n, tiles.dp);
     if (tiles.capped)
       for (int i = 0; i < n * b.lanes; i += W) store(tiles.dp + i, load(tiles.dp + i) * load(tiles.slopes + i));
     add_to_inputs(a, g, tiles.keys, from, n, tiles.dp);
-  });
+  }
   if (Policy::fit == Fit::counted && !tally.agrees(b, a.tau.count)) finite.fail();
   if constexpr (Policy::sums_to_one) a.write_sink();
   a.write(finite);
@@ -374,7 +387,7 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
   float *dp = arena.take(found * b.lanes), *w = arena.take(most * b.lanes), *room = arena.take(most * a.room);
   float *own_keys = arena.take(most * wide), *rows = arena.take(most * (wide > a.room ? wide : a.room));
   PerLane total;
-  total.fill(b, 0), a.c.fill(b, 0);
+  for (int v = 0; v < b.lanes; v += W) total.set(v, vec{}), a.c.set(v, vec{});
 
   for (int64_t at = 0; at < found; at += KEYS) {  // dP and c
     const int n = int(found - at < KEYS ? found - at : KEYS);
@@ -384,7 +397,7 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
     multiply<Walk::along>({room, ptrdiff_t(a.room), a.columns, b.lanes, here, b.lanes}, n, b.vectors, int(a.width),
                           false);
     for (int v = 0; v < b.lanes; v += W) {
-      const Statistic row = read_row<Policy>(a.tau, v);
+      const Statistic row = read_row(policy, a.tau, v);
       vec c{}, all{};
       for (int i = 0; i < n; ++i) {
         const int64_t j = support[at + i];
@@ -404,26 +417,25 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
   for (int64_t at = 0; at < found; at += KEYS) {
     const int n = int(found - at < KEYS ? found - at : KEYS);
     float* here = dp + at * b.lanes;
-    // sums[key] += Σ_lane factors[key][lane] · of[lane], for the keys of this tile
-    const auto add_to = [&](const Sums& sums, const float* factors, const float* of, int64_t width) {
-      multiply<Walk::along>({factors, b.lanes, of, width, rows, width}, n, int(width / W), b.count, false);
-      for (int i = 0; i < n; ++i)
-        for (int64_t t = 0; t < width; t += W) {
-          float* to = sums.at + (b.low + support[at + i]) * sums.row + t;
-          store(to, load(to) + load(rows + i * width + t));
-        }
-    };
     for (int i = 0; i < n; ++i) {
       const int64_t j = support[at + i];
       stage_row(own_keys + i * wide, p.key, b.key_at + (b.low + j) * p.key.row, p.width, wide);
       for (int v = 0; v < b.lanes; v += W) {
-        const Statistic row = read_row<Policy>(a.tau, v);
+        const Statistic row = read_row(policy, a.tau, v);
         const vec score = load(scores + j * b.lanes + v), weight = policy.weight(score, row);
         store(w + i * b.lanes + v, p.threshold ? weight * b.keep(b.low + j, v) : weight);
         store(here + i * b.lanes + v, policy.slope(score, weight, row) * (load(here + i * b.lanes + v) - a.c.get(v)));
       }
     }
-    if (g.value.at) add_to(g.value, w, a.rows, a.room);
+    if (g.value.at) {
+      multiply<Walk::along>({w, b.lanes, a.rows, ptrdiff_t(a.room), rows, ptrdiff_t(a.room)}, n, int(a.room / W),
+                            b.count, false);
+      for (int i = 0; i < n; ++i)
+        for (int64_t t = 0; t < a.room; t += W) {
+          float* to = g.value.at + (b.low + support[at + i]) * g.value.row + t;
+          store(to, load(to) + load(rows + i * a.room + t));
+        }
+    }
     if (p.adds_up())
       for (int i = 0; i < n * b.lanes; i += W) finite.see(load(here + i));
     for (int i = 0; i < n; ++i) add_to_biases(b, g, b.low + support[at + i], 1, here + i * b.lanes);
@@ -437,13 +449,30 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
       if (a.sums)
         multiply<Walk::down>({here, b.lanes, own_keys, ptrdiff_t(wide), a.sums, ptrdiff_t(wide)}, b.count,
                              int(wide / W), n, true);
-      if (g.key.at) add_to(g.key, here, a.queries, wide);
+      if (g.key.at) {
+        multiply<Walk::along>({here, b.lanes, a.queries, ptrdiff_t(wide), rows, ptrdiff_t(wide)}, n, int(wide / W),
+                              b.count, false);
+        for (int i = 0; i < n; ++i)
+          for (int64_t t = 0; t < wide; t += W) {
+            float* to = g.key.at + (b.low + support[at + i]) * g.key.row + t;
+            store(to, load(to) + load(rows + i * wide + t));
+          }
+      }
     } else {
       for (int i = 0; i < n; ++i)
         add_to_inputs(a, g, {own_keys + i * wide, ptrdiff_t(wide)}, b.low + support[at + i], 1, here + i * b.lanes);
     }
   }
   a.write(finite);
+}
+
+inline void fetch_unit(const Problem& p, int64_t unit) {
+  if (unit >= p.units() || !small(p)) return;
+  const Unit next = p.unit(unit);
+  fetch(p.key, p.offset_of(p.key, next), 0, p.keys, p.width);
+  fetch(p.value, p.offset_of(p.value, next), 0, p.keys, p.value_width);
+  fetch(p.query, p.offset_of(p.query, next), 0, p.queries, p.width);
+  fetch(p.grad, p.offset_of(p.grad, next), 0, p.queries, p.value_width);
 }
 
 template <class Policy>
@@ -457,20 +486,20 @@ void backward_item(void* context, int64_t index) {
   const ItemScratch item;
   Finite finite;
   Gradients gradients(p, p.unit(unit), segment);
-  if (p.segments == 1) {
-    const Ahead ahead(p, unit + 1);
-    ahead.keys(), ahead.values(), ahead.queries(), ahead.rows(p.grad, p.queries, p.value_width);
-  }
+  if (p.segments == 1) fetch_unit(p, unit + 1);
   for (int64_t head = 0; head < (per_head ? heads : 1); ++head) {
     const int64_t rows = per_head ? p.queries : heads * p.queries;
-    const int64_t first = head * rows + rows * segment / p.segments;
-    const int64_t last = head * rows + rows * (segment + 1) / p.segments;
-    each_block(p, {unit, first, last}, [&](const Block& block) {
+    const int64_t first = head * rows + rows * segment / p.segments,
+                  last = head * rows + rows * (segment + 1) / p.segments;
+    for (int64_t row = first; row < last;) {
+      const BlockScratch scratch;
+      Block block(p, unit, row, last - row);
       if constexpr (Policy::fit == Fit::root)
         backward_sparse<Policy>(block, gradients, finite);
       else
         backward_block<Policy>(block, gradients, finite);
-    });
+      row += block.count;
+    }
   }
   gradients.see(finite);
   job.report(finite);

@@ -105,10 +105,6 @@ struct Block {
     return offset + head[lane] * p.per_head(view) + query[lane] * view.row;
   }
 
-  int64_t at(const View& view, int lane) const { return at(view, p.offset_of(view, unit), lane); }
-
-  float sink(int lane) const { return regard::number(p.sink, at(p.sink, lane)); }
-
   void set_mask() {
     low = p.terms ? p.keys : 0;
     high = p.terms ? 0 : p.keys;
@@ -159,7 +155,7 @@ struct Block {
       for (int i = 0; i < count; ++i) stage_row(rows + i * width, p.query, at(p.query, query_at, i), p.width, width);
     }
     for (int i = 0; i < count; ++i)
-      row_at[i] = rows ? rows + i * width : p.query.floats() + at(p.query, query_at, i);
+      row_at[i] = rows ? rows + i * width : reinterpret_cast<const float*>(p.query.data) + at(p.query, query_at, i);
     if (few)
       for (int64_t i = 0; i < count * width; ++i) rows[i] *= p.scale;
     if (few || p.family != Family::dot) return;
@@ -174,19 +170,6 @@ struct Block {
     for (int t = 0; t < p.terms; ++t)
       if (term[t].first < to && from < term[t].last) return false;
     return p.terms > 0;
-  }
-
-  // Calls see(from, n) for each tile of keys between low and high that some row sees.
-  template <class See>
-  INLINE void each_tile(int64_t low, int64_t high, int most, See see) const {
-    for (int64_t from = low; from < high; from += most) {
-      const int n = int(high - from < most ? high - from : most);
-      if (!hidden(from, from + n)) see(from, n);
-    }
-  }
-  template <class See>
-  INLINE void each_tile(See see) const {
-    each_tile(low, high, KEYS, see);
   }
 
   // Whether scores are plain products: no softcap, bias or mask.
@@ -238,25 +221,9 @@ struct Block {
       multiply<Walk::along>({keys.at, keys.step, columns, lanes, s, lanes}, n, vectors, int(p.width), false);
   }
 
-  // Few rows: vectorizes the dot product over the width.
+  // Few rows: vectorizes over the width, and reduces the sums of W keys together. The score of a key and a lane goes
+  // to s[key · key_step + lane · lane_step].
   void match_few(Rows keys, int n, float* s, ptrdiff_t key_step, ptrdiff_t lane_step) const {
-    match_along(keys, n, s, key_step, lane_step, [](vec query, vec key, int64_t) { return query * key; });
-  }
-
-  // Additive scores, Σ_t vector[t] · act(query[t] + key[t]).
-  template <class Activation>
-  void match_added(Rows keys, int n, float* s) const {
-    match_along(keys, n, s, lanes, 1, [&](vec query, vec key, int64_t t) {
-      return load(vector + t) * Activation::of(query + key);
-    });
-    for (int j = 0; j < n; ++j)  // unused lanes repeat the last row
-      for (int i = count; i < lanes; ++i) s[j * lanes + i] = s[j * lanes + count - 1];
-  }
-
-  // Scores Σ_t term(query[t], key[t], t), vectorized over the width; the sums of W keys are reduced together. The score
-  // of a key and a lane goes to s[key · key_step + lane · lane_step].
-  template <class Term>
-  INLINE void match_along(Rows keys, int n, float* s, ptrdiff_t key_step, ptrdiff_t lane_step, Term term) const {
     const int64_t width = padded(p.width);
     for (int j = 0; j < n; j += W)
       for (int i = 0; i < count; ++i) {
@@ -268,15 +235,44 @@ struct Block {
           vec total{};
           for (int64_t t = 0; j + k < n && t < width; t += W) {
             __builtin_prefetch(key + t + 16 * keys.step);
-            total += term(load(q + t), load(key + t), t);
+            total += load(q + t) * load(key + t);
           }
           sums[k] = total;
         }
-        sum_each(sums);
-        float found[W];
-        store(found, sums[0]);
-        for (int k = 0; k < W && j + k < n; ++k) s[(j + k) * key_step + i * lane_step] = found[k];
+        spread(sums, j, n, s + i * lane_step, key_step);
       }
+  }
+
+  // Additive scores, Σ_t vector[t] · act(query[t] + key[t]), vectorized over the width.
+  template <class Activation>
+  void match_added(Rows keys, int n, float* s) const {
+    const int64_t width = padded(p.width);
+    for (int i = 0; i < lanes; ++i) {
+      const float* q = rows + (i < count ? i : count - 1) * width;
+      if (i >= count) {  // unused lanes repeat the last row
+        for (int j = 0; j < n; ++j) s[j * lanes + i] = s[j * lanes + count - 1];
+        continue;
+      }
+      for (int j = 0; j < n; j += W) {
+        vec sums[W];
+        for (int k = 0; k < W; ++k) {
+          const float* key = keys.at + (j + k) * keys.step;
+          vec total{};
+          for (int64_t t = 0; j + k < n && t < width; t += W)
+            total += load(vector + t) * Activation::of(load(q + t) + load(key + t));
+          sums[k] = total;
+        }
+        spread(sums, j, n, s + i, lanes);
+      }
+    }
+  }
+
+  // Reduces W vectors, one per key from j on, to the scores of one lane.
+  INLINE static void spread(vec* sums, int j, int n, float* s, ptrdiff_t step) {
+    sum_each(sums);
+    float found[W];
+    store(found, sums[0]);
+    for (int k = 0; k < W && j + k < n; ++k) s[(j + k) * step] = found[k];
   }
 
   void adjust(int64_t from, int n, float* s, float* slopes) const {

@@ -60,12 +60,17 @@ struct Output {
 
   Output(const Block& b) : width(b.p.value_width), room(padded(b.p.value_width)) { sums = arena.take(b.lanes * room); }
 
-  // Adds weights · values. The weights of n keys are [key][lane], or [lane][MANY] with Walk::along.
-  template <Walk walk = Walk::down>
   void add(const Block& b, const float* weights, Rows values, int n) {
-    const ptrdiff_t step = walk == Walk::down ? b.lanes : MANY;
     if (room)
-      multiply<walk>({weights, step, values.at, values.step, sums, ptrdiff_t(room)}, b.count, int(room / W), n, begun);
+      multiply<Walk::down>({weights, b.lanes, values.at, values.step, sums, ptrdiff_t(room)}, b.count, int(room / W), n,
+                           begun);
+    begun = true;
+  }
+
+  void add_rows(const Block& b, const float* weights, Rows values, int n) {  // [lane][MANY]
+    if (room)
+      multiply<Walk::along>({weights, MANY, values.at, values.step, sums, ptrdiff_t(room)}, b.count, int(room / W), n,
+                            begun);
     begun = true;
   }
 
@@ -76,8 +81,9 @@ struct Output {
   }
 
   void write(const Block& b, const float* factors, Finite& finite) const {
+    const int64_t offset = b.p.offset_of(b.p.output, b.unit);
     for (int i = 0; i < b.count; ++i) {
-      float* to = b.p.output.floats() + b.at(b.p.output, i);
+      float* to = reinterpret_cast<float*>(b.p.output.data) + b.at(b.p.output, offset, i);
       for (int64_t t = 0; t < room; t += W) {
         const vec x = begun ? load(sums + i * room + t) * factors[i] : vec{};
         finite.see(x);
@@ -137,7 +143,9 @@ struct Running {
   PerLane top, total;
 
   Running(const Block& b, bool sink) {
-    for (int i = 0; i < b.lanes; ++i) top.at[i] = sink ? b.sink(i) : -INF;
+    const int64_t offset = sink ? b.p.offset_of(b.p.sink, b.unit) : 0;
+    for (int i = 0; i < b.lanes; ++i)
+      top.at[i] = sink ? number(b.p.sink, offset + b.head[i] * b.p.per_head(b.p.sink)) : -INF;
     for (int v = 0; v < b.lanes; v += W) total.set(v, top.get(v) == -INF ? vec{} : splat(1));
   }
 
@@ -172,19 +180,27 @@ INLINE bool small(const Problem& p) {
 struct Ahead {
   const Problem& p;
   bool next = false;
-  Unit unit;
+  int64_t key = 0, value = 0, query = 0;
 
   explicit Ahead(const Problem& p) : p(p) {}
-  Ahead(const Problem& p, int64_t which) : p(p), next(which < p.units() && small(p)) {
-    if (next) unit = p.unit(which);
+  Ahead(const Problem& p, int64_t unit) : p(p) {
+    next = unit < p.units() && small(p);
+    if (!next) return;
+    const Unit following = p.unit(unit);
+    key = p.offset_of(p.key, following);
+    value = p.offset_of(p.value, following);
+    query = p.offset_of(p.query, following);
   }
 
-  INLINE void rows(const View& view, int64_t count, int64_t width) const {
-    if (next) fetch(view, p.offset_of(view, unit), count, width);
+  INLINE void keys() const {
+    if (next) fetch(p.key, key, 0, p.keys, p.width);
   }
-  INLINE void keys() const { rows(p.key, p.keys, p.width); }
-  INLINE void values() const { rows(p.value, p.keys, p.value_width); }
-  INLINE void queries() const { rows(p.query, p.queries, p.width); }
+  INLINE void values() const {
+    if (next) fetch(p.value, value, 0, p.keys, p.value_width);
+  }
+  INLINE void queries() const {
+    if (next) fetch(p.query, query, 0, p.queries, p.width);
+  }
 };
 
 // With few rows, most lanes would be empty: vectorize softmax over the keys instead, [lane][key].
@@ -192,7 +208,10 @@ INLINE float soften_row(const Power power, int n, float* row, float& top, float&
   for (int j = n; j < padded(n); ++j) row[j] = -INF;
   vec most = splat(top), sums{};
   for (int j = 0; j < n; j += W) most = max(most, load(row + j));
-  const float now = largest(most), known = now == -INF ? 0 : now, fade = power(splat(top - known))[0];
+  float now = most[0];
+  for (int i = 1; i < W; ++i) now = most[i] > now ? most[i] : now;
+  const float known = now == -INF ? 0 : now;
+  const float fade = power(splat(top - known))[0];
   for (int j = 0; j < n; j += W) {
     const vec x = power(load(row + j) - known);
     store(row + j, x);
@@ -210,7 +229,9 @@ INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t 
   const bool plain = b.plain(low, high);
   const bool stay = stays(b.p.key, b.p.width, true) && stays(b.p.value, b.p.value_width, true);
   const int most = plain && stay ? MANY : KEYS;
-  b.each_tile(low, high, most, [&](int64_t from, int n) {
+  for (int64_t from = low; from < high; from += most) {
+    const int n = int(high - from < most ? high - from : most);
+    if (b.hidden(from, from + n)) continue;
     if (plain) {
       b.match_few(b.keys_from(from, n, true), n, rows, 1, MANY);
       for (int i = 0; i < b.count; ++i) b.overflowed |= !all_finite(rows + i * MANY, n);
@@ -225,8 +246,8 @@ INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t 
       for (int j = 0; b.p.threshold && j < n; ++j) row[j] *= b.keep(from + j, 0)[i];
     }
     output.scale(b, factor.at);
-    output.add<Walk::along>(b, rows, values_from(b, from, n, room), n);
-  });
+    output.add_rows(b, rows, values_from(b, from, n, room), n);
+  }
 }
 
 INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64_t high, const Ahead& ahead,
@@ -234,7 +255,9 @@ INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64
   if (b.few) return sum_few(b, policy, low, high, run, output);
   float *s = arena.take(KEYS * b.lanes), *room = room_for_values(b);
   PerLane factor;
-  b.each_tile(low, high, KEYS, [&](int64_t from, int n) {
+  for (int64_t from = low; from < high; from += KEYS) {
+    const int n = int(high - from < KEYS ? high - from : KEYS);
+    if (b.hidden(from, from + n)) continue;
     ahead.values();
     b.scores(from, n, s);
     ahead.keys();
@@ -243,7 +266,7 @@ INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64
     if (b.p.threshold) drop(b, from, n, s);
     ahead.queries();
     output.add(b, s, values_from(b, from, n, room), n);
-  });
+  }
 }
 
 template <class Policy>
@@ -251,13 +274,18 @@ void sum_counted(const Block& b, const Policy& policy, Tau& tau, Output& output,
   float *s = arena.take(KEYS * b.lanes), *room = room_for_values(b);
   fit_counted(b, s, tau);
   Tally tally(b);
-  b.each_tile([&](int64_t from, int n) {
+  for (int64_t from = b.low; from < b.high; from += KEYS) {
+    const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
+    if (b.hidden(from, from + n)) continue;
     b.scores(from, n, s);
     tally.add(b, n, s);
-    weigh(b, policy, tau, n, s, s);
+    for (int v = 0; v < b.lanes; v += W) {
+      const Statistic row = read_row(policy, tau, v);
+      for (int j = 0; j < n; ++j) store(s + j * b.lanes + v, policy.weight(load(s + j * b.lanes + v), row));
+    }
     if (b.p.threshold) drop(b, from, n, s);
     output.add(b, s, values_from(b, from, n, room), n);
-  });
+  }
   if (!tally.agrees(b, tau.count)) finite.fail();
 }
 
@@ -287,7 +315,7 @@ void sum_sparsely(const Block& b, const Policy& policy, Tau& tau, Output& output
     for (int i = 0; i < n; ++i) {
       const int64_t j = support[at + i];
       for (int v = 0; v < b.lanes; v += W) {
-        const Statistic row = read_row<Policy>(tau, v);
+        const Statistic row = read_row(policy, tau, v);
         vec weight = policy.weight(load(scores + j * b.lanes + v), row);
         if (b.p.threshold) weight *= b.keep(b.low + j, v);
         store(s + i * b.lanes + v, weight);
@@ -318,7 +346,7 @@ void forward_block(const Block& b, const Ahead& ahead, Finite& finite) {
       sum_counted(b, policy, tau, output, finite);
     else
       sum_sparsely(b, policy, tau, output);
-    factor.fill(b, 1);
+    for (int v = 0; v < b.lanes; v += W) factor.set(v, splat(1));
   }
   see_tau(b, tau, finite);
   if (b.overflowed) finite.fail();
@@ -336,16 +364,6 @@ struct Job {
   }
 };
 
-template <class See>
-INLINE void each_block(const Problem& p, const Span& span, See see) {
-  for (int64_t row = span.first; row < span.last;) {
-    const BlockScratch scratch;
-    const Block block(p, span.unit, row, span.last - row);
-    see(block);
-    row += block.count;
-  }
-}
-
 template <class Policy>
 void forward_item(void* context, int64_t index) {
   Job& job = *static_cast<Job*>(context);
@@ -353,7 +371,12 @@ void forward_item(void* context, int64_t index) {
   const Ahead ahead(job.p, span.unit + 1);
   const ItemScratch item;
   Finite finite;
-  each_block(job.p, span, [&](const Block& block) { forward_block<Policy>(block, ahead, finite); });
+  for (int64_t row = span.first; row < span.last;) {
+    const BlockScratch scratch;
+    const Block block(job.p, span.unit, row, span.last - row);
+    forward_block<Policy>(block, ahead, finite);
+    row += block.count;
+  }
   job.report(finite);
 }
 

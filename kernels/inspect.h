@@ -8,7 +8,7 @@ namespace {
 
 // Calls see(from, n, scores, weights) for each tile that any row of a block can see; both are [key][lane].
 template <class Policy, class See>
-void each_weight(const Block& b, Finite& finite, See see) {
+void each_tile(const Block& b, Finite& finite, See see) {
   const Policy policy(b.p);
   float *s = arena.take(KEYS * b.lanes), *w = arena.take(KEYS * b.lanes);
   Tau tau;
@@ -16,23 +16,31 @@ void each_weight(const Block& b, Finite& finite, See see) {
   see_tau(b, tau, finite);
   if constexpr (Policy::fit == Fit::counted) count_keys(b, s, tau.count);
   Tally tally(b);
-  b.each_tile([&](int64_t from, int n) {
+  for (int64_t from = b.low; from < b.high; from += KEYS) {
+    const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
+    if (b.hidden(from, from + n)) continue;
     b.scores(from, n, s);
     if (Policy::fit == Fit::counted) tally.add(b, n, s);
-    weigh(b, policy, tau, n, s, w);
-    for (int i = 0; i < n * b.lanes; i += W) finite.see(load(w + i));
+    for (int v = 0; v < b.lanes; v += W) {
+      const Statistic row = read_row(policy, tau, v);
+      for (int j = 0; j < n; ++j) {
+        const vec weight = policy.weight(load(s + j * b.lanes + v), row);
+        finite.see(weight);
+        store(w + j * b.lanes + v, weight);
+      }
+    }
     if (b.p.threshold) drop(b, from, n, w);
     see(from, n, s, w);
-  });
+  }
   if (Policy::fit == Fit::counted && !tally.agrees(b, tau.count)) finite.fail();
 }
 
 template <class Policy>
 void write_weights(const Block& b, Finite& finite) {
   const int64_t offset = b.p.offset_of(b.p.result, b.unit);
-  each_weight<Policy>(b, finite, [&](int64_t from, int n, const float*, const float* w) {
+  each_tile<Policy>(b, finite, [&](int64_t from, int n, const float*, const float* w) {
     to_rows(w, b.lanes, b.count, n, [&](int lane, int64_t j, vec x, int some) {
-      store_some(b.p.result.floats() + b.at(b.p.result, offset, lane) + from + j, x, some);
+      store_some(reinterpret_cast<float*>(b.p.result.data) + b.at(b.p.result, offset, lane) + from + j, x, some);
     });
   });
 }
@@ -41,8 +49,8 @@ void write_weights(const Block& b, Finite& finite) {
 template <class Policy>
 void write_entropy(const Block& b, Finite& finite) {
   PerLane found;
-  found.fill(b, 0);
-  each_weight<Policy>(b, finite, [&](int64_t, int n, const float*, const float* w) {
+  for (int v = 0; v < b.lanes; v += W) found.set(v, vec{});
+  each_tile<Policy>(b, finite, [&](int64_t, int n, const float*, const float* w) {
     for (int v = 0; v < b.lanes; v += W) {
       vec total{};
       for (int j = 0; j < n; ++j) {
@@ -52,7 +60,9 @@ void write_entropy(const Block& b, Finite& finite) {
       found.set(v, found.get(v) - total);
     }
   });
-  for (int i = 0; i < b.count; ++i) b.p.result.floats()[b.at(b.p.result, i)] = found.at[i];
+  const int64_t offset = b.p.offset_of(b.p.result, b.unit);
+  for (int i = 0; i < b.count; ++i)
+    reinterpret_cast<float*>(b.p.result.data)[b.at(b.p.result, offset, i)] = found.at[i];
 }
 
 // The k largest weights of each row and their keys: a sorted list per row, and its smallest entry per lane.
@@ -63,8 +73,8 @@ void write_topk(const Block& b, Finite& finite) {
   int64_t* keys = arena.take<int64_t>(b.lanes * k);
   for (int64_t i = 0; i < b.lanes * k; ++i) values[i] = -INF, keys[i] = -1;
   PerLane smallest;
-  smallest.fill(b, -INF);
-  each_weight<Policy>(b, finite, [&](int64_t from, int n, const float* s, const float* w) {
+  for (int v = 0; v < b.lanes; v += W) smallest.set(v, splat(-INF));
+  each_tile<Policy>(b, finite, [&](int64_t from, int n, const float* s, const float* w) {
     for (int v = 0; v < b.lanes; v += W)
       for (int j = 0; j < n; ++j) {
         const vec score = load(s + j * b.lanes + v), x = load(w + j * b.lanes + v);
@@ -82,20 +92,27 @@ void write_topk(const Block& b, Finite& finite) {
         }
       }
   });
+  const int64_t offset = b.p.offset_of(b.p.result, b.unit), other = b.p.offset_of(b.p.indices, b.unit);
   for (int i = 0; i < b.count; ++i)
     for (int64_t rank = 0; rank < k; ++rank) {
       const float x = values[i * k + rank];
-      b.p.result.floats()[b.at(b.p.result, i) + rank] = x == -INF ? 0 : x;
-      reinterpret_cast<int64_t*>(b.p.indices.data)[b.at(b.p.indices, i) + rank] = keys[i * k + rank];
+      reinterpret_cast<float*>(b.p.result.data)[b.at(b.p.result, offset, i) + rank] = x == -INF ? 0 : x;
+      reinterpret_cast<int64_t*>(b.p.indices.data)[b.at(b.p.indices, other, i) + rank] = keys[i * k + rank];
     }
 }
 
 template <void see(const Block&, Finite&)>
 void inspect_item(void* context, int64_t index) {
   Job& job = *static_cast<Job*>(context);
+  const Span span = job.plan.item(index);
   const ItemScratch item;
   Finite finite;
-  each_block(job.p, job.plan.item(index), [&](const Block& block) { see(block, finite); });
+  for (int64_t row = span.first; row < span.last;) {
+    const BlockScratch scratch;
+    const Block block(job.p, span.unit, row, span.last - row);
+    see(block, finite);
+    row += block.count;
+  }
   job.report(finite);
 }
 

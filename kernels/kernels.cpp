@@ -9,36 +9,46 @@
 namespace regard {
 namespace {
 
-// Calls run(policy), where policy has the type that belongs to the problem's normalizer.
-template <class Run>
-bool with_policy(const Problem& p, Run run) {
+bool forward(const Problem& p, int threads) {
+  if (p.normalizer == Normalizer::softmax)
+    return is_single(p) ? forward_single(p, threads) : forward_softmax(p, threads);
 #define CASE(name, Policy) \
-  case Normalizer::name: return run(Policy(p));
+  case Normalizer::name: return forward_all<Policy>(p, threads);
   switch (p.normalizer) { NORMALIZERS(CASE) }
 #undef CASE
   return false;
 }
 
-bool forward(const Problem& p, int threads) {
-  if (p.normalizer == Normalizer::softmax)
-    return is_single(p) ? forward_single(p, threads) : forward_softmax(p, threads);
-  return with_policy(p, [&](auto policy) { return forward_all<decltype(policy)>(p, threads); });
-}
-
 bool backward(const Problem& p, int threads) {
-  return with_policy(p, [&](auto policy) { return backward_all<decltype(policy)>(p, threads); });
+#define CASE(name, Policy) \
+  case Normalizer::name: return backward_all<Policy>(p, threads);
+  switch (p.normalizer) { NORMALIZERS(CASE) }
+#undef CASE
+  return false;
 }
 
 bool weights(const Problem& p, int threads) {
-  return with_policy(p, [&](auto policy) { return inspect_all<write_weights<decltype(policy)>>(p, threads); });
+#define CASE(name, Policy) \
+  case Normalizer::name: return inspect_all<write_weights<Policy>>(p, threads);
+  switch (p.normalizer) { NORMALIZERS(CASE) }
+#undef CASE
+  return false;
 }
 
 bool entropy(const Problem& p, int threads) {
-  return with_policy(p, [&](auto policy) { return inspect_all<write_entropy<decltype(policy)>>(p, threads); });
+#define CASE(name, Policy) \
+  case Normalizer::name: return inspect_all<write_entropy<Policy>>(p, threads);
+  switch (p.normalizer) { NORMALIZERS(CASE) }
+#undef CASE
+  return false;
 }
 
 bool topk(const Problem& p, int threads) {
-  return with_policy(p, [&](auto policy) { return inspect_all<write_topk<decltype(policy)>>(p, threads); });
+#define CASE(name, Policy) \
+  case Normalizer::name: return inspect_all<write_topk<Policy>>(p, threads);
+  switch (p.normalizer) { NORMALIZERS(CASE) }
+#undef CASE
+  return false;
 }
 
 // Only multiplications and additions, on numbers in the L1 cache.
@@ -58,6 +68,6 @@ double peak() {
 #define TABLE_(isa) kernels_##isa
 #define TABLE(isa) TABLE_(isa)
 extern const Kernels TABLE(ISA);
-const Kernels TABLE(ISA) = {NAME(ISA), W, FEW, forward, backward, weights, entropy, topk, dropout, peak};
+const Kernels TABLE(ISA) = {NAME(ISA), W, forward, backward, weights, entropy, topk, dropout, peak};
 
 }  // namespace regard

@@ -40,44 +40,52 @@ namespace {
 #define HAS_avx512vl __builtin_cpu_supports("avx512vl")
 #endif
 
-// The kernels of an instruction set, the processor features that their compiler flags allow, and whether this
-// processor has them.
-struct Build {
-  const Kernels* kernels;
-  std::vector<std::string> features;
-  bool runs;
-};
-
-// The instruction sets in this build, best first.
-const std::vector<Build>& builds() {
+// The processor features that a build uses, from its compiler flags.
+std::vector<std::string> features(const std::string& name) {
 #define FEATURE(feature) #feature,
-#define AND(feature) &&HAS_##feature
-#define BUILD(isa) {&kernels_##isa, {FEATURES_##isa(FEATURE)}, true FEATURES_##isa(AND)},
-  static const std::vector<Build> all = {FOR_EACH_ISA(BUILD)};
+#define LIST(isa) \
+  if (name == #isa) return {FEATURES_##isa(FEATURE)};
+  FOR_EACH_ISA(LIST)
+#undef LIST
 #undef FEATURE
-#undef AND
-#undef BUILD
-  return all;
-}
-
-const Build& build(const std::string& name, bool must_run) {
-  for (const Build& build : builds())
-    if (build.kernels->name == name && (build.runs || !must_run)) return build;
   throw std::invalid_argument("no kernels for the instruction set " + name);
 }
 
-std::vector<std::string> available() {
-  std::vector<std::string> names;
-  for (const Build& build : builds())
-    if (build.runs) names.push_back(build.kernels->name);
-  return names;
+bool runs(const std::string& name) {
+#define AND(feature) &&HAS_##feature
+#define RUNS(isa) \
+  if (name == #isa) return true FEATURES_##isa(AND);
+  FOR_EACH_ISA(RUNS)
+#undef RUNS
+#undef AND
+  return false;
 }
 
-std::vector<std::string> features(const std::string& name) { return build(name, false).features; }
+// The instruction sets in this build, best first.
+const std::vector<const Kernels*>& built() {
+#define LIST(isa) &kernels_##isa,
+  static const std::vector<const Kernels*> all = {FOR_EACH_ISA(LIST)};
+#undef LIST
+  return all;
+}
 
 const Kernels* chosen = nullptr;
 
-void use(const std::string& name) { chosen = build(name, true).kernels; }
+std::vector<std::string> available() {
+  std::vector<std::string> names;
+  for (const Kernels* kernels : built())
+    if (runs(kernels->name)) names.push_back(kernels->name);
+  return names;
+}
+
+void use(const std::string& name) {
+  for (const Kernels* kernels : built())
+    if (kernels->name == name && runs(name)) {
+      chosen = kernels;
+      return;
+    }
+  throw std::invalid_argument("no kernels for the instruction set " + name);
+}
 
 // Reads the numbers that describe a call, with bounds checks.
 class Numbers {
@@ -264,7 +272,6 @@ NB_MODULE(_kernels, m) {
   m.def("features", &features, nb::arg("name"), "What the processor must have to run an instruction set.");
   m.def("use", &use, nb::arg("name"));
   m.def("lanes", [] { return chosen->lanes; });
-  m.def("few_rows", [] { return chosen->few_rows; });
   m.def("peak", &peak, nb::arg("threads"));
   m.def("forward", &call<&Kernels::forward>);
   m.def("backward", &call<&Kernels::backward>);
@@ -276,9 +283,7 @@ NB_MODULE(_kernels, m) {
   m.attr("NORMALIZERS") = enumerate({NORMALIZERS(NAME)});
   m.attr("SCORES") = enumerate({SCORES(NAME)});
   m.attr("TYPES") = enumerate({TYPES(NAME)});
-  m.attr("DROPOUTS") = enumerate({DROPOUTS(NAME)});
 #undef NAME
   m.attr("SLOTS") = slots();
-  m.attr("MAX_LEAD") = MAX_LEAD;
   use(available().front());
 }

@@ -4,8 +4,7 @@
 //   online   together with the output, from a running maximum and a running sum
 //   counted  from the number of visible keys
 //   root     from all scores of the row, as the solution of Σ φ = 1
-// and defines `weight` and `slope` for one vector of rows. A new normalizer needs a policy here, derived from `Counted`
-// or `Root`, and an entry in abi.h.
+// and defines `weight` and `slope` for one vector of rows. A new normalizer needs a policy here and an entry in abi.h.
 #pragma once
 
 #include "abi.h"
@@ -16,25 +15,9 @@ namespace {
 
 enum class Fit { online, counted, root };
 
-// τ of one vector of rows; for counted normalizers, `share` is 1 / number of visible keys.
+// τ of one vector of rows, and a factor derived from the number of keys.
 struct Statistic {
-  vec top, rest, share;
-};
-
-// The number of visible keys determines τ.
-struct Counted {
-  static constexpr Fit fit = Fit::counted;
-  static constexpr bool sums_to_one = false;
-
-  explicit Counted(const Problem&) {}
-};
-
-// All scores of a row determine τ. A policy also defines `steepness`, `gather`, `step` and `edge`: see fit_root.
-struct Root {
-  static constexpr Fit fit = Fit::root;
-  static constexpr bool sums_to_one = true;
-
-  explicit Root(const Problem&) {}
+  vec top, rest, factor;
 };
 
 // exp(score / t) / Σ, computed as powers of 2, with exponents scaled by log₂e / t.
@@ -45,34 +28,51 @@ struct Softmax {
   float sharpness;
 
   explicit Softmax(const Problem& p) : power(LOG2E * p.sharpness), sharpness(p.sharpness) {}
+  Statistic read(vec top, vec rest, vec) const { return {top, rest, vec{}}; }
   INLINE vec weight(vec s, const Statistic& tau) const { return power((s - tau.top) - tau.rest); }
   INLINE vec slope(vec, vec weight, const Statistic&) const { return weight * sharpness; }
 };
 
-struct Sigmoid : Counted {
-  using Counted::Counted;
+struct Sigmoid {
+  static constexpr Fit fit = Fit::counted;
+  static constexpr bool sums_to_one = false;
+
+  explicit Sigmoid(const Problem&) {}
+  Statistic read(vec top, vec rest, vec) const { return {top, rest, vec{}}; }
   INLINE vec weight(vec s, const Statistic& tau) const {
     return s == -INF ? vec{} : reciprocal(1.0f + exp(tau.rest - s));
   }
   INLINE vec slope(vec, vec weight, const Statistic&) const { return weight * (1.0f - weight); }
 };
 
-struct Relu : Counted {
-  using Counted::Counted;
-  INLINE vec weight(vec s, const Statistic& tau) const { return max(vec{}, s) * tau.share; }
-  INLINE vec slope(vec s, vec, const Statistic& tau) const { return s > 0.0f ? tau.share : vec{}; }
+struct Relu {
+  static constexpr Fit fit = Fit::counted;
+  static constexpr bool sums_to_one = false;
+
+  explicit Relu(const Problem&) {}
+  Statistic read(vec top, vec rest, vec count) const { return {top, rest, 1.0f / count}; }
+  INLINE vec weight(vec s, const Statistic& tau) const { return max(vec{}, s) * tau.factor; }
+  INLINE vec slope(vec s, vec, const Statistic& tau) const { return s > 0.0f ? tau.factor : vec{}; }
 };
 
-struct Mean : Counted {
-  using Counted::Counted;
-  INLINE vec weight(vec s, const Statistic& tau) const { return s == -INF ? vec{} : s * tau.share; }
-  INLINE vec slope(vec s, vec, const Statistic& tau) const { return s == -INF ? vec{} : tau.share; }
+struct Mean {
+  static constexpr Fit fit = Fit::counted;
+  static constexpr bool sums_to_one = false;
+
+  explicit Mean(const Problem&) {}
+  Statistic read(vec top, vec rest, vec count) const { return {top, rest, 1.0f / count}; }
+  INLINE vec weight(vec s, const Statistic& tau) const { return s == -INF ? vec{} : s * tau.factor; }
+  INLINE vec slope(vec s, vec, const Statistic& tau) const { return s == -INF ? vec{} : tau.factor; }
 };
 
 // max(x, 0), x = score − τ. Newton's method for Σ max(x, 0) = 1 converges from the left, to the exact solution.
-struct Sparsemax : Root {
-  using Root::Root;
+struct Sparsemax {
+  static constexpr Fit fit = Fit::root;
+  static constexpr bool sums_to_one = true;
   static constexpr float steepness = 1;
+
+  explicit Sparsemax(const Problem&) {}
+  Statistic read(vec top, vec rest, vec) const { return {top, rest, vec{}}; }
   INLINE vec weight(vec s, const Statistic& tau) const { return max(vec{}, (s - tau.top) - tau.rest); }
   INLINE vec slope(vec, vec weight, const Statistic&) const { return weight > 0.0f ? splat(1) : vec{}; }
   INLINE static void gather(vec gap, vec& values, vec& slopes) {
@@ -84,9 +84,13 @@ struct Sparsemax : Root {
 };
 
 // max(x / 2, 0)², x = score − τ. The norm of the halved gaps is convex in τ, so Newton's method does not overshoot.
-struct Entmax15 : Root {
-  using Root::Root;
+struct Entmax15 {
+  static constexpr Fit fit = Fit::root;
+  static constexpr bool sums_to_one = true;
   static constexpr float steepness = 0.5f;
+
+  explicit Entmax15(const Problem&) {}
+  Statistic read(vec top, vec rest, vec) const { return {top, rest, vec{}}; }
   INLINE vec half(vec s, const Statistic& tau) const { return max(vec{}, ((s - tau.top) - tau.rest) * 0.5f); }
   INLINE vec weight(vec s, const Statistic& tau) const {
     const vec x = half(s, tau);

@@ -31,37 +31,53 @@ INLINE float widen_half(uint16_t bits) {
   return x;
 }
 
-// Calls use(numbers, convert) with a tensor's numbers and their conversion to float.
-template <class Use>
-INLINE auto with_numbers(const View& view, Use use) {
-  switch (view.type) {
-    case Type::float32: return use(view.floats(), [](float x) { return x; });
-    case Type::bfloat16: return use(reinterpret_cast<const uint16_t*>(view.data), [](uint16_t x) { return widen(x); });
-    case Type::float16:
-      return use(reinterpret_cast<const uint16_t*>(view.data), [](uint16_t x) { return widen_half(x); });
-    default: return use(reinterpret_cast<const uint8_t*>(view.data), [](uint8_t x) { return x ? 1.0f : 0.0f; });
-  }
-}
-
 // One number of a tensor, as float.
 INLINE float number(const View& view, int64_t at) {
-  return with_numbers(view, [&](const auto* x, auto convert) { return float(convert(x[at])); });
+  switch (view.type) {
+    case Type::float32: return reinterpret_cast<const float*>(view.data)[at];
+    case Type::bfloat16: return widen(reinterpret_cast<const uint16_t*>(view.data)[at]);
+    case Type::float16: return widen_half(reinterpret_cast<const uint16_t*>(view.data)[at]);
+    case Type::boolean: return reinterpret_cast<const uint8_t*>(view.data)[at] ? 1.0f : 0.0f;
+    default: return 0;
+  }
 }
 
 INLINE int64_t integer(const View& view, int64_t at) { return reinterpret_cast<const int64_t*>(view.data)[at]; }
 
+template <class From, class Convert>
+INLINE void copy_row(float* to, const From* from, int64_t step, int64_t count, Convert convert) {
+  if (step == 1)
+    for (int64_t i = 0; i < count; ++i) to[i] = convert(from[i]);
+  else
+    for (int64_t i = 0; i < count; ++i) to[i] = convert(from[i * step]);
+}
+
 // Copies `count` numbers from `at` on as floats, and pads with zeros up to `room`.
 INLINE void stage_row(float* to, const View& view, int64_t at, int64_t count, int64_t room) {
-  with_numbers(view, [&](const auto* x, auto convert) {
-    const int64_t step = view.column;
-    int64_t i = 0;
-    if (view.type == Type::float16 && step == 1)
-      i = widen_halves(to, reinterpret_cast<const uint16_t*>(view.data) + at, count);
-    if (step == 1)
-      for (; i < count; ++i) to[i] = convert(x[at + i]);
-    else
-      for (; i < count; ++i) to[i] = convert(x[at + i * step]);
-  });
+  switch (view.type) {
+    case Type::float32:
+      copy_row(to, reinterpret_cast<const float*>(view.data) + at, view.column, count, [](float x) { return x; });
+      break;
+    case Type::bfloat16:
+      copy_row(to, reinterpret_cast<const uint16_t*>(view.data) + at, view.column, count,
+               [](uint16_t x) { return widen(x); });
+      break;
+    case Type::float16:
+      if (view.column == 1) {
+        const auto* from = reinterpret_cast<const uint16_t*>(view.data) + at;
+        int64_t i = widen_halves(to, from, count);
+        for (; i < count; ++i) to[i] = widen_half(from[i]);
+        break;
+      }
+      copy_row(to, reinterpret_cast<const uint16_t*>(view.data) + at, view.column, count,
+               [](uint16_t x) { return widen_half(x); });
+      break;
+    case Type::boolean:
+      copy_row(to, reinterpret_cast<const uint8_t*>(view.data) + at, view.column, count,
+               [](uint8_t x) { return x ? 1.0f : 0.0f; });
+      break;
+    default: break;
+  }
   for (int64_t i = count; i < room; ++i) to[i] = 0;
 }
 
@@ -76,9 +92,9 @@ INLINE int64_t bytes_of(Type type) {
 }
 
 // Prefetch rows.
-INLINE void fetch(const View& view, int64_t offset, int64_t count, int64_t width) {
+INLINE void fetch(const View& view, int64_t offset, int64_t first, int64_t count, int64_t width) {
   const int64_t size = bytes_of(view.type), row = view.row * size, wide = width * size;
-  const char* at = view.data + offset * size;
+  const char* at = view.data + (offset + first * view.row) * size;
   if (row == wide) {
     for (const char* end = at + count * wide; at < end; at += 64) __builtin_prefetch(at, 0, 2);
   } else {
@@ -96,7 +112,7 @@ INLINE bool stays(const View& view, int64_t width, bool whole) {
 INLINE Rows stage(const View& view, int64_t offset, int64_t first, int64_t count, int64_t width, bool whole,
                   float* room) {
   offset += first * view.row;
-  if (stays(view, width, whole)) return {view.floats() + offset, ptrdiff_t(view.row)};
+  if (stays(view, width, whole)) return {reinterpret_cast<const float*>(view.data) + offset, ptrdiff_t(view.row)};
   for (int64_t i = 0; i < count; ++i)
     stage_row(room + i * padded(width), view, offset + i * view.row, width, padded(width));
   return {room, ptrdiff_t(padded(width))};

@@ -27,9 +27,9 @@ struct Single {
   int64_t low, high;
 
   Single(const Problem& p, const Unit& unit) {
-    query = p.query.floats() + p.offset_of(p.query, unit);
-    key = p.key.floats() + p.offset_of(p.key, unit);
-    value = p.value.floats() + p.offset_of(p.value, unit);
+    query = reinterpret_cast<const float*>(p.query.data) + p.offset_of(p.query, unit);
+    key = reinterpret_cast<const float*>(p.key.data) + p.offset_of(p.key, unit);
+    value = reinterpret_cast<const float*>(p.value.data) + p.offset_of(p.value, unit);
     low = p.terms && p.start[0] ? integer(p.start[0], p.offset_of(p.start[0], unit)) - p.first_key : 0;
     high = p.terms && p.stop[0] ? integer(p.stop[0], p.offset_of(p.stop[0], unit)) - p.first_key : p.keys;
     if (low < 0) low = 0;
@@ -43,10 +43,10 @@ INLINE void ask(const float* row) {
   for (int t = 0; t < T * W; t += 16) __builtin_prefetch(row + t, 0, 2);
 }
 
-// Computes the scores of n keys; s has room for whole vectors.
+// Computes the scores of n keys, padded with −inf to whole vectors; returns the largest.
 template <int T>
-INLINE void match_single(const Problem& p, const Single& at, int64_t n, float* s, Finite& finite) {
-  vec q[T];
+INLINE float match_single(const Problem& p, const Single& at, int64_t n, float* s, Finite& finite) {
+  vec q[T], most = splat(-INF);
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) q[t] = load(at.query + t * W) * p.scale;
   const float *key = at.key + at.low * p.key.row, *value = at.value + at.low * p.value.row;
@@ -63,7 +63,12 @@ INLINE void match_single(const Problem& p, const Single& at, int64_t n, float* s
     sum_each(sums);
     finite.see(sums[0]);
     store(s + j, sums[0]);
+    for (int64_t k = n; k < j + W; ++k) s[k] = -INF;
+    most = max(most, load(s + j));
   }
+  float top = most[0];
+  for (int i = 1; i < W; ++i) top = most[i] > top ? most[i] : top;
+  return top;
 }
 
 // Σ weight · value, prefetching the next unit's keys.
@@ -96,21 +101,24 @@ void single_item(void* context, int64_t index) {
   const int64_t n = at.high - at.low;
   alignas(64) float s[SINGLE_KEYS + W];
   Finite finite;
-  float top = -INF, total = 0;
-  vec sums[T];
-  match_single<T>(p, at, n, s, finite);
-  soften_row(policy.power, int(n), s, top, total);
+  const float top = match_single<T>(p, at, n, s, finite), known = top == -INF ? 0 : top;
+  vec total{}, sums[T];
+  for (int64_t j = 0; j < n; j += W) {
+    const vec x = policy.power(load(s + j) - known);
+    store(s + j, x);
+    total += x;
+  }
   sum_single<T>(p, at, next, n, s, sums);
-  const float known = top == -INF ? 0 : top, inverse = top == -INF ? 0 : 1 / total;
-  float* to = p.output.floats() + p.offset_of(p.output, unit);
+  const float all = sum(total), inverse = top == -INF ? 0 : 1 / all;
+  float* to = reinterpret_cast<float*>(p.output.data) + p.offset_of(p.output, unit);
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
     finite.see(sums[t] * inverse);
     store(to + t * W, sums[t] * inverse);
   }
-  const float rest = top == -INF ? 0 : log(splat(total))[0] / policy.sharpness;
+  const float rest = top == -INF ? 0 : log(splat(all))[0] / policy.sharpness;
   if (p.tau) {
-    float* tau = p.tau.floats() + p.offset_of(p.tau, unit);
+    float* tau = reinterpret_cast<float*>(p.tau.data) + p.offset_of(p.tau, unit);
     tau[0] = known;
     tau[p.tau.column] = rest;
   }

@@ -12,38 +12,28 @@ struct PerLane {
   alignas(64) float at[LANES];
   INLINE vec get(int v) const { return load(at + v); }
   INLINE void set(int v, vec x) { store(at + v, x); }
-  INLINE void fill(const Block& b, float x) {
-    for (int v = 0; v < b.lanes; v += W) set(v, splat(x));
-  }
 };
 
 struct Tau {
   PerLane top, rest, count;
 };
 
-// The statistic of one vector of rows. Only counted normalizers have a count.
+// The row statistic in the policy's form. Only counted normalizers have a count.
 template <class Policy>
-INLINE Statistic read_row(const Tau& tau, int v) {
-  return {tau.top.get(v), tau.rest.get(v), Policy::fit == Fit::counted ? 1.0f / tau.count.get(v) : vec{}};
-}
-
-// Computes the weights of n keys from their scores, [key][lane], possibly in place.
-template <class Policy>
-INLINE void weigh(const Block& b, const Policy& policy, const Tau& tau, int n, const float* s, float* weights) {
-  for (int v = 0; v < b.lanes; v += W) {
-    const Statistic row = read_row<Policy>(tau, v);
-    for (int j = 0; j < n; ++j) store(weights + j * b.lanes + v, policy.weight(load(s + j * b.lanes + v), row));
-  }
+INLINE Statistic read_row(const Policy& policy, const Tau& tau, int v) {
+  return policy.read(tau.top.get(v), tau.rest.get(v), Policy::fit == Fit::counted ? tau.count.get(v) : vec{});
 }
 
 // Counts the keys that each row can see: keys hidden neither by the mask nor by a bias of −inf.
 inline void count_keys(const Block& b, float* room, PerLane& count) {
-  count.fill(b, 0);
+  for (int v = 0; v < b.lanes; v += W) count.set(v, vec{});
   const bool plain = b.p.biases == 0 && b.p.lines == 0;
-  b.each_tile([&](int64_t from, int n) {
+  for (int64_t from = b.low; from < b.high; from += KEYS) {
+    const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
+    if (b.hidden(from, from + n)) continue;
     if (plain && b.open(from, from + n)) {
       for (int v = 0; v < b.lanes; v += W) count.set(v, count.get(v) + float(n));
-      return;
+      continue;
     }
     for (int i = 0; i < n * b.lanes; i += W) store(room + i, vec{});
     for (int i = 0; i < b.p.biases; ++i) b.add_bias(b.p.bias[i], from, n, room);
@@ -54,14 +44,17 @@ inline void count_keys(const Block& b, float* room, PerLane& count) {
       for (int j = 0; j < n; ++j) seen += load(room + j * b.lanes + v) == -INF ? vec{} : splat(1);
       count.set(v, seen);
     }
-  });
+  }
   for (int v = 0; v < b.lanes; v += W) count.set(v, max(count.get(v), splat(1)));
 }
 
 inline void fit_counted(const Block& b, float* room, Tau& tau) {
   count_keys(b, room, tau.count);
-  tau.top.fill(b, 0);
-  tau.rest.fill(b, b.p.normalizer == Normalizer::sigmoid ? -b.p.offset : 0);
+  for (int v = 0; v < b.lanes; v += W) {
+    tau.top.set(v, vec{});
+    const bool shifts = b.p.normalizer == Normalizer::sigmoid;
+    tau.rest.set(v, !shifts ? vec{} : splat(-b.p.offset));
+  }
   for (int i = 0; b.p.counts && i < b.lanes; ++i) tau.rest.at[i] = float(__builtin_log(tau.count.at[i]));
 }
 
@@ -71,7 +64,9 @@ struct Tally {
   PerLane seen;
   ivec broken{};
 
-  explicit Tally(const Block& b) { seen.fill(b, 0); }
+  explicit Tally(const Block& b) {
+    for (int v = 0; v < b.lanes; v += W) seen.set(v, vec{});
+  }
   void add(const Block& b, int n, const float* s) {
     for (int v = 0; v < b.lanes; v += W) {
       vec more{};
@@ -146,8 +141,9 @@ void fit_root(const Block& b, const float* scores, float* room, Tau& tau) {
 
 // Reads τ from the forward pass.
 inline void read_tau(const Block& b, Tau& tau) {
+  const int64_t offset = b.p.offset_of(b.p.tau, b.unit);
   for (int i = 0; i < b.lanes; ++i) {
-    const int64_t at = b.at(b.p.tau, i);
+    const int64_t at = b.at(b.p.tau, offset, i);
     tau.top.at[i] = number(b.p.tau, at);
     tau.rest.at[i] = number(b.p.tau, at + b.p.tau.column);
   }
@@ -155,8 +151,9 @@ inline void read_tau(const Block& b, Tau& tau) {
 
 inline void write_tau(const Block& b, const Tau& tau) {
   if (!b.p.tau) return;
+  const int64_t offset = b.p.offset_of(b.p.tau, b.unit);
   for (int i = 0; i < b.count; ++i) {
-    float* at = b.p.tau.floats() + b.at(b.p.tau, i);
+    float* at = reinterpret_cast<float*>(b.p.tau.data) + b.at(b.p.tau, offset, i);
     at[0] = tau.top.at[i];
     at[b.p.tau.column] = tau.rest.at[i];
   }

@@ -52,12 +52,6 @@ INLINE float sum(vec x) {
   return lanes[0];
 }
 
-INLINE float largest(vec x) {
-  float found = x[0];
-  for (int i = 1; i < W; ++i) found = x[i] > found ? x[i] : found;
-  return found;
-}
-
 constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
 
 // 2^(c · x) for c · x ≤ 127: c · x = n + f with integer n and |f| ≤ ½; 2^f is a minimax polynomial of degree 6 with a

@@ -25,7 +25,9 @@ _DTYPES = {
     "int64": torch.int64,
     "boolean": torch.bool,
 }
+_DROPOUT_KINDS = {"add": 0, "relu": 1, "relu_back": 2}
 _COUNTED = {"dense biases": "bias", "relative biases": "line", "mask terms": "start"}
+_MAX_AXES = 11
 FLOAT_TYPES = {torch.float32, torch.bfloat16, torch.float16}
 _MAX_SEGMENTS = 8  # parallel parts of the backward pass, independent of the thread count
 _MIN_SEGMENT_ROWS = 256
@@ -52,14 +54,12 @@ def _load() -> tuple[Any, str]:
 
 
 _KERNELS, DESCRIPTION = _load()
-# Numeric codes and limits from the tables in kernels/abi.h; empty without kernels.
+# Numeric codes of tensors, scores, normalizers and dtypes, from kernels/abi.h; empty without kernels.
 SLOTS: dict[str, int] = getattr(_KERNELS, "SLOTS", {})
 _LIMITS = {name: sum(kind(slot) == part for slot in SLOTS) for name, part in _COUNTED.items()}
 _SCORES: dict[str, int] = getattr(_KERNELS, "SCORES", {})
 _NORMALIZERS: dict[str | None, int] = getattr(_KERNELS, "NORMALIZERS", {})
 _TYPES = {_DTYPES[name]: i for name, i in getattr(_KERNELS, "TYPES", {}).items() if name in _DTYPES}
-_DROPOUT_KINDS: dict[str, int] = getattr(_KERNELS, "DROPOUTS", {})
-_MAX_AXES: int = getattr(_KERNELS, "MAX_LEAD", 0) + 1  # `_split_groups` adds one more
 
 
 def available() -> bool:
@@ -68,8 +68,11 @@ def available() -> bool:
 
 
 def few_rows() -> int:
-    """Return the maximum number of rows per key head for which the kernels vectorize over the width."""
-    return 0 if _KERNELS is None else _KERNELS.few_rows()
+    """Return the maximum number of rows per key head for which the kernels vectorize over the width.
+
+    The value is the constant FEW in kernels/block.h.
+    """
+    return 0 if _KERNELS is None else 1 if _KERNELS.lanes() == 4 else 3
 
 
 def unsupported(problem: Problem) -> str | None:
