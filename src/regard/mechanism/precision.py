@@ -44,9 +44,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     torch's own matmul computes gradients in bfloat16 if `backward` is called inside an autocast block.
     """
     recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    if recorded and concrete(a, b) and not forward_mode():  # eager mode, with no transform active
-        return _Product.apply(a, b)  # type: ignore[no-untyped-call]
-    return a @ b
+    eager = recorded and concrete(a, b) and not forward_mode()  # no transform is active
+    return _Product.apply(a, b) if eager else a @ b  # type: ignore[no-untyped-call]
 
 
 class _Product(torch.autograd.Function):
