@@ -327,7 +327,7 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
   Asking a(b);
   Tiles<Policy> tiles(b, a);
   see_tau(b, a.tau, finite);
-  if constexpr (Policy::fit == Fit::counted) fit_counted(b, tiles.s, a.tau);
+  if constexpr (Policy::fit == Fit::counted) count_keys(b, tiles.s, a.tau.count);
   Tally tally(b);
   const bool one = b.high - b.low <= KEYS, exact = Policy::sums_to_one && tiles.scores_too && (one || p.adds_up());
   if (Policy::sums_to_one && tiles.scores_too && !exact) a.center();
