@@ -30,20 +30,30 @@ def attention(
     bias: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """Output (…, h, q, e) and weights (…, h, q, k), in float64."""
+    s = scores(query, key, value, score=score, mask=mask, bias=bias).numpy()
+    output, weights = np.zeros((*s.shape[:-1], value.shape[-1])), np.zeros(s.shape)
+    heads = leading(query, key, value)[1]
+    for *at, i in np.ndindex(*s.shape[:-1]):
+        (seen,) = np.nonzero(s[(*at, i)] != -math.inf)
+        weights[(*at, i, seen)] = normalized(normalize, s[(*at, i, seen)].tolist(), tuple(at))
+        output[(*at, i)] = weights[(*at, i, seen)] @ of_head(value, tuple(at), heads)[seen]
+    return torch.from_numpy(output), torch.from_numpy(weights)
+
+
+def scores(
+    query: Tensor, key: Tensor, value: Tensor, *, score: Any, mask: Any = None, bias: Any = None
+) -> Tensor:
+    """Scores (…, h, q, k), including biases, in float64; −inf for masked keys."""
     lead, heads = leading(query, key, value)
     queries, keys = query.shape[-2], key.shape[-2]
-    output = np.zeros((*lead, queries, value.shape[-1]))
-    weights = np.zeros((*lead, queries, keys))
+    s = np.full((*lead, queries, keys), -math.inf)
     match = pair_score(score)
     for at in indices(lead):
-        ours, theirs, read = (of_head(tensor, at, heads) for tensor in (query, key, value))
-        for i in range(queries):
-            seen = [j for j in range(keys) if sees(mask, at, i, j, queries, keys)]
-            row = [match(ours[i], theirs[j]) + added(bias, at, i, j, queries, keys) for j in seen]
-            for j, weight in zip(seen, normalized(normalize, row, at), strict=True):
-                weights[(*at, i, j)] = weight
-                output[(*at, i)] += weight * read[j]
-    return torch.from_numpy(output), torch.from_numpy(weights)
+        ours, theirs = (of_head(tensor, at, heads) for tensor in (query, key))
+        for i, j in np.ndindex(queries, keys):
+            if sees(mask, at, i, j, queries, keys):
+                s[(*at, i, j)] = match(ours[i], theirs[j]) + added(bias, at, i, j, queries, keys)
+    return torch.from_numpy(s)
 
 
 # Indices
@@ -190,19 +200,22 @@ def slope(head: int, heads: int) -> float:
 
 
 def bucket(distance: int, buckets: int, max_distance: int, bidirectional: bool) -> int:
-    """Raffel et al.: exact for small distances, logarithmic up to max_distance, then constant."""
-    first = 0
+    """Raffel et al. 2020 and their code, in whole numbers only.
+
+    Beyond the first half of a side's buckets, bucket number exact + m is that with
+    m = ⌊log(far / exact) / log(reach / exact) · rest⌋: the largest m with (reach/exact)^m ≤ (far/exact)^rest.
+    """
+    first, far = 0, max(-distance, 0)
     if bidirectional:
         buckets //= 2
-        first = buckets if distance > 0 else 0
-        far = abs(distance)
-    else:
-        far = max(-distance, 0)
+        first, far = (buckets if distance > 0 else 0), abs(distance)
     exact = buckets // 2
     if far < exact:
         return first + far
-    step = math.floor(math.log(far / exact) / math.log(max_distance / exact) * (buckets - exact))
-    return first + min(exact + step, buckets - 1)
+    rest, m = buckets - exact, 0
+    while m < rest - 1 and max_distance ** (m + 1) * exact ** (rest - m - 1) <= far**rest:
+        m += 1
+    return first + exact + m
 
 
 # Normalizers
