@@ -1,284 +1,55 @@
-"""Derivatives of every order and kind, and everything else torch does to a function: batching, autocast,
-fake tensors, compiling, exporting, copying, checkpointing.
+"""Derivatives of every order and kind, vmap, saved tensors, autocast, and tensors without values."""
 
-One table of cases serves almost all of it. The laws are of the form "done by torch's transformation equals
-done by hand": vmap is a loop, forward mode is the numerical derivative, a compiled call is the eager one.
-"""
-
-import copy
-import io
 import math
-import os
-import pickle
-import shutil
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.gradcheck import GradcheckError
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
 import regard
-from regard.mechanism import fused
 from tests.cases import looped
+from tests.custom import OwnCubes, OwnSoftmax, Unnormalized
+from tests.mechanism.functions import (
+    CASES,
+    DOUBLE,
+    HALF,
+    READERS,
+    SINGLE,
+    SLOW,
+    SOME_KEYS,
+    Attention,
+    B,
+    D,
+    E,
+    H,
+    K,
+    Q,
+    close,
+    cotangent,
+    detached,
+    draw,
+    gradients,
+    make,
+    qkv,
+)
 from tests.recorder import Largest
 
 # torch loads forward-mode rules and inductor through torch.jit, which warns
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
-SLOW = pytest.mark.slow  # one of many that take a second or more each: they compile
-
-B, H, Q, K, D, E = 2, 2, 3, 4, 5, 7
-close = torch.testing.assert_close
-
-
-class Case(NamedTuple):
-    """Differentiable inputs, and the call that takes them."""
-
-    inputs: tuple[Tensor, ...]
-    call: Callable[..., Tensor]
-
-
-class OwnSoftmax(regard.Normalizer):
-    """A custom normalizer equal to softmax."""
-
-    def tau(self, scores: Tensor) -> Tensor:
-        return torch.logsumexp(scores, -1, keepdim=True)
-
-    def phi(self, x: Tensor) -> Tensor:
-        return x.exp()
-
-    def slope(self, x: Tensor) -> Tensor:
-        return x.exp()
-
-
-class OwnCubes(regard.Normalizer):
-    """A custom normalizer whose rows do not sum to one."""
-
-    sums_to_one = False
-
-    def tau(self, scores: Tensor) -> Tensor:
-        return torch.zeros_like(scores[..., :1])
-
-    def phi(self, x: Tensor) -> Tensor:
-        return x**3
-
-    def slope(self, x: Tensor) -> Tensor:
-        return 3 * x**2
-
-
-class OwnWithANumber(OwnCubes):
-    """A custom normalizer that holds a tensor but is not a module."""
-
-    def __init__(self, number: Tensor) -> None:
-        self.number = number
-
-    def phi(self, x: Tensor) -> Tensor:
-        return self.number * x
-
-    def slope(self, x: Tensor) -> Tensor:
-        return self.number * torch.ones_like(x)
-
-
-class OwnLearned(nn.Module, regard.Normalizer):
-    """A custom normalizer with a parameter."""
-
-    sums_to_one = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.power = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
-
-    def tau(self, scores: Tensor) -> Tensor:
-        return torch.zeros_like(scores[..., :1])
-
-    def phi(self, x: Tensor) -> Tensor:
-        return torch.sigmoid(x * self.power)
-
-    def slope(self, x: Tensor) -> Tensor:
-        phi = self.phi(x)
-        return self.power * phi * (1 - phi)
-
-
-class Attention(nn.Module):
-    """A module around one call, for torch.func.functional_call."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(part for part in options.values() if isinstance(part, nn.Module))
-        self.options = options
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return regard.attention(query, key, value, **self.options)
-
-
-def draw(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64)
-
-
-def qkv(*lead: int, heads: int = H) -> tuple[Tensor, Tensor, Tensor]:
-    lead = lead or (B,)
-    return draw(*lead, heads, Q, D), draw(*lead, H, K, D), draw(*lead, H, K, E)
-
-
-def plain(**options: Any) -> Callable[[], Case]:
-    """A case whose only inputs are query, key and value."""
-    return lambda: Case(qkv(), lambda q, k, v: regard.attention(q, k, v, **options))
-
-
-def learned(name: str, build: Callable[[], nn.Module], heads: int = H, **options: Any) -> Callable[[], Case]:
-    """A case whose inputs include the parameters of a module, passed as this option."""
-
-    def make() -> Case:
-        module = Attention(**{name: build().double()}, **options)
-        names = [name for name, _ in module.named_parameters()]
-
-        def call(q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> Tensor:
-            replaced = dict(zip(names, parameters, strict=True))
-            return torch.func.functional_call(module, replaced, (q, k, v))
-
-        return Case((*qkv(heads=heads), *(p.detach() for p in module.parameters())), call)
-
-    return make
-
-
-def dropped(**options: Any) -> Callable[[], Case]:
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        torch.manual_seed(5)
-        return regard.attention(q, k, v, dropout=0.4, **options)
-
-    return lambda: Case(qkv(), call)
-
-
-def everything(q: Tensor, k: Tensor, v: Tensor, dense: Tensor, line: Tensor, sink: Tensor) -> Tensor:
-    return regard.attention(
-        q,
-        k,
-        v,
-        score=regard.ScaledDot(0.8, softcap=3.0),
-        mask=(regard.Causal() & regard.Padding([K, 2])) | regard.Prefix(1),
-        bias=[dense, regard.ClippedRelativeBias(line), regard.ALiBi(2 * H)],
-        normalize=regard.Softmax1(sink),
-    )
-
-
-SOME_KEYS = torch.tensor([[True, False, True, True], [False, True, True, False], [True, True, False, True]])
-
-CASES: dict[str, Callable[[], Case]] = {
-    # scores
-    "Dot": plain(score=regard.Dot()),
-    "ScaledDot": plain(),
-    "ScaledDot, softcap": plain(score=regard.ScaledDot(1.3, softcap=2.0), mask=regard.Causal()),
-    "Cosine": plain(score=regard.Cosine(3.0), mask=regard.Causal()),
-    "Gaussian": plain(score=regard.Gaussian(1.7), mask=regard.Causal()),
-    "General": learned("score", lambda: regard.General(D, D), mask=regard.Causal()),
-    "Additive": learned("score", lambda: regard.Additive(D, D, 6), mask=regard.Causal()),
-    "Concat": learned("score", lambda: regard.Concat(D, D, 6)),
-    "Concat of width 1": learned("score", lambda: regard.Concat(D, D), mask=regard.Causal()),
-    "a function": plain(score=lambda q, k: (q @ k.mT).sin(), mask=regard.Causal()),
-    # normalizers
-    "Softmax(0.5)": plain(normalize=regard.Softmax(0.5), mask=regard.Causal()),
-    "Softmax1": plain(normalize=regard.Softmax1(0.3), mask=regard.Causal()),
-    "Sink": learned("normalize", lambda: regard.Sink(H, 0.2), mask=regard.Causal()),
-    "a sink for all heads": lambda: Case(
-        (*qkv(), draw(1)), lambda q, k, v, s: regard.attention(q, k, v, normalize=regard.Softmax1(s))
-    ),
-    "Sparsemax": plain(normalize=regard.Sparsemax(), mask=regard.Causal()),
-    "Entmax15": plain(normalize=regard.Entmax15(), mask=regard.Causal()),
-    "Entmax(1.3)": plain(normalize=regard.Entmax(1.3)),
-    "Entmax(3)": plain(normalize=regard.Entmax(3.0)),
-    "Mean": plain(normalize=regard.Mean(), mask=regard.Causal()),
-    "Relu": plain(normalize=regard.Relu(), mask=regard.Causal()),
-    "Sigmoid": plain(normalize=regard.Sigmoid(), mask=regard.Causal()),
-    "Sigmoid(-1)": plain(normalize=regard.Sigmoid(-1.0)),
-    "Hard": plain(normalize=regard.Hard(), mask=regard.Causal()),
-    "own softmax": plain(normalize=OwnSoftmax(), mask=regard.Causal()),
-    "own cubes": plain(normalize=OwnCubes(), mask=regard.Causal()),
-    "own, learned": learned("normalize", OwnLearned, mask=regard.Causal()),
-    # masks
-    "Window": plain(mask=regard.Window(2)),
-    "Window on both sides": plain(mask=regard.Window(left=1, right=1), normalize=regard.Sparsemax()),
-    "Padding": plain(mask=regard.Padding([3, 1])),
-    "Padding at the left": plain(mask=regard.Padding([3, 1], side="left")),
-    "Documents": plain(mask=regard.Documents([2, 1], [1, 3])),
-    "Documents, causal": plain(mask=regard.Documents([2, 1], [2, 2], within=regard.Causal())),
-    "Prefix": plain(mask=regard.Prefix(2)),
-    "top-left": plain(mask=regard.Causal(align="start")),
-    "a tensor for a mask": plain(mask=SOME_KEYS),
-    "both": plain(mask=regard.Causal() & SOME_KEYS & regard.Padding([4, 3])),
-    "either": plain(mask=regard.Causal(align="start") | regard.Padding([1, 2])),
-    "no visible keys": plain(mask=regard.Padding([0, 4])),
-    # biases
-    "dense bias": lambda: Case(
-        (*qkv(), draw(H, Q, K)), lambda q, k, v, b: regard.attention(q, k, v, bias=b, mask=regard.Causal())
-    ),
-    "bias per key": lambda: Case(
-        (*qkv(), draw(K)), lambda q, k, v, b: regard.attention(q, k, v, bias=b, normalize=regard.Sigmoid())
-    ),
-    "relative bias": lambda: Case(
-        (*qkv(), draw(H, 5)),
-        lambda q, k, v, b: regard.attention(
-            q, k, v, bias=regard.ClippedRelativeBias(b), mask=regard.Causal()
-        ),
-    ),
-    "ALiBi": plain(bias=regard.ALiBi(H)),
-    "T5Bias": learned("bias", lambda: regard.T5Bias(H, buckets=4, max_distance=3), mask=regard.Causal()),
-    # dropout
-    "dropout": dropped(),
-    "dropout, Entmax15, causal": dropped(normalize=regard.Entmax15(), mask=regard.Causal()),
-    # shapes
-    "shared heads": lambda: Case(
-        qkv(heads=2 * H), lambda q, k, v: regard.attention(q, k, v, mask=regard.Causal())
-    ),
-    "shared heads, Additive": learned("score", lambda: regard.Additive(D, D, 6), heads=2 * H),
-    "no batch, no heads": lambda: Case(
-        tuple(t[0, 0] for t in qkv()), lambda q, k, v: regard.attention(q, k, v, mask=regard.Causal())
-    ),
-    "broadcast batch": lambda: Case(
-        (draw(3, 1, H, Q, D), draw(B, H, K, D), draw(1, H, K, E)),
-        lambda q, k, v: regard.attention(q, k, v, mask=regard.Causal()),
-    ),
-    "everything": lambda: Case(
-        (*qkv(heads=2 * H), draw(2 * H, Q, K), draw(2 * H, 5), draw(2 * H)), everything
-    ),
-}
-
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(30)
-
-
-def make(name: str) -> Case:
-    """A case whose inputs require gradients."""
-    case = CASES[name]()
-    return case._replace(inputs=tuple(t.requires_grad_() for t in case.inputs))
-
-
-def detached(case: Case) -> Case:
-    return case._replace(inputs=tuple(t.detach() for t in case.inputs))
-
-
-def cotangent(output: Tensor) -> Tensor:
-    """A fixed direction in which gradients are compared."""
-    numbers = torch.arange(output.numel(), dtype=output.dtype, device=output.device)
-    return numbers.remainder(7).sub(2.5).reshape(output.shape)
-
-
-def gradients(call: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """The output, and the gradient of every input; zeros for None."""
-    output = call(*inputs)
-    grads = torch.autograd.grad(output, inputs, cotangent(output), allow_unused=True)
-    return [output, *(torch.zeros_like(t) if g is None else g for g, t in zip(grads, inputs, strict=True))]
 
 
 # Forward mode and higher derivatives
@@ -328,23 +99,6 @@ def test_gradcheck_can_fail() -> None:
     inputs = tuple(t.requires_grad_() for t in qkv())
     with pytest.raises(GradcheckError):
         gradcheck(lambda *a: regard.attention(*a, normalize=Wrong()), inputs, fast_mode=True)
-
-
-@pytest.mark.parametrize("implementation", ["reference", "tiled"])
-def test_dual_numbers(implementation: str) -> None:
-    query, key, value = qkv()
-    direction = torch.randn_like(query)
-    step = 1e-6
-
-    def call(q: Tensor) -> Tensor:
-        return regard.attention(q, key, value, mask=regard.Causal(), implementation=implementation)
-
-    with fwAD.dual_level():
-        output, tangent = fwAD.unpack_dual(call(fwAD.make_dual(query, direction)))
-    close(output, call(query))
-    assert tangent is not None
-    numerical = (call(query + step * direction) - call(query - step * direction)) / (2 * step)
-    close(tangent, numerical, rtol=1e-6, atol=1e-8)
 
 
 def test_a_query_without_tangent_has_none() -> None:
@@ -472,19 +226,6 @@ def test_gradient_of_a_gradient_of_some_inputs() -> None:
 
 
 # Lazy weights under forward mode and vmap
-
-READERS: dict[str, Callable[[regard.Weights], Tensor]] = {
-    "dense": lambda w: w.dense(),
-    "row": lambda w: w[0, 1],
-    "entropy": lambda w: w.entropy(),
-    "received": lambda w: w.received(),
-    "top": lambda w: w.topk(2).values,
-    "pool": lambda w: w.pool(2, 2),
-    "mean": lambda w: w.mean("heads").dense(),
-    "product": lambda w: w @ torch.ones(K, 2, dtype=torch.float64).cumsum(0),
-    "transposed product": lambda w: w.T @ torch.ones(Q, 2, dtype=torch.float64).cumsum(0),
-    "scores": lambda w: w.scores(),
-}
 
 
 @pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Sparsemax(), regard.Sigmoid()], ids=repr)
@@ -684,17 +425,6 @@ def test_an_ensemble_of_modules() -> None:
 # Gradients only where needed, and no duplicate saved tensors
 
 
-@looped("place", range(6))
-def test_only_inputs_that_require_grad_get_gradients(place: int) -> None:
-    case = CASES["everything"]()
-    inputs = tuple(t.detach().clone().requires_grad_(i == place) for i, t in enumerate(case.inputs))
-    output = case.call(*inputs)
-    output.backward(cotangent(output))
-    assert [t.grad is not None for t in inputs] == [i == place for i in range(6)]
-    everything_else = gradients(case.call, tuple(t.detach().clone().requires_grad_() for t in inputs))
-    close(inputs[place].grad, everything_else[1 + place])
-
-
 def test_no_graph_where_none_is_wanted() -> None:
     case = make("ScaledDot")
     with torch.no_grad():
@@ -819,6 +549,19 @@ def test_a_quadratic_tensor_is_detected() -> None:
 # Learned numbers get a gradient or are rejected, never silently ignored
 
 
+class OwnWithANumber(Unnormalized):
+    """A custom normalizer that holds a tensor but is not a module."""
+
+    def __init__(self, number: Tensor) -> None:
+        self.number = number
+
+    def phi(self, x: Tensor) -> Tensor:
+        return self.number * x
+
+    def slope(self, x: Tensor) -> Tensor:
+        return self.number * torch.ones_like(x)
+
+
 @looped(
     "build",
     [
@@ -920,8 +663,6 @@ def test_deterministic_algorithms() -> None:
 
 # Autocast
 
-HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float32, torch.float64
-
 
 @looped(
     ("given", "result"),
@@ -946,14 +687,6 @@ def test_autocast(given: tuple[torch.dtype, ...], result: torch.dtype) -> None:
     close(output.double(), expected, rtol=3e-2, atol=3e-2)
     for actual, true in zip(grads, torch.autograd.grad(expected.sum(), exact), strict=True):
         close(actual.double(), true, rtol=5e-2, atol=5e-2)
-
-
-def test_mixed_dtypes_are_rejected_outside_autocast() -> None:
-    query, key, value = qkv()
-    with pytest.raises(regard.DTypeError):
-        regard.attention(query.float(), key.bfloat16(), value.float())
-    with torch.autocast("cpu", dtype=HALF, enabled=False), pytest.raises(regard.DTypeError):
-        regard.attention(query.float(), key.bfloat16(), value.float())
 
 
 @looped("name", ["General", "Additive", "Concat", "Sink", "T5Bias", "relative bias", "dense bias"])
@@ -1073,12 +806,6 @@ def test_modules_and_masks_on_meta(build: Callable[[], dict[str, Any]]) -> None:
     assert [t.shape for t in actual[1:]] == [t.shape for t in inputs]
 
 
-def test_a_mask_on_another_device_is_rejected() -> None:
-    args = tuple(t.to("meta") for t in qkv())
-    with pytest.raises(regard.DeviceError):
-        regard.attention(*args, mask=SOME_KEYS)
-
-
 @pytest.mark.parametrize("device", ["meta", "fake"])
 def test_a_million_tokens_without_values_are_not_computed(device: str) -> None:
     with FakeTensorMode() if device == "fake" else torch.device("meta"):
@@ -1138,596 +865,6 @@ def test_lazy_weights_without_values(read: str, device: str) -> None:
     expected = READERS[read](regard.attend(*(torch.zeros(t.shape, dtype=DOUBLE) for t in args))[1])
     assert actual.shape == expected.shape
     assert repr(regard.attend(*args)[1]) if device == "meta" else True
-
-
-# torch.compile
-
-
-def compiled(
-    call: Callable[..., Any], backend: Any = "aot_eager", fullgraph: bool = True, **options: Any
-) -> Callable[..., Any]:
-    torch._dynamo.reset()
-    return torch.compile(call, backend=backend, fullgraph=fullgraph, **options)
-
-
-COMPILED = {
-    *("Gaussian", "Additive", "Entmax(1.3)", "own softmax", "Documents, causal", "everything"),
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=SLOW)])
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in COMPILED else SLOW) for name in CASES if "dropout" not in name],
-)
-@pytest.mark.sampled(2)
-def test_a_compiled_call_equals_the_eager_one(name: str, dtype: torch.dtype) -> None:
-    case = CASES[name]()
-    inputs = tuple(t.to(dtype).requires_grad_() for t in case.inputs)
-    close(gradients(compiled(case.call), inputs), gradients(case.call, inputs))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, marks=SLOW),
-        pytest.param({"mask": regard.Causal(), "normalize": regard.Entmax15()}, marks=SLOW),
-        {"bias": regard.ALiBi(H), "normalize": regard.Sink(H).double()},
-        pytest.param({"normalize": OwnSoftmax()}, marks=SLOW),
-    ],
-    ids=["plain", "Entmax15", "Sink", "own"],
-)
-def test_compiled_dropout_draws_the_same_numbers(options: dict[str, Any]) -> None:
-    inputs = tuple(t.requires_grad_() for t in qkv())
-
-    def call(*args: Tensor) -> Tensor:
-        return regard.attention(*args, dropout=0.4, **options)
-
-    results = []
-    for function in (call, compiled(call)):
-        torch.manual_seed(9)
-        results.append([*gradients(function, inputs), *gradients(function, inputs)])
-    close(*results)
-    assert not torch.equal(results[1][0], results[1][4])  # the second call drops others
-
-
-@pytest.mark.parametrize(
-    ("call", "extra"),
-    [
-        pytest.param(
-            lambda q, k, v, n: regard.attention(q, k, v, mask=regard.Padding(n)),
-            (torch.tensor([1, 3]),),
-            marks=SLOW,
-        ),
-        (
-            lambda q, k, v, m, n: regard.attention(
-                q, k, v, mask=regard.Documents(m, n, within=regard.Causal())
-            ),
-            (torch.tensor([1, 2]), torch.tensor([3, 1])),
-        ),
-        (
-            lambda q, k, v: regard.attention(
-                q,
-                k,
-                v,
-                score=regard.ScaledDot(0.3, softcap=2.0),
-                mask=regard.Window(2),
-                normalize=regard.Entmax(1.7),
-            ),
-            (),
-        ),
-        (lambda q, k, v: regard.attention(q, k, v, mask=regard.Padding([1, 2])), ()),
-        pytest.param(
-            lambda q, k, v: regard.attention(q, k, v, mask=regard.Documents([1, 2], [2, 2])), (), marks=SLOW
-        ),
-        pytest.param(lambda q, k, v: regard.self_attention(k, mask=regard.Causal()), (), marks=SLOW),
-        pytest.param(lambda q, k, v: regard.attention(q, k, v, implementation="reference"), (), marks=SLOW),
-    ],
-    ids=["Padding", "Documents", "numbers", "list", "lists", "self_attention", "reference"],
-)
-def test_objects_can_be_created_in_a_compiled_function(call: Callable[..., Tensor], extra: Any) -> None:
-    inputs = tuple(t.requires_grad_() for t in qkv())
-    actual = gradients(compiled(lambda *args: call(*args, *extra)), inputs)
-    close(actual, gradients(lambda *args: call(*args, *extra), inputs))
-
-
-@pytest.mark.parametrize(
-    ("build", "most"),
-    [
-        (lambda i: regard.Padding(torch.tensor([i, 4])), 1),
-        pytest.param(
-            lambda i: regard.Documents(torch.tensor([1, 2]), torch.tensor([i, 4 - i])), 1, marks=SLOW
-        ),
-        pytest.param(lambda i: regard.Causal() & (torch.arange(K) != i), 1, marks=SLOW),
-        (lambda i: regard.Window(1 + i), 2),
-        pytest.param(lambda i: regard.Prefix(i), 2, marks=SLOW),
-    ],
-    ids=["Padding", "Documents", "tensor", "Window", "Prefix"],
-)
-def test_masks_as_arguments_of_a_compiled_function(build: Callable[[int], Any], most: int) -> None:
-    args = qkv()
-    counter = CompileCounter()
-    call = compiled(lambda q, k, v, mask: regard.attention(q, k, v, mask=mask), counter)
-    for number in range(4):
-        close(call(*args, build(number)), regard.attention(*args, mask=build(number)))
-    assert counter.frame_count <= most
-
-
-@pytest.mark.parametrize(
-    "shape", ["no keys", *(pytest.param(s, marks=SLOW) for s in ("no queries", "no batch", "no features"))]
-)
-def test_empty_inputs_compile(shape: str) -> None:
-    query, key, value = qkv()
-    args = {
-        "no queries": (query[..., :0, :], key, value),
-        "no keys": (query, key[..., :0, :], value[..., :0, :]),
-        "no batch": (query[:0], key[:0], value[:0]),
-        "no features": (query[..., :0], key[..., :0], value),
-    }[shape]
-    inputs = tuple(t.clone().requires_grad_() for t in args)
-
-    def call(*args: Tensor) -> Tensor:
-        return regard.attention(*args, mask=regard.Causal(align="start"))
-
-    close(gradients(compiled(call), inputs), gradients(call, inputs))
-
-
-@pytest.mark.parametrize(
-    "layout", ["transposed", *(pytest.param(x, marks=SLOW) for x in ("expanded", "every second"))]
-)
-def test_strided_inputs_compile(layout: str) -> None:
-    query, key, value = {
-        "transposed": lambda: [draw(B, n, H, D).transpose(1, 2) for n in (Q, K, K)],
-        "expanded": lambda: [draw(1, 1, n, D).expand(B, H, n, D) for n in (Q, K, K)],
-        "every second": lambda: [draw(B, H, 2 * n, 2 * D)[..., ::2, ::2] for n in (Q, K, K)],
-    }[layout]()
-    inputs = tuple(t.requires_grad_() for t in (query, key, value))
-
-    def call(*args: Tensor) -> Tensor:
-        return regard.attention(*args, score=regard.Dot(), mask=regard.Causal())
-
-    close(gradients(compiled(call), inputs), gradients(call, inputs))
-
-
-def test_autocast_compiles() -> None:
-    inputs = tuple(t.float().requires_grad_() for t in qkv())
-
-    def call(*args: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=HALF):
-            return regard.attention(*args, mask=regard.Causal())
-
-    actual = gradients(compiled(call), inputs)
-    assert actual[0].dtype is HALF
-    close(actual, gradients(call, inputs))
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, pytest.param(torch.inference_mode, marks=SLOW)])
-def test_compiles_without_gradients(mode: Any) -> None:
-    with mode():
-        args = tuple(t.clone() for t in qkv())
-        close(
-            compiled(lambda *a: regard.attention(*a, mask=regard.Causal()))(*args),
-            regard.attention(*args, mask=regard.Causal()),
-        )
-
-
-@pytest.mark.parametrize(
-    "read", ["top", *(pytest.param(r, marks=SLOW) for r in ("dense", "row", "entropy", "scores", "mean"))]
-)
-def test_lazy_weights_inside_a_compiled_function(read: str) -> None:
-    args = tuple(t[0] for t in qkv())
-
-    def call(*args: Tensor) -> tuple[Tensor, Tensor]:
-        output, weights = regard.attend(*args, mask=regard.Causal())
-        return output, READERS[read](weights)
-
-    close(compiled(call)(*args), call(*args))
-
-
-def test_a_compiled_function_returns_lazy_weights() -> None:
-    args = qkv()
-    output, weights = compiled(lambda *a: regard.attend(*a, mask=regard.Causal()))(*args)
-    expected, same = regard.attend(*args, mask=regard.Causal())
-    close(output, expected)
-    close(weights.dense(), same.dense())
-    close(weights.entropy(), same.entropy())
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        pytest.param(
-            lambda q, k, v: regard.attention(q, k, v, mask=regard.Causal() & (k[0, :, 0] > 0)), marks=SLOW
-        ),
-        lambda q, k, v: regard.attention(q, k, v, mask=(k[0, :, 0] > 0) | regard.Causal()),
-        pytest.param(lambda q, k, v: regard.attend(q, k, v)[1] @ v, marks=SLOW),
-        lambda q, k, v: regard.attend(q, k, v)[1].T @ q,
-        pytest.param(lambda q, k, v: regard.attend(q, k, v)[1].received(), marks=SLOW),
-    ],
-    ids=["mask & tensor", "tensor | mask", "weights @ tensor", "weights.T @ tensor", "received"],
-)
-def test_operators_between_regards_objects_and_tensors_compile(call: Any) -> None:
-    # dynamo treats any operator with a tensor operand as torch's own and breaks the graph
-    args = tuple(t[0] for t in qkv())
-    close(compiled(call, fullgraph=False)(*args), call(*args))
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        pytest.param(
-            lambda q: torch.func.grad(lambda x: regard.attention(x, x, x).square().sum())(q), marks=SLOW
-        ),
-        pytest.param(lambda q: torch.vmap(lambda x: regard.attention(x, x, x))(q), marks=SLOW),
-        pytest.param(
-            lambda q: torch.func.jvp(lambda x: regard.attention(x, x, x), (q,), (q,))[1], marks=SLOW
-        ),
-        lambda q: torch.vmap(torch.func.grad(lambda x: regard.attention(x, x, x).square().sum()))(q),
-    ],
-    ids=["grad", "vmap", "jvp", "vmap of grad"],
-)
-def test_transformations_compile(transform: Callable[[Tensor], Tensor]) -> None:
-    query = qkv()[0]
-    close(compiled(transform)(query), transform(query))
-
-
-def test_checkpointing_compiles() -> None:
-    inputs = tuple(t.requires_grad_() for t in qkv())
-
-    def call(*args: Tensor) -> Tensor:
-        return checkpoint(lambda *a: regard.attention(*a, mask=regard.Causal()), *args, use_reentrant=False)
-
-    close(gradients(compiled(call), inputs), gradients(call, inputs))
-
-
-def test_errors_name_themselves_through_a_compiled_function() -> None:
-    call = compiled(regard.attention, fullgraph=False)
-    with pytest.raises(regard.ShapeError, match="query has 4 features and key has 5"):
-        call(draw(3, 4), draw(3, 5), draw(3, 5))
-
-
-LENGTHS = [(6, 8), (7, 9), (17, 8), (33, 40)]
-
-
-def check_dynamic(call: Callable[..., Tensor], backward: bool = True, extra: Any = lambda q, k: ()) -> None:
-    """Changing lengths cause no recompilation after the first call."""
-    counter = CompileCounterWithBackend("aot_eager")
-    function = compiled(call, counter, dynamic=True)
-    first = None
-    for queries, keys in LENGTHS:
-        inputs = (draw(2, 3, queries, D), draw(2, 3, keys, D), draw(2, 3, keys, 4))
-        more = extra(queries, keys)
-        inputs = tuple(t.requires_grad_(backward) for t in inputs)
-        if backward:
-            close(
-                gradients(lambda *a, m=more: function(*a, *m), inputs),
-                gradients(lambda *a, m=more: call(*a, *m), inputs),
-            )
-        else:
-            close(function(*inputs, *more), call(*inputs, *more))
-        first = first or counter.frame_count  # dynamo may start over within the first call
-    assert counter.frame_count == first
-
-
-def test_changing_lengths_do_not_compile_again() -> None:
-    check_dynamic(lambda q, k, v: regard.attention(q, k, v, mask=regard.Causal(), bias=regard.ALiBi(3)))
-
-
-@SLOW
-def test_changing_lengths_and_padding_do_not_compile_again() -> None:
-    check_dynamic(
-        lambda q, k, v, n: regard.attention(q, k, v, mask=regard.Padding(n)),
-        backward=False,
-        extra=lambda q, k: (torch.tensor([k, k - 2]),),
-    )
-
-
-@SLOW
-def test_recompilation_is_detected() -> None:
-    with pytest.raises(AssertionError):
-        check_dynamic(
-            lambda q, k, v: regard.attention(q, k, v) * (2 if q.shape[-2] > k.shape[-2] else 1),
-            backward=False,
-        )
-
-
-@SLOW
-@pytest.mark.parametrize(
-    ("call", "extra"),
-    [
-        (lambda q, k, v: regard.attention(q, k, v), lambda q, k: ()),
-        (lambda q, k, v: regard.attention(q, k, v, mask=regard.Window(3)), lambda q, k: ()),
-        (
-            lambda q, k, v: regard.attention(q, k, v, mask=regard.Prefix(3) | regard.Window(2)),
-            lambda q, k: (),
-        ),
-        (lambda q, k, v: regard.attention(q, k, v, normalize=regard.Entmax(1.5)), lambda q, k: ()),
-        (lambda q, k, v: regard.attention(q, k, v, normalize=regard.Sigmoid()), lambda q, k: ()),
-        (lambda q, k, v: regard.attention(q, k, v, normalize=OwnSoftmax()), lambda q, k: ()),
-        (lambda q, k, v: regard.attention(q, k, v, score=regard.Cosine()), lambda q, k: ()),
-        (lambda q, k, v: regard.attention(q, k, v, score=regard.Gaussian()), lambda q, k: ()),
-        (
-            lambda q, k, v, m, n: regard.attention(q, k, v, mask=regard.Documents(m, n)),
-            lambda q, k: (torch.tensor([q - 2, 2]), torch.tensor([k - 3, 3])),
-        ),
-        (lambda q, k, v, m: regard.attention(q, k, v, mask=m), lambda q, k: (torch.rand(q, k) > 0.3,)),
-        (lambda q, k, v, b: regard.attention(q, k, v, bias=b), lambda q, k: (draw(q, k),)),
-        (lambda q, k, v: regard.scaled_dot_product_attention(q, k, v, is_causal=True), lambda q, k: ()),
-    ],
-    ids=[
-        "plain",
-        "Window",
-        "either",
-        "Entmax",
-        "Sigmoid",
-        "own",
-        "Cosine",
-        "Gaussian",
-        "Documents",
-        "tensor",
-        "bias",
-        "sdpa",
-    ],
-)
-def test_changing_lengths_of_every_kind_do_not_compile_again(call: Any, extra: Any) -> None:
-    check_dynamic(call, extra=extra)
-
-
-NEEDS_A_COMPILER = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "c++")) is None, reason="inductor needs a C++ compiler"
-)
-
-
-@SLOW
-@NEEDS_A_COMPILER
-@pytest.mark.parametrize("name", [name for name in CASES if "dropout" not in name])
-def test_inductor_on_every_case(name: str) -> None:
-    case = CASES[name]()
-    for dtype in (torch.float32, torch.float64) if name == "everything" else (torch.float64,):
-        inputs = tuple(t.detach().to(dtype).requires_grad_() for t in case.inputs)
-        tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {}
-        actual, expected = gradients(compiled(case.call, "inductor"), inputs), gradients(case.call, inputs)
-        close(actual, expected, **tolerance)
-
-
-@SLOW
-@NEEDS_A_COMPILER
-def test_inductor_trains_the_same() -> None:
-    losses = []
-    for through in (lambda m: m, lambda m: compiled(m, "inductor")):
-        torch.manual_seed(8)
-        module = Attention(score=regard.Additive(D, D, 6), normalize=regard.Sink(H), mask=regard.Causal())
-        function, args = through(module), tuple(t.float() for t in qkv())
-        optimizer = torch.optim.Adam(module.parameters(), lr=0.05)
-        for _ in range(5):
-            optimizer.zero_grad()
-            loss = function(*args).square().mean()
-            loss.backward()
-            optimizer.step()
-        losses.append(loss.detach())
-    close(*losses)
-
-
-# The custom operators, and torch.export
-
-
-def operator_arguments(case: Case) -> tuple[Any, ...]:
-    """The arguments that a compiled graph passes to regard::attention."""
-    caught: list[Any] = []
-
-    class Catch(torch.fx.Interpreter):
-        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-            if str(target).startswith("regard.attention"):
-                caught.append((*args, *kwargs.values()))
-            return super().call_function(target, args, kwargs)
-
-    compiled(case.call, lambda graph, _: Catch(graph).run)(*case.inputs)
-    ((tensors, rules, wanted),) = caught
-    leaves = [t.detach().clone().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
-    return leaves, rules, wanted
-
-
-OPERATORS = [
-    pytest.param(name, dtype, inside, marks=() if i in (3, 4) else SLOW)
-    for i, (name, dtype, inside) in enumerate(
-        (name, dtype, inside)
-        for name in ("Additive", "everything", "Sparsemax", "Gaussian", "either", "Documents, causal")
-        for dtype in (torch.float32, torch.float64)
-        for inside in (True, False)
-    )
-]
-
-
-def opcheck_both(tensors: list[Tensor], rules: str, wanted: Any) -> None:
-    """The forward operator with these tensors, and the backward operator of its result."""
-    forward, backward = torch.ops.regard.attention.default, torch.ops.regard.attention_backward.default
-    still = [t.detach() for t in tensors]  # not copied: strides count
-    output, tau = forward(still, rules, wanted)
-    of_backward = (still, tau, output, torch.randn_like(output), rules, wanted)
-    for operator, arguments in ((forward, (tensors, rules, wanted)), (backward, of_backward)):
-        assert set(opcheck(operator, arguments).values()) == {"SUCCESS"}
-
-
-@pytest.mark.parametrize(("name", "dtype", "inside"), OPERATORS)
-def test_opcheck(name: str, dtype: torch.dtype, inside: bool) -> None:
-    case = CASES[name]()
-    inputs = [t.to(dtype) for t in case.inputs]
-    if inside:  # heads inside tokens, as after a projection
-        inputs[:3] = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs[:3]]
-    case = case._replace(inputs=tuple(t.requires_grad_() for t in inputs))
-    tensors, rules, wanted = operator_arguments(case)
-    assert rules.startswith("1|") == (dtype is torch.float32 and fused.available())  # for the kernels
-    opcheck_both(tensors, rules, wanted)
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(layout, marks=SLOW) for layout in ("transposed", "expanded", "the same tensor thrice")],
-)
-def test_opcheck_of_strided_tensors(layout: str) -> None:
-    (query, key, value), rules, wanted = operator_arguments(make("Dot"))
-    tensors = {
-        "transposed": [t.detach().mT.contiguous().mT for t in (query, key, value)],
-        "expanded": [query.detach(), key.detach()[:1].expand(key.shape), value.detach()],
-        "the same tensor thrice": [query.detach()] * 3,
-    }[layout]
-    opcheck_both(tensors, rules, wanted)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"mask": regard.Causal(), "bias": regard.ALiBi(H)},
-        {"score": regard.Additive(D, D, 6).double(), "normalize": regard.Entmax15()},
-        {"normalize": regard.Sink(H).double(), "mask": regard.Documents([1, 2], [3, 1])},
-        {"normalize": OwnSoftmax()},
-    ],
-    ids=["plain", "ALiBi", "Additive", "Sink", "own"],
-)
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=SLOW)])
-def test_export(options: dict[str, Any], strict: bool) -> None:
-    module, args = Attention(**options), qkv()
-    exported = torch.export.export(module, args, strict=strict)
-    others = qkv()
-    close(exported.module()(*others), module(*others))
-
-
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning")  # of torch.export.save
-def test_exported_programs_take_other_lengths_and_can_be_saved() -> None:
-    module = Attention(mask=regard.Causal(), bias=regard.ALiBi(H))
-    q, k = torch.export.Dim("q", min=2, max=99), torch.export.Dim("k", min=2, max=99)
-    exported = torch.export.export(module, qkv(), dynamic_shapes=({2: q}, {2: k}, {2: k}))
-    file = io.BytesIO()
-    torch.export.save(exported, file)
-    file.seek(0)
-    longer = draw(B, H, 11, D), draw(B, H, 13, D), draw(B, H, 13, E)
-    for program in (exported, torch.export.load(file), exported.run_decompositions()):
-        close(program.module()(*longer), module(*longer))
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_exported_programs_have_gradients(asked: bool) -> None:
-    """The exported program does not depend on whether the example inputs require gradients."""
-    example = tuple(t.requires_grad_(asked) for t in qkv())
-    module = Attention(mask=regard.Causal())
-    program = torch.export.export(module, example).module()
-    inputs = tuple(t.requires_grad_() for t in qkv())
-    close(gradients(program, inputs), gradients(module, inputs))
-
-
-# Copies
-
-VALUES: dict[str, tuple[str, Callable[[], Any]]] = {
-    "Dot": ("score", lambda: regard.Dot(softcap=3.0)),
-    "ScaledDot": ("score", lambda: regard.ScaledDot(0.3)),
-    "Cosine": ("score", lambda: regard.Cosine(2.0)),
-    "Gaussian": ("score", lambda: regard.Gaussian(0.5)),
-    "General": ("score", lambda: regard.General(D, D).double()),
-    "Additive": ("score", lambda: regard.Additive(D, D, 6).double()),
-    "Concat": ("score", lambda: regard.Concat(D, D, 6).double()),
-    "Concat of width 1": ("score", lambda: regard.Concat(D, D).double()),
-    "Causal": ("mask", lambda: regard.Causal(align="start")),
-    "Window": ("mask", lambda: regard.Window(left=1, right=None)),
-    "Prefix": ("mask", lambda: regard.Prefix(2)),
-    "Padding": ("mask", lambda: regard.Padding([1, 3], side="left")),
-    "Documents": ("mask", lambda: regard.Documents([1, 2], [3, 1], within=regard.Causal())),
-    "and": ("mask", lambda: regard.Causal() & SOME_KEYS),
-    "or": ("mask", lambda: regard.Causal() | regard.Padding([1, 2])),
-    "Softmax": ("normalize", lambda: regard.Softmax(0.5)),
-    "Softmax1": ("normalize", lambda: regard.Softmax1(0.5)),
-    "Softmax1 of a tensor": ("normalize", lambda: regard.Softmax1(torch.tensor([0.5, -1.0]))),
-    "Sink": ("normalize", lambda: regard.Sink(H, 0.4).double()),
-    "Sparsemax": ("normalize", regard.Sparsemax),
-    "Entmax15": ("normalize", regard.Entmax15),
-    "Entmax": ("normalize", lambda: regard.Entmax(1.3)),
-    "Mean": ("normalize", regard.Mean),
-    "Relu": ("normalize", regard.Relu),
-    "Sigmoid": ("normalize", lambda: regard.Sigmoid(-2.0)),
-    "Hard": ("normalize", regard.Hard),
-    "ClippedRelativeBias": (
-        "bias",
-        lambda: regard.ClippedRelativeBias(torch.arange(10.0, dtype=DOUBLE).reshape(2, 5)),
-    ),
-    "Relative, learned": ("bias", lambda: regard.ClippedRelativeBias(nn.Parameter(draw(2, 5)))),
-    "ALiBi": ("bias", lambda: regard.ALiBi(H)),
-    "T5Bias": ("bias", lambda: regard.T5Bias(H).double()),
-}
-MODULES = [name for name, (_, build) in VALUES.items() if isinstance(build(), nn.Module)]
-COPIES: dict[str, Callable[[Any], Any]] = {
-    "copy": copy.copy,
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda value: pickle.loads(pickle.dumps(value)),
-}
-
-
-def test_every_public_value_is_copied_here() -> None:
-    kinds = (regard.Score, regard.Mask, regard.Normalizer, regard.RelativeBias, regard.Sink)
-    bases = {regard.Score, regard.Mask, regard.Normalizer, regard.RelativeBias, regard.Rule}
-    public = {
-        value
-        for value in vars(regard).values()
-        if isinstance(value, type) and issubclass(value, kinds) and value not in bases
-    }
-    assert public <= {type(build()) for _, build in VALUES.values()}
-
-
-@looped("way", COPIES)
-@looped("name", VALUES)
-def test_a_copy_does_the_same(name: str, way: str) -> None:
-    option, build = VALUES[name]
-    value, args = build(), qkv()
-    other = COPIES[way](value)
-    assert type(other) is type(value)
-    assert repr(other) == repr(value)
-    actual, expected = (regard.attention(*args, **{option: v}) for v in (other, value))
-    assert torch.equal(actual, expected)
-
-
-@looped("name", MODULES)
-def test_deep_copies_learn_on_their_own(name: str) -> None:
-    option, build = VALUES[name]
-    module, args = build(), qkv()
-    other = copy.deepcopy(module)
-    expected = regard.attention(*args, **{option: module}).detach()
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    assert torch.equal(regard.attention(*args, **{option: module}), expected)
-    if any(True for _ in other.parameters()):
-        assert not torch.equal(regard.attention(*args, **{option: other}), expected)
-
-
-@looped("name", MODULES)
-def test_state_survives_a_file(name: str) -> None:
-    option, build = VALUES[name]
-    module, other, args = build(), build(), qkv()
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(*(regard.attention(*args, **{option: m}) for m in (module, other)))
-
-
-@looped("name", MODULES)
-def test_modules_change_their_dtype(name: str) -> None:
-    option, build = VALUES[name]
-    module = build()
-    args = [t.bfloat16() for t in qkv()]
-    low = regard.attention(*args, **{option: copy.deepcopy(module).bfloat16()})
-    assert low.dtype is HALF
-    close(low.double(), regard.attention(*(t.double() for t in args), **{option: module}), rtol=0.1, atol=0.1)
-
-
-@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
-def test_lazy_weights_are_copied_without_their_graph(way: str) -> None:
-    inputs = tuple(t.requires_grad_() for t in qkv())
-    weights = regard.attend(*inputs, mask=regard.Causal(), normalize=regard.Entmax15(), dropout=0.2)[1]
-    other = COPIES[way](weights)
-    close(other.dense(), weights.dense().detach())
-    assert other.shape == weights.shape
-    assert weights.dense().requires_grad
-    assert not other.dense().requires_grad
 
 
 def test_rows_sum_to_one_in_the_backward_pass_of_a_lazily_negated_gradient():
