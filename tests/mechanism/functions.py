@@ -4,7 +4,7 @@ The laws are of the form "done by torch's transformation equals done by hand": v
 the numerical derivative, a compiled call is the eager one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import pytest
@@ -222,3 +222,24 @@ READERS: dict[str, Callable[[regard.Weights], Tensor]] = {
     "transposed product": lambda w: w.T @ torch.ones(Q, 2, dtype=torch.float64).cumsum(0),
     "scores": lambda w: w.scores(),
 }
+
+
+# One of each formula, of each way to hide keys and of each bias; the others differ in numbers only.
+DISTINCT = {
+    *("ScaledDot, softcap", "Gaussian", "Cosine", "Additive", "Concat", "a function", "Sink", "Sparsemax"),
+    *("Entmax(1.3)", "Relu", "Sigmoid", "own, learned", "Documents, causal", "either", "no visible keys"),
+    *(
+        "relative bias",
+        "T5Bias",
+        "dropout, Entmax15, causal",
+        "shared heads",
+        "broadcast batch",
+        "everything",
+    ),
+}
+
+
+def distinct(names: Iterable[str], step: int = 1) -> list[Any]:
+    """Parameters of a test; those of cases that are much like another are slow."""
+    quick = [name for name in CASES if name in DISTINCT][::-step]
+    return [pytest.param(name, marks=() if name in quick else SLOW) for name in names]

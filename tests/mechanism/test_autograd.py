@@ -1,14 +1,13 @@
-"""Derivatives of every order and kind, vmap, saved tensors, autocast, and tensors without values."""
+"""Derivatives of every order and kind, in both modes, and what autograd saves."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.gradcheck import GradcheckError
 from torch.autograd.graph import saved_tensors_hooks
@@ -20,22 +19,15 @@ from tests.cases import looped
 from tests.custom import OwnCubes, OwnSoftmax, Unnormalized
 from tests.mechanism.functions import (
     CASES,
-    DOUBLE,
-    HALF,
     READERS,
-    SINGLE,
     SLOW,
-    SOME_KEYS,
-    Attention,
     B,
-    D,
-    E,
     H,
-    K,
     Q,
     close,
     cotangent,
     detached,
+    distinct,
     draw,
     gradients,
     make,
@@ -53,27 +45,6 @@ def _seed() -> None:
 
 
 # Forward mode and higher derivatives
-
-
-# One of each formula, of each way to hide keys and of each bias; the others differ in numbers only.
-DISTINCT = {
-    *("ScaledDot, softcap", "Gaussian", "Cosine", "Additive", "Concat", "a function", "Sink", "Sparsemax"),
-    *("Entmax(1.3)", "Relu", "Sigmoid", "own, learned", "Documents, causal", "either", "no visible keys"),
-    *(
-        "relative bias",
-        "T5Bias",
-        "dropout, Entmax15, causal",
-        "shared heads",
-        "broadcast batch",
-        "everything",
-    ),
-}
-
-
-def distinct(names: Iterable[str], step: int = 1) -> list[Any]:
-    """Parameters of a test; those of cases that are much like another are slow."""
-    quick = [name for name in CASES if name in DISTINCT][::-step]
-    return [pytest.param(name, marks=() if name in quick else SLOW) for name in names]
 
 
 @pytest.mark.parametrize("name", distinct(CASES))
@@ -257,169 +228,6 @@ def test_vmap_through_lazy_weights(read: str) -> None:
         return READERS[read](regard.attend(q, key, value, mask=regard.Causal())[1])
 
     close(torch.vmap(call)(several), torch.stack([call(q) for q in several]))
-
-
-# vmap
-
-
-def loop(call: Callable[..., Tensor], in_dims: tuple[int | None, ...], *args: Tensor) -> Tensor:
-    """The definition of vmap."""
-    (size,) = {arg.shape[at] for arg, at in zip(args, in_dims, strict=True) if at is not None}
-    return torch.stack(
-        [
-            call(*(a if at is None else a.select(at, i) for a, at in zip(args, in_dims, strict=True)))
-            for i in range(size)
-        ]
-    )
-
-
-EACH_INPUT = [(name, place) for name in CASES for place in range(len(CASES[name]().inputs))]
-
-
-@looped(("name", "place"), EACH_INPUT)
-def test_vmap_over_one_input_equals_a_loop(name: str, place: int) -> None:
-    case = detached(make(name))
-    args = list(case.inputs)
-    args[place] = torch.stack([args[place], 0.5 * args[place] + 0.1, -args[place]])
-    in_dims = tuple(0 if i == place else None for i in range(len(args)))
-    actual = torch.vmap(case.call, in_dims, randomness="same")(*args)
-    close(actual, loop(case.call, in_dims, *args))
-
-
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [pytest.param(*pair, marks=() if pair[0] in DISTINCT else SLOW) for pair in EACH_INPUT],
-)
-@pytest.mark.sampled(3)
-def test_gradients_of_each_sample(name: str, place: int) -> None:
-    """vmap(grad): one input is per sample, and every sample has its own gradients."""
-    case = detached(make(name))
-    args = list(case.inputs)
-    args[place] = torch.stack([args[place], 0.5 * args[place] + 0.1])
-    in_dims = tuple(0 if i == place else None for i in range(len(args)))
-
-    def loss(*args: Tensor) -> Tensor:
-        return case.call(*args).square().sum()
-
-    every = tuple(range(len(args)))
-    actual = torch.vmap(torch.func.grad(loss, every), in_dims, randomness="same")(*args)
-    for number in range(2):
-        one = [a[number] if i == place else a for i, a in enumerate(args)]
-        leaves = [a.clone().requires_grad_() for a in one]
-        expected = torch.autograd.grad(loss(*leaves), leaves, allow_unused=True, materialize_grads=True)
-        close([g[number] for g in actual], list(expected))
-
-
-@looped("in_dims", [(0, 0, 0), (1, 2, 3), (-1, 0, 1), (2, None, 0), (None, -2, None), (4, 4, 4)], ids=str)
-def test_vmap_along_any_axis(in_dims: tuple[int | None, ...]) -> None:
-    args = [
-        t if at is None else torch.stack([t, t + 1, 2 * t], at) for t, at in zip(qkv(), in_dims, strict=True)
-    ]
-
-    def call(*args: Tensor) -> Tensor:
-        return regard.attention(*args, mask=regard.Causal(), normalize=regard.Entmax15())
-
-    close(torch.vmap(call, in_dims)(*args), loop(call, in_dims, *args))
-    close(torch.vmap(call, in_dims, out_dims=-1)(*args), loop(call, in_dims, *args).movedim(0, -1))
-    close(torch.vmap(call, in_dims, chunk_size=2)(*args), loop(call, in_dims, *args))
-
-
-def test_vmap_inside_vmap() -> None:
-    query, key, value = draw(3, 2, H, Q, D), draw(2, H, K, D), draw(H, K, E)
-
-    def inner(q: Tensor, k: Tensor) -> Tensor:
-        return regard.attention(q, k, value, mask=regard.Window(2))
-
-    aligned = torch.vmap(torch.vmap(inner), (0, None))(query, key)
-    close(aligned, regard.attention(query, key, value, mask=regard.Window(2)))
-    crossed = torch.vmap(lambda q: torch.vmap(lambda k: inner(q, k))(key))(query[:, 0])
-    close(crossed, torch.stack([torch.stack([inner(q, k) for k in key]) for q in query[:, 0]]))
-
-
-@looped(
-    ("build", "several"),
-    [
-        (lambda m: m, torch.stack([SOME_KEYS, ~SOME_KEYS])),
-        (regard.Padding, torch.tensor([[1, 4], [0, 2]])),
-        (lambda m: regard.Padding(m, side="left"), torch.tensor([[1, 4], [0, 2]])),
-        (lambda m: regard.Documents([1, 2], m), torch.tensor([[1, 3], [4, 0]])),
-        (lambda m: regard.Documents([1, 2], m, within=regard.Causal()), torch.tensor([[1, 3], [2, 2]])),
-        (lambda m: regard.Causal() & m, torch.stack([SOME_KEYS, ~SOME_KEYS])),
-    ],
-    ids=["tensor", "Padding", "Padding at the left", "Documents", "Documents, causal", "both"],
-)
-def test_vmap_over_masks(build: Callable[[Tensor], Any], several: Tensor) -> None:
-    query, key, value = qkv()
-
-    def call(mask: Tensor) -> Tensor:
-        return regard.attention(query, key, value, mask=build(mask))
-
-    close(torch.vmap(call)(several), torch.stack([call(mask) for mask in several]))
-
-
-def test_gradients_through_vmap() -> None:
-    case = make("everything")
-    args = (torch.stack([case.inputs[0], case.inputs[0] + 1]).detach().requires_grad_(), *case.inputs[1:])
-    in_dims = (0, *[None] * (len(args) - 1))
-    mapped = gradients(lambda *a: torch.vmap(case.call, in_dims)(*a), args)
-    close(mapped, gradients(lambda *a: loop(case.call, in_dims, *a), args))
-
-
-def test_vmap_with_the_same_dropout_equals_a_loop_with_one_seed() -> None:
-    query, key, value = qkv()
-    several = torch.stack([query, query + 1, query - 1])
-
-    def call(q: Tensor) -> Tensor:
-        return regard.attention(q, key, value, dropout=0.5)
-
-    torch.manual_seed(1)
-    actual = torch.vmap(call, randomness="same")(several)
-    for output, q in zip(actual, several, strict=True):
-        torch.manual_seed(1)
-        close(output, call(q))
-
-
-@pytest.mark.parametrize("place", range(3))
-def test_vmap_with_different_dropout(place: int) -> None:
-    args = list(qkv())
-    in_dims = tuple(0 if i == place else None for i in range(3))
-    args[place] = args[place].expand(4, *args[place].shape)
-
-    def call(*args: Tensor) -> Tensor:
-        return regard.attention(*args, dropout=0.5)
-
-    actual = torch.vmap(call, in_dims, randomness="different")(*args)
-    assert len({tuple(output.flatten().tolist()) for output in actual}) == 4
-    grads = torch.vmap(torch.func.grad(lambda *a: call(*a).sum(), place), in_dims, randomness="different")(
-        *args
-    )
-    assert len({tuple(grad.flatten().tolist()) for grad in grads}) == 4
-
-
-def test_vmap_rejects_dropout_without_a_randomness_mode() -> None:
-    query, key, value = qkv()
-    with pytest.raises(RuntimeError, match="randomness"):
-        torch.vmap(lambda q: regard.attention(q, key, value, dropout=0.5))(query[None])
-
-
-def test_an_ensemble_of_modules() -> None:
-    """torch.func.stack_module_state: several modules' parameters, one call."""
-    for name, build in {
-        "score": lambda: regard.Additive(D, D, 6),
-        "bias": lambda: regard.T5Bias(H, 8, 5),
-        "normalize": lambda: regard.Sink(H, 0.3),
-    }.items():
-        modules = [Attention(**{name: build().double()}) for _ in range(3)]
-        for module in modules:
-            for parameter in module.parameters():
-                nn.init.normal_(parameter)
-        state = torch.func.stack_module_state(modules)
-        args = qkv()
-
-        def call(parameters: Any, buffers: Any, module: nn.Module = modules[0], args: Any = args) -> Tensor:
-            return torch.func.functional_call(module, (parameters, buffers), args)
-
-        close(torch.vmap(call)(*state), torch.stack([module(*args) for module in modules]))
 
 
 # Gradients only where needed, and no duplicate saved tensors
@@ -659,212 +467,6 @@ def test_deterministic_algorithms() -> None:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     close(first, gradients(case.call, case.inputs))
-
-
-# Autocast
-
-
-@looped(
-    ("given", "result"),
-    [
-        ((SINGLE, SINGLE, SINGLE), HALF),
-        ((HALF, HALF, HALF), HALF),
-        ((torch.float16, SINGLE, HALF), HALF),
-        ((SINGLE, HALF, SINGLE), HALF),
-        ((DOUBLE, DOUBLE, DOUBLE), DOUBLE),
-    ],
-    ids=str,
-)
-def test_autocast(given: tuple[torch.dtype, ...], result: torch.dtype) -> None:
-    args = [t.to(dtype).requires_grad_() for t, dtype in zip(qkv(), given, strict=True)]
-    with torch.autocast("cpu", dtype=HALF):
-        output = regard.attention(*args, mask=regard.Causal())
-    assert output.dtype is result
-    grads = torch.autograd.grad(output.sum(), args)
-    assert tuple(g.dtype for g in grads) == given
-    exact = [t.detach().double().requires_grad_() for t in args]
-    expected = regard.attention(*exact, mask=regard.Causal())
-    close(output.double(), expected, rtol=3e-2, atol=3e-2)
-    for actual, true in zip(grads, torch.autograd.grad(expected.sum(), exact), strict=True):
-        close(actual.double(), true, rtol=5e-2, atol=5e-2)
-
-
-@looped("name", ["General", "Additive", "Concat", "Sink", "T5Bias", "relative bias", "dense bias"])
-def test_autocast_keeps_the_dtype_of_parameters(name: str) -> None:
-    case = CASES[name]()
-    inputs = tuple(t.float().requires_grad_() for t in case.inputs)
-    with torch.autocast("cpu", dtype=HALF):
-        output = case.call(*inputs)
-    assert output.dtype is HALF
-    grads = torch.autograd.grad(output.sum(), inputs)
-    assert all(g.dtype is SINGLE for g in grads)
-    close(output.float(), case.call(*inputs), rtol=5e-2, atol=5e-2)
-
-
-def test_sums_are_made_in_single_precision_under_autocast() -> None:
-    # in bfloat16 a sum of ones stops at 256
-    value = torch.ones(4096, 1)
-    with torch.autocast("cpu", dtype=HALF):
-        output, weights = regard.attend(torch.zeros(1, 8), torch.zeros(4096, 8), value)
-    assert output.item() == 1
-    assert weights.dtype is SINGLE
-    close(weights.dense(), torch.full((1, 4096), 1 / 4096))
-
-
-@looped("of", ["output", "dense", "product"])
-@looped("twice", [False, True], ids=["first", "second"])
-@looped("implementation", [None, "tiled", "reference"])
-@looped("normalize", [regard.Softmax(), regard.Entmax(1.3)], ids=repr)
-def test_gradients_do_not_depend_on_autocast_during_backward(
-    normalize: regard.Normalizer, implementation: str | None, twice: bool, of: str
-) -> None:
-    generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(2, 4, 40, 16, generator=generator) for _ in range(3)]
-
-    def grads(forward: bool, backward: bool) -> list[Tensor]:
-        args = [t.clone().requires_grad_() for t in inputs]
-        with torch.autocast("cpu", dtype=HALF, enabled=forward):
-            output, weights = regard.attend(*args, normalize=normalize, implementation=implementation)
-        with torch.autocast("cpu", dtype=HALF, enabled=backward):
-            result = {
-                "output": lambda: output.float(),
-                "dense": weights.dense,
-                "product": lambda: weights @ args[2],
-            }[of]()
-            wanted = args[:2]
-            actual = torch.autograd.grad(result.square().sum(), wanted, create_graph=twice)
-            if twice:
-                actual = torch.autograd.grad(sum(g.square().sum() for g in actual), wanted)
-        return list(actual)
-
-    for forward in (False, True):
-        for inside, outside in zip(grads(forward, True), grads(forward, False), strict=True):
-            assert torch.equal(inside, outside)
-
-
-@pytest.mark.parametrize("implementation", [None, "tiled"])
-def test_batched_gradients_do_not_depend_on_autocast(implementation: str | None) -> None:
-    args = [torch.randn(2, 4, 20, 16, generator=torch.Generator().manual_seed(n)) for n in range(3)]
-    args = [t.requires_grad_() for t in args]
-    output = regard.attention(*args, implementation=implementation)
-    grads = torch.randn(3, *output.shape, generator=torch.Generator().manual_seed(7))
-
-    pull = torch.func.vjp(
-        lambda *inputs: regard.attention(*inputs, implementation=implementation), *(t.detach() for t in args)
-    )[1]
-
-    def batched() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(output, args, grads, is_grads_batched=True, retain_graph=True)
-
-    def mapped() -> tuple[Tensor, ...]:
-        return torch.func.vmap(pull)(grads)
-
-    for derive in (batched, mapped):
-        with torch.autocast("cpu", dtype=HALF):
-            inside = derive()
-        assert all(map(torch.equal, inside, derive()))
-
-
-def test_a_score_function_under_autocast() -> None:
-    args = [t.float() for t in qkv()]
-    with torch.autocast("cpu", dtype=HALF):
-        output = regard.attention(*args, score=lambda q, k: q @ k.mT / math.sqrt(D))
-    assert output.dtype is HALF
-    close(output.float(), regard.attention(*args), rtol=3e-2, atol=3e-2)
-
-
-# Tensors without values
-
-
-ON_THE_CPU = ("a tensor for a mask", "both", "ALiBi", "everything", "Concat of width 1")  # hold tensors
-
-
-@pytest.mark.parametrize("name", distinct(name for name in CASES if name not in ON_THE_CPU))
-@pytest.mark.sampled(4)
-def test_meta_tensors(name: str) -> None:
-    case = CASES[name]()
-    inputs = tuple(t.to("meta").requires_grad_() for t in case.inputs)
-    actual, expected = gradients(case.call, inputs), gradients(case.call, make(name).inputs)
-    assert all(t.is_meta for t in actual)
-    assert [(t.shape, t.dtype) for t in actual] == [(t.shape, t.dtype) for t in expected]
-
-
-@looped(
-    "build",
-    [
-        lambda: {"bias": regard.ALiBi(H).to("meta")},
-        lambda: {"score": regard.Concat(D, D).to("meta")},
-        lambda: {"mask": regard.Causal() & SOME_KEYS.to("meta")},
-        lambda: {"mask": regard.Documents([1, 2], torch.tensor([2, 2], device="meta"))},
-        lambda: {"normalize": regard.Sink(H).to("meta")},
-    ],
-    ids=["ALiBi", "Concat", "mask", "Documents", "Sink"],
-)
-def test_modules_and_masks_on_meta(build: Callable[[], dict[str, Any]]) -> None:
-    inputs = tuple(t.to("meta").requires_grad_() for t in qkv())
-    actual = gradients(lambda *a: regard.attention(*a, **build()), inputs)
-    assert [t.shape for t in actual[1:]] == [t.shape for t in inputs]
-
-
-@pytest.mark.parametrize("device", ["meta", "fake"])
-def test_a_million_tokens_without_values_are_not_computed(device: str) -> None:
-    with FakeTensorMode() if device == "fake" else torch.device("meta"):
-        x = torch.empty(8, 2**20, 64, requires_grad=True)
-        output = regard.attention(x, x, x, mask=regard.Causal(), bias=regard.ALiBi(8), dropout=0.1)
-        output.sum().backward()
-    assert output.shape == x.grad.shape == x.shape
-
-
-@pytest.mark.parametrize("name", distinct(CASES, step=2))
-@pytest.mark.sampled(3)
-def test_fake_tensors(name: str) -> None:
-    """Outputs and gradients have the right shape for inputs without values."""
-    case = CASES[name]()
-    expected = gradients(case.call, make(name).inputs)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        inputs = tuple(mode.from_tensor(t).requires_grad_() for t in case.inputs)
-        actual = gradients(case.call, inputs)
-    assert [(t.shape, t.dtype) for t in actual] == [(t.shape, t.dtype) for t in expected]
-
-
-@looped(
-    "build",
-    [
-        lambda n: regard.Padding(n[:B]),
-        lambda n: regard.Padding(n[:B], side="left"),
-        lambda n: regard.Documents(n, n),
-        lambda n: regard.Documents(n, n, within=regard.Causal()),
-        lambda n: regard.Causal() & regard.Padding(n[:B]),
-        lambda n: regard.Window(2) | (n[:K] > 2),
-    ],
-    ids=["Padding", "Padding at the left", "Documents", "Documents, causal", "both", "either"],
-)
-def test_masks_of_fake_lengths(build: Callable[[Tensor], Any]) -> None:
-    with FakeTensorMode():
-        args = [torch.empty(B, H, n, D, requires_grad=True) for n in (Q, K, K)]
-        mask = build(torch.empty(6, dtype=torch.long))
-        output = regard.attention(*args, mask=mask)
-        output.sum().backward()
-        assert output.shape == (B, H, Q, D)
-        assert all(t.grad.shape == t.shape for t in args)
-
-
-def test_a_mask_of_fake_lengths_prints_itself() -> None:
-    with FakeTensorMode():
-        lengths = torch.empty(2, dtype=torch.long)
-        assert "Padding" in repr(regard.Padding(lengths))
-        assert "Documents" in repr(regard.Documents(lengths))
-
-
-@looped("read", READERS)
-@looped("device", ["meta", "fake"])
-def test_lazy_weights_without_values(read: str, device: str) -> None:
-    with FakeTensorMode() if device == "fake" else torch.device("meta"):
-        args = [torch.empty(H, n, D, dtype=torch.float64) for n in (Q, K, K)]
-        actual = READERS[read](regard.attend(*args, mask=regard.Causal())[1])
-    expected = READERS[read](regard.attend(*(torch.zeros(t.shape, dtype=DOUBLE) for t in args))[1])
-    assert actual.shape == expected.shape
-    assert repr(regard.attend(*args)[1]) if device == "meta" else True
 
 
 def test_rows_sum_to_one_in_the_backward_pass_of_a_lazily_negated_gradient():

@@ -12,16 +12,7 @@ from torch import nn
 
 import regard
 from tests.cases import looped
-from tests.mechanism.functions import (
-    DOUBLE,
-    HALF,
-    SOME_KEYS,
-    D,
-    H,
-    close,
-    draw,
-    qkv,
-)
+from tests.mechanism.functions import DOUBLE, HALF, SOME_KEYS, D, H, close, draw, qkv
 
 # torch loads forward-mode rules and inductor through torch.jit, which warns
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
