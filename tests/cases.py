@@ -199,7 +199,7 @@ MASKS: dict[str, Build] = {
 BIASES: dict[str, Build] = {
     "no bias": lambda shape, draw: None,
     "dense": lambda shape, draw: draw.parameter(*shape.lead, shape.queries, shape.keys),
-    "dense of keys": lambda shape, draw: draw.parameter(shape.keys),
+    "dense of keys": lambda shape, draw: draw.parameter(*shape.lead[-1:], 1, shape.keys),
     "dense of queries": lambda shape, draw: draw.parameter(*shape.lead[-1:], shape.queries, 1),
     "hiding": lambda shape, draw: draw(shape.queries, shape.keys).masked_fill(
         ~draw.booleans(shape.queries, shape.keys), -math.inf

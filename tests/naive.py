@@ -1,15 +1,13 @@
 """Attention from the papers' formulas, pair by pair: slow, in float64, independent of regard's code.
 
 `attention` reads what a score, mask, bias or normalizer *is* (its kind and its public settings) and applies
-the definition to each pair of a query and a key. A masked key is simply left out. `eager` is what one would
-write in dense torch, in any dtype: the yardstick for rounding errors.
+the definition to each pair of a query and a key. A masked key is simply left out.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import entmax
 import numpy as np
 import torch
 from torch import Tensor
@@ -276,79 +274,6 @@ def entmax_bisected(row: Row, alpha: float) -> Row:
     return weights(low)
 
 
-# Dense torch
-
-
-def eager(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    score: Any,
-    normalize: Any,
-    seen: Tensor | None = None,
-    bias: Tensor | float = 0.0,
-) -> Tensor:
-    """The output by dense torch operations in the dtype of the inputs, differentiable by torch."""
-    _, heads = leading(query, key, value)
-    query, key, value = (repeated(tensor, heads) for tensor in (query, key, value))
-    s = eager_score(score, query, key) + bias
-    seen = torch.ones_like(s, dtype=torch.bool) if seen is None else seen.expand(s.shape)
-    return eager_weights(normalize, s, seen) @ value
-
-
 def repeated(tensor: Tensor, heads: int) -> Tensor:
+    """Key or value, repeated for each query head."""
     return tensor if tensor.dim() == 2 else tensor.repeat_interleave(heads // tensor.shape[-3], -3)
-
-
-def eager_score(score: Any, query: Tensor, key: Tensor) -> Tensor:
-    both = query.unsqueeze(-2), key.unsqueeze(-3)
-    match score:
-        case regard.Dot():
-            s = query @ key.mT
-        case regard.ScaledDot(scale=scale):
-            s = query @ key.mT / math.sqrt(query.shape[-1]) if scale is None else query @ key.mT * scale
-        case regard.Cosine(scale=scale):
-            s = torch.cosine_similarity(*both, dim=-1) * scale
-        case regard.Gaussian(sigma=sigma):
-            s = -(both[0] - both[1]).square().sum(-1) / (2 * sigma**2)
-        case regard.General():
-            s = query @ score.weight @ key.mT
-        case regard.Additive():
-            s = torch.tanh(both[0] @ score.query_map.T + both[1] @ score.key_map.T) @ score.vector
-        case regard.Concat():
-            s = torch.relu(both[0] @ score.query_map.T + both[1] @ score.key_map.T) @ score.vector
-        case _:
-            s = score(query, key)
-    cap = getattr(score, "softcap", None)
-    return s if cap is None else cap * torch.tanh(s / cap)
-
-
-def eager_weights(normalize: Any, s: Tensor, seen: Tensor) -> Tensor:
-    """Weights of (…, h, q, k) scores; rows without visible keys are zero."""
-    count = seen.sum(-1, keepdim=True).clamp(min=1).to(s.dtype)
-    # a fully masked row would be NaN: unmask it, and zero it at the end
-    hidden = ~seen & seen.any(-1, keepdim=True)
-    low = s.masked_fill(hidden, -math.inf)
-    match normalize:
-        case regard.Softmax(temperature=temperature):
-            weights = torch.softmax(low / temperature, -1)
-        case regard.Softmax1() | regard.Sink():
-            sink = torch.as_tensor(normalize.score).to(s).reshape((-1, 1, 1)[3 - min(s.dim(), 3) :])
-            weights = torch.softmax(torch.cat([low, sink.expand(*s.shape[:-1], 1)], -1), -1)[..., :-1]
-        case regard.Sparsemax():
-            weights = entmax.sparsemax(low, dim=-1)
-        case regard.Entmax15():
-            weights = entmax.entmax15(low, dim=-1)
-        case regard.Entmax(alpha=alpha):
-            weights = entmax.entmax_bisect(low, alpha, dim=-1, n_iter=100)
-        case regard.Mean():
-            weights = s / count
-        case regard.Relu():
-            weights = torch.relu(s) / count
-        case regard.Sigmoid(bias=bias):
-            weights = torch.sigmoid(s - torch.log(count) if bias is None else s + bias)
-        case regard.Hard():
-            best = (low == low.amax(-1, keepdim=True)).to(s.dtype)
-            weights = best / best.sum(-1, keepdim=True)
-    return weights.masked_fill(~seen, 0).to(s.dtype)

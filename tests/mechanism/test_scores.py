@@ -7,16 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard import (
-    Additive,
-    Concat,
-    Cosine,
-    Dot,
-    Gaussian,
-    General,
-    ScaledDot,
-    Score,
-)
+from regard import Additive, Concat, Cosine, Dot, Gaussian, General, ScaledDot, Score
 from regard.mechanism.scores import Prepared
 from tests import naive
 

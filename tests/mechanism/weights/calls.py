@@ -73,7 +73,7 @@ FEW = [
     Case(normalize="sigmoid", bias="hiding"),
     Case("broadcasting batch", "dot", "relu"),
     Case("broadcasting heads", mask="window"),
-    Case("grouped", normalize="mean", mask="causal", bias="t5", sizes=LONG),
+    Case("grouped", normalize="softmax1", mask="causal", bias="t5", sizes=LONG),
 ]
 FEW = [
     *(Call(case) for case in FEW),
