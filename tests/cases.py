@@ -13,6 +13,7 @@ torch.Size([2, 6, 5, 13])
 import functools
 import inspect
 import itertools
+import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -119,7 +120,7 @@ SCORES: dict[str, Build] = {
     "additive": lambda shape, draw: draw.into(regard.Additive(shape.query[-1], shape.key[-1], width=3)),
     "concat": lambda shape, draw: draw.into(regard.Concat(shape.query[-1], shape.key[-1])),
     "concat wide": lambda shape, draw: draw.into(regard.Concat(shape.query[-1], shape.key[-1], width=3)),
-    "cosine": lambda shape, draw: regard.Cosine(scale=2.5),
+    "cosine": lambda shape, draw: regard.Cosine(scale=-2.5, softcap=2.0),
     "gaussian": lambda shape, draw: regard.Gaussian(sigma=2.0),
     "function": lambda shape, draw: laplace,
 }
@@ -198,8 +199,11 @@ MASKS: dict[str, Build] = {
 BIASES: dict[str, Build] = {
     "no bias": lambda shape, draw: None,
     "dense": lambda shape, draw: draw.parameter(*shape.lead, shape.queries, shape.keys),
-    "dense of keys": lambda shape, draw: draw.parameter(shape.keys),
+    "dense of keys": lambda shape, draw: draw.parameter(*shape.lead[-1:], 1, shape.keys),
     "dense of queries": lambda shape, draw: draw.parameter(*shape.lead[-1:], shape.queries, 1),
+    "hiding": lambda shape, draw: draw(shape.queries, shape.keys).masked_fill(
+        ~draw.booleans(shape.queries, shape.keys), -math.inf
+    ),
     "relative": lambda shape, draw: regard.ClippedRelativeBias(draw.parameter(shape.heads, 5)),
     "alibi": lambda shape, draw: regard.ALiBi(shape.heads),
     "t5": lambda shape, draw: draw.into(regard.T5Bias(shape.heads, buckets=8, max_distance=16)),
@@ -377,17 +381,19 @@ def pairwise(*axes: Iterable[str]) -> list[tuple[str, ...]]:
     return combinations
 
 
-def crossed(**axes: Iterable[str]) -> pytest.MarkDecorator:
-    """Parametrize a test with every combination of names; those that are not `pairwise` are slow tests."""
-    quick = set(pairwise(*axes.values()))
-    slow = (names for names in itertools.product(*axes.values()) if names not in quick)
+def paired(**axes: Iterable[str]) -> pytest.MarkDecorator:
+    """Parametrize a test with few combinations of names, in which any two names meet: see `pairwise`."""
     return pytest.mark.parametrize(
-        tuple(axes),
-        [
-            *(pytest.param(*names, id="-".join(names)) for names in sorted(quick)),
-            *(pytest.param(*names, id="-".join(names), marks=pytest.mark.slow) for names in slow),
-        ],
+        tuple(axes), [pytest.param(*names, id="-".join(names)) for names in sorted(pairwise(*axes.values()))]
     )
+
+
+def crossed(**axes: Iterable[str]) -> pytest.MarkDecorator:
+    """Parametrize a test with every combination of names; those that are not `paired` are slow tests."""
+    quick = paired(**axes).args[1]
+    others = set(itertools.product(*axes.values())) - {case.values for case in quick}
+    slow = (pytest.param(*names, id="-".join(names), marks=pytest.mark.slow) for names in sorted(others))
+    return pytest.mark.parametrize(tuple(axes), [*quick, *slow])
 
 
 def looped(

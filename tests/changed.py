@@ -7,15 +7,26 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ALWAYS = ["tests/test_imports.py"]
-# Tests of files that have no mirror below tests/.
+# Tests of files that have no mirror below tests/, or several.
 OTHERS = {
+    "src/regard/mechanism/autograd.py": [
+        "src/regard/mechanism/autograd.py",
+        *(
+            f"tests/mechanism/test_{name}.py"
+            for name in ("autograd", "vmap", "compile", "autocast", "fake_tensors")
+        ),
+    ],
+    "src/regard/mechanism/sdpa.py": [
+        "src/regard/mechanism/sdpa.py",
+        *(f"tests/mechanism/test_{name}.py" for name in ("sdpa", "sdpa_torch")),
+    ],
     "kernels/": ["tests/mechanism/test_fused.py", "tests/mechanism/test_kernels.py"],
     "src/regard/app/static/": ["tests/app", "tests/browser"],
     "docs/": ["tests/pages"],
     "pages/": ["tests/pages"],
     "README.md": ["tests/pages"],
     "tests/conftest.py": ["tests"],
-    "tests/cases.py": ["tests/mechanism"],
+    **{f"tests/{name}.py": ["tests/mechanism"] for name in ("cases", "custom", "naive")},
 }
 
 

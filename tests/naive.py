@@ -1,15 +1,13 @@
 """Attention from the papers' formulas, pair by pair: slow, in float64, independent of regard's code.
 
 `attention` reads what a score, mask, bias or normalizer *is* (its kind and its public settings) and applies
-the definition to each pair of a query and a key. A masked key is simply left out. `eager` is what one would
-write in dense torch, in any dtype: the yardstick for rounding errors.
+the definition to each pair of a query and a key. A masked key is simply left out.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import entmax
 import numpy as np
 import torch
 from torch import Tensor
@@ -30,20 +28,30 @@ def attention(
     bias: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """Output (…, h, q, e) and weights (…, h, q, k), in float64."""
+    s = scores(query, key, value, score=score, mask=mask, bias=bias).numpy()
+    output, weights = np.zeros((*s.shape[:-1], value.shape[-1])), np.zeros(s.shape)
+    heads = leading(query, key, value)[1]
+    for *at, i in np.ndindex(*s.shape[:-1]):
+        (seen,) = np.nonzero(s[(*at, i)] != -math.inf)
+        weights[(*at, i, seen)] = normalized(normalize, s[(*at, i, seen)].tolist(), tuple(at))
+        output[(*at, i)] = weights[(*at, i, seen)] @ of_head(value, tuple(at), heads)[seen]
+    return torch.from_numpy(output), torch.from_numpy(weights)
+
+
+def scores(
+    query: Tensor, key: Tensor, value: Tensor, *, score: Any, mask: Any = None, bias: Any = None
+) -> Tensor:
+    """Scores (…, h, q, k), including biases, in float64; −inf for masked keys."""
     lead, heads = leading(query, key, value)
     queries, keys = query.shape[-2], key.shape[-2]
-    output = np.zeros((*lead, queries, value.shape[-1]))
-    weights = np.zeros((*lead, queries, keys))
+    s = np.full((*lead, queries, keys), -math.inf)
     match = pair_score(score)
     for at in indices(lead):
-        ours, theirs, read = (of_head(tensor, at, heads) for tensor in (query, key, value))
-        for i in range(queries):
-            seen = [j for j in range(keys) if sees(mask, at, i, j, queries, keys)]
-            row = [match(ours[i], theirs[j]) + added(bias, at, i, j, queries, keys) for j in seen]
-            for j, weight in zip(seen, normalized(normalize, row, at), strict=True):
-                weights[(*at, i, j)] = weight
-                output[(*at, i)] += weight * read[j]
-    return torch.from_numpy(output), torch.from_numpy(weights)
+        ours, theirs = (of_head(tensor, at, heads) for tensor in (query, key))
+        for i, j in np.ndindex(queries, keys):
+            if sees(mask, at, i, j, queries, keys):
+                s[(*at, i, j)] = match(ours[i], theirs[j]) + added(bias, at, i, j, queries, keys)
+    return torch.from_numpy(s)
 
 
 # Indices
@@ -190,19 +198,22 @@ def slope(head: int, heads: int) -> float:
 
 
 def bucket(distance: int, buckets: int, max_distance: int, bidirectional: bool) -> int:
-    """Raffel et al.: exact for small distances, logarithmic up to max_distance, then constant."""
-    first = 0
+    """Raffel et al. 2020 and their code, in whole numbers only.
+
+    Beyond the first half of a side's buckets, bucket number exact + m is that with
+    m = ⌊log(far / exact) / log(reach / exact) · rest⌋: the largest m with (reach/exact)^m ≤ (far/exact)^rest.
+    """
+    first, far = 0, max(-distance, 0)
     if bidirectional:
         buckets //= 2
-        first = buckets if distance > 0 else 0
-        far = abs(distance)
-    else:
-        far = max(-distance, 0)
+        first, far = (buckets if distance > 0 else 0), abs(distance)
     exact = buckets // 2
     if far < exact:
         return first + far
-    step = math.floor(math.log(far / exact) / math.log(max_distance / exact) * (buckets - exact))
-    return first + min(exact + step, buckets - 1)
+    rest, m = buckets - exact, 0
+    while m < rest - 1 and max_distance ** (m + 1) * exact ** (rest - m - 1) <= far**rest:
+        m += 1
+    return first + exact + m
 
 
 # Normalizers
@@ -263,79 +274,6 @@ def entmax_bisected(row: Row, alpha: float) -> Row:
     return weights(low)
 
 
-# Dense torch
-
-
-def eager(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    score: Any,
-    normalize: Any,
-    seen: Tensor | None = None,
-    bias: Tensor | float = 0.0,
-) -> Tensor:
-    """The output by dense torch operations in the dtype of the inputs, differentiable by torch."""
-    _, heads = leading(query, key, value)
-    query, key, value = (repeated(tensor, heads) for tensor in (query, key, value))
-    s = eager_score(score, query, key) + bias
-    seen = torch.ones_like(s, dtype=torch.bool) if seen is None else seen.expand(s.shape)
-    return eager_weights(normalize, s, seen) @ value
-
-
 def repeated(tensor: Tensor, heads: int) -> Tensor:
+    """Key or value, repeated for each query head."""
     return tensor if tensor.dim() == 2 else tensor.repeat_interleave(heads // tensor.shape[-3], -3)
-
-
-def eager_score(score: Any, query: Tensor, key: Tensor) -> Tensor:
-    both = query.unsqueeze(-2), key.unsqueeze(-3)
-    match score:
-        case regard.Dot():
-            s = query @ key.mT
-        case regard.ScaledDot(scale=scale):
-            s = query @ key.mT / math.sqrt(query.shape[-1]) if scale is None else query @ key.mT * scale
-        case regard.Cosine(scale=scale):
-            s = torch.cosine_similarity(*both, dim=-1) * scale
-        case regard.Gaussian(sigma=sigma):
-            s = -(both[0] - both[1]).square().sum(-1) / (2 * sigma**2)
-        case regard.General():
-            s = query @ score.weight @ key.mT
-        case regard.Additive():
-            s = torch.tanh(both[0] @ score.query_map.T + both[1] @ score.key_map.T) @ score.vector
-        case regard.Concat():
-            s = torch.relu(both[0] @ score.query_map.T + both[1] @ score.key_map.T) @ score.vector
-        case _:
-            s = score(query, key)
-    cap = getattr(score, "softcap", None)
-    return s if cap is None else cap * torch.tanh(s / cap)
-
-
-def eager_weights(normalize: Any, s: Tensor, seen: Tensor) -> Tensor:
-    """Weights of (…, h, q, k) scores; rows without visible keys are zero."""
-    count = seen.sum(-1, keepdim=True).clamp(min=1).to(s.dtype)
-    # a fully masked row would be NaN: unmask it, and zero it at the end
-    hidden = ~seen & seen.any(-1, keepdim=True)
-    low = s.masked_fill(hidden, -math.inf)
-    match normalize:
-        case regard.Softmax(temperature=temperature):
-            weights = torch.softmax(low / temperature, -1)
-        case regard.Softmax1() | regard.Sink():
-            sink = torch.as_tensor(normalize.score).to(s).reshape((-1, 1, 1)[3 - min(s.dim(), 3) :])
-            weights = torch.softmax(torch.cat([low, sink.expand(*s.shape[:-1], 1)], -1), -1)[..., :-1]
-        case regard.Sparsemax():
-            weights = entmax.sparsemax(low, dim=-1)
-        case regard.Entmax15():
-            weights = entmax.entmax15(low, dim=-1)
-        case regard.Entmax(alpha=alpha):
-            weights = entmax.entmax_bisect(low, alpha, dim=-1, n_iter=100)
-        case regard.Mean():
-            weights = s / count
-        case regard.Relu():
-            weights = torch.relu(s) / count
-        case regard.Sigmoid(bias=bias):
-            weights = torch.sigmoid(s - torch.log(count) if bias is None else s + bias)
-        case regard.Hard():
-            best = (low == low.amax(-1, keepdim=True)).to(s.dtype)
-            weights = best / best.sum(-1, keepdim=True)
-    return weights.masked_fill(~seen, 0).to(s.dtype)

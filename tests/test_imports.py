@@ -29,10 +29,7 @@ MAY_IMPORT = {
 # Entry points: they may import every package, but no package may import them.
 ENTRY_POINTS = {"__init__", "__main__", "cli"}
 # The only upward calls: `weights.show()`, `weights.to_png()` and `seen.show()` open the view or draw.
-UPWARD = {
-    "regard.mechanism.weights.display": {"app", "plot"},
-    "regard.inspection.display": {"app"},
-}
+UPWARD = {"regard.mechanism.weights.display": {"app", "plot"}, "regard.inspection.display": {"app"}}
 
 # Slow to import or optional: loaded by the functions that use them, never by the names of `regard`.
 LATE = {

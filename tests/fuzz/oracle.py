@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import regard
+from tests import naive
 
 
 class Result(NamedTuple):
@@ -55,7 +56,7 @@ def attention(
     noise: Noise | None = None,
     rounding: float = 2.0**-24,
 ) -> Result:
-    """All tensors are float64. `rounding`: half a unit in the last place of what is compared with this."""
+    """All tensors have one dtype. `rounding`: half a unit in the last place of what is compared with this."""
     heads = _heads(query, key, value)
     if noise is not None:
         query, key, value = (noise.on(x) for x in (query, key, value))
@@ -167,34 +168,16 @@ def _bias(bias: Any, heads: int, queries: int, keys: int) -> Tensor:
             reach = (vector.shape[-1] - 1) // 2
             return vector[..., distance.clamp(-reach, reach) + reach]
         case regard.ALiBi():
-            slopes = torch.tensor([_slope(head, heads) for head in range(heads)], dtype=torch.float32)
+            slopes = torch.tensor([naive.slope(head, heads) for head in range(heads)], dtype=torch.float32)
             return (-slopes[:, None, None] * distance.abs()).double()  # in float32, as it is there
         case regard.T5Bias():
-            buckets = [_bucket(at, bias) for at in range(-keys - queries, keys + queries + 1)]
+            buckets = [
+                naive.bucket(at, bias.buckets, bias.max_distance, bias.bidirectional)
+                for at in range(-keys - queries, keys + queries + 1)
+            ]
             index = torch.tensor(buckets)[distance + keys + queries]
             return bias.table[index].movedim(-1, 0)
     raise AssertionError(f"no formula for {bias!r}")
-
-
-def _slope(head: int, heads: int) -> float:
-    """Press et al. 2022: a geometric sequence for a power of two, filled up with that of the next power."""
-    power = 2 ** int(math.log2(heads))
-    if head < power:
-        return 2 ** (-8 * (head + 1) / power)
-    return 2 ** (-8 * (2 * (head - power) + 1) / (2 * power))
-
-
-def _bucket(distance: int, bias: Any) -> int:
-    """Raffel et al. 2020: exact for small distances, logarithmic up to max_distance."""
-    buckets, first, far = bias.buckets, 0, max(-distance, 0)
-    if bias.bidirectional:
-        buckets //= 2
-        first, far = (buckets if distance > 0 else 0), abs(distance)
-    exact = buckets // 2
-    if far < exact:
-        return first + far
-    coarse = math.floor(math.log(far / exact) / math.log(bias.max_distance / exact) * (buckets - exact))
-    return first + min(exact + coarse, buckets - 1)
 
 
 # Normalizers
@@ -205,7 +188,7 @@ def _normalize(normalize: Any, s: Tensor, visible: Tensor) -> tuple[Tensor, Tens
     far = torch.full((), math.inf)
     if not s.shape[-1]:
         return s, s, far
-    count = visible.sum(-1, keepdim=True).clamp(min=1).double()
+    count = visible.sum(-1, keepdim=True).clamp(min=1).to(s.dtype)
     # a row without keys would be NaN: compute it as if it saw all of them, the caller drops it
     low = torch.where(visible | ~visible.any(-1, keepdim=True), s, -math.inf)
     low = torch.where(low.amax(-1, keepdim=True) == -math.inf, 0.0, low)

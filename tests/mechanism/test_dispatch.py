@@ -9,6 +9,8 @@ import torch
 
 import regard
 from regard.mechanism import dispatch, fast_path, fused, reference, tiled
+from tests.custom import LearnedSoftmax, OwnSoftmax
+from tests.fresh import run_fresh
 
 pytestmark = pytest.mark.skipif(
     not fused.available() or dispatch.FROM_ENVIRONMENT is not None, reason="needs all implementations"
@@ -22,26 +24,9 @@ class Subclass(torch.Tensor):
     pass
 
 
-class Learned(torch.nn.Module, regard.Normalizer):
-    """Softmax, with a parameter that has no effect."""
-
-    def __init__(self):
-        super().__init__()
-        self.factor = torch.nn.Parameter(torch.ones(()))
-
-    def tau(self, scores):
-        return scores.logsumexp(-1, keepdim=True)
-
-    def phi(self, x):
-        return x.exp()
-
-    def slope(self, x):
-        return x.exp()
-
-
 CALLS = {
     "plain": ({}, X),
-    "learned": ({"normalize": Learned()}, X),
+    "learned": ({"normalize": LearnedSoftmax()}, X),
     "bfloat16, two axes, entmax": (
         {"normalize": regard.Entmax15(), "mask": regard.Causal()},
         X[0, 0].bfloat16(),
@@ -138,13 +123,6 @@ def test_subclasses_of_other_axes_are_explained():
     assert regard.explain(query, key, key).implementation == "reference"
 
 
-def test_explain_does_not_advance_the_generator():
-    generator = torch.Generator().manual_seed(0)
-    before = generator.get_state()
-    regard.explain(X, X, X, dropout=0.5, generator=generator)
-    assert torch.equal(generator.get_state(), before)
-
-
 def test_a_cached_call_reads_the_tensors_of_each_call():
     fast_path._CACHE.clear()
     first, second = torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8)
@@ -152,6 +130,17 @@ def test_a_cached_call_reads_the_tensors_of_each_call():
         expected = regard.attention(x, x, x, implementation="reference")
         torch.testing.assert_close(regard.attention(x, x, x), expected)
     assert len(fast_path._CACHE) == 1
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
+def test_cached_calls_of_other_strides_are_distinguished(place):
+    fast_path._CACHE.clear()
+    inputs = [torch.randn(2, 4, 6, 8) for _ in range(3)]
+    expected = regard.attention(*inputs, implementation="reference")
+    for layout in (lambda x: x, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), lambda x: x):
+        tensors = [layout(x) if i == place else x for i, x in enumerate(inputs)]
+        torch.testing.assert_close(regard.attention(*tensors), expected)
+    assert len(fast_path._CACHE) == 2
 
 
 def test_broadcast_inputs_take_the_cached_path_forward_and_the_general_one_backward():
@@ -212,3 +201,96 @@ def test_a_step_back_is_found():
     calls = called_files(lambda: regard.attention(X, X, X, score=Back()))
     with pytest.raises(graphlib.CycleError):
         list(graphlib.TopologicalSorter(calls).static_order())
+
+
+# Requested implementations, and explain
+
+
+def test_an_environment_variable_forces_an_implementation():
+    program = (
+        "import torch, regard\n"
+        "x = torch.eye(3)\n"
+        "regard.mechanism.tiled.forward = None\n"
+        "print(regard.explain(x, x, x).implementation, regard.attention(x, x, x).shape)\n"
+        "print(regard.explain(x, x, x, implementation='tiled').implementation)\n"
+    )
+    done = run_fresh(program, REGARD_IMPLEMENTATION="reference")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "reference torch.Size([3, 3])\ntiled\n"
+
+
+def test_a_wrong_environment_variable_fails_loudly():
+    done = run_fresh("import regard", REGARD_IMPLEMENTATION="quick")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "ArgumentError" in last
+    assert "REGARD_IMPLEMENTATION is 'quick'" in last
+    assert "reference, tiled, fused" in last
+
+
+def test_an_unknown_implementation_lists_the_valid_ones():
+    x = torch.eye(3)
+    for call in (regard.attention, regard.attend, regard.explain):
+        with pytest.raises(regard.ArgumentError, match="'quick'; use reference, tiled, fused"):
+            call(x, x, x, implementation="quick")
+
+
+def test_explain_computes_nothing():
+    x = torch.empty(8, 65536, 64, device="meta")
+    text = str(regard.explain(x, x, x, mask=regard.Causal()))
+    assert text.startswith("tiled\n")
+    assert "137.4 GB" in text
+
+
+@pytest.mark.parametrize("name", ["reference", "tiled"])
+def test_explain_respects_the_requested_implementation(name):
+    x = torch.eye(3)
+    explanation = regard.explain(x, x, x, implementation=name)
+    assert explanation.implementation == name
+    assert "requested by name" in explanation.reasons
+
+
+def test_explain_reports_dense_score_functions():
+    x = torch.eye(3)
+
+    def my_score(query, key):
+        return query @ key.mT
+
+    assert "my_score" in str(regard.explain(x, x, x, score=my_score))
+    assert "my_score" not in str(regard.explain(x, x, x))
+
+
+def test_explain_reports_learned_normalizers():
+    x = torch.eye(3)
+    explanation = regard.explain(x, x, x, normalize=LearnedSoftmax())
+    assert explanation.implementation == "reference"
+    assert "LearnedSoftmax has parameters" in str(explanation)
+
+
+def test_explain_reports_why_kernels_are_not_used():
+    x = torch.eye(3)
+    assert regard.explain(x, x, x).implementation == "fused"
+    assert "kernels" in regard.explain(x, x, x).reasons[0]
+    for options, reason in (
+        ({"normalize": regard.Hard()}, "Hard has no kernel"),
+        ({"normalize": regard.Entmax(1.3)}, "Entmax has no kernel"),
+        ({"normalize": OwnSoftmax()}, "OwnSoftmax has no kernel"),
+    ):
+        for asked in (None, "fused"):
+            explanation = regard.explain(x, x, x, implementation=asked, **options)
+            assert explanation.implementation == "tiled"
+            assert reason in explanation.reasons[0] or asked == "tiled"
+    assert "float64 has no kernel" in str(regard.explain(x.double(), x.double(), x.double()))
+
+
+def test_explain_rejects_what_attention_rejects():
+    with pytest.raises(regard.ShapeError, match="4 tokens and value has 5"):
+        regard.explain(torch.ones(3, 2), torch.ones(4, 2), torch.ones(5, 2))
+
+
+def test_explain_names_dense_arguments():
+    x = torch.zeros(8, 16)
+    text = str(regard.explain(x, x, x, mask=torch.ones(8, 8, dtype=torch.bool), bias=[torch.zeros(8, 8)]))
+    assert "the mask is a dense tensor of 0.1 kB" in text
+    assert "the bias is a dense tensor of 0.3 kB" in text
+    assert "dense tensor" not in str(regard.explain(x, x, x, mask=regard.Causal(), bias=regard.ALiBi(1)))

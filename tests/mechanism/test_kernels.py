@@ -5,8 +5,9 @@ import json
 import math
 import os
 import re
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map
 
 import regard
 from regard.mechanism import fused
@@ -22,7 +24,7 @@ from regard.mechanism.call.arguments import Call, Layout, prepare
 from regard.mechanism.call.problem import Problem, ProblemConfig, empty_results
 from regard.mechanism.normalizers import Softmax
 from regard.mechanism.scores import Prepared, ScaledDot
-from tests.cases import NORMALIZERS, Case, Shape, instruction_set, leaves
+from tests.cases import NORMALIZERS, Case, Shape, crossed, instruction_set, leaves, upstream
 from tests.fresh import run_fresh
 from tests.recorder import Largest
 
@@ -39,10 +41,6 @@ close = torch.testing.assert_close
 
 def numbers(*shape: int, seed: int = 0, **options: Any) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), **options)
-
-
-def upstream(output: Tensor) -> Tensor:
-    return torch.arange(output.numel(), dtype=torch.float64).cos().reshape(output.shape).to(output)
 
 
 def everything(case: Case, **more: Any) -> list[Tensor]:
@@ -150,19 +148,10 @@ def test_python_threads_may_call_at_once():
     cases = [THREADED["many heads"], THREADED["sparsemax"], THREADED["decoding"]] * 2
     torch.set_num_threads(2)
     wanted = [everything(case) for case in cases]
-    actual: dict[int, list[Tensor]] = {}
-
-    def work(i: int) -> None:
+    with ThreadPoolExecutor(len(cases)) as pool:
         for _ in range(3):
-            actual[i] = everything(cases[i])
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(cases))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i, one in enumerate(wanted):
-        same_bits(one, actual[i])
+            for one, other in zip(wanted, pool.map(everything, cases), strict=True):
+                same_bits(one, other)
 
 
 # Processes
@@ -296,7 +285,10 @@ work = lambda: [regard.attention(query, key, value)]
 }
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="this system tells it otherwise")
+linux = pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="this system tells it otherwise")
+
+
+@linux
 @pytest.mark.parametrize("name", EXHAUSTED)
 @pytest.mark.sampled(2)
 def test_memory_that_does_not_suffice_is_an_exception(name):
@@ -332,17 +324,13 @@ print(all(map(torch.equal, found, wanted)))
 """
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="this system tells it otherwise")
+@linux
 def test_threads_that_cannot_be_started_are_done_without():
     done = run_fresh(THREADLESS)
-    assert (done.returncode, done.stdout) == (0, "True\n"), (
-        done.returncode,
-        done.stdout,
-        done.stderr[-2000:],
-    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="this system tells it otherwise")
+@linux
 @pytest.mark.parametrize("normalize", ["Softmax", "Sigmoid", "Entmax15"])
 def test_memory_is_linear(normalize):
     heads, tokens = 4, 4096
@@ -586,15 +574,15 @@ def test_offsets_need_more_than_32_bits(normalize, axis):
 
 # Transforms of torch
 
-SMALL = {
-    "plain": {},
-    "causal": {"mask": regard.Causal()},
-    "additive": {"score": regard.Additive(5, 5, width=6)},
-    "softcap": {"score": regard.Dot(softcap=2.0), "mask": regard.Window(3)},
-    "sparsemax": {"normalize": regard.Sparsemax(), "mask": regard.Padding([2, 5])},
-    "entmax15": {"normalize": regard.Entmax15()},
-    "sink": {"normalize": regard.Sink(6), "bias": regard.T5Bias(6, buckets=8, max_distance=16)},
-    "relative": {"bias": regard.ALiBi(6), "mask": regard.Documents([1, 3], [3, 4])},
+SMALL: dict[str, Callable[[], dict[str, Any]]] = {
+    "plain": dict,
+    "causal": lambda: {"mask": regard.Causal()},
+    "additive": lambda: {"score": regard.Additive(5, 5, width=6)},
+    "softcap": lambda: {"score": regard.Dot(softcap=2.0), "mask": regard.Window(3)},
+    "sparsemax": lambda: {"normalize": regard.Sparsemax(), "mask": regard.Padding(5)},
+    "entmax15": lambda: {"normalize": regard.Entmax15()},
+    "sink": lambda: {"normalize": regard.Sink(6), "bias": regard.T5Bias(6, buckets=8, max_distance=16)},
+    "relative": lambda: {"bias": regard.ALiBi(6), "mask": regard.Documents([1, 3], [3, 4])},
 }
 
 
@@ -607,9 +595,68 @@ def inputs_of(dtype: torch.dtype = torch.float32, *, inside: bool = False, seed:
     return [x.to(dtype).requires_grad_() for x in actual]
 
 
-def derived(call: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+Attention = Callable[..., Tensor]
+
+
+def second_derivatives(call: Attention, inputs: list[Tensor]) -> Any:
     output = call(*inputs)
-    return [output, *torch.autograd.grad(output, inputs, upstream(output))]
+    first = torch.autograd.grad(output, inputs, upstream(output), create_graph=True)
+    return torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
+
+
+def forward_derivatives(call: Attention, inputs: list[Tensor]) -> Any:
+    inputs = [x.detach() for x in inputs]
+    directions = [x.detach() for x in inputs_of(inputs[0].dtype, seed=9)]
+    with fwAD.dual_level():
+        dual = [fwAD.make_dual(x, y) for x, y in zip(inputs, directions, strict=True)]
+        tangent = fwAD.unpack_dual(call(*dual)).tangent
+    return tangent, torch.func.jvp(call, tuple(inputs), tuple(directions))[1]
+
+
+def mapped(in_dims: tuple[int | None, ...]) -> Callable[[Attention, list[Tensor]], Any]:
+    """Outputs and per-sample gradients by vmap."""
+
+    def run(call: Attention, inputs: list[Tensor]) -> Any:
+        args = [x.detach() if at == 0 else x[0].detach() for x, at in zip(inputs, in_dims, strict=True)]
+        gradient = torch.func.grad(lambda *args: call(*args).square().sum(), argnums=(0, 1, 2))
+        return torch.vmap(call, in_dims)(*args), torch.vmap(gradient, in_dims)(*args)
+
+    return run
+
+
+TRANSFORMS: dict[str, Callable[[Attention, list[Tensor]], Any]] = {
+    "second derivatives": second_derivatives,
+    "forward mode": forward_derivatives,
+    "vmap": mapped((0, 0, 0)),
+    "vmap, one key": mapped((0, None, 0)),
+    "vmap, one query": mapped((None, 0, None)),
+}
+
+
+@crossed(name=SMALL, transform=TRANSFORMS)
+@pytest.mark.sampled(2)
+def test_transforms_of_the_kernels_agree_with_those_of_float64(name, transform):
+    """test_autograd.py tests the transforms in float64."""
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        options = SMALL[name]()
+        for option in options.values():
+            if isinstance(option, nn.Module):
+                option.to(dtype)
+        results.append(TRANSFORMS[transform](partial(regard.attention, **options), inputs_of(dtype)))
+    actual, expected = results
+    close(actual, tree_map(Tensor.float, expected), rtol=1e-4, atol=1e-4)
+
+
+def test_fake_tensors_stay_fake():
+    with FakeTensorMode() as mode:
+        inputs = [mode.from_tensor(x.detach()) for x in inputs_of()]
+        for name in ("plain", "causal", "softcap", "entmax15"):  # the others hold real tensors
+            output = regard.attention(*inputs, **SMALL[name]())
+            assert type(output) is FakeTensor
+            assert output.shape == (2, 6, 4, 9)
+    assert regard.attention(*(x.detach().to("meta") for x in inputs_of())).is_meta
 
 
 @pytest.mark.slow
@@ -618,73 +665,16 @@ def derived(call: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
 def test_a_call_compiled_to_machine_code_equals_the_eager_one(name, inside):
     # compiled code relies on the declared strides
     torch.compiler.reset()
-    matrix = numbers(5, 5).requires_grad_()
+    matrix, inputs, options = numbers(5, 5).requires_grad_(), inputs_of(inside=inside), SMALL[name]()
 
     def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return regard.attention(query @ matrix, key @ matrix, value * 2, **SMALL[name]).relu()
+        return regard.attention(query @ matrix, key @ matrix, value * 2, **options).relu()
 
-    inputs = inputs_of(inside=inside)
-    close(derived(torch.compile(call, fullgraph=True), inputs), derived(call, inputs))
+    def derived(call: Attention) -> list[Tensor]:
+        output = call(*inputs)
+        return [output, *torch.autograd.grad(output, inputs, upstream(output))]
 
-
-def test_fake_tensors_stay_fake():
-    with FakeTensorMode() as mode:
-        inputs = [mode.from_tensor(x.detach()) for x in inputs_of()]
-        for name, options in SMALL.items():
-            if name in ("plain", "causal", "softcap", "entmax15"):  # the others hold real tensors
-                output = regard.attention(*inputs, **options)
-                assert type(output) is FakeTensor
-                assert output.shape == (2, 6, 4, 9)
-    meta = [x.detach().to("meta") for x in inputs_of()]
-    assert regard.attention(*meta).is_meta
-
-
-@pytest.mark.parametrize("name", ["plain", "causal", "entmax15", "relative", "additive"])
-def test_vmap_is_a_loop(name):
-    def call(*args: Tensor) -> Tensor:
-        return regard.attention(*args, **SMALL[name])
-
-    query, key, value = (x.detach() for x in inputs_of())
-    for in_dims in ((0, 0, 0), (0, None, 0), (None, 0, None)):
-        args = [x if at == 0 else x[0] for x, at in zip((query, key, value), in_dims, strict=True)]
-
-        def one(i: int, args: list[Tensor] = args, in_dims: tuple[int | None, ...] = in_dims) -> list[Tensor]:
-            return [x if at is None else x[i] for x, at in zip(args, in_dims, strict=True)]
-
-        close(torch.vmap(call, in_dims)(*args), torch.stack([call(*one(i)) for i in range(2)]))
-        gradient = torch.func.grad(lambda *args: call(*args).square().sum(), argnums=(0, 1, 2))
-        batched = torch.vmap(gradient, in_dims)(*args)
-        looped = [gradient(*one(i)) for i in range(2)]
-        close(batched, tuple(torch.stack(parts) for parts in zip(*looped, strict=True)))
-
-
-@pytest.mark.parametrize("name", ["plain", "causal", "softcap", "entmax15", "relative"])
-def test_derivatives_of_derivatives_agree_with_float64(name):
-    def second(dtype: torch.dtype) -> list[Tensor]:
-        inputs = inputs_of(dtype)
-        output = regard.attention(*inputs, **SMALL[name])
-        first = torch.autograd.grad(output, inputs, upstream(output), create_graph=True)
-        return list(torch.autograd.grad(sum(x.square().sum() for x in first), inputs))
-
-    for one, other in zip(second(torch.float32), second(torch.float64), strict=True):
-        close(one, other.float(), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["plain", "causal", "softcap", "sparsemax", "relative"])
-def test_forward_derivatives_agree_with_float64(name):
-    def pushed(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        inputs = [x.detach() for x in inputs_of(dtype)]
-        directions = [x.detach() for x in inputs_of(dtype, seed=9)]
-        one = torch.func.jvp(
-            lambda *args: regard.attention(*args, **SMALL[name]), tuple(inputs), tuple(directions)
-        )[1]
-        with fwAD.dual_level():
-            dual = [fwAD.make_dual(x, y) for x, y in zip(inputs, directions, strict=True)]
-            other = fwAD.unpack_dual(regard.attention(*dual, **SMALL[name])).tangent
-        return one, other
-
-    for one, other in zip(pushed(torch.float32), pushed(torch.float64), strict=True):
-        close(one, other.float(), rtol=1e-4, atol=1e-5)
+    close(derived(torch.compile(call, fullgraph=True)), derived(call))
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
@@ -694,13 +684,12 @@ def test_a_script_serves_for_other_numbers():
     close(script(*others), regard.attention(*others, mask=regard.Causal()))
 
 
-def test_gradients_of_a_part_of_the_inputs():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_of_a_part_of_the_inputs(dtype):
     # each alone equals the batched result
-    options = {
-        "bias": numbers(6, 4, 7).requires_grad_(),
-        "normalize": regard.Softmax1(numbers(6).requires_grad_()),
-    }
-    leaf = [*inputs_of(), options["bias"], options["normalize"].score]
+    bias, sink = (numbers(*shape, dtype=dtype).requires_grad_() for shape in ((6, 4, 7), (6,)))
+    options = {"bias": bias, "normalize": regard.Softmax1(sink)}
+    leaf = [*inputs_of(dtype), bias, sink]
     output = regard.attention(*leaf[:3], **options)
     every = torch.autograd.grad(output, leaf, upstream(output))
     for i in range(len(leaf)):
@@ -718,19 +707,27 @@ def test_a_gradient_with_negative_strides():
     close(one, torch.autograd.grad(output, (query, key, value), -upstream(output)))
 
 
-def test_saved_tensors_may_come_back_with_other_strides():
-    def back(x: Tensor) -> Tensor:
-        return x.movedim(-1, 0).contiguous().movedim(0, -1)
+@pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Sigmoid(), regard.Entmax15()], ids=repr)
+def test_saved_tensors_may_come_back_with_other_strides(normalize):
+    # widths of whole vectors, for which backward calls are cached; more than a tile of keys
+    shapes = {"query": (2, 3, 30, 32), "key": (2, 3, 200, 32), "value": (2, 3, 200, 16)}
+    saved = {**shapes, "output": (2, 3, 30, 16), "tau": (2, 3, 1, 30, 2), "none": ()}
 
-    normalizers = (regard.Softmax(), regard.Sigmoid(), regard.Entmax15())
-    for normalize, sizes in itertools.product(normalizers, [(30, 200, 200), (7, 11, 11)]):
-        results = []
-        for hook in (lambda x: x, back):
-            inputs = [numbers(2, n, 20, seed=n).requires_grad_() for n in sizes]
-            with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), hook):
-                output = regard.attention(*inputs, normalize=normalize)
-            results.append(torch.autograd.grad(output, inputs, upstream(output)))
-        close(*results)
+    def back(changed: str) -> tuple[Tensor, ...]:
+        def unpack(x: Tensor) -> Tensor:
+            if tuple(x.shape) == saved[changed]:
+                return x.transpose(1, -2).contiguous().transpose(1, -2)
+            return x.mT.contiguous().mT if changed == "all" else x
+
+        inputs = [numbers(*shape, seed=sum(shape)).requires_grad_() for shape in shapes.values()]
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), unpack):
+            output = regard.attention(*inputs, normalize=normalize)
+        return torch.autograd.grad(output, inputs, upstream(output))
+
+    expected = back("none")
+    saved["all"] = ()
+    for changed in saved:
+        close(back(changed), expected, msg=lambda text, changed=changed: f"{changed}: {text}")
 
 
 def test_sizes_of_a_call_are_counted_in_heads_not_in_rows():

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -26,12 +27,12 @@ from tests.cases import (
     Shape,
     leaves,
     looped,
-    pairs,
     product,
     tiles_of,
     upstream,
 )
-from tests.fresh import run_fresh
+from tests.custom import OwnMean, OwnSoftmax
+from tests.fuzz import oracle
 
 IMPLEMENTATIONS = ("reference", "tiled")  # of float64; test_fused.py is about the kernels
 EVERY = dispatch.IMPLEMENTATIONS if fused.available() else IMPLEMENTATIONS
@@ -46,7 +47,7 @@ def derived(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
     return [output.detach(), *torch.autograd.grad(output, inputs, upstream(output), materialize_grads=True)]
 
 
-def close(actual: Tensor, wanted: Tensor, within: float = 1e-10) -> None:
+def close(actual: Any, wanted: Any, within: float = 1e-10) -> None:
     torch.testing.assert_close(actual, wanted, rtol=within, atol=within)
 
 
@@ -60,28 +61,14 @@ def test_implementations_agree_with_the_formulas(case):
     wanted, weights = naive.attention(query, key, value, **options)
     inputs = (query, key, value, *leaves(options))
     actual = {}
-    with tiles_of(64):
+    with tiles_of(100):
         for name in IMPLEMENTATIONS:
             output, lazy = regard.attend(query, key, value, implementation=name, **options)
             assert output.shape == wanted.shape
             close(output.detach(), wanted)
             close(lazy.dense().detach(), weights)
             actual[name] = torch.autograd.grad(output, inputs, upstream(output), materialize_grads=True)
-    for one, other in zip(*actual.values(), strict=True):
-        close(one, other)
-
-
-def test_the_formulas_agree_with_dense_torch():
-    # two independent formulations; the next test uses the second
-    sizes = Shape((2, 4, 5, 3), (2, 2, 7, 3), (2, 2, 7, 2))
-    for case in pairs(("grouped",), masks=("no mask", "tensor"), biases=("no bias", "dense"), sizes=sizes):
-        options = case.options()
-        wanted, _ = naive.attention(*case.tensors(), **options)
-        options["seen"], options["bias"] = (
-            options.pop("mask"),
-            options["bias"] if case.bias == "dense" else 0.0,
-        )
-        close(naive.eager(*case.tensors(), **options).detach(), wanted, 1e-9)
+    close(*actual.values())
 
 
 LONGER = Shape((4, 37, 16), (2, 67, 16), (2, 67, 8))
@@ -111,7 +98,7 @@ def test_float32_error_is_at_most_twice_that_of_dense_torch(normalize, scores):
         def eager(*tensors: Tensor, order: Tensor, bias: Tensor, seen: Tensor, **options: Any) -> Tensor:
             query, key, value = tensors
             options |= {"bias": bias[..., order], "seen": seen[:, order]}
-            return naive.eager(query, key[:, order], value[:, order], **options)
+            return oracle.attention(query, key[:, order], value[:, order], **options).output
 
         exact = run(regard.attention, torch.float64, implementation="reference")
         # how far one order of the additions is off is chance: the worst of several is what float32 does
@@ -129,11 +116,7 @@ def test_float32_error_is_at_most_twice_that_of_dense_torch(normalize, scores):
                     error, *several = ((x[part] - exact[part]).abs().max().item() for x in (ours, *dense))
                     allowed = max(several)
                     tiny = 4 * torch.finfo(torch.float32).eps * max(exact[part].abs().max().item(), 1)
-                    assert error <= 2 * allowed + tiny, (
-                        case.name,
-                        name,
-                        ("output", "query", "key", "value")[part],
-                    )
+                    assert error <= 2 * allowed + tiny, (case.name, name, part)
 
 
 # Tiles
@@ -165,8 +148,7 @@ def test_results_do_not_depend_on_the_tile_size(
     with tiles_of(tile):
         small = derived(lambda: regard.attention(*tensors, implementation="tiled", **options), *inputs)
     whole = derived(lambda: regard.attention(*tensors, implementation="reference", **options), *inputs)
-    for one, other in zip(small, whole, strict=True):
-        close(one, other, 1e-9)
+    close(small, whole, 1e-9)
 
 
 def test_small_tiles_are_many():
@@ -196,17 +178,16 @@ def check_gradients(case: Case) -> None:
         assert gradcheck(attention, (*tensors, *leaves(options)), fast_mode=True, rtol=1e-5, atol=1e-7)
 
 
-# Every name several times, with others each time; the slow test has all combinations.
+# Every name at least once, with others each time; the slow test has all combinations.
 VARIED = [
     Case("grouped", *names, sizes=TINY)
-    for names, _ in zip(
-        zip(*map(itertools.cycle, (SCORES, NORMALIZERS, MASKS, BIASES)), strict=True), range(45), strict=False
+    for names in itertools.islice(
+        zip(*map(itertools.cycle, (SCORES, NORMALIZERS, MASKS, BIASES)), strict=True), 20
     )
 ]
 
 
 @pytest.mark.parametrize("case", VARIED, ids=lambda case: case.name)
-@pytest.mark.sampled(2)
 def test_gradients_are_those_of_finite_differences(case):
     check_gradients(case)
 
@@ -226,158 +207,16 @@ def test_gradients_over_the_whole_product(score, normalize, bias):
 # Normalizers
 
 
-class OwnSoftmax(regard.Normalizer):
-    def tau(self, scores):
-        return scores.logsumexp(-1, keepdim=True)
-
-    def phi(self, x):
-        return x.exp()
-
-    def slope(self, x):
-        return x.exp()
-
-
-class OwnMean(regard.Normalizer):
-    sums_to_one = False
-
-    def tau(self, scores):
-        return torch.zeros_like(scores[..., :1])
-
-    def phi(self, x):
-        return x
-
-    def slope(self, x):
-        return torch.ones_like(x)
-
-    def divisor(self, x, visible):
-        return visible.sum(-1, keepdim=True).clamp(min=1).to(x.dtype)
-
-
 @looped("implementation", IMPLEMENTATIONS)
 @looped("mask", ["no mask", "causal", "tensor"])
-@looped(
-    ("own", "built_in"),
-    [
-        (OwnSoftmax(), regard.Softmax()),
-        (OwnMean(), regard.Mean()),
-    ],
-    ids=lambda normalize: type(normalize).__name__,
-)
+@looped(("own", "built_in"), [(OwnSoftmax(), regard.Softmax()), (OwnMean(), regard.Mean())])
 def test_a_normalizer_of_ones_own_equals_the_built_in_one(own, built_in, mask, implementation):
     case = Case("more queries", mask=mask, bias="relative")
     tensors, options = case.tensors(requires_grad=True), case.options()
     inputs = (*tensors, *leaves(options))
+
+    def run(normalize: regard.Normalizer) -> Tensor:
+        return regard.attention(*tensors, **options | {"normalize": normalize}, implementation=implementation)
+
     with tiles_of(64):
-        for one, other in zip(
-            *(
-                derived(
-                    lambda normalize=normalize: regard.attention(
-                        *tensors, **{**options, "normalize": normalize}, implementation=implementation
-                    ),
-                    *inputs,
-                )
-                for normalize in (own, built_in)
-            ),
-            strict=True,
-        ):
-            close(one, other)
-
-
-# Which implementation
-
-
-def test_an_environment_variable_forces_an_implementation():
-    program = (
-        "import torch, regard\n"
-        "x = torch.eye(3)\n"
-        "regard.mechanism.tiled.forward = None\n"
-        "print(regard.explain(x, x, x).implementation, regard.attention(x, x, x).shape)\n"
-        "print(regard.explain(x, x, x, implementation='tiled').implementation)\n"
-    )
-    done = run_fresh(program, REGARD_IMPLEMENTATION="reference")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "reference torch.Size([3, 3])\ntiled\n"
-
-
-def test_a_wrong_environment_variable_fails_loudly():
-    done = run_fresh("import regard", REGARD_IMPLEMENTATION="quick")
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
-    assert "ArgumentError" in last
-    assert "REGARD_IMPLEMENTATION is 'quick'" in last
-    assert "reference, tiled, fused" in last
-
-
-def test_an_unknown_implementation_lists_the_valid_ones():
-    x = torch.eye(3)
-    for call in (regard.attention, regard.attend, regard.explain):
-        with pytest.raises(regard.ArgumentError, match="'quick'; use reference, tiled, fused"):
-            call(x, x, x, implementation="quick")
-
-
-class LearnedScale(torch.nn.Module, OwnSoftmax):
-    def __init__(self):
-        super().__init__()
-        self.factor = torch.nn.Parameter(torch.ones(()))
-
-
-class TestExplain:
-    @pytest.fixture(autouse=True)
-    def _free_choice(self, monkeypatch):
-        monkeypatch.setattr(dispatch, "FROM_ENVIRONMENT", None)
-
-    def test_explain_computes_nothing(self):
-        x = torch.empty(8, 65536, 64, device="meta")
-        text = str(regard.explain(x, x, x, mask=regard.Causal()))
-        assert text.startswith("tiled\n")
-        assert "137.4 GB" in text
-
-    @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-    def test_explain_respects_the_requested_implementation(self, name):
-        x = torch.eye(3)
-        explanation = regard.explain(x, x, x, implementation=name)
-        assert explanation.implementation == name
-        assert "requested by name" in explanation.reasons
-
-    def test_explain_reports_dense_score_functions(self):
-        x = torch.eye(3)
-
-        def my_score(query, key):
-            return query @ key.mT
-
-        assert "my_score" in str(regard.explain(x, x, x, score=my_score))
-        assert "my_score" not in str(regard.explain(x, x, x))
-
-    def test_explain_reports_learned_normalizers(self):
-        x = torch.eye(3)
-        explanation = regard.explain(x, x, x, normalize=LearnedScale())
-        assert explanation.implementation == "reference"
-        assert "LearnedScale has parameters" in str(explanation)
-
-    def test_explain_reports_why_kernels_are_not_used(self):
-        x = torch.eye(3)
-        if fused.available():
-            assert regard.explain(x, x, x).implementation == "fused"
-            assert "kernels" in regard.explain(x, x, x).reasons[0]
-        for options, reason in (
-            ({"normalize": regard.Hard()}, "Hard has no kernel"),
-            ({"normalize": regard.Entmax(1.3)}, "Entmax has no kernel"),
-            ({"normalize": OwnSoftmax()}, "OwnSoftmax has no kernel"),
-        ):
-            for asked in (None, EVERY[-1]):
-                explanation = regard.explain(x, x, x, implementation=asked, **options)
-                assert explanation.implementation == "tiled"
-                assert reason in explanation.reasons[0] or asked == "tiled"
-        assert "float64 has no kernel" in str(regard.explain(x.double(), x.double(), x.double()))
-
-    def test_explain_rejects_what_attention_rejects(self):
-        with pytest.raises(regard.ShapeError, match="4 tokens and value has 5"):
-            regard.explain(torch.ones(3, 2), torch.ones(4, 2), torch.ones(5, 2))
-
-
-def test_explain_names_dense_arguments():
-    x = torch.zeros(8, 16)
-    text = str(regard.explain(x, x, x, mask=torch.ones(8, 8, dtype=torch.bool), bias=[torch.zeros(8, 8)]))
-    assert "the mask is a dense tensor of 0.1 kB" in text
-    assert "the bias is a dense tensor of 0.3 kB" in text
-    assert "dense tensor" not in str(regard.explain(x, x, x, mask=regard.Causal(), bias=regard.ALiBi(1)))
+        close(*(derived(partial(run, normalize), *inputs) for normalize in (own, built_in)))
