@@ -627,7 +627,6 @@ X = torch.zeros(2, 3, 5, 8)
         ("alibi_slopes", "ALiBi(heads)"),
         ("key_padding_mask", "Padding(lengths)"),
         ("need_weights", "regard.attend("),
-        ("score_mod", "score="),
         ("enable_gqa", "multiple of the number of key heads"),
         ("normalise", "normalize="),
         ("quantum", "score=, mask=, bias=, normalize=, dropout=, generator=, implementation="),
@@ -638,6 +637,13 @@ def test_keywords_of_other_libraries_are_answered_with_regards(function, keyword
         function(X, X, X, **{keyword: True})
     assert f"{function.__name__} got an unexpected keyword argument {keyword!r}" in str(caught.value)
     assert spelling in str(caught.value)
+
+
+@pytest.mark.parametrize("keyword", ["score_mod", "block_mask"])
+def test_keywords_of_flex_attention_name_it(keyword):
+    for function in (regard.attention, regard.attend):  # explain takes them
+        with pytest.raises(TypeError, match=rf"regard\.flex_attention\(.*{keyword}="):
+            function(X, X, X, **{keyword: True})
 
 
 def test_suggested_names_exist():

@@ -33,8 +33,9 @@ _ROUNDING = 2e-5  # accepted rounding error of a score computed by torch
 
 def read_columns(matrix: SelectableMatrix, columns: slice) -> Tensor:
     """Return some columns of the matrix as a dense tensor, (…, q, columns)."""
+    keys = range(matrix.shape[-1])[columns]
+    span = slice(keys[0], keys[-1] + 1) if keys else slice(0, 0)
     indices = torch.arange(matrix.shape[-1], device=matrix.device)[columns]
-    span = slice(int(indices[0]), int(indices[-1]) + 1) if len(indices) else slice(0, 0)
     result = matrix._new(matrix.shape[-2], len(indices))
     for tile, block in _column_tiles(matrix, span):
         if block.shape[-1] == len(indices):
