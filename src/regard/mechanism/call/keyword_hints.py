@@ -14,7 +14,6 @@ _EQUIVALENTS = {
     "attention_mask": "mask=regard.Padding(lengths), or mask=attention_mask[:, None, None, :].bool()",
     "attn_bias": "bias=",
     "position_bias": "bias=",
-    "block_mask": "mask=, with masks combined by & and |",
     "mask_mod": "mask=, with masks combined by & and |",
     "key_padding_mask": "mask=regard.Padding(lengths), or mask=~key_padding_mask[:, None, None, :]",
     "dropout_p": "dropout=",
