@@ -177,4 +177,5 @@ def _present(inputs: Any) -> Inputs:
         raise ArgumentError(
             "Patch(…, weights=True) needs the weights of the other run: Capture(weights=True)."
         )
-    return inputs  # type: ignore[no-any-return]
+    assert isinstance(inputs, Inputs)
+    return inputs

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,15 @@ from regard._util.text import type_name
 from regard.errors import ArgumentError
 from regard.inspection import display
 from regard.inspection.capture import AttentionKind
+from regard.inspection.measures.record import CallRecord, require_record
 from regard.inspection.statistics import head_statistics
 from regard.mechanism.rollout import rollout
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import is_cross_attention
+
+if TYPE_CHECKING:
+    from regard.inspection.measures.gradients import Gradients
+    from regard.inspection.measures.norms import Norms
 
 _MEASURES = ("entropy", "distance", "first", "previous", "induction")
 
@@ -128,6 +133,7 @@ class Seen(Mapping[str, Weights]):
         self._calls: dict[str, list[Weights | UnavailableWeights]] = {}
         self._kinds: dict[str, AttentionKind] = {}
         self._modules: dict[str, tuple[str, int]] = {}  # module name and call number of each entry
+        self._records: dict[tuple[str, int], CallRecord] = {}  # values and gradients, by module and call
         self._empty = "nothing yet: call the model inside the with block"
         self._unseen = ""  # attention that ran but could not be recorded
         self._texts = RecordedTexts() if texts is None else texts
@@ -135,6 +141,10 @@ class Seen(Mapping[str, Weights]):
     def add(self, name: str, weights: Weights, kind: AttentionKind | None = None) -> None:
         """Record a call of a module. By default, `kind` is inferred from the name."""
         self._add(name, weights, kind)
+
+    def add_record(self, name: str, record: CallRecord) -> None:
+        """Add values and gradients to the last call of a module."""
+        self._records[name, len(self._calls[name]) - 1] = record
 
     def add_error(self, name: str, reason: str, kind: AttentionKind | None = None) -> None:
         """Record a call whose weights are not available; reading them raises an ArgumentError."""
@@ -287,9 +297,13 @@ class Seen(Mapping[str, Weights]):
 
         If there are several stacks (encoder and decoder) or calls, only the last stack and call are used.
         """
+        return rollout([self[name] for name in self._last_stack("rollout")], queries, residual=residual)
+
+    def _last_stack(self, function: str) -> list[str]:
+        """Return the self-attention layers of the last stack and call."""
         names = [name for name in self if self.kind(name) == "self"]
         if not names:
-            raise ArgumentError(f"rollout needs self-attention; {self!r} has none.")
+            raise ArgumentError(f"{function} needs self-attention; {self!r} has none.")
 
         def stack_and_run(name: str) -> tuple[str, int]:
             """Return the stack and the number of its run; a shared module is called several times per run."""
@@ -297,8 +311,69 @@ class Seen(Mapping[str, Weights]):
             calls_per_run = max(len(self.calls(module)) // max(len(self._texts.calls), 1), 1)
             return re.split(r"\d", module)[0], call // calls_per_run
 
-        last = [self[name] for name in names if stack_and_run(name) == stack_and_run(names[-1])]
-        return rollout(last, queries, residual=residual)
+        return [name for name in names if stack_and_run(name) == stack_and_run(names[-1])]
+
+    def norms(self, *, project: bool = True) -> "dict[str, Norms]":
+        """Return ‖α f(x)‖ for each layer: the norm of the vector that each key adds to each query, lazy.
+
+        Requires `watch(model, values=True)`. Unlike weights, norms are small for keys whose value is close to
+        zero, such as sinks (Kobayashi et al. 2020).
+
+        project: apply the output projection of each head, as the paper does; otherwise use the values alone.
+
+        >>> import torch, regard
+        >>> layer = regard.models.MultiHeadAttention(8, 2)
+        >>> with regard.watch(layer, values=True) as seen:
+        ...     output = layer(torch.randn(5, 8))
+        >>> seen.norms()[""].topk(1).indices.shape
+        torch.Size([2, 5, 1])
+        """
+        from regard.inspection.measures.norms import Norms
+
+        return {
+            name: Norms(self[name], self._record(name, "norms", "values"), project=project) for name in self
+        }
+
+    def gradients(self) -> "dict[str, Gradients]":
+        """Return the gradient of the weights of each layer, dA = dO · Vᵀ, lazy.
+
+        Requires `watch(model, gradients=True)` and a backward pass, inside or after the block. Several
+        backward passes add up, as in `Tensor.grad`.
+
+        >>> import torch, regard
+        >>> layer = regard.models.MultiHeadAttention(8, 2)
+        >>> with regard.watch(layer, gradients=True) as seen:
+        ...     loss = layer(torch.randn(5, 8)).square().sum()
+        >>> loss.backward()
+        >>> seen.gradients()[""].times_weights()
+        WeightProduct(2 × 5 × 5)
+        """
+        from regard.inspection.measures.gradients import Gradients
+
+        return {name: Gradients.of(self[name], self._record(name, "gradients", "gradients")) for name in self}
+
+    def relevance(self, queries: int | Sequence[int] | Tensor | None = None) -> Tensor:
+        """Compute how much each input token matters for the loss, from gradient × weight of all layers.
+
+        Rollout of the positive part of gradient × weight: R ← R + Ā R (Chefer et al. 2021, eqs. 5 and 6).
+        Requires `watch(model, gradients=True)` and a backward pass. Memory is linear in the tokens.
+
+        queries: positions in the last layer, as in `rollout`; None for the mean over all positions.
+
+        >>> import torch, regard
+        >>> layer = regard.models.MultiHeadAttention(8, 2)
+        >>> with regard.watch(layer, gradients=True) as seen:
+        ...     layer(torch.randn(5, 8))[0].sum().backward()
+        >>> seen.relevance(queries=0).shape
+        torch.Size([5])
+        """
+        from regard.inspection.measures.gradients import relevance
+
+        gradients = self.gradients()
+        return relevance([gradients[name].times_weights() for name in self._last_stack("relevance")], queries)
+
+    def _record(self, name: str, function: str, option: str) -> CallRecord:
+        return require_record(self._records.get(self._modules[name]), name, function, option)
 
     def to(self, device: torch.device | str) -> "Seen":
         """Return the recording on another device."""
@@ -307,6 +382,7 @@ class Seen(Mapping[str, Weights]):
             weights = self._weights[entry]
             weights = weights if isinstance(weights, UnavailableWeights) else weights.to(device)
             moved._add(name, weights, self._kinds[entry])
+        moved._records = {call: record.to(device) for call, record in self._records.items()}
         moved._empty, moved._unseen = self._empty, self._unseen
         return moved
 

@@ -63,9 +63,9 @@ class AttentionCall:
     def uniform(self) -> Tensor:
         """Return the output with uniform weights on the keys that the mask allows, (…, h, q, e)."""
         inputs = self.inputs()
-        zeros = [x.new_zeros(*x.shape[:-1], 1) for x in inputs[:2]]
+        query, key = (x.new_zeros(*x.shape[:-1], 1) for x in inputs[:2])
         mask = self._options(inputs)["mask"]
-        return attention(*zeros, inputs.value, score=Dot(), mask=mask, bias=inputs.mask_bias)
+        return attention(query, key, inputs.value, score=Dot(), mask=mask, bias=inputs.mask_bias)
 
     def _options(self, inputs: Inputs) -> Options:
         mask = inputs.options.get("mask")

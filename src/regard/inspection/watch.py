@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from regard.inspection.layers import (
     has_no_attention,
     own_attention,
 )
+from regard.inspection.measures.record import AttentionOutput, CallRecord, output_projection
 from regard.inspection.recording import CallTokens, RecordedTexts, Seen, call_tokens
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import watch_layers
@@ -41,6 +43,8 @@ def watch(
     heads: Sequence[int] | None = None,
     tokenizer: Any = None,
     tokens: Sequence[Any] | None = None,
+    values: bool = False,
+    gradients: bool = False,
 ) -> Iterator[Seen]:
     """Record the lazy weights of every attention layer of a model inside a `with` block.
 
@@ -55,6 +59,9 @@ def watch(
     heads: record only these heads of each layer.
     tokenizer: converts token ids to tokens, for `Seen.texts` and the views.
     tokens: the tokens, if the model is not called with token ids.
+    values: also record the values, for `Seen.norms`.
+    gradients: also record the gradient of each layer's heads in backward passes, for `Seen.gradients` and
+        `Seen.relevance`.
 
     >>> import torch, regard
     >>> model = torch.nn.TransformerEncoder(
@@ -75,7 +82,7 @@ def watch(
             "layers, calls to scaled_dot_product_attention, and the attention interface of transformers."
         )
     selection, seen = LayerSelection(model, layers), Seen(RecordedTexts(tokenizer, tokens))
-    recorder = Recorder(model, seen, selection, heads)
+    recorder = Recorder(model, seen, selection, heads, values=values or gradients, gradients=gradients)
     with recorder.recording(), watch_layers(model, recorder.on_own_attention):
         yield seen
     unseen = _unseen_compiled(model, selection, seen) if recorder.ran else []
@@ -132,9 +139,17 @@ class Recorder:
     """Adds the attention calls of a model to a `Seen`."""
 
     def __init__(
-        self, model: nn.Module, seen: Seen, selection: LayerSelection, heads: Sequence[int] | None
+        self,
+        model: nn.Module,
+        seen: Seen,
+        selection: LayerSelection,
+        heads: Sequence[int] | None,
+        *,
+        values: bool = False,
+        gradients: bool = False,
     ) -> None:
         self.model, self.seen, self.selection, self.heads = model, seen, selection, heads
+        self.values, self.gradients = values, gradients
         modules = ((module, clean(name)) for name, module in model.named_modules())
         self.names: dict[nn.Module, str] = {module: name for module, name in modules if selection(name)}
         self.ran = False
@@ -169,6 +184,8 @@ class Recorder:
 
     def on_attention(self, module: nn.Module, call: CapturedCall) -> None:
         """Record an attention call of another library's layer."""
+        if not self.values or self._generation is not None:
+            call = replace(call, value=None, output=None)
         if self.heads is not None:
             call = call.select_heads(self.heads)
         if self._nested_generations:
@@ -189,8 +206,26 @@ class Recorder:
         elif not self._nested_generations:
             self._generation.unreadable.setdefault(name, reason)
 
+    def on_own_values(self, module: nn.Module, value: Tensor, output: AttentionOutput) -> None:
+        """Record the value and output of the last attention call of a regard layer."""
+        name = self.names[module]
+        if self.values and self.selection(name):
+            if self.heads is not None:
+                per_group = output.tensor.shape[-3] // value.shape[-3]
+                value = value[..., [head // per_group for head in self.heads], :, :]
+            self._add_record(name, value, output)
+
     def _add(self, name: str, call: CapturedCall) -> None:
         self.seen.add(name, call.weights(), call.kind)
+        if call.value is not None and call.output is not None:
+            self._add_record(name, call.value, call.output)
+
+    def _add_record(self, name: str, value: Tensor, output: AttentionOutput) -> None:
+        projection = output_projection(self.model, name, output.width)
+        record = CallRecord(value, name, self.heads, projection)
+        if self.gradients:
+            record.watch(output)
+        self.seen.add_record(name, record)
 
     # Generation
 

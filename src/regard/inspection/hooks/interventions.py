@@ -128,7 +128,8 @@ def _own(original: Function) -> Function:
             return output
 
         def inputs() -> Inputs:
-            return Inputs(query, key, value, {**options, "dropout": 0.0})
+            repeated: Any = {**options, "dropout": 0.0}
+            return Inputs(query, key, value, repeated)
 
         return _apply(self, output, value, inputs, positions)
 

@@ -1,6 +1,7 @@
 """Capture attention in torch: SDPA, `nn.MultiheadAttention`, and encoder layers on their fast path."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,10 +16,13 @@ from regard.inspection.hooks.interception import (
     inside_attention,
     is_observed,
     observed_module,
+    records_values,
     report,
 )
 from regard.inspection.mask_reading import RowMask, row_mask
+from regard.inspection.measures.record import AttentionOutput
 from regard.mechanism.sdpa import SDPACall
+from regard.models.layers.attention import Attends
 
 
 def patches() -> list[Patch]:
@@ -27,7 +31,23 @@ def patches() -> list[Patch]:
         Patch(F, "scaled_dot_product_attention", _sdpa),
         Patch(nn.MultiheadAttention, "forward", _multihead),
         Patch(nn.TransformerEncoderLayer, "forward", _encoder_layer),
+        Patch(Attends, "attention", _own),
     ]
+
+
+# regard's layers, which report their weights themselves
+
+
+def _own(original: Function) -> Function:
+    def attention(self: Attends, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        output: Tensor = original(self, query, key, value, **options)
+        if is_observed() and records_values():
+            for observer in THREAD.observers:
+                if self in observer.names:
+                    observer.on_own_values(self, value.detach(), AttentionOutput.of_heads(output))
+        return output
+
+    return attention
 
 
 # SDPA
@@ -41,20 +61,23 @@ def _sdpa(original: Function) -> Function:
             output = original(*args, **kwargs)
         module = observed_module()
         if module is not None:
-            report(module, lambda: _capture_sdpa(SDPACall(*args, **kwargs)))
+            report(module, lambda: _capture_sdpa(SDPACall(*args, **kwargs), output))
         return output
 
     return scaled_dot_product_attention
 
 
-def _capture_sdpa(call: SDPACall) -> CapturedCall | None:
+def _capture_sdpa(call: SDPACall, output: Tensor) -> CapturedCall | None:
     query, key = call.query, call.key
     if query.is_nested or query.dim() < 2:
         return None
     kind: AttentionKind = "self" if query.shape[-2] == key.shape[-2] else "cross"
     mask, bias = call.mask_and_bias()
     rows = row_mask(bias if mask is None else mask, query, key)
-    return CapturedCall(query.detach(), key.detach(), call.scale, mask=rows, kind=kind)
+    heads, value = AttentionOutput.of_heads(output), call.value.detach()
+    return CapturedCall(
+        query.detach(), key.detach(), call.scale, mask=rows, kind=kind, value=value, output=heads
+    )
 
 
 # nn.MultiheadAttention
@@ -67,7 +90,7 @@ def _multihead(original: Function) -> Function:
         with inside_attention():
             output = original(self, *args, **kwargs)
         THREAD.reported.add(self)
-        report(self, lambda: _capture_multihead(self, *args, **kwargs))
+        report(self, lambda: _with_values(self, output[0], *args, **kwargs))
         return output
 
     return forward
@@ -97,6 +120,37 @@ def _capture_multihead(
         stop = lengths.to(query.device)[:, None, None, None]
         mask = RowMask(torch.zeros_like(stop), stop).intersect(mask)
     return CapturedCall(query, key, mask=mask, kind=kind)
+
+
+def _with_values(
+    module: nn.MultiheadAttention, output: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any,
+    **kwargs: Any,
+) -> CapturedCall:  # fmt: skip
+    """Capture a call with its values and output, if an observer records them."""
+    call = _capture_multihead(module, query, key, value, *args, **kwargs)
+    if not records_values() or query.is_nested:
+        return call
+    batched = query.dim() == 3 and not module.batch_first
+
+    def heads(gradient: Tensor) -> Tensor:  # the output is a linear function of the merged heads
+        gradient = (gradient.transpose(0, 1) if batched else gradient) @ module.out_proj.weight.detach()
+        return gradient.unflatten(-1, (module.num_heads, -1)).transpose(-3, -2)
+
+    value = _project_value(module, value.transpose(0, 1) if batched else value)
+    return replace(call, value=value, output=AttentionOutput(output, heads, module.embed_dim))
+
+
+def _project_value(module: nn.MultiheadAttention, value: Tensor) -> Tensor:
+    """Apply the module's input projection to the value: (…, n, m) -> (…, h, n, e)."""
+    width = module.embed_dim
+    bias = None if module.in_proj_bias is None else module.in_proj_bias[2 * width :]
+    weight = module.v_proj_weight if module.in_proj_weight is None else module.in_proj_weight[2 * width :]
+    value = F.linear(value, weight, bias)
+    if module.bias_v is not None:
+        value = torch.cat([value, module.bias_v.reshape(1, width).expand(*value.shape[:-2], 1, width)], -2)
+    if module.add_zero_attn:
+        value = F.pad(value, (0, 0, 0, 1))
+    return value.unflatten(-1, (module.num_heads, -1)).transpose(-3, -2)
 
 
 def _project(module: nn.MultiheadAttention, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,4 +214,4 @@ def _capture_encoder_layer(
     is_causal: bool = False,
 ) -> CapturedCall:
     x = layer.norm1(src) if layer.norm_first else src
-    return _capture_multihead(layer.self_attn, x, x, x, src_key_padding_mask, attn_mask=src_mask)
+    return _with_values(layer.self_attn, x, x, x, x, src_key_padding_mask, attn_mask=src_mask)
