@@ -17,7 +17,7 @@ from regard.errors import ArgumentError
 from regard.inspection import display
 from regard.inspection.capture import AttentionKind
 from regard.inspection.measures.record import CallRecord, require_record
-from regard.inspection.statistics import head_statistics
+from regard.inspection.statistics import head_statistics, is_causal
 from regard.mechanism.rollout import rollout
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import is_cross_attention
@@ -215,7 +215,7 @@ class Seen(Mapping[str, Weights]):
 
     def causal(self, name: str | int) -> bool:
         """Return whether a layer is causal self-attention."""
-        return self.kind(name) == "self" and _is_causal(self[name])
+        return self.kind(name) == "self" and is_causal(self[name])
 
     # Tokens
 
@@ -456,20 +456,3 @@ class Seen(Mapping[str, Weights]):
         if self._unseen:
             lines.append(f"not recorded: {self._unseen}")
         return f"Seen({', '.join(lines)})" if len(lines) < 2 else "Seen(\n  " + ",\n  ".join(lines) + ",\n)"
-
-
-def _is_causal(weights: Weights) -> bool:
-    """Return whether no row attends to a key after its query."""
-    problem = weights.problem
-    queries, keys, terms = problem.queries, problem.keys, problem.terms()
-    limit = torch.arange(queries, device=weights.device)[:, None] + keys - queries + 1
-
-    def term_is_causal(term: Any) -> bool:
-        if term.stop is not None and bool((term.stop <= limit).all()):
-            return True
-        if term.allowed is None:
-            return queries <= 1
-        later = torch.arange(keys, device=weights.device) >= limit
-        return not bool((term.allowed & later).any())
-
-    return bool(terms) and all(map(term_is_causal, terms))
