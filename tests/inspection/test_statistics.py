@@ -100,9 +100,8 @@ def test_measures_of_tokens_equal_their_definitions(mask, groups):
     query, key = (2 * torch.randn(2, h, n, 8, generator=generator) for h in (2 * groups, groups))
     weights = regard.attend(query, key, key, mask=mask)[1]
     matrix = weights.dense().double()
-    expected = {
-        name: np.zeros((2 * groups, 2)) for name in ("duplicate", "induction", "copying", "retrieval")
-    }
+    names = ("duplicate", "induction", "copying", "retrieval")
+    expected = {name: np.zeros((2 * groups, 2)) for name in names}
 
     def count(name, head, value):
         expected[name][head] += (value, 1)

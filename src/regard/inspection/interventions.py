@@ -136,12 +136,12 @@ def importance(
     rows = []
     with eval_mode(model), torch.no_grad():
         heads = [head_count(module) or _count_heads(model, batch, module) for module in modules.values()]
-        output = _call(model, batch)
+        output = call_model(model, batch)
         change = _default_change(model, output, batch) if loss is None else _loss_change(loss, output)
         for number, (name, module) in enumerate(modules.items()):
             for head in range(heads[number]):
                 with editing({module: Edit((head,), intervention or ZeroAblation(), name)}):
-                    ablated = _call(model, batch)
+                    ablated = call_model(model, batch)
                 rows.append({"layer": name, "number": number, "head": head, "change": change(ablated)})
     return _table(sorted(rows, key=lambda row: -row["change"]))
 
@@ -199,7 +199,8 @@ def head_count(module: nn.Module) -> int | None:
 # Importance
 
 
-def _call(model: nn.Module, batch: Any) -> Any:
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """Call a model with a dictionary, a tuple, or one argument."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple | list) else model(batch)
@@ -219,7 +220,7 @@ class _HeadCounter(Intervention):
 def _count_heads(model: nn.Module, batch: Any, module: nn.Module) -> int:
     counter = _HeadCounter()
     with editing({module: Edit(None, counter)}):
-        _call(model, batch)
+        call_model(model, batch)
     return counter.heads
 
 

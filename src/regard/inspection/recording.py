@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from regard.inspection.measures.gradients import Gradients
     from regard.inspection.measures.norms import Norms
 
-_MEASURES = ("entropy", "distance", "first", "previous", "induction")
+_MEASURES = (
+    "entropy", "distance", "first", "previous", "same", "next", "induction", "duplicate", "copying",
+    "retrieval", "sink", "dormant", "streaming",
+)  # fmt: skip
 
 
 # Tokens
@@ -267,11 +270,17 @@ class Seen(Mapping[str, Weights]):
         Returns a pandas DataFrame if pandas is installed, otherwise a list of dictionaries. `frame` overrides
         this choice.
 
-        layer, head: name of the layer and number of the head. entropy: mean row entropy in nats.
+        layer, head: name of the layer and number of the head. label: what dominates, or "broad" or "mixed".
+        entropy: mean row entropy in nats.
         distance: mean distance in tokens; in cross-attention, from the diagonal.
-        first: mean weight on the first key. previous: mean weight on the previous token.
+        first, previous, same, next: mean weight on the first key, and on the previous, same and next token.
+        duplicate: mean weight on earlier occurrences of the query's token.
         induction: mean weight on the tokens after earlier occurrences of the query's token.
-        Measures that do not apply are NaN.
+        copying: mean weight on earlier occurrences of the token that follows the query.
+        retrieval: fraction of rows whose largest weight is on such an occurrence (Wu et al. 2024).
+        sink, dormant: fraction of rows with a weight above 0.3, and above 0.9, on the first key.
+        streaming: mean weight on the first 4 and the last 64 keys, if causal and longer than 136 tokens.
+        Measures that do not apply are NaN. `regard.inspection.statistics` cites the papers.
 
         >>> import torch, regard
         >>> layer = regard.models.SelfAttention()
@@ -285,10 +294,51 @@ class Seen(Mapping[str, Weights]):
             heads = head_statistics(self[name], cross=self.kind(name) == "cross", ids=self.ids(name))
             for number, head in enumerate(heads):
                 measures = {measure: head.measures.get(measure, math.nan) for measure in _MEASURES}
-                rows.append({"layer": name, "head": number, **measures})
-        if frame is False or (frame is None and find_spec("pandas") is None):
-            return rows
-        return import_module("pandas").DataFrame(rows, columns=["layer", "head", *_MEASURES])
+                rows.append({"layer": name, "head": number, "label": head.label, **measures})
+        return _table(rows, ["layer", "head", "label", *_MEASURES], frame)
+
+    def spans(self, spans: "Mapping[str, tuple[int, int] | slice]", *, frame: bool | None = None) -> Any:
+        """Return how much each span of tokens reads from each other span, one row per head and pair of spans.
+
+        weight: the weight of the span `queries` on the span `keys`, summed over the keys and averaged over
+        the queries. What a span read is in its rows as `queries`; what read it, in its rows as `keys`. One
+        pass over each layer, in linear memory.
+
+        spans: names and (start, stop), or slices. In cross-attention they select keys only: `queries` is
+            "(all)". frame: as in `heads`.
+
+        >>> import torch, regard
+        >>> layer = regard.models.SelfAttention()
+        >>> with regard.watch(layer) as seen:
+        ...     output = layer(torch.eye(4), mask=regard.Causal())
+        >>> table = seen.spans({"question": (0, 1), "answer": (1, 4)}, frame=False)
+        >>> [(row["queries"], row["keys"], round(row["weight"], 2)) for row in table[:3]]
+        [('question', 'question', 1.0), ('question', 'answer', 0.0), ('answer', 'question', 0.3)]
+        """
+        from regard.inspection.measures.spans import span_rows
+
+        rows = [
+            {"layer": name, **row}
+            for name in self
+            for row in span_rows(self[name], spans, cross=self.kind(name) == "cross", layer=name)
+        ]
+        return _table(rows, ["layer", "head", "queries", "keys", "weight"], frame)
+
+    def key_scores(self, method: str = "h2o", **options: Any) -> dict[str, Tensor]:
+        """Return a score for each cached key of each self-attention layer, (…, g, k), for cache eviction.
+
+        See `regard.inspection.measures.key_scores`: method: "h2o", "snapkv" or "tova"; options of the method.
+
+        >>> import torch, regard
+        >>> layer = regard.models.MultiHeadAttention(8, 4, key_heads=2)
+        >>> with regard.watch(layer) as seen:
+        ...     output = layer(torch.randn(6, 8), mask=regard.Causal())
+        >>> seen.key_scores("tova")[""].shape
+        torch.Size([2, 6])
+        """
+        from regard.inspection.measures.key_scores import key_scores
+
+        return {name: key_scores(self[name], method, **options) for name in self if self.kind(name) == "self"}
 
     def rollout(
         self, queries: int | Sequence[int] | Tensor | None = None, *, residual: float = 0.5
@@ -456,3 +506,10 @@ class Seen(Mapping[str, Weights]):
         if self._unseen:
             lines.append(f"not recorded: {self._unseen}")
         return f"Seen({', '.join(lines)})" if len(lines) < 2 else "Seen(\n  " + ",\n  ".join(lines) + ",\n)"
+
+
+def _table(rows: list[dict[str, Any]], columns: list[str], frame: bool | None) -> Any:
+    """Return a pandas DataFrame if wanted and possible, otherwise the rows."""
+    if frame is False or (frame is None and find_spec("pandas") is None):
+        return rows
+    return import_module("pandas").DataFrame(rows, columns=columns)

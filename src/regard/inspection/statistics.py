@@ -326,7 +326,7 @@ class _GatheredMeter:
         split = self.centers.floor().long() + 1
         middle = self.meter.keys / 2
         x = torch.stack([torch.ones_like(self.centers.double()), self.centers.double() - middle], -1)
-        parts = [(None, split, 1.0)]
+        parts: list[tuple[Tensor | None, Tensor | None, float]] = [(None, split, 1.0)]
         if not is_causal(self.weights):
             parts.append((split, None, -1.0))
         shape = self.gathered.lead

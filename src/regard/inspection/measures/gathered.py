@@ -18,7 +18,6 @@ from regard.mechanism.normalizers import Normalizer
 from regard.mechanism.weights.lazy_matrix import kernels_support
 from regard.mechanism.weights.matrix import Weights
 from regard.mechanism.weights.reader import Reader
-from regard.mechanism.weights.regions import _score_bound
 
 _ROUNDING = 1e-3  # accepted relative rounding error of a gathered weight
 _CELLS = 2**21  # numbers per block of gathered keys or pairs
@@ -46,7 +45,13 @@ def is_gatherable(weights: Weights) -> bool:
     if batched and (problem.all("bias") or problem.all("line")):
         return False  # the first key differs between sequences, and so does the index of its bias
     finite = bool(problem["tau"].isfinite().all())
-    return finite and _score_bound(problem) * torch.finfo(torch.float32).eps <= _ROUNDING
+    return finite and _largest_score(problem) * torch.finfo(torch.float32).eps <= _ROUNDING
+
+
+def _largest_score(problem: Problem) -> float:
+    """Return an upper bound on the magnitude of the scores, without biases."""
+    query, key = (float(problem[name].float().norm(dim=-1).max()) for name in ("query", "key"))
+    return abs(problem.config.scale) * query * key
 
 
 class GatheredWeights:

@@ -47,6 +47,17 @@ class Norms(WeightProduct):
         """
         return self._right[..., 0]
 
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """Return norms · x, with the kernels: the columns of the weights are only scaled."""
+        scaled = self._right * (x[:, None] if x.dim() == 1 else x).to(self.dtype)
+        result = self._weights @ scaled
+        return result[..., 0] if x.dim() == 1 else result
+
+    def _transposed_product(self, x: Tensor) -> Tensor:
+        columns = x[:, None] if x.dim() == 1 else x
+        result = self._right * (self._weights.T @ columns.to(self.dtype))
+        return result[..., 0] if x.dim() == 1 else result
+
     def summed(self) -> Tensor:
         """Return ‖Σ_h α f(x)‖, the norm of what all heads add together, dense: (…, q, k).
 
