@@ -21,7 +21,7 @@ Positions = int | slice | range | Sequence[int] | None
 class Block(Intervention):
     """Attention knockout: hide keys from queries; the weights of the other keys grow accordingly.
 
-    Sets the scores of these edges to −inf before the softmax (Geva et al. 2023, section 3.1). The edges are a
+    Sets the scores of these edges to −inf before the softmax (Geva et al. 2023). The edges are a
     mask, in linear memory. A query whose keys are all hidden outputs zero.
 
     queries, keys: positions in the sequence: a number, list, range, or a slice such as slice(40, None). None:
@@ -56,7 +56,7 @@ class Block(Intervention):
 
 @dataclass(frozen=True)
 class ZeroValues(Intervention):
-    """Replace the values of some keys with zero; the weights stay the same (Mohebbi et al. 2023, section 3).
+    """Replace the values of some keys with zero; the weights stay the same (Mohebbi et al. 2023).
 
     queries, keys: positions in the sequence, as in `Block`.
 

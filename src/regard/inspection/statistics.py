@@ -2,7 +2,7 @@
 
 entropy: mean row entropy in nats. normalized_entropy: entropy / log(keys); 1 for uniform weights ("broad").
 first: mean weight on the first key that any query may attend to.
-sink: fraction of rows with a weight above 0.3 on the first key (the ε of Gu et al. 2025, section 3).
+sink: fraction of rows with a weight above 0.3 on the first key (the ε of Gu et al. 2025).
 dormant: fraction of rows with a weight above 0.9 on the first key; they read nothing else (Guo et al. 2024).
 
 Self-attention has these measures:
@@ -13,7 +13,7 @@ Given token ids, self-attention also has these measures, over the rows that have
 duplicate: mean weight on earlier occurrences of the query's token (Wang et al. 2023, duplicate token heads).
 induction: mean weight on the tokens after earlier occurrences (Olsson et al. 2022).
 copying: mean weight on earlier occurrences of the token that follows the query: what a head copies.
-retrieval: fraction of rows whose largest weight is on such an occurrence (Wu et al. 2024, eq. 1).
+retrieval: fraction of rows whose largest weight is on such an occurrence (Wu et al. 2024).
 
 Causal self-attention over more than 136 tokens also has this measure:
 streaming: mean weight on the first 4 keys and the last 64 up to the query (Xiao et al. 2024).

@@ -17,10 +17,10 @@ def key_scores(
     """Return a score for each key of each key head, (…, g, k); the keys with the lowest scores are evicted.
 
     method: how to score:
-        "h2o": the weight that a key has received from all queries (Zhang et al. 2023, section 4.1).
+        "h2o": the weight that a key has received from all queries (Zhang et al. 2023).
         "snapkv": the mean weight from the last `window` queries, pooled over `kernel_size` neighboring keys;
-            the keys of the window itself are always kept, so their score is inf (Li et al. 2024, section 4).
-        "tova": the weight from the last query, averaged over heads (Oren et al. 2024, section 3.2).
+            the keys of the window itself are always kept, so their score is inf (Li et al. 2024).
+        "tova": the weight from the last query, averaged over heads (Oren et al. 2024).
     pooling: "mean" or "max", for "snapkv". Query heads that share a key head are averaged.
 
     >>> import torch, regard

@@ -13,7 +13,7 @@ class Norms(WeightProduct):
     """‖α f(x)‖: the norm of the vector that each key adds to each query, (…, h, q, k), lazy.
 
     f(x) = (x W_V + b_V) W_O is the value of a key after the output projection of its head (Kobayashi et al.
-    2020, eqs. 2 and 3), so ‖α f(x)‖ = α ‖f(x)‖: the weights with scaled columns.
+    2020, section 3), so ‖α f(x)‖ = α ‖f(x)‖: the weights with scaled columns.
 
     >>> import torch, regard
     >>> layer, x = regard.models.MultiHeadAttention(8, 2), torch.randn(5, 8)
@@ -61,7 +61,7 @@ class Norms(WeightProduct):
     def summed(self) -> Tensor:
         """Return ‖Σ_h α f(x)‖, the norm of what all heads add together, dense: (…, q, k).
 
-        Kobayashi et al. 2020, section 5. Use `summed_rows` for some of the queries.
+        Kobayashi et al. 2020, section 3. Use `summed_rows` for some of the queries.
         """
         return self.summed_rows(slice(None))
 
