@@ -13,7 +13,7 @@ what each measure predicts: Spearman's rank correlation, averaged over texts. 1 
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,14 +24,13 @@ import regard
 from regard.inspection import value_zeroing
 from regard.models import LanguageModel, TransformerConfig
 
-EDGES = 40  # edges per layer and text that are really removed
-UPDATES, CONTEXT = 400, 128
+EDGES = 16  # edges per layer and text that are really removed
+UPDATES, CONTEXT = 200, 64
 PAIRS = (
     ("The cat sat on the mat because it was tired.", "A tired animal rested on a rug."),
     ("He opened a bank account before the journey.", "Before travelling, he went to the bank."),
     ("The river bank was flooded after the storm.", "Heavy rain made the river rise."),
     ("She plays the violin in a small orchestra.", "The musician performs with an ensemble."),
-    ("Prices rose quickly while wages stayed the same.", "Inflation is higher than pay increases."),
 )
 
 Correlations = dict[str, list[float]]
@@ -45,11 +44,10 @@ class Task:
     batch: dict[str, Tensor] | Tensor
     loss: Callable[[], Tensor]
     tokens: int
-    changes: dict[str, Correlations] = field(default_factory=dict)
 
 
 def main() -> None:
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     for name, tasks in (("minilm", minilm()), ("language model", language_model())):
         results: dict[str, Correlations] = {}
         for task in tasks:
@@ -86,7 +84,7 @@ def language_model() -> list[Task]:
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     model = LanguageModel(
-        256, TransformerConfig(width=128, heads=4, layers=3, dropout=0.0, positions="rotary")
+        256, TransformerConfig(width=64, heads=4, layers=3, dropout=0.0, positions="rotary")
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for _ in range(UPDATES):
@@ -99,17 +97,17 @@ def language_model() -> list[Task]:
     model.eval()
 
     def task(start: int) -> Task:
-        ids = text[None, start : start + 40]
-        return Task(model, ids, lambda: model.loss(ids), 40)
+        ids = text[None, start : start + 24]
+        return Task(model, ids, lambda: model.loss(ids), 24)
 
-    return [task(int(start)) for start in torch.randint(0, len(text) - 40, (5,), generator=generator)]
+    return [task(int(start)) for start in torch.randint(0, len(text) - 24, (4,), generator=generator)]
 
 
 # Removal
 
 
 def compare(task: Task) -> dict[str, dict[str, float]]:
-    """Return the rank correlation of each measure with the change of the loss, for heads, tokens and edges."""
+    """Return the rank correlation of each measure with the change of the loss."""
     with regard.watch(task.model, gradients=True) as seen:
         task.loss().backward()
     task.model.zero_grad()
