@@ -93,7 +93,7 @@ def language_model() -> list[Task]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    print(f"language model: loss {float(loss):.2f} nats per byte after {UPDATES} updates", flush=True)
+    print(f"language model: loss {loss.item():.2f} nats per byte after {UPDATES} updates", flush=True)
     model.eval()
 
     def task(start: int) -> Task:

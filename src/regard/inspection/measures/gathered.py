@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from regard._util import interrupt
 from regard.mechanism import reference
 from regard.mechanism.call.problem import Problem, Tile
 from regard.mechanism.mask_algebra import MaskTerm
@@ -117,9 +118,16 @@ class GatheredWeights:
                     tensors[f"{name}{number}"] = end.reshape((1,) * (axes - end.dim()) + tuple(end.shape))
         bounded = problem.with_tensors(tensors).with_config(terms=len(terms))
         columns = x.to(problem["query"].dtype).expand(*self.lead, *x.shape)
-        sums = Reader(bounded, self._rows_per_key_head).transposed_product(columns)
-        assert sums is not None  # τ is finite
-        return sums
+        lead = tuple(slice(0, n) for n in self.lead[:-1])
+        total: Tensor | None = None
+        for rows in interrupt.bands(problem.queries, _numel(self.lead) * problem.keys):  # to be interrupted
+            part = bounded.part(Tile(lead, rows, slice(0, problem.keys)))
+            reader = Reader(part, self._rows_per_key_head)
+            sums = reader.transposed_product(columns[..., rows, :])
+            assert sums is not None  # τ is finite
+            total = sums if total is None else total + sums
+        assert total is not None
+        return total
 
     def visible_rows(self) -> Tensor:
         """Return which rows see any key, (…, g, r, q)."""
