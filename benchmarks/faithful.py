@@ -48,9 +48,9 @@ class Task:
 
 def main() -> None:
     torch.set_num_threads(1)
-    for name, tasks in (("minilm", minilm()), ("language model", language_model())):
+    for name, tasks in (("minilm", minilm), ("language model", language_model)):
         results: dict[str, Correlations] = {}
-        for task in tasks:
+        for task in tasks():
             for level, measures in compare(task).items():
                 for measure, value in measures.items():
                     results.setdefault(level, {}).setdefault(measure, []).append(value)
@@ -97,10 +97,10 @@ def language_model() -> list[Task]:
     model.eval()
 
     def task(start: int) -> Task:
-        ids = text[None, start : start + 24]
-        return Task(model, ids, lambda: model.loss(ids), 24)
+        ids = text[None, start : start + 25]  # the model reads all but the last, which it predicts
+        return Task(model, ids[:, :-1], lambda: model.loss(ids), 24)
 
-    return [task(int(start)) for start in torch.randint(0, len(text) - 24, (4,), generator=generator)]
+    return [task(int(start)) for start in torch.randint(0, len(text) - 25, (4,), generator=generator)]
 
 
 # Removal
