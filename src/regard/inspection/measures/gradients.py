@@ -33,7 +33,7 @@ class Gradients(LowRank):
         if record.gradient is None:
             raise ArgumentError(_missing(record))
         matrix = cls(record.gradient, expand_heads(record.value, weights))
-        matrix._weights = weights
+        matrix._weights = weights.detach()  # otherwise every tile would keep its autograd graph
         return matrix
 
     def rows(self, rows: slice | Tensor) -> "Gradients":

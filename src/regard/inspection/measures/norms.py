@@ -24,6 +24,7 @@ class Norms(WeightProduct):
     """
 
     def __init__(self, weights: Weights, record: CallRecord, *, project: bool = True) -> None:
+        weights = weights.detach()  # otherwise every tile would keep its autograd graph
         self._value = expand_heads(record.value, weights)  # … h k e
         self._projection = _projection(record, self._value) if project else None
         vectors = self._value
