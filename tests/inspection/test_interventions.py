@@ -407,26 +407,51 @@ def test_a_fast_path_set_during_the_edit_stays():
 class Direct(nn.Module):
     """Calls SDPA itself, as timm's attention does."""
 
+    def __init__(self, by_hand=False):
+        super().__init__()
+        self.by_hand = by_hand
+
     def forward(self, x):
-        return F.scaled_dot_product_attention(x, x, x)
+        return (x @ x.mT).softmax(-1) @ x if self.by_hand else F.scaled_dot_product_attention(x, x, x)
+
+
+def sdpa_elsewhere(x):
+    return F.scaled_dot_product_attention(x, x, x)
+
+
+class Indirect(nn.Module):
+    def forward(self, x):
+        return sdpa_elsewhere(x)
 
 
 @pytest.mark.parametrize("layers", [None, "0", "*"])
-def test_direct_calls_of_sdpa_raise(layers):
-    model = nn.Sequential(Direct())
-    message = r"edit cannot change Direct, which calls scaled_dot_product_attention itself"
-    with pytest.raises(ArgumentError, match=message), regard.edit(model, layers, None, regard.ZeroAblation()):
-        pass
-    with pytest.raises(ArgumentError, match="edit cannot change Direct"):
-        regard.importance(model, torch.randn(1, 2, 3, 4))
+def test_direct_calls_of_sdpa_are_edited(layers):
+    model, x = nn.Sequential(Direct()), torch.randn(1, 2, 3, 5)
+    before = model(x)
+    with regard.edit(model, layers, [1], regard.ZeroAblation()):
+        after = model(x)
+    assert torch.equal(after[:, 0], before[:, 0])
+    assert not after[:, 1].any()
+    table = regard.importance(model, x, lambda output: output.abs().sum())
+    assert len(table) == 2
 
 
-def test_direct_calls_of_sdpa_among_other_layers():
-    model = nn.ModuleList([Direct(), MultiHeadAttention(8, 2)])
-    with regard.edit(model, None, None, regard.ZeroAblation()):  # everything that can be edited
-        pass
+def test_sdpa_called_by_a_function_is_edited_by_the_name_of_its_module():
+    model, x = nn.Sequential(Indirect()), torch.randn(1, 2, 3, 5)
+    with regard.edit(model, "0", None, regard.ZeroAblation()):
+        assert not model(x).any()
     with (
-        pytest.raises(ArgumentError, match="edit cannot change Direct"),
-        regard.edit(model, "0", None, regard.ZeroAblation()),
+        pytest.raises(ArgumentError, match="without attention layers that it recognizes"),
+        regard.edit(model, None, None, regard.ZeroAblation()),
     ):
         pass
+
+
+def test_an_edit_without_effect_raises():
+    """Attention by hand inside a module that could also call SDPA."""
+    model = nn.Sequential(Direct(by_hand=True))
+    with (
+        pytest.raises(ArgumentError, match="edit had no effect"),
+        regard.edit(model, None, None, regard.ZeroAblation()),
+    ):
+        model(torch.randn(1, 2, 3, 5))

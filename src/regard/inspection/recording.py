@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,20 @@ from regard._util.text import type_name
 from regard.errors import ArgumentError
 from regard.inspection import display
 from regard.inspection.capture import AttentionKind
-from regard.inspection.statistics import head_statistics
+from regard.inspection.measures.record import CallRecord, NoValues, require_record
+from regard.inspection.statistics import head_statistics, is_causal
 from regard.mechanism.weights.matrix import Weights
 from regard.mechanism.weights.rollout import rollout
 from regard.models.layers.attention import is_cross_attention
 
-_MEASURES = ("entropy", "distance", "first", "previous", "induction")
+if TYPE_CHECKING:
+    from regard.inspection.measures.gradients import Gradients
+    from regard.inspection.measures.norms import Norms
+
+_MEASURES = (
+    "entropy", "distance", "first", "previous", "same", "next", "induction", "duplicate", "copying",
+    "retrieval", "sink", "dormant", "streaming",
+)  # fmt: skip
 
 
 # Tokens
@@ -107,6 +115,11 @@ def _weights(entry: "Weights | UnavailableWeights") -> Weights:
     return entry
 
 
+def _entry(name: str, call: int) -> str:
+    """Return the name of an entry; call: 1 for the module's first call."""
+    return name if call == 1 else f"{name}@{call}"
+
+
 class Seen(Mapping[str, Weights]):
     """Attention weights recorded by `watch`, in order; indexed by module name or by number, as in seen[0].
 
@@ -130,6 +143,7 @@ class Seen(Mapping[str, Weights]):
         self._calls: dict[str, list[Weights | UnavailableWeights]] = {}
         self._kinds: dict[str, AttentionKind] = {}
         self._modules: dict[str, tuple[str, int]] = {}  # module name and number of the model's call
+        self._records: dict[str, CallRecord | NoValues] = {}  # values and gradients, by entry
         self._empty = "nothing yet: call the model inside the with block"
         self._unseen = ""  # attention that ran but could not be recorded
         self._texts = RecordedTexts() if texts is None else texts
@@ -143,6 +157,10 @@ class Seen(Mapping[str, Weights]):
         """
         self._add(name, weights, kind, run)
 
+    def add_record(self, name: str, record: CallRecord | NoValues) -> None:
+        """Add values and gradients to the last call of a module."""
+        self._records[_entry(name, len(self._calls[name]))] = record
+
     def add_error(
         self, name: str, reason: str, kind: AttentionKind | None = None, run: int | None = None
     ) -> None:
@@ -154,7 +172,7 @@ class Seen(Mapping[str, Weights]):
     ) -> None:
         calls = self._calls.setdefault(name, [])
         calls.append(weights)
-        entry = name if len(calls) == 1 else f"{name}@{len(calls)}"
+        entry = _entry(name, len(calls))
         self._weights[entry] = weights
         self._modules[entry] = name, len(calls) - 1 if run is None else run
         self._kinds[entry] = kind or ("cross" if is_cross_attention(name) else "self")
@@ -216,7 +234,7 @@ class Seen(Mapping[str, Weights]):
 
     def causal(self, name: str | int) -> bool:
         """Return whether a layer is causal self-attention."""
-        return self.kind(name) == "self" and _is_causal(self[name])
+        return self.kind(name) == "self" and is_causal(self[name])
 
     def storage(self, name: str | int) -> Literal["lazy", "dense"]:
         """Return how a layer is stored: "lazy" as query and key, "dense" as a matrix of weights.
@@ -287,11 +305,17 @@ class Seen(Mapping[str, Weights]):
         Returns a pandas DataFrame if pandas is installed, otherwise a list of dictionaries. `frame` overrides
         this choice.
 
-        layer, head: name of the layer and number of the head. entropy: mean row entropy in nats.
+        layer, head: name of the layer and number of the head. label: what dominates, or "broad" or "mixed".
+        entropy: mean row entropy in nats.
         distance: mean distance in tokens; in cross-attention, from the diagonal.
-        first: mean weight on the first key. previous: mean weight on the previous token.
+        first, previous, same, next: mean weight on the first key, and on the previous, same and next token.
+        duplicate: mean weight on earlier occurrences of the query's token.
         induction: mean weight on the tokens after earlier occurrences of the query's token.
-        Measures that do not apply are NaN.
+        copying: mean weight on earlier occurrences of the token that follows the query.
+        retrieval: fraction of rows whose largest weight is on such an occurrence (Wu et al. 2024).
+        sink, dormant: fraction of rows with a weight above 0.3, and above 0.9, on the first key.
+        streaming: mean weight on the first 4 and the last 64 keys, if causal and longer than 136 tokens.
+        Measures that do not apply are NaN. `regard.inspection.statistics` cites the papers.
 
         >>> import torch, regard
         >>> layer = regard.models.SelfAttention()
@@ -305,10 +329,51 @@ class Seen(Mapping[str, Weights]):
             heads = head_statistics(self[name], cross=self.kind(name) == "cross", ids=self.ids(name))
             for number, head in enumerate(heads):
                 measures = {measure: head.measures.get(measure, math.nan) for measure in _MEASURES}
-                rows.append({"layer": name, "head": number, **measures})
-        if frame is False or (frame is None and find_spec("pandas") is None):
-            return rows
-        return import_module("pandas").DataFrame(rows, columns=["layer", "head", *_MEASURES])
+                rows.append({"layer": name, "head": number, "label": head.label, **measures})
+        return _table(rows, ["layer", "head", "label", *_MEASURES], frame)
+
+    def spans(self, spans: "Mapping[str, tuple[int, int] | slice]", *, frame: bool | None = None) -> Any:
+        """Return how much each span of tokens reads from each other span, one row per head and pair of spans.
+
+        weight: the weight of the span `queries` on the span `keys`, summed over the keys and averaged over
+        the queries. What a span read is in its rows as `queries`; what read it, in its rows as `keys`. One
+        pass over each layer, in linear memory.
+
+        spans: names and (start, stop), or slices. In cross-attention they select keys only: `queries` is
+            "(all)". frame: as in `heads`.
+
+        >>> import torch, regard
+        >>> layer = regard.models.SelfAttention()
+        >>> with regard.watch(layer) as seen:
+        ...     output = layer(torch.eye(4), mask=regard.Causal())
+        >>> table = seen.spans({"question": (0, 1), "answer": (1, 4)}, frame=False)
+        >>> [(row["queries"], row["keys"], round(row["weight"], 2)) for row in table[:3]]
+        [('question', 'question', 1.0), ('question', 'answer', 0.0), ('answer', 'question', 0.3)]
+        """
+        from regard.inspection.measures.spans import span_rows
+
+        rows = [
+            {"layer": name, **row}
+            for name in self
+            for row in span_rows(self[name], spans, cross=self.kind(name) == "cross", layer=name)
+        ]
+        return _table(rows, ["layer", "head", "queries", "keys", "weight"], frame)
+
+    def key_scores(self, method: str = "h2o", **options: Any) -> dict[str, Tensor]:
+        """Return a score for each cached key of each self-attention layer, (…, g, k), for cache eviction.
+
+        See `regard.inspection.measures.key_scores`: method: "h2o", "snapkv" or "tova"; options of the method.
+
+        >>> import torch, regard
+        >>> layer = regard.models.MultiHeadAttention(8, 4, key_heads=2)
+        >>> with regard.watch(layer) as seen:
+        ...     output = layer(torch.randn(6, 8), mask=regard.Causal())
+        >>> seen.key_scores("tova")[""].shape
+        torch.Size([2, 6])
+        """
+        from regard.inspection.measures.key_scores import key_scores
+
+        return {name: key_scores(self[name], method, **options) for name in self if self.kind(name) == "self"}
 
     def rollout(
         self, queries: int | Sequence[int] | Tensor | None = None, *, residual: float = 0.5
@@ -317,17 +382,82 @@ class Seen(Mapping[str, Weights]):
 
         If there are several stacks (encoder and decoder) or calls, only the last stack and call are used.
         """
+        return rollout([self[name] for name in self._last_stack("rollout")], queries, residual=residual)
+
+    def _last_stack(self, function: str) -> list[str]:
+        """Return the self-attention layers of the last stack and call."""
         names = [name for name in self if self.kind(name) == "self"]
         if not names:
-            raise ArgumentError(f"rollout needs self-attention; {self!r} has none.")
+            raise ArgumentError(f"{function} needs self-attention; {self!r} has none.")
 
         def stack_and_run(name: str) -> tuple[str, int]:
             """Return the stack and the number of the model's call; a call may use a module several times."""
             module, run = self._modules[name]
             return re.split(r"\d", module)[0], run
 
-        last = [self[name] for name in names if stack_and_run(name) == stack_and_run(names[-1])]
-        return rollout(last, queries, residual=residual)
+        return [name for name in names if stack_and_run(name) == stack_and_run(names[-1])]
+
+    def norms(self, *, project: bool = True) -> "dict[str, Norms]":
+        """Return ‖α f(x)‖ for each layer: the norm of the vector that each key adds to each query, lazy.
+
+        Requires `watch(model, values=True)`. Unlike weights, norms are small for keys whose value is close to
+        zero, such as sinks (Kobayashi et al. 2020).
+
+        project: apply the output projection of each head, as the paper does; otherwise use the values alone.
+
+        >>> import torch, regard
+        >>> layer = regard.models.MultiHeadAttention(8, 2)
+        >>> with regard.watch(layer, values=True) as seen:
+        ...     output = layer(torch.randn(5, 8))
+        >>> seen.norms()[""].topk(1).indices.shape
+        torch.Size([2, 5, 1])
+        """
+        from regard.inspection.measures.norms import Norms
+
+        return {
+            name: Norms(self[name], self._record(name, "norms", "values"), project=project) for name in self
+        }
+
+    def gradients(self) -> "dict[str, Gradients]":
+        """Return the gradient of the weights of each layer, dA = dO · Vᵀ, lazy.
+
+        Requires `watch(model, gradients=True)` and a backward pass, inside or after the block. Several
+        backward passes add up, as in `Tensor.grad`.
+
+        >>> import torch, regard
+        >>> layer = regard.models.MultiHeadAttention(8, 2)
+        >>> with regard.watch(layer, gradients=True) as seen:
+        ...     loss = layer(torch.randn(5, 8)).square().sum()
+        >>> loss.backward()
+        >>> seen.gradients()[""].times_weights()
+        WeightProduct(2 × 5 × 5)
+        """
+        from regard.inspection.measures.gradients import Gradients
+
+        return {name: Gradients.of(self[name], self._record(name, "gradients", "gradients")) for name in self}
+
+    def relevance(self, queries: int | Sequence[int] | Tensor | None = None) -> Tensor:
+        """Compute how much each input token matters for the loss, from gradient × weight of all layers.
+
+        Rollout of the positive part of gradient × weight: R ← R + Ā R (Chefer et al. 2021, eqs. 5 and 6).
+        Requires `watch(model, gradients=True)` and a backward pass. Memory is linear in the tokens.
+
+        queries: positions in the last layer, as in `rollout`; None for the mean over all positions.
+
+        >>> import torch, regard
+        >>> layer = regard.models.MultiHeadAttention(8, 2)
+        >>> with regard.watch(layer, gradients=True) as seen:
+        ...     layer(torch.randn(5, 8))[0].sum().backward()
+        >>> seen.relevance(queries=0).shape
+        torch.Size([5])
+        """
+        from regard.inspection.measures.gradients import relevance
+
+        gradients = self.gradients()
+        return relevance([gradients[name].times_weights() for name in self._last_stack("relevance")], queries)
+
+    def _record(self, name: str, function: str, option: str) -> CallRecord:
+        return require_record(self._records.get(name), name, function, option)
 
     def to(self, device: torch.device | str) -> "Seen":
         """Return the recording on another device."""
@@ -336,6 +466,7 @@ class Seen(Mapping[str, Weights]):
             weights = self._weights[entry]
             weights = weights if isinstance(weights, UnavailableWeights) else weights.to(device)
             moved._add(name, weights, self._kinds[entry], run)
+        moved._records = {entry: record.to(device) for entry, record in self._records.items()}
         moved._empty, moved._unseen = self._empty, self._unseen
         return moved
 
@@ -411,18 +542,8 @@ class Seen(Mapping[str, Weights]):
         return f"Seen({', '.join(lines)})" if len(lines) < 2 else "Seen(\n  " + ",\n  ".join(lines) + ",\n)"
 
 
-def _is_causal(weights: Weights) -> bool:
-    """Return whether no row attends to a key after its query."""
-    problem = weights.problem
-    queries, keys, terms = problem.queries, problem.keys, problem.terms()
-    limit = torch.arange(queries, device=weights.device)[:, None] + keys - queries + 1
-
-    def term_is_causal(term: Any) -> bool:
-        if term.stop is not None and bool((term.stop <= limit).all()):
-            return True
-        if term.allowed is None:
-            return queries <= 1
-        later = torch.arange(keys, device=weights.device) >= limit
-        return not bool((term.allowed & later).any())
-
-    return bool(terms) and all(map(term_is_causal, terms))
+def _table(rows: list[dict[str, Any]], columns: list[str], frame: bool | None) -> Any:
+    """Return a pandas DataFrame if wanted and possible, otherwise the rows."""
+    if frame is False or (frame is None and find_spec("pandas") is None):
+        return rows
+    return import_module("pandas").DataFrame(rows, columns=columns)

@@ -1,12 +1,22 @@
-"""Head statistics (previous-token, induction, sink, …) and a label for each head.
+"""Head statistics (previous-token, induction, sink, …) and a label for each head: one definition each.
 
-entropy: mean row entropy in nats. normalized_entropy: entropy / log(keys); 1 for uniform weights.
+entropy: mean row entropy in nats. normalized_entropy: entropy / log(keys); 1 for uniform weights ("broad").
 first: mean weight on the first key that any query may attend to.
+sink: fraction of rows with a weight above 0.3 on the first key (the ε of Gu et al. 2025).
+dormant: fraction of rows with a weight above 0.9 on the first key; they read nothing else (Guo et al. 2024).
 
 Self-attention has these measures:
 previous, same, next: mean weight on the previous, same and next token.
 distance: mean distance in tokens.
-induction: mean weight on the tokens after earlier occurrences of the query's token.
+
+Given token ids, self-attention also has these measures, over the rows that have such a key:
+duplicate: mean weight on earlier occurrences of the query's token (Wang et al. 2023, duplicate token heads).
+induction: mean weight on the tokens after earlier occurrences (Olsson et al. 2022).
+copying: mean weight on earlier occurrences of the token that follows the query: what a head copies.
+retrieval: fraction of rows whose largest weight is on such an occurrence (Wu et al. 2024).
+
+Causal self-attention over more than 136 tokens also has this measure:
+streaming: mean weight on the first 4 keys and the last 64 up to the query (Xiao et al. 2024).
 
 Cross-attention has these measures:
 distance: mean distance from the diagonal, which maps the queries linearly to the keys.
@@ -24,14 +34,25 @@ import torch
 from torch import Tensor
 
 from regard._util import interrupt
+from regard.inspection.measures.gathered import GatheredWeights, is_gatherable
 from regard.mechanism.call.problem import Tile
 from regard.mechanism.weights.matrix import Weights
 
 _DOMINANT = 0.4  # mean weight on one kind of key that decides the label
 _UNIFORM = 0.85  # normalized entropy from which a head counts as broad
 _CELLS = 2**20  # weights per block of a dense matrix
-_LABELS = {"previous": "previous token", "next": "next token", "same": "same token", "first": "first token"}
+_LABELS = {
+    "previous": "previous token",
+    "next": "next token",
+    "same": "same token",
+    "first": "first token",
+    "induction": "induction",
+    "duplicate": "duplicate token",
+}
 _OFFSETS = {"previous": -1, "next": 1, "same": 0}
+_SINK, _DORMANT = 0.3, 0.9  # weight on the first key from which a row counts
+_LARGEST = 1 - 1e-4  # fraction of the row maximum from which a weight counts as the largest
+_STREAMING = (4, 64)  # first and most recent keys of a streaming head
 
 Measured = dict[str, tuple[Tensor, Tensor]]  # sum and count of each measure in a block, … h
 
@@ -74,11 +95,13 @@ def head_statistics(
     heads = int(weights.shape[-3]) if has_heads(weights) else 1
     if not queries or not keys:
         return [HeadStatistics("empty", {})] * heads
+    meter = _Meter(weights, cross, ids)
+    if isinstance(weights, Weights) and is_gatherable(weights):
+        return _statistics(*_GatheredMeter(meter, weights).measure(), heads, keys, cross)
     if isinstance(weights, Weights):
         weights.compute_tau()
     sums: dict[str, Tensor] = {}
     counts: dict[str, Tensor] = {}
-    meter = _Meter(weights, cross, ids)
     for at, block in _blocks(weights):
         interrupt.check()
         if not block.numel():
@@ -91,7 +114,14 @@ def head_statistics(
                 whole[index] += values.double().cpu()
     if isinstance(weights, Weights):
         sums["entropy"] = _entropy(weights).nan_to_num(0, 0, 0).clamp(min=0).double().sum(-1).cpu()
-    if not counts:  # everything is masked
+    return _statistics(sums, counts, heads, keys, cross)
+
+
+def _statistics(
+    sums: dict[str, Tensor], counts: dict[str, Tensor], heads: int, keys: int, cross: bool
+) -> list[HeadStatistics]:
+    """Divide the sums by the counts, over the batch, and label the heads."""
+    if not counts or not bool(counts["entropy"].any()):  # everything is masked
         return [HeadStatistics("mixed", {})] * heads
     means = {
         name: sums[name].reshape(-1, heads).sum(0) / counts[name].reshape(-1, heads).sum(0) for name in counts
@@ -134,33 +164,78 @@ class _Meter:
         keys = torch.arange(at.keys.start, at.keys.stop, device=block.device)
         total = block.sum(-1)
         attends = total != 0
-        measured = {"first": self._at(block, at, self._first_key(at, block.device).squeeze(-1), attends)}
+        first_key = self.first_key(at, block.device).squeeze(-1)
+        first, counted = self._at(block, at, first_key)
+        measured = {"first": _count(first, attends & counted)}
+        measured["sink"] = _count(first > _SINK, attends & counted)
+        measured["dormant"] = _count(first > _DORMANT, attends & counted)
+        centers = self.centers(rows)
         if self.cross:
-            centers = (rows + 0.5) * (self.keys / self.queries) - 0.5
-            near = (keys - centers[:, None]).abs() <= max(1.0, 0.1 * self.keys)
+            near = (keys - centers[:, None]).abs() <= self.radius
             measured["diagonal"] = _count((block * near).sum(-1), attends)
         else:
-            centers = rows + self.keys - self.queries  # aligned at the last token
             for name, offset in _OFFSETS.items():
-                measured[name] = self._at(block, at, centers + offset, attends)
-            repeated = self._after_repetitions(at, centers, keys)
-            if repeated is not None:
-                measured["induction"] = _count((block * repeated).sum(-1), attends & repeated.any(-1))
+                values, counted = self._at(block, at, centers + offset)
+                measured[name] = _count(values, attends & counted)
+            measured |= self._of_tokens(at, block, centers, keys, attends)
+            if self.streams:
+                near = (keys <= centers[:, None]) & (keys > centers[:, None] - _STREAMING[1])
+                near = near | ((keys >= first_key[..., None]) & (keys < first_key[..., None] + _STREAMING[0]))
+                measured["streaming"] = _count((block * near).sum(-1), attends)
         measured["distance"] = _distance(block, keys, centers).sum(-1), total.double().sum(-1)
         # for lazy weights, a kernel computes the entropy later
         entropy = torch.zeros_like(total) if isinstance(self.weights, Weights) else _row_entropy(block)
         measured["entropy"] = _count(entropy, attends)
         return measured
 
-    def _at(self, block: Tensor, at: Tile, positions: Tensor, attends: Tensor) -> tuple[Tensor, Tensor]:
-        """Measure the weight of each row at one position; positions broadcast to (…, q)."""
+    @property
+    def radius(self) -> float:
+        """Distance from the diagonal that counts as near."""
+        return max(1.0, 0.1 * self.keys)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the weights are causal, over enough tokens to tell whether a head streams."""
+        return not self.cross and self.keys > 2 * sum(_STREAMING) and is_causal(self.weights)
+
+    def centers(self, rows: Tensor) -> Tensor:
+        """Return the key of each row's own position, or its place on the diagonal in cross-attention."""
+        if self.cross:
+            return (rows + 0.5) * (self.keys / self.queries) - 0.5
+        return rows + self.keys - self.queries  # aligned at the last token
+
+    def _of_tokens(self, at: Tile, block: Tensor, centers: Tensor, keys: Tensor, attends: Tensor) -> Measured:
+        """Measure the weights on keys that are matched by their tokens."""
+        ids = self.ids_of(at)
+        if ids is None:
+            return {}
+        ids = ids.to(centers.device)
+        tokens, after = ids[:, centers.clamp(min=0), None], centers[:, None]
+        following = ids[:, (centers + 1).clamp(max=self.keys - 1), None]
+        masks = {
+            "duplicate": (tokens == ids[:, None, keys]) & (keys < after),
+            "induction": (tokens == ids[:, None, (keys - 1).clamp(min=0)]) & (keys > 0) & (keys - 1 < after),
+            "copying": (following == ids[:, None, keys]) & (keys <= after) & (after < self.keys - 1),
+        }  # b q k
+        batched = len(self.lead) > 2 or len(ids) > 1
+        axes = (slice(None), *[None] * (len(self.lead) - 1)) if batched else (0,)
+        masks = {name: mask[axes] for name, mask in masks.items()}
+        measured = {
+            name: _count((block * mask).sum(-1), attends & mask.any(-1)) for name, mask in masks.items()
+        }
+        largest = (block * masks["copying"]).amax(-1) >= block.amax(-1) * _LARGEST
+        measured["retrieval"] = _count(largest, attends & masks["copying"].any(-1))
+        return measured
+
+    def _at(self, block: Tensor, at: Tile, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weight of each row at one position, and whether it exists; positions fit (…, q)."""
         positions = positions.expand(block.shape[:-1])
         inside = (positions >= at.keys.start) & (positions < at.keys.stop)
         index = (positions - at.keys.start).clamp(0, block.shape[-1] - 1)
         values = block.gather(-1, index[..., None]).squeeze(-1)
-        return _count(values * inside, attends & (positions >= 0) & (positions < self.keys))
+        return values * inside, (positions >= 0) & (positions < self.keys)
 
-    def _first_key(self, at: Tile, device: torch.device) -> Tensor:
+    def first_key(self, at: Tile, device: torch.device) -> Tensor:
         """Return the first key that any query may attend to, (…, 1, 1); not key 0 in left-padded texts."""
         zero = torch.zeros(1, 1, dtype=torch.long, device=device)
         starts = []
@@ -176,18 +251,146 @@ class _Meter:
             first = torch.minimum(first, start)
         return first
 
-    def _after_repetitions(self, at: Tile, rows: Tensor, keys: Tensor) -> Tensor | None:
-        """Return a mask of the keys that follow an earlier occurrence of the query's token, (…, q, k)."""
+    def ids_of(self, at: Tile) -> Tensor | None:
+        """Return the token ids of the sequences in a tile, (b, k) or (1, k), if they are known."""
         if self.ids is None or self.ids.shape[-1] != self.keys:
             return None
         batch = self.weights.shape[: -3 if has_heads(self.weights) else -2]
         batched = len(batch) == 1 and len(self.ids) == batch[0]
         if not batched and len(self.ids) != 1:
             return None
-        ids = (self.ids[at.lead[0]] if batched and at.lead else self.ids).to(rows.device)
-        same = ids[:, rows.clamp(min=0), None] == ids[:, None, (keys - 1).clamp(min=0)]
-        same = same & (keys > 0) & (keys - 1 < rows[:, None])  # b q k
-        return same[(slice(None), *[None] * (len(self.lead) - 1))] if batched else same[0]
+        return self.ids[at.lead[0]] if batched and at.lead else self.ids
+
+
+class _GatheredMeter:
+    """Measures lazy weights from selected dot products, one kernel pass for entropy and one for distance."""
+
+    def __init__(self, meter: _Meter, weights: Weights) -> None:
+        self.meter, self.weights, self.gathered = meter, weights, GatheredWeights(weights)
+        self.attends = self.gathered.visible_rows()
+        self.rows = torch.arange(meter.queries, device=weights.device)
+        self.centers = meter.centers(self.rows)
+        *outer, _ = self.gathered.lead
+        self.whole = Tile(tuple(slice(0, n) for n in outer), slice(0, meter.queries), slice(0, meter.keys))
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, Tensor] = {}
+
+    def measure(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the sum and the number of counted rows of each measure, (…, g, r)."""
+        first_key = self.meter.first_key(self.whole, self.weights.device).squeeze(-1)
+        column = first_key.reshape(1).expand(len(self.rows)) if first_key.numel() == 1 else first_key
+        first = self.gathered.at(column)
+        self._add("first", first, self.attends)
+        self._add("sink", first > _SINK, self.attends)
+        self._add("dormant", first > _DORMANT, self.attends)
+        if self.meter.cross:
+            low = (self.centers - self.meter.radius).ceil().long()
+            high = (self.centers + self.meter.radius).floor().long() + 1
+            self._add_total("diagonal", low, high)
+        else:
+            for name, offset in _OFFSETS.items():
+                keys = self.centers + offset
+                inside = (keys >= 0) & (keys < self.meter.keys)
+                self._add(name, self.gathered.at(keys), self.attends & inside)
+            self._of_tokens()
+            if self.meter.streams:
+                self._streaming(first_key)
+        interrupt.check()
+        self._distance()
+        entropy = _entropy(self.weights).nan_to_num(0, 0, 0).clamp(min=0)
+        self._add("entropy", entropy.reshape(self.attends.shape), self.attends)
+        return self.sums, self.counts
+
+    def _add(self, name: str, values: Tensor, counted: Tensor) -> None:
+        self.sums[name], counts = (x.cpu() for x in _count(values.nan_to_num(0, 0, 0), counted))
+        self.counts[name] = counts.expand(self.sums[name].shape)
+
+    def _add_total(self, name: str, low: Tensor | None, high: Tensor | None) -> None:
+        ones = torch.ones(len(self.rows), 1, device=self.weights.device)
+        sums = self.gathered.column_sums(low, high, ones)[..., 0]
+        self.sums[name] = sums.sum(-1, dtype=torch.float64).cpu()
+        self.counts[name] = self.attends.sum(-1).cpu()
+
+    def _streaming(self, first_key: Tensor) -> None:
+        """Sum the weights on recent keys, then on the first keys that are not recent."""
+        first = first_key.reshape(()) if first_key.numel() == 1 else first_key
+        recent = self.centers - _STREAMING[1] + 1
+        self._add_total("streaming", recent, self.centers + 1)
+        total, until = self.sums["streaming"], torch.minimum(recent, first + _STREAMING[0])
+        self._add_total("streaming", first.expand_as(until), until)
+        self.sums["streaming"] = total + self.sums["streaming"]
+
+    def _distance(self) -> None:
+        """Sum w |key − center|: the keys up to the center and those after it, each linear in the key."""
+        keys = torch.arange(self.meter.keys, device=self.weights.device, dtype=torch.float64)
+        split = self.centers.floor().long() + 1
+        middle = self.meter.keys / 2
+        x = torch.stack([torch.ones_like(self.centers.double()), self.centers.double() - middle], -1)
+        parts: list[tuple[Tensor | None, Tensor | None, float]] = [(None, split, 1.0)]
+        if not is_causal(self.weights):
+            parts.append((split, None, -1.0))
+        shape = self.gathered.lead
+        self.sums["distance"], self.counts["distance"] = (torch.zeros(shape).double() for _ in range(2))
+        for low, high, sign in parts:
+            sums = self.gathered.column_sums(low, high, x.float()).double()
+            distance = sign * (sums[..., 1] - (keys - middle) * sums[..., 0]).sum(-1)
+            self.sums["distance"] += distance.cpu()
+            self.counts["distance"] += sums[..., 0].sum(-1).cpu()
+
+    def _of_tokens(self) -> None:
+        ids = self.meter.ids_of(self.whole)
+        if ids is None:
+            return
+        batched = len(ids) > 1
+        totals: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        for number in range(len(ids)):
+            gathered = self.gathered.batch(number) if batched else self.gathered
+            attends = self.attends[number : number + 1] if batched else self.attends
+            largest = gathered.max_weight() * _LARGEST
+            measures = {"duplicate": (0, 0), "induction": (0, 1), "copying": (-1, 0)}
+            for name, (query, key) in measures.items():
+                weight, best, matched = (torch.zeros(attends.shape, device=ids.device) for _ in range(3))
+                for rows, block in gathered.same_tokens(ids[number], query=query, key=key):
+                    interrupt.check()
+                    index = rows.clamp(min=0).flatten()
+                    valid = (rows >= 0).flatten()
+                    index = index[valid]
+                    weight[..., index] = block.sum(-1).flatten(-2)[..., valid]
+                    matched[..., index] = 1.0
+                    if name == "copying":
+                        best[..., index] = block.amax(-1).flatten(-2)[..., valid]
+                counted = attends & (matched > 0)
+                totals.setdefault(name, []).append(_count(weight, counted))
+                if name == "copying":
+                    totals.setdefault("retrieval", []).append(_count(best >= largest, counted))
+        for name, parts in totals.items():
+            self.sums[name], self.counts[name] = (torch.cat(x).cpu() for x in zip(*parts, strict=True))
+
+
+def is_causal(weights: Weights | Tensor) -> bool:
+    """Return whether no row attends to a key after its query.
+
+    >>> import torch, regard
+    >>> from regard.inspection.statistics import is_causal
+    >>> x = torch.randn(5, 4)
+    >>> is_causal(regard.attend(x, x, x, mask=regard.Causal())[1])
+    True
+    """
+    if isinstance(weights, Tensor):
+        return not bool(weights.triu(weights.shape[-1] - weights.shape[-2] + 1).any())
+    problem = weights.problem
+    queries, keys, terms = problem.queries, problem.keys, problem.terms()
+    limit = torch.arange(queries, device=weights.device)[:, None] + keys - queries + 1
+
+    def term_is_causal(term: Any) -> bool:
+        if term.stop is not None and bool((term.stop <= limit).all()):
+            return True
+        if term.allowed is None:
+            return queries <= 1
+        later = torch.arange(keys, device=weights.device) >= limit
+        return not bool((term.allowed & later).any())
+
+    return bool(terms) and all(map(term_is_causal, terms))
 
 
 def _count(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
