@@ -198,7 +198,7 @@ query, key = torch.randn(1, 1, n, 16), torch.randn(1, 1, n, 16)
 layer = torch.nn.Identity()
 seen = regard.Seen()
 seen.add("layer", regard.attend(query, key, key, mask=regard.Causal())[1])
-seen._texts.calls.append(regard.inspection.recording.CallTokens(torch.randint(0, 500, (1, n))))
+seen._texts.calls.append(regard.inspection.recordings.texts.CallTokens(torch.randint(0, 500, (1, n))))
 seen.heads(frame=False), seen.spans({"all": (0, n)}, frame=False)
 [seen.key_scores(method) for method in ("h2o", "snapkv", "tova")]
 """

@@ -16,7 +16,8 @@ from regard.inspection.generation import Generation
 from regard.inspection.hooks.interception import THREAD, Function, observing
 from regard.inspection.layers import Layers, LayerSelection, clean, has_no_attention
 from regard.inspection.measures.record import AttentionOutput, CallRecord, NoValues, output_projection
-from regard.inspection.recording import CallTokens, RecordedTexts, Seen, call_tokens
+from regard.inspection.recording import Seen
+from regard.inspection.recordings.texts import CallTokens, RecordedTexts, call_tokens
 from regard.inspection.unseen import OTHER_THREAD, CallHook, Unseen, nothing_recorded
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import watch_layers
