@@ -53,9 +53,9 @@ def edit(
     """Change some heads of a model inside a `with` block.
 
     Works with regard's layers, `nn.MultiheadAttention`, Hugging Face models that use the attention interface
-    of transformers, and modules that call `torch.nn.functional.scaled_dot_product_attention`. Blocks can be
-    nested, and affect only calls in their own thread. Attention weights returned by the model do not include
-    the intervention.
+    of transformers, and modules that call torch's `scaled_dot_product_attention`. Blocks can be nested, and
+    affect only calls in their own thread. Attention weights returned by the model do not include the
+    intervention.
 
     layers: a number, name or pattern, a list of these, or None for all layers.
     heads: a head, a list of heads, or None for all heads.

@@ -337,13 +337,18 @@ def _enter_tracer() -> None:
 
 
 def _exit_tracer() -> None:
-    """Remove the tracer from the thread's modes, wherever it is: blocks need not end in order."""
-    tracer, above = THREAD.tracer, []
-    THREAD.tracer = None
-    if tracer is None or all(mode is not tracer for mode in overrides._get_current_function_mode_stack()):
+    tracer, THREAD.tracer = THREAD.tracer, None
+    if tracer is not None:
+        remove_mode(tracer)
+        tracer.clear()
+
+
+def remove_mode(mode: overrides.TorchFunctionMode) -> None:
+    """Remove a mode from the thread's modes, wherever it is: blocks need not end in order."""
+    if all(other is not mode for other in overrides._get_current_function_mode_stack()):
         return
-    while (mode := overrides._pop_mode()) is not tracer:
-        above.append(mode)
-    for mode in reversed(above):
-        overrides._push_mode(mode)
-    tracer.clear()
+    above = []
+    while (other := overrides._pop_mode()) is not mode:
+        above.append(other)
+    for other in reversed(above):
+        overrides._push_mode(other)

@@ -12,11 +12,20 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, overrides
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from regard.errors import ArgumentError
-from regard.inspection.hooks.interception import EDIT, Function, Patch, PatchSet, calling_module
+from regard.inspection.hooks.interception import (
+    EDIT,
+    Function,
+    Patch,
+    PatchSet,
+    calling_module,
+    inside_attention,
+    remove_mode,
+)
 from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords, parse
 from regard.inspection.mask_reading import as_boolean
 from regard.inspection.replacements import AttentionCall, Inputs, Intervention, intervene
@@ -45,6 +54,7 @@ class _Thread(threading.local):
         self.positions = (0, 0)  # first query and number of queries of the last self-attention
         self.cache_update: _CacheUpdate | None = None
         self.edited: set[nn.Module] = set()  # modules whose calls were edited
+        self.mode: _SDPAMode | None = None  # while modules that may call SDPA themselves are edited
 
 
 class _CacheUpdate(NamedTuple):
@@ -64,10 +74,12 @@ def editing(edits: Mapping[nn.Module, Edit]) -> Iterator[set[nn.Module]]:
         _THREAD.edits.append(edits)
         outer, _THREAD.edited = _THREAD.edited, set()
         edited = _THREAD.edited
+        _update_mode()
         try:
             yield edited
         finally:
             _THREAD.edits[:] = [other for other in _THREAD.edits if other is not edits]
+            _update_mode()
             outer |= edited
             _THREAD.edited = outer
             if not _THREAD.edits:
@@ -84,8 +96,9 @@ def _apply(
     edits = _edits(module)
     _THREAD.edited.add(module)
     call = AttentionCall(output, value, inputs, edits[0].layer, *positions)
-    for edit in edits:  # the innermost block last
-        call = intervene(call, edit.heads, edit.intervention)
+    with inside_attention():  # watch does not record what interventions compute
+        for edit in edits:  # the innermost block last
+            call = intervene(call, edit.heads, edit.intervention)
     return call.output
 
 
@@ -218,7 +231,8 @@ def _sdpa(original: Function) -> Function:
     def scaled_dot_product_attention(*args: Any, **options: Any) -> Tensor:
         if not _THREAD.edits or _THREAD.depth:
             return original(*args, **options)
-        output: Tensor = original(*args, **options)
+        with _inside():
+            output: Tensor = original(*args, **options)
         call = SDPACall(*args, **options)
         if _THREAD.multihead:
             module: nn.Module | None = _THREAD.multihead[-1]
@@ -241,6 +255,28 @@ def _sdpa(original: Function) -> Function:
         return _apply(module, output, call.value, inputs, positions)
 
     return scaled_dot_product_attention
+
+
+class _SDPAMode(TorchFunctionMode):
+    """Edits SDPA calls by whichever name the function was imported."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "scaled_dot_product_attention" and not torch.compiler.is_compiling():
+            func = _sdpa(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _update_mode() -> None:
+    """Enter or leave the mode: it disables torch's fast paths, and only modules of other code need it."""
+    own = Attends | nn.MultiheadAttention
+    needed = any(not isinstance(module, own) for edits in _THREAD.edits for module in edits)
+    if needed and _THREAD.mode is None:
+        _THREAD.mode = _SDPAMode()
+        overrides._push_mode(_THREAD.mode)
+    elif not needed and _THREAD.mode is not None:
+        remove_mode(_THREAD.mode)
+        _THREAD.mode = None
 
 
 def _multihead(original: Function) -> Function:
