@@ -9,11 +9,16 @@ from regard.errors import RegardError as RegardError
 from regard.errors import ShapeError as ShapeError
 from regard.errors import StaleError as StaleError
 from regard.inspection import huggingface as huggingface
+from regard.inspection.interventions import Block as Block
+from regard.inspection.interventions import Capture as Capture
 from regard.inspection.interventions import MeanAblation as MeanAblation
+from regard.inspection.interventions import Patch as Patch
 from regard.inspection.interventions import ReplaceOutput as ReplaceOutput
 from regard.inspection.interventions import ReplaceWeights as ReplaceWeights
+from regard.inspection.interventions import ResampleAblation as ResampleAblation
 from regard.inspection.interventions import UniformAttention as UniformAttention
 from regard.inspection.interventions import ZeroAblation as ZeroAblation
+from regard.inspection.interventions import ZeroValues as ZeroValues
 from regard.inspection.interventions import edit as edit
 from regard.inspection.interventions import importance as importance
 from regard.inspection.patch import patch as patch

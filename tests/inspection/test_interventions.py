@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.functional import scaled_dot_product_attention as imported_by_name
+from torch.overrides import _get_current_function_mode_stack
 
 import regard
 from regard.errors import ArgumentError, DTypeError, ShapeError
@@ -407,26 +409,96 @@ def test_a_fast_path_set_during_the_edit_stays():
 class Direct(nn.Module):
     """Calls SDPA itself, as timm's attention does."""
 
+    def __init__(self, by_hand=False):
+        super().__init__()
+        self.by_hand = by_hand
+
     def forward(self, x):
-        return F.scaled_dot_product_attention(x, x, x)
+        return (x @ x.mT).softmax(-1) @ x if self.by_hand else F.scaled_dot_product_attention(x, x, x)
+
+
+def sdpa_elsewhere(x):
+    return F.scaled_dot_product_attention(x, x, x)
+
+
+class Indirect(nn.Module):
+    def forward(self, x):
+        return sdpa_elsewhere(x)
 
 
 @pytest.mark.parametrize("layers", [None, "0", "*"])
-def test_direct_calls_of_sdpa_raise(layers):
-    model = nn.Sequential(Direct())
-    message = r"edit cannot change Direct, which calls scaled_dot_product_attention itself"
-    with pytest.raises(ArgumentError, match=message), regard.edit(model, layers, None, regard.ZeroAblation()):
-        pass
-    with pytest.raises(ArgumentError, match="edit cannot change Direct"):
-        regard.importance(model, torch.randn(1, 2, 3, 4))
+def test_direct_calls_of_sdpa_are_edited(layers):
+    model, x = nn.Sequential(Direct()), torch.randn(1, 2, 3, 5)
+    before = model(x)
+    with regard.edit(model, layers, [1], regard.ZeroAblation()):
+        after = model(x)
+    assert torch.equal(after[:, 0], before[:, 0])
+    assert not after[:, 1].any()
+    table = regard.importance(model, x, lambda output: output.abs().sum())
+    assert len(table) == 2
 
 
-def test_direct_calls_of_sdpa_among_other_layers():
-    model = nn.ModuleList([Direct(), MultiHeadAttention(8, 2)])
-    with regard.edit(model, None, None, regard.ZeroAblation()):  # everything that can be edited
-        pass
+def test_sdpa_called_by_a_function_is_edited_by_the_name_of_its_module():
+    model, x = nn.Sequential(Indirect()), torch.randn(1, 2, 3, 5)
+    with regard.edit(model, "0", None, regard.ZeroAblation()):
+        assert not model(x).any()
     with (
-        pytest.raises(ArgumentError, match="edit cannot change Direct"),
-        regard.edit(model, "0", None, regard.ZeroAblation()),
+        pytest.raises(ArgumentError, match="without attention layers that it recognizes"),
+        regard.edit(model, None, None, regard.ZeroAblation()),
     ):
         pass
+
+
+class ByName(nn.Module):
+    """Calls SDPA by a name that was imported before edit."""
+
+    def forward(self, x):
+        return imported_by_name(x, x, x)
+
+
+INTERVENTIONS = (
+    regard.ZeroAblation(),
+    regard.UniformAttention(),
+    regard.Block(queries=2, keys=[0]),
+    regard.ReplaceWeights(lambda weights: (weights @ weights.mT).softmax(-1) @ weights),
+)
+
+
+@pytest.mark.parametrize("intervention", INTERVENTIONS, ids=lambda x: type(x).__name__)
+def test_sdpa_imported_by_name_is_edited(intervention):
+    x, outputs = torch.randn(1, 2, 3, 5), []
+    for model in (ByName(), Direct()):
+        with regard.edit(model, "", [1], intervention):
+            outputs.append(model(x))
+        assert torch.equal(model(x), imported_by_name(x, x, x))
+    assert torch.equal(*outputs)
+    assert not torch.equal(outputs[0], imported_by_name(x, x, x))
+    assert not _get_current_function_mode_stack()
+
+
+@pytest.mark.parametrize("module", [ByName, Direct])
+@pytest.mark.parametrize("intervention", INTERVENTIONS, ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("watch_first", [True, False])
+def test_an_edited_call_is_recorded_once(module, intervention, watch_first):
+    """An intervention may itself compute what watch takes for attention."""
+    model, x = module(), torch.randn(1, 2, 3, 5)
+    blocks = [regard.watch(model, values=True), regard.edit(model, "", None, intervention)]
+    first, second = blocks if watch_first else blocks[::-1]
+    with first as one, second as two:
+        model(x)
+    seen = one if watch_first else two
+    assert list(seen) == [""]
+    expected = (x @ x.mT / 5**0.5).softmax(-1)
+    torch.testing.assert_close(seen[""].dense(), expected)
+    norms = seen.norms(project=False)[""].dense()
+    torch.testing.assert_close(norms, expected * x.norm(dim=-1)[..., None, :])
+
+
+def test_an_edit_without_effect_raises():
+    """Attention by hand inside a module that could also call SDPA."""
+    model = nn.Sequential(Direct(by_hand=True))
+    with (
+        pytest.raises(ArgumentError, match="edit had no effect"),
+        regard.edit(model, None, None, regard.ZeroAblation()),
+    ):
+        model(torch.randn(1, 2, 3, 5))

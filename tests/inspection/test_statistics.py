@@ -79,11 +79,97 @@ def test_measures_equal_their_definitions(size, mask, normalize):
             "entropy": entropy,
             "normalized_entropy": entropy / math.log(n),
             "distance": (matrix * distances).sum() / n,
+            "sink": (matrix[:, 0] > 0.3).double().mean(),
+            "dormant": (matrix[:, 0] > 0.9).double().mean(),
         }
+        if mask is not None and n > 136:
+            behind = torch.arange(n)[:, None] - torch.arange(n)
+            near = ((behind >= 0) & (behind < 64)) | (torch.arange(n) < 4)
+            expected["streaming"] = (matrix * near).sum() / n
         for head in (lazy, dense):
             assert head.measures.keys() == expected.keys()
             for name, value in expected.items():
                 assert head.measures[name] == pytest.approx(float(value), abs=1e-4, rel=1e-4), name
+
+
+@pytest.mark.parametrize("mask", [regard.Causal(), None, regard.Causal() & regard.Padding([37, 50])])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_measures_of_tokens_equal_their_definitions(mask, groups):
+    generator = torch.Generator().manual_seed(0)
+    n, ids = 50, torch.randint(0, 9, (2, 50), generator=generator)
+    query, key = (2 * torch.randn(2, h, n, 8, generator=generator) for h in (2 * groups, groups))
+    weights = regard.attend(query, key, key, mask=mask)[1]
+    matrix = weights.dense().double()
+    names = ("duplicate", "induction", "copying", "retrieval")
+    expected = {name: np.zeros((2 * groups, 2)) for name in names}
+
+    def count(name, head, value):
+        expected[name][head] += (value, 1)
+
+    for text in range(2):
+        for row in range(n):
+            same = [j for j in range(row) if ids[text, j] == ids[text, row]]
+            copied = [j for j in range(row + 1) if row + 1 < n and ids[text, j] == ids[text, row + 1]]
+            for head, weight in enumerate(matrix[text, :, row]):
+                if same:
+                    count("duplicate", head, weight[same].sum())
+                    count("induction", head, weight[[j + 1 for j in same]].sum())
+                if copied:
+                    count("copying", head, weight[copied].sum())
+                    count("retrieval", head, float(int(weight.argmax()) in copied))
+    for heads in (head_statistics(weights, ids=ids), head_statistics(weights.dense(), ids=ids)):
+        for number, head in enumerate(heads):
+            for name, values in expected.items():
+                total, rows = values[number]
+                assert head.measures[name] == pytest.approx(total / rows, abs=1e-5), name
+
+
+@pytest.mark.parametrize("bias", [None, "dense", "relative"])
+@pytest.mark.parametrize("mask", [None, regard.Causal(), regard.Padding([30, 41], side="left")])
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_gathered_measures_equal_those_of_dense_weights(bias, mask, cross, softcap):
+    """The measures from selected dot products against those from the whole matrix."""
+    generator = torch.Generator().manual_seed(0)
+    query, key = (3 * torch.randn(2, h, 41, 8, generator=generator) for h in (4, 2))
+    options = {"mask": mask, "score": regard.ScaledDot(softcap=softcap)}
+    if bias == "dense":
+        options["bias"] = torch.randn(4, 41, 41, generator=generator)
+    elif bias == "relative":
+        options["bias"] = regard.ClippedRelativeBias(torch.randn(4, 33, generator=generator))
+    weights, ids = regard.attend(query, key, key, **options)[1], torch.randint(0, 9, (2, 41))
+    if mask is not None and not isinstance(mask, regard.Causal):  # dense weights do not know the first key
+        weights, ids = weights.batch(1), ids[1:]
+    gathered = head_statistics(weights, cross=cross, ids=ids)
+    for lazy, dense in zip(gathered, head_statistics(weights.dense(), cross=cross, ids=ids), strict=True):
+        assert lazy.label == dense.label
+        assert lazy.measures == pytest.approx(dense.measures, abs=1e-5, nan_ok=True)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_first_key_of_padded_texts(streaming):
+    """Each text of a left-padded batch has the measures it has alone."""
+    n = 200 if streaming else 20
+    x = 2 * torch.randn(2, 3, n, 8, generator=torch.Generator().manual_seed(0))
+    mask = regard.Causal() & regard.Padding([n - 7, n], side="left")
+    heads = head_statistics(regard.attend(x, x, x, mask=mask)[1])
+    short = head_statistics(regard.attend(*[x[0, :, 7:]] * 3, mask=regard.Causal())[1])
+    whole = head_statistics(regard.attend(*[x[1]] * 3, mask=regard.Causal())[1])
+    for head, first, second in zip(heads, short, whole, strict=True):
+        for name in ("first", "sink", *(["streaming"] if streaming else [])):
+            expected = ((n - 7) * first.measures[name] + n * second.measures[name]) / (2 * n - 7)
+            assert head.measures[name] == pytest.approx(expected, abs=1e-5)
+
+
+def test_labels_of_repeated_tokens():
+    ids = torch.arange(6).repeat(2)[None]
+    weights = torch.eye(12)
+    weights[6:] = torch.eye(12)[1:7]  # the token after the earlier occurrence
+    (head,) = head_statistics(weights, ids=ids)
+    assert head.measures["induction"] == 1.0
+    weights[6:] = torch.eye(12)[:6]
+    (head,) = head_statistics(weights, ids=ids)
+    assert (head.label, head.measures["duplicate"]) == ("duplicate token", 1.0)
 
 
 def test_measures_of_cross_attention():

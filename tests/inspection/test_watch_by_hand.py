@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 
 import regard
 from regard.inspection.hooks.sdpa_calls import capture_sdpa
-from regard.mechanism.sdpa import SDPACall
 
 B, H, Q, D = 2, 3, 7, 5
 LOWEST = torch.finfo(torch.float32).min
@@ -302,7 +301,7 @@ def test_nested_tensors(layout: torch.layout) -> None:
 def test_causal_nested_tensors() -> None:
     """torch has no kernel for them on the CPU, so the call is captured without running it."""
     sequences, x = nested(torch.jagged)
-    call = capture_sdpa(SDPACall(x, x, x, is_causal=True))
+    call = capture_sdpa(x, x, x, x, is_causal=True)
     assert call is not None
     check_nested(call.weights().dense(), sequences, is_causal=True)
 

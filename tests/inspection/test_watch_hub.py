@@ -270,8 +270,8 @@ def test_tokens_and_head_table_of_a_generation() -> None:
         ("model.layers.1.self_attn", head) for head in range(4)
     ]
     assert all(0 < row["induction"] < 1 for row in rows)
-    columns = "layer head entropy distance first previous induction"
-    assert list(seen.heads().columns) == columns.split()
+    columns = "layer head label entropy distance first previous same next induction duplicate copying"
+    assert list(seen.heads().columns) == [*columns.split(), "retrieval", "sink", "dormant", "streaming"]
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.inspection.layers import head_numbers
 from regard.inspection.mask_reading import Intervals, RowMask, key_intervals
+from regard.inspection.measures.record import AttentionOutput
 from regard.mechanism.call.arguments import Call, Layout, prepare
 from regard.mechanism.call.problem import Problem
 from regard.mechanism.mask_algebra import Mask, as_mask
@@ -39,6 +40,8 @@ class CapturedCall:
     new_keys: Tensor | None = None  # the keys that this call added to a cache
     cached: bool = False
     dense: bool = False  # biases[0] / (number of visible keys) are the weights; query and key are empty
+    value: Tensor | None = None  # b g k e
+    output: AttentionOutput | None = None  # not detached: its gradient may be recorded
 
     def weights(self) -> Weights:
         """Return the lazy weights."""
@@ -55,24 +58,28 @@ class CapturedCall:
         query, key = self.query, self.key.detach()
         query = query.clone() if query.is_inference() else query  # inference tensors have no version counter
         key = key.clone() if key.is_inference() or key._version > 0 else key
-        return replace(self, query=query, key=key, new_keys=None)
+        value = self.value
+        if value is not None and (value.is_inference() or value._version > 0):
+            value = value.clone()
+        return replace(self, query=query, key=key, value=value, new_keys=None)
 
     def select_heads(self, heads: Sequence[int]) -> "CapturedCall":
         """Keep the tensors of these heads only."""
-        count, groups = self.query.shape[-3], self.key.shape[-3]
+        count = self.query.shape[-3]
         index = torch.tensor(head_numbers("watch", heads, count), device=self.query.device)
-        key_index = index // (count // groups)
 
         def select(x: Tensor) -> Tensor:
             return x if x.dim() < 3 or x.shape[-3] == 1 else x.index_select(-3, index)
 
         def select_keys(x: Tensor) -> Tensor:
-            return x if groups == 1 else x.index_select(-3, key_index)
+            groups = x.shape[-3]
+            return x if groups == 1 else x.index_select(-3, index // (count // groups))
 
         return replace(
             self,
             query=self.query.index_select(-3, index),
             key=select_keys(self.key),
+            value=None if self.value is None else select_keys(self.value),
             new_keys=None if self.new_keys is None else select_keys(self.new_keys),
             sink=self.sink if self.sink is None or self.sink.numel() == 1 else self.sink[index],
             mask=None if self.mask is None else self.mask.map(select),
@@ -105,13 +112,16 @@ def _problem(call: CapturedCall) -> Problem:
     query, biases = call.query, call.biases
     mask: Mask | None = None
     if call.mask is not None:
-        mask = Intervals(call.mask.start, call.mask.stop)
+        stop, uniform = call.mask.stop, call.mask.uniform
+        if uniform is not None and call.sink is not None:  # the sink takes the whole row
+            stop = torch.where(uniform, 0, stop)
+        mask = Intervals(call.mask.start, stop)
         if call.mask.allowed is not None:
             mask = mask & as_mask(call.mask.allowed)
         if call.mask.bias is not None:
             biases = (*biases, call.mask.bias.to(query.dtype))
-        if call.mask.uniform is not None:
-            query = query * ~call.mask.uniform  # equal scores
+        if uniform is not None and call.sink is None:
+            query = query * ~uniform  # equal scores
     normalize: Normalizer = Softmax() if call.sink is None else Softmax1(call.sink.detach())
     if call.dense:
         normalize = Relu()  # max(x, 0) / n

@@ -187,7 +187,7 @@ def hosted_attention(
 
 def compute(call: InterfaceCall, need_weights: bool = False) -> tuple[Tensor, Weights | None]:
     """Compute the output (b, q, h, e) of a parsed call, and its lazy weights if needed."""
-    visible, key, value = _visible(call), call.key, call.value
+    visible, key, value = visible_keys(call), call.key, call.value
     if visible.span is not None and not need_weights:  # no query attends to keys outside the span
         keys = slice(*visible.span)
         key, value, visible = key[:, :, keys], value[:, :, keys], visible.within_span()
@@ -232,7 +232,8 @@ class _Visible(NamedTuple):
 _ALL_KEYS, _CAUSAL_KEYS = _Visible(), _Visible(_CAUSAL, causal=True)
 
 
-def _visible(call: InterfaceCall) -> _Visible:
+def visible_keys(call: InterfaceCall) -> _Visible:
+    """Return the mask and the biases of a parsed call."""
     bias: Any = call.bias
     queries, keys = call.query.shape[2], call.key.shape[2]
     if isinstance(call.mask, Mask):

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError
+from regard.inspection.activation_patching import Capture, Patch, ResampleAblation
+from regard.inspection.edges import Block, ZeroValues
 from regard.inspection.hooks.interventions import Edit, editing
-from regard.inspection.layers import Layers, attends, clean, head_numbers, matches, matching_names
+from regard.inspection.layers import Layers, attends, clean, head_numbers, matching_names
 from regard.inspection.replacements import (
     AttentionCall,
     Intervention,
@@ -22,16 +25,20 @@ from regard.inspection.replacements import (
     ZeroAblation,
     as_heads,
 )
-from regard.models.layers.attention import Attends
 from regard.models.layers.dropout import eval_mode
 
 __all__ = [
+    "Block",
+    "Capture",
     "Intervention",
     "MeanAblation",
+    "Patch",
     "ReplaceOutput",
     "ReplaceWeights",
+    "ResampleAblation",
     "UniformAttention",
     "ZeroAblation",
+    "ZeroValues",
     "edit",
     "importance",
 ]
@@ -45,13 +52,15 @@ def edit(
 ) -> Iterator[nn.Module]:
     """Change some heads of a model inside a `with` block.
 
-    Works with regard's layers, `nn.MultiheadAttention`, and Hugging Face models that use the attention
-    interface of transformers. Blocks can be nested, and affect only calls in their own thread. Attention
-    weights returned by the model do not include the intervention.
+    Works with regard's layers, `nn.MultiheadAttention`, Hugging Face models that use the attention interface
+    of transformers, and modules that call torch's `scaled_dot_product_attention`. Blocks can be nested, and
+    affect only calls in their own thread. Attention weights returned by the model do not include the
+    intervention.
 
     layers: a number, name or pattern, a list of these, or None for all layers.
     heads: a head, a list of heads, or None for all heads.
-    intervention: ZeroAblation(), MeanAblation(), UniformAttention(), ReplaceOutput(function) or
+    intervention: ZeroAblation(), MeanAblation(), ResampleAblation(), UniformAttention(),
+        Block(queries, keys), ZeroValues(keys), Capture(), Patch(captured), ReplaceOutput(function) or
         ReplaceWeights(function).
 
     >>> import torch, regard
@@ -67,12 +76,40 @@ def edit(
     if not isinstance(intervention, Intervention):
         fix = f"{intervention.__name__}()" if isinstance(intervention, type) else "regard.ZeroAblation()"
         raise DTypeError(f"edit(intervention=…) got {intervention!r}; pass an intervention, such as {fix}.")
-    modules, head_edit = _select(model, layers), Edit(as_heads(heads), intervention)
+    modules, numbers = _select(model, layers), as_heads(heads)
     for name, module in modules.items():
         if (count := head_count(module)) is not None:
-            head_numbers("edit", head_edit.heads or (), count, name or "the model")
-    with editing(dict.fromkeys(modules.values(), head_edit)):
+            head_numbers("edit", numbers or (), count, name or "the model")
+    edits = {module: Edit(numbers, intervention, name) for name, module in modules.items()}
+    with _running(model) as ran, editing(edits) as edited:
         yield model
+    if ran and not edited:
+        raise ArgumentError(
+            f"edit had no effect: the attention of {', '.join(modules) or 'the model'} ran without SDPA, "
+            "nn.MultiheadAttention and the attention interface of transformers, or as compiled code. Run the "
+            'model uncompiled, or with another implementation, such as model.set_attn_implementation("sdpa").'
+        )
+
+
+@contextmanager
+def _running(model: nn.Module) -> Iterator[list[bool]]:
+    """Yield a list that becomes nonempty when the model runs in this thread."""
+    ran: list[bool] = []
+    thread = get_ident()
+    # a hook would disable the fast path of these modules
+    if isinstance(model, nn.TransformerEncoderLayer | nn.MultiheadAttention):
+        yield ran
+        return
+
+    def on_call(*_: Any) -> None:
+        if get_ident() == thread:
+            ran.append(True)
+
+    hook = model.register_forward_hook(on_call)
+    try:
+        yield ran
+    finally:
+        hook.remove()
 
 
 def importance(
@@ -99,12 +136,12 @@ def importance(
     rows = []
     with eval_mode(model), torch.no_grad():
         heads = [head_count(module) or _count_heads(model, batch, module) for module in modules.values()]
-        output = _call(model, batch)
+        output = call_model(model, batch)
         change = _default_change(model, output, batch) if loss is None else _loss_change(loss, output)
         for number, (name, module) in enumerate(modules.items()):
             for head in range(heads[number]):
-                with editing({module: Edit((head,), intervention or ZeroAblation())}):
-                    ablated = _call(model, batch)
+                with editing({module: Edit((head,), intervention or ZeroAblation(), name)}):
+                    ablated = call_model(model, batch)
                 rows.append({"layer": name, "number": number, "head": head, "change": change(ablated)})
     return _table(sorted(rows, key=lambda row: -row["change"]))
 
@@ -120,11 +157,7 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
     >>> list(attentions(torch.nn.Transformer(8, 2, 1, 1, batch_first=True)))
     ['encoder.layers.0.self_attn', 'decoder.layers.0.self_attn', 'decoder.layers.0.multihead_attn']
     """
-    return {
-        clean(name): module
-        for name, module in model.named_modules()
-        if isinstance(module, Attends | nn.MultiheadAttention) or uses_interface(module)
-    }
+    return {clean(name): module for name, module in model.named_modules() if attends(module)}
 
 
 def uses_interface(module: nn.Module) -> bool:
@@ -136,26 +169,18 @@ def uses_interface(module: nn.Module) -> bool:
 
 def _select(model: nn.Module, layers: Layers | None) -> dict[str, nn.Module]:
     editable = attentions(model)
-    others = {
-        clean(name): module
-        for name, module in model.named_modules()
-        if attends(module) and clean(name) not in editable
-    }
     layers = [layers] if isinstance(layers, int | str) else ["*"] if layers is None else list(layers)
-    patterns = [layer for layer in layers if isinstance(layer, str)]
-    not_editable = {name for pattern in patterns for name in others if matches(name, pattern)}
-    if not_editable and not any(matches(name, pattern) for pattern in patterns for name in editable):
-        classes = ", ".join(sorted({type(others[name]).__name__ for name in not_editable}))
-        raise ArgumentError(
-            f"edit cannot change {classes}, which calls scaled_dot_product_attention itself. It supports "
-            "regard's layers, nn.MultiheadAttention, and layers that use the attention interface of "
-            "transformers. Use a forward hook to change the module's output."
-        )
-    if not editable:
-        raise ArgumentError(
-            f"edit() got {type_name(model)} without attention layers that it supports: regard's "
-            "layers, nn.MultiheadAttention, or layers that use the attention interface of transformers."
-        )
+    if not editable:  # the modules may call SDPA in functions of other files
+        modules = {clean(name): module for name, module in model.named_modules()}
+        named = {layer for layer in layers if isinstance(layer, str) and layer in modules}
+        if not named:
+            raise ArgumentError(
+                f"edit() got {type_name(model)} without attention layers that it recognizes: regard's "
+                "layers, nn.MultiheadAttention, layers that use the attention interface of transformers or "
+                "call scaled_dot_product_attention. If a module calls it in a function of another file, pass "
+                "the module's name."
+            )
+        return {name: modules[name] for name in named}
     names = [name for layer in layers for name in matching_names("edit", layer, list(editable))]
     return {name: editable[name] for name in names}
 
@@ -174,7 +199,8 @@ def head_count(module: nn.Module) -> int | None:
 # Importance
 
 
-def _call(model: nn.Module, batch: Any) -> Any:
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """Call a model with a dictionary, a tuple, or one argument."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple | list) else model(batch)
@@ -194,7 +220,7 @@ class _HeadCounter(Intervention):
 def _count_heads(model: nn.Module, batch: Any, module: nn.Module) -> int:
     counter = _HeadCounter()
     with editing({module: Edit(None, counter)}):
-        _call(model, batch)
+        call_model(model, batch)
     return counter.heads
 
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,16 +11,67 @@ from torch import Tensor
 from regard._util.text import type_name
 from regard.errors import DTypeError, ShapeError
 from regard.inspection.layers import head_numbers
+from regard.mechanism.mask_algebra import Mask, as_mask
+from regard.mechanism.operator import Options, attend, attention
+from regard.mechanism.scores import Dot
+
+
+class Inputs(NamedTuple):
+    """The arguments with which `regard.attention` repeats a call, without dropout.
+
+    mask_bias: the part of options["bias"] that encodes a mask.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    options: Options
+    mask_bias: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One attention call: output (…, h, q, e), value (…, g, k, e), and functions that compute the rest."""
+    """One attention call: output (…, h, q, e), value (…, g, k, e), and a function that returns its inputs.
+
+    layer: name of the layer. first_query, first_key: positions of the first query and key in the sequence;
+    not 0 while a model generates with a cache. hidden: pairs hidden by outer edits; None for none.
+    """
 
     output: Tensor
     value: Tensor
-    weights: Callable[[], Tensor]  # dense, … h q k
-    uniform: Callable[[], Tensor]  # output with uniform weights, … h q e
+    inputs: Callable[[], Inputs]
+    layer: str = ""
+    first_query: int = 0
+    first_key: int = 0
+    hidden: Mask | None = None
+
+    @property
+    def heads(self) -> int:
+        return self.output.shape[-3]
+
+    def recompute(self, *, value: Tensor | None = None) -> Tensor:
+        """Compute the output again, with the hidden pairs, in linear memory. value: replaces the value."""
+        inputs = self.inputs()
+        value = inputs.value if value is None else value
+        return attention(inputs.query, inputs.key, value, **self._options(inputs))
+
+    def weights(self) -> Tensor:
+        """Return the dense weights, (…, h, q, k)."""
+        inputs = self.inputs()
+        return attend(*inputs[:3], **self._options(inputs))[1].dense()
+
+    def uniform(self) -> Tensor:
+        """Return the output with uniform weights on the keys that the mask allows, (…, h, q, e)."""
+        inputs = self.inputs()
+        query, key = (x.new_zeros(*x.shape[:-1], 1) for x in inputs[:2])
+        mask = self._options(inputs)["mask"]
+        return attention(query, key, inputs.value, score=Dot(), mask=mask, bias=inputs.mask_bias)
+
+    def _options(self, inputs: Inputs) -> Options:
+        mask = inputs.options.get("mask")
+        if self.hidden is not None:
+            mask = self.hidden if mask is None else as_mask(mask) & self.hidden
+        return {**inputs.options, "mask": mask}
 
 
 class Intervention(ABC):
@@ -37,6 +89,12 @@ class Intervention(ABC):
     @abstractmethod
     def __call__(self, call: AttentionCall, heads: list[int]) -> Tensor:
         """Return the new output of these heads, (…, len(heads), q, e)."""
+
+    def apply(self, call: AttentionCall, heads: list[int]) -> AttentionCall:
+        """Return the call with the new output of these heads."""
+        output = call.output.clone()
+        output[..., heads, :, :] = self(call, heads).to(output.dtype)
+        return replace(call, output=output)
 
 
 @dataclass(frozen=True)
@@ -139,11 +197,9 @@ def _apply(intervention: Intervention, function: Callable[[Tensor], Tensor], x: 
 
 def intervene(call: AttentionCall, heads: Sequence[int] | None, intervention: Intervention) -> AttentionCall:
     """Apply an intervention to some heads; None for all."""
-    count = call.output.shape[-3]
+    count = call.heads
     selected = list(range(count)) if heads is None else head_numbers("edit", heads, count)
-    output = call.output.clone()
-    output[..., selected, :, :] = intervention(call, selected).to(output.dtype)
-    return replace(call, output=output)
+    return intervention.apply(call, selected)
 
 
 def as_heads(heads: int | Sequence[int] | None) -> tuple[int, ...] | None:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from regard.inspection.capture import CapturedCall
 from regard.inspection.generation import Generation
 from regard.inspection.hooks.interception import THREAD, Function, observing
 from regard.inspection.layers import Layers, LayerSelection, clean, has_no_attention
-from regard.inspection.recording import CallTokens, RecordedTexts, Seen, call_tokens
+from regard.inspection.measures.record import AttentionOutput, CallRecord, NoValues, output_projection
+from regard.inspection.recording import Seen
+from regard.inspection.recordings.texts import CallTokens, RecordedTexts, call_tokens
 from regard.inspection.unseen import OTHER_THREAD, CallHook, Unseen, nothing_recorded
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import watch_layers
@@ -33,6 +36,8 @@ def watch(
     heads: Sequence[int] | None = None,
     tokenizer: Any = None,
     tokens: Sequence[Any] | None = None,
+    values: bool = False,
+    gradients: bool = False,
 ) -> "Watch":
     """Record the weights of every attention layer of a model inside a `with` block.
 
@@ -53,6 +58,9 @@ def watch(
     heads: record only these heads of each layer.
     tokenizer: converts token ids to tokens, for `Seen.texts` and the views.
     tokens: the tokens, if the model is not called with token ids.
+    values: also record the values, for `Seen.norms`.
+    gradients: also record the gradient of each layer's heads in backward passes, for `Seen.gradients` and
+        `Seen.relevance`.
 
     >>> import torch, regard
     >>> model = torch.nn.TransformerEncoder(
@@ -72,8 +80,9 @@ def watch(
             f"watch() got {type_name(model)} without attention layers: it consists only of layers of torch "
             "and regard that compute no attention."
         )
-    seen = Seen(RecordedTexts(tokenizer, tokens))
-    return Watch(Recorder(model, seen, LayerSelection(model, layers), heads), layers)
+    selection, seen = LayerSelection(model, layers), Seen(RecordedTexts(tokenizer, tokens))
+    recorder = Recorder(model, seen, selection, heads, values=values or gradients, gradients=gradients)
+    return Watch(recorder, layers)
 
 
 class Watch(AbstractContextManager["Seen"]):
@@ -144,9 +153,17 @@ class Recorder:
     """Adds the attention calls of a model to a `Seen`."""
 
     def __init__(
-        self, model: nn.Module, seen: Seen, selection: LayerSelection, heads: Sequence[int] | None
+        self,
+        model: nn.Module,
+        seen: Seen,
+        selection: LayerSelection,
+        heads: Sequence[int] | None,
+        *,
+        values: bool = False,
+        gradients: bool = False,
     ) -> None:
         self.model, self.seen, self.selection, self.heads = model, seen, selection, heads
+        self.values, self.gradients = values, gradients
         modules = ((module, clean(name)) for name, module in model.named_modules())
         self.names: dict[nn.Module, str] = {module: name for module, name in modules if selection(name)}
         self.ran = False
@@ -187,6 +204,8 @@ class Recorder:
 
     def on_attention(self, module: nn.Module, call: CapturedCall) -> None:
         """Record an attention call of another library's layer."""
+        if not self.values or self._generation is not None:
+            call = replace(call, value=None, output=None)
         if self.heads is not None:
             call = call.select_heads(self.heads)
         if self._nested_generations:
@@ -196,7 +215,10 @@ class Recorder:
                 self._generation.caches.add(THREAD.cache_update.cache)
             self._generation.add(self.names[module], call)
         else:
-            self._add(self.names[module], call.detached())
+            name = self.names[module]
+            self._add(name, call.detached())
+            if self.values and call.value is None:
+                self.seen.add_record(name, NoValues(name))
 
     def on_error(self, module: nn.Module, reason: str) -> None:
         """Record an attention call of another library's layer that cannot be read."""
@@ -211,8 +233,26 @@ class Recorder:
         """Note that a module computed a softmax that could not be followed."""
         self.unseen.softmaxes.add(module)
 
+    def on_own_values(self, module: nn.Module, value: Tensor, output: AttentionOutput) -> None:
+        """Record the value and output of the last attention call of a regard layer."""
+        name = self.names[module]
+        if self.values and self.selection(name):
+            if self.heads is not None:
+                per_group = output.tensor.shape[-3] // value.shape[-3]
+                value = value[..., [head // per_group for head in self.heads], :, :]
+            self._add_record(name, value, output)
+
     def _add(self, name: str, call: CapturedCall) -> None:
         self.seen.add(name, call.weights(), call.kind, self._run)
+        if call.value is not None and call.output is not None:
+            self._add_record(name, call.value, call.output)
+
+    def _add_record(self, name: str, value: Tensor, output: AttentionOutput) -> None:
+        projection = output_projection(self.model, name, output.width)
+        record = CallRecord(value, name, self.heads, projection)
+        if self.gradients:
+            record.watch(output)
+        self.seen.add_record(name, record)
 
     @property
     def _run(self) -> int:

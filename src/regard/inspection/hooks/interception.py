@@ -19,6 +19,7 @@ from torch import Tensor, nn, overrides
 
 from regard.errors import RegardError
 from regard.inspection.capture import CapturedCall
+from regard.inspection.measures.record import AttentionOutput
 from regard.models.layers.attention import is_cross_attention
 
 Function = Callable[..., Any]
@@ -31,6 +32,13 @@ class Observer(Protocol):
 
     def on_attention(self, module: nn.Module, call: CapturedCall) -> None:
         """Called when one of the modules has computed attention."""
+
+    def on_own_values(self, module: nn.Module, value: Tensor, output: AttentionOutput) -> None:
+        """Called when a regard layer has computed attention, after it has reported the weights."""
+
+    @property
+    def values(self) -> bool:
+        """Whether values are recorded."""
 
     def on_error(self, module: nn.Module, reason: str) -> None:
         """Called when an attention call of one of the modules cannot be read."""
@@ -118,6 +126,11 @@ def is_observed() -> bool:
     if not THREAD.observers or THREAD.depth or torch.compiler.is_compiling():
         return False
     return torch._C._current_graph_task_id() == -1  # checkpointing repeats the forward pass during backward
+
+
+def records_values() -> bool:
+    """Return whether an observer of this thread records values."""
+    return any(observer.values for observer in THREAD.observers)
 
 
 def calling_module(matches: Callable[[nn.Module], bool]) -> nn.Module | None:
@@ -324,13 +337,18 @@ def _enter_tracer() -> None:
 
 
 def _exit_tracer() -> None:
-    """Remove the tracer from the thread's modes, wherever it is: blocks need not end in order."""
-    tracer, above = THREAD.tracer, []
-    THREAD.tracer = None
-    if tracer is None or all(mode is not tracer for mode in overrides._get_current_function_mode_stack()):
+    tracer, THREAD.tracer = THREAD.tracer, None
+    if tracer is not None:
+        remove_mode(tracer)
+        tracer.clear()
+
+
+def remove_mode(mode: overrides.TorchFunctionMode) -> None:
+    """Remove a mode from the thread's modes, wherever it is: blocks need not end in order."""
+    if all(other is not mode for other in overrides._get_current_function_mode_stack()):
         return
-    while (mode := overrides._pop_mode()) is not tracer:
-        above.append(mode)
-    for mode in reversed(above):
-        overrides._push_mode(mode)
-    tracer.clear()
+    above = []
+    while (other := overrides._pop_mode()) is not mode:
+        above.append(other)
+    for other in reversed(above):
+        overrides._push_mode(other)

@@ -6,62 +6,123 @@ affect only edited modules, and only in the threads that edit them.
 
 import inspect
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, overrides
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from regard.errors import ArgumentError
-from regard.inspection.hooks.interception import EDIT, Function, Patch, PatchSet
+from regard.inspection.hooks.interception import (
+    EDIT,
+    Function,
+    Patch,
+    PatchSet,
+    calling_module,
+    inside_attention,
+    remove_mode,
+)
 from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords, parse
-from regard.inspection.replacements import AttentionCall, Intervention, intervene
+from regard.inspection.mask_reading import as_boolean
+from regard.inspection.replacements import AttentionCall, Inputs, Intervention, intervene
 from regard.mechanism.mask_algebra import Mask
-from regard.mechanism.operator import attend, attention
-from regard.mechanism.scores import Dot, ScaledDot
+from regard.mechanism.normalizers import Softmax, Softmax1
+from regard.mechanism.operator import Options
+from regard.mechanism.scores import ScaledDot
 from regard.mechanism.sdpa import SDPACall
-from regard.models.layers.attention import Attends
+from regard.models.layers.attention import Attends, is_cross_attention
 
 
 class Edit(NamedTuple):
-    """An intervention and its heads; None for all heads."""
+    """An intervention and its heads; None for all heads. layer: name of the edited module."""
 
     heads: tuple[int, ...] | None
     intervention: Intervention
+    layer: str = ""
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.edits: list[Mapping[nn.Module, Edit]] = []
-        self.sdpa_callers: list[nn.Module] = []  # running edited modules that compute attention with SDPA
+        self.multihead: list[nn.MultiheadAttention] = []  # running edited modules of torch
+        self.depth = 0  # running attention functions; SDPA calls inside them are not edited again
         self.slow_path_depth = 0  # running torch layers that must not take their fast path
+        self.positions = (0, 0)  # first query and number of queries of the last self-attention
+        self.cache_update: _CacheUpdate | None = None
+        self.edited: set[nn.Module] = set()  # modules whose calls were edited
+        self.mode: _SDPAMode | None = None  # while modules that may call SDPA themselves are edited
+
+
+class _CacheUpdate(NamedTuple):
+    """The last update of a key-value cache: its keys, and the number of tokens so far."""
+
+    keys: Tensor
+    length: int
 
 
 _THREAD = _Thread()
 
 
 @contextmanager
-def editing(edits: Mapping[nn.Module, Edit]) -> Iterator[None]:
-    """Apply edits to the calls of these modules in this thread."""
+def editing(edits: Mapping[nn.Module, Edit]) -> Iterator[set[nn.Module]]:
+    """Apply edits to the calls of these modules in this thread; yield the set of modules edited so far."""
     with _PATCHES.installed():
         _THREAD.edits.append(edits)
+        outer, _THREAD.edited = _THREAD.edited, set()
+        edited = _THREAD.edited
+        _update_mode()
         try:
-            yield
+            yield edited
         finally:
             _THREAD.edits[:] = [other for other in _THREAD.edits if other is not edits]
+            _update_mode()
+            outer |= edited
+            _THREAD.edited = outer
+            if not _THREAD.edits:
+                _THREAD.cache_update, _THREAD.edited = None, set()
 
 
 def _edits(module: nn.Module) -> list[Edit]:
     return [edits[module] for edits in _THREAD.edits if module in edits]
 
 
-def _apply(module: nn.Module, call: AttentionCall) -> Tensor:
-    for heads, intervention in _edits(module):  # the innermost block last
-        call = intervene(call, heads, intervention)
+def _apply(
+    module: nn.Module, output: Tensor, value: Tensor, inputs: Callable[[], Inputs], positions: tuple[int, int]
+) -> Tensor:
+    edits = _edits(module)
+    _THREAD.edited.add(module)
+    call = AttentionCall(output, value, inputs, edits[0].layer, *positions)
+    with inside_attention():  # watch does not record what interventions compute
+        for edit in edits:  # the innermost block last
+            call = intervene(call, edit.heads, edit.intervention)
     return call.output
+
+
+def _self_positions(query: Tensor, key: Tensor, length: int | None = None) -> tuple[int, int]:
+    """Return the first query and key of self-attention. length: tokens so far, if a cache counts them."""
+    queries, keys = query.shape[-2], key.shape[-2]
+    length = max(keys, queries) if length is None else length
+    _THREAD.positions = length - queries, queries
+    return length - queries, max(length - keys, 0)
+
+
+def _cross_positions(query: Tensor) -> tuple[int, int]:
+    """Return the first query and key of cross-attention, which follows self-attention of the same queries."""
+    first, queries = _THREAD.positions
+    return (first if queries == query.shape[-2] else 0), 0
+
+
+@contextmanager
+def _inside() -> Iterator[None]:
+    _THREAD.depth += 1
+    try:
+        yield
+    finally:
+        _THREAD.depth -= 1
 
 
 # regard's layers
@@ -69,18 +130,21 @@ def _apply(module: nn.Module, call: AttentionCall) -> Tensor:
 
 def _own(original: Function) -> Function:
     def attention_(self: Attends, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        output: Tensor = original(self, query, key, value, **options)
-        if not _edits(self):
+        if not _THREAD.edits:
+            return original(self, query, key, value, **options)
+        with _inside():
+            output: Tensor = original(self, query, key, value, **options)
+        edits = _edits(self)
+        cross = bool(edits) and is_cross_attention(edits[0].layer)
+        positions = _cross_positions(query) if cross else _self_positions(query, key)
+        if not edits:
             return output
 
-        def weights() -> Tensor:
-            return attend(query, key, value, **{**options, "dropout": 0.0})[1].dense()
+        def inputs() -> Inputs:
+            repeated: Any = {**options, "dropout": 0.0}
+            return Inputs(query, key, value, repeated)
 
-        def uniform() -> Tensor:
-            zero_query, zero_key = (x.new_zeros(*x.shape[:-1], 1) for x in (query, key))
-            return attention(zero_query, zero_key, value, score=Dot(), mask=options.get("mask"))
-
-        return _apply(self, AttentionCall(output, value, weights, uniform))
+        return _apply(self, output, value, inputs, positions)
 
     return attention_
 
@@ -101,58 +165,118 @@ def _hosted(
     function: Function, name: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
     *args: Any, **keywords: Any,
 ) -> tuple[Tensor, Any]:  # fmt: skip
-    output, weights = function(module, query, key, value, *args, **keywords)
-    if not _edits(module):
+    with _inside():
+        output, weights = function(module, query, key, value, *args, **keywords)
+    update = _THREAD.cache_update
+    length = update.length if update is not None and update.keys is key else None
+    edits = _edits(module)
+    cross = is_cross_attention(type(module).__name__) or (bool(edits) and is_cross_attention(edits[0].layer))
+    cross = cross or (length is None and key.shape[-2] != query.shape[-2])
+    positions = _cross_positions(query) if cross else _self_positions(query, key, length)
+    if not edits:
         return output, weights
-    from regard.inspection.huggingface import compute
 
-    def parsed() -> InterfaceCall:
+    def inputs() -> Inputs:
         check_keywords(function, keywords)
-        call = parse(name, module, query, key, value, *args, **keywords)
-        dense = isinstance(call.mask, Tensor) and call.mask.dim() > 2
-        if not (dense or call.mask is None or isinstance(call.mask, Mask)):
-            raise ArgumentError(
-                f"edit cannot recompute weights with a mask of type {type(call.mask).__name__}. Use another "
-                'attention implementation: model.set_attn_implementation("sdpa").'
+        return _interface_inputs(parse(name, module, query, key, value, *args, **keywords))
+
+    heads = output.transpose(1, 2)  # b q h e -> b h q e
+    return _apply(module, heads, value, inputs, positions).transpose(1, 2).contiguous(), weights
+
+
+def _interface_inputs(call: InterfaceCall) -> Inputs:
+    """Convert a parsed call to the arguments of `regard.attention`."""
+    from regard.inspection.huggingface import visible_keys
+
+    dense = isinstance(call.mask, Tensor) and call.mask.dim() > 2
+    if not (dense or call.mask is None or isinstance(call.mask, Mask)):
+        raise ArgumentError(
+            f"edit cannot recompute weights with a mask of type {type(call.mask).__name__}. Use another "
+            'attention implementation: model.set_attn_implementation("sdpa").'
+        )
+    queries, key, value = call.query.shape[2], call.key, call.value
+    if call.causal and key.shape[2] > queries:  # a static cache that was empty before this call
+        bias = None if call.bias is None else call.bias[..., :queries]
+        call = call._replace(key=key[:, :, :queries], value=value[:, :, :queries], bias=bias)
+    visible = visible_keys(call)
+    normalize = Softmax() if call.sink is None else Softmax1(call.sink)
+    score = ScaledDot(call.scale, call.softcap)
+    options = Options(score=score, mask=visible.mask, bias=visible.bias, normalize=normalize, dropout=0.0)
+    mask_bias = visible_keys(call._replace(bias=None)).bias
+    return Inputs(call.query, call.key, call.value, options, mask_bias)
+
+
+def _update(original: Function) -> Function:
+    """Count the tokens in a cache, from which the positions of queries and keys follow."""
+
+    def update(
+        self: Any, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kw: Any
+    ) -> Any:
+        states = original(self, key_states, value_states, layer_idx, *args, **kw)
+        if _THREAD.edits:
+            layer = self.layers[layer_idx]
+            count = getattr(layer, "cumulative_length_int", getattr(layer, "cumulative_length", None))
+            _THREAD.cache_update = _CacheUpdate(
+                states[0], int(layer.get_seq_length() if count is None else count)
             )
-        return call._replace(dropout=0.0)
+        return states
 
-    def dense_weights() -> Tensor:
-        weights = compute(parsed(), need_weights=True)[1]
-        assert weights is not None
-        return weights.dense()
-
-    def uniform() -> Tensor:
-        zeros = [x.new_zeros(*x.shape[:-1], 1) for x in (query, key)]
-        call = parsed()._replace(query=zeros[0], key=zeros[1], softcap=None, sink=None, bias=None)
-        return compute(call)[0].transpose(1, 2)
-
-    call = AttentionCall(output.transpose(1, 2), value, dense_weights, uniform)  # b q h e -> b h q e
-    return _apply(module, call).transpose(1, 2).contiguous(), weights
+    return update
 
 
-# torch's layers, through SDPA
+# torch's layers and other code, through SDPA
 
 
 def _sdpa(original: Function) -> Function:
     def scaled_dot_product_attention(*args: Any, **options: Any) -> Tensor:
-        output: Tensor = original(*args, **options)
-        if not _THREAD.sdpa_callers:
-            return output
+        if not _THREAD.edits or _THREAD.depth:
+            return original(*args, **options)
+        with _inside():
+            output: Tensor = original(*args, **options)
         call = SDPACall(*args, **options)
+        if _THREAD.multihead:
+            module: nn.Module | None = _THREAD.multihead[-1]
+            positions = 0, 0
+        else:
+            module = calling_module(lambda module: bool(_edits(module)))
+            if module is None or output.dim() < 3:
+                return output
+            cross = is_cross_attention(_edits(module)[0].layer)
+            positions = _cross_positions(call.query) if cross else _self_positions(call.query, call.key)
+        assert module is not None
 
-        def weights() -> Tensor:
+        def inputs() -> Inputs:
             mask, bias = call.mask_and_bias()
-            score = ScaledDot(call.scale)
-            return attend(*call[:3], score=score, mask=mask, bias=bias)[1].dense()
+            boolean = None if bias is None or bias.requires_grad else as_boolean(bias)
+            mask, bias = (mask, bias) if boolean is None else (boolean, None)
+            options = Options(score=ScaledDot(call.scale), mask=mask, bias=bias, dropout=0.0)
+            return Inputs(*call[:3], options, bias)
 
-        def uniform() -> Tensor:
-            rest = {name: x for name, x in call._asdict().items() if name not in ("query", "key")}
-            return original(call.query * 0, call.key * 0, **rest)
-
-        return _apply(_THREAD.sdpa_callers[-1], AttentionCall(output, call.value, weights, uniform))
+        return _apply(module, output, call.value, inputs, positions)
 
     return scaled_dot_product_attention
+
+
+class _SDPAMode(TorchFunctionMode):
+    """Edits SDPA calls by whichever name the function was imported."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "scaled_dot_product_attention" and not torch.compiler.is_compiling():
+            func = _sdpa(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _update_mode() -> None:
+    """Enter or leave the mode: it disables torch's fast paths, and only modules of other code need it."""
+    own = Attends | nn.MultiheadAttention
+    needed = any(not isinstance(module, own) for edits in _THREAD.edits for module in edits)
+    if needed and _THREAD.mode is None:
+        _THREAD.mode = _SDPAMode()
+        overrides._push_mode(_THREAD.mode)
+    elif not needed and _THREAD.mode is not None:
+        remove_mode(_THREAD.mode)
+        _THREAD.mode = None
 
 
 def _multihead(original: Function) -> Function:
@@ -165,12 +289,12 @@ def _multihead(original: Function) -> Function:
         bound.apply_defaults()
         need_weights = bound.arguments["need_weights"]
         bound.arguments["need_weights"] = False  # only this path calls SDPA
-        _THREAD.sdpa_callers.append(self)
+        _THREAD.multihead.append(self)
         try:
             with _without_fast_path():
                 output, _ = original(*bound.args, **bound.kwargs)
         finally:
-            _THREAD.sdpa_callers.pop()
+            _THREAD.multihead.pop()
         return output, original(self, *args, **kwargs)[1] if need_weights else None
 
     return forward
@@ -219,9 +343,13 @@ def _patch_torch() -> list[Patch]:
 
 
 def _patch_transformers() -> list[Patch]:
+    from transformers.cache_utils import Cache
     from transformers.modeling_utils import AttentionInterface
 
-    return [Patch(AttentionInterface, "get_interface", _interface, rank=EDIT)]
+    return [
+        Patch(AttentionInterface, "get_interface", _interface, rank=EDIT),
+        Patch(Cache, "update", _update, rank=EDIT),
+    ]
 
 
 _PATCHES = PatchSet(_patch_torch, _patch_transformers)

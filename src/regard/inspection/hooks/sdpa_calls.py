@@ -1,6 +1,7 @@
 """Convert the arguments of SDPA and FlexAttention to captured calls, including nested and jagged tensors."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,24 +9,30 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.inspection.capture import AttentionKind, CapturedCall, dense_call
+from regard.inspection.hooks.interception import records_values
 from regard.inspection.mask_reading import RowMask, row_mask
+from regard.inspection.measures.record import AttentionOutput
 from regard.mechanism.sdpa import SDPACall
 
 
-def capture_sdpa(call: SDPACall) -> CapturedCall | None:
+def capture_sdpa(output: Tensor, *args: Any, **kwargs: Any) -> CapturedCall | None:
     """Capture a call of torch's scaled_dot_product_attention."""
-    query, key = call.query, call.key
+    call = SDPACall(*args, **kwargs)
+    query, key, value = call[:3]
     if query.is_nested or key.is_nested:
-        return _capture_nested(call)
+        return _capture_nested(call, output)
     if query.dim() < 2:
         return None
     kind: AttentionKind = "self" if query.shape[-2] == key.shape[-2] else "cross"
     mask, bias = call.mask_and_bias()
     rows = row_mask(bias if mask is None else mask, query, key)
-    return CapturedCall(query.detach(), key.detach(), call.scale, mask=rows, kind=kind)
+    heads = AttentionOutput.of_heads(output)
+    return CapturedCall(
+        query.detach(), key.detach(), call.scale, mask=rows, kind=kind, value=value.detach(), output=heads
+    )
 
 
-def _capture_nested(call: SDPACall) -> CapturedCall:
+def _capture_nested(call: SDPACall, output: Tensor) -> CapturedCall:
     """Pad nested queries and keys (b, h, n, d), whose lengths n differ; padded rows have no weights."""
     query, query_lengths = _padded(call.query)
     key, key_lengths = _padded(call.key)
@@ -35,7 +42,13 @@ def _capture_nested(call: SDPACall) -> CapturedCall:
         stop = stop.minimum(rows + 1)
     stop = stop.masked_fill(rows >= query_lengths[:, None, None, None], 0)
     kind: AttentionKind = "self" if torch.equal(query_lengths, key_lengths) else "cross"
-    return CapturedCall(query, key, call.scale, mask=RowMask(torch.zeros_like(stop), stop), kind=kind)
+    captured = CapturedCall(query, key, call.scale, mask=RowMask(torch.zeros_like(stop), stop), kind=kind)
+    if not records_values():
+        return captured
+    value, _ = _padded(call.value)
+    width = query.shape[-3] * value.shape[-1]
+    heads = AttentionOutput(output, lambda gradient: _padded(gradient)[0], width)
+    return replace(captured, value=value, output=heads)
 
 
 def _padded(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,6 +60,7 @@ def _padded(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def capture_flex(
+    outputs: tuple[Tensor, ...],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -64,14 +78,17 @@ def capture_flex(
     mask, mask_mod = None, block_mask[-1]
     if mask_mod is not noop_mask:
         mask = create_mask(mask_mod, query.shape[0], query.shape[1], *size, device=str(query.device))
-    query, key = query.detach(), key.detach()
+    query, key, value = query.detach(), key.detach(), value.detach()
+    output = AttentionOutput.of_heads(outputs[0])
     if score_mod is _identity:
-        return CapturedCall(query, key, scale, mask=row_mask(mask, query, key), kind=kind)
+        rows = row_mask(mask, query, key)
+        return CapturedCall(query, key, scale, mask=rows, kind=kind, value=value, output=output)
     scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).mT * scale
     scores = _modified(score_mod, scores)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    return dense_call(scores.float().softmax(-1).nan_to_num(0.0), kind)
+    dense = dense_call(scores.float().softmax(-1).nan_to_num(0.0), kind)
+    return replace(dense, value=value, output=output)
 
 
 def _modified(score_mod: Callable[..., Tensor], scores: Tensor) -> Tensor:

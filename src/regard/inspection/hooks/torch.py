@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +18,13 @@ from regard.inspection.hooks.interception import (
     Patch,
     inside_attention,
     is_observed,
+    records_values,
     report,
     without_tracer,
 )
 from regard.inspection.mask_reading import RowMask, row_mask
+from regard.inspection.measures.record import AttentionOutput
+from regard.models.layers.attention import Attends
 
 
 def patches() -> list[Patch]:
@@ -29,7 +33,23 @@ def patches() -> list[Patch]:
         Patch(nn.MultiheadAttention, "forward", _multihead),
         Patch(nn.TransformerEncoderLayer, "forward", _encoder_layer),
         Patch(nn.TransformerEncoder, "forward", _encoder),
+        Patch(Attends, "attention", _own),
     ]
+
+
+# regard's layers, which report their weights themselves
+
+
+def _own(original: Function) -> Function:
+    def attention(self: Attends, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        output: Tensor = original(self, query, key, value, **options)
+        if is_observed() and records_values():
+            for observer in THREAD.observers:
+                if self in observer.names:
+                    observer.on_own_values(self, value.detach(), AttentionOutput.of_heads(output))
+        return output
+
+    return attention
 
 
 # nn.MultiheadAttention
@@ -42,7 +62,7 @@ def _multihead(original: Function) -> Function:
         with inside_attention():
             output = original(self, *args, **kwargs)
         THREAD.reported.add(self)
-        report(self, lambda: _capture_multihead(self, *args, **kwargs))
+        report(self, lambda: _with_values(self, output[0], *args, **kwargs))
         return output
 
     return forward
@@ -74,12 +94,47 @@ def _capture_multihead(
     return CapturedCall(query, key, mask=mask, kind=kind)
 
 
-def capture_multihead_function(*args: Any, **kwargs: Any) -> CapturedCall:
+def _with_values(
+    module: nn.MultiheadAttention, output: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any,
+    **kwargs: Any,
+) -> CapturedCall:  # fmt: skip
+    """Capture a call with its values and output, if an observer records them."""
+    call = _capture_multihead(module, query, key, value, *args, **kwargs)
+    if not records_values():
+        return call
+    if value.is_nested:
+        value = value.to_padded_tensor(0.0)  # only on the fast path, which has no gradients
+    batched = query.dim() == 3 and not module.batch_first
+
+    def heads(gradient: Tensor) -> Tensor:  # the output is a linear function of the merged heads
+        gradient = (gradient.transpose(0, 1) if batched else gradient) @ module.out_proj.weight.detach()
+        return gradient.unflatten(-1, (module.num_heads, -1)).transpose(-3, -2)
+
+    value = _project_value(module, value.transpose(0, 1) if batched else value)
+    return replace(call, value=value, output=AttentionOutput(output, heads, module.embed_dim))
+
+
+def _project_value(module: nn.MultiheadAttention, value: Tensor) -> Tensor:
+    """Apply the module's input projection to the value: (…, n, m) -> (…, h, n, e)."""
+    width = module.embed_dim
+    bias = None if module.in_proj_bias is None else module.in_proj_bias[2 * width :]
+    weight = module.v_proj_weight if module.in_proj_weight is None else module.in_proj_weight[2 * width :]
+    value = F.linear(value, weight, bias)
+    if module.bias_v is not None:
+        value = torch.cat([value, module.bias_v.reshape(1, width).expand(*value.shape[:-2], 1, width)], -2)
+    if module.add_zero_attn:
+        value = F.pad(value, (0, 0, 0, 1))
+    return value.unflatten(-1, (module.num_heads, -1)).transpose(-3, -2)
+
+
+def capture_multihead_function(output: tuple[Tensor, Any], *args: Any, **kwargs: Any) -> CapturedCall:
     """Capture a call of torch.nn.functional.multi_head_attention_forward."""
     call = _MULTIHEAD_FUNCTION.bind(*args, **kwargs)
     call.apply_defaults()
-    names = ("num_heads", "in_proj_bias", "bias_k", "add_zero_attn", "q_proj_weight", "k_proj_weight")
+    weights = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    names = ("num_heads", "in_proj_bias", "bias_k", "bias_v", "add_zero_attn", *weights)
     options = {name: call.arguments[name] for name in names}
+    options["out_proj"] = SimpleNamespace(weight=call.arguments["out_proj_weight"])
     separate = call.arguments["use_separate_proj_weight"]
     weight = None if separate else call.arguments["in_proj_weight"]
     width = call.arguments["embed_dim_to_check"]
@@ -87,7 +142,8 @@ def capture_multihead_function(*args: Any, **kwargs: Any) -> CapturedCall:
     query, key, value, padding = (
         call.arguments[name] for name in ("query", "key", "value", "key_padding_mask")
     )
-    return _capture_multihead(module, query, key, value, padding, attn_mask=call.arguments["attn_mask"])
+    mask = call.arguments["attn_mask"]
+    return _with_values(module, output[0], query, key, value, padding, attn_mask=mask)
 
 
 _MULTIHEAD_FUNCTION = inspect.signature(F.multi_head_attention_forward)
@@ -165,4 +221,4 @@ def _capture_encoder_layer(
     is_causal: bool = False,
 ) -> CapturedCall:
     x = layer.norm1(src) if layer.norm_first else src
-    return _capture_multihead(layer.self_attn, x, x, x, src_key_padding_mask, attn_mask=src_mask)
+    return _with_values(layer.self_attn, x, x, x, x, src_key_padding_mask, attn_mask=src_mask)

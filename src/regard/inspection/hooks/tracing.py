@@ -11,9 +11,8 @@ lazy if query, key and masks reproduce them, which is checked on a few rows, and
 """
 
 import math
-import string
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,31 +28,19 @@ from regard.inspection.hooks.interception import (
     is_observed,
     located,
     observed_module,
+    records_values,
     report,
 )
+from regard.inspection.hooks.operations import UNKNOWN, Node, Operation, Softmaxed, tensors, version_of
+from regard.inspection.hooks.products import Values, product, values
 from regard.inspection.hooks.score_chain import Scores
 from regard.inspection.hooks.sdpa_calls import capture_flex, capture_sdpa
 from regard.inspection.hooks.torch import capture_multihead_function
-from regard.mechanism.sdpa import SDPACall
+from regard.inspection.measures.record import AttentionOutput
 from regard.mechanism.torch_state import concrete
 
 _CHECKED_ROWS = 4  # rows of lazy weights that are compared with the model's own
 _TOLERANCE = 1e-5
-UNKNOWN = "unknown"  # node of scores that derive from a product by operations that are not followed
-
-
-@dataclass(frozen=True)
-class Softmaxed:
-    """The weights: their scores, if they reproduce the weights, and the weights themselves.
-
-    The tensor of the node may be a rearranged copy of the weights, such as a padded one.
-    """
-
-    scores: Scores | None
-    weights: Tensor
-
-
-Node = Scores | Softmaxed | str
 
 
 class Tracer(TorchFunctionMode):
@@ -71,47 +58,48 @@ class Tracer(TorchFunctionMode):
         if handler is not None and is_observed():
             return handler(func, args, kwargs)
         rule = _RULES.get(name)
-        if rule is None or not (self._nodes or rule in (_product, _softmax)) or not is_observed():
+        if rule is None or not (self._nodes or rule in (product, _softmax)) or not is_observed():
             return func(*args, **kwargs)
-        operands = _tensors(args) + _tensors(tuple(kwargs.values()))
+        operands = tensors(args) + tensors(tuple(kwargs.values()))
         nodes = [self._node(operand) for operand in operands]
         output = func(*args, **kwargs)
         if rule is _softmax and not any(nodes):
             _note_softmax()
-        if rule is _product or any(node is not None for node in nodes):
+        if rule is product or any(node is not None for node in nodes):
             with torch.no_grad():
-                self._follow(_Operation(name, args, kwargs, operands, nodes, output), rule)
+                self._follow(Operation(name, args, kwargs, operands, nodes, output), rule)
         return output
 
     def _node(self, x: Tensor) -> Node | None:
         node, version = self._nodes.get(x, (None, 0))
-        if node is None or version == _version(x):
+        if node is None or version == version_of(x):
             return node
         return Softmaxed(None, x.detach()) if isinstance(node, Softmaxed) else UNKNOWN  # modified in place
 
-    def _follow(self, operation: "_Operation", rule: "Rule") -> None:
+    def _follow(self, operation: "Operation", rule: "Rule") -> None:
         """Set the node of an operation's output, and report a product with weights."""
-        if rule is _product:
+        if rule is product:
             weights = next((node for node in operation.nodes if isinstance(node, Softmaxed)), None)
             if weights is not None:
-                return self._report(weights)
+                return self._report(operation, weights)
         try:
             node = rule(operation)
         except (RuntimeError, ValueError, TypeError, IndexError):  # a form of the call that is not followed
-            node = None if rule is _product else operation.unfollowed()
+            node = None if rule is product else operation.unfollowed()
         outputs = operation.args[0] if operation.name == "__setitem__" else operation.output
-        for output in _tensors(outputs):
+        for output in tensors(outputs):
             if node is not None and output.is_floating_point():
-                self._nodes[output] = node, _version(output)
+                self._nodes[output] = node, version_of(output)
             else:
                 self._nodes.pop(output, None)
 
-    def _report(self, node: Softmaxed) -> None:
+    def _report(self, operation: Operation, node: Softmaxed) -> None:
         module, frame = observed_module()
         if module is None or node.weights in self._reported:
             return
         self._reported[node.weights] = True
-        report(module, lambda: _capture(node, module, frame))
+        found = values(operation, node) if records_values() else None
+        report(module, lambda: _capture(node, found, module, frame))
 
     def clear(self) -> None:
         """Forget all tensors."""
@@ -127,12 +115,31 @@ def _note_softmax() -> None:
             observer.on_softmax(module)
 
 
-def _capture(node: Softmaxed, module: nn.Module, frame: Any) -> CapturedCall:
+def _capture(node: Softmaxed, found: Values | None, module: nn.Module, frame: Any) -> CapturedCall:
     heads = _head_count(module)
     call = None if node.scores is None else node.scores.captured(heads)
     if call is None:
         call = dense_call(_with_heads(node.weights, heads))
-    return located(call, module, frame)
+    return located(call if found is None else _with_values(call, node, found), module, frame)
+
+
+def _with_values(call: CapturedCall, node: Softmaxed, found: Values) -> CapturedCall:
+    """Add values and output to a call, in the leading axes of its query; which split or merge others."""
+    *lead, queries, _ = node.weights.shape
+    size, value = call.query.shape[:-2], found.value
+    if math.prod(size) != math.prod(lead) or call.query.shape[-2] != queries:  # heads and queries swapped
+        return call
+    if list(size) == lead:  # heads may share values
+        value = value.expand(*lead[:-1], *value.shape[-3:]) if lead else value
+    else:
+        value = value.expand(*lead, *value.shape[-2:]).reshape(*size, *value.shape[-2:])
+    width = value.shape[-1]
+
+    def heads(gradient: Tensor) -> Tensor:
+        return found.heads(gradient).reshape(*size, queries, width)
+
+    heads_width = (size[-1] if size else 1) * width
+    return replace(call, value=value, output=AttentionOutput(found.output, heads, heads_width))
 
 
 def _head_count(module: nn.Module) -> int | None:
@@ -153,65 +160,13 @@ def _with_heads(weights: Tensor, heads: int | None) -> Tensor:
     return weights
 
 
-# Operations
+Rule = Callable[[Operation], Node | None]
 
 
-@dataclass(frozen=True)
-class _Operation:
-    """A call of a torch function with at least one tensor that has a node."""
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    operands: list[Tensor]
-    nodes: list[Node | None]  # nodes of the operands
-    output: Any
-
-    @property
-    def node(self) -> Node:
-        """The node that the output depends on most: weights, scores that are known, or unknown ones."""
-        for kind in (Softmaxed, Scores, str):
-            for node in self.nodes:
-                if isinstance(node, kind):
-                    return node
-        raise ValueError("no operand has a node")
-
-    def argument(self, position: int, name: str, default: Any = None) -> Any:
-        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
-
-    def unfollowed(self) -> Node | None:
-        """Return the node of an output whose relation to the operands is not followed."""
-        node = next((node for node in self.nodes if isinstance(node, Softmaxed)), None)
-        if node is None:
-            return UNKNOWN
-        output = self.output
-        if isinstance(output, Tensor) and output.shape[:-1] == node.weights.shape[:-1]:
-            return Softmaxed(None, output.detach())  # masked or shortened weights
-        return node
-
-    def adds_scores(self) -> bool:
-        """Return whether both operands are scores; lazy weights would have to store one of them densely."""
-        other = [
-            x for x, node in zip(self.operands, self.nodes, strict=True) if node and node is not self.node
-        ]
-        return any(x.numel() == self.output.numel() for x in other)
-
-    def other(self) -> Any:
-        """Return the other operand of a binary operation."""
-        return self.args[1] if self.args[0] is self.scored() else self.args[0]
-
-    def scored(self) -> Tensor:
-        """Return the operand of `node`."""
-        return next(x for x, node in zip(self.operands, self.nodes, strict=True) if node is self.node)
-
-
-Rule = Callable[[_Operation], Node | None]
-
-
-def _changes(change: Callable[[Scores, _Operation], Scores | None]) -> Rule:
+def _changes(change: Callable[[Scores, Operation], Scores | None]) -> Rule:
     """Return the rule of an operation that changes the values of scores."""
 
-    def rule(operation: _Operation) -> Node | None:
+    def rule(operation: Operation) -> Node | None:
         node = operation.node
         changed = change(node, operation) if isinstance(node, Scores) else None
         if changed is None or changed.shape != tuple(operation.output.shape):
@@ -221,18 +176,18 @@ def _changes(change: Callable[[Scores, _Operation], Scores | None]) -> Rule:
     return rule
 
 
-def _scale(scores: Scores, operation: _Operation) -> Scores | None:
+def _scale(scores: Scores, operation: Operation) -> Scores | None:
     return scores.scaled(operation.other())
 
 
-def _divide(scores: Scores, operation: _Operation) -> Scores | None:
+def _divide(scores: Scores, operation: Operation) -> Scores | None:
     if operation.args[0] is not operation.scored() or len(operation.args) > 2 or operation.kwargs:
         return None
     divisor = operation.args[1]
     return scores.scaled(divisor.reciprocal() if isinstance(divisor, Tensor) else 1 / divisor)
 
 
-def _add(scores: Scores, operation: _Operation) -> Scores | None:
+def _add(scores: Scores, operation: Operation) -> Scores | None:
     alpha = float(operation.kwargs.get("alpha", 1))
     if operation.adds_scores():
         return None
@@ -241,19 +196,19 @@ def _add(scores: Scores, operation: _Operation) -> Scores | None:
     return scores.plus(operation.args[0]) if alpha == 1 else None
 
 
-def _subtract(scores: Scores, operation: _Operation) -> Scores | None:
+def _subtract(scores: Scores, operation: Operation) -> Scores | None:
     if operation.args[0] is not operation.scored() or operation.adds_scores():
         return None
     return scores.plus(operation.args[1], -float(operation.kwargs.get("alpha", 1)))
 
 
-def _fill(scores: Scores, operation: _Operation) -> Scores | None:
+def _fill(scores: Scores, operation: Operation) -> Scores | None:
     if operation.args[0] is not operation.scored():
         return None
     return scores.filled(operation.argument(1, "mask"), float(operation.argument(2, "value")))
 
 
-def _where(scores: Scores, operation: _Operation) -> Scores | None:
+def _where(scores: Scores, operation: Operation) -> Scores | None:
     condition, x, y = (operation.argument(i, name) for i, name in enumerate(("condition", "input", "other")))
     if operation.name == "where" and condition is operation.scored():  # scores.where(condition, value)
         condition, x = x, condition
@@ -262,33 +217,32 @@ def _where(scores: Scores, operation: _Operation) -> Scores | None:
     return scores.filled(condition, float(x)) if y is operation.scored() else None
 
 
-def _clamp(scores: Scores, operation: _Operation) -> Scores | None:
+def _clamp(scores: Scores, operation: Operation) -> Scores | None:
     low = operation.argument(1, "min", operation.kwargs.get("other"))
     high = operation.argument(2, "max")
     is_wide = (low is None or float(low) <= -5e4) and (high is None or float(high) >= 5e4)
     return scores if is_wide else None
 
 
-def _same(operation: _Operation) -> Node | None:
+def _same(operation: Operation) -> Node | None:
     """The rule of casts, copies and dropout."""
-    return operation.node
+    return operation.node if operation.nodes[0] else None  # not of x in x.type_as(weights)
 
 
-def _reshape(operation: _Operation) -> Node | None:
+def _reshape(operation: Operation) -> Node | None:
     node, shape = operation.node, operation.output.shape
     if not operation.nodes[0] or math.prod(shape) != operation.operands[0].numel():
         return operation.unfollowed()
     if isinstance(node, Scores):
         return node.reshaped(shape) or UNKNOWN
     if isinstance(node, Softmaxed) and shape[-2:] == node.weights.shape[-2:]:
-        if math.prod(shape) != node.weights.numel():
-            return node
         scores = None if node.scores is None else node.scores.reshaped(shape)
-        return node if scores is None and node.scores else Softmaxed(scores, node.weights.reshape(shape))
-    return node
+        if math.prod(shape) == node.weights.numel() and (scores is not None or node.scores is None):
+            return replace(node, scores=scores, weights=node.weights.reshape(shape))
+    return replace(node, order="other") if isinstance(node, Softmaxed) else node
 
 
-def _permute(operation: _Operation) -> Node | None:
+def _permute(operation: Operation) -> Node | None:
     node, dims = operation.node, operation.operands[0].dim()
     order = list(range(dims))
     if operation.name == "permute":
@@ -299,14 +253,18 @@ def _permute(operation: _Operation) -> Node | None:
         order[first], order[second] = order[second], order[first]
     if isinstance(node, Scores):
         return node.permuted(order) or UNKNOWN
+    if isinstance(node, Softmaxed):
+        swapped = [axis % dims for axis in order] == [*range(dims - 2), dims - 1, dims - 2]
+        flipped: Any = {"same": "transposed", "transposed": "same"}.get(node.order, "other")
+        return replace(node, order=flipped if swapped else "other")
     return node
 
 
-def _unfollowed(operation: _Operation) -> Node | None:
+def _unfollowed(operation: Operation) -> Node | None:
     return operation.unfollowed()
 
 
-def _softmax(operation: _Operation) -> Node | None:
+def _softmax(operation: Operation) -> Node | None:
     dim = operation.argument(1, "dim")
     output = operation.output
     if isinstance(operation.node, Softmaxed) or dim not in (-1, output.dim() - 1):
@@ -333,86 +291,11 @@ def _reproduces(scores: Scores, weights: Tensor) -> bool:
     )
 
 
-# Products
-
-
-def _product(operation: _Operation) -> Node | None:
-    """The rule of products: scores, if neither factor is a parameter."""
-    name, args = operation.name, operation.args
-    if name == "einsum":
-        factors = _einsum_factors(operation)
-    elif name in ("baddbmm", "baddbmm_"):
-        factors = operation.argument(1, "batch1"), operation.argument(2, "batch2")
-    elif name == "__rmatmul__":
-        factors = args[1], args[0]
-    else:
-        factors = args[0], operation.argument(1, "mat2", operation.kwargs.get("other"))
-    if factors is None or any(not isinstance(x, Tensor) or x.dim() < 2 for x in factors):
-        return None
-    query, key = factors[0], factors[1].transpose(-1, -2)
-    if _is_parameter(key) or not query.is_floating_point():
-        return None
-    scores = Scores.of(query, key)
-    if name in ("baddbmm", "baddbmm_"):
-        alpha, beta = operation.kwargs.get("alpha", 1), operation.kwargs.get("beta", 1)
-        scaled = scores.scaled(float(alpha))
-        bias = operation.argument(0, "input")
-        return scaled.plus(bias, float(beta)) or UNKNOWN if scaled and beta else scaled
-    return scores if scores.shape == tuple(operation.output.shape) else UNKNOWN
-
-
-def _einsum_factors(operation: _Operation) -> tuple[Tensor, Tensor] | None:
-    """Return the factors (…, q, d) and (…, d, k) of an einsum (…, q, k)."""
-    equation, *rest = operation.args
-    operands = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], list | tuple) else rest
-    if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation:
-        return None
-    left, _, out = _without_ellipsis(equation.replace(" ", ""), operands[0].dim()).partition("->")
-    first, second = left.split(",")
-    if len(out) < 2 or len(set(first)) != len(first) or len(set(second)) != len(second):
-        return None
-    if out[-2] in second and out[-1] in first:
-        first, second, operands = second, first, operands[::-1]
-    batch, contracted = out[:-2], set(first) & set(second) - set(out)
-    if len(contracted) != 1 or set(first) != {*batch, out[-2], *contracted}:
-        return None
-    if set(second) != {*batch, out[-1], *contracted} or set(first) & set(second) != {*batch, *contracted}:
-        return None
-    (d,) = contracted
-    query = operands[0].permute([first.index(axis) for axis in (*batch, out[-2], d)])
-    return query, operands[1].permute([second.index(axis) for axis in (*batch, d, out[-1])])
-
-
-def _without_ellipsis(equation: str, dims: int) -> str:
-    """Replace "..." by letters; `dims`: axes of the first operand."""
-    if "..." not in equation:
-        return equation
-    free = [letter for letter in string.ascii_letters if letter not in equation]
-    count = dims - len(equation.partition(",")[0].replace("...", ""))
-    return equation.replace("...", "".join(free[:count]))
-
-
-def _is_parameter(x: Tensor) -> bool:
-    return isinstance(x, nn.Parameter) or isinstance(getattr(x, "_base", None), nn.Parameter)
-
-
-def _tensors(x: Any) -> list[Tensor]:
-    if isinstance(x, Tensor):
-        return [x]
-    if isinstance(x, list | tuple):
-        return [tensor for item in x if isinstance(item, Tensor | list | tuple) for tensor in _tensors(item)]
-    return []
-
-
-def _version(x: Tensor) -> int:
-    return 0 if x.is_inference() else x._version
-
-
 # Tables
 
 
 def _reports(capture: Callable[..., CapturedCall | None]) -> Callable[[Function, Any, Any], Any]:
-    """Return the handler of an attention function: `capture` takes its arguments."""
+    """Return the handler of an attention function: `capture` takes its output and its arguments."""
 
     def handler(func: Function, args: Any, kwargs: Any) -> Any:
         with inside_attention():
@@ -421,7 +304,7 @@ def _reports(capture: Callable[..., CapturedCall | None]) -> Callable[[Function,
         if module is not None:
 
             def captured() -> CapturedCall | None:
-                call = capture(*args, **kwargs)
+                call = capture(output, *args, **kwargs)
                 return None if call is None else located(call, module, frame)
 
             report(module, captured)
@@ -431,7 +314,7 @@ def _reports(capture: Callable[..., CapturedCall | None]) -> Callable[[Function,
 
 
 _CALLS: dict[str, Callable[[Function, Any, Any], Any]] = {
-    "scaled_dot_product_attention": _reports(lambda *args, **kwargs: capture_sdpa(SDPACall(*args, **kwargs))),
+    "scaled_dot_product_attention": _reports(capture_sdpa),
     "flex_attention": _reports(capture_flex),
     "multi_head_attention_forward": _reports(capture_multihead_function),
 }
@@ -440,7 +323,7 @@ _CALLS: dict[str, Callable[[Function, Any, Any], Any]] = {
 def _table() -> dict[str, Rule]:
     rules: dict[str, Rule] = {}
     for names, rule in (
-        ("matmul __rmatmul__ bmm mm einsum baddbmm", _product),
+        ("matmul __rmatmul__ bmm mm einsum baddbmm", product),
         ("softmax", _softmax),
         ("mul multiply __rmul__", _changes(_scale)),
         ("div divide true_divide", _changes(_divide)),

@@ -23,6 +23,7 @@ from regard.inspection.hooks.interception import (
 )
 from regard.inspection.hooks.interface_call import check_keywords, parse
 from regard.inspection.mask_reading import row_mask
+from regard.inspection.measures.record import AttentionOutput
 from regard.mechanism.masks import Causal
 
 
@@ -75,7 +76,8 @@ def _reporting(function: Function, name: str) -> Function:
         cross = is_cross_call(module, sys._getframe(1).f_locals)
         with inside_attention():
             output = function(module, query, key, value, *args, **kwargs)
-        report(module, lambda: _capture(function, name, cross, module, query, key, value, *args, **kwargs))
+        tensors = (query, key, value)
+        report(module, lambda: _capture(function, name, cross, output[0], module, *tensors, *args, **kwargs))
         THREAD.cache_update = None
         return output
 
@@ -83,17 +85,18 @@ def _reporting(function: Function, name: str) -> Function:
 
 
 def _capture(
-    function: Function, name: str, cross: bool, module: nn.Module, query: Tensor, *args: Any, **kwargs: Any
-) -> CapturedCall | None:
+    function: Function, name: str, cross: bool, output: Tensor, module: nn.Module, query: Tensor, *args: Any,
+    **kwargs: Any,
+) -> CapturedCall | None:  # fmt: skip
     if query.dim() != 4 or query.is_nested:
         return None
     check_keywords(function, kwargs)
     call = parse(name, module, query, *args, **kwargs)
-    key, bias = call.key, call.bias
+    key, value, bias = call.key, call.value, call.bias
     update = THREAD.cache_update
     update = update if update is not None and update.keys is key else None
     if call.causal and key.shape[-2] > query.shape[-2]:  # a static cache that was empty before this call
-        key = key[..., : query.shape[-2], :]
+        key, value = key[..., : query.shape[-2], :], value[..., : query.shape[-2], :]
         bias = None if bias is None else bias[..., : query.shape[-2]]
     return CapturedCall(
         call.query.detach(),
@@ -106,6 +109,10 @@ def _capture(
         "cross" if cross else "self",
         None if update is None else update.new_keys.detach(),
         cached=update is not None,
+        value=value.detach(),
+        output=AttentionOutput(  # b q h e -> b h q e
+            output, lambda gradient: gradient.transpose(1, 2), output.shape[-2] * output.shape[-1]
+        ),
     )
 
 

@@ -30,9 +30,10 @@ LAZY = {
 }
 
 _GRADIENT = (
-    "the output was not computed from these lazy weights, so backward() gives them no gradient. Compute it "
-    "from dense weights, dense = weights.dense(); dense.retain_grad(); output = dense @ value, or "
-    "differentiate with respect to query and key."
+    "the output was not computed from these lazy weights, so backward() gives them no gradient. For the "
+    "gradient of a model's weights, use regard.watch(model, gradients=True) and seen.gradients(). Otherwise "
+    "compute the output from dense weights: dense = weights.dense(); dense.retain_grad(); "
+    "output = dense @ value."
 )
 _SCIPY = "scipy cannot read the dtype {dtype} of torch; pass weights.linear_operator() instead of weights."
 

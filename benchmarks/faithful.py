@@ -1,0 +1,223 @@
+"""How far each measure of attention agrees with true ablation.
+
+For minilm (the similarity of two sentences) and a byte-level language model trained here on the guide's pages
+(the loss per byte), each head, token and edge is really removed, and the absolute change is compared with
+what each measure predicts: Spearman's rank correlation, averaged over texts. 1 means the same order.
+
+    head    its output is set to zero (Michel et al. 2019)
+    token   no other token may read it, in any layer: Block(keys=token)
+    edge    one query may not read one key in one layer: Block(query, key) (Geva et al. 2023)
+
+    python -m benchmarks.faithful
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import regard
+from regard.inspection import value_zeroing
+from regard.models import LanguageModel, TransformerConfig
+
+EDGES = 16  # edges per layer and text that are really removed
+UPDATES, CONTEXT = 200, 64
+PAIRS = (
+    ("The cat sat on the mat because it was tired.", "A tired animal rested on a rug."),
+    ("He opened a bank account before the journey.", "Before travelling, he went to the bank."),
+    ("The river bank was flooded after the storm.", "Heavy rain made the river rise."),
+    ("She plays the violin in a small orchestra.", "The musician performs with an ensemble."),
+)
+
+Correlations = dict[str, list[float]]
+
+
+@dataclass
+class Task:
+    """A model, one text, and the loss that is compared before and after each removal."""
+
+    model: nn.Module
+    batch: dict[str, Tensor] | Tensor
+    loss: Callable[[], Tensor]
+    tokens: int
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for name, tasks in (("minilm", minilm), ("language model", language_model)):
+        results: dict[str, Correlations] = {}
+        for task in tasks():
+            for level, measures in compare(task).items():
+                for measure, value in measures.items():
+                    results.setdefault(level, {}).setdefault(measure, []).append(value)
+        for level, measures in results.items():
+            for measure, values in sorted(measures.items(), key=lambda item: -sum(item[1])):
+                print(f"| {name} | {level} | {measure} | {sum(values) / len(values):.2f} |", flush=True)
+
+
+# Models
+
+
+def minilm() -> list[Task]:
+    encoder = regard.load_encoder("minilm")
+
+    def task(text: str, other: str) -> Task:
+        with torch.no_grad():
+            ids, target = encoder.ids(text), encoder.states(encoder.ids(other))[-1][0].mean(0)
+
+        def loss() -> Tensor:
+            return -F.cosine_similarity(encoder.states(ids)[-1][0].mean(0), target, dim=0)
+
+        return Task(encoder, ids, loss, ids.shape[-1])
+
+    return [task(*pair) for pair in PAIRS]
+
+
+def language_model() -> list[Task]:
+    """Train a byte-level language model on the guide."""
+    pages = sorted((Path(__file__).parent.parent / "docs").rglob("*.md"))
+    text = torch.tensor(list(b"".join(page.read_bytes() for page in pages)))
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    model = LanguageModel(
+        256, TransformerConfig(width=64, heads=4, layers=3, dropout=0.0, positions="rotary")
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for _ in range(UPDATES):
+        starts = torch.randint(0, len(text) - CONTEXT, (16,), generator=generator)
+        loss = model.loss(torch.stack([text[start : start + CONTEXT] for start in starts]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(f"language model: loss {loss.item():.2f} nats per byte after {UPDATES} updates", flush=True)
+    model.eval()
+
+    def task(start: int) -> Task:
+        ids = text[None, start : start + 25]  # the model reads all but the last, which it predicts
+        return Task(model, ids[:, :-1], lambda: model.loss(ids), 24)
+
+    return [task(int(start)) for start in torch.randint(0, len(text) - 25, (4,), generator=generator)]
+
+
+# Removal
+
+
+def compare(task: Task) -> dict[str, dict[str, float]]:
+    """Return the rank correlation of each measure with the change of the loss."""
+    with regard.watch(task.model, gradients=True) as seen:
+        task.loss().backward()
+    task.model.zero_grad()
+    with torch.no_grad():
+        predicted = measures(task, seen)
+        before = float(task.loss())
+        removed = {
+            "head": heads_removed(task, seen, before),
+            "token": tokens_removed(task, before),
+        }
+        edges, changes = edges_removed(task, seen, before)
+    for measure, matrices in predicted["edge"].items():
+        predicted["edge"][measure] = torch.tensor([float(matrices[i, j, k]) for i, j, k in edges])
+    removed["edge"] = changes
+    return {
+        level: {name: spearman(value, removed[level]) for name, value in values.items()}
+        for level, values in predicted.items()
+    }
+
+
+def change(
+    task: Task, layers: str | int | None, heads: list[int] | None, edit: object, before: float
+) -> float:
+    with regard.edit(task.model, layers, heads, edit):  # type: ignore[arg-type]
+        return abs(float(task.loss()) - before)
+
+
+def heads_removed(task: Task, seen: regard.Seen, before: float) -> Tensor:
+    changes = [
+        change(task, name, [head], regard.ZeroAblation(), before)
+        for name in seen
+        for head in range(seen[name].shape[-3])
+    ]
+    return torch.tensor(changes)
+
+
+def tokens_removed(task: Task, before: float) -> Tensor:
+    changes = []
+    for token in range(task.tokens):
+        others = [query for query in range(task.tokens) if query != token]
+        changes.append(change(task, None, None, regard.Block(others, token), before))
+    return torch.tensor(changes)
+
+
+def edges_removed(task: Task, seen: regard.Seen, before: float) -> tuple[list[tuple[int, int, int]], Tensor]:
+    draw = random.Random(0)
+    edges, changes = [], []
+    for number, name in enumerate(seen):
+        causal = seen.causal(name)
+        for _ in range(EDGES):
+            query = draw.randrange(1, task.tokens)
+            key = draw.randrange(query + 1 if causal else task.tokens)
+            edges.append((number, query, key))
+            changes.append(change(task, name, None, regard.Block(query, key), before))
+    return edges, torch.tensor(changes)
+
+
+# Measures
+
+
+def measures(task: Task, seen: regard.Seen) -> dict[str, dict[str, Tensor]]:
+    """Return what each measure predicts for heads (all of them), tokens, and edges (layer, query, key)."""
+    names = list(seen)
+    weights = torch.stack([_heads(seen[name].dense()) for name in names])  # l h q k
+    norms = torch.stack([_heads(seen.norms()[name].dense()) for name in names])
+    summed = torch.stack([_one(seen.norms()[name].summed(), 2) for name in names])  # l q k
+    gradients = seen.gradients()
+    products = torch.stack([_heads(gradients[name].times_weights().dense()) for name in names])
+    zeroed = torch.stack([_one(change, 2) for change in value_zeroing(task.model, task.batch).values()])
+    return {
+        "head": {
+            "largest weight of each row": weights.amax(-1).mean(-1).flatten(),
+            "norms": norms.sum(-1).mean(-1).flatten(),
+            "gradient × weight": products.sum((-2, -1)).abs().flatten(),
+        },
+        "token": {
+            "weights": _without_diagonal(weights.mean(1)).sum((0, 1)),
+            "rollout of weights": _one(seen.rollout(), 1),
+            "norms": _without_diagonal(summed).sum((0, 1)),
+            "value zeroing": _without_diagonal(zeroed).sum((0, 1)),
+            "gradient × weight": _without_diagonal(products.sum(1)).sum((0, 1)).abs(),
+            "relevance (its rollout)": _one(seen.relevance(), 1),
+        },
+        "edge": {
+            "weights": weights.mean(1),
+            "norms": summed,
+            "value zeroing": zeroed,
+            "gradient × weight": products.sum(1).abs(),
+        },
+    }
+
+
+def _heads(x: Tensor) -> Tensor:
+    return _one(x, 3)
+
+
+def _one(x: Tensor, axes: int) -> Tensor:
+    """Drop the batch axis of a single text."""
+    return x.reshape(x.shape[-axes:])
+
+
+def _without_diagonal(x: Tensor) -> Tensor:
+    return x * (1 - torch.eye(x.shape[-1]))
+
+
+def spearman(first: Tensor, second: Tensor) -> float:
+    """Return Spearman's rank correlation: the correlation of the ranks."""
+    ranks = torch.stack([x.argsort().argsort().double() for x in (first, second)])
+    return float(torch.corrcoef(ranks)[0, 1])
+
+
+if __name__ == "__main__":
+    main()

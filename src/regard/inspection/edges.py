@@ -1,0 +1,176 @@
+"""Interventions on edges: which queries may read which keys, and which values they read.
+
+Positions count from the start of the sequence, also while a model generates with a cache; padding counts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard._util.text import type_name
+from regard.errors import ArgumentError, DTypeError
+from regard.inspection.replacements import AttentionCall, Intervention
+from regard.mechanism.mask_algebra import BUILT_IN, CallShape, Mask, MaskTerm
+
+Positions = int | slice | range | Sequence[int] | None
+
+
+@dataclass(frozen=True)
+class Block(Intervention):
+    """Attention knockout: hide keys from queries; the weights of the other keys grow accordingly.
+
+    Sets the scores of these edges to −inf before the softmax (Geva et al. 2023). The edges are a
+    mask, in linear memory. A query whose keys are all hidden outputs zero.
+
+    queries, keys: positions in the sequence: a number, list, range, or a slice such as slice(40, None). None:
+        all positions.
+
+    >>> import torch, regard
+    >>> layer = regard.models.SelfAttention()
+    >>> with regard.edit(layer, 0, None, regard.Block(queries=1, keys=0)):
+    ...     layer(torch.eye(2))
+    tensor([[0.6698, 0.3302],
+            [0.0000, 1.0000]])
+    """
+
+    queries: Positions = None
+    keys: Positions = None
+
+    def __post_init__(self) -> None:
+        _check("Block", self.queries, self.keys)
+
+    def __call__(self, call: AttentionCall, heads: list[int]) -> Tensor:
+        return self.apply(call, heads).output[..., heads, :, :]
+
+    def apply(self, call: AttentionCall, heads: list[int]) -> AttentionCall:
+        rows, keys = _edges(call, self.queries, self.keys)
+        if not bool(rows.any()) or not bool(keys.any()):
+            return call
+        hidden: Mask = HiddenEdges(_selected_heads(call, heads), rows, ~keys)
+        hidden = hidden if call.hidden is None else call.hidden & hidden
+        call = replace(call, hidden=hidden)
+        return _with_rows(call, call.recompute(), heads, rows)
+
+
+@dataclass(frozen=True)
+class ZeroValues(Intervention):
+    """Replace the values of some keys with zero; the weights stay the same (Mohebbi et al. 2023).
+
+    queries, keys: positions in the sequence, as in `Block`.
+
+    >>> import torch, regard
+    >>> layer = regard.models.SelfAttention()
+    >>> with regard.edit(layer, 0, None, regard.ZeroValues(keys=0)):
+    ...     layer(torch.eye(2))
+    tensor([[0.0000, 0.3302],
+            [0.0000, 0.6698]])
+    """
+
+    keys: Positions = None
+    queries: Positions = None
+
+    def __post_init__(self) -> None:
+        _check("ZeroValues", self.queries, self.keys)
+
+    def __call__(self, call: AttentionCall, heads: list[int]) -> Tensor:
+        return self.apply(call, heads).output[..., heads, :, :]
+
+    def apply(self, call: AttentionCall, heads: list[int]) -> AttentionCall:
+        rows, keys = _edges(call, self.queries, self.keys)
+        if not bool(rows.any()) or not bool(keys.any()):
+            return call
+        value = call.inputs().value.masked_fill(keys[: call.inputs().value.shape[-2], None], 0.0)
+        return _with_rows(call, call.recompute(value=value), heads, rows)
+
+
+class HiddenEdges(Mask):
+    """Every pair, except the pairs of some heads, query rows and keys; linear in queries and keys.
+
+    heads: (h, 1, 1), or None for all heads. rows: (q,). visible: (k,). All boolean.
+
+    >>> import torch
+    >>> from regard.inspection.edges import HiddenEdges
+    >>> rows, visible = torch.tensor([False, True, True]), torch.tensor([True, False, True])
+    >>> print(HiddenEdges(None, rows, visible).draw(3, 3))
+    ■■■
+    ■·■
+    ■·■
+    """
+
+    def __init__(self, heads: Tensor | None, rows: Tensor, visible: Tensor) -> None:
+        self.heads, self.rows, self.visible = heads, rows, visible
+
+    def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
+        rows = self.rows.to(call_shape.device)[:, None]
+        affected = rows if self.heads is None else rows & self.heads.to(call_shape.device)
+        zero = torch.zeros_like(affected, dtype=torch.long)
+        visible = self.visible.to(call_shape.device)[None, : call_shape.keys]
+        return (
+            MaskTerm(zero, torch.where(affected, 0, call_shape.keys)),
+            MaskTerm(zero, torch.where(affected, call_shape.keys, 0), visible),
+        )
+
+
+BUILT_IN.add(HiddenEdges)
+
+
+def _selected_heads(call: AttentionCall, heads: list[int]) -> Tensor | None:
+    if len(set(heads)) == call.heads:
+        return None
+    selected = torch.zeros(call.heads, 1, 1, dtype=torch.bool)
+    selected[heads] = True
+    return selected
+
+
+def _with_rows(call: AttentionCall, output: Tensor, heads: list[int], rows: Tensor) -> AttentionCall:
+    """Replace the output of these heads and rows; all others keep their bits."""
+    selected = torch.zeros(call.heads, 1, 1, dtype=torch.bool, device=output.device)
+    selected[heads] = True
+    return replace(call, output=torch.where(selected & rows[:, None], output.to(call.output), call.output))
+
+
+def _edges(call: AttentionCall, queries: Positions, keys: Positions) -> tuple[Tensor, Tensor]:
+    """Return which rows and keys of this call are selected, (q,) and (k,)."""
+    size = call.output.shape[-2], call.value.shape[-2]
+    device = call.output.device
+    return (
+        _selection(queries, call.first_query, size[0], device),
+        _selection(keys, call.first_key, size[1], device),
+    )
+
+
+def _selection(positions: Positions, first: int, size: int, device: torch.device) -> Tensor:
+    """Return which of the positions first … first + size − 1 are selected."""
+    if positions is None:
+        return torch.ones(size, dtype=torch.bool, device=device)
+    if isinstance(positions, slice):
+        positions = range(*positions.indices(first + size))
+    elif isinstance(positions, int):
+        positions = [positions]
+    selected = torch.zeros(size, dtype=torch.bool)
+    inside = [position - first for position in positions if first <= position < first + size]
+    selected[inside] = True
+    return selected.to(device)
+
+
+def _check(name: str, *arguments: Positions) -> None:
+    for positions in arguments:
+        if positions is None:
+            continue
+        if isinstance(positions, slice):
+            numbers: list[int] = [x for x in (positions.start, positions.stop) if x is not None]
+        else:
+            numbers = [positions] if isinstance(positions, int) else list(positions)
+        for number in numbers:
+            if isinstance(number, bool) or not isinstance(number, int):
+                raise DTypeError(
+                    f"{name} got the position {number!r} of type {type_name(number)}; pass integers, a "
+                    "slice, or None for all positions."
+                )
+            if number < 0:
+                raise ArgumentError(
+                    f"{name} got the position {number}. Positions count from the start of the sequence, "
+                    f"which grows while a model generates: pass 0 or more, such as length - {-number}."
+                )

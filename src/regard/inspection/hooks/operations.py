@@ -1,0 +1,87 @@
+"""Operations on tensors of a chain from query · keyᵀ to the weights, and the nodes of the chain."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from regard.inspection.hooks.score_chain import Scores
+
+UNKNOWN = "unknown"  # node of scores that derive from a product by operations that are not followed
+
+
+@dataclass(frozen=True)
+class Softmaxed:
+    """The weights: their scores, if they reproduce the weights, and the weights themselves.
+
+    The tensor of the node may be a rearranged copy of the weights, such as a padded one.
+    order: "transposed" if its queries and keys are swapped, "other" if it is rearranged in another way.
+    """
+
+    scores: Scores | None
+    weights: Tensor
+    order: Literal["same", "transposed", "other"] = "same"
+
+
+Node = Scores | Softmaxed | str
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call of a torch function with at least one tensor that has a node."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    operands: list[Tensor]
+    nodes: list[Node | None]  # nodes of the operands
+    output: Any
+
+    @property
+    def node(self) -> Node:
+        """The node that the output depends on most: weights, scores that are known, or unknown ones."""
+        for kind in (Softmaxed, Scores, str):
+            for node in self.nodes:
+                if isinstance(node, kind):
+                    return node
+        raise ValueError("no operand has a node")
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
+    def unfollowed(self) -> Node | None:
+        """Return the node of an output whose relation to the operands is not followed."""
+        node = next((node for node in self.nodes if isinstance(node, Softmaxed)), None)
+        if node is None:
+            return UNKNOWN
+        output = self.output
+        if isinstance(output, Tensor) and output.shape[:-1] == node.weights.shape[:-1]:
+            return Softmaxed(None, output.detach())  # masked or shortened weights
+        return replace(node, order="other")
+
+    def adds_scores(self) -> bool:
+        """Return whether both operands are scores; lazy weights would have to store one of them densely."""
+        other = [
+            x for x, node in zip(self.operands, self.nodes, strict=True) if node and node is not self.node
+        ]
+        return any(x.numel() == self.output.numel() for x in other)
+
+    def other(self) -> Any:
+        """Return the other operand of a binary operation."""
+        return self.args[1] if self.args[0] is self.scored() else self.args[0]
+
+    def scored(self) -> Tensor:
+        """Return the operand of `node`."""
+        return next(x for x, node in zip(self.operands, self.nodes, strict=True) if node is self.node)
+
+
+def tensors(x: Any) -> list[Tensor]:
+    if isinstance(x, Tensor):
+        return [x]
+    if isinstance(x, list | tuple):
+        return [tensor for item in x if isinstance(item, Tensor | list | tuple) for tensor in tensors(item)]
+    return []
+
+
+def version_of(x: Tensor) -> int:
+    return 0 if x.is_inference() else x._version

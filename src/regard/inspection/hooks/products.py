@@ -1,0 +1,175 @@
+"""Products of tensors: of query and key, which begin a chain, and of weights and values, which end it."""
+
+import string
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from regard.inspection.hooks.operations import UNKNOWN, Node, Operation, Softmaxed
+from regard.inspection.hooks.score_chain import Scores
+
+
+def product(operation: Operation) -> Node | None:
+    """The rule of products: scores, if neither factor is a parameter."""
+    name, args = operation.name, operation.args
+    if name == "einsum":
+        factors = _einsum_factors(operation)
+    elif name in ("baddbmm", "baddbmm_"):
+        factors = operation.argument(1, "batch1"), operation.argument(2, "batch2")
+    elif name == "__rmatmul__":
+        factors = args[1], args[0]
+    else:
+        factors = args[0], operation.argument(1, "mat2", operation.kwargs.get("other"))
+    if factors is None or any(not isinstance(x, Tensor) or x.dim() < 2 for x in factors):
+        return None
+    query, key = factors[0], factors[1].transpose(-1, -2)
+    if _is_parameter(key) or not query.is_floating_point():
+        return None
+    scores = Scores.of(query, key)
+    if name in ("baddbmm", "baddbmm_"):
+        alpha, beta = operation.kwargs.get("alpha", 1), operation.kwargs.get("beta", 1)
+        scaled = scores.scaled(float(alpha))
+        bias = operation.argument(0, "input")
+        return scaled.plus(bias, float(beta)) or UNKNOWN if scaled and beta else scaled
+    return scores if scores.shape == tuple(operation.output.shape) else UNKNOWN
+
+
+def _einsum_factors(operation: Operation) -> tuple[Tensor, Tensor] | None:
+    """Return the factors (…, q, d) and (…, d, k) of an einsum (…, q, k)."""
+    einsum = _Einsum.of(operation)
+    if einsum is None:
+        return None
+    first, second, out, operands = einsum
+    if len(out) < 2 or len(set(first)) != len(first) or len(set(second)) != len(second):
+        return None
+    if out[-2] in second and out[-1] in first:
+        first, second, operands = second, first, (operands[1], operands[0])
+    batch, contracted = out[:-2], set(first) & set(second) - set(out)
+    if len(contracted) != 1 or set(first) != {*batch, out[-2], *contracted}:
+        return None
+    if set(second) != {*batch, out[-1], *contracted} or set(first) & set(second) != {*batch, *contracted}:
+        return None
+    (d,) = contracted
+    query = operands[0].permute([first.index(axis) for axis in (*batch, out[-2], d)])
+    return query, operands[1].permute([second.index(axis) for axis in (*batch, d, out[-1])])
+
+
+class _Einsum(NamedTuple):
+    """The axes of both operands and of the output, and the operands."""
+
+    first: str
+    second: str
+    output: str
+    operands: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, operation: Operation) -> "_Einsum | None":
+        """Parse an einsum of two operands with an explicit output."""
+        equation, *rest = operation.args
+        operands = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], list | tuple) else rest
+        if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation:
+            return None
+        axes, _, output = _without_ellipsis(equation.replace(" ", ""), operands[0].dim()).partition("->")
+        first, second = axes.split(",")
+        return cls(first, second, output, (operands[0], operands[1]))
+
+
+def _without_ellipsis(equation: str, dims: int) -> str:
+    """Replace "..." by letters; `dims`: axes of the first operand."""
+    if "..." not in equation:
+        return equation
+    free = [letter for letter in string.ascii_letters if letter not in equation]
+    count = dims - len(equation.partition(",")[0].replace("...", ""))
+    return equation.replace("...", "".join(free[:count]))
+
+
+def _is_parameter(x: Tensor) -> bool:
+    return isinstance(x, nn.Parameter) or isinstance(getattr(x, "_base", None), nn.Parameter)
+
+
+# Values
+
+
+class Values(NamedTuple):
+    """The values and the output of a product with weights (*lead, q, k).
+
+    value: (*lead, k, e); its axes in `lead` may have size 1.
+    heads: function from the gradient of the output to (*lead, q, e).
+    """
+
+    value: Tensor
+    output: Tensor
+    heads: Callable[[Tensor], Tensor]
+
+
+def values(operation: Operation, node: Softmaxed) -> Values | None:
+    """Return the values of a product with weights, or None if their axes cannot be matched.
+
+    >>> import torch
+    >>> from regard.inspection.hooks.operations import Operation, Softmaxed
+    >>> from regard.inspection.hooks.products import values
+    >>> weights, value = torch.ones(2, 5, 7) / 7, torch.zeros(2, 7, 3)
+    >>> node = Softmaxed(None, weights)
+    >>> call = Operation("bmm", (weights, value), {}, [weights, value], [node, None], weights @ value)
+    >>> values(call, node).value.shape
+    torch.Size([2, 7, 3])
+    """
+    if node.order == "other" or not isinstance(operation.output, Tensor):
+        return None
+    try:
+        found = _einsum_values if operation.name == "einsum" else _matmul_values
+        return found(operation, node)
+    except (RuntimeError, ValueError, TypeError, IndexError):  # a form of the call that is not followed
+        return None
+
+
+def _matmul_values(operation: Operation, node: Softmaxed) -> Values | None:
+    """weights · value, or (valueᵀ · weightsᵀ)ᵀ."""
+    if operation.name not in ("matmul", "__matmul__", "__rmatmul__", "bmm", "mm"):
+        return None
+    first, second = operation.args[0], operation.argument(1, "mat2", operation.kwargs.get("other"))
+    if operation.name == "__rmatmul__":
+        first, second = second, first
+    transposed = node.order == "transposed"
+    weights, value = (second.mT, first.mT) if transposed else (first, second)
+    if weights.shape != node.weights.shape or value.shape[-2] != weights.shape[-1]:
+        return None
+    value, lead = value.detach(), node.weights.shape[:-2]
+    if value.dim() - 2 > len(lead):
+        return None
+    value = value[(None,) * (len(lead) + 2 - value.dim())]
+    return Values(value, operation.output, _transpose if transposed else _identity)
+
+
+def _identity(gradient: Tensor) -> Tensor:
+    return gradient
+
+
+def _transpose(gradient: Tensor) -> Tensor:
+    return gradient.mT
+
+
+def _einsum_values(operation: Operation, node: Softmaxed) -> Values | None:
+    einsum = _Einsum.of(operation)
+    if einsum is None:
+        return None
+    is_first = operation.nodes[0] is node
+    axes, other = (einsum.first, einsum.second) if is_first else (einsum.second, einsum.first)
+    weights, value = einsum.operands if is_first else einsum.operands[::-1]
+    if node.order == "transposed":
+        axes, weights = axes[:-2] + axes[-1] + axes[-2], weights.mT
+    lead, query, key = axes[:-2], axes[-2], axes[-1]
+    features = set(other) - set(axes)
+    if weights.shape != node.weights.shape or len(features) != 1 or key not in other or query in other:
+        return None
+    (feature,) = features
+    out = [*lead, query, feature]
+    if sorted(einsum.output) != sorted(out) or len(set(out)) != len(out):
+        return None
+    value = value.detach().permute([other.index(axis) for axis in (*lead, key, feature) if axis in other])
+    for position, axis in enumerate(lead):
+        if axis not in other:
+            value = value.unsqueeze(position)
+    order = [einsum.output.index(axis) for axis in out]
+    return Values(value, operation.output, lambda gradient: gradient.permute(order))

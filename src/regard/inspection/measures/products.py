@@ -1,0 +1,282 @@
+"""Lazy matrices (…, q, k) that are products of attention weights and matrices of low rank.
+
+    LowRank         left · rightᵀ                     such as the gradient of the weights, dO · Vᵀ
+    WeightProduct   weights ∘ (left · rightᵀ)         such as norms (rank 1) and gradient × weight
+
+Both are computed tile by tile: memory is linear in the number of tokens.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from regard._util import interrupt
+from regard.errors import ArgumentError
+from regard.mechanism.call.problem import Tile
+from regard.mechanism.weights.index import Index, as_slice, basic_index
+from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.reductions import TopK
+
+_CELLS = 2**20  # numbers per block of rows
+Transform = Callable[[Tensor], Tensor]
+
+
+class LowRank:
+    """The matrix left · rightᵀ of each head: left (…, h, q, e), right (…, h, k, e).
+
+    >>> import torch
+    >>> from regard.inspection.measures.products import LowRank
+    >>> left, right = torch.randn(2, 5, 3), torch.randn(2, 7, 3)
+    >>> torch.allclose(LowRank(left, right) @ torch.ones(7), (left @ right.mT).sum(-1), atol=1e-5)
+    True
+    """
+
+    def __init__(self, left: Tensor, right: Tensor) -> None:
+        self._left, self._right = left, right
+
+    @property
+    def shape(self) -> torch.Size:
+        lead = torch.broadcast_shapes(self._left.shape[:-2], self._right.shape[:-2])
+        return torch.Size((*lead, self._left.shape[-2], self._right.shape[-2]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._left.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._left.device
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({' × '.join(map(str, self.shape))})"
+
+    def dense(self) -> Tensor:
+        """Return the full matrix as a dense tensor, with q × k numbers per head."""
+        return self._left @ self._right.mT
+
+    def __getitem__(self, index: Index) -> Tensor:
+        """Return part of the matrix, such as one row, as a dense tensor: [batch, head, query] or slices."""
+        parts, lead, rows, columns = _slices(index, self.shape)
+        left = self._left.expand(*self.shape[:-2], *self._left.shape[-2:])[(*lead, rows)]
+        right = self._right.expand(*self.shape[:-2], *self._right.shape[-2:])[(*lead, columns)]
+        return (left @ right.mT)[parts]
+
+    def rows(self, rows: slice | Tensor) -> Self:
+        """Select queries. The result is lazy."""
+        return type(self)(self._left[..., rows, :], self._right)
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """Return matrix · x for x of shape (k) or (…, k, e), in time linear in queries and keys."""
+        columns = x[:, None] if x.dim() == 1 else x
+        product = self._left @ (self._right.mT @ columns.to(self.dtype))
+        return product[..., 0] if x.dim() == 1 else product
+
+    @property
+    def T(self) -> "LowRank":
+        """The transpose, (…, k, q)."""
+        return LowRank(self._right, self._left)
+
+    mT = T
+
+
+class WeightProduct:
+    """weights ∘ (left · rightᵀ), computed on demand; left (…, h, q, e), right (…, h, k, e), h as in weights.
+
+    positive: negative entries become zero.
+
+    >>> import torch, regard
+    >>> from regard.inspection.measures.products import WeightProduct
+    >>> x = torch.randn(2, 5, 3)
+    >>> weights = regard.attend(x, x, x)[1]
+    >>> product = WeightProduct(weights, x, x)
+    >>> torch.allclose(product.dense(), weights.dense() * (x @ x.mT), atol=1e-6)
+    True
+    """
+
+    def __init__(self, weights: Weights, left: Tensor, right: Tensor, *, positive: bool = False) -> None:
+        self._weights, self._positive = weights, positive
+        lead = weights.shape[:-2]
+        self._left = left.expand(*lead, *left.shape[-2:])
+        self._right = right.expand(*lead, *right.shape[-2:])
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._weights.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._weights.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._weights.device
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({' × '.join(map(str, self.shape))})"
+
+    def positive(self) -> Self:
+        """Return the matrix with zeros instead of negative entries. The result is lazy."""
+        return self._with(self._weights, self._left, self._right, True)
+
+    def rows(self, rows: slice | Tensor) -> Self:
+        """Select queries. The result is lazy."""
+        return self._with(self._weights.rows(rows), self._left[..., rows, :], self._right, self._positive)
+
+    def _with(self, weights: Weights, left: Tensor, right: Tensor, positive: bool) -> Self:
+        part = type(self).__new__(type(self))
+        WeightProduct.__init__(part, weights, left, right, positive=positive)
+        return part
+
+    # Reading
+
+    def tiles(self) -> Iterator[tuple[Tile, Tensor]]:
+        """Yield each tile (…, g, r, q, k) with its entries, in linear memory."""
+        lead = self._weights.problem_lead
+        left, right = (x.reshape(*lead, *x.shape[-2:]) for x in (self._left, self._right))
+        for tile, block in self._weights.tiles():
+            interrupt.check()
+            entries = block * (left[tile.rows_index] @ right[tile.keys_index].mT)
+            yield tile, entries.clamp(min=0) if self._positive else entries
+
+    def dense(self) -> Tensor:
+        """Return the full matrix as a dense tensor, with q × k numbers per head."""
+        queries, keys = self.shape[-2:]
+        result = self._left.new_zeros(*self._weights.problem_lead, queries, keys)
+        for tile, block in self.tiles():
+            result[tile.rows_index][..., tile.keys] = block
+        return result.reshape(self.shape)
+
+    def __getitem__(self, index: Index) -> Tensor:
+        """Return part of the matrix, such as one row, as a dense tensor: [batch, head, query] or slices."""
+        parts, lead, rows, columns = _slices(index, self.shape)
+        weights = self._weights.part(list(lead), rows)
+        part = self._with(weights, self._left[(*lead, rows)], self._right[lead], self._positive)
+        return part.dense()[..., columns][parts]
+
+    # Reductions
+
+    def topk(self, k: int) -> TopK:
+        """Return the k largest entries of each row and their keys: values and indices, each (…, q, k)."""
+        keys = self.shape[-1]
+        if not 1 <= k <= keys:
+            raise ArgumentError(f"topk got k={k} for a matrix with {keys} keys; pass 1 to {keys}.")
+        lead = self._weights.problem_lead
+        values = self._left.new_zeros(*lead, self.shape[-2], k)
+        indices = torch.full(values.shape, -1, device=values.device)
+        for tile, block in self.tiles():
+            size = min(k, block.shape[-1])
+            best = block.topk(size, -1)
+            values[tile.rows_index][..., :size] = best.values
+            indices[tile.rows_index][..., :size] = best.indices + tile.keys.start
+        return TopK(*(x.reshape(*self.shape[:-1], k) for x in (values, indices)))
+
+    def received(self) -> Tensor:
+        """Return the sum of each column, over the queries: (…, k)."""
+        return self.T @ torch.ones(self.shape[-2], dtype=self.dtype, device=self.device)
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """Return matrix · x for x of shape (k) or (…, k, e)."""
+        columns = self._columns(x)
+        result = columns.new_zeros(*self._weights.problem_lead, self.shape[-2], columns.shape[-1])
+        for tile, block in self.tiles():
+            result[tile.rows_index] = block @ columns[tile.keys_index]
+        return self._merged(result, x)
+
+    @property
+    def T(self) -> "TransposedProduct":
+        """The transpose (…, k, q) as a linear operator, used as `matrix.T @ x`."""
+        return TransposedProduct(self)
+
+    mT = T
+
+    def _transposed_product(self, x: Tensor) -> Tensor:
+        columns = self._columns(x)
+        result = columns.new_zeros(*self._weights.problem_lead, self.shape[-1], columns.shape[-1])
+        for tile, block in self.tiles():
+            result[tile.keys_index] += block.mT @ columns[tile.rows_index]
+        return self._merged(result, x)
+
+    def _columns(self, x: Tensor) -> Tensor:
+        columns = (x[:, None] if x.dim() == 1 else x).to(self.dtype)
+        columns = columns.expand(*self.shape[:-2], *columns.shape[-2:])
+        return columns.reshape(*self._weights.problem_lead, *columns.shape[-2:])
+
+    def _merged(self, result: Tensor, x: Tensor) -> Tensor:
+        result = result.reshape(*self.shape[:-2], *result.shape[-2:])
+        return result[..., 0] if x.dim() == 1 else result
+
+
+class TransposedProduct:
+    """The transpose of a `WeightProduct`, (…, k, q), as a linear operator."""
+
+    def __init__(self, product: WeightProduct) -> None:
+        self._product = product
+
+    @property
+    def shape(self) -> torch.Size:
+        *lead, queries, keys = self._product.shape
+        return torch.Size((*lead, keys, queries))
+
+    @property
+    def T(self) -> WeightProduct:
+        return self._product
+
+    mT = T
+
+    def dense(self) -> Tensor:
+        """Return the full matrix as a dense tensor."""
+        return self._product.dense().mT
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        return self._product._transposed_product(x)
+
+
+def _slices(index: Index, shape: torch.Size) -> tuple[tuple[Any, ...], tuple[slice, ...], slice, slice]:
+    """Return which axes an index drops, and the slices of the leading axes, rows and columns."""
+    parts = basic_index(index, len(shape))
+    if parts is None:
+        raise ArgumentError(
+            f"cannot index a lazy matrix of shape {tuple(shape)} with {index!r}; use numbers and slices, or "
+            "rows(indices)."
+        )
+    *lead, rows, columns = (as_slice(i, n) for i, n in zip(parts, shape, strict=True))
+    dropped = tuple(0 if isinstance(i, int) else slice(None) for i in parts)
+    return dropped, tuple(lead), rows, columns
+
+
+def row_blocks(rows: int, row_size: int) -> Iterator[slice]:
+    """Divide rows into blocks of about 2²⁰ numbers.
+
+    >>> from regard.inspection.measures.products import row_blocks
+    >>> list(row_blocks(3, 2**19))
+    [slice(0, 2, None), slice(2, 3, None)]
+    """
+    step = max(_CELLS // max(row_size, 1), 1)
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def expand_heads(value: Tensor, weights: Weights) -> Tensor:
+    """Repeat key heads for the query heads that share them, (…, g, k, e) → (…, h, k, e).
+
+    >>> import torch, regard
+    >>> from regard.inspection.measures.products import expand_heads
+    >>> weights = regard.attend(torch.zeros(6, 5, 3), torch.zeros(2, 7, 3), torch.zeros(2, 7, 3))[1]
+    >>> expand_heads(torch.zeros(2, 7, 3), weights).shape
+    torch.Size([6, 7, 3])
+    """
+    if not weights.has_heads:
+        return value
+    heads, groups = int(weights.shape[-3]), value.shape[-3]
+    assert heads % groups == 0, (groups, heads)
+    return value if groups == heads else value.repeat_interleave(heads // groups, -3)

@@ -1,0 +1,1 @@
+"""The parts of a recording: its layers, its texts, and its files."""
