@@ -442,7 +442,7 @@ def test_the_command_extends_a_training_and_does_not_shorten_it(tmp_path, files,
     for option in (("--epochs", 1), ("--updates", 9999)):
         run("train", "-o", model, "--resume", *option, status=2)
         shown = capsys.readouterr().err
-        length = "1 epoch" if option[0] == "--epochs" else "9999 updates"
+        length = "1 epoch" if option[0] == "--epochs" else "9,999 updates"
         assert f"Cannot shorten {str(model)!r} from 4 epochs to {length}. Use a larger --epochs" in shown
     run("train", "-o", model, "--resume", "--set", "training.learning_rate=3", status=2)
     shown = capsys.readouterr().err
