@@ -11,8 +11,8 @@ from tests.fuzz import oracle
 from tests.fuzz.case import Failure
 from tests.fuzz.draw import Call
 
-SAMPLES = 4  # of rounding errors; with 2, one case in about 15,000 moves far less than it can
-FACTOR = 16.0  # times what the samples move
+SAMPLES = 4  # perturbed runs; with 2, about one case in 15,000 underestimates its rounding error
+FACTOR = 16.0  # allowed error, as a multiple of the largest deviation of the samples
 
 
 class Expected(NamedTuple):

@@ -57,7 +57,7 @@ def trickle(item: socket.socket) -> None:
 
 
 def test_headers_time_out(monkeypatch):
-    """Missing, incomplete and slow ones, and those of the next request."""
+    """Missing, incomplete and slow headers time out, also those of the next request."""
     with empty() as server, ExitStack() as stack:
         again = stack.enter_context(connect(server, whole(server)))
         assert again.recv(65536).startswith(b"HTTP/1.1 200")

@@ -65,7 +65,7 @@ def write_folder(
     return weights
 
 
-def test_only_one_training_locks_a_folder(tmp_path):
+def test_only_one_run_locks_a_folder(tmp_path):
     folder = tmp_path / "new" / "model"
     with lock_folder(folder):
         with pytest.raises(ArgumentError, match="Another training run is using"), lock_folder(folder):
@@ -401,7 +401,7 @@ def test_nothing_is_written_into_a_removed_folder(tmp_path):
     assert not folder.exists()
 
 
-def test_is_training_detects_a_running_training(tmp_path):
+def test_is_training_detects_an_active_run(tmp_path):
     write_folder(tmp_path)
     (tmp_path / MODEL).unlink()
     with lock_folder(tmp_path):
