@@ -109,8 +109,8 @@ def _add_gradients(
         if not pairs:
             return
         outputs, tile_grads = zip(*pairs, strict=True)
-        found = torch.autograd.grad(outputs, [leaves[i] for i in wanted], tile_grads, allow_unused=True)
-    for i, part in zip(wanted, found, strict=True):
+        input_grads = torch.autograd.grad(outputs, [leaves[i] for i in wanted], tile_grads, allow_unused=True)
+    for i, part in zip(wanted, input_grads, strict=True):
         total = grads[i]
         if part is not None and total is not None:
             tile.add(total, part, axis=i)
