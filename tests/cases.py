@@ -231,7 +231,7 @@ class Case:
     normalize: str = "softmax"
     mask: str = "no mask"
     bias: str = "no bias"
-    sizes: Shape | None = None  # those of SHAPES unless given
+    sizes: Shape | None = None  # default: those in SHAPES
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ FACTOR = 16.0  # allowed error, as a multiple of the largest deviation of the sa
 
 
 class Expected(NamedTuple):
-    """What a call should give, and how far off each result may be (None: it may be anything)."""
+    """The exact results of a call and the largest allowed error of each (None: no limit)."""
 
     output: Tensor
     weights: Tensor

@@ -158,7 +158,7 @@ def _mask(random: Random, shape: Shape, depth: int, align: Any) -> tuple[Any, Te
         for _ in range(random.choice((1, 1, 2, 4))):
             other, also, more = _mask(random, shape, depth - 1, align)
             if isinstance(mask, Tensor) and isinstance(other, Tensor):
-                continue  # of two tensors, & is torch's
+                continue  # torch computes & of two tensors
             if random.random() < 0.5:
                 mask, seen, told = mask & other, seen & also, f"({told} & {more})"
             else:

@@ -120,7 +120,7 @@ def test_t5_looks_up_its_table(queries, keys, bidirectional):
 def test_t5_table_is_learned_and_saved():
     bias = T5Bias(heads=2, buckets=8, max_distance=20)
     assert list(bias.state_dict()) == ["table"]
-    assert bias.table.shape == (8, 2)  # as Hugging Face keeps it: buckets × heads
+    assert bias.table.shape == (8, 2)  # as in Hugging Face: buckets × heads
     assert repr(bias) == "T5Bias(heads=2, buckets=8, max_distance=20)"
 
 

@@ -198,7 +198,7 @@ class TestLongLines:
 
 class TestAlignment:
     def test_alignment_equals_forced_decoding(self, translator):
-        """Of the tokens that the search found."""
+        """The forced decoding uses the tokens that the search found."""
         sentence = "zwei Katzen schlafen heute"
         (translation,) = translator.translate(sentence)
         source = translator.tokens.source.segment(sentence)

@@ -43,7 +43,7 @@ _state: dict[str, Any] = {}
 
 
 class Answer(NamedTuple):
-    """What came back."""
+    """The response of the server."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -105,7 +105,7 @@ def _check(method: str, path: str, answer: Answer) -> None:
 
 
 def _pattern(path: str) -> str:
-    """Where a path leads, without names."""
+    """The first segments of a path, without names and query."""
     return "/".join(path.partition("?")[0].split("/")[:3])[:40]
 
 

@@ -78,7 +78,7 @@ class Lengths:
         return [self.case.random.randint(0, self.tokens) for _ in range(size)]
 
     def seen(self) -> Tensor:
-        """What the mask says of itself."""
+        """The mask as a dense tensor."""
         return self.mask.dense(self.tokens, self.tokens, (self.batch, 1))
 
     def change(self) -> None:

@@ -134,13 +134,13 @@ def changed(folder: Path, **changes: Tensor | None) -> None:
 def settings(folder: Path, section: str, **changes: object) -> None:
     """Change settings of a folder, or keys of its config.json."""
     folder_config = json.loads((folder / CONFIG).read_text())
-    del folder_config["sha256"]  # as a user does
+    del folder_config["sha256"]  # the checksum is optional for edited files
     (folder_config["settings"][section] if section else folder_config).update(changes)
     (folder / CONFIG).write_text(json.dumps(folder_config))
 
 
 def replace(path: Path, create: Callable[[Path], object] = os.mkfifo) -> None:
-    """Replace a file by a pipe, or something else."""
+    """Replace a file with a pipe or something else."""
     path.unlink()
     create(path)
 

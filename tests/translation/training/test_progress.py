@@ -209,7 +209,7 @@ time.sleep(60)
 
 
 def in_terminal(environment: dict[str, str]) -> tuple[bytes, int]:
-    """What the program writes to a terminal until Ctrl-C ends it, and its exit status."""
+    """The terminal output of a program until Ctrl-C ends it, and its exit status."""
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
