@@ -1,4 +1,4 @@
-"""How exact a result can be, and whether it is."""
+"""Estimate the rounding error of a result, and compare results within it."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -72,7 +72,7 @@ def _solve(call: Call, grad: Tensor | None, noise: oracle.Noise | None) -> tuple
 
 
 def differentiate(output: Tensor, inputs: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
-    """The gradients; zeros for what the output does not depend on."""
+    """The gradients; zeros for inputs that the output does not depend on."""
     if not output.requires_grad:
         return [torch.zeros_like(x) for x in inputs]
     found = torch.autograd.grad(output, inputs, grad.to(output.dtype), allow_unused=True)
@@ -108,6 +108,6 @@ def _largest(x: Any) -> float:
 
 
 def _rounded(call: Call, x: Tensor, times: float) -> float:
-    """The error of writing a result down in the dtype of the call."""
+    """The error of rounding a result to the dtype of the call."""
     unit = torch.finfo(call.dtype)
     return times * (max(unit.eps, 16 * call.rounding) * _largest(x) + unit.tiny)

@@ -33,7 +33,7 @@ RELATIVE = ("relative", "alibi", "t5")
 
 
 class Call:
-    """A call of `attention`, whose numbers can be had in any dtype.
+    """A call of `attention`, whose numbers are available in any dtype.
 
     seen: the mask as a boolean tensor, from its definition.
     """
@@ -98,7 +98,7 @@ class Call:
 
     @property
     def rounding(self) -> float:
-        """Half a unit in the last place of what the operator computes in."""
+        """Half a unit in the last place of the dtype that the operator computes in."""
         return 2.0**-53 if self.dtype is torch.float64 else 2.0**-24
 
 
