@@ -77,7 +77,7 @@ def _each(names: str, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
 # Lists with one value per layer, which the config derives from the number of layers
 _PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type", "intermediate_size")
 
-# Options of single types, in addition to the sizes above
+# Options of individual types, in addition to the sizes above
 OPTIONS: dict[str, dict[str, Any]] = {
     **_each("mistral mixtral gemma3_text gpt_oss", _WINDOW),
     **_each("deepseek_v2 deepseek_v3", _DEEPSEEK),
@@ -133,7 +133,7 @@ def build(name: str, implementation: str | None = None) -> Any:
 
 
 def small_config(name: str) -> Any:
-    """Create the config of a model type with small sizes, in its parts too."""
+    """Create the config of a model type with small sizes, including its sub-configs."""
     from transformers import AutoConfig
 
     options = _small_options(AutoConfig.for_model(name)) | OPTIONS.get(name, {})
@@ -142,9 +142,7 @@ def small_config(name: str) -> Any:
 
 def _small_options(config: Any) -> dict[str, Any]:
     options: dict[str, Any] = {key: value for key, value in SMALL.items() if _settable(config, key)}
-    if isinstance(
-        depths := getattr(config, "depths", None), list | tuple
-    ):  # stages with sizes that fit each other
+    if isinstance(depths := getattr(config, "depths", None), list | tuple):  # stages whose sizes must match
         return {"depths": [1] * len(depths)}
     for key in getattr(config, "sub_configs", {}):
         part = getattr(config, key, None)
@@ -161,7 +159,7 @@ def _small_options(config: Any) -> dict[str, Any]:
 
 
 def _settable(config: Any, name: str) -> bool:
-    """Return whether a config has this value as a number of its own, not as a derived property."""
+    """Return whether a config stores this attribute, rather than deriving it from others."""
     try:
         value = getattr(config, name, None)
     except (ValueError, AttributeError):  # a value per layer
@@ -222,7 +220,7 @@ def candidate_inputs(model: Any) -> Iterator[dict[str, Tensor]]:
 
 
 def run(model: Any, batch: dict[str, Tensor], **options: Any) -> Any:
-    """Run a model; some mask randomly, so the seed is fixed."""
+    """Run a model with a fixed seed, because some models mask at random."""
     torch.manual_seed(2)
     return model(**batch, **options)
 
@@ -300,17 +298,13 @@ class SoftmaxRecorder(TorchFunctionMode):
 
 
 def distance(expected: Tensor, seen: list[Tensor], batch: dict[str, Tensor]) -> tuple[float, int]:
-    """Return the smallest difference of a reference from any of the watched weights, and which one it is."""
+    """Return the smallest difference between a reference and any watched weights, and their index."""
     best = (float("inf"), -1)
     for number, weights in enumerate(seen):
         candidates = [weights]
-        if (
-            weights.dim() > 2
-        ):  # longformer puts the heads after the queries; wavlm returns the mean over heads
+        if weights.dim() > 2:  # longformer: heads after queries; wavlm: mean over heads
             candidates += [weights.transpose(-3, -2), weights.mean(-3, keepdim=True).expand_as(weights)]
-        candidates.append(
-            weights / weights.sum(-1, keepdim=True)
-        )  # granite_swa returns them without the sink
+        candidates.append(weights / weights.sum(-1, keepdim=True))  # granite_swa: without the sink
         for candidate in candidates:
             if candidate.shape[-1] > expected.shape[-1] and candidate.shape[:-2] == expected.shape[:-2]:
                 queries, keys = expected.shape[-2:]  # cpmant cuts off its prompt
@@ -350,7 +344,7 @@ class Result:
     same: bool | None = None  # whether watching leaves the output bit-identical
     on_regard: float | None = None  # largest difference from eager's output
     leak: bool | None = None  # whether a model on regard attends to future tokens
-    unseen: str = ""  # watch's own account of what it did not record
+    unseen: str = ""  # what watch reports as not recorded
     note: str = ""
     failed: str = ""
 
@@ -399,7 +393,7 @@ def compare(seen: regard.Seen, expected: list[Tensor], batch: dict[str, Tensor],
 
 
 def references(eager: Any, batch: dict[str, Tensor], result: Result) -> tuple[list[Tensor], Any]:
-    """Return the eager attentions; without any, the softmax outputs that multiply something."""
+    """Return the eager attentions or, if there are none, the softmax outputs that are factors of products."""
     recorder = SoftmaxRecorder()
     with recorder:
         output = run(eager, batch)
@@ -450,7 +444,7 @@ def try_check(name: str) -> Result:
 
 
 def check_in_subprocesses(names: list[str]) -> list[Result]:
-    """Check batches of models in processes of their own: one that dies costs its own model only."""
+    """Check batches of models in subprocesses, so a crash affects only one model."""
     results: dict[str, Result] = {}
     while pending := [name for name in names if name not in results][:BATCH]:
         with tempfile.NamedTemporaryFile("r", suffix=".jsonl") as file:
@@ -488,8 +482,9 @@ def render_page(results: list[Result]) -> str:
         "# Hugging Face architectures",
         "",
         f"Generated by `python -m benchmarks.architectures` with transformers {transformers.__version__} and "
-        f"torch {torch.__version__}: every model type of transformers that can be built with small sizes, "
-        "with random parameters, float32, a padded batch of two inputs; padding is not compared.",
+        f"torch {torch.__version__}, from every model type of transformers that can be built with small "
+        "sizes. Each model has random float32 parameters and reads a padded batch of two inputs; padding is "
+        "not compared.",
         "",
         "| | model types |",
         "|---|---:|",
@@ -497,17 +492,17 @@ def render_page(results: list[Result]) -> str:
         f"| built and run | {len(built)} |",
         f"| of these, output bit-identical while watched | {sum(bool(r.same) for r in built)} |",
         f"| with softmax attention | {len(attending)} |",
-        f"| of these, every attention seen within 1e-5 of eager | {len(whole)} |",
+        f"| of these, every attention recorded within 1e-5 of eager | {len(whole)} |",
         f"| run on regard | {len(hosted)} |",
         f"| of these, output within 1e-4 of eager | {close} |",
         f"| causal leaks on regard | {sum(bool(r.leak) for r in built)} |",
         "",
-        "*weights*: largest difference between the weights that `regard.watch` recorded, while the model ran "
-        "its own kernel, and eager's `output_attentions`, or the outputs of its softmax functions if it "
-        "returns none (*softmax*). *stored*: how many attentions are stored as query and key (lazy) and as "
-        "weights (dense). *unchanged*: whether the output is bit-identical. *on regard*: largest difference "
-        "of the output of "
-        '`attn_implementation="regard"` from eager; empty for models that do not use the attention '
+        "*weights*: largest difference between the weights that `regard.watch` recorded while the model ran "
+        "its own kernel and the reference: eager's `output_attentions` or, if it returns none, the "
+        "outputs of its softmax functions (*softmax*). *stored*: how many attentions are stored as query and "
+        "key (lazy) and as weights (dense). *unchanged*: whether the output is bit-identical. *on regard*: "
+        "largest difference between the outputs of "
+        '`attn_implementation="regard"` and eager; empty for models that do not use the attention '
         "interface of transformers.",
         "",
         "| model type | watched on | attentions | stored | reference | weights | unchanged | on regard |",
@@ -519,7 +514,7 @@ def render_page(results: list[Result]) -> str:
             f"| {r.name} | {r.kernel} | {r.expected} | {stored} | {r.reference} | {_number(r.weights)} | "
             f"{'yes' if r.same else 'no'} | {_number(r.on_regard)} |"
         )
-    lines += ["", "## Not seen, or only partly", ""]
+    lines += ["", "## Not recorded, or only in part", ""]
     lines += [f"- {r.name}: {_account(r)}" for r in partly]
     lines += ["", "## Without softmax attention", "", ", ".join(r.name for r in without) or "none"]
     lines += ["", "## Not built", "", "These could not be built or run with the small sizes and inputs:", ""]
@@ -535,7 +530,7 @@ def _account(result: Result) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape what Markdown would interpret."""
+    """Replace characters that Markdown would interpret."""
     return text.replace("`", "'").replace("|", "/").replace("<", "&lt;").strip()
 
 

@@ -1,4 +1,4 @@
-"""FlexAttention: regard and torch's `flex_attention`, compiled. torch has no backward pass on the CPU.
+"""Compare regard with torch's compiled `flex_attention`, which has no backward pass on the CPU.
 
 `python -m benchmarks flex` measures time, `python -m benchmarks.flex` the peak memory at 16,384 tokens.
 """

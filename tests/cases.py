@@ -231,7 +231,7 @@ class Case:
     normalize: str = "softmax"
     mask: str = "no mask"
     bias: str = "no bias"
-    sizes: Shape | None = None  # those of SHAPES unless given
+    sizes: Shape | None = None  # default: those in SHAPES
 
     @property
     def name(self) -> str:
@@ -382,7 +382,7 @@ def pairwise(*axes: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def paired(**axes: Iterable[str]) -> pytest.MarkDecorator:
-    """Parametrize a test with few combinations of names, in which any two names meet: see `pairwise`."""
+    """Parametrize a test with a few combinations that contain every pair of names: see `pairwise`."""
     return pytest.mark.parametrize(
         tuple(axes), [pytest.param(*names, id="-".join(names)) for names in sorted(pairwise(*axes.values()))]
     )

@@ -1,4 +1,4 @@
-"""Programs in an interpreter of their own, forked from one that has imported torch and nothing of regard.
+"""Run programs in separate interpreters, forked from one that has imported torch but not regard.
 
 Importing torch, its compiler and its nested tensors takes seconds, a fork milliseconds. What a program does
 before torch is imported, and OMP_NUM_THREADS, which torch reads then, need a process of their own.

@@ -200,7 +200,7 @@ def slope(head: int, heads: int) -> float:
 def bucket(distance: int, buckets: int, max_distance: int, bidirectional: bool) -> int:
     """Raffel et al. 2020 and their code, in whole numbers only.
 
-    Beyond the first half of a side's buckets, bucket number exact + m is that with
+    Beyond the first half of a side's buckets, the bucket is exact + m with
     m = ⌊log(far / exact) / log(reach / exact) · rest⌋: the largest m with (reach/exact)^m ≤ (far/exact)^rest.
     """
     first, far = 0, max(-distance, 0)

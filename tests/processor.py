@@ -1,4 +1,4 @@
-"""Instructions that a processor announces and cannot run."""
+"""Instructions that a processor reports but cannot run."""
 
 import faulthandler
 import os
@@ -9,7 +9,7 @@ _BFLOAT16_WITHOUT_AMX = "AVX512_CORE_BF16"
 
 
 def disable_broken_amx() -> None:
-    """Keep torch from using AMX on virtual machines that announce it but stop programs that use it.
+    """Keep torch from using AMX on virtual machines that report it but kill programs that use it.
 
     There, a product of two bfloat16 matrices ends the process (illegal instruction), with or without regard.
     oneDNN reads the variable at its first product, and processes started later inherit it.

@@ -547,7 +547,7 @@ Row solve(const Round& r, const std::vector<int64_t>& at, int64_t i) {
   return row;
 }
 
-// What has gone wrong is told with all that is needed to see it again.
+// Reports a failure with everything needed to reproduce it.
 struct Judge {
   uint64_t number;
   const Round& r;

@@ -130,7 +130,7 @@ def core_folder(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory):
-    """What the program printed where only the core is installed."""
+    """The output of a program if only the core is installed."""
     folder = core_folder(tmp_path_factory.mktemp("core"))
     done = subprocess.run(
         [sys.executable, "-S", "-c", PROGRAM],  # -S: without site-packages

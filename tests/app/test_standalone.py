@@ -142,7 +142,7 @@ def test_large_matrices_are_pooled_with_a_note():
     np.testing.assert_allclose(floats(held["weights"])[0], weights.pool(512, 512)[0], atol=1e-7)
     assert "512 × 512 of 700 × 600" in page.inputs[0]["note"]
     assert held["query"] is None
-    assert page.inputs[0]["layers"][0]["vectors"] is False  # what the file lacks is not offered
+    assert page.inputs[0]["layers"][0]["vectors"] is False  # vectors that the file lacks are not offered
 
 
 def test_many_layers_are_pooled_to_a_smaller_size_and_large_vectors_omitted(monkeypatch):

@@ -312,7 +312,7 @@ def test_very_large_alignments_are_not_computed():
 
 def test_all_attention_layers_of_a_translator():
     view = look_at_translations(ours := translator(), [of(ours, "ein Hund", "a dog"), of(ours, "ein", "")])
-    assert [len(item.layers) for item in view.inputs] == [7, 6]  # of no words, no alignment
+    assert [len(item.layers) for item in view.inputs] == [7, 6]  # an empty translation has no alignment
     for item in view.inputs:
         labels = [layer.label for layer in item.layers if layer.kind != "words"]
         assert labels == LAYERS

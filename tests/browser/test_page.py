@@ -183,7 +183,7 @@ def test_training(visit: Visit) -> None:
     visit.look("training")
 
 
-def test_a_running_training_is_polled(visit: Visit) -> None:
+def test_an_active_run_is_polled(visit: Visit) -> None:
     rows = [row(step) for step in (1, 2, 3)]
     payload: list[str] = []
 

@@ -49,7 +49,7 @@ def weights(data, given, layer):
 
 
 def ranked(page, side):
-    """Return the first row of a ranking: of what a query attends to, what attends to a key, or "received"."""
+    """Return the first row of a ranking: the keys of a query, the queries of a key, or "received"."""
     number = ("query", "key", "received").index(side)
     return page.locator(".rankings section").nth(number).locator(".row").first
 
@@ -263,7 +263,7 @@ def test_errors_are_shown_with_a_retry_button(rough_page, served):
     try:
         page.goto(f"{base}?options={json.dumps({'view': 'matrix'})}")
         page.wait_for_selector(".message:not([hidden])")
-        page.wait_for_load_state("networkidle")  # what is on its way would succeed, and end the trouble
+        page.wait_for_load_state("networkidle")  # a pending request would succeed and clear the error
         counts["broken"] = 0
         page.get_by_role("button", name="Try again").click()
         page.wait_for_selector(".map:not(.loading)")

@@ -132,7 +132,7 @@ def test_draw(model, capsys):
         (["no", "such"], "no: No such file or directory; check the path"),
         (["-", "-"], "SOURCE and TARGET are both -"),
         (["{a}", "{short}"], "has 4 lines, but"),
-        (["{a}", "{gold}", "--gold", "{short}"], "has 1 lines, but there are 4 sentence pairs"),
+        (["{a}", "{gold}", "--gold", "{short}"], "has 1 line, but there are 4 sentence pairs"),
         ("--symmetrize union", "--symmetrize union needs a second model: --reverse-model FOLDER"),
         ("--symmetrize onion", "'onion' is not one of"),
         ("--index-base 1", "--index-base 1 requires a gold file; add --gold FILE"),

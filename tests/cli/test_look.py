@@ -50,7 +50,7 @@ def test_errors_are_one_line(options, message, model, tmp_path, monkeypatch, cap
 
 @pytest.fixture
 def serving(monkeypatch):
-    """Replace the server by a function of the state and of `ready`."""
+    """Replace the server with a function of the state and of `ready`."""
 
     def replace(function) -> None:
         def serve(state, listening, ready, host, origin):

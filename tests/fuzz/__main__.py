@@ -55,7 +55,7 @@ def _range(text: str) -> range:
 
 
 def _fuzz(target: str, numbers: Iterator[int], seconds: float, shared: Path) -> list[Problem]:
-    """Run a target for so long, and print how many cases it was."""
+    """Run a target for a number of seconds, and print the number of cases."""
     begin, count, problems = time.monotonic(), 0, []
     cases = runner.cases(target, numbers, shared)
     for problem in cases:

@@ -1,4 +1,4 @@
-"""How exact a result can be, and whether it is."""
+"""Estimate the rounding error of a result, and compare results within it."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,12 +11,12 @@ from tests.fuzz import oracle
 from tests.fuzz.case import Failure
 from tests.fuzz.draw import Call
 
-SAMPLES = 4  # of rounding errors; with 2, one case in about 15,000 moves far less than it can
-FACTOR = 16.0  # times what the samples move
+SAMPLES = 4  # perturbed runs; with 2, about one case in 15,000 underestimates its rounding error
+FACTOR = 16.0  # allowed error, as a multiple of the largest deviation of the samples
 
 
 class Expected(NamedTuple):
-    """What a call should give, and how far off each result may be (None: it may be anything)."""
+    """The exact results of a call and the largest allowed error of each (None: no limit)."""
 
     output: Tensor
     weights: Tensor
@@ -72,7 +72,7 @@ def _solve(call: Call, grad: Tensor | None, noise: oracle.Noise | None) -> tuple
 
 
 def differentiate(output: Tensor, inputs: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
-    """The gradients; zeros for what the output does not depend on."""
+    """The gradients; zeros for inputs that the output does not depend on."""
     if not output.requires_grad:
         return [torch.zeros_like(x) for x in inputs]
     found = torch.autograd.grad(output, inputs, grad.to(output.dtype), allow_unused=True)
@@ -108,6 +108,6 @@ def _largest(x: Any) -> float:
 
 
 def _rounded(call: Call, x: Tensor, times: float) -> float:
-    """The error of writing a result down in the dtype of the call."""
+    """The error of rounding a result to the dtype of the call."""
     unit = torch.finfo(call.dtype)
     return times * (max(unit.eps, 16 * call.rounding) * _largest(x) + unit.tiny)

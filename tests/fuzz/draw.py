@@ -33,7 +33,7 @@ RELATIVE = ("relative", "alibi", "t5")
 
 
 class Call:
-    """A call of `attention`, whose numbers can be had in any dtype.
+    """A call of `attention`, whose numbers are available in any dtype.
 
     seen: the mask as a boolean tensor, from its definition.
     """
@@ -98,7 +98,7 @@ class Call:
 
     @property
     def rounding(self) -> float:
-        """Half a unit in the last place of what the operator computes in."""
+        """Half a unit in the last place of the dtype that the operator computes in."""
         return 2.0**-53 if self.dtype is torch.float64 else 2.0**-24
 
 
@@ -158,7 +158,7 @@ def _mask(random: Random, shape: Shape, depth: int, align: Any) -> tuple[Any, Te
         for _ in range(random.choice((1, 1, 2, 4))):
             other, also, more = _mask(random, shape, depth - 1, align)
             if isinstance(mask, Tensor) and isinstance(other, Tensor):
-                continue  # of two tensors, & is torch's
+                continue  # torch computes & of two tensors
             if random.random() < 0.5:
                 mask, seen, told = mask & other, seen & also, f"({told} & {more})"
             else:

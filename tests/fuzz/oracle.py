@@ -56,7 +56,7 @@ def attention(
     noise: Noise | None = None,
     rounding: float = 2.0**-24,
 ) -> Result:
-    """All tensors have one dtype. `rounding`: half a unit in the last place of what is compared with this."""
+    """All tensors have one dtype. `rounding`: half a unit in the last place of the compared results."""
     heads = _heads(query, key, value)
     if noise is not None:
         query, key, value = (noise.on(x) for x in (query, key, value))

@@ -1,4 +1,4 @@
-"""What every worker needs, imported once by the server that they are forked from."""
+"""Imports that every worker needs, loaded once by the server that forks them."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Run the cases of a target in a process of its own, which may die.
+"""Run the cases of a target in a subprocess, which may crash.
 
 A target may have a function `prepare(folder)`, called when its process starts, with a folder that all
 processes of a run share.
@@ -46,7 +46,7 @@ class Problem(NamedTuple):
 
 
 def cases(target: str, numbers: Iterator[int], shared: Path) -> Iterator[Problem | None]:
-    """Run these cases one after the other and yield what is wrong with each."""
+    """Run these cases in sequence and yield the failure of each."""
     worker: Worker | None = None
     try:
         for number in numbers:
@@ -86,7 +86,7 @@ class Worker:
         return cls(process, ours)
 
     def run(self, target: str, number: int) -> Problem | None:
-        """Run one case; a death or a hang of the process is its failure."""
+        """Run one case; it fails if the process crashes or hangs."""
         self.first = number if self.first is None else self.first
         notes, timeout = "", TIMEOUTS.get(target, TIMEOUT)
         end = time.monotonic() + (timeout if self.ready else PREPARATION)

@@ -5,6 +5,6 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_objects_to_collect() -> None:
-    """Exclude what earlier modules left behind from garbage collections, which many tests ask for."""
+    """Exclude objects of earlier modules from the garbage collections that many tests trigger."""
     gc.collect()
     gc.freeze()

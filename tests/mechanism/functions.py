@@ -1,7 +1,7 @@
 """A table of functions of differentiable inputs, for the tests of torch's transformations.
 
-The laws are of the form "done by torch's transformation equals done by hand": vmap is a loop, forward mode is
-the numerical derivative, a compiled call is the eager one.
+Each law states that a transformation of torch equals the same computation by hand: vmap equals a loop,
+forward mode the numerical derivative, and a compiled call the eager one.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import regard
 from tests.custom import OwnCubes, OwnSoftmax, Unnormalized
 
-SLOW = pytest.mark.slow  # one of many that take a second or more each: they compile
+SLOW = pytest.mark.slow  # cases that compile, which takes a second or more each
 
 B, H, Q, K, D, E = 2, 2, 3, 4, 5, 7
 HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float32, torch.float64
@@ -224,7 +224,7 @@ READERS: dict[str, Callable[[regard.Weights], Tensor]] = {
 }
 
 
-# One of each formula, of each way to hide keys and of each bias; the others differ in numbers only.
+# One case for each formula, each kind of mask and each bias; the others differ only in numbers.
 DISTINCT = {
     *("ScaledDot, softcap", "Gaussian", "Cosine", "Additive", "Concat", "a function", "Sink", "Sparsemax"),
     *("Entmax(1.3)", "Relu", "Sigmoid", "own, learned", "Documents, causal", "either", "no visible keys"),
@@ -240,6 +240,6 @@ DISTINCT = {
 
 
 def distinct(names: Iterable[str], step: int = 1) -> list[Any]:
-    """Parameters of a test; those of cases that are much like another are slow."""
+    """Parameters of a test; cases that resemble another one are marked slow."""
     quick = [name for name in CASES if name in DISTINCT][::-step]
     return [pytest.param(name, marks=() if name in quick else SLOW) for name in names]

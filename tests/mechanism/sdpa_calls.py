@@ -186,7 +186,7 @@ def assert_same_outcome(
 ) -> None:
     expected, actual = outcome(theirs, args, options), outcome(function, args, options)
     if refused is not None:
-        assert isinstance(expected, tuple) == refused, "the case is not what it says it is"
+        assert isinstance(expected, tuple) == refused, "torch does not do what this case expects"
     if isinstance(expected, tuple):
         assert isinstance(actual, tuple), f"torch refuses: {expected}"
         assert actual == expected

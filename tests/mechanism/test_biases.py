@@ -47,7 +47,7 @@ def inputs(*lead: int, queries: int, keys: int, width: int = 4) -> tuple[Tensor,
 
 
 def test_alibi_slopes_that_the_paper_prints():
-    """Press et al. 2022, section 3, and their code for numbers that are no power of two."""
+    """Press et al. 2022, section 3, and their code for numbers of heads that are not powers of two."""
     for heads in (1, 2, 4, 8, 12, 16, 31):
         expected = [naive.slope(head, heads) for head in range(heads)]
         torch.testing.assert_close(ALiBi(heads).slopes, torch.tensor(expected))
@@ -120,7 +120,7 @@ def test_t5_looks_up_its_table(queries, keys, bidirectional):
 def test_t5_table_is_learned_and_saved():
     bias = T5Bias(heads=2, buckets=8, max_distance=20)
     assert list(bias.state_dict()) == ["table"]
-    assert bias.table.shape == (8, 2)  # as Hugging Face keeps it: buckets × heads
+    assert bias.table.shape == (8, 2)  # as in Hugging Face: buckets × heads
     assert repr(bias) == "T5Bias(heads=2, buckets=8, max_distance=20)"
 
 
@@ -198,7 +198,7 @@ def test_dense_is_the_line_spread_out(bias, queries, keys):
 
 
 class Parabola(RelativeBias):
-    """Somebody's own: −c · distance², with a learned c per head."""
+    """A custom bias: −c · distance², with a learned c per head."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()

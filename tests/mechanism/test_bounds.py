@@ -111,7 +111,7 @@ import json, sys, time
 import regard, torch
 
 
-def memory(which):  # of this process alone; ru_maxrss begins with that of the process which started it
+def memory(which):  # of this process; ru_maxrss starts at the value of the parent process
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith(which))
 

@@ -91,7 +91,7 @@ def look(read: str) -> Callable[..., Tensor]:
 
 
 def masked(build: Callable[..., Any], *lengths: list[int]) -> Callable[..., Tensor]:
-    """The mask is made of tensors inside the compiled function."""
+    """The mask is created from tensors inside the compiled function."""
     tensors = [torch.tensor(n) for n in lengths]
     return lambda q, k, v: regard.attention(q, k, v, mask=build(*tensors))
 
@@ -184,7 +184,7 @@ def test_compiled_dropout_draws_the_same_numbers(options: dict[str, Any]) -> Non
         torch.manual_seed(9)
         results.append([*gradients(function, inputs), *gradients(function, inputs)])
     close(*results)
-    assert not torch.equal(results[1][0], results[1][4])  # the second call drops others
+    assert not torch.equal(results[1][0], results[1][4])  # the second call drops other weights
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ OPERATORS = [
 def opcheck_both(tensors: list[Tensor], rules: str, wanted: Any) -> None:
     """The forward operator with these tensors, and the backward operator of its result."""
     forward, backward = torch.ops.regard.attention.default, torch.ops.regard.attention_backward.default
-    still = [t.detach() for t in tensors]  # not copied: strides count
+    still = [t.detach() for t in tensors]  # not copied: strides matter
     output, tau = forward(still, rules, wanted)
     of_backward = (still, tau, output, torch.randn_like(output), rules, wanted)
     for operator, arguments in ((forward, (tensors, rules, wanted)), (backward, of_backward)):

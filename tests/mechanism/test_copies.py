@@ -79,7 +79,7 @@ def test_every_public_value_is_copied_here() -> None:
 
 @looped("way", COPIES)
 @looped("name", VALUES)
-def test_a_copy_does_the_same(name: str, way: str) -> None:
+def test_a_copy_computes_the_same(name: str, way: str) -> None:
     option, build = VALUES[name]
     value, args = build(), qkv()
     other = COPIES[way](value)
@@ -90,7 +90,7 @@ def test_a_copy_does_the_same(name: str, way: str) -> None:
 
 
 @looped("name", MODULES)
-def test_deep_copies_learn_on_their_own(name: str) -> None:
+def test_deep_copies_train_independently(name: str) -> None:
     option, build = VALUES[name]
     module, args = build(), qkv()
     other = copy.deepcopy(module)

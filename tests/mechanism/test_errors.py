@@ -77,7 +77,7 @@ def flags(*shape: int, **options: Any) -> Tensor:
 
 
 def check(error: type[RegardError], words: str, run: Callable[[], Any]) -> None:
-    """The call raises this error; its message contains all words, which " | " separates."""
+    """The call raises this error; its message contains all phrases, separated by " | " in `words`."""
     caught: Exception | None = None
     try:
         run()
@@ -95,7 +95,7 @@ def check(error: type[RegardError], words: str, run: Callable[[], Any]) -> None:
 
 
 def table(*rows: Any) -> Any:
-    """Words of a message and the call that raises it; an error class is that of the rows after it."""
+    """Phrases of a message and the call that raises it. An error class applies to the rows after it."""
     cases: list[tuple[type[RegardError], str, Callable[[], Any]]] = []
     for row in rows:
         if isinstance(row, type):
@@ -145,7 +145,7 @@ INVALID_DROPOUT = (1.0, 1, 1.5, -0.1, math.nan, math.inf, -math.inf)
     ("cpu | value on meta", lambda: call(v=value(device=META))),
     ("meta | key on cpu", lambda: call(query(device=META))),
 )
-def test_inputs_that_do_not_fit(error, words, run):
+def test_incompatible_inputs(error, words, run):
     check(error, words, run)
 
 
@@ -209,7 +209,7 @@ def test_tensors_of_other_layouts(error, words, run):
     ("softcap | nan | above 0", lambda: Cosine(softcap=math.nan)),
     ("softcap | -1 | above 0", lambda: General(2, 3, softcap=-1)),
 )
-def test_scores_that_cannot_be(error, words, run):
+def test_invalid_scores(error, words, run):
     check(error, words, run)
 
 
@@ -250,7 +250,7 @@ def test_scores_that_cannot_be(error, words, run):
     ("'top' | 'end' | 'start'", lambda: Window(3, align="top")),
     ("None | 'end' | 'start'", lambda: Prefix(3, align=None)),
 )
-def test_masks_that_do_not_fit(error, words, run):
+def test_incompatible_masks(error, words, run):
     check(error, words, run)
 
 
@@ -301,7 +301,7 @@ def test_masks_that_do_not_fit(error, words, run):
         lambda: call(mask=Documents(torch.tensor([2, 3], device=META), torch.tensor([3, 4], device=META))),
     ),
 )
-def test_masks_of_impossible_numbers(error, words, run):
+def test_masks_with_invalid_numbers(error, words, run):
     check(error, words, run)
 
 
@@ -366,7 +366,7 @@ class Lines(RelativeBias):
     ("buckets=1 | at least 2", lambda: T5Bias(2, buckets=1, bidirectional=False)),
     ("max_distance=8 | above the 8", lambda: T5Bias(2, max_distance=8)),
 )
-def test_biases_that_do_not_fit(error, words, run):
+def test_incompatible_biases(error, words, run):
     check(error, words, run)
 
 
@@ -403,7 +403,7 @@ def test_biases_that_do_not_fit(error, words, run):
     DeviceError,
     ("cpu | meta", lambda: call(normalize=Sink(6).to(META))),
 )
-def test_normalizers_that_cannot_be(error, words, run):
+def test_invalid_normalizers(error, words, run):
     check(error, words, run)
 
 
@@ -427,7 +427,7 @@ def test_normalizers_that_cannot_be(error, words, run):
     ("generator | torch.Generator", lambda: call(dropout=0.1, generator=42)),
     ("generator | torch.Generator", lambda: call(generator=42)),
 )
-def test_options_that_cannot_be(error, words, run):
+def test_invalid_options(error, words, run):
     check(error, words, run)
 
 

@@ -1,4 +1,4 @@
-"""regard.flex_attention agrees with torch's dense FlexAttention, in both passes, for masks and scores in use.
+"""regard.flex_attention agrees with torch's dense FlexAttention, in both passes, for common masks and scores.
 
 The masks and score functions are those of the attention-gym collection, written from their definitions, and
 some without a known formula. torch refuses inputs that require grad on the CPU, so gradients are compared
@@ -202,7 +202,7 @@ def test_float32_equals_torch(score: str, mask: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("score", scores(5, 7))
 def test_gradcheck(score: str) -> None:
-    """Numerical derivatives by the inputs and by the tensors that the function learns, along random lines."""
+    """Numerical derivatives of the inputs and of the learned tensors of the function, along random lines."""
     inputs, (score_mod, parameters, _) = draw(), scores(5, 7)[score]
     query, key, value = (
         x.detach()[:, :, :n, :2].clone().requires_grad_() for x, n in zip(inputs, (5, 7, 7), strict=True)
@@ -314,7 +314,7 @@ def test_masked_keys_may_contain_nan(name: str) -> None:
 @pytest.mark.parametrize("name", ["none", "sine"])
 @pytest.mark.parametrize("mask", [None, causal])
 def test_blocks_that_are_not_listed_are_masked(name: str, mask: Function | None) -> None:
-    """A BlockMask made by hand; torch's compiled kernels do not look into other blocks either."""
+    """A BlockMask built by hand; torch's compiled kernels skip these blocks too."""
     counts = torch.tensor([2, 1, 2])[None, None].to(torch.int32)
     columns = torch.tensor([[0, 3, 1, 2], [1, 0, 2, 3], [0, 2, 1, 3]])[None, None].to(torch.int32)
     by_hand = BlockMask.from_kv_blocks(counts, columns, BLOCK_SIZE=16, mask_mod=mask, seq_lengths=(Q, K))
@@ -399,7 +399,7 @@ def test_calls_that_a_trace_cannot_see() -> None:
         torch.testing.assert_close(output, expected(*inputs, score_mod, None)[0])
 
 
-def test_functions_with_memory_are_not_given_a_formula() -> None:
+def test_stateful_functions_get_no_formula() -> None:
     query, key, _ = draw()
     calls: list[int] = []
 
@@ -445,7 +445,7 @@ def test_changes_before_the_backward_pass_are_refused() -> None:
 
 
 def test_saved_tensor_hooks_keep_the_gradients() -> None:
-    """Hooks replace saved tensors by copies, which the function does not read."""
+    """Hooks replace saved tensors with copies, which the function does not read."""
     inputs, (score_mod, parameters, _) = draw(), scores()["sine"]
     plain = gradients(regard.flex_attention(*inputs, score_mod=score_mod), [*parameters])
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):

@@ -49,7 +49,7 @@ PLAIN = ["softmax", "softmax1", "sigmoid", "relu", "mean", "sparsemax", "entmax1
 
 
 def rotated(names: Iterable[str], others: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Every name once, each with the next of the others."""
+    """Pair each name with one of the others, in turn."""
     return list(zip(names, itertools.cycle(others), strict=False))
 
 
@@ -203,7 +203,7 @@ def test_the_kernels_agree_with_the_formulas(case):
     check(case)
 
 
-# the kernels of all instruction sets are one code, of which some cases run every line
+# all instruction sets compile the same code, so a few cases run every line of it
 @pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("isa", fused._KERNELS.available()[1:][-1:] if fused.available() else [])
@@ -546,7 +546,7 @@ LARGE = {f"{sign}{size}": (float(size), SIGNS[sign]) for sign in SIGNS for size 
     number=LARGE,
     hidden=["nothing", "nothing, by a mask", "by a mask", "by a bias"],
 )
-def test_matches_that_overflow_are_as_bad_as_in_the_formulas(normalize, score, sizes, number, hidden):
+def test_overflowing_products_give_nan_as_in_the_formulas(normalize, score, sizes, number, hidden):
     # query and key are finite, their product is +inf, −inf or NaN
     heads, queries, keys = OVERFLOWING[sizes]
     case = Case(
@@ -582,7 +582,7 @@ def test_matches_that_overflow_are_as_bad_as_in_the_formulas(normalize, score, s
 
 
 @looped("normalize", ["softmax", "entmax15", "sparsemax"])
-def test_large_numbers_behind_a_mask_do_no_harm(normalize):
+def test_large_masked_numbers_have_no_effect(normalize):
     """query · key overflows, but is masked; sums of large values are finite."""
     x = torch.randn(1, 40, 8, generator=torch.Generator().manual_seed(8)) * 1e20
     value, own = torch.full((1, 40, 3), 3e38), torch.eye(40, dtype=torch.bool)

@@ -48,10 +48,10 @@ def change_inference_tensor(lengths: Tensor) -> None:
     lengths.copy_(torch.tensor(AFTER))
 
 
-# Lengths, and how they are changed after a mask was made of them.
+# Lengths, and how they are changed after a mask was created from them.
 SOURCES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "tensor": (lambda: torch.tensor(BEFORE), lambda x: x.copy_(torch.tensor(AFTER))),
-    # `.data` shares memory, and its changes are counted nowhere
+    # `.data` shares memory, and torch does not count its changes
     "data": (lambda: torch.tensor(BEFORE), lambda x: x.data.copy_(torch.tensor(AFTER))),
     "view": (
         lambda: torch.tensor([BEFORE, BEFORE])[1],
@@ -60,7 +60,7 @@ SOURCES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "array": (lambda: np.array(BEFORE), lambda x: np.copyto(x, AFTER)),
     "shared memory": (lambda: torch.from_numpy(np.array(BEFORE)), lambda x: np.copyto(x.numpy(), AFTER)),
     "list": (lambda: list(BEFORE), lambda x: x.__setitem__(slice(None), AFTER)),
-    # tensors of inference mode count no changes at all
+    # inference tensors have no version counter
     "inference": (inference_tensor, change_inference_tensor),
 }
 

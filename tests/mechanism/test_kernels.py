@@ -285,7 +285,7 @@ work = lambda: [regard.attention(query, key, value)]
 }
 
 
-linux = pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="this system tells it otherwise")
+linux = pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc/self/statm")
 
 
 @linux

@@ -118,7 +118,7 @@ def test_a_fully_masked_row_is_zero_and_has_no_gradient(attend, score, normalize
     assert all(grad.isfinite().all() for grad in actual)
     assert (actual[0][:, 2] == 0).all()
 
-    rest = [0, 1, 3, 4]  # as if the row were not there
+    rest = [0, 1, 3, 4]  # all rows except the masked one
     fewer = attend(query[:, rest], key, value, **options)[0]
     wanted = torch.autograd.grad(
         fewer, (query, key, value, *learned), upstream(output)[:, rest], materialize_grads=True

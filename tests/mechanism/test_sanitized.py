@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 def flags(isa: str) -> list[str]:
-    """Those of the build that say what the instructions are and how they round."""
+    """The compiler flags of the build that select instructions and rounding."""
     own = re.search(rf"set\(FLAGS_{isa} ([^)]*)\)", CMAKE)
     common = re.search(r"target_compile_options\(kernels_([^)]*)\)", CMAKE)
     assert common is not None

@@ -54,13 +54,13 @@ def _seed() -> None:
 # Nested tensors, subclasses, modes
 
 
-@pytest.mark.filterwarnings("ignore")  # nested tensors are a prototype, says torch
+@pytest.mark.filterwarnings("ignore")  # torch warns that nested tensors are a prototype
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
 def test_nested_tensors(layout: torch.layout) -> None:
     parts = [draw(H, n, D) for n in (3, 5, 2)]
     if layout is torch.strided:
         nested = torch.nested.nested_tensor(parts, layout=layout)
-    else:  # only the axis behind the batch's may be ragged
+    else:  # only the axis after the batch axis may be ragged
         turned = [part.transpose(0, 1) for part in parts]
         nested = torch.nested.nested_tensor(turned, layout=layout).transpose(1, 2)
     actual, expected = ours(nested, nested, nested), theirs(nested, nested, nested)
@@ -213,7 +213,7 @@ def test_autocast_with_a_mask(mask_dtype: torch.dtype) -> None:
 # torch.compile
 
 
-SLOW = pytest.mark.slow  # one of many that take a second each: they compile
+SLOW = pytest.mark.slow  # cases that compile, which takes a second each
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def composite_compliance_errors() -> Iterator[None]:
 
 @pytest.fixture
 def swap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """Replace torch's function by regard's; the list records the calls."""
+    """Replace torch's function with regard's; the list records the calls."""
 
     def put() -> list[int]:
         calls: list[int] = []
@@ -438,7 +438,7 @@ def test_transformer(swap: Callable[[], list[int]], training: bool, padded: bool
     compare_module(module, (torch.randn(B, K, 12), torch.randn(B, Q, 12)), swap, calls=2 + 2 * 2, **options)
 
 
-@pytest.mark.filterwarnings("ignore")  # nested tensors are a prototype, says torch
+@pytest.mark.filterwarnings("ignore")  # torch warns that nested tensors are a prototype
 def test_the_inference_fast_path_agrees(swap: Callable[[], list[int]]) -> None:
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 2, 16, batch_first=True), 2).eval()
     x = torch.randn(B, Q, 12)

@@ -1,4 +1,4 @@
-"""Small model folders with random weights, without training; and what happens to files."""
+"""Small model folders with random weights, without training; and helpers that read and damage files."""
 
 import resource
 from collections.abc import Iterator, Sequence
@@ -53,12 +53,12 @@ def write(
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """The files of a folder."""
+    """The contents of all files in a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def flipped(whole: bytes, bit: int) -> bytes:
-    """A file with one other bit."""
+    """Flip one bit of a file's bytes."""
     damaged = bytearray(whole)
     damaged[bit // 8] ^= 1 << bit % 8
     return bytes(damaged)
@@ -66,7 +66,7 @@ def flipped(whole: bytes, bit: int) -> bytes:
 
 @contextmanager
 def no_file_larger_than(size: int) -> Iterator[None]:
-    """Writing fails as on a full disk."""
+    """Make larger writes fail, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -1,4 +1,4 @@
-"""Trainings that are killed several times, each time in a forked process."""
+"""Training runs that are killed several times, each time in a forked process."""
 
 import os
 import random

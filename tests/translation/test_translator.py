@@ -198,7 +198,7 @@ class TestLongLines:
 
 class TestAlignment:
     def test_alignment_equals_forced_decoding(self, translator):
-        """Of the tokens that the search found."""
+        """The forced decoding uses the tokens that the search found."""
         sentence = "zwei Katzen schlafen heute"
         (translation,) = translator.translate(sentence)
         source = translator.tokens.source.segment(sentence)
@@ -239,7 +239,7 @@ class TestAlignment:
             assert torch.equal(requested.weights, rebuilt.align(pairs)[0].weights)
             assert not torch.equal(requested.weights, translator.align(pairs)[0].weights)
             assert tuple(empty.weights.shape) == (0, 0)
-        with pytest.raises(DTypeError, match="an alignment_head of type str; pass a AlignmentHead"):
+        with pytest.raises(DTypeError, match="an alignment_head of type str; pass an AlignmentHead"):
             translator.align(pairs, "output")
 
     def test_a_model_without_attention_has_no_alignment(self, plain):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-from regard._util.text import type_name
+from regard._util.text import type_name, with_article
 from regard.errors import ArgumentError, DeviceError, DTypeError
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ def check_type(name: str, value: Any, kind: type, cure: str) -> None:
     name: start of the error message, such as "Transformer got a config".
     """
     if not isinstance(value, kind):
-        raise DTypeError(f"{name} of type {type(value).__name__}; pass a {kind.__name__}: {cure}.")
+        expected = with_article(kind.__name__)
+        raise DTypeError(f"{name} of type {type(value).__name__}; pass {expected}: {cure}.")
 
 
 def check_sentences(sentences: str | Sequence[str]) -> list[str]:

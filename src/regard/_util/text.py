@@ -42,10 +42,10 @@ def pluralize(count: int, noun: str) -> str:
     """Format a count and its noun.
 
     >>> from regard._util.text import pluralize
-    >>> pluralize(1, "sentence"), pluralize(2, "word")
-    ('1 sentence', '2 words')
+    >>> pluralize(1, "sentence"), pluralize(2000, "word")
+    ('1 sentence', '2,000 words')
     """
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def type_name(value: Any) -> str:
@@ -55,8 +55,17 @@ def type_name(value: Any) -> str:
     >>> type_name(3), type_name("dogs"), type_name(None)
     ('an int', 'a str', 'None')
     """
-    name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+    return "None" if value is None else with_article(type(value).__name__)
+
+
+def with_article(noun: str) -> str:
+    """Put "a" or "an" before a noun.
+
+    >>> from regard._util.text import with_article
+    >>> with_article("Vocabulary"), with_article("AlignmentHead")
+    ('a Vocabulary', 'an AlignmentHead')
+    """
+    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
 def bar(fraction: float, width: int = 20) -> str:

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from regard._util.text import shorten
+from regard._util.text import pluralize, shorten
 from regard.cli.shared import (
     ModelFolder,
     OutputFile,
@@ -255,8 +255,8 @@ def _read_gold(path: Path, index_base: int | None, pairs: Sequence[Pair]) -> "li
         _check_index_base(path, gold)
     if len(gold) != len(pairs):
         raise ArgumentError(
-            f"{str(path)!r} has {len(gold):,} lines, but there are {len(pairs):,} sentence pairs; it needs "
-            "one line per pair, empty if the pair has no links."
+            f"{str(path)!r} has {pluralize(len(gold), 'line')}, but there are {len(pairs):,} sentence pairs; "
+            "it needs one line per pair, empty if the pair has no links."
         )
     for line, ((source, target), links) in enumerate(zip(pairs, gold, strict=True), start=1):
         lengths = len(source.split()), len(target.split())

@@ -55,11 +55,11 @@ class _Placeholders:
 
 
 class Command(_Placeholders, TyperCommand):
-    """A command."""
+    """A command whose help shows placeholders."""
 
 
 class Group(_Placeholders, TyperGroup):
-    """`regard` itself."""
+    """The `regard` command, whose help shows placeholders."""
 
 
 def run(arguments: list[str]) -> Any:

@@ -200,7 +200,7 @@ def _check_options(kind: str, options: list[str]) -> None:
     """Raise if an option does not apply to this kind of picture."""
     wrong = [name for name in options if name not in _OPTIONS[kind]]
     if wrong:
-        valid = ", ".join(_OPTIONS[kind]) or "no options but --output, --title and --dark"
+        valid = ", ".join(_OPTIONS[kind]) or "no options except --output, --title and --dark"
         raise ArgumentError(f"{wrong[0]} does not apply to {kind}, which accepts {valid}.")
 
 

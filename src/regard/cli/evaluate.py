@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from regard._util.files import short_names, write_atomic
-from regard._util.text import printable
+from regard._util.text import pluralize, printable
 from regard.cli.shared import (
     check_input,
     check_model,
@@ -197,8 +197,8 @@ def _check_lines(files: Sequence[Path], contents: Sequence[Sequence[str]], expec
     for file, lines in zip(files, contents, strict=True):
         if len(lines) != expected:
             raise ArgumentError(
-                f"{str(file)!r} has {len(lines):,} lines, but there are {expected:,} sentences; it needs one "
-                "line per sentence."
+                f"{str(file)!r} has {pluralize(len(lines), 'line')}, but there are {expected:,} sentences; "
+                "it needs one line per sentence."
             )
 
 

@@ -57,7 +57,7 @@ def trickle(item: socket.socket) -> None:
 
 
 def test_headers_time_out(monkeypatch):
-    """Missing, incomplete and slow ones, and those of the next request."""
+    """Missing, incomplete and slow headers time out, also those of the next request."""
     with empty() as server, ExitStack() as stack:
         again = stack.enter_context(connect(server, whole(server)))
         assert again.recv(65536).startswith(b"HTTP/1.1 200")
@@ -118,7 +118,7 @@ def test_the_oldest_incomplete_request_is_closed():
 
 def test_a_new_connection_is_closed_if_all_are_being_answered():
     state, gate = AppState(Registry()), Gate()
-    state.quick.cancel()  # replaced by one that is held up
+    state.quick.cancel()  # replaced with a blocked worker
     state.quick = held = type(state.quick)(threads=1)
     with serving(state, limit=2) as server, gate.occupying(held), ExitStack() as stack:
         waiting = [stack.enter_context(connect(server, whole(server, "/api/positions"))) for _ in range(2)]

@@ -77,7 +77,7 @@ def test_random_requests_are_answered_as_described(operation, mode, here):
 
 
 def named(case: schemathesis.Case, state: AppState) -> None:
-    """Replace random names by existing ones."""
+    """Replace random names with existing ones."""
     body, names = case.body, list(state.registry.entries)
     if isinstance(body, dict):
         if isinstance(body.get("model"), str) and body["model"]:

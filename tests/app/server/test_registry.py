@@ -94,7 +94,7 @@ def test_a_missing_package_is_one_line_of_the_page(folder, tmp_path, asking, mon
     assert (result["models"], result["pending"]) == ([], ["begun"])
 
 
-def test_a_training_without_parameters_is_listed_and_loaded_later(folder, tmp_path, asking):
+def test_a_run_without_parameters_is_listed_and_loaded_later(folder, tmp_path, asking):
     begun = training(tmp_path / HOSTILE)
     client = asking(begun)
     result = client.get("/api/models")
@@ -170,7 +170,7 @@ def test_early_stopping_is_finished_until_extended(tmp_path, asking):
 
 
 class Readers:
-    """Threads that call a function again and again, and collect what goes wrong."""
+    """Threads that call a function repeatedly and collect its exceptions."""
 
     def __init__(self, function) -> None:
         self.stop, self.errors, self.function = threading.Event(), [], function
@@ -194,8 +194,8 @@ class Readers:
         assert not self.errors
 
 
-def test_reading_the_state_neither_blocks_training_nor_reports_one(tmp_path):
-    """Readers hold the lock briefly; a training that starts meanwhile waits for it."""
+def test_reading_the_state_neither_blocks_nor_reports_a_run(tmp_path):
+    """Readers hold the lock briefly; a training run that starts meanwhile waits for it."""
     with Readers(lambda: is_training(tmp_path)):
         for _ in range(30):
             with lock_folder(tmp_path):
@@ -240,7 +240,7 @@ def test_an_expected_model_is_loaded_when_ready(folder, tmp_path):
     assert (ours.pending, ours.can_refresh) == ([], False)
 
 
-def test_rows_and_samples_of_a_training(tmp_path, asking):
+def test_rows_and_samples_of_a_run(tmp_path, asking):
     begun = training(tmp_path / "begun")
     aligned = {"source_words": ["a"], "target_words": ["b"], "links": "0-0", "weights": [[1.0]]}
     good = {"step": 200, "source": "a", "text": "b", "reference": "c", "alignment": aligned}
@@ -257,7 +257,7 @@ def test_rows_and_samples_of_a_training(tmp_path, asking):
     assert [item["step"] for item in client.get("/api/training/begun?after=200")["samples"]] == [300]
 
 
-def test_unknown_trainings_and_damaged_logs_are_reported(asking, tmp_path):
+def test_unknown_training_runs_and_damaged_logs_are_reported(asking, tmp_path):
     client = asking(training(tmp_path / "begun"))
     assert "begun" in error(client.send("GET", "/api/training/other"), 404)
     error(client.send("GET", "/api/training/../begun/log.csv"), 404)

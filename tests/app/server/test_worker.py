@@ -127,7 +127,7 @@ def test_several_threads_share_one_bounded_queue():
 
     async def ask():
         jobs = []
-        for gate in gates:  # the second enters although the first is not done
+        for gate in gates:  # the second starts although the first has not finished
             jobs.append(asyncio.ensure_future(worker.run(gate)))
             await entered(gate)
         jobs += [asyncio.ensure_future(worker.run(lambda: "waited")) for _ in range(2)]

@@ -1,1 +1,1 @@
-"""What is fuzzed, a module each."""
+"""Fuzz targets, one per module."""

@@ -1,4 +1,4 @@
-"""Forward, backward and reads, each inside or outside of an autocast block.
+"""Forward, backward and reads, each inside or outside an autocast block.
 
 Autocast rounds query, key and value to half precision; nothing else is rounded, wherever the rest happens.
 """

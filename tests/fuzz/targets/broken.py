@@ -1,4 +1,4 @@
-"""Fails in every way that there is; it proves that the runner notices."""
+"""Fail in every possible way, to prove that the runner detects it."""
 
 import os
 import signal

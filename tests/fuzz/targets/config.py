@@ -1,4 +1,4 @@
-"""Settings from the command line and from TOML files: understood, or refused in one line."""
+"""Settings from the command line and from TOML files: accepted, or rejected in one line."""
 
 import contextlib
 import io
@@ -77,7 +77,7 @@ def _setting(case: Case) -> str:
 
 
 def _toml(case: Case) -> bytes:
-    """Pieces of TOML in random order, in some encoding."""
+    """Pieces of TOML in random order, in a random encoding."""
     lines = [case.random.choice(PIECES) for _ in range(case.random.randint(0, 6))]
     text = "".join(line + case.random.choice(("\n", "\n", " ", "")) for line in lines)
     encoding = case.random.choice(("utf-8", "utf-8", "utf-8-sig", "utf-16", "latin-1"))

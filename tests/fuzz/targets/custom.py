@@ -1,4 +1,4 @@
-"""Scores, masks, normalizers and biases of a user's own that return nonsense.
+"""Custom scores, masks, normalizers and biases that return nonsense.
 
 Every implementation must refuse it with a RegardError, or all must give the same result; and the right one,
 where the returned values have a meaning.
@@ -44,7 +44,7 @@ def run(case: Case) -> None:
 
 
 def _inputs(case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    """Small tensors; sometimes many rows, so that reading beyond the end of a short tensor is noticed."""
+    """Small tensors; sometimes many rows, so reading beyond the end of a short tensor is detected."""
     random = case.random
     many = case.chance(0.1)
     q, k, d = (
@@ -97,7 +97,7 @@ def _compare(kind: str, outcomes: dict[str | None, Tensor | Exception]) -> None:
 
 
 def disturb(case: Case, x: Tensor) -> Any:
-    """Something else in the place of a tensor."""
+    """A value that is not the expected tensor."""
     random = case.random
     match random.choice(("dtype", "dtype", "shape", "shape", "object", "device", "values")):
         case "dtype":
@@ -248,7 +248,7 @@ def bias(case: Case, query: Tensor, key: Tensor) -> dict[str, Any]:
 
 
 def normalizer(case: Case, query: Tensor, key: Tensor) -> dict[str, Any]:
-    """A normalizer of which one method returns something else."""
+    """A normalizer with one method that returns something else."""
     choice = case.random.getrandbits(40)
     broken = case.random.choice(("tau", "phi", "slope", "divisor", "sink", "sums_to_one"))
     case.note(f"Normalizer with another {broken}")

@@ -1,4 +1,4 @@
-"""Damaged files: model folders, trainings to resume, recordings and saved weights.
+"""Damaged files: model folders, training runs to resume, recordings and saved weights.
 
 Loading is refused with one line, or gives exactly what was saved. A damaged text may be read as another text;
 a damaged tensor must not be read as another tensor.
@@ -103,7 +103,7 @@ USES: dict[str, Callable[[Path], dict[str, Tensor]]] = {
 
 
 def prepare(shared: Path) -> None:
-    """The undamaged folders, made once per run, and what their use gives."""
+    """The undamaged folders, created once per run, and their results."""
     folder = shared / "originals"
     if folder.is_dir():
         return
@@ -133,7 +133,7 @@ Damage = Callable[[Case, Path, list[Path]], None]
 
 
 def _damage(case: Case, folder: Path, use: str) -> tuple[Path, Damage]:
-    """Damage one file of a folder; which, and how."""
+    """Damage one file of a folder; return which file, and how."""
     logs = {"log.csv", "samples.jsonl"}
     files = sorted(
         p for p in folder.rglob("*") if p.is_file() and p.name not in logs and "event" not in p.name
@@ -183,7 +183,7 @@ def swap(case: Case, file: Path, others: list[Path]) -> None:
 
 
 def replace(case: Case, file: Path, others: list[Path]) -> None:
-    """Something that is no regular file, or that is very large."""
+    """A path that is not a regular file, or is very large."""
     content = file.read_bytes()
     file.unlink()
     what = case.random.choice(
@@ -250,7 +250,7 @@ def edit(case: Case, file: Path, others: list[Path]) -> None:
 
 
 def _place(case: Case, content: Any) -> tuple[Any, Any]:
-    """A random place in nested lists and dictionaries."""
+    """A random position in nested lists and dictionaries."""
     container, key = None, None
     while isinstance(content, dict | list) and content and (container is None or case.chance(0.8)):
         container = content
@@ -263,7 +263,7 @@ def _place(case: Case, content: Any) -> tuple[Any, Any]:
 
 
 def foreign(case: Case, folder: Path) -> None:
-    """A training that is refused deletes nothing in a folder that is not its own."""
+    """A rejected training run deletes nothing in a folder that it did not create."""
     names = [
         ".notes.part",
         ".x.part",

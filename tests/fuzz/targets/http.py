@@ -43,7 +43,7 @@ _state: dict[str, Any] = {}
 
 
 class Answer(NamedTuple):
-    """What came back."""
+    """The response of the server."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -69,7 +69,7 @@ def prepare(shared: Path) -> None:
 
 
 def run(case: Case) -> None:
-    """A few requests; the later ones may ask about what the first ones made."""
+    """A few requests; later ones may refer to objects that earlier ones created."""
     ids: list[str] = []
     if case.chance(0.005):
         _long(case, ids)
@@ -88,7 +88,7 @@ def _answer(case: Case, ids: list[str], method: str, path: str, headers: Headers
 
 
 def _long(case: Case, ids: list[str]) -> None:
-    """A long text, and the largest pictures of it that are within the bounds of the document."""
+    """A long text, and the largest tiles of it that the schema allows."""
     asked = {"text": " ".join(f"w{i % 500}" for i in range(case.random.choice((1000, 4000))))}
     body = json.dumps(asked).encode()
     _answer(case, ids, "POST", "/api/long", _headers(body), body)
@@ -105,12 +105,12 @@ def _check(method: str, path: str, answer: Answer) -> None:
 
 
 def _pattern(path: str) -> str:
-    """Where a path leads, without names."""
+    """The first segments of a path, without names and query."""
     return "/".join(path.partition("?")[0].split("/")[:3])[:40]
 
 
 def _remember(body: bytes, ids: list[str]) -> None:
-    """The ids of what can be looked at, anywhere in an answer."""
+    """Collect all ids in a response."""
 
     def search(content: Any) -> None:
         if isinstance(content, dict):
@@ -203,7 +203,7 @@ def _headers(body: bytes) -> Headers:
 
 
 def _value(case: Case, schema: dict[str, Any]) -> Any:
-    """A value that fits a schema, mostly."""
+    """A value that usually matches a schema."""
     random = case.random
     if case.chance(0.02):
         return random.choice((None, -1, 2**70, 1.5, "x", [], {}, True, [[[]]], "\0"))

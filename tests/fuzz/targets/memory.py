@@ -1,4 +1,4 @@
-"""Calls under a limit of memory end in a result or in an exception, never in the death of the process."""
+"""Calls under a memory limit return a result or raise an exception; the process never crashes."""
 
 import resource
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ def _continue(step: str, output: torch.Tensor, weights: regard.Weights) -> None:
 
 @contextmanager
 def memory(more: int) -> Iterator[None]:
-    """Let the process have this many bytes more than it has."""
+    """Limit the process to this many additional bytes."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (now + more, hard))

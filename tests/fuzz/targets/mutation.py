@@ -78,7 +78,7 @@ class Lengths:
         return [self.case.random.randint(0, self.tokens) for _ in range(size)]
 
     def seen(self) -> Tensor:
-        """What the mask says of itself."""
+        """The mask as a dense tensor."""
         return self.mask.dense(self.tokens, self.tokens, (self.batch, 1))
 
     def change(self) -> None:
@@ -200,7 +200,7 @@ def tensors(case: Case) -> None:
 
 
 def again(case: Case) -> None:
-    """The same tensors with other numbers, or others in the same memory: nothing old is used."""
+    """The same tensors with other numbers, or new tensors in the same memory: no old values are used."""
     name = case.random.choice(IMPLEMENTATIONS)
     tokens = case.random.choice((4, 30))
     inputs = [case.randn(2, tokens, 8) for _ in range(3)]

@@ -87,7 +87,7 @@ def extreme(case: Case) -> None:
 
 
 def _disturb(case: Case, call: Call, inputs: list[Tensor], options: dict[str, Any]) -> str:
-    """Put something extreme into the inputs, and say what."""
+    """Put extreme values into the inputs; return a description."""
     query, key, value = inputs
     random = case.random
 
@@ -132,7 +132,7 @@ def _generator(case: Case) -> torch.Generator:
 
 
 def compare_classes(name: str, output: Tensor, reference: Tensor) -> None:
-    """NaN, +inf, −inf and finite numbers are at the same places, and finite numbers are about equal."""
+    """NaN, +inf, −inf and finite numbers are at the same positions, and finite numbers are nearly equal."""
     for what, test in (("NaN", torch.isnan), ("+inf", torch.isposinf), ("-inf", torch.isneginf)):
         found, wanted = test(output), test(reference)
         if not torch.equal(found, wanted):

@@ -1,4 +1,4 @@
-"""regard's function in the place of torch's, in a process that has not used either yet."""
+"""regard's function in place of torch's, in a process that has not used either yet."""
 
 import functools
 import os
@@ -47,7 +47,7 @@ def run(case: Case) -> None:
 
 
 def in_child(work: Callable[[], None]) -> str:
-    """Run this in a copy of the process; what went wrong, or nothing."""
+    """Run this in a forked process; return the error, or an empty string."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -59,6 +59,6 @@ def in_child(work: Callable[[], None]) -> str:
             os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
-        told = pipe.read()
+        message = pipe.read()
     _, status = os.waitpid(child, 0)
-    return told or (f"the process died, status {status}" if status else "")
+    return message or (f"the process died, status {status}" if status else "")

@@ -20,7 +20,7 @@ def run(case: Case) -> None:
 
 
 def run_concurrently(case: Case, works: list[Callable[[], None]], seconds: float = SECONDS) -> None:
-    """Run these again and again in a thread each, and report the first exception."""
+    """Run each of these repeatedly in its own thread, and report the first exception."""
     problems: list[BaseException] = []
     end = time.monotonic() + seconds
     ready = threading.Barrier(len(works))
@@ -54,7 +54,8 @@ def run_concurrently(case: Case, works: list[Callable[[], None]], seconds: float
 def expect(what: str, found: Tensor, wanted: Tensor) -> None:
     if not torch.allclose(found, wanted, atol=1e-4, rtol=1e-3):
         raise Failure(
-            f"{what} differs beside other threads", f"by {float((found - wanted).detach().abs().max()):.3g}"
+            f"{what} differs with other threads",
+            f"by {float((found - wanted).detach().abs().max()):.3g}",
         )
 
 
@@ -143,7 +144,7 @@ def hooks(case: Case) -> None:
         expect("patched scaled_dot_product_attention", found, wanted[2])
 
     chosen = case.random.choice(((watch,), (patch,), (watch, patch), (watch, watch)))
-    case.note(f"{[work.__name__ for work in chosen]} beside two threads of plain torch, grad {grad_enabled}")
+    case.note(f"{[work.__name__ for work in chosen]} next to two threads of plain torch, grad {grad_enabled}")
     before = torch.backends.mha.get_fastpath_enabled(), nn.functional.scaled_dot_product_attention
     run_concurrently(case, [*chosen, plain, plain])
     if before != (torch.backends.mha.get_fastpath_enabled(), nn.functional.scaled_dot_product_attention):

@@ -69,7 +69,7 @@ def run(case: Case) -> None:
 
 @contextlib.contextmanager
 def context(case: Case) -> Iterator[str]:
-    """Something around a read that must not matter."""
+    """A context around a read that must not change the result."""
     name = case.random.choice(("nothing", "no_grad", "inference_mode", "autocast", "default dtype"))
     case.note(f"read under {name}")
     manager: Any = {
@@ -88,7 +88,7 @@ def context(case: Case) -> Iterator[str]:
 
 
 def _error(call: Call, name: str | None, exact: compare.Expected) -> float:
-    """How far two reads of one weight may differ: the kernels round a row always in the same way."""
+    """How far two reads of one weight may differ: the kernels always round a row in the same way."""
     largest = float(exact.weights.abs().max()) if exact.weights.numel() else 0.0
     kernels = (
         name in (None, "fused")
@@ -140,7 +140,7 @@ def _agree(what: str, reading: Reading, found: Tensor, wanted: Tensor, times: fl
 
 
 def row(case: Case, reading: Reading) -> None:
-    """A row alone equals that row of the whole."""
+    """A single row equals that row of the full matrix."""
     queries = reading.dense.shape[-2]
     if queries:
         i = case.random.randrange(-queries, queries)
@@ -297,7 +297,7 @@ READS: list[Callable[[Case, Reading], None]] = [
 
 
 def _change_inputs(case: Case, inputs: list[Tensor], reading: Reading) -> None:
-    """After a change in place, reads are refused, or tell the old weights."""
+    """After a change in place, reads raise an error or return the old weights."""
     x = inputs[case.random.randrange(2)]
     with torch.no_grad():
         x.mul_(-2).add_(1)

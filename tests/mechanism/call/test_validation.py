@@ -76,7 +76,7 @@ Wrong = dict[str, tuple[type[RegardError], Any]]  # words of the message: the er
 
 
 def refuses(implementation: str, error: type[RegardError], words: str, **options: Any) -> None:
-    """Both `attention` and `attend` raise this error with these words, also where gradients are wanted."""
+    """Both `attention` and `attend` raise this error with these words, with and without gradients."""
     with pytest.raises(error) as caught:
         run(implementation, **options)
     for word in words.split(" | "):
@@ -179,7 +179,7 @@ def test_subclasses_of_built_in_scores_are_checked(implementation):
 
 
 def test_a_score_in_bfloat16_does_not_corrupt_the_heap():
-    """In a process of its own: where it is not refused, the kernels write float32 into half the room."""
+    """In a subprocess: if accepted, the kernels would write float32 into a buffer of half the size."""
     code = """
         import torch, regard
 
@@ -349,7 +349,7 @@ def test_results_of_custom_rules_are_checked_when_drawn(words):
 
 
 def test_two_rows_for_many_queries_are_rejected():
-    """In a process of its own: the kernels would read far beyond them."""
+    """In a subprocess: if accepted, the kernels would read far out of bounds."""
     code = """
         import torch, regard
 

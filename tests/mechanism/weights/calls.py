@@ -97,7 +97,7 @@ def close(actual: Tensor, expected: Tensor, dtype: torch.dtype = torch.float64) 
 
 
 def same(actual: regard.Weights, weights: regard.Weights) -> None:
-    """Bitwise equal, if by the kernels; torch's matmul rounds by the alignment of its operands."""
+    """Bitwise equal if the kernels run; torch's matmul rounds depending on the alignment of operands."""
     actual, weights = actual.detach(), weights.detach()
     within = 0.0 if weights.compute_tau() else 16 * torch.finfo(weights.dtype).eps
     torch.testing.assert_close(actual.dense(), weights.dense(), rtol=within, atol=within)

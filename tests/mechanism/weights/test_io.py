@@ -1,4 +1,4 @@
-"""Saved, copied and pickled lazy weights: they come back bit for bit, and no damaged file is accepted."""
+"""Saved, copied and pickled lazy weights: they are restored bit for bit, and no damaged file is accepted."""
 
 import copy
 import json
@@ -59,7 +59,7 @@ def test_saved_parts_come_back(part, dropout, tmp_path):
     same(pickle.loads(pickle.dumps(weights)), weights)
 
 
-def test_loaded_weights_call_themselves_the_same(tmp_path):
+def test_loaded_weights_have_the_same_repr(tmp_path):
     for name in NORMALIZERS:
         weights = Call(Case("grouped", normalize=name), torch.float32).weights()
         again = regard.Weights.load(weights.save(tmp_path / "weights"))
@@ -72,7 +72,7 @@ def test_self_attention_with_a_plain_dot_can_be_saved(tmp_path):
     same(regard.Weights.load(weights.save(tmp_path / "weights")), weights)
 
 
-def test_a_slice_of_something_large_is_saved_small(tmp_path):
+def test_a_slice_is_saved_without_the_tensor_it_is_a_view_of(tmp_path):
     large = torch.zeros(1000, 64, D)
     weights = regard.attend(large[0], large[1], large[1], score=regard.Dot())[1]
     assert weights.save(tmp_path / "weights").stat().st_size < 20_000
@@ -87,7 +87,7 @@ def test_save_makes_folders_and_respects_the_umask(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-def test_weights_of_ones_own_normalizer_are_lazy_too_but_cannot_be_saved(tmp_path):
+def test_weights_of_a_custom_normalizer_are_lazy_but_cannot_be_saved(tmp_path):
     query, key, value = Call().inputs()
     weights = regard.attend(query, key, value, normalize=Squares())[1]
     close(weights.dense(), (query @ key.mT / math.sqrt(D)).relu() ** 2)
@@ -160,7 +160,7 @@ def test_files_that_hold_no_weights_are_rejected(tmp_path):
             regard.Weights.load(tmp_path / name)
 
 
-def test_safetensors_files_of_others_are_rejected(tmp_path):
+def test_other_safetensors_files_are_rejected(tmp_path):
     for name, metadata in {"none": None, "other": {"format": "pt"}, "no json": {"regard": "hello"}}.items():
         save_file({"query": torch.ones(2, 3)}, tmp_path / name, metadata)
         with pytest.raises(regard.ArgumentError, match=name):
@@ -175,7 +175,7 @@ def metadata_of(path: Path) -> dict[str, Any]:
 
 
 def sign_and_save(text: Any, tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a file with a valid checksum: inconsistent content must be rejected all the same."""
+    """Write a file with a valid checksum: inconsistent content must still be rejected."""
     if isinstance(text, dict):
         rest = {name: part for name, part in text.items() if name != "checksum"}
         text = {**rest, "checksum": checksum(tensors, tensors.__getitem__, json.dumps(rest))}
@@ -211,7 +211,7 @@ INVALID_METADATA: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def assert_rejected(metadata: Any, tensors: dict[str, Tensor], path: Path) -> None:
-    """The file is rejected for another reason than its checksum."""
+    """The file is rejected for a reason other than its checksum."""
     sign_and_save(metadata, tensors, path)
     with pytest.raises(regard.ArgumentError) as refused:
         regard.Weights.load(path)

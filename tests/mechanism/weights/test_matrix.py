@@ -85,7 +85,7 @@ def looks(call: Call) -> dict[str, Any]:
 
 @many_tiles
 @few
-def test_every_read_equals_that_of_the_formulas(call):
+def test_every_read_equals_the_formulas(call):
     weights, dense = call.weights(), call.formulas()[1]
     assert weights.shape == dense.shape
     for name, (lazily, densely) in looks(call).items():

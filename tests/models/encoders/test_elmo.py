@@ -160,7 +160,7 @@ def test_training_overfits_and_is_reproducible():
     assert not encoder.training
 
 
-def test_max_seconds_ends_the_training():
+def test_max_seconds_ends_training():
     reports: list[int] = []
     encoder = ElmoEncoder.learn(
         TEXT, width=3, epochs=10**9, max_seconds=0.05, min_count=1, report=lambda i, _: reports.append(i)

@@ -32,7 +32,7 @@ def faults(keep: bool) -> list[int]:
     return [int(line) for line in subprocess.run(run, check=True, capture_output=True).stdout.split()]
 
 
-@pytest.mark.skipif(not allocation._glibc(), reason="only glibc is told")
+@pytest.mark.skipif(not allocation._glibc(), reason="only glibc is configured")
 def test_freed_pages_are_reused() -> None:
     assert max(faults(keep=True)) < 100
     # Huge pages are few, hence the low bound.
@@ -61,7 +61,7 @@ print(held() - before)
 """
 
 
-@pytest.mark.skipif(not allocation._glibc(), reason="only glibc is told")
+@pytest.mark.skipif(not allocation._glibc(), reason="only glibc is configured")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what is held")
 def test_freed_blocks_below_live_ones_are_released() -> None:
     actual = {}

@@ -133,7 +133,7 @@ THREE, ONE = {"a": b"1\n2\n3\n"}, {"b": b"1\n"}
         ),
         ({"a": "one\tzwölf\n".encode("utf-16")}, r"a', line 1: not UTF-8; byte 1 .*iconv -f UTF-16"),
         (THREE | ONE, r"a' has 3 lines, but '.*b' has 1\. Line n"),
-        (ONE | THREE, r"b' has 1 lines, but '.*a' has 3\. Line n"),
+        (ONE | THREE, r"b' has 1 line, but '.*a' has 3\. Line n"),
         (
             {"a.gz": GZIP[: len(GZIP) // 2]},
             r"a\.gz': the gzip data is damaged after line \d+ .*copy or download",

@@ -65,7 +65,7 @@ def write_folder(
     return weights
 
 
-def test_only_one_training_locks_a_folder(tmp_path):
+def test_only_one_run_locks_a_folder(tmp_path):
     folder = tmp_path / "new" / "model"
     with lock_folder(folder):
         with pytest.raises(ArgumentError, match="Another training run is using"), lock_folder(folder):
@@ -134,13 +134,13 @@ def changed(folder: Path, **changes: Tensor | None) -> None:
 def settings(folder: Path, section: str, **changes: object) -> None:
     """Change settings of a folder, or keys of its config.json."""
     folder_config = json.loads((folder / CONFIG).read_text())
-    del folder_config["sha256"]  # as a user does
+    del folder_config["sha256"]  # the checksum is optional for edited files
     (folder_config["settings"][section] if section else folder_config).update(changes)
     (folder / CONFIG).write_text(json.dumps(folder_config))
 
 
 def replace(path: Path, create: Callable[[Path], object] = os.mkfifo) -> None:
-    """Replace a file by a pipe, or something else."""
+    """Replace a file with a pipe or something else."""
     path.unlink()
     create(path)
 
@@ -401,7 +401,7 @@ def test_nothing_is_written_into_a_removed_folder(tmp_path):
     assert not folder.exists()
 
 
-def test_is_training_detects_a_running_training(tmp_path):
+def test_is_training_detects_an_active_run(tmp_path):
     write_folder(tmp_path)
     (tmp_path / MODEL).unlink()
     with lock_folder(tmp_path):

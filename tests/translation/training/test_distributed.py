@@ -74,7 +74,7 @@ def together(folder: Path, *options: object, processes: int = 2, restarts: int =
 
 
 def begun(alone: Path, folder: Path) -> Path:
-    """A copy of the checkpoints of one process, up to the middle of its training."""
+    """Copy the checkpoints of a single process, up to the middle of its training."""
     shutil.copytree(alone / "checkpoints", folder / "checkpoints")
     for checkpoint in Checkpoint.all(folder):
         if checkpoint.step > BEGUN:

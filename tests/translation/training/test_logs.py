@@ -104,13 +104,13 @@ def test_a_row_may_become_shorter(tmp_path):
     assert [row.step for row in read_log(tmp_path)] == [100, 150]
 
 
-def test_a_new_training_starts_a_new_log(tmp_path):
+def test_a_new_run_starts_a_new_log(tmp_path):
     train(CsvLog(tmp_path))
     CsvLog(tmp_path).on_begin("a model", 0, 1000)
     assert read_log(tmp_path) == []
 
 
-def test_a_removed_log_does_not_stop_a_training(tmp_path):
+def test_a_removed_log_does_not_stop_a_run(tmp_path):
     log = begun(tmp_path)
     for step in (50, 100):
         log.on_report(report(step))
@@ -199,7 +199,7 @@ def test_samples_killed_at_any_byte_are_completed_on_resume(data, tmp_path_facto
     assert (folder / "samples.jsonl").read_bytes() == whole
 
 
-def test_invalid_samples_do_not_stop_a_training(tmp_path):
+def test_invalid_samples_do_not_stop_a_run(tmp_path):
     strange = b'7\n[]\n{"step": true}\n{"step": "x"}\n\xff\n{"step": 50, "text": "b"}\n{"step": 40'
     (tmp_path / "samples.jsonl").write_bytes(strange)
     SampleLog(tmp_path).on_begin("a model", 100, 1000)
@@ -243,7 +243,7 @@ def test_a_missing_tensorboard_is_reported(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failing_tensorboard_does_not_end_a_training(tmp_path, capsys):
+def test_a_failing_tensorboard_does_not_end_training(tmp_path, capsys):
     pytest.importorskip("tensorboard")
     log = TensorBoardLog(f"{tmp_path}/\udcff")  # a name that is not UTF-8
     train(log)

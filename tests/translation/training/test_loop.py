@@ -85,7 +85,7 @@ SLOW = pytest.mark.slow
         pytest.param("transformer", WIDE, "changes", marks=SLOW),
     ],
 )
-def test_a_killed_training_ends_with_the_same_bits(tmp_path, whole, model, settings, at):
+def test_a_killed_run_ends_with_the_same_bits(tmp_path, whole, model, settings, at):
     """Killed while writing, renaming or removing files, or at random times."""
     train_killed(tmp_path, model, settings, at=at)
     assert bits(tmp_path) == whole(model, *settings)
@@ -101,7 +101,7 @@ def test_a_killed_training_ends_with_the_same_bits(tmp_path, whole, model, setti
         pytest.param("transformer", WIDE, marks=SLOW),
     ],
 )
-def test_a_training_interrupted_in_each_update_ends_with_the_same_bits(tmp_path, whole, model, settings):
+def test_a_run_interrupted_in_each_update_ends_with_the_same_bits(tmp_path, whole, model, settings):
     wanted, finished, step = whole(model, *settings), False, 0
     while not finished:
         trainer = small_trainer(tmp_path, small_config(model, *settings))
@@ -176,7 +176,7 @@ def test_training_works_in_any_thread_and_keeps_the_random_state_and_the_threads
     assert content(tmp_path) == before
 
 
-def test_patience_ends_a_training_for_good(tmp_path):
+def test_patience_ends_training_for_good(tmp_path):
     config = small_config("transformer", *PATIENT)
     result = train_small(tmp_path, config)
     assert result.finished
@@ -293,7 +293,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, whole):
     assert bits(tmp_path) == whole()
 
 
-def test_a_nonfinite_gradient_ends_the_training(short):
+def test_a_nonfinite_gradient_ends_training(short):
     before = content(short)
     rare = ("validate_every=100", "save_every=100", "warmup=0", "max_grad_norm=0")
     wild = small_config("transformer", "learning_rate=1e30", *rare)
@@ -359,7 +359,7 @@ def test_small_corpora_and_batches_of_one_pair(tmp_path, pairs, tokens):
     assert (tmp_path / MODEL).exists()
 
 
-def test_a_short_training_is_validated_and_saved(tmp_path):
+def test_a_short_run_is_validated_and_saved(tmp_path):
     recorder = Recorder()
     config = small_config("transformer", "updates=3", "validate_every=100", "save_every=50")
     small_trainer(tmp_path, config, callbacks=[recorder]).run()
@@ -430,7 +430,7 @@ def test_each_update_has_its_own_stable_dropout_seed(tmp_path, monkeypatch):
         ]
 
 
-def test_a_slow_training_reports_regularly(tmp_path, monkeypatch):
+def test_a_slow_run_reports_regularly(tmp_path, monkeypatch):
     """Reports come after 50 updates or 30 seconds; the clock advances whenever it is read."""
     clock = iter(range(0, 10**6, 2))
     monkeypatch.setattr("regard.translation.training.loop.time.monotonic", lambda: next(clock))

@@ -80,13 +80,13 @@ def test_reports_are_printed_rarely():
     assert "100,000/100,000" in plain_lines(*calls, ("on_report", report(100_000, 100_000)))[-1]  # always
 
 
-def test_a_long_training_prints_every_report():
+def test_a_long_run_prints_every_report():
     seconds = [86_400.0 * 3 + 30 * n for n in range(100)]  # after three days, reports every 30 seconds
     calls = [("on_report", report(n, 10**6, seconds=at)) for n, at in enumerate(seconds)]
     assert len(plain_lines(*calls)) == 100
 
 
-def test_a_closed_terminal_does_not_end_a_training():
+def test_a_closed_terminal_does_not_end_a_run():
     class Closed(io.StringIO):
         def write(self, text):
             raise OSError(5, "Input/output error")
@@ -209,7 +209,7 @@ time.sleep(60)
 
 
 def in_terminal(environment: dict[str, str]) -> tuple[bytes, int]:
-    """What the program writes to a terminal until Ctrl-C ends it, and its exit status."""
+    """The terminal output of a program until Ctrl-C ends it, and its exit status."""
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}

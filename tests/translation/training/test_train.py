@@ -84,7 +84,7 @@ def test_a_nonempty_folder_is_not_changed(folder, tmp_path):
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_a_rejected_training_deletes_nothing(tmp_path, resume):
+def test_a_rejected_run_deletes_nothing(tmp_path, resume):
     for name in (".video.part", ".regard-0123456789abcdef.part", "film.part", "notes.txt"):
         (tmp_path / name).write_text("mine")
     before = content(tmp_path)
@@ -97,7 +97,7 @@ def test_a_rejected_training_deletes_nothing(tmp_path, resume):
         assert content(tmp_path) == before
 
 
-def test_a_training_deletes_only_its_own_files(folder):
+def test_a_run_deletes_only_its_own_files(folder):
     for name in (".video.part", ".regard-0123456789abcdef.part", "film.part"):
         (folder / name).write_text("mine")
     (folder / ".regard-fedcba9876543210.part").symlink_to(folder / "film.part")
@@ -127,7 +127,7 @@ class Harms(Callback):
 @pytest.mark.parametrize("event", ["on_begin", "on_validation", "on_report", "on_save"])
 @pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
 @pytest.mark.sampled(3)
-def test_a_lost_folder_ends_the_training(tmp_path, event, how):
+def test_a_lost_folder_ends_training(tmp_path, event, how):
     folder = tmp_path / "model"
 
     def harm() -> None:
@@ -150,7 +150,7 @@ def test_a_lost_folder_ends_the_training(tmp_path, event, how):
 
 @pytest.mark.parametrize("name", [CONFIG, "data/dev.links", "tokens.model", "data/dev.tsv", "data/train.ids"])
 @pytest.mark.sampled(2)
-def test_a_lost_file_ends_the_training(tmp_path, name):
+def test_a_lost_file_ends_training(tmp_path, name):
     folder, copy = tmp_path / "model", tmp_path / "copy"
 
     def harm() -> None:
@@ -168,7 +168,7 @@ def test_a_lost_file_ends_the_training(tmp_path, name):
     assert train(folder, resume=True).finished
 
 
-def test_resuming_a_finished_training_changes_nothing(folder, trained):
+def test_resuming_a_finished_run_changes_nothing(folder, trained):
     assert train(folder, resume=True).finished
     assert train(
         folder, PAIRS[:3], config=small_config("plain"), resume=True
@@ -176,7 +176,7 @@ def test_resuming_a_finished_training_changes_nothing(folder, trained):
     assert same(folder, trained)
 
 
-def test_an_interrupted_training_resumes_without_pairs(tmp_path, trained):
+def test_an_interrupted_run_resumes_without_pairs(tmp_path, trained):
     config, folder = small_config("transformer", *QUICK), tmp_path / "model"
     result = train(folder, PAIRS, config=config, callbacks=[Interrupts("on_save", 2)])
     assert (result.finished, result.progress.step) == (False, 3)
@@ -324,7 +324,7 @@ def test_user_errors_are_one_line(tmp_path, files, case, capfd):
 
 
 @pytest.mark.parametrize("folder", ["model", "some/where/model", "."])
-def test_a_rejected_training_leaves_no_files(tmp_path, folder):
+def test_a_rejected_run_leaves_no_files(tmp_path, folder):
     (tmp_path / ".mine").write_text("mine")
     before = content(tmp_path)
     few = [Pair("ein Hund", "a dog")]
@@ -360,7 +360,7 @@ def test_a_failed_preparation_removes_only_its_own_files(tmp_path, settings, mon
         assert model.exists() == bool(notes)
 
 
-def test_a_training_that_fails_before_its_first_checkpoint_keeps_all_files(tmp_path):
+def test_a_run_that_fails_before_its_first_checkpoint_keeps_all_files(tmp_path):
     model = tmp_path / "model"
 
     class Notes(Callback):
@@ -376,7 +376,7 @@ def test_a_training_that_fails_before_its_first_checkpoint_keeps_all_files(tmp_p
     assert not Checkpoint.all(model)
 
 
-def test_patience_starts_over_when_a_training_is_extended(tmp_path):
+def test_patience_starts_over_when_a_run_is_extended(tmp_path):
     config = small_config("transformer", *PATIENT)
     longer = config.override(["training.updates=60"])
     first = train(tmp_path / "model", PAIRS, config=config)
@@ -413,7 +413,7 @@ class Killed(Callback):
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
-def test_a_finished_training_can_be_extended(tmp_path, schedule):
+def test_a_finished_run_can_be_extended(tmp_path, schedule):
     config = small_config("transformer", *QUICK, f"schedule={schedule}", "warmup=1")
     longer = config.override([f"training.updates={2 * (config.training.updates or 0)}"])
     train(tmp_path / "whole", PAIRS, config=longer)
@@ -430,7 +430,7 @@ def test_a_finished_training_can_be_extended(tmp_path, schedule):
         assert last[0].read_bytes() == last[1].read_bytes()
 
 
-def test_the_command_extends_a_training_and_does_not_shorten_it(tmp_path, files, capsys):
+def test_the_command_extends_a_run_and_does_not_shorten_it(tmp_path, files, capsys):
     model = tmp_path / "model"
     run("train", *files, "-o", model, "--preset", "tiny", "--epochs", 2, *SMALL)
     run("train", "-o", model, "--resume")  # already finished; the preset's 10 epochs do not count
@@ -442,7 +442,7 @@ def test_the_command_extends_a_training_and_does_not_shorten_it(tmp_path, files,
     for option in (("--epochs", 1), ("--updates", 9999)):
         run("train", "-o", model, "--resume", *option, status=2)
         shown = capsys.readouterr().err
-        length = "1 epoch" if option[0] == "--epochs" else "9999 updates"
+        length = "1 epoch" if option[0] == "--epochs" else "9,999 updates"
         assert f"Cannot shorten {str(model)!r} from 4 epochs to {length}. Use a larger --epochs" in shown
     run("train", "-o", model, "--resume", "--set", "training.learning_rate=3", status=2)
     shown = capsys.readouterr().err
@@ -465,7 +465,7 @@ ALIGNING = {
 }
 
 
-def test_an_interrupted_training_selects_the_same_head(interrupted, trained):
+def test_an_interrupted_run_selects_the_same_head(interrupted, trained):
     assert (
         load_alignment_head(interrupted)
         == load_alignment_head(trained)
@@ -474,7 +474,7 @@ def test_an_interrupted_training_selects_the_same_head(interrupted, trained):
 
 
 @pytest.mark.parametrize("command", ALIGNING)
-def test_an_interrupted_training_aligns_with_the_selected_head(
+def test_an_interrupted_run_aligns_with_the_selected_head(
     command, interrupted, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,8 @@
 """Key intervals of a torch `BlockMask`.
 
-A BlockMask lists for each block of queries the blocks of keys that are visible, entirely ("full") or where
-its mask_mod is True ("partial"). As in torch's compiled kernels, mask_mod matters in partial blocks only.
+For each block of queries, a BlockMask lists the blocks of keys that are visible, either entirely ("full") or
+where its mask_mod is True ("partial"). As in torch's compiled kernels, mask_mod applies only to partial
+blocks.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,7 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(cls, block_mask: Any, sizes: Sizes) -> "Blocks":
-        """Read a BlockMask, which has one entry for all batches or heads if their size is 1."""
+        """Read a BlockMask; a batch or head axis of size 1 is broadcast."""
         rows, columns = (
             min(block, max(size, 1)) for block, size in zip(block_mask.BLOCK_SIZE, sizes[2:], strict=True)
         )
@@ -61,7 +62,7 @@ class Blocks(NamedTuple):
 
 
 def _mark(kinds: Tensor, counts: Tensor, indices: Tensor, kind: int) -> None:
-    """Set the listed blocks. indices beyond `counts` are unused and may contain anything."""
+    """Set the listed blocks. Entries of `indices` beyond `counts` are unused and may contain anything."""
     rows, columns = kinds.shape[-2:]
     counts, indices = counts[..., :rows], indices[..., :rows, :columns].to(torch.int64)
     listed = torch.arange(indices.shape[-1], device=kinds.device) < counts[..., None]
@@ -89,7 +90,7 @@ def find_intervals(blocks: Blocks, condition: Condition, sizes: Sizes) -> Interv
 def _agree(mask: Intervals, blocks: Blocks, sizes: Sizes) -> bool:
     """Whether no query sees a key in a skipped block, and every query sees every key of a full block.
 
-    A BlockMask may list other blocks than its mask_mod implies.
+    A BlockMask need not list the blocks that its mask_mod implies.
     """
     begin = torch.arange(blocks.kinds.shape[-1], device=blocks.kinds.device) * blocks.columns
     end = (begin + blocks.columns).clamp(max=sizes.keys)

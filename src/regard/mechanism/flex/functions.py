@@ -1,4 +1,4 @@
-"""Call `score_mod` and `mask_mod` functions on tensors of indices, by `torch.vmap`."""
+"""Call `score_mod` and `mask_mod` functions on tensors of indices with `torch.vmap`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

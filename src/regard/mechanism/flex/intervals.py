@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.mechanism.flex.expressions import COMPARISONS, Constant, Index, evaluate, linear
 from regard.mechanism.mask_algebra import BUILT_IN, CallShape, Mask, MaskTerm
 
-MAX_TERMS = 4  # the kernels support as many intervals per query
+MAX_TERMS = 4  # largest number of intervals per query that the kernels support
 
 
 class Sizes(NamedTuple):
@@ -53,7 +53,7 @@ class Intervals(Mask):
         return tuple(MaskTerm(part.start, part.stop) for part in self.parts)
 
     def intersect(self, other: "Intervals") -> "Intervals | None":
-        """Return the keys that both masks allow, or None if they are too many intervals."""
+        """Return the keys that both masks allow, or None if they form too many intervals."""
         pairs = [a.intersect(b) for a in self.parts for b in other.parts]
         return _union(pairs)
 
@@ -193,7 +193,7 @@ def _solve_comparison(condition: Index, sizes: Sizes, device: torch.device) -> I
 
 
 def _is_sided(value: object, side: str) -> bool:
-    """Whether an expression has integer values and depends, besides batch and head, on this index only."""
+    """Whether an expression is an integer and depends on this index, and otherwise only on batch and head."""
     return isinstance(value, Index) and value.integer and side in value.depends <= {"b", "h", side}
 
 

@@ -46,7 +46,7 @@ def make_plan(form: ScoreForm, sizes: Sizes, groups: int, scale: float, like: Te
     if form.inner_gain is not None:  # gain · tanh(inner · score) = softcap of gain · inner · score
         softcap, total = abs(form.gain), scale * form.gain * form.inner_gain
         if not 1e-30 <= softcap < 1e31:
-            return f"the softcap is {form.gain}"
+            return f"the softcap {form.gain} is out of range"
     biases = _biases(form.terms, sizes, like)
     if isinstance(biases, str):
         return biases

@@ -58,7 +58,7 @@ class _FlexAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, *captured = inputs
         ctx.functions, ctx.originals = functions, originals
-        # saved although the functions hold the captured tensors: torch checks for changes in place
+        # saved although the functions hold the captured tensors: torch then detects in-place changes
         ctx.save_for_backward(query, key, value, *captured)
         ctx.set_materialize_grads(False)
         batch, heads, queries = query.shape[:3]
@@ -95,7 +95,7 @@ def _add_gradients(
     """Add the gradients of one tile to `grads`."""
     query, key, value, *captured = inputs
     parts = (*tile.take(query, key, value), *captured)
-    # leaves of their own: a captured tensor may depend on another one, or on the query
+    # separate leaves: a captured tensor may depend on another one, or on the query
     leaves = [x.detach().requires_grad_(g is not None) for x, g in zip(parts, grads, strict=True)]
     replacements = {id(x): leaf for x, leaf in zip(captured, leaves[3:], strict=True)}
     wanted = [i for i, total in enumerate(grads) if total is not None]
@@ -109,8 +109,8 @@ def _add_gradients(
         if not pairs:
             return
         outputs, tile_grads = zip(*pairs, strict=True)
-        found = torch.autograd.grad(outputs, [leaves[i] for i in wanted], tile_grads, allow_unused=True)
-    for i, part in zip(wanted, found, strict=True):
+        input_grads = torch.autograd.grad(outputs, [leaves[i] for i in wanted], tile_grads, allow_unused=True)
+    for i, part in zip(wanted, input_grads, strict=True):
         total = grads[i]
         if part is not None and total is not None:
             tile.add(total, part, axis=i)

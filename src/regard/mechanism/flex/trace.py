@@ -133,7 +133,7 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def _value(self, arg: Any) -> Any:
-        """Replace the tensors of an argument by their values."""
+        """Replace the tensors in an argument with their values."""
         if isinstance(arg, list | tuple):
             return tuple(self._value(item) for item in arg)
         if not isinstance(arg, Tensor):
@@ -160,14 +160,14 @@ def _same(value: Value | None, values: list[Any], func: Callable[..., Any]) -> b
 
 
 def _signature(values: Any, recorder: _Recorder) -> str:
-    """Describe arguments such that two runs of the same function have equal descriptions."""
+    """Describe arguments so that two runs of the same function give equal descriptions."""
     numbers = {id(value): n for n, value in enumerate(recorder.values.values())}
     leaves = _leaves(values)
     return str([numbers[id(x)] if isinstance(x, Constant | Index | ScoreForm) else repr(x) for x in leaves])
 
 
 def _check_gradients(name: str, function: Function, inputs: list[Tensor], captured: list[Tensor]) -> None:
-    """Raise if the result depends on a tensor that requires grad, but not through calls that can be seen."""
+    """Raise if the result depends on a tensor that requires grad, but not through traced calls."""
     with Substitution({id(tensor): tensor.detach() for tensor in captured}):
         output = function(*inputs)
     if output.requires_grad:

@@ -1,4 +1,4 @@
-"""Selecting batch entries, heads and queries of a lazy matrix, without computing weights."""
+"""Select batch entries, heads and queries of a lazy matrix without computing weights."""
 
 import operator
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ class SelectableMatrix(LazyMatrix):
         return self._like(select_rows(self.problem, rows), self._lead)
 
     def part(self, lead: Sequence[slice], rows: slice | Tensor = slice(None)) -> Self:
-        """Select from the leading axes, by one slice per axis, and select queries. The result is lazy.
+        """Select from the leading axes, with one slice per axis, and select queries. The result is lazy.
 
         >>> import torch, regard
         >>> x = torch.randn(3, 8, 5, 4)

@@ -149,7 +149,7 @@ class Weights(ReducibleMatrix):
     mT = T
 
     def transpose(self, dim0: int, dim1: int) -> Any:
-        """Exchange two axes. Exchanging queries and keys is lazy."""
+        """Swap two axes. Swapping queries and keys is lazy."""
         axes = {dim0 % self.ndim, dim1 % self.ndim}
         return self.T if axes == {self.ndim - 2, self.ndim - 1} else self.to_dense().transpose(dim0, dim1)
 

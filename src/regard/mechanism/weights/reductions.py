@@ -210,7 +210,7 @@ class ReducibleMatrix(SelectableMatrix):
 
     @in_own_dtype
     def pool(self, rows: int, columns: int, *, within: tuple[slice, slice] | None = None) -> Tensor:
-        """Average-pool the matrix to (…, rows, columns), or less if the matrix is smaller.
+        """Average-pool the matrix to (…, rows, columns), or fewer if the matrix is smaller.
 
         Block sizes differ by at most one. within: slices of queries and keys; only this part is computed and
         pooled.

@@ -55,7 +55,7 @@ def _column_tiles(matrix: SelectableMatrix, span: slice) -> Iterator[tuple[Tile,
 
 
 def read_elements(matrix: SelectableMatrix, index: Index) -> Tensor:
-    """Index with arrays. Finds the row and column of each result, then computes the rows of each head."""
+    """Index with arrays: find the row and column of each result, then compute the rows of each head."""
     *lead, queries, keys = matrix.shape
     row_numbers = torch.arange(math.prod(lead) * queries, device="cpu").reshape(*lead, queries, 1)
     rows = row_numbers.expand(matrix.shape)[index]

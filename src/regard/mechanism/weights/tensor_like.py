@@ -1,6 +1,6 @@
-"""Make a lazy matrix behave like a tensor in other people's code.
+"""Make a lazy matrix usable by code that expects a tensor.
 
-`LAZY` lists the torch functions that a lazy matrix answers itself. Every other torch function, tensor method
+`LAZY` lists the torch functions that a lazy matrix computes itself. Every other torch function, tensor method
 and operator receives the dense matrix, up to `MAX_DENSE_BYTES`.
 """
 
@@ -18,7 +18,7 @@ from regard.errors import ArgumentError
 
 MAX_DENSE_BYTES = 2**30  # size up to which a dense matrix is created implicitly
 
-# torch function → method that computes the same without the dense matrix
+# torch function → method that computes the same result without the dense matrix
 LAZY = {
     **dict.fromkeys(("matmul", "mm", "bmm", "mv", "linalg_matmul"), "matmul"),
     **{name: name for name in ("sum", "mean", "max", "amax", "argmax", "topk", "svd_lowrank")},
@@ -214,7 +214,7 @@ class TensorLike:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("is_") and not callable(getattr(Tensor, name, len)):
             return name == f"is_{self.device.type}"  # is_cuda, is_cpu; also is_sparse, is_quantized
-        if name == "matvec":  # scipy's aslinearoperator asks for it
+        if name == "matvec":  # looked up by scipy's aslinearoperator
             raise ArgumentError(_SCIPY.format(dtype=self.dtype))
         if name in ("grad", "retain_grad", "register_hook"):
             raise AttributeError(f"weights.{name}: {_GRADIENT}", name=name)

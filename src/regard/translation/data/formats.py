@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, get_args
 
 from regard._util.files import open_atomic
-from regard._util.text import shorten
+from regard._util.text import pluralize, shorten
 from regard.errors import ArgumentError
 from regard.translation.data.pairs import Pair
 
@@ -139,8 +139,8 @@ def _from_two(source: str, target: str) -> Iterator[Pair]:
             more = line + 1 + sum(1 for side in sides for _ in side)  # one of them has ended
             counts = (line, more) if first is None else (more, line)
             raise ArgumentError(
-                f"{source!r} has {counts[0]:,} lines, but {target!r} has {counts[1]:,}. Line n of one file "
-                "must translate line n of the other."
+                f"{source!r} has {pluralize(counts[0], 'line')}, but {target!r} has {counts[1]:,}. Line n of "
+                "one file must translate line n of the other."
             )
         yield Pair(first, second)
 

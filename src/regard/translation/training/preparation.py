@@ -146,7 +146,7 @@ def prepare(
 
 
 def _report(side: str, dropped: LengthFilter, notify: Callable[[str], None], *, always: bool = False) -> None:
-    """Report dropped pairs, also if there are none with `always`; raise if no pair is left."""
+    """Report dropped pairs (with `always`, even if there are none); raise if no pair is left."""
     if dropped.total or always:
         notify(f"{'dev: ' if side == 'dev' else ''}{dropped}")
     if dropped.total == dropped.seen:

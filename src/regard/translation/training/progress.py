@@ -240,7 +240,7 @@ def _format_scores(result: ValidationResult) -> dict[str, str]:
 
 
 def format_duration(seconds: float) -> str:
-    """Format seconds as on a clock."""
+    """Format seconds as m:ss or h:mm:ss; "?" if not finite."""
     if not math.isfinite(seconds):
         return "?"
     minutes, seconds = divmod(round(max(seconds, 0)), 60)
