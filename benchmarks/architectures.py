@@ -500,19 +500,18 @@ def render_page(results: list[Result]) -> str:
         "*weights*: largest difference between the weights that `regard.watch` recorded while the model ran "
         "its own kernel and the reference: eager's `output_attentions` or, if it returns none, the "
         "outputs of its softmax functions (*softmax*). *stored*: how many attentions are stored as query and "
-        "key (lazy) and as weights (dense). *unchanged*: whether the output is bit-identical. *on regard*: "
-        "largest difference between the outputs of "
+        "key (lazy) and as weights (dense). *on regard*: largest difference between the outputs of "
         '`attn_implementation="regard"` and eager; empty for models that do not use the attention '
         "interface of transformers.",
         "",
-        "| model type | watched on | attentions | stored | reference | weights | unchanged | on regard |",
-        "|---|---|---:|---|---|---:|---|---:|",
+        "| model type | kernel | stored | reference | weights | on regard |",
+        "|---|---|---|---|---:|---:|",
     ]
     for r in whole:
         stored = ", ".join(f"{n} {kind}" for n, kind in ((r.lazy, "lazy"), (r.dense, "dense")) if n)
         lines.append(
-            f"| {r.name} | {r.kernel} | {r.expected} | {stored} | {r.reference} | {_number(r.weights)} | "
-            f"{'yes' if r.same else 'no'} | {_number(r.on_regard)} |"
+            f"| {r.name} | {r.kernel} | {stored} | {r.reference} | {_number(r.weights)} | "
+            f"{_number(r.on_regard)} |"
         )
     lines += ["", "## Not recorded, or only in part", ""]
     lines += [f"- {r.name}: {_account(r)}" for r in partly]
