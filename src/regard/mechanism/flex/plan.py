@@ -1,5 +1,6 @@
 """Express a FlexAttention call as a call of `attention`, if its functions have known formulas."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +48,8 @@ def make_plan(form: ScoreForm, sizes: Sizes, groups: int, scale: float, like: Te
         softcap, total = abs(form.gain), scale * form.gain * form.inner_gain
         if not 1e-30 <= softcap < 1e31:
             return f"the softcap is {form.gain}"
+    if not math.isfinite(total):
+        return f"the score is multiplied by {total}"
     biases = _biases(form.terms, sizes, like)
     if isinstance(biases, str):
         return biases
