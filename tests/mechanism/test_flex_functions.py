@@ -113,3 +113,24 @@ def test_a_mask_with_axes_is_an_error(axes: int) -> None:
     )
     with pytest.raises(regard.errors.ShapeError, match="mask_mod returned a tensor of shape"):
         regard.flex_attention(*draw(), block_mask=mask)
+
+
+def test_indices_that_cancel() -> None:
+    inputs = draw()
+
+    def score_mod(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return s * (k - k + 2) * (k + q - q)
+
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return k <= k
+
+    output = regard.flex_attention(*inputs, score_mod=score_mod, block_mask=block_mask(mask_mod))
+    torch.testing.assert_close(output, expected(*inputs, score_mod, mask_mod)[0])
+
+
+def test_a_second_derivative_is_an_error_not_zero() -> None:
+    inputs = draw()
+    output = regard.flex_attention(*inputs, score_mod=lambda s, b, h, q, k: torch.sin(s))
+    (grad,) = torch.autograd.grad(output.sum(), inputs[0], create_graph=True)
+    with pytest.raises(regard.errors.ArgumentError, match="no second derivative"):
+        grad.square().sum().backward()

@@ -35,10 +35,10 @@ def make_plan(form: ScoreForm, sizes: Sizes, groups: int, scale: float, like: Te
     for factor in form.factors:
         depends = factor.depends if isinstance(factor, Index) else frozenset()
         if depends <= set("bhq"):
-            values = evaluate(factor, indices).to(like.dtype)
+            values = evaluate(factor, indices).to(like.dtype)[..., :1]
             query_factor = values if query_factor is None else query_factor * values
         elif depends <= set("bhk") and ("h" not in depends or groups == sizes.heads):
-            values = evaluate(factor, indices).to(like.dtype).mT
+            values = evaluate(factor, indices).to(like.dtype)[..., :1, :].mT
             key_factor = values if key_factor is None else key_factor * values
         else:
             return "the score is multiplied by a number for each pair of query and key"

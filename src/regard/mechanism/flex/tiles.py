@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.errors import ArgumentError
 from regard.mechanism import reference
 from regard.mechanism.call.problem import Problem, ProblemConfig
 from regard.mechanism.flex.blocks import Blocks
@@ -86,8 +87,15 @@ class _FlexAttention(torch.autograd.Function):
         return output, lse, max_scores
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        with torch.no_grad():
+            grads = _FlexAttention._gradients(ctx, grad, grad_lse)
+        if torch.is_grad_enabled():  # create_graph=True
+            grads = tuple(None if x is None else _OnlyOnce.apply(x, *ctx.saved_tensors) for x in grads)  # type: ignore[no-untyped-call]
+        return grads
+
+    @staticmethod
+    def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors[:3]
         inputs = (query, key, value, *ctx.originals)
         needed = ctx.needs_input_grad[2:]
@@ -98,6 +106,21 @@ class _FlexAttention(torch.autograd.Function):
         for tile in _tiles(ctx.functions.blocks, query, key):
             _add_gradients(ctx.functions, tile, inputs, grads, (grad, grad_lse))
         return None, None, *grads
+
+
+class _OnlyOnce(torch.autograd.Function):
+    """A gradient that raises when it is differentiated. Without it, a second derivative would be 0."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, *inputs: Tensor) -> Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Any:
+        raise ArgumentError(
+            "flex_attention has no second derivative for a score_mod or mask_mod without a known formula; "
+            "regard.explain tells why it is unknown. Call backward without create_graph=True."
+        )
 
 
 def _add_gradients(
