@@ -264,6 +264,13 @@ def test_empty_and_tiny_inputs(queries, keys, dense):
             view.ask("topk", {"side": "key" if queries else "query"})
 
 
+@pytest.mark.parametrize("question", ["tile", "received", "heads"])
+def test_weights_without_heads_are_answered(question):
+    answer = ViewModel.of(torch.zeros(0, 3, 5)).ask(question, {})
+    if question == "received":
+        assert answer.bins == [0.0] * 5
+
+
 def test_long_inputs_need_linear_memory():
     """32,768 tokens would take 4 GB; single tiles, rows and columns are exact."""
     n = 32_768

@@ -158,7 +158,8 @@ class ReceivedQuestion(Question, kw_only=True):
         heads = _heads(layer, self.heads)
 
         def answer() -> Received:
-            sums: Floats = np.stack([_received_in_head(layer, head) for head in heads]).mean(0)
+            received = [_received_in_head(layer, head) for head in heads]
+            sums: Floats = np.stack(received).mean(0) if heads else np.zeros(layer.size[1], np.float32)
             bins = min(self.bins, max(len(sums), 1))
             edges = np.arange(bins + 1) * len(sums) // bins
             means = np.add.reduceat(sums, edges[:-1]) / np.diff(edges) if len(sums) else sums

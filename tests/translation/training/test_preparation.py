@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from regard._util.files import write_checksums
 from regard.errors import ArgumentError, MissingExtraError
 from regard.translation.config import TranslationConfig
 from regard.translation.data.pairs import Pair
@@ -80,6 +81,32 @@ def test_prepared_data_is_loaded(tmp_path):
     }
     assert again.dev_links == data.dev_links
     assert len(data.dev_links) == len(data.dev)
+
+
+def test_a_folder_of_an_earlier_version_is_named_as_such(tmp_path):
+    """Its `ready` has no checksum for dev.links, which does not exist."""
+    prepare_pairs(tmp_path, PAIRS)
+    ready, links = tmp_path / "data" / "ready", tmp_path / "data" / "dev.links"
+    links.unlink()
+    with pytest.raises(ArgumentError, match="is damaged"):
+        Run.load(tmp_path)
+    lines = ready.read_text().splitlines(keepends=True)
+    ready.write_text("".join(line for line in lines if "dev.links" not in line))
+    with pytest.raises(ArgumentError, match=r"prepared by an earlier version of regard.*no data/dev\.links"):
+        Run.load(tmp_path)
+
+
+@pytest.mark.parametrize("number", [0, 5, 99])
+def test_each_dev_pair_has_its_links(tmp_path, number):
+    """Links that are too few or too many belong to other pairs, even if their checksum is right."""
+    data, _ = prepare_pairs(tmp_path, PAIRS)
+    folder = tmp_path / "data"
+    names = [line.split(maxsplit=1)[1].lstrip("*") for line in (folder / "ready").read_text().splitlines()]
+    (folder / "dev.links").write_text("0-0\n" * number)
+    write_checksums(folder / "ready", names)
+    message = f"dev.links has links for {number} pairs, but data/dev.tsv has {len(data.dev)} to link"
+    with pytest.raises(ArgumentError, match=message):
+        Run.load(tmp_path)
 
 
 def test_data_is_not_damaged_because_a_package_is_missing(tmp_path, monkeypatch):

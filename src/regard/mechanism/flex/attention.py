@@ -16,7 +16,7 @@ from regard.mechanism.flex.blocks import Blocks, find_intervals
 from regard.mechanism.flex.expressions import Constant, Index, ScoreForm
 from regard.mechanism.flex.intervals import MAX_TERMS, Intervals, Sizes
 from regard.mechanism.flex.plan import Plan, make_plan
-from regard.mechanism.flex.trace import Trace, trace_mask_mod, trace_score_mod
+from regard.mechanism.flex.trace import Trace, trace_functions
 from regard.mechanism.precision import autocast_off, autocasts
 from regard.mechanism.scores import ScaledDot
 
@@ -167,16 +167,14 @@ def choose_route(
     """Trace the functions of a call and decide how it is computed."""
     sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     dtype = query.dtype if query.dtype is torch.float64 else torch.float32
-    score_trace = mask_trace = Trace(ScoreForm(), "", ())
     blocks = mask_mod = None
-    if score_mod is not None:
-        score_trace = trace_score_mod(score_mod, dtype, sizes, query.device)
     if block_mask is not None:
         _check_block_mask(block_mask, sizes, query.device)
         blocks, mask_mod = Blocks.of(block_mask, sizes), block_mask.mask_mod
-        mask_trace = trace_mask_mod(mask_mod, sizes, query.device)
+    traces = trace_functions(score_mod, mask_mod, dtype, sizes, query.device)
+    score_trace, mask_trace = traces
     captured = {id(tensor): tensor for tensor in (*score_trace.captured, *mask_trace.captured)}
-    functions = tiles.Functions(score_mod, mask_mod, blocks, scale)
+    functions = tiles.Functions(score_mod, mask_mod, blocks, scale, traces)
     route = _Route(None, None, "", functions, tuple(captured.values()))
     if 0 in (*sizes, query.shape[-1]):
         return route._replace(reason="a size is 0")

@@ -120,8 +120,16 @@ COMPARISONS = (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge)
 def _multiply(a: Operand, b: Operand) -> Operand:
     if isinstance(a, int | float) and isinstance(b, int | float):
         return a * b
-    product: Operand = operate(torch.mul, a, b)
+    product: Operand = operate(torch.mul, as_double(a), as_double(b))
     return product
+
+
+def as_double(x: Operand) -> Operand:
+    """Convert an operand of a score to float64, for arithmetic that the function does on the score.
+
+    Small integers would overflow, and 16-bit floats would be rounded.
+    """
+    return x if isinstance(x, int | float) else operate(Tensor.double, x)
 
 
 _NO_REST: frozenset[str] = frozenset()
@@ -157,7 +165,8 @@ def _slopes(arg: Any) -> tuple[tuple[int, int], frozenset[str]] | None:
             return (0, 0), arg.depends
         return None if arg.slopes is None else (arg.slopes, arg.rest)
     if isinstance(arg, Constant):
-        return None if arg.tensor.is_floating_point() or arg.tensor.dim() else ((0, 0), _NO_REST)
+        exact = not arg.tensor.is_floating_point() and arg.tensor.dtype is not torch.bool
+        return ((0, 0), _NO_REST) if exact and not arg.tensor.dim() else None
     return ((0, 0), _NO_REST) if isinstance(arg, int) else None
 
 

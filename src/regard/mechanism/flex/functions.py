@@ -1,6 +1,8 @@
 """Call `score_mod` and `mask_mod` functions on tensors of indices with `torch.vmap`."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -42,6 +44,32 @@ class Substitution(TorchFunctionMode):
         if type(tree) is dict:
             return {name: self._replace(item) for name, item in tree.items()}
         return tree
+
+
+def freeze(function: Any, frozen: dict[int, Any] | None = None) -> Any:
+    """Return a copy of a function that keeps the present values of the variables of its enclosing scopes.
+
+    A function defined in a loop shares these variables with the functions of later iterations, which would
+    otherwise change what a backward pass computes.
+
+    frozen: copies by the id of the function, for functions that refer to themselves.
+    """
+    frozen = {} if frozen is None else frozen
+    if type(function) is tuple:
+        return tuple(freeze(item, frozen) for item in function)
+    if not isinstance(function, FunctionType) or not function.__closure__:
+        return function
+    if id(function) not in frozen:
+        cells = tuple(CellType() for _ in function.__closure__)
+        code, scope = function.__code__, function.__globals__
+        copy = FunctionType(code, scope, function.__name__, function.__defaults__, cells)
+        copy.__kwdefaults__ = function.__kwdefaults__
+        copy.__dict__.update(function.__dict__)
+        frozen[id(function)] = copy
+        for cell, source in zip(cells, function.__closure__, strict=True):
+            with suppress(ValueError):  # a variable without a value yet
+                cell.cell_contents = freeze(source.cell_contents, frozen)
+    return frozen[id(function)]
 
 
 NO_REPLACEMENTS: Mapping[int, Tensor] = {}

@@ -139,7 +139,7 @@ def _rows(visible: Tensor, sizes: Sizes) -> Intervals | None:
     if visible.dtype is not torch.bool:
         return None
     visible = visible.reshape((1,) * (4 - visible.dim()) + tuple(visible.shape))
-    stop = torch.where(visible, sizes.keys, 0)
+    stop = torch.where(visible[..., :1], sizes.keys, 0)  # k − k has a value for each key, all equal
     return Intervals((Interval(torch.zeros_like(stop), stop),))
 
 

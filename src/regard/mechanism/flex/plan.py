@@ -1,5 +1,6 @@
 """Express a FlexAttention call as a call of `attention`, if its functions have known formulas."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -34,10 +35,10 @@ def make_plan(form: ScoreForm, sizes: Sizes, groups: int, scale: float, like: Te
     for factor in form.factors:
         depends = factor.depends if isinstance(factor, Index) else frozenset()
         if depends <= set("bhq"):
-            values = evaluate(factor, indices).to(like.dtype)
+            values = evaluate(factor, indices).to(like.dtype)[..., :1]
             query_factor = values if query_factor is None else query_factor * values
         elif depends <= set("bhk") and ("h" not in depends or groups == sizes.heads):
-            values = evaluate(factor, indices).to(like.dtype).mT
+            values = evaluate(factor, indices).to(like.dtype)[..., :1, :].mT
             key_factor = values if key_factor is None else key_factor * values
         else:
             return "the score is multiplied by a number for each pair of query and key"
@@ -47,6 +48,8 @@ def make_plan(form: ScoreForm, sizes: Sizes, groups: int, scale: float, like: Te
         softcap, total = abs(form.gain), scale * form.gain * form.inner_gain
         if not 1e-30 <= softcap < 1e31:
             return f"the softcap {form.gain} is out of range"
+    if not math.isfinite(total):
+        return f"the score is multiplied by {total}"
     biases = _biases(form.terms, sizes, like)
     if isinstance(biases, str):
         return biases

@@ -11,22 +11,37 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.errors import ArgumentError
 from regard.mechanism import reference
 from regard.mechanism.call.problem import Problem, ProblemConfig
 from regard.mechanism.flex.blocks import Blocks
-from regard.mechanism.flex.functions import NO_REPLACEMENTS, map_mask, map_scores
+from regard.mechanism.flex.functions import NO_REPLACEMENTS, freeze, map_mask, map_scores
+from regard.mechanism.flex.trace import Trace, trace_functions
 from regard.mechanism.normalizers import Softmax
 from regard.mechanism.precision import autocast_off
 from regard.mechanism.tiled import TILE
 
 
 class Functions(NamedTuple):
-    """The functions of a call. blocks: None if every query sees every key."""
+    """The functions of a call, and their traces. blocks: None if every query sees every key."""
 
     score_mod: Callable[..., Tensor] | None
     mask_mod: Callable[..., Tensor] | None
     blocks: Blocks | None
     scale: float
+    traces: tuple[Trace, Trace]
+
+    def freeze(self) -> "Functions":
+        """Return functions that keep the present values of the variables that they use."""
+        score_mod, mask_mod = freeze((self.score_mod, self.mask_mod))
+        return self._replace(score_mod=score_mod, mask_mod=mask_mod)
+
+    def check_unchanged(self, query: Tensor, key: Tensor) -> None:
+        """Raise if a function computes something else than when it was traced."""
+        sizes = (*query.shape[:3], key.shape[2])
+        later = trace_functions(self.score_mod, self.mask_mod, query.dtype, sizes, query.device)
+        for name, trace, new in zip(("score_mod", "mask_mod"), self.traces, later, strict=True):
+            trace.check_unchanged(name, new)
 
 
 class Result(NamedTuple):
@@ -57,7 +72,7 @@ class _FlexAttention(torch.autograd.Function):
         ctx: Any, functions: Functions, originals: tuple[Tensor, ...], *inputs: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, *captured = inputs
-        ctx.functions, ctx.originals = functions, originals
+        ctx.functions, ctx.originals = functions.freeze(), originals
         # saved although the functions hold the captured tensors: torch then detects in-place changes
         ctx.save_for_backward(query, key, value, *captured)
         ctx.set_materialize_grads(False)
@@ -72,17 +87,40 @@ class _FlexAttention(torch.autograd.Function):
         return output, lse, max_scores
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        with torch.no_grad():
+            grads = _FlexAttention._gradients(ctx, grad, grad_lse)
+        if torch.is_grad_enabled():  # create_graph=True
+            grads = tuple(None if x is None else _OnlyOnce.apply(x, *ctx.saved_tensors) for x in grads)  # type: ignore[no-untyped-call]
+        return grads
+
+    @staticmethod
+    def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors[:3]
         inputs = (query, key, value, *ctx.originals)
         needed = ctx.needs_input_grad[2:]
         if grad is None and grad_lse is None:
             return (None,) * (2 + len(inputs))
+        ctx.functions.check_unchanged(query, key)
         grads = [torch.zeros_like(x) if need else None for x, need in zip(inputs, needed, strict=True)]
         for tile in _tiles(ctx.functions.blocks, query, key):
             _add_gradients(ctx.functions, tile, inputs, grads, (grad, grad_lse))
         return None, None, *grads
+
+
+class _OnlyOnce(torch.autograd.Function):
+    """A gradient that raises when it is differentiated. Without it, a second derivative would be 0."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, *inputs: Tensor) -> Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Any:
+        raise ArgumentError(
+            "flex_attention has no second derivative for a score_mod or mask_mod without a known formula; "
+            "regard.explain tells why it is unknown. Call backward without create_graph=True."
+        )
 
 
 def _add_gradients(
@@ -240,7 +278,8 @@ def _modify(functions: Functions, tile: _Tile, scores: Tensor, replacements: Map
         if functions.mask_mod is not None:
             allowed = allowed | ((kinds == 1) & map_mask(functions.mask_mod, b, h, q, k))
     if allowed is not None and functions.score_mod is not None:
-        scores = torch.where(allowed, scores, 0.0)  # NaN of masked pairs would reach the gradients
+        # NaN of masked pairs would reach the gradients
+        scores = torch.where(allowed | scores.isfinite(), scores, 0.0)
     if functions.score_mod is not None:
         scores = map_scores(functions.score_mod, scores, b, h, q, k, replacements=replacements).to(
             scores.dtype

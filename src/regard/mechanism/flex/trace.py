@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regard._util.text import type_name
-from regard.errors import ArgumentError, DTypeError
-from regard.mechanism.flex.expressions import Constant, Index, ScoreForm, index, lookup, operate
+from regard.errors import ArgumentError, DTypeError, StaleError
+from regard.mechanism.flex.expressions import Constant, Index, ScoreForm, as_double, index, lookup, operate
 from regard.mechanism.flex.functions import Substitution
 
 Value = Constant | Index | ScoreForm
@@ -28,11 +28,38 @@ class Trace(NamedTuple):
 
     result: the value it returns; None if the formula is unknown. reason: why the formula is unknown.
     captured: tensors that the function uses but does not create.
+    calls: its torch calls; empty if they are not the same every time.
     """
 
     result: Value | None
     reason: str
     captured: tuple[Tensor, ...]
+    calls: tuple[Any, ...] = ()
+
+    def check_unchanged(self, name: str, later: "Trace") -> None:
+        """Raise if a later trace of the same function has other calls, numbers or captured tensors."""
+        same = self.calls == later.calls and [*map(id, self.captured)] == [*map(id, later.captured)]
+        if not same and self.calls:
+            raise StaleError(
+                f"{name} computes something else in the backward pass than in the forward pass: a number or "
+                "a tensor that it uses was replaced in between. Bind it when the function is defined, e.g. "
+                f"with functools.partial({name}, table=table)."
+            )
+
+
+def trace_functions(
+    score_mod: Function | None,
+    mask_mod: Function | None,
+    dtype: torch.dtype,
+    sizes: Sequence[int],
+    device: Any,
+) -> tuple[Trace, Trace]:
+    """Trace both functions of a call."""
+    unchanged = Trace(ScoreForm(), "", ())
+    return (
+        unchanged if score_mod is None else trace_score_mod(score_mod, dtype, sizes, device),
+        unchanged if mask_mod is None else trace_mask_mod(mask_mod, sizes, device),
+    )
 
 
 def trace_score_mod(function: Function, dtype: torch.dtype, sizes: Sequence[int], device: Any) -> Trace:
@@ -65,6 +92,8 @@ def _trace(
             raise DTypeError(f"{name} returned {type_name(recorder.output)}; it must return a tensor.")
         if dtype is None and getattr(recorder.output, "dtype", None) is not torch.bool:
             recorder.unknown = recorder.unknown or "its result is not boolean"
+        if isinstance(recorder.output, Tensor) and recorder.output.dim():
+            recorder.unknown = recorder.unknown or "its result has axes"
         recorders.append(recorder)
     first, second = recorders
     # a tensor that is not the same object in both runs was created by a call that the mode does not see
@@ -74,7 +103,8 @@ def _trace(
         reason = f"{name} does not make the same torch calls every time"
     if isinstance(second.output, Tensor) and second.output.requires_grad:
         _check_gradients(name, function, inputs, captured)
-    return Trace(None if reason else first.result, reason, tuple(captured))
+    calls = tuple(first.calls) if first.calls == second.calls else ()
+    return Trace(None if reason else first.result, reason, tuple(captured), calls)
 
 
 class _Recorder(TorchFunctionMode):
@@ -326,12 +356,12 @@ def _derive_score(function: Callable[..., Any], values: list[Any]) -> Value | No
     if function is torch.div and score is values[0]:
         if isinstance(other, int | float):
             return None if other == 0 else score.scaled(1 / other)
-        return score.scaled(operate(torch.reciprocal, other))
+        return score.scaled(operate(torch.reciprocal, as_double(other)))
     return None
 
 
 def _negate(x: Any) -> Any:
-    return -x if isinstance(x, int | float) else operate(torch.neg, x)
+    return -x if isinstance(x, int | float) else operate(torch.neg, as_double(x))
 
 
 def _derive_where(function: Callable[..., Any], values: list[Any]) -> Value | None:

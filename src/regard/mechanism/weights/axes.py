@@ -120,6 +120,8 @@ class SelectableMatrix(LazyMatrix):
         >>> regard.attend(x, x, x)[1].squeeze(0)
         Weights(8 × 5 × 5, float32: ScaledDot, ...)
         """
+        if dim == ():  # no axes, as in torch
+            return self
         axes = [axis for axis in self._axes(dim) if self.shape[axis] == 1]
         if any(axis >= len(self._lead) for axis in axes):
             return self.to_dense().squeeze(axes)

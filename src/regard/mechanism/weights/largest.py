@@ -39,10 +39,16 @@ def _row_topk(matrix: SelectableMatrix, k: int) -> tuple[Tensor, Tensor]:
         # the keys outside a tile have weight 0; k of them suffice
         before = min(tile.keys.start, k)
         after = min(matrix.shape[-1] - tile.keys.stop, k)
-        largest = pad(block, (before, after)).topk(k, -1)
-        values[tile.rows_index] = largest.values
-        indices[tile.rows_index] = largest.indices + (tile.keys.start - before)
+        largest, at = _topk(pad(block, (before, after)), k, -1)
+        values[tile.rows_index] = largest
+        indices[tile.rows_index] = torch.where(at < before, at, at + (tile.keys.start - before))
     return matrix._merge_heads(values), matrix._merge_heads(indices)
+
+
+def _topk(x: Tensor, k: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest values and their positions; for k = 1 the first of equal values, as `max` does."""
+    values, indices = x.max(dim, keepdim=True) if k == 1 and x.shape[dim] else x.topk(k, dim)
+    return values, indices
 
 
 def _fill_missing(indices: Tensor) -> Tensor:
@@ -76,7 +82,7 @@ def _column_topk(matrix: SelectableMatrix, k: int) -> tuple[Tensor, Tensor]:
             keys = slice(0, matrix.shape[-1])
         at: Any = (*tile.lead, ..., keys)
         rows = torch.arange(start, tile.rows.stop, device=block.device)[:, None].expand(block.shape)
-        best = torch.cat([values[at], block], -2).topk(k, -2)
-        values[at] = best.values
-        indices[at] = torch.cat([indices[at], rows], -2).gather(-2, best.indices)
+        best, order = _topk(torch.cat([values[at], block], -2), k, -2)
+        values[at] = best
+        indices[at] = torch.cat([indices[at], rows], -2).gather(-2, order)
     return matrix._merge_heads(values), matrix._merge_heads(indices)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -135,8 +136,10 @@ class Weights(ReducibleMatrix):
         """Return weights @ x."""
         return self @ x
 
-    def __rmatmul__(self, x: Any) -> Tensor:
+    def __rmatmul__(self, x: Any) -> Any:
         """Return x · weights, where x has shape (q) or (…, e, q). Leading axes broadcast."""
+        if isinstance(x, np.ndarray):
+            return x @ self.numpy()
         if not isinstance(x, Tensor) or x.dim() < 2:
             return self._product(x, transposed=True)
         return self._product(x.mT, transposed=True).mT
@@ -146,7 +149,7 @@ class Weights(ReducibleMatrix):
         """The transpose (…, k, q) as a linear operator, used as `weights.T @ x`."""
         return TransposedWeights(self)
 
-    mT = T
+    mT = mH = T
 
     def transpose(self, dim0: int, dim1: int) -> Any:
         """Swap two axes. Swapping queries and keys is lazy."""
@@ -281,6 +284,9 @@ class Weights(ReducibleMatrix):
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Weights":
         return self._like(self.problem.map(lambda _, tensor: change(tensor)), self._lead)
+
+    def __copy__(self) -> "Weights":
+        return self._like(self.problem, self._lead)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (

@@ -127,7 +127,8 @@ class TensorLike:
 
     def stride(self, dim: int | None = None) -> Any:
         """Return the strides of the dense matrix, or the stride of one axis."""
-        strides = tuple(math.prod(self.shape[axis + 1 :]) for axis in range(self.ndim))
+        sizes = [max(size, 1) for size in self.shape]  # as in torch
+        strides = tuple(math.prod(sizes[axis + 1 :]) for axis in range(self.ndim))
         return strides if dim is None else strides[dim]
 
     def is_floating_point(self) -> bool:
@@ -180,6 +181,13 @@ class TensorLike:
     def __float__(self) -> float:
         return float(self.to_dense())
 
+    def __int__(self) -> int:
+        return int(self.to_dense())
+
+    def __contains__(self, x: Any) -> bool:
+        return dense_arguments(x) in self.to_dense()
+
+    __array_priority__ = 1000  # as for tensors: numpy leaves arithmetic with its numbers to the weights
     __hash__ = object.__hash__  # == is elementwise, as for tensors
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -205,7 +213,7 @@ class TensorLike:
         if isinstance(first, TensorLike):
             if _in_place(name):
                 raise _read_only(name)
-            if method is not None and hasattr(type(first), method):
+            if method is not None and hasattr(type(first), method) and not {"out", "other"} & set(kwargs):
                 return getattr(first, method)(*args[1:], **kwargs)
         if isinstance(kwargs.get("out"), TensorLike):
             raise _read_only(f"{name}(out=weights)")
@@ -254,7 +262,10 @@ def dense_arguments(x: Any) -> Any:
 
 def _operator(name: str) -> Any:
     def apply(self: TensorLike, *others: Any) -> Any:
-        if not all(isinstance(x, Tensor | TensorLike | np.ndarray | int | float | complex) for x in others):
+        others = tuple(x.item() if isinstance(x, np.generic) else x for x in others)
+        if any(isinstance(x, np.ndarray) for x in others):
+            return getattr(self.numpy(), name)(*others)
+        if not all(isinstance(x, Tensor | TensorLike | int | float | complex) for x in others):
             return NotImplemented
         return getattr(self.to_dense(), name)(*dense_arguments(others))
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,7 +47,7 @@ class TransposedWeights(TensorLike):
     def T(self) -> "Weights":
         return self._weights
 
-    mT = T
+    mT = mH = T
 
     def dense(self) -> Tensor:
         """Return the full matrix as a dense tensor."""
@@ -64,7 +65,9 @@ class TransposedWeights(TensorLike):
     def __matmul__(self, x: Any) -> Tensor:
         return self._weights._product(dense_arguments(x), transposed=True)
 
-    def __rmatmul__(self, x: Any) -> Tensor:
+    def __rmatmul__(self, x: Any) -> Any:
+        if isinstance(x, np.ndarray):
+            return x @ self.numpy()
         return (self._weights @ x) if x.dim() < 2 else (self._weights @ x.mT).mT
 
     def __repr__(self) -> str:

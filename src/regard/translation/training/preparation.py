@@ -4,11 +4,19 @@ This happens once per model folder; a resumed run reads the result.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from regard._util.files import remove_partial_files, verify_checksums, write_atomic, write_checksums
+from regard._util.files import (
+    MAX_TEXT_BYTES,
+    read_regular,
+    remove_partial_files,
+    verify_checksums,
+    write_atomic,
+    write_checksums,
+)
 from regard.errors import ArgumentError, MissingExtraError, RegardError
 from regard.translation.alignment.aer import read_pharaoh
 from regard.translation.alignment.guided_loss import token_links
@@ -56,6 +64,7 @@ class TrainingData(NamedTuple):
 
 def load_data(folder: Path, config: TranslationConfig) -> TrainingData:
     """Load the data written by `prepare`."""
+    _check_version(folder, config)
     try:
         verify_checksums(folder / READY, _checksummed(config))
         data = TrainingData(
@@ -65,7 +74,7 @@ def load_data(folder: Path, config: TranslationConfig) -> TrainingData:
             EncodedCorpus(folder / LINKS) if config.training.guided_alignment_weight else None,
             [] if config.model.kind == "plain" else read_pharaoh(folder / DEV_LINKS),
         )
-        _check_consistent(data)
+        _check_consistent(data, with_dev_links=config.model.kind != "plain")
     except MissingExtraError:
         raise
     except (RegardError, OSError, ValueError) as error:
@@ -76,6 +85,20 @@ def load_data(folder: Path, config: TranslationConfig) -> TrainingData:
     return data
 
 
+def _check_version(folder: Path, config: TranslationConfig) -> None:
+    """Raise ArgumentError for a folder of an earlier version, whose `ready` does not mention dev.links."""
+    if config.model.kind == "plain" or (folder / DEV_LINKS).exists():
+        return
+    ready = b""
+    with suppress(OSError, RegardError):  # verifying the checksums reports it
+        ready = read_regular(folder / READY, MAX_TEXT_BYTES)
+    if ready and Path(DEV_LINKS).name.encode() not in ready:
+        raise ArgumentError(
+            f"{str(folder)!r} was prepared by an earlier version of regard, which wrote no {DEV_LINKS}. "
+            "Finish its training with that version, or train in a new folder."
+        )
+
+
 def _checksummed(config: TranslationConfig) -> list[str]:
     """Return the files whose checksums are in `ready`; train.ids and links.ids contain their own."""
     tokens = dict.fromkeys(token_files(config.tokens.shared))
@@ -83,7 +106,7 @@ def _checksummed(config: TranslationConfig) -> list[str]:
     return [Path(DEV).name, *links, *(f"../{name}" for name in tokens)]
 
 
-def _check_consistent(data: TrainingData) -> None:
+def _check_consistent(data: TrainingData, *, with_dev_links: bool) -> None:
     """Raise ArgumentError if the parts do not belong together."""
     vocabulary = max(len(side) for side in data.tokens)
     if data.pairs.vocabulary != vocabulary:
@@ -92,6 +115,11 @@ def _check_consistent(data: TrainingData) -> None:
         )
     if not len(data.pairs) or not data.dev:
         raise ArgumentError(f"{IDS} has {len(data.pairs):,} pairs and {DEV} has {len(data.dev):,}")
+    linked = min(len(data.dev), _MAX_LINKED)
+    if with_dev_links and len(data.dev_links) != linked:
+        raise ArgumentError(
+            f"{DEV_LINKS} has links for {len(data.dev_links):,} pairs, but {DEV} has {linked:,} to link"
+        )
     if data.links is not None and len(data.links) != len(data.pairs):
         raise ArgumentError(
             f"{LINKS} has links for {len(data.links):,} pairs, but {IDS} has {len(data.pairs):,} pairs"
