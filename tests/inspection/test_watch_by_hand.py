@@ -193,6 +193,16 @@ def keys_first(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
     return weights.mT, value.mT @ weights
 
 
+def transposed_by_property(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (key @ query.mT).mT.softmax(-1)
+    return weights, (value.mT @ weights.mT).mT
+
+
+def keys_first_transposed(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (key @ query.mT).softmax(-2)
+    return weights.mT, weights.transpose(-2, -1) @ value
+
+
 def of_distances(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     weights = (-torch.cdist(query, key).square()).softmax(-1)
     return weights, weights @ value
@@ -209,17 +219,22 @@ def signed_afterwards(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor
     return weights, (weights * scores.sign()) @ value
 
 
+def blended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = 0.3 * (query @ key.mT).softmax(-1) + 0.7 * BIAS.softmax(-1)
+    return weights, weights @ value
+
+
 def with_pseudoinverse(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """The first step of an iterative pseudoinverse: a scaled copy of the weights is multiplied as well."""
     weights = (query @ key.mT).softmax(-1)
-    inverse = weights.mT / weights.abs().sum(-2).max()
+    inverse = weights.transpose(-1, -2) / weights.sum(-2).max()
     inverse = 2 * inverse - inverse @ (weights @ inverse)
     return weights, inverse @ value
 
 
 FORMS = [flattened, with_baddbmm, with_einsum, sequence_first, twice_used, masked_afterwards, with_sink]
 FORMS += [shared_key, tied_rows, heads_last, keys_first, of_distances, heads_mixed_afterwards]
-FORMS += [signed_afterwards, with_pseudoinverse]
+FORMS += [blended, signed_afterwards, with_pseudoinverse, transposed_by_property, keys_first_transposed]
 
 
 @pytest.mark.parametrize("function", FORMS)

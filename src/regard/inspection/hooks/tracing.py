@@ -62,6 +62,8 @@ class Tracer(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name == "__get__":  # a property, such as x.mT
+            name = getattr(func.__self__, "__name__", "")
         handler = _CALLS.get(name)
         if handler is not None and is_observed():
             return handler(func, args, kwargs)
@@ -265,13 +267,19 @@ def _permute(operation: Operation) -> Node | None:
     if operation.name == "permute":
         sizes = operation.args[1:] or (operation.kwargs["dims"],)
         order = list(sizes[0]) if isinstance(sizes[0], list | tuple | torch.Size) else list(sizes)
+    elif operation.name in ("T", "H"):
+        order.reverse()
+    elif operation.name in ("mT", "mH"):
+        order[-2:] = order[-1], order[-2]
     else:
         first, second = operation.argument(1, "dim0"), operation.argument(2, "dim1")
         order[first], order[second] = order[second], order[first]
     if isinstance(node, Scores):
         return node.permuted(order) or UNKNOWN
+    swapped = [axis % dims for axis in order] == [*range(dims - 2), dims - 1, dims - 2]
+    if isinstance(node, SoftmaxedAxis):
+        return Softmaxed(None, operation.output.detach()) if swapped and node.axis == dims - 2 else UNKNOWN
     if isinstance(node, Softmaxed):
-        swapped = [axis % dims for axis in order] == [*range(dims - 2), dims - 1, dims - 2]
         flipped: Any = {"same": "transposed", "transposed": "same"}.get(node.order, "other")
         return replace(node, order=flipped if swapped else "other")
     return node
@@ -361,7 +369,7 @@ def _table() -> dict[str, Rule]:
         ("tanh", _changes(lambda scores, _: scores.tanh())),
         ("float half bfloat16 double to type type_as contiguous clone detach dropout nan_to_num", _same),
         ("view reshape view_as reshape_as flatten unflatten unsqueeze squeeze __getitem__", _reshape),
-        ("transpose swapaxes swapdims permute", _permute),
+        ("transpose swapaxes swapdims permute mT mH T H", _permute),
         (
             "cat concat stack pad gather take_along_dim index_select narrow select chunk split unbind",
             _unfollowed,
