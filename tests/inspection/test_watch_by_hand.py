@@ -543,3 +543,22 @@ def test_tokens_belong_to_the_call_of_the_model() -> None:
         model(torch.tensor([[4, 5, 6]]))
     assert list(seen) == ["", "@2", "@3", "@4"]
     assert [seen.texts(name)[0] for name in seen] == [["1", "2", "3"]] * 2 + [["4", "5", "6"]] * 2
+
+
+def test_the_output_projection_of_a_module_without_parameters_is_that_of_its_parent() -> None:
+    class Projected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend, self.to_out = ByHand(with_einsum), nn.Linear(H * D, H * D)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.to_out(self.attend(x).flatten(2))
+
+    model = Projected()
+    with torch.no_grad(), regard.watch(model, values=True) as seen:
+        model(inputs())
+    value = inputs()[2]
+    projection = model.to_out.weight.detach().unflatten(1, (H, D))
+    projected = torch.einsum("bhkd,ohd->bhko", value, projection)
+    expected = seen[0].dense() * projected.norm(dim=-1)[..., None, :]
+    torch.testing.assert_close(seen.norms()["attend"].dense(), expected, rtol=0, atol=1e-5)
