@@ -58,6 +58,7 @@ def scaled_in_place(scores: Tensor) -> Tensor:
     return scores.masked_fill_(~causal(), LOWEST)
 
 
+MIXTURE = nn.Parameter(torch.randn(H, H, generator=torch.Generator().manual_seed(2)), requires_grad=False)
 BIAS = torch.randn(H, Q, Q, generator=torch.Generator().manual_seed(1))
 PADDING = torch.zeros(B, 1, 1, Q).index_fill(3, torch.tensor([Q - 1]), LOWEST)
 
@@ -87,6 +88,8 @@ DENSE: dict[str, Callable[[Tensor], Tensor]] = {
     "keys shifted": lambda s: s.roll(1, -1),
     "added by index": lambda s: s + torch.cat([s[..., 1:], s[..., :1]], -1).sigmoid(),
     "mixed heads": lambda s: F.linear(s.permute(0, 2, 3, 1), torch.ones(H, H).tril()).permute(0, 3, 1, 2),
+    "mixed heads by einsum": lambda s: torch.einsum("bhqk,hg->bgqk", s, MIXTURE),
+    "signed": lambda s: s.abs().sqrt() * s.sign(),
 }
 
 
@@ -166,15 +169,114 @@ def with_sink(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
     return weights, weights @ value
 
 
-@pytest.mark.parametrize(
-    "function",
-    [flattened, with_baddbmm, with_einsum, sequence_first, twice_used, masked_afterwards, with_sink],
-)
+def shared_key(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = torch.einsum("bhqd,bkd->bhqk", query, key[:, 0]).softmax(-1)  # multi-query attention
+    return weights, torch.einsum("bhqk,bkd->bhqd", weights, value[:, 0])
+
+
+def tied_rows(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores are summed over rows as well as features: attention of a sequence alignment."""
+    query, key, value = (torch.stack([x, x.flip(-1)]) for x in (query, key, value))
+    weights = torch.einsum("rbhqd,rbhkd->bhqk", query, key).softmax(-1)
+    return weights, torch.einsum("bhqk,rbhkd->rbqhd", weights, value)
+
+
+def heads_last(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    weights = torch.softmax(0.3 * torch.einsum("bqhd,bkhd->bqkh", query, key), dim=2)
+    output = torch.einsum("bqkh,bkhd->bqhd", F.dropout(weights, 0.5, False), value)
+    return weights.permute(0, 3, 1, 2), output
+
+
+def keys_first(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (key @ query.mT).softmax(-2)
+    return weights.mT, value.mT @ weights
+
+
+def transposed_by_property(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (key @ query.mT).mT.softmax(-1)
+    return weights, (value.mT @ weights.mT).mT
+
+
+def keys_first_transposed(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (key @ query.mT).softmax(-2)
+    return weights.mT, weights.transpose(-2, -1) @ value
+
+
+def of_distances(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (-torch.cdist(query, key).square()).softmax(-1)
+    return weights, weights @ value
+
+
+def heads_mixed_afterwards(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (query @ key.mT).softmax(-1)
+    return weights, F.conv2d(weights, MIXTURE[..., None, None]) @ value
+
+
+def signed_afterwards(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    scores = query @ key.mT
+    weights = scores.abs().softmax(-1)
+    return weights, (weights * scores.sign()) @ value
+
+
+def blended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = 0.3 * (query @ key.mT).softmax(-1) + 0.7 * BIAS.softmax(-1)
+    return weights, weights @ value
+
+
+def with_pseudoinverse(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The first step of an iterative pseudoinverse: a scaled copy of the weights is multiplied as well."""
+    weights = (query @ key.mT).softmax(-1)
+    inverse = weights.transpose(-1, -2) / weights.sum(-2).max()
+    inverse = 2 * inverse - inverse @ (weights @ inverse)
+    return weights, inverse @ value
+
+
+FORMS = [flattened, with_baddbmm, with_einsum, sequence_first, twice_used, masked_afterwards, with_sink]
+FORMS += [shared_key, tied_rows, heads_last, keys_first, of_distances, heads_mixed_afterwards]
+FORMS += [blended, signed_afterwards, with_pseudoinverse, transposed_by_property, keys_first_transposed]
+
+
+@pytest.mark.parametrize("function", FORMS)
 def test_forms_of_the_products(function: Callable[..., tuple[Tensor, Tensor]]) -> None:
     model = ByHand(function)
     seen, _ = recorded(model, inputs())
     assert list(seen) == [""]
     torch.testing.assert_close(seen[0].dense(), model.used[-1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("function", [shared_key, tied_rows])
+def test_einsum_with_shared_or_summed_axes_is_lazy(function: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    seen, _ = recorded(ByHand(function), inputs())
+    assert seen.storage(0) == "lazy"
+
+
+def test_both_parts_of_split_weights_are_recorded() -> None:
+    def function(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        weights = (query @ key.mT).softmax(-1)
+        return weights, weights[..., :3] @ value[..., :3, :] + weights[..., 3:] @ value[..., 3:, :]
+
+    model = ByHand(function)
+    seen, _ = recorded(model, inputs())
+    parts = torch.cat([seen[name].dense() for name in seen], -1)
+    torch.testing.assert_close(parts, model.used[-1], rtol=0, atol=1e-5)
+
+
+class SlotAttention(nn.Module):
+    """The softmax is over the queries, which compete for keys: its output is no distribution over keys."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.einsum("bqd,bkd->bqk", x[:, :3], x).softmax(1)
+        return torch.einsum("bqk,bkd->bqd", weights / weights.sum(-1, keepdim=True), x)
+
+
+def test_a_softmax_over_queries_is_not_recorded() -> None:
+    with (
+        pytest.warns(UserWarning, match="SlotAttention: its softmax is not applied"),
+        regard.watch(model := SlotAttention()) as seen,
+    ):
+        model(torch.randn(B, Q, D))
+    assert not seen
 
 
 def test_the_weights_are_those_before_dropout() -> None:
@@ -441,3 +543,22 @@ def test_tokens_belong_to_the_call_of_the_model() -> None:
         model(torch.tensor([[4, 5, 6]]))
     assert list(seen) == ["", "@2", "@3", "@4"]
     assert [seen.texts(name)[0] for name in seen] == [["1", "2", "3"]] * 2 + [["4", "5", "6"]] * 2
+
+
+def test_the_output_projection_of_a_module_without_parameters_is_that_of_its_parent() -> None:
+    class Projected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend, self.to_out = ByHand(with_einsum), nn.Linear(H * D, H * D)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.to_out(self.attend(x).flatten(2))
+
+    model = Projected()
+    with torch.no_grad(), regard.watch(model, values=True) as seen:
+        model(inputs())
+    value = inputs()[2]
+    projection = model.to_out.weight.detach().unflatten(1, (H, D))
+    projected = torch.einsum("bhkd,ohd->bhko", value, projection)
+    expected = seen[0].dense() * projected.norm(dim=-1)[..., None, :]
+    torch.testing.assert_close(seen.norms()["attend"].dense(), expected, rtol=0, atol=1e-5)

@@ -18,8 +18,8 @@ OTHER_THREAD = (
     "the model was called in another thread, and watch records only its own thread. "
     "Open the block in the thread that calls the model"
 )
-_NO_SOFTMAX = "it calls no softmax function: linear attention, a convolution or a recurrence"
-_OTHER_SOFTMAX = "its softmax is not applied to products of queries and keys"
+_NO_SOFTMAX = "it calls no softmax function: linear or sigmoid attention, a convolution or a recurrence"
+_OTHER_SOFTMAX = "its softmax is not applied to products of queries and keys that watch can follow"
 _SCRIPT = "it runs as TorchScript, which watch cannot follow"
 _THREAD = "it ran in another thread, and watch records only its own thread"
 _COMPILED = (

@@ -16,14 +16,30 @@ class Softmaxed:
 
     The tensor of the node may be a rearranged copy of the weights, such as a padded one.
     order: "transposed" if its queries and keys are swapped, "other" if it is rearranged in another way.
+    origin: the output of the softmax, if the weights were changed since.
     """
 
     scores: Scores | None
     weights: Tensor
     order: Literal["same", "transposed", "other"] = "same"
+    origin: Tensor | None = None
+
+    def copies(self) -> list[Tensor]:
+        """Return the weights and, unless they are a part of it, the output of the softmax."""
+        if self.origin is None or self.origin.shape != self.weights.shape:
+            return [self.weights]
+        return [self.weights, self.origin]
 
 
-Node = Scores | Softmaxed | str
+@dataclass(frozen=True)
+class SoftmaxedAxis:
+    """A softmax of scores over an axis that is not the last: weights if the product contracts this axis."""
+
+    output: Tensor
+    axis: int
+
+
+Node = Scores | Softmaxed | SoftmaxedAxis | str
 
 
 @dataclass(frozen=True)
@@ -40,7 +56,7 @@ class Operation:
     @property
     def node(self) -> Node:
         """The node that the output depends on most: weights, scores that are known, or unknown ones."""
-        for kind in (Softmaxed, Scores, str):
+        for kind in (Softmaxed, SoftmaxedAxis, Scores, str):
             for node in self.nodes:
                 if isinstance(node, kind):
                     return node
@@ -55,8 +71,13 @@ class Operation:
         if node is None:
             return UNKNOWN
         output = self.output
-        if isinstance(output, Tensor) and output.shape[:-1] == node.weights.shape[:-1]:
-            return Softmaxed(None, output.detach())  # masked or shortened weights
+        if isinstance(output, Tensor) and node.order != "other":
+            weights = output.detach().mT if node.order == "transposed" else output.detach()
+            # masked or shortened; negative ones, such as signed weights, cannot be stored
+            if weights.shape[:-1] == node.weights.shape[:-1] and not _any_negative(weights):
+                return Softmaxed(
+                    None, weights, node.order, node.weights if node.origin is None else node.origin
+                )
         return replace(node, order="other")
 
     def adds_scores(self) -> bool:
@@ -73,6 +94,10 @@ class Operation:
     def scored(self) -> Tensor:
         """Return the operand of `node`."""
         return next(x for x, node in zip(self.operands, self.nodes, strict=True) if node is self.node)
+
+
+def _any_negative(x: Tensor) -> bool:
+    return not x.is_meta and bool((x < 0).any())
 
 
 def tensors(x: Any) -> list[Tensor]:

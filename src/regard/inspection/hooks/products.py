@@ -6,15 +6,19 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from regard.inspection.hooks.operations import UNKNOWN, Node, Operation, Softmaxed
+from regard.inspection.hooks.operations import UNKNOWN, Node, Operation, Softmaxed, SoftmaxedAxis
 from regard.inspection.hooks.score_chain import Scores
 
 
 def product(operation: Operation) -> Node | None:
     """The rule of products: scores, if neither factor is a parameter."""
     name, args = operation.name, operation.args
+    if name == "cdist" or _mixes_heads(operation):
+        return UNKNOWN
     if name == "einsum":
         factors = _einsum_factors(operation)
+        if factors is None:
+            return UNKNOWN if _is_outer(operation) else None
     elif name in ("baddbmm", "baddbmm_"):
         factors = operation.argument(1, "batch1"), operation.argument(2, "batch2")
     elif name == "__rmatmul__":
@@ -45,14 +49,70 @@ def _einsum_factors(operation: Operation) -> tuple[Tensor, Tensor] | None:
         return None
     if out[-2] in second and out[-1] in first:
         first, second, operands = second, first, (operands[1], operands[0])
-    batch, contracted = out[:-2], set(first) & set(second) - set(out)
-    if len(contracted) != 1 or set(first) != {*batch, out[-2], *contracted}:
+    batch, contracted = out[:-2], [axis for axis in first if axis in second and axis not in out]
+    if not contracted or any(_is_parameter(x) for x in operands):
         return None
-    if set(second) != {*batch, out[-1], *contracted} or set(first) & set(second) != {*batch, *contracted}:
+    for axes, own in ((first, out[-2]), (second, out[-1])):
+        if not {own, *contracted} <= set(axes) <= {*batch, own, *contracted}:
+            return None
+    query = _arranged(operands[0], first, [*batch, out[-2]], contracted)
+    return query, _arranged(operands[1], second, [*batch, out[-1]], contracted).mT
+
+
+def _arranged(x: Tensor, axes: str, lead: list[str], contracted: list[str]) -> Tensor:
+    """Permute x to (*lead, features): axes that it lacks get size 1, contracted axes are merged."""
+    x = x.permute([axes.index(axis) for axis in (*lead, *contracted) if axis in axes])
+    for position, axis in enumerate(lead):
+        if axis not in axes:
+            x = x.unsqueeze(position)
+    return x.flatten(len(lead))
+
+
+def _is_outer(operation: Operation) -> bool:
+    """Return whether an einsum compares two activations, each with an axis of its own in the output."""
+    einsum = _Einsum.of(operation)
+    if einsum is None or any(_is_parameter(x) for x in einsum.operands):
+        return False
+    first, second, out = set(einsum.first), set(einsum.second), set(einsum.output)
+    return bool(first & second - out and (first - second) & out and (second - first) & out)
+
+
+def _mixes_heads(operation: Operation) -> bool:
+    """Return whether scores are multiplied by a parameter that mixes heads: queries and keys stay."""
+    parameter = any(_is_parameter(x) for x in operation.operands)
+    scores = next((x for x, node in zip(operation.operands, operation.nodes, strict=True) if node), None)
+    if not parameter or scores is None or operation.name != "einsum":
+        return False
+    return scores.dim() > 2 and operation.output.shape[-2:] == scores.shape[-2:]
+
+
+def weights_of(operation: Operation, node: SoftmaxedAxis) -> Tensor | None:
+    """Return the weights (…, q, k) of a product that contracts the axis of the softmax, or None.
+
+    >>> import torch
+    >>> from regard.inspection.hooks.operations import Operation, SoftmaxedAxis
+    >>> from regard.inspection.hooks.products import weights_of
+    >>> weights, value = torch.ones(2, 5, 7, 3) / 7, torch.zeros(2, 7, 3, 4)  # b q k h, b k h e
+    >>> args, node = ("bqkh,bkhe->bqhe", weights, value), SoftmaxedAxis(weights, 2)
+    >>> call = Operation("einsum", args, {}, [weights, value], [node, None], torch.einsum(*args))
+    >>> weights_of(call, node).shape
+    torch.Size([2, 3, 5, 7])
+    """
+    if operation.name != "einsum":  # valueᵀ · weightsᵀ
+        second = operation.nodes[-1] is node and operation.name in ("matmul", "bmm", "mm")
+        return node.output.mT if second and node.axis == node.output.dim() - 2 else None
+    einsum = _Einsum.of(operation)
+    if einsum is None:
         return None
-    (d,) = contracted
-    query = operands[0].permute([first.index(axis) for axis in (*batch, out[-2], d)])
-    return query, operands[1].permute([second.index(axis) for axis in (*batch, d, out[-1])])
+    is_first = operation.nodes[0] is node
+    axes, other = (einsum.first, einsum.second) if is_first else (einsum.second, einsum.first)
+    if len(axes) != node.output.dim():
+        return None
+    key, queries = axes[node.axis], [axis for axis in axes if axis in einsum.output and axis not in other]
+    if len(queries) != 1 or key in einsum.output or key not in other:
+        return None
+    lead = [axis for axis in axes if axis not in (key, *queries)]
+    return node.output.permute([axes.index(axis) for axis in (*lead, *queries, key)])
 
 
 class _Einsum(NamedTuple):

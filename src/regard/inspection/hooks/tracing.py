@@ -31,8 +31,16 @@ from regard.inspection.hooks.interception import (
     records_values,
     report,
 )
-from regard.inspection.hooks.operations import UNKNOWN, Node, Operation, Softmaxed, tensors, version_of
-from regard.inspection.hooks.products import Values, product, values
+from regard.inspection.hooks.operations import (
+    UNKNOWN,
+    Node,
+    Operation,
+    Softmaxed,
+    SoftmaxedAxis,
+    tensors,
+    version_of,
+)
+from regard.inspection.hooks.products import Values, product, values, weights_of
 from regard.inspection.hooks.score_chain import Scores
 from regard.inspection.hooks.sdpa_calls import capture_flex, capture_sdpa
 from regard.inspection.hooks.torch import capture_multihead_function
@@ -54,6 +62,8 @@ class Tracer(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name == "__get__":  # a property, such as x.mT
+            name = getattr(func.__self__, "__name__", "")
         handler = _CALLS.get(name)
         if handler is not None and is_observed():
             return handler(func, args, kwargs)
@@ -79,7 +89,7 @@ class Tracer(TorchFunctionMode):
     def _follow(self, operation: "Operation", rule: "Rule") -> None:
         """Set the node of an operation's output, and report a product with weights."""
         if rule is product:
-            weights = next((node for node in operation.nodes if isinstance(node, Softmaxed)), None)
+            weights = next(filter(None, (_weights(operation, node) for node in operation.nodes)), None)
             if weights is not None:
                 return self._report(operation, weights)
         try:
@@ -95,9 +105,10 @@ class Tracer(TorchFunctionMode):
 
     def _report(self, operation: Operation, node: Softmaxed) -> None:
         module, frame = observed_module()
-        if module is None or node.weights in self._reported:
+        if module is None or any(weights in self._reported for weights in node.copies()):
             return
-        self._reported[node.weights] = True
+        for weights in node.copies():
+            self._reported[weights] = True
         found = values(operation, node) if records_values() else None
         report(module, lambda: _capture(node, found, module, frame))
 
@@ -105,6 +116,14 @@ class Tracer(TorchFunctionMode):
         """Forget all tensors."""
         self._nodes.clear()
         self._reported.clear()
+
+
+def _weights(operation: Operation, node: Node | None) -> Softmaxed | None:
+    """Return the weights that a factor of a product is, if any."""
+    if isinstance(node, SoftmaxedAxis):
+        weights = weights_of(operation, node)
+        return None if weights is None else Softmaxed(None, weights, "other", node.output)
+    return node if isinstance(node, Softmaxed) else None
 
 
 def _note_softmax() -> None:
@@ -248,13 +267,19 @@ def _permute(operation: Operation) -> Node | None:
     if operation.name == "permute":
         sizes = operation.args[1:] or (operation.kwargs["dims"],)
         order = list(sizes[0]) if isinstance(sizes[0], list | tuple | torch.Size) else list(sizes)
+    elif operation.name in ("T", "H"):
+        order.reverse()
+    elif operation.name in ("mT", "mH"):
+        order[-2:] = order[-1], order[-2]
     else:
         first, second = operation.argument(1, "dim0"), operation.argument(2, "dim1")
         order[first], order[second] = order[second], order[first]
     if isinstance(node, Scores):
         return node.permuted(order) or UNKNOWN
+    swapped = [axis % dims for axis in order] == [*range(dims - 2), dims - 1, dims - 2]
+    if isinstance(node, SoftmaxedAxis):
+        return Softmaxed(None, operation.output.detach()) if swapped and node.axis == dims - 2 else UNKNOWN
     if isinstance(node, Softmaxed):
-        swapped = [axis % dims for axis in order] == [*range(dims - 2), dims - 1, dims - 2]
         flipped: Any = {"same": "transposed", "transposed": "same"}.get(node.order, "other")
         return replace(node, order=flipped if swapped else "other")
     return node
@@ -264,12 +289,21 @@ def _unfollowed(operation: Operation) -> Node | None:
     return operation.unfollowed()
 
 
+def _mix(operation: Operation) -> Node | None:
+    """The rule of layers that mix heads: the weights are those before it, as they are before dropout."""
+    node = operation.node
+    return replace(node, order="other") if isinstance(node, Softmaxed) else UNKNOWN
+
+
 def _softmax(operation: Operation) -> Node | None:
     dim = operation.argument(1, "dim")
     output = operation.output
-    if isinstance(operation.node, Softmaxed) or dim not in (-1, output.dim() - 1):
+    if isinstance(operation.node, Softmaxed | SoftmaxedAxis) or dim is None:
         _note_softmax()
         return None
+    if dim not in (-1, output.dim() - 1):
+        _note_softmax()  # unless a product contracts this axis
+        return SoftmaxedAxis(output.detach(), dim % output.dim())
     scores = operation.node if isinstance(operation.node, Scores) else None
     if scores is not None and not _reproduces(scores, output):
         scores = None
@@ -323,7 +357,7 @@ _CALLS: dict[str, Callable[[Function, Any, Any], Any]] = {
 def _table() -> dict[str, Rule]:
     rules: dict[str, Rule] = {}
     for names, rule in (
-        ("matmul __rmatmul__ bmm mm einsum baddbmm", product),
+        ("matmul __rmatmul__ bmm mm einsum baddbmm cdist", product),
         ("softmax", _softmax),
         ("mul multiply __rmul__", _changes(_scale)),
         ("div divide true_divide", _changes(_divide)),
@@ -335,7 +369,7 @@ def _table() -> dict[str, Rule]:
         ("tanh", _changes(lambda scores, _: scores.tanh())),
         ("float half bfloat16 double to type type_as contiguous clone detach dropout nan_to_num", _same),
         ("view reshape view_as reshape_as flatten unflatten unsqueeze squeeze __getitem__", _reshape),
-        ("transpose swapaxes swapdims permute", _permute),
+        ("transpose swapaxes swapdims permute mT mH T H", _permute),
         (
             "cat concat stack pad gather take_along_dim index_select narrow select chunk split unbind",
             _unfollowed,
@@ -345,7 +379,9 @@ def _table() -> dict[str, Rule]:
             _unfollowed,
         ),
         ("__setitem__ copy minimum min scatter scatter_add masked_scatter index_put index_add", _unfollowed),
-        ("linear conv2d rsub __rsub__ neg exp log pow relu leaky_relu sigmoid diagonal", _unfollowed),
+        ("rsub __rsub__ neg exp log pow relu leaky_relu sigmoid diagonal", _unfollowed),
+        ("abs sign square sqrt log1p softplus logsigmoid cumsum __rpow__ __rtruediv__", _unfollowed),
+        ("linear conv1d conv2d", _mix),
     ):
         for name in names.split():
             rules[name] = rule

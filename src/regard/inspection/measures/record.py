@@ -114,8 +114,8 @@ class CallRecord:
 def output_projection(model: nn.Module, name: str, width: int) -> OutputProjection | None:
     """Find the linear layer that is applied to the merged heads of an attention module.
 
-    It is a child of the module under a usual name, or of the module's neighbor `output`, as in BERT. width:
-    number of merged features. Returns None if there is none.
+    It is a child of the module under a usual name, of its parent if the module has no parameters, or of the
+    module's neighbor `output`, as in BERT. width: number of merged features. Returns None if there is none.
 
     >>> import torch
     >>> from regard.inspection.measures.record import output_projection
@@ -127,6 +127,8 @@ def output_projection(model: nn.Module, name: str, width: int) -> OutputProjecti
     candidates = [getattr(module, child, None) for child in _NAMES]
     if name:
         parent = model.get_submodule(name.rpartition(".")[0])
+        if next(module.parameters(), None) is None:  # a function in a module, between the projections
+            candidates += [getattr(parent, child, None) for child in _NAMES]
         candidates.append(getattr(getattr(parent, "output", None), "dense", None))
     for candidate in candidates:
         if isinstance(candidate, nn.Sequential | nn.ModuleList) and len(candidate):
