@@ -11,6 +11,7 @@ types in subprocesses and writes docs/reference/architectures.md.
 import argparse
 import json
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -529,7 +530,8 @@ def _account(result: Result) -> str:
 
 
 def _plain(text: str) -> str:
-    """Replace characters that Markdown would interpret."""
+    """Remove paths, and replace characters that Markdown would interpret."""
+    text = re.sub(r"/\S*/site-packages/", "", text)  # paths of this machine
     return text.replace("`", "'").replace("|", "/").replace("<", "&lt;").strip()
 
 
