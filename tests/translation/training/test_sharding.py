@@ -112,14 +112,14 @@ print(peak_memory() - before)
 """
 
 
-def test_building_a_quarter_of_a_model_takes_less_than_a_third_of_its_memory():
+def test_building_a_quarter_of_a_model_takes_less_than_half_of_its_memory():
     peaks = {}
     for kind in ("whole", "sharded"):
         done = run_fresh(PEAK.format(sharded=kind == "sharded"))
         assert done.returncode == 0, done.stderr
         peaks[kind] = float(done.stdout)
     assert peaks["whole"] > 55  # 15 million numbers
-    assert peaks["sharded"] < peaks["whole"] / 3
+    assert peaks["sharded"] < peaks["whole"] / 2  # a quarter, and what the allocator holds: up to 8 MB
 
 
 def test_write_sharded_writes_safetensors(tmp_path):
