@@ -667,18 +667,18 @@ struct Trial {
     weights.make(Type::float32, r.whole(p.keys));
     weights.fill([] { return 0; });
     entropy.make(Type::float32, r.whole(1));
-    other.found = weights.view();
+    other.result = weights.view();
     run(kernels.weights, other, {&weights}, [] {});
-    other.found = entropy.view();
+    other.result = entropy.view();
     run(kernels.entropy, other, {&entropy}, [] {});
     const int64_t most = r.dice.in(1, std::max<int64_t>(std::min<int64_t>(p.keys, 64), 1));
     values.make(Type::float32, r.whole(most));
     keys.make(Type::int64, r.whole(most));
-    other.found = values.view();
-    other.found_keys = keys.view();
-    other.most = most;
-    if (exhausting) exhaust(kernels.top, other);
-    run(kernels.top, other, {&values, &keys}, [] {});
+    other.result = values.view();
+    other.indices = keys.view();
+    other.k = most;
+    if (exhausting) exhaust(kernels.topk, other);
+    run(kernels.topk, other, {&values, &keys}, [] {});
     each_row([&](const std::vector<int64_t>& at, int64_t i, const Row& row) {
       double wanted = 0;
       Numbers sorted;
