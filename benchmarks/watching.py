@@ -1,6 +1,7 @@
 """Cost of `regard.watch` for a decoder of 8 layers on a long text, and of reading the recorded weights.
 
 python -m benchmarks.watching [tokens]
+python -m benchmarks.watching --eager [tokens]   # compared with output_attentions
 """
 
 import argparse
@@ -17,6 +18,7 @@ import regard
 from benchmarks.machine import peak_memory
 
 TOKENS, LAYERS, HEADS, WIDTH = 32_768, 8, 8, 512
+EAGER_TOKENS = 4096  # 4.3 GB of dense weights
 MAX_MEMORY, MAX_RATIO = 8192, 1.05  # MB; time relative to the unwatched forward pass
 MAX_VARIATION = 1.1  # slowest / fastest unwatched forward pass; beyond this, the ratio is inconclusive
 
@@ -96,6 +98,41 @@ def measure(tokens: int, threads: int = 2) -> dict[str, object]:
     }
 
 
+def compare_with_eager(tokens: int) -> None:
+    """Time the column sums of all weights of a watched and of an eager model, each in its own process."""
+    print(f"column sums of all weights, {LAYERS} layers and {HEADS} heads, {tokens:,} tokens")
+    seconds: dict[str, list[float]] = {"watched": [], "eager": []}
+    for _ in range(3):
+        for way, times in seconds.items():
+            command = [sys.executable, "-m", "benchmarks.watching", str(tokens), "--way", way]
+            output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+            took, memory = json.loads(output.splitlines()[-1])
+            times.append(took)
+            print(f"  {way:8} {took:6.1f} s; peak {memory:,.0f} MB", flush=True)
+    ratio = statistics.median(seconds["eager"]) / statistics.median(seconds["watched"])
+    print(f"  medians: eager takes {ratio:.2f} × as long")
+
+
+@torch.no_grad()
+def column_sums(tokens: int, way: str, threads: int = 2) -> tuple[float, float]:
+    """Return the seconds that a forward pass and all column sums take, and the peak memory in MB."""
+    torch.set_num_threads(threads)
+    model, ids = create_decoder(), torch.randint(0, 1000, (1, tokens))
+    if way == "eager":
+        model.set_attn_implementation("eager")
+    model(ids[:, :256], use_cache=False)  # warm up
+    start = time.perf_counter()
+    if way == "eager":
+        for weights in model(ids, use_cache=False, output_attentions=True).attentions:
+            weights.sum(-2)
+    else:
+        with regard.watch(model) as seen:
+            model(ids, use_cache=False)
+        for weights in seen.values():
+            weights.received()
+    return time.perf_counter() - start, peak_memory()
+
+
 def _seconds(run: Any) -> float:
     start = time.perf_counter()
     run()
@@ -105,6 +142,17 @@ def _seconds(run: Any) -> float:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="watching", description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "tokens", nargs="?", type=int, default=TOKENS, help=f"text length [default: {TOKENS}]"
+        "tokens",
+        nargs="?",
+        type=int,
+        help=f"text length [default: {TOKENS:,}; {EAGER_TOKENS:,} with --eager]",
     )
-    print(json.dumps(measure(parser.parse_args().tokens)))
+    parser.add_argument("--eager", action="store_true", help="compare with output_attentions")
+    parser.add_argument("--way", choices=["watched", "eager"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.way:
+        print(json.dumps(column_sums(options.tokens, options.way)))
+    elif options.eager:
+        compare_with_eager(options.tokens or EAGER_TOKENS)
+    else:
+        print(json.dumps(measure(options.tokens or TOKENS)))
