@@ -30,6 +30,7 @@ from regard.mechanism.biases import ALiBi as ALiBi
 from regard.mechanism.biases import ClippedRelativeBias as ClippedRelativeBias
 from regard.mechanism.biases import RelativeBias as RelativeBias
 from regard.mechanism.biases import T5Bias as T5Bias
+from regard.mechanism.dispatch import explain as explain
 from regard.mechanism.flex.attention import flex_attention as flex_attention
 from regard.mechanism.mask_algebra import Mask as Mask
 from regard.mechanism.masks import Causal as Causal
@@ -51,7 +52,6 @@ from regard.mechanism.normalizers import Softmax1 as Softmax1
 from regard.mechanism.normalizers import Sparsemax as Sparsemax
 from regard.mechanism.operator import attend as attend
 from regard.mechanism.operator import attention as attention
-from regard.mechanism.operator import explain as explain
 from regard.mechanism.operator import self_attention as self_attention
 from regard.mechanism.scores import Additive as Additive
 from regard.mechanism.scores import Concat as Concat

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import regard
 from regard import Causal, Documents, Mask, Padding, Prefix, Rule, Window
-from regard.mechanism import dispatch, fast_path, fused
+from regard.mechanism import dispatch, fused, operator
 from regard.mechanism.mask_algebra import CallShape
 from tests.cases import looped
 
@@ -227,7 +227,7 @@ def test_copies_are_equal(kind, copied):
 
 @pytest.fixture
 def forgotten() -> None:
-    fast_path._CACHE.clear()
+    operator._CACHE.clear()
 
 
 @pytest.mark.skipif(
@@ -235,10 +235,10 @@ def forgotten() -> None:
 )
 @each_mask
 def test_equal_masks_share_a_cache_entry(kind):
-    fast_path._CACHE.clear()
+    operator._CACHE.clear()
     for lengths in (BEFORE, torch.tensor(BEFORE), np.array(BEFORE)):
         output(MAKERS[kind](lengths))
-    assert len(fast_path._CACHE) == 1
+    assert len(operator._CACHE) == 1
 
 
 def test_the_cache_stays_small(forgotten):
@@ -248,7 +248,7 @@ def test_the_cache_stays_small(forgotten):
         seen = (torch.arange(4) < torch.tensor(lengths)[:, None, None, None]).expand(3, 1, 4, 4)
         expected = regard.attention(x, x, x, mask=seen, implementation="reference")
         torch.testing.assert_close(regard.attention(x, x, x, mask=Padding(lengths)), expected)
-    assert len(fast_path._CACHE) <= 256
+    assert len(operator._CACHE) <= 256
 
 
 def test_large_masks_and_long_calls_are_not_remembered(forgotten):
@@ -259,7 +259,7 @@ def test_large_masks_and_long_calls_are_not_remembered(forgotten):
     torch.testing.assert_close(regard.attention(many, many, many, mask=Padding(lengths)), expected)
     long = torch.randn(1, 5000, D)
     regard.attention(long, long[:, :8], long[:, :8], mask=Causal())
-    assert not fast_path._CACHE
+    assert not operator._CACHE
 
 
 def test_a_custom_rule_inside_documents_may_change(forgotten):

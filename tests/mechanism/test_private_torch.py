@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from regard.mechanism import dispatch, fast_path, fused, torch_state
+from regard.mechanism import dispatch, fused, operator, torch_state
 from tests.fresh import run_fresh
 
 PRIVATE = {
@@ -106,13 +106,13 @@ def test_results_are_the_same_without_them(missing, mask, monkeypatch):
 )
 def test_the_fast_path_needs_all_private_functions(monkeypatch):
     x = torch.randn(2, 3, 5, 8)
-    fast_path._CACHE.clear()
+    operator._CACHE.clear()
     regard.attention(x, x, x)
-    assert len(fast_path._CACHE) == 1
-    fast_path._CACHE.clear()
+    assert len(operator._CACHE) == 1
+    operator._CACHE.clear()
     monkeypatch.setattr(torch_state, "_PROBES_AVAILABLE", False)
     regard.attention(x, x, x)
-    assert not fast_path._CACHE
+    assert not operator._CACHE
 
 
 def test_a_first_import_in_inference_mode_keeps_the_fast_path():

@@ -4,17 +4,32 @@ The operator and `explain` use the same ordered list, `RULES`. The first rule th
 its implementation. The last rule checks the limits of the kernels; if no rule applies, the kernels run.
 """
 
+import math
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Never, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from regard._util.text import format_bytes
 from regard.errors import ArgumentError
 from regard.mechanism import fused
-from regard.mechanism.call.problem import Problem
-from regard.mechanism.normalizers import Normalizer, to_text
-from regard.mechanism.torch_state import forward_mode, subclassed
+from regard.mechanism.call import keyword_hints
+from regard.mechanism.call.arguments import (
+    Call,
+    Layout,
+    Options,
+    as_biases,
+    as_normalizer,
+    check_arguments,
+    prepare,
+)
+from regard.mechanism.call.problem import Problem, ProblemConfig
+from regard.mechanism.normalizers import BUILT_IN_TYPES, Normalizer
+from regard.mechanism.scores import Score
+from regard.mechanism.torch_state import fake_mode, forward_mode, subclassed
 
 IMPLEMENTATIONS = ("reference", "tiled", "fused")
 FROM_ENVIRONMENT = os.environ.get("REGARD_IMPLEMENTATION") or None
@@ -43,14 +58,14 @@ def _requested(implementation: str) -> Rule:
 
 def _compiled_custom_normalizer(problem: Problem, requested: str | None) -> str | None:
     normalize = problem.config.normalize
-    if torch.compiler.is_compiling() and to_text(normalize) is None:
+    if torch.compiler.is_compiling() and type(normalize) not in BUILT_IN_TYPES:
         return f"{type(normalize).__name__} is not built in, so torch.compile uses the dense formula"
     return None
 
 
 def _normalizer_with_tensors(problem: Problem, requested: str | None) -> str | None:
     normalize = problem.config.normalize
-    if to_text(normalize) is None and _holds_tensors(normalize):
+    if type(normalize) not in BUILT_IN_TYPES and _holds_tensors(normalize):
         return f"{type(normalize).__name__} has parameters, which need the dense formula"
     return None
 
@@ -99,7 +114,89 @@ def choose(problem: Problem, requested: str | None = None) -> tuple[str, str]:
     return "fused", f"{fused.DESCRIPTION}, which hold one tile of scores at a time"
 
 
+@dataclass(frozen=True)
+class Explanation:
+    """The implementation that a call uses, and the reasons for the choice.
+
+    implementation: "fused", "tiled" or "reference".
+    reasons: sentences about the choice and the memory that the call needs.
+
+    >>> import torch, regard
+    >>> x = torch.randn(2, 8, 5, 16)
+    >>> regard.explain(x, x, x, implementation="tiled").implementation
+    'tiled'
+    """
+
+    implementation: str
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([self.implementation, *(f"  {reason}" for reason in self.reasons)])
+
+    __repr__ = __str__
+
+
+def explain(
+    query: Tensor, key: Tensor, value: Tensor, *positional: Never, **options: Unpack[Options]
+) -> Explanation:
+    """Explain which implementation `attention` would use for these arguments. Nothing is computed.
+
+    query, key, value: only shape, dtype and device matter; `torch.empty(1).expand(…)` takes no memory.
+    options: keyword arguments of `attention`. With score_mod or block_mask: arguments of `flex_attention`.
+
+    >>> import torch, regard
+    >>> x = torch.empty(1).expand(8, 65536, 64)
+    >>> regard.explain(x, x, x, normalize=regard.Hard())
+    tiled
+      blocks of query rows, in linear memory, because ...
+      the dense weights would take 137.4 GB
+    """
+    if options.keys() & {"score_mod", "block_mask"}:
+        from regard.mechanism.flex.attention import explain as explain_flex  # imports this module
+
+        return explain_flex(query, key, value, *positional, **options)  # type: ignore[misc]
+    unknown = {name: None for name in options if name not in Options.__annotations__}
+    if positional or unknown:
+        keyword_hints.raise_unexpected("explain", positional, unknown)
+    implementation = options.pop("implementation", None)
+    call = Call(**options)  # type: ignore[misc]
+    check_arguments(query, key, value, call)
+    chosen, why = choose(_prepare_without_computing(query, key, value, call), implementation)
+    pairs = math.prod(Layout.of(query, key, value).lead) * query.shape[-2] * key.shape[-2]
+    size = format_bytes(pairs * max(query.element_size(), 4))
+    reasons = [why, f"the dense weights {'' if chosen == 'reference' else 'would '}take {size}"]
+    if chosen == "fused":
+        reasons.append("if the result is not finite, tiled recomputes it")
+    if not isinstance(call.score, Score):
+        name = getattr(call.score, "__name__", type(call.score).__name__)
+        reasons.append(f"the score is the function {name}: its scores are a dense matrix of {size}")
+    for name, tensor in [("mask", call.mask), *(("bias", bias) for bias in as_biases(call.bias))]:
+        if isinstance(tensor, Tensor):
+            dense_size = format_bytes(tensor.numel() * tensor.element_size())
+            reasons.append(f"the {name} is a dense tensor of {dense_size}")
+    return Explanation(chosen, tuple(reasons))
+
+
 def _holds_tensors(normalize: Normalizer) -> bool:
     if isinstance(normalize, nn.Module) and any(True for _ in normalize.parameters()):
         return True
     return any(isinstance(attribute, Tensor) for attribute in vars(normalize).values())
+
+
+def _prepare_without_computing(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Problem:
+    """Prepare a call with fake tensors, which have shapes, dtypes and devices but no values.
+
+    If a custom score or mask reads values, prepare the call with the real tensors instead.
+    """
+    layout = Layout.of(query, key, value)
+    if subclassed(query, key, value):
+        return Problem(
+            ProblemConfig(as_normalizer(call.normalize)), {"query": query, "key": key, "value": value}
+        )
+    try:
+        with torch.no_grad(), fake_mode() as fake:
+            inputs = [fake.from_tensor(tensor) for tensor in (query, key, value)]
+            return prepare(inputs[0], inputs[1], inputs[2], layout, call)
+    except RuntimeError:  # raised by torch for operations that need values; regard's errors have other types
+        with torch.no_grad():  # dropout does not matter here and would advance the generator
+            return prepare(query, key, value, layout, call._replace(dropout=0.0, generator=None))

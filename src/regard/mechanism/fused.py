@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.call.problem import Problem, empty_in_order, empty_results, kind
-from regard.mechanism.normalizers import Normalizer, Sigmoid, Softmax, kernel_name
+from regard.mechanism.normalizers import BUILT_IN_TYPES, Normalizer, Sigmoid, Softmax
 
 _DTYPES = {
     "float32": torch.float32,
@@ -80,7 +80,7 @@ def unsupported(problem: Problem) -> str | None:
     query, config = problem["query"], problem.config
     if _KERNELS is None:
         return DESCRIPTION
-    if kernel_name(config.normalize) is None:
+    if _kernel_name(config.normalize) is None:
         return f"{type(config.normalize).__name__} has no kernel"
     if query.dtype not in FLOAT_TYPES:
         return f"{str(query.dtype).removeprefix('torch.')} has no kernel"
@@ -366,11 +366,15 @@ def _type(name: str, tensor: Tensor) -> int:
     return number
 
 
+def _kernel_name(normalize: Normalizer) -> str | None:
+    return normalize._kernel if type(normalize) in BUILT_IN_TYPES else None
+
+
 def _encode_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
     """Return the normalizer's code, whether it counts keys, its inverse temperature and its bias."""
     sharpness = 1 / normalize.temperature if type(normalize) is Softmax else 1.0
     bias = normalize.bias if type(normalize) is Sigmoid else 0.0
-    return _NORMALIZERS[kernel_name(normalize)], bias is None, sharpness, bias or 0.0
+    return _NORMALIZERS[_kernel_name(normalize)], bias is None, sharpness, bias or 0.0
 
 
 def is_single_segment(problem: Problem) -> bool:

@@ -419,11 +419,6 @@ BUILT_IN: dict[str, type[Normalizer]] = {
 BUILT_IN_TYPES = frozenset(BUILT_IN.values())  # exact types: a subclass may override any method
 
 
-def kernel_name(normalize: Normalizer) -> str | None:
-    """Return the name of a normalizer's kernel, or None if it has no kernel."""
-    return normalize._kernel if type(normalize) in BUILT_IN_TYPES else None
-
-
 def to_text(normalize: Normalizer) -> str | None:
     """Serialize a built-in normalizer as text, e.g. "Entmax 0x1.8p+0". Returns None for a custom one.
 

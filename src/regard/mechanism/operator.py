@@ -3,35 +3,45 @@
 scores  = score(query, key)                    … h q k
 weights = normalize(mask(scores + bias))       … h q k
 output  = weights · value                      … h q e
+
+The kernels finish a small call in a few microseconds; preparing it takes much longer. A call whose score,
+mask and normalizer are immutable is therefore prepared once, and its encoding for the kernels is cached. The
+next call with the same score, mask, normalizer, shapes and strides only fills in five addresses.
 """
 
-import math
-from dataclasses import dataclass
+from collections.abc import Hashable
 from functools import partial
-from typing import NamedTuple, Never, TypedDict, Unpack
+from typing import Any, NamedTuple, Never, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard._util.text import format_bytes
-from regard.mechanism import autograd, dispatch, fast_path, reference
+from regard.mechanism import autograd, dispatch, fused, reference
 from regard.mechanism.call import keyword_hints
 from regard.mechanism.call.arguments import (
     Bias,
     Call,
     Layout,
-    as_biases,
-    as_normalizer,
-    check_inputs,
+    check_arguments,
+    check_shapes,
     prepare,
 )
-from regard.mechanism.call.problem import Problem, ProblemConfig
+from regard.mechanism.call.arguments import Options as Options
+from regard.mechanism.call.problem import Problem, empty_results
 from regard.mechanism.mask_algebra import Mask
-from regard.mechanism.normalizers import Normalizer, Sink, Softmax
+from regard.mechanism.masks import Causal, Documents, Padding, Window
+from regard.mechanism.normalizers import BUILT_IN_TYPES, Normalizer, Sink, Softmax
 from regard.mechanism.precision import autocast_off, autocasts
-from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
-from regard.mechanism.torch_state import fake_mode, subclassed
+from regard.mechanism.scores import Dot, ScaledDot, Score, ScoreFunction
+from regard.mechanism.torch_state import plain_cpu
 from regard.mechanism.weights.matrix import Weights
+
+_TENSOR_TYPES = {Tensor, nn.Parameter}
+_MASKS = {type(None), Causal, Window, Documents, Padding}  # immutable and hashable
+_INPUTS = ("query", "key", "value")
+_MAX_CACHED_ROWS = 4096  # masked calls with more queries are not cached: their intervals are too large
+_CACHE_SIZE = 256  # calls
+_CACHE: dict[Hashable, "_PreparedCall | None"] = {}  # None: the call takes the general path
 
 
 def attention(
@@ -113,18 +123,6 @@ def attend(
     return output, Weights(build, tau, lead, inputs=inputs, tau_from_kernels=fused_tau)
 
 
-class Options(TypedDict, total=False):
-    """The keyword arguments of `attention` and `attend`."""
-
-    score: Score | ScoreFunction
-    mask: Mask | Tensor | None
-    bias: Bias | None
-    normalize: Normalizer | Sink
-    dropout: float
-    generator: torch.Generator | None
-    implementation: str | None
-
-
 def self_attention(x: Tensor, **options: Unpack[Options]) -> Tensor:
     """Compute self-attention, with x as query, key and value.
 
@@ -135,69 +133,6 @@ def self_attention(x: Tensor, **options: Unpack[Options]) -> Tensor:
     torch.Size([5, 4])
     """
     return attention(x, x, x, **options)
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """The implementation that a call uses, and the reasons for the choice.
-
-    implementation: "fused", "tiled" or "reference".
-    reasons: sentences about the choice and the memory that the call needs.
-
-    >>> import torch, regard
-    >>> x = torch.randn(2, 8, 5, 16)
-    >>> regard.explain(x, x, x, implementation="tiled").implementation
-    'tiled'
-    """
-
-    implementation: str
-    reasons: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "\n".join([self.implementation, *(f"  {reason}" for reason in self.reasons)])
-
-    __repr__ = __str__
-
-
-def explain(
-    query: Tensor, key: Tensor, value: Tensor, *positional: Never, **options: Unpack[Options]
-) -> Explanation:
-    """Explain which implementation `attention` would use for these arguments. Nothing is computed.
-
-    query, key, value: only shape, dtype and device matter; `torch.empty(1).expand(…)` takes no memory.
-    options: keyword arguments of `attention`. With score_mod or block_mask: arguments of `flex_attention`.
-
-    >>> import torch, regard
-    >>> x = torch.empty(1).expand(8, 65536, 64)
-    >>> regard.explain(x, x, x, normalize=regard.Hard())
-    tiled
-      blocks of query rows, in linear memory, because ...
-      the dense weights would take 137.4 GB
-    """
-    if options.keys() & {"score_mod", "block_mask"}:
-        from regard.mechanism.flex.attention import explain as explain_flex  # imports this module
-
-        return explain_flex(query, key, value, *positional, **options)  # type: ignore[misc]
-    unknown = {name: None for name in options if name not in Options.__annotations__}
-    if positional or unknown:
-        keyword_hints.raise_unexpected("explain", positional, unknown)
-    implementation = options.pop("implementation", None)
-    call = Call(**options)  # type: ignore[misc]
-    check_inputs(query, key, value)
-    chosen, why = dispatch.choose(_prepare_without_computing(query, key, value, call), implementation)
-    pairs = math.prod(Layout.of(query, key, value).lead) * query.shape[-2] * key.shape[-2]
-    size = format_bytes(pairs * max(query.element_size(), 4))
-    reasons = [why, f"the dense weights {'' if chosen == 'reference' else 'would '}take {size}"]
-    if chosen == "fused":
-        reasons.append("if the result is not finite, tiled recomputes it")
-    if not isinstance(call.score, Score):
-        name = getattr(call.score, "__name__", type(call.score).__name__)
-        reasons.append(f"the score is the function {name}: its scores are a dense matrix of {size}")
-    for name, tensor in [("mask", call.mask), *(("bias", bias) for bias in as_biases(call.bias))]:
-        if isinstance(tensor, Tensor):
-            dense_size = format_bytes(tensor.numel() * tensor.element_size())
-            reasons.append(f"the {name} is a dense tensor of {dense_size}")
-    return Explanation(chosen, tuple(reasons))
 
 
 class _Result(NamedTuple):
@@ -212,14 +147,14 @@ def _run(
 ) -> _Result:
     """Run a cached call, or prepare the call, select an implementation and run it."""
     if implementation is None and dispatch.FROM_ENVIRONMENT in (None, "fused"):
-        result = fast_path.attention(query, key, value, call, need_tau=need_tau)
+        result = _run_cached(query, key, value, call, need_tau=need_tau)
         if result is not None:
             return _Result(*result, True, None)
     device = query.device.type if isinstance(query, Tensor) else "cpu"
     if autocasts(device):
         query, key, value = (_autocast(tensor) for tensor in (query, key, value))
     with autocast_off(device):
-        check_inputs(query, key, value)
+        check_arguments(query, key, value, call)
         layout = Layout.of(query, key, value)
         problem = prepare(query, key, value, layout, call)
         chosen, _ = dispatch.choose(problem, implementation)
@@ -230,25 +165,6 @@ def _run(
             problem = problem.with_config(fused=chosen == "fused")
             output, tau, fused_tau = autograd.run(problem)
         return _Result(layout.merge(output).to(query.dtype), tau.detach(), fused_tau, problem)
-
-
-def _prepare_without_computing(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Problem:
-    """Prepare a call with fake tensors, which have shapes, dtypes and devices but no values.
-
-    If a custom score or mask reads values, prepare the call with the real tensors instead.
-    """
-    layout = Layout.of(query, key, value)
-    if subclassed(query, key, value):
-        return Problem(
-            ProblemConfig(as_normalizer(call.normalize)), {"query": query, "key": key, "value": value}
-        )
-    try:
-        with torch.no_grad(), fake_mode() as fake:
-            inputs = [fake.from_tensor(tensor) for tensor in (query, key, value)]
-            return prepare(inputs[0], inputs[1], inputs[2], layout, call)
-    except RuntimeError:  # raised by torch for operations that need values; regard's errors have other types
-        with torch.no_grad():  # dropout does not matter here and would advance the generator
-            return prepare(query, key, value, layout, call._replace(dropout=0.0, generator=None))
 
 
 def _prepare_weights(
@@ -269,3 +185,174 @@ def _autocast(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dtype is torch.float64:
         return tensor
     return tensor.to(torch.get_autocast_dtype(tensor.device.type))
+
+
+class _PreparedCall(NamedTuple):
+    """A call in the kernels' encoding, except for the addresses of its inputs and results."""
+
+    forward: fused.Encoded
+    output_shape: tuple[int, ...]
+    output_stride: tuple[int, ...]
+    tau_shape: tuple[int, ...]
+    simple_backward: bool  # gradients need no segments, padding or sums over broadcast axes
+    backward: dict[Hashable, fused.Encoded]  # keyed by required gradients and strides
+
+
+def _run_cached(
+    query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_tau: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """Return the differentiable output, and τ if needed, or None if the caller must take the general path.
+
+    The general path is necessary if the call cannot be cached or its output is not finite.
+    """
+    mask = call.mask
+    if (
+        type(query) not in _TENSOR_TYPES
+        or type(key) not in _TENSOR_TYPES
+        or type(value) not in _TENSOR_TYPES
+        or type(mask) not in _MASKS
+        or type(call.score) not in (ScaledDot, Dot)
+        or type(call.normalize) not in BUILT_IN_TYPES
+        or call.bias is not None
+        or type(call.dropout) not in (float, int)
+        or call.dropout
+        or call.generator is not None
+        or torch.compiler.is_compiling()
+        or not plain_cpu(query, key, value)
+        or (type(mask) in (Padding, Documents) and mask.cache_key is None)  # type: ignore[union-attr]
+    ):
+        return None
+    shapes = (query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride())
+    cache_key = (shapes, query.dtype, key.dtype, value.dtype, call.score, call.normalize, mask)
+    try:
+        prepared = _CACHE[cache_key]
+    except KeyError:
+        prepared = _prepare(query, key, value, call)
+        if len(_CACHE) >= _CACHE_SIZE:
+            _CACHE.clear()
+        if mask is None or query.shape[-2] <= _MAX_CACHED_ROWS:
+            _CACHE[cache_key] = prepared
+    if prepared is None:
+        return None
+    requires_grad = torch.is_grad_enabled() and (
+        query.requires_grad or key.requires_grad or value.requires_grad
+    )
+    if requires_grad and query.dtype is not torch.float32:
+        return None
+    output = torch.empty_strided(prepared.output_shape, prepared.output_stride, dtype=torch.float32)
+    tau = None
+    if need_tau or requires_grad:
+        tau = torch.empty(prepared.tau_shape, dtype=torch.float32, device="cpu")
+    if not prepared.forward.run("forward", (query, key, value, output, tau)):
+        return None
+    if not requires_grad:
+        return output if query.dtype is torch.float32 else output.to(query.dtype), tau
+    # skips the overhead of `apply`, which binds default arguments before it calls this
+    apply = super(torch.autograd.Function, _FastAttention).apply
+    return apply((output, tau), prepared, call, query, key, value)  # type: ignore[no-untyped-call]
+
+
+def _prepare(query: Tensor, key: Tensor, value: Tensor, call: Call) -> _PreparedCall | None:
+    """Check a call, prepare it and encode it. Returns None if the call cannot be cached."""
+    check_shapes(query, key, value)  # plain dense tensors and no dropout: `_run_cached` has checked the rest
+    problem, layout = _problem(query, key, value, call)
+    # the last rule of `dispatch.RULES`: the others do not apply to plain tensors and built-in normalizers
+    if fused.unsupported(problem) is not None or 0 in (*problem.lead(), problem.queries, problem.keys):
+        return None
+    addresses = [problem[name].data_ptr() for name in _INPUTS]
+    if "sink" in problem.tensors or addresses != [x.data_ptr() for x in (query, key, value)]:
+        return None  # the encoding would contain the address of a copy
+    output, tau = empty_results(problem)
+    merged = layout.merge(output)
+    if merged.data_ptr() != output.data_ptr():
+        return None
+    *units, per_group = problem.lead()
+    whole = problem["query"].shape[-3] == per_group and all(
+        problem[name].shape[:-3] == tuple(units) for name in _INPUTS
+    )
+    return _PreparedCall(
+        fused.encode(problem, {"output": output, "tau": tau}, addresses=(*_INPUTS, "output", "tau")),
+        tuple(merged.shape),
+        merged.stride(),
+        tuple(tau.shape),
+        whole and fused.is_single_segment(problem),
+        {},
+    )
+
+
+def _problem(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Problem, Layout]:
+    layout = Layout.of(query, key, value)
+    with torch.inference_mode(False), torch.no_grad():  # cached intervals must not be inference tensors
+        return prepare(query, key, value, layout, call, keep_dtype=True), layout
+
+
+class _FastAttention(torch.autograd.Function):
+    """Attach the backward pass to an output that is already computed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, result: tuple[Tensor, Tensor], prepared: _PreparedCall, call: Call, *inputs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.prepared, ctx.call = prepared, call
+        ctx.save_for_backward(*inputs, *result)
+        ctx.mark_non_differentiable(result[1])
+        ctx.set_materialize_grads(False)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 6
+        query, key, value, output, tau = ctx.saved_tensors
+        wanted = tuple(name for name, need in zip(_INPUTS, ctx.needs_input_grad[3:], strict=True) if need)
+        grads = None
+        if (
+            ctx.prepared.simple_backward
+            and not torch.is_grad_enabled()
+            and type(grad) is Tensor
+            and grad.dtype is torch.float32
+            and plain_cpu(grad)
+        ):
+            output = output if output.stride(-1) == 1 else output.contiguous()
+            saved = {"query": query, "key": key, "value": value, "tau": tau, "output": output, "grad": grad}
+            grads = _kernel_gradients(ctx.prepared, ctx.call, saved, wanted)
+        if grads is None:
+            grads = _general_gradients(ctx.call, query, key, value, output, tau, grad, wanted)
+        return None, None, None, *(grads.get(name) for name in _INPUTS)
+
+
+def _kernel_gradients(
+    prepared: _PreparedCall, call: Call, saved: dict[str, Tensor], wanted: tuple[str, ...]
+) -> dict[str, Tensor] | None:
+    """Compute the gradients with one kernel call. Returns None if they are not finite."""
+    grads = {name: torch.empty(saved[name].shape, dtype=torch.float32, device="cpu") for name in wanted}
+    # hooks on saved tensors can change the strides of any of them
+    cache_key = (wanted, *(x.stride() for x in saved.values()))
+    encoded = prepared.backward.get(cache_key)
+    if encoded is None:
+        problem, layout = _problem(saved["query"], saved["key"], saved["value"], call)
+        split = {"query": layout.per_query, "key": layout.per_key, "value": layout.per_key}
+        results = {f"d_{name}": split[name](grad) for name, grad in grads.items()}
+        extra = {name: layout.per_query(saved[name]) for name in ("output", "grad")}
+        encoded = prepared.backward[cache_key] = fused.encode(
+            problem, {"tau": saved["tau"], **extra, **results}, addresses=(*saved, *results)
+        )
+    return grads if encoded.run("backward", (*saved.values(), *grads.values())) else None
+
+
+def _general_gradients(
+    call: Call,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    tau: Tensor,
+    grad: Tensor,
+    wanted: tuple[str, ...],
+) -> dict[str, Tensor]:
+    """Compute the gradients on the general path, which is differentiable, NaN-safe and supports any width."""
+    problem = prepare(query, key, value, Layout.of(query, key, value), call).with_config(fused=True)
+    output, grad = (x.reshape(*tau.shape[:-1], x.shape[-1]) for x in (output, grad))  # … h q e -> … g r q e
+    grads = autograd.gradients(problem, tau, output, grad, wanted)
+    shapes = {"query": query.shape, "key": key.shape, "value": value.shape}
+    return {name: grads[name].reshape(shapes[name]) for name in wanted}

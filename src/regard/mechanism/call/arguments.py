@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from regard.mechanism.biases import RelativeBias
 from regard.mechanism.call import keyword_hints, validation
 from regard.mechanism.call.problem import Problem, ProblemConfig, Tile
 from regard.mechanism.mask_algebra import CallShape, Mask, as_mask, terms_of
-from regard.mechanism.normalizers import Normalizer, Sink, Softmax, Softmax1, to_text
+from regard.mechanism.normalizers import BUILT_IN_TYPES, Normalizer, Sink, Softmax, Softmax1
 from regard.mechanism.scores import BUILT_IN, Prepared, ScaledDot, Score, ScoreFunction
 from regard.mechanism.torch_state import concrete
 
@@ -34,6 +34,18 @@ class Call(NamedTuple):
     normalize: Normalizer | Sink = Softmax()
     dropout: float = 0.0
     generator: torch.Generator | None = None
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `attention` and `attend`."""
+
+    score: Score | ScoreFunction
+    mask: Mask | Tensor | None
+    bias: Bias | None
+    normalize: Normalizer | Sink
+    dropout: float
+    generator: torch.Generator | None
+    implementation: str | None
 
 
 class Layout(NamedTuple):
@@ -122,7 +134,7 @@ def prepare(
     keep_dtype: keep bfloat16 and float16 instead of converting to float32. Only the kernels support this.
     """
     normalize, dropout = as_normalizer(call.normalize), call.dropout
-    _check_dropout(dropout, call.generator)
+    built_in = type(normalize) in BUILT_IN_TYPES
     call_shape = CallShape(layout.lead, query.shape[-2], key.shape[-2], query.device)
     dtype = query.dtype if keep_dtype or query.dtype is torch.float64 else torch.float32
     prepared, function_scores = _score(call.score, query, key, layout, dtype)
@@ -149,7 +161,7 @@ def prepare(
             if tensor is not None:
                 tensors[f"{name}{i}"] = layout.per_query(tensor)
 
-    sink = normalize.sink()
+    sink = normalize.sink() if type(normalize) is Softmax1 or not built_in else None
     if sink is not None:
         tensors["sink"] = _sink(normalize, sink, layout, call_shape, dtype)
         normalize = Softmax1() if type(normalize) is Softmax1 else normalize
@@ -173,7 +185,7 @@ def prepare(
         score=name,
     )
     problem = Problem(config, tensors)
-    if to_text(normalize) is None:
+    if not built_in:
         _check_normalizer(problem)
     return problem
 
@@ -200,12 +212,24 @@ def as_normalizer(normalize: Normalizer | Sink) -> Normalizer:
     )
 
 
-def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise unless query, key and value are dense floating-point tensors that fit together."""
+def check_arguments(query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
+    """Raise unless query, key and value are dense tensors that fit together, and dropout is a probability."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise DTypeError(f"{name} is {type_name(tensor)}; pass a tensor: torch.as_tensor({name}).")
         check_dense(name, tensor)
+    check_shapes(query, key, value)
+    cure = "It is the dropout probability."
+    check_number("attention got dropout", call.dropout, min=0, below=1, cure=cure)
+    if call.generator is not None and not isinstance(call.generator, torch.Generator):
+        raise DTypeError(
+            f"generator is {call.generator!r}; pass a torch.Generator: torch.Generator().manual_seed(0)."
+        )
+
+
+def check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raise unless three tensors have the same floating-point dtype and device, and tokens that fit."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() < 2:
             raise ShapeError(
                 f"{name} has shape {tuple(tensor.shape)}; it needs at least 2 axes, (tokens, features). "
@@ -325,12 +349,4 @@ def check_score(score: object) -> None:
     if not isinstance(score, Score) and not callable(score):
         raise DTypeError(
             f"score is {type_name(score)}; pass a score, such as Dot(), or a function of (query, key)."
-        )
-
-
-def _check_dropout(dropout: float, generator: torch.Generator | None) -> None:
-    check_number("attention got dropout", dropout, min=0, below=1, cure="It is the dropout probability.")
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise DTypeError(
-            f"generator is {generator!r}; pass a torch.Generator: torch.Generator().manual_seed(0)."
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard._util.checks import check_dense, check_device, check_number
 from regard._util.text import format_bytes, type_name
 from regard.errors import ArgumentError, DTypeError, MaskError, ShapeError
-from regard.mechanism import operator
+from regard.mechanism import dispatch, operator
 from regard.mechanism.flex import tiles
 from regard.mechanism.flex.blocks import Blocks, find_intervals
 from regard.mechanism.flex.expressions import Constant, Index, ScoreForm
@@ -86,23 +86,23 @@ def explain(
     block_mask: "BlockMask | None" = None,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> operator.Explanation:
+) -> dispatch.Explanation:
     """Explain how `flex_attention` computes a call. The functions are traced, and the mask is evaluated."""
     _check_inputs(query, key, value, enable_gqa)
     route = choose_route(query, key, score_mod, block_mask, _scale(scale, query))
     if route.plan is not None:
-        explanation = operator.explain(query, key, value, **_options(route.plan, route.mask))
+        explanation = dispatch.explain(query, key, value, **_options(route.plan, route.mask))
         intervals = (
             "" if route.mask is None else f", with {len(route.mask.parts)} intervals of keys per query"
         )
         why = f"score_mod and mask_mod have known formulas{intervals}"
-        return operator.Explanation(explanation.implementation, (*explanation.reasons, why))
+        return dispatch.Explanation(explanation.implementation, (*explanation.reasons, why))
     dense = format_bytes(math.prod(query.shape[:3]) * key.shape[2] * max(query.element_size(), 4))
     reasons = (
         f"blocks of query rows, in linear memory, because {route.reason}",
         f"the dense weights would take {dense}",
     )
-    return operator.Explanation("tiled", reasons)
+    return dispatch.Explanation("tiled", reasons)
 
 
 class _Route(NamedTuple):
