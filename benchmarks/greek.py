@@ -20,8 +20,8 @@ from regard.translation import (
     symmetrize,
     train,
 )
+from regard.translation.alignment.links import Links, reverse_links
 from regard.translation.data.bible import Verse, bible
-from regard.translation.data.links import Links, reverse_links
 from regard.translation.training.progress import create_display
 
 BOOKS = range(40, 45)

@@ -26,10 +26,8 @@ from regard.inspection.patch import patched as patched
 from regard.inspection.patch import unpatch as unpatch
 from regard.inspection.recording import Seen as Seen
 from regard.inspection.watch import watch as watch
-from regard.mechanism.biases import ALiBi as ALiBi
 from regard.mechanism.biases import ClippedRelativeBias as ClippedRelativeBias
 from regard.mechanism.biases import RelativeBias as RelativeBias
-from regard.mechanism.biases import T5Bias as T5Bias
 from regard.mechanism.dispatch import explain as explain
 from regard.mechanism.flex.attention import flex_attention as flex_attention
 from regard.mechanism.mask_algebra import Mask as Mask
@@ -68,6 +66,8 @@ from regard.mechanism.weights.rollout import rollout as rollout
 from regard.mechanism.weights.spectrum import SVD as SVD
 from regard.mechanism.weights.transpose import TransposedWeights as TransposedWeights
 from regard.models.encoders.pretrained import load_encoder as load_encoder
+from regard.models.layers.positions.alibi import ALiBi as ALiBi
+from regard.models.layers.positions.t5 import T5Bias as T5Bias
 from regard.plot.heatmaps import heatmap as heatmap
 from regard.translation.translator import Translation as Translation
 from regard.translation.translator import Translator as Translator

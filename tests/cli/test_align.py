@@ -10,7 +10,7 @@ pytest.importorskip("typer")
 
 from regard.translation.alignment.aer import error_rate, read_gold
 from regard.translation.alignment.cross_attention import AlignmentHead
-from regard.translation.data.links import reverse_links, symmetrize, to_pharaoh
+from regard.translation.alignment.links import reverse_links, symmetrize, to_pharaoh
 from regard.translation.translator import load_translator
 from tests.cli.running import error_of, run
 from tests.translation import folders

@@ -27,14 +27,14 @@ from regard.cli.shared import (
     open_output,
 )
 from regard.errors import ArgumentError
+from regard.translation.alignment.links import SymmetrizationMethod, check_threshold
 from regard.translation.data.formats import read_pairs
-from regard.translation.data.links import SymmetrizationMethod, check_threshold
 
 if TYPE_CHECKING:
     from regard.translation.alignment.aer import GoldAlignment
     from regard.translation.alignment.alignment import Alignment
     from regard.translation.alignment.cross_attention import AlignmentHead
-    from regard.translation.data.links import Links
+    from regard.translation.alignment.links import Links
     from regard.translation.translator import Translator
 
 Pair = tuple[str, str]
@@ -150,7 +150,7 @@ def align(
     check_output(output)
     overrides = _parse_head(layer, heads, shift)
     from regard.translation.alignment.aer import error_rate
-    from regard.translation.data.links import to_pharaoh
+    from regard.translation.alignment.links import to_pharaoh
 
     pairs: Iterable[Pair] = [(source, target or "")] if text else read_pairs(source, target)
     gold_links = None
@@ -302,7 +302,7 @@ def _symmetrize(
     threshold: float | None,
     method: SymmetrizationMethod | None,
 ) -> "list[Links]":
-    from regard.translation.data.links import reverse_links, symmetrize
+    from regard.translation.alignment.links import reverse_links, symmetrize
 
     alignments = backward.align([(target, source) for source, target in pairs])
     return [

@@ -119,7 +119,7 @@ def attend(
     if problem is not None:
         return output, Weights(problem.without("value"), tau, lead, tau_from_kernels=fused_tau)
     build = partial(_prepare_weights, query, key, value.shape, call, torch.is_grad_enabled())
-    inputs = {"query": query, "key": key}  # masks on the fast path are immutable
+    inputs = {"query": query, "key": key}  # masks of cached calls are immutable
     return output, Weights(build, tau, lead, inputs=inputs, tau_from_kernels=fused_tau)
 
 
@@ -170,7 +170,7 @@ def _run(
 def _prepare_weights(
     query: Tensor, key: Tensor, value_shape: torch.Size, call: Call, grad_enabled: bool
 ) -> Problem:
-    """Prepare the weights of a fast-path call, without value.
+    """Prepare the weights of a cached call, without value.
 
     value_shape: shape of value, which may have more heads or batch axes than query and key.
     grad_enabled: the grad mode of the forward pass, which may differ from the mode when weights are read.

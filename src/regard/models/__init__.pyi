@@ -1,5 +1,3 @@
-from regard.mechanism.biases import ALiBi as ALiBi
-from regard.mechanism.biases import T5Bias as T5Bias
 from regard.models.configs import RecurrentConfig as RecurrentConfig
 from regard.models.encoders.base import AttendedWord as AttendedWord
 from regard.models.encoders.base import Comparison as Comparison
@@ -35,10 +33,12 @@ from regard.models.layers.kv_cache import KeyValues as KeyValues
 from regard.models.layers.kv_cache import KVCache as KVCache
 from regard.models.layers.nonlocal_block import NonLocal as NonLocal
 from regard.models.layers.position_encoding import PositionEncoding as PositionEncoding
+from regard.models.layers.positions.alibi import ALiBi as ALiBi
 from regard.models.layers.positions.learned import LearnedPositions as LearnedPositions
 from regard.models.layers.positions.rotary import RotaryPositions as RotaryPositions
 from regard.models.layers.positions.rotary import Rotation as Rotation
 from regard.models.layers.positions.sinusoidal import SinusoidalPositions as SinusoidalPositions
+from regard.models.layers.positions.t5 import T5Bias as T5Bias
 from regard.models.layers.stack import Stack as Stack
 from regard.models.loss import vocabulary_loss as vocabulary_loss
 from regard.models.model_summary import Summary as Summary

@@ -8,6 +8,9 @@ from regard.translation.alignment.alignment import align as align
 from regard.translation.alignment.alignment import select_alignment_head as select_alignment_head
 from regard.translation.alignment.cross_attention import AlignmentHead as AlignmentHead
 from regard.translation.alignment.lexical_aligner import LexicalAligner as LexicalAligner
+from regard.translation.alignment.links import Links as Links
+from regard.translation.alignment.links import symmetrize as symmetrize
+from regard.translation.alignment.links import to_pharaoh as to_pharaoh
 from regard.translation.config import TranslationConfig as TranslationConfig
 from regard.translation.data.builtin import EmbeddedCorpus as EmbeddedCorpus
 from regard.translation.data.builtin import embedded_corpus as embedded_corpus
@@ -15,9 +18,6 @@ from regard.translation.data.cleaning import clean_pairs as clean_pairs
 from regard.translation.data.encoded import EncodedCorpus as EncodedCorpus
 from regard.translation.data.formats import read_pairs as read_pairs
 from regard.translation.data.formats import write_pairs as write_pairs
-from regard.translation.data.links import Links as Links
-from regard.translation.data.links import symmetrize as symmetrize
-from regard.translation.data.links import to_pharaoh as to_pharaoh
 from regard.translation.data.pairs import Pair as Pair
 from regard.translation.data.pairs import split_pairs as split_pairs
 from regard.translation.decoding.search import Hypothesis as Hypothesis

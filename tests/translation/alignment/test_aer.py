@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from regard.errors import ArgumentError
 from regard.translation.alignment.aer import GoldAlignment, error_rate, read_gold, read_pharaoh
-from regard.translation.data.links import Links, reverse_links, symmetrize, to_pharaoh
+from regard.translation.alignment.links import Links, reverse_links, symmetrize, to_pharaoh
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "align-roen"
 LINKS = st.frozensets(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=12)

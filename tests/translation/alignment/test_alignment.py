@@ -25,7 +25,7 @@ from regard.translation.alignment.alignment import (
     select_alignment_head,
 )
 from regard.translation.alignment.cross_attention import AlignmentHead, cross_weights
-from regard.translation.data.links import Links
+from regard.translation.alignment.links import Links
 from regard.translation.tokens import END, START
 
 SOURCES = [[5, 6, 7, 8, 9], [10, 11], [12], [13, 5, 14]]

@@ -9,8 +9,8 @@ from regard.errors import ArgumentError
 from regard.translation.alignment import lexical_aligner
 from regard.translation.alignment.aer import error_rate
 from regard.translation.alignment.lexical_aligner import LexicalAligner
+from regard.translation.alignment.links import Links, SymmetrizationMethod
 from regard.translation.data.bible import bible
-from regard.translation.data.links import Links, SymmetrizationMethod
 
 
 def shuffled(n: int, words: int = 30, seed: int = 0) -> tuple[list[tuple[str, str]], list[Links]]:

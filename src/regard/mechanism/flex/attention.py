@@ -16,7 +16,7 @@ from regard.mechanism.flex.blocks import Blocks, find_intervals
 from regard.mechanism.flex.expressions import Constant, Index, ScoreForm
 from regard.mechanism.flex.intervals import MAX_TERMS, Intervals, Sizes
 from regard.mechanism.flex.plan import Plan, make_plan
-from regard.mechanism.flex.trace import Trace, trace_functions
+from regard.mechanism.flex.symbolic_trace import Trace, trace_functions
 from regard.mechanism.precision import autocast_off, autocasts
 from regard.mechanism.scores import ScaledDot
 

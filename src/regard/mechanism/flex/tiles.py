@@ -16,7 +16,7 @@ from regard.mechanism import reference
 from regard.mechanism.call.problem import Problem, ProblemConfig
 from regard.mechanism.flex.blocks import Blocks
 from regard.mechanism.flex.functions import NO_REPLACEMENTS, freeze, map_mask, map_scores
-from regard.mechanism.flex.trace import Trace, trace_functions
+from regard.mechanism.flex.symbolic_trace import Trace, trace_functions
 from regard.mechanism.normalizers import Softmax
 from regard.mechanism.precision import autocast_off
 from regard.mechanism.tiled import TILE

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from regard.errors import ArgumentError
+from regard.translation.alignment.links import Links, read_links
 from regard.translation.data.formats import read_lines
-from regard.translation.data.links import Links, read_links
 
 
 class GoldAlignment(NamedTuple):

@@ -23,7 +23,7 @@ from regard.translation.alignment.cross_attention import (
     watch_forced_decoding,
 )
 from regard.translation.alignment.lexical_aligner import LexicalAligner
-from regard.translation.data.links import Links, check_threshold, to_pharaoh
+from regard.translation.alignment.links import Links, check_threshold, to_pharaoh
 from regard.translation.data.pairs import check_pair, check_pairs
 from regard.translation.tokens import Segmentation, TokenizerPair
 

@@ -29,7 +29,7 @@ from regard.translation.alignment.cross_attention import (
     cross_attention_layers,
     layer_name,
 )
-from regard.translation.data.links import Links
+from regard.translation.alignment.links import Links
 from regard.translation.tokens import Segmentation
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from regard._util.checks import check_int
 from regard.errors import ArgumentError
-from regard.translation.data.links import Links, SymmetrizationMethod, reverse_links, symmetrize
+from regard.translation.alignment.links import Links, SymmetrizationMethod, reverse_links, symmetrize
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

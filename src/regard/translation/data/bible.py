@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.errors import ArgumentError, MissingExtraError
-from regard.translation.data.links import Links
+from regard.translation.alignment.links import Links
 from regard.translation.data.pairs import Pair
 
 _GREEK = "data/sources/SBLGNT.tsv"

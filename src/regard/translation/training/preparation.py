@@ -21,11 +21,11 @@ from regard.errors import ArgumentError, MissingExtraError, RegardError
 from regard.translation.alignment.aer import read_pharaoh
 from regard.translation.alignment.guided_loss import token_links
 from regard.translation.alignment.lexical_aligner import LexicalAligner
+from regard.translation.alignment.links import Links, to_pharaoh
 from regard.translation.config import CorpusConfig, TokensConfig, TranslationConfig
 from regard.translation.data.cleaning import CleanedPairs, LengthFilter, clean_pairs
 from regard.translation.data.encoded import EncodedCorpus
 from regard.translation.data.formats import read_pairs, write_pairs
-from regard.translation.data.links import Links, to_pharaoh
 from regard.translation.data.pairs import Pair, Splitter
 from regard.translation.model_folder import DATA, DEV, DEV_LINKS, IDS, LINKS, READY, TEXT
 from regard.translation.tokens import Tokenizer, TokenizerPair

@@ -1,7 +1,7 @@
 // The matrix as a map with zoom and pan, a keyboard cursor, labels, and a tooltip.
 import { button, checkbox, clamp, formatCount, make, percent, visible } from "../shared/dom.js";
 import { ramp, rampWeight, themeOf } from "./colors.js";
-import { Frame } from "./frame.js";
+import { Viewport } from "./viewport.js";
 import { addGestures } from "./gestures.js";
 import { drawLabels, drawOverlay, drawTiles, textWidth } from "./map_drawing.js";
 import { makeRankings } from "./rankings.js";
@@ -79,7 +79,7 @@ export class MatrixView {
     const { pane } = this;
     const [queries, keys] = [pane.queries.tokens.length, pane.keys.tokens.length];
     if (!this.frame || this.frame.size.y !== queries || this.frame.size.x !== keys || changed.has("input")) {
-      this.frame = new Frame(Math.max(queries, 1), Math.max(keys, 1));
+      this.frame = new Viewport(Math.max(queries, 1), Math.max(keys, 1));
       this.cursor = this.hovered = null;
       this.isNewFrame = true;
     }

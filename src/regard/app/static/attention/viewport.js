@@ -5,7 +5,7 @@ const TILE_SIZE = 256; // pixels
 const MAX_CELL = 56; // pixels
 const MAX_RATIO = 4; // ratio of the sides beyond which each axis has its own scale
 
-export class Frame {
+export class Viewport {
   constructor(queries, keys) {
     this.size = { x: keys, y: queries };
     this.scale = { x: 1, y: 1 };

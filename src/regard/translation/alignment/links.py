@@ -22,7 +22,7 @@ def to_pharaoh(links: Iterable[tuple[int, int]]) -> str:
 
     links: (source word, target word) pairs in any order.
 
-    >>> from regard.translation.data.links import to_pharaoh
+    >>> from regard.translation.alignment.links import to_pharaoh
     >>> to_pharaoh({(1, 2), (0, 0)})
     '0-0 1-2'
     """
@@ -72,7 +72,7 @@ def symmetrize(
         `reverse_links`.
     method: "intersection", "union", or "grow-diag-final-and", which lies between them.
 
-    >>> from regard.translation.data.links import symmetrize
+    >>> from regard.translation.alignment.links import symmetrize
     >>> forward, backward = frozenset({(0, 0), (1, 1), (1, 2)}), frozenset({(0, 0), (1, 1), (2, 1)})
     >>> sorted(symmetrize(forward, backward, "intersection"))
     [(0, 0), (1, 1)]
