@@ -1,0 +1,1 @@
+"""Check `regard.watch` and the regard backend on every Hugging Face architecture."""

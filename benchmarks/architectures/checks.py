@@ -1,0 +1,127 @@
+"""Compare a watched model with its reference, and a model on regard with eager."""
+
+import sys
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regard
+from benchmarks.architectures.inputs import find_inputs, first_tensor, run
+from benchmarks.architectures.models import build
+from benchmarks.architectures.references import references
+from regard.errors import ArgumentError
+
+
+@dataclass
+class Result:
+    """A row of the table."""
+
+    name: str
+    kernel: str = ""
+    lazy: int = 0  # attentions stored as query and key
+    dense: int = 0  # attentions stored as weights
+    reference: str = ""  # "attentions" or "softmax"
+    expected: int = 0  # attentions of the reference
+    matched: int = 0  # of these, recorded within 1e-5
+    weights: float | None = None  # largest difference from the reference
+    same: bool | None = None  # whether watching leaves the output bit-identical
+    on_regard: float | None = None  # largest difference from eager's output
+    leak: bool | None = None  # whether a model on regard attends to future tokens
+    unseen: str = ""  # what watch reports as not recorded
+    note: str = ""
+    failed: str = ""
+
+    @property
+    def complete(self) -> bool:
+        return self.expected > 0 and self.matched == self.expected
+
+
+@torch.no_grad()
+def check(name: str) -> Result:
+    """Check one architecture."""
+    model = build(name)
+    result = Result(name, getattr(model.config, "_attn_implementation", None) or "")
+    batch = find_inputs(model)
+    before = first_tensor(run(model, batch))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with regard.watch(model) as seen:
+            during = first_tensor(run(model, batch))
+    result.same = bool(torch.equal(before.nan_to_num(), during.nan_to_num()))
+    result.unseen = seen.unseen
+    storage = Counter(seen.storage(entry) for entry in seen)
+    result.lazy, result.dense = storage["lazy"], storage["dense"]
+    eager = build(name, "eager") if result.kernel not in ("", "eager") else model
+    result.reference, expected, output = references(eager, batch)
+    compare(seen, expected, batch, result)
+    gap = float((first_tensor(output) - before).abs().max())
+    if eager is not model and not result.complete and not gap < 1e-3:
+        # transformers' own kernels disagree: compare the eager model with its own attentions
+        with regard.watch(eager) as seen:
+            run(eager, batch)
+        compare(seen, expected, batch, result)
+        result.note = f"Watched on eager, from which {result.kernel} differs by {gap:.0e} in transformers."
+        result.kernel = "eager"
+    host(model, batch, first_tensor(output), result)
+    return result
+
+
+def compare(seen: regard.Seen, expected: list[Tensor], batch: dict[str, Tensor], result: Result) -> None:
+    """Compare the watched weights with the reference."""
+    watched = [seen[entry].dense() for entry in seen]
+    distances = [distance(weights, watched, batch)[0] for weights in expected]
+    result.expected, result.matched = len(expected), sum(d <= 1e-5 for d in distances)
+    finite = [d for d in distances if d < float("inf")]
+    result.weights = max(finite) if finite else None
+
+
+def host(model: Any, batch: dict[str, Tensor], expected: Tensor, result: Result) -> None:
+    """Run the model on regard, and compare its output with eager's."""
+    regard.huggingface.enable()
+    try:
+        regard.huggingface.check(model)
+        result.leak = False
+        model.set_attn_implementation("regard")
+        if model.config._attn_implementation == "regard":
+            difference = (first_tensor(run(model, batch)) - expected).abs()
+            difference = difference.flatten(2).amax(-1) if difference.dim() > 2 else difference
+            result.on_regard = float(without_padding(difference, batch).max())
+    except ArgumentError as error:
+        result.leak = "future" in str(error)
+        if "computes its own attention" not in str(error):
+            result.note = f"{result.note} Not on regard: {error}".strip()
+    except (AttributeError, ValueError) as error:
+        print(f"{result.name} on regard: {str(error)[:150]}", file=sys.stderr)
+
+
+def distance(expected: Tensor, seen: list[Tensor], batch: dict[str, Tensor]) -> tuple[float, int]:
+    """Return the smallest difference between a reference and any watched weights, and their index."""
+    best = (float("inf"), -1)
+    for number, weights in enumerate(seen):
+        candidates = [weights]
+        if weights.dim() > 2:  # longformer: heads after queries; wavlm: mean over heads
+            candidates += [weights.transpose(-3, -2), weights.mean(-3, keepdim=True).expand_as(weights)]
+        candidates.append(weights / weights.sum(-1, keepdim=True))  # granite_swa: without the sink
+        for candidate in candidates:
+            if candidate.shape[-1] > expected.shape[-1] and candidate.shape[:-2] == expected.shape[:-2]:
+                queries, keys = expected.shape[-2:]  # cpmant cuts off its prompt
+                candidate = candidate[..., -queries:, -keys:]
+            if candidate.shape[-1] != expected.shape[-1] or candidate.numel() != expected.numel():
+                continue
+            if candidate.shape != expected.shape:
+                candidate = candidate.reshape(expected.shape)
+            difference = (candidate - expected).abs().amax(-1)  # … q
+            if difference.dim() == 3:
+                difference = without_padding(difference.amax(1), batch)
+            best = min(best, (float(difference.max()), number))
+    return best
+
+
+def without_padding(x: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """Remove padding from (b, n): implementations differ there, without effect on the result."""
+    mask = batch.get("attention_mask")
+    return x[mask.bool()] if mask is not None and mask.shape == x.shape else x

@@ -1,0 +1,66 @@
+"""Reference weights: the `output_attentions` of a model, or the outputs of its softmax functions."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from benchmarks.architectures.inputs import run
+
+
+def references(eager: Any, batch: dict[str, Tensor]) -> tuple[str, list[Tensor], Any]:
+    """Return the kind of reference, its weights, and the output of the model.
+
+    The weights are the eager attentions or, without them, the softmax outputs that are factors of products.
+    """
+    recorder = SoftmaxRecorder()
+    with recorder:
+        output = run(eager, batch)
+    try:
+        attentions = eager_attentions(run(eager, batch, output_attentions=True, return_dict=True))
+    except (TypeError, ValueError):
+        attentions = []
+    if any(not 0 <= float(weights.min()) <= float(weights.max()) <= 1.001 for weights in attentions):
+        attentions = []  # squeezebert and prophetnet return scores
+    return ("attentions", attentions, output) if attentions else ("softmax", recorder.used, output)
+
+
+def eager_attentions(output: Any) -> list[Tensor]:
+    """Return all attentions in an eager output."""
+    attentions: list[Tensor] = []
+    items = output.items() if hasattr(output, "items") else []
+    for name, value in items:
+        if hasattr(value, "items"):
+            attentions += eager_attentions(value)
+        elif "attentions" in name and isinstance(value, tuple | list):
+            attentions += _flat(value)
+    return attentions
+
+
+def _flat(x: Any) -> list[Tensor]:
+    if isinstance(x, Tensor):
+        return [x] if x.dim() >= 3 else []
+    return [tensor for item in x or () for tensor in _flat(item)] if isinstance(x, tuple | list) else []
+
+
+class SoftmaxRecorder(TorchFunctionMode):
+    """Records softmax outputs (…, q, k) that are a factor of a later product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[Tensor] = []
+        self.used: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name == "softmax" and output.dim() >= 3:
+            self.outputs.append(output)
+        elif name in ("matmul", "bmm", "einsum", "baddbmm"):
+            factors = _flat(args)
+            self.used += [
+                w for w in self.outputs
+                if any(x.data_ptr() == w.data_ptr() and x.numel() == w.numel() for x in factors)
+                and all(w is not other for other in self.used)
+            ]  # fmt: skip
+        return output
