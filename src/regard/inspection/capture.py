@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,30 @@ from regard.mechanism.scores import ScaledDot
 from regard.mechanism.weights.matrix import Weights
 
 AttentionKind = Literal["self", "cross"]
+
+
+class WindowPositions(NamedTuple):
+    """The tokens of windows: queries (w, q) and keys (w, k), numbered over batch · tokens; −1 for padding."""
+
+    queries: Tensor
+    keys: Tensor
+    batch: int
+    tokens: int
+
+    def scatter_queries(self, x: Tensor) -> Tensor:
+        """Move query rows (w, h, q, e) to their tokens: (b, h, tokens, e)."""
+        return self._scatter(x, self.queries)
+
+    def scatter_keys(self, x: Tensor) -> Tensor:
+        """Move key rows (w, h, k, e) to their tokens: (b, h, tokens, e)."""
+        return self._scatter(x, self.keys)
+
+    def _scatter(self, x: Tensor, rows: Tensor) -> Tensor:
+        heads, width = x.shape[-3], x.shape[-1]
+        result = x.new_zeros(self.batch * self.tokens, heads, width)
+        valid = (rows >= 0).flatten()
+        result[rows.flatten()[valid]] = x.transpose(-3, -2).reshape(-1, heads, width)[valid]
+        return result.unflatten(0, (self.batch, self.tokens)).transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -42,16 +66,20 @@ class CapturedCall:
     dense: bool = False  # biases[0] / (number of visible keys) are the weights; query and key are empty
     value: Tensor | None = None  # b g k e
     output: AttentionOutput | None = None  # not detached: its gradient may be recorded
+    windows: WindowPositions | None = None  # the entries of the batch are windows of larger images
 
     def weights(self) -> Weights:
         """Return the lazy weights."""
+        lead = Layout.of(self.query, self.key, self.key).lead
+        return Weights(partial(_problem, self), None, lead, inputs=self.inputs())
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Return the tensors from which the weights are computed, by name."""
         options = {} if self.mask is None else {"mask": self.mask.allowed, "bias": self.mask.bias}
         options |= {"sink": self.sink}
         options |= {f"bias{number}": bias for number, bias in enumerate(self.biases, 1)}
         inputs = {"query": self.query, "key": self.key}
-        inputs |= {name: tensor for name, tensor in options.items() if tensor is not None}
-        lead = Layout.of(self.query, self.key, self.key).lead
-        return Weights(partial(_problem, self), None, lead, inputs=inputs)
+        return inputs | {name: tensor for name, tensor in options.items() if tensor is not None}
 
     def detached(self) -> "CapturedCall":
         """Copy the tensors that later steps may overwrite, as in a static cache."""
@@ -126,10 +154,15 @@ def _problem(call: CapturedCall) -> Problem:
     if call.dense:
         normalize = Relu()  # max(x, 0) / n
     arguments = Call(ScaledDot(call.scale, call.softcap), mask, biases or None, normalize)
-    layout = Layout.of(query, call.key, call.key)
     with torch.no_grad():
-        problem = prepare(query, call.key, call.key[..., :1], layout, arguments).without("value")
-    # τ is unknown (NaN) and will be computed on first use; only its shape is known
+        return lazy_problem(query, call.key, arguments)
+
+
+def lazy_problem(query: Tensor, key: Tensor, arguments: Call) -> Problem:
+    """Prepare a problem without value and τ, which is computed on first use."""
+    layout = Layout.of(query, key, key)
+    problem = prepare(query, key, key[..., :1], layout, arguments).without("value")
+    # τ is unknown (NaN); only its shape is known
     size = (*layout.batch, layout.groups, layout.per_group, query.shape[-2], 2)
     unknown = problem["query"].new_full((1,), math.nan).expand(size)
     return problem.with_config(fused=True).with_tensors({**problem.tensors, "tau": unknown})

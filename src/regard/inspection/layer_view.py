@@ -14,6 +14,7 @@ from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.measures.head_meters import has_heads
 from regard.inspection.statistics import HeadStatistics, head_statistics
+from regard.inspection.windows import WINDOW_WEIGHTS
 from regard.mechanism.weights.matrix import Weights
 
 LayerKind = Literal["self", "cross", "words"]
@@ -114,6 +115,8 @@ class LayerView:
         if not isinstance(self.weights, Weights) or self.weights.is_head_mean:
             return False
         problem = self.weights.problem
+        if problem.config.score == WINDOW_WEIGHTS:
+            return False
         return problem.config.family == "dot" and problem["query"].shape[-1] > 0
 
     def describe(self) -> dict[str, Any]:

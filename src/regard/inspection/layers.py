@@ -14,6 +14,7 @@ from regard.errors import ArgumentError, DTypeError
 from regard.models.layers.attention import Attends, is_cross_attention
 
 Layers = int | str | Sequence[int | str]
+_BASE_CLASSES = ("transformers.modeling_", "transformers.generation")  # common to all models
 _ATTENTION_CALLS = {"ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"}
 
 
@@ -32,8 +33,8 @@ def attends(module: nn.Module) -> bool:
 def _calls_attention(cls: Hashable) -> bool:
     assert isinstance(cls, type)
     for base in cls.__mro__:
-        if base.__module__.startswith(("torch.nn.", "transformers.modeling_", "transformers.generation")):
-            continue  # the common base classes of transformers mention attention but do not compute it
+        if base.__module__.startswith(("torch.nn.", *_BASE_CLASSES)):
+            continue  # they mention attention but do not compute it
         functions = (inspect.unwrap(f) for f in vars(base).values() if inspect.isfunction(f))
         if any(_ATTENTION_CALLS & set(_names(function.__code__)) for function in functions):
             return True
@@ -53,6 +54,32 @@ def _calls_softmax(cls: Hashable) -> bool:
         inspect.unwrap(f) for base in cls.__mro__ for f in vars(base).values() if inspect.isfunction(f)
     )
     return any("softmax" in _names(f.__code__) for f in functions if not f.__module__.startswith("torch."))
+
+
+def has_windows(model: nn.Module) -> bool:
+    """Return whether a model may divide its tokens into windows, by the names in its code and attributes.
+
+    >>> import torch
+    >>> from regard.inspection.layers import has_windows
+    >>> has_windows(torch.nn.Linear(2, 2))
+    False
+    """
+    return any(
+        any(map(_is_window_name, vars(module))) or _mentions_windows(type(module))  # type: ignore[arg-type]
+        for module in model.modules()
+    )
+
+
+@lru_cache(maxsize=4096)
+def _mentions_windows(cls: Hashable) -> bool:
+    assert isinstance(cls, type)
+    bases = [base for base in cls.__mro__ if not base.__module__.startswith(("torch.nn.", *_BASE_CLASSES))]
+    functions = [inspect.unwrap(f) for base in bases for f in vars(base).values() if inspect.isfunction(f)]
+    return any(map(_is_window_name, (name for f in functions for name in _names(f.__code__))))
+
+
+def _is_window_name(name: str) -> bool:
+    return "sliding" not in name and ("window" in name or "partition" in name)
 
 
 def _names(code: CodeType) -> Iterator[str]:

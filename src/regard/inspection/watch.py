@@ -14,11 +14,12 @@ from regard.errors import ArgumentError, DTypeError
 from regard.inspection.capture import CapturedCall
 from regard.inspection.generation import Generation
 from regard.inspection.hooks.interception import THREAD, Function, observing
-from regard.inspection.layers import Layers, LayerSelection, clean, has_no_attention
+from regard.inspection.layers import Layers, LayerSelection, clean, has_no_attention, has_windows
 from regard.inspection.measures.record import AttentionOutput, CallRecord, NoValues, output_projection
 from regard.inspection.recording import Seen
 from regard.inspection.recordings.texts import CallTokens, RecordedTexts, call_tokens
 from regard.inspection.unseen import OTHER_THREAD, CallHook, Unseen, nothing_recorded
+from regard.inspection.windows import WindowedLayer
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import watch_layers
 
@@ -169,6 +170,8 @@ class Recorder:
         self.ran = False
         self.ran_elsewhere = False  # whether the model ran in another thread
         self.unseen = Unseen(model, selection)
+        self.has_windows = has_windows(model)
+        self._windowed: dict[str, WindowedLayer] = {}  # the last call of each layer, if it has windows
         self._generation: Generation | None = None
         self._nested_generations = 0  # generations of an assistant model, whose tokens may be rejected
 
@@ -243,9 +246,33 @@ class Recorder:
             self._add_record(name, value, output)
 
     def _add(self, name: str, call: CapturedCall) -> None:
+        if call.windows is not None:
+            return self._add_windows(name, call)
+        self._windowed.pop(name, None)
         self.seen.add(name, call.weights(), call.kind, self._run)
         if call.value is not None and call.output is not None:
             self._add_record(name, call.value, call.output)
+
+    def _add_windows(self, name: str, call: CapturedCall) -> None:
+        """Record the windows of a layer as one map; models may call it for each size of windows."""
+        layer, positions = self._windowed.get(name), call.windows
+        assert positions is not None
+        if layer is not None and layer.run == self._run and layer.accepts(call):
+            layer.calls.append(call)
+            self.seen.replace_windows(name, layer)
+            if self.values:
+                self.seen.add_record(name, NoValues(name))
+            return
+        layer = self._windowed[name] = WindowedLayer([call], self._run)
+        self.seen.add_windows(name, layer)
+        if call.value is not None and call.output is not None:
+            heads, output = call.output.heads, call.output
+
+            def gradient_of_tokens(gradient: Tensor) -> Tensor:
+                return positions.scatter_queries(heads(gradient))
+
+            value = positions.scatter_keys(call.value)
+            self._add_record(name, value, output._replace(heads=gradient_of_tokens))
 
     def _add_record(self, name: str, value: Tensor, output: AttentionOutput) -> None:
         projection = output_projection(self.model, name, output.width)

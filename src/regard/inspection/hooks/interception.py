@@ -40,6 +40,10 @@ class Observer(Protocol):
     def values(self) -> bool:
         """Whether values are recorded."""
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether the model may divide its tokens into windows."""
+
     def on_error(self, module: nn.Module, reason: str) -> None:
         """Called when an attention call of one of the modules cannot be read."""
 
@@ -319,9 +323,11 @@ def observing(observer: Observer) -> Iterator[None]:
         THREAD.observers.append(observer)
         try:
             _enter_tracer()
+            _update_tokens()
             yield
         finally:
             THREAD.observers.remove(observer)
+            _update_tokens()
             if not THREAD.observers:
                 _exit_tracer()
                 THREAD.cache_update = None
@@ -334,6 +340,15 @@ def _enter_tracer() -> None:
     if THREAD.tracer is None:
         THREAD.tracer = Tracer()
         overrides._push_mode(THREAD.tracer)
+
+
+def _update_tokens() -> None:
+    """Follow the tokens if a model with windows is observed."""
+    from regard.inspection.hooks.tokens import TokenTracker
+
+    needed = any(observer.has_windows for observer in THREAD.observers)
+    if THREAD.tracer is not None and needed != (THREAD.tracer.tokens is not None):
+        THREAD.tracer.tokens = TokenTracker() if needed else None
 
 
 def _exit_tracer() -> None:

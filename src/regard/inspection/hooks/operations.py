@@ -6,6 +6,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from regard.inspection.hooks.score_chain import Scores
+from regard.inspection.hooks.tokens import Tokens
 
 UNKNOWN = "unknown"  # node of scores that derive from a product by operations that are not followed
 
@@ -17,12 +18,14 @@ class Softmaxed:
     The tensor of the node may be a rearranged copy of the weights, such as a padded one.
     order: "transposed" if its queries and keys are swapped, "other" if it is rearranged in another way.
     origin: the output of the softmax, if the weights were changed since.
+    tokens: as in `Scores`.
     """
 
     scores: Scores | None
     weights: Tensor
     order: Literal["same", "transposed", "other"] = "same"
     origin: Tensor | None = None
+    tokens: tuple[Tokens, Tokens] | None = None
 
     def copies(self) -> list[Tensor]:
         """Return the weights and, unless they are a part of it, the output of the softmax."""
@@ -98,14 +101,6 @@ class Operation:
 
 def _any_negative(x: Tensor) -> bool:
     return not x.is_meta and bool((x < 0).any())
-
-
-def tensors(x: Any) -> list[Tensor]:
-    if isinstance(x, Tensor):
-        return [x]
-    if isinstance(x, list | tuple):
-        return [tensor for item in x if isinstance(item, Tensor | list | tuple) for tensor in tensors(item)]
-    return []
 
 
 def version_of(x: Tensor) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.inspection.capture import CapturedCall
+from regard.inspection.hooks.tokens import Tokens
 from regard.inspection.mask_reading import RowMask, row_mask
 
 _HIDDEN = -5e4  # a fill value from here down hides a key: exp(score - max) is zero
@@ -35,6 +36,7 @@ class Scores:
     frame: the finest leading axes so far, such as (b, h). lead: the current ones; some may be merged: (b·h,).
     capped: c · tanh(x · scale) has been applied to the product, where c is `softcap`.
     sources: the operands of the product, and their version counters at the time.
+    tokens: the tokens of the queries and keys in each window, if they are known.
     """
 
     query: Tensor
@@ -45,6 +47,7 @@ class Scores:
     softcap: float | None = None
     terms: tuple[Term, ...] = ()
     sources: tuple[tuple[Tensor, int], ...] = ()
+    tokens: tuple[Tokens, Tokens] | None = None
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor) -> "Scores":
@@ -135,7 +138,7 @@ class Scores:
         lead = tuple(self.lead[axis] for axis in axes[:-2])
         terms = tuple(t._replace(tensor=permute(t.tensor)) for t in self.terms)
         query, key = permute(self.query), permute(self.key)
-        return replace(self, query=query, key=key, frame=lead, lead=lead, terms=terms)
+        return replace(self, query=query, key=key, frame=lead, lead=lead, terms=terms, tokens=None)
 
     def captured(self, heads: int | None = None) -> CapturedCall | None:
         """Return the call, or None if its terms cannot be stored in this form.

@@ -37,14 +37,15 @@ from regard.inspection.hooks.operations import (
     Operation,
     Softmaxed,
     SoftmaxedAxis,
-    tensors,
     version_of,
 )
 from regard.inspection.hooks.products import Values, product, values, weights_of
 from regard.inspection.hooks.score_chain import Scores
 from regard.inspection.hooks.sdpa_calls import capture_flex, capture_sdpa
+from regard.inspection.hooks.tokens import Tokens, TokenTracker, tensors
 from regard.inspection.hooks.torch import capture_multihead_function
 from regard.inspection.measures.record import AttentionOutput
+from regard.inspection.windows import in_windows
 from regard.mechanism.torch_state import concrete
 
 _CHECKED_ROWS = 4  # rows of lazy weights that are compared with the model's own
@@ -58,12 +59,20 @@ class Tracer(TorchFunctionMode):
         super().__init__()
         self._nodes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor → node, version
         self._reported: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # weights that were reported
+        self.tokens: TokenTracker | None = None  # while a model with windows is observed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "__get__":  # a property, such as x.mT
             name = getattr(func.__self__, "__name__", "")
+        output = self._called(name, func, args, kwargs)
+        if self.tokens is not None and is_observed():
+            self.tokens.follow(name, func, args, kwargs, output)
+        return output
+
+    def _called(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function, and report the attention that it computes."""
         handler = _CALLS.get(name)
         if handler is not None and is_observed():
             return handler(func, args, kwargs)
@@ -96,6 +105,8 @@ class Tracer(TorchFunctionMode):
             node = rule(operation)
         except (RuntimeError, ValueError, TypeError, IndexError):  # a form of the call that is not followed
             node = None if rule is product else operation.unfollowed()
+        if rule is product and isinstance(node, Scores) and self.tokens is not None:
+            node = replace(node, tokens=self._product_tokens(operation))
         outputs = operation.args[0] if operation.name == "__setitem__" else operation.output
         for output in tensors(outputs):
             if node is not None and output.is_floating_point():
@@ -109,13 +120,25 @@ class Tracer(TorchFunctionMode):
             return
         for weights in node.copies():
             self._reported[weights] = True
+        if self.tokens is not None and node.tokens is not None and node.order == "same":
+            self.tokens.set_output(operation.output, node.tokens[0], -3)
         found = values(operation, node) if records_values() else None
         report(module, lambda: _capture(node, found, module, frame))
+
+    def _product_tokens(self, operation: Operation) -> tuple[Tokens, Tokens] | None:
+        """Return the tokens of query and key in query · keyᵀ."""
+        assert self.tokens is not None
+        if operation.name != "matmul" or len(operation.operands) != 2:
+            return None
+        query, key = operation.operands
+        return self.tokens.pair(query, key, transposed=True)
 
     def clear(self) -> None:
         """Forget all tensors."""
         self._nodes.clear()
         self._reported.clear()
+        if self.tokens is not None:
+            self.tokens.clear()
 
 
 def _weights(operation: Operation, node: Node | None) -> Softmaxed | None:
@@ -139,6 +162,7 @@ def _capture(node: Softmaxed, found: Values | None, module: nn.Module, frame: An
     call = None if node.scores is None else node.scores.captured(heads)
     if call is None:
         call = dense_call(_with_heads(node.weights, heads))
+    call = in_windows(call, node.tokens)
     return located(call if found is None else _with_values(call, node, found), module, frame)
 
 
@@ -305,9 +329,10 @@ def _softmax(operation: Operation) -> Node | None:
         _note_softmax()  # unless a product contracts this axis
         return SoftmaxedAxis(output.detach(), dim % output.dim())
     scores = operation.node if isinstance(operation.node, Scores) else None
+    tokens = None if scores is None else scores.tokens
     if scores is not None and not _reproduces(scores, output):
         scores = None
-    return Softmaxed(scores, output.detach())
+    return Softmaxed(scores, output.detach(), tokens=tokens)
 
 
 def _reproduces(scores: Scores, weights: Tensor) -> bool:
@@ -335,16 +360,25 @@ def _reports(capture: Callable[..., CapturedCall | None]) -> Callable[[Function,
         with inside_attention():
             output = func(*args, **kwargs)
         module, frame = observed_module()
+        tracker = interception.THREAD.tracer.tokens
+        if tracker is not None and isinstance(output, Tensor):
+            tracker.set_output(output, tensors(args)[0], -3)
         if module is not None:
 
             def captured() -> CapturedCall | None:
                 call = capture(output, *args, **kwargs)
-                return None if call is None else located(call, module, frame)
+                return None if call is None else located(in_windows(call, _tokens(args)), module, frame)
 
             report(module, captured)
         return output
 
     return handler
+
+
+def _tokens(args: Any) -> tuple[Tokens, Tokens] | None:
+    """Return the tokens of query and key, the first arguments."""
+    tracker = interception.THREAD.tracer.tokens
+    return tracker.pair(*args[:2]) if tracker is not None and len(args) > 1 else None
 
 
 _CALLS: dict[str, Callable[[Function, Any, Any], Any]] = {

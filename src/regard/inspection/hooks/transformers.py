@@ -24,6 +24,7 @@ from regard.inspection.hooks.interception import (
 from regard.inspection.hooks.interface_call import check_keywords, parse
 from regard.inspection.mask_reading import row_mask
 from regard.inspection.measures.record import AttentionOutput
+from regard.inspection.windows import in_windows
 from regard.mechanism.masks import Causal
 
 
@@ -77,6 +78,8 @@ def _reporting(function: Function, name: str) -> Function:
         with inside_attention():
             output = function(module, query, key, value, *args, **kwargs)
         tensors = (query, key, value)
+        if THREAD.tracer is not None and (tracker := THREAD.tracer.tokens) is not None:
+            tracker.set_output(output[0], query, -2)  # b q h e
         report(module, lambda: _capture(function, name, cross, output[0], module, *tensors, *args, **kwargs))
         THREAD.cache_update = None
         return output
@@ -98,7 +101,8 @@ def _capture(
     if call.causal and key.shape[-2] > query.shape[-2]:  # a static cache that was empty before this call
         key, value = key[..., : query.shape[-2], :], value[..., : query.shape[-2], :]
         bias = None if bias is None else bias[..., : query.shape[-2]]
-    return CapturedCall(
+    tracker = None if THREAD.tracer is None else THREAD.tracer.tokens
+    captured = CapturedCall(
         call.query.detach(),
         key.detach(),
         call.scale,
@@ -114,6 +118,7 @@ def _capture(
             output, lambda gradient: gradient.transpose(1, 2), output.shape[-2] * output.shape[-1]
         ),
     )
+    return captured if tracker is None else in_windows(captured, tracker.pair(query, call.key))
 
 
 # Caches

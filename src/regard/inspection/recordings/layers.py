@@ -11,6 +11,7 @@ from regard.inspection.capture import AttentionKind
 from regard.inspection.measures.head_meters import is_causal
 from regard.inspection.measures.record import CallRecord, NoValues
 from regard.inspection.recordings.texts import RecordedTexts
+from regard.inspection.windows import WindowedLayer, Windows
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import is_cross_attention
 
@@ -41,6 +42,7 @@ class RecordedLayers(Mapping[str, Weights]):
         self._kinds: dict[str, AttentionKind] = {}
         self._modules: dict[str, tuple[str, int]] = {}  # module name and number of the model's call
         self._records: dict[str, CallRecord | NoValues] = {}  # values and gradients, by entry
+        self._windowed: dict[str, WindowedLayer] = {}  # layers with windows, by entry
         self._empty = "nothing yet: call the model inside the with block"
         self._unseen = ""  # attention that ran but could not be recorded
         self._texts = RecordedTexts() if texts is None else texts
@@ -53,6 +55,16 @@ class RecordedLayers(Mapping[str, Weights]):
         run: number of the model's call that it belongs to. Default: each call of the model uses it once.
         """
         self._add(name, weights, kind, run)
+
+    def add_windows(self, name: str, layer: WindowedLayer) -> None:
+        """Record a call of a module that divides its tokens into windows."""
+        self._add(name, layer.weights(), layer.calls[0].kind, layer.run)
+        self._windowed[_entry(name, len(self._calls[name]))] = layer
+
+    def replace_windows(self, name: str, layer: WindowedLayer) -> None:
+        """Replace the last call of a module, which has further windows."""
+        entry = _entry(name, len(self._calls[name]))
+        self._calls[name][-1] = self._weights[entry] = layer.weights()
 
     def add_record(self, name: str, record: CallRecord | NoValues) -> None:
         """Add values and gradients to the last call of a module."""
@@ -145,7 +157,24 @@ class RecordedLayers(Mapping[str, Weights]):
         >>> seen.storage(0)
         'lazy'
         """
+        layer = self._windowed.get(self.name(name))
+        if layer is not None:
+            return "dense" if any(call.dense for call in layer.calls) else "lazy"
         return "dense" if self[name].problem["query"].shape[-1] == 0 else "lazy"
+
+    def windows(self, name: str | int) -> list[Windows]:
+        """Return the weights of each window of a layer, before they are placed in the map of the image.
+
+        seen[name] is the map over all tokens, (b, h, n, n). This method returns one `Windows` for each size
+        of windows: weights (windows, h, q, k), and the positions of queries and keys in the batch of images.
+        """
+        name = self.name(name)
+        if name not in self._windowed:
+            raise ArgumentError(
+                f"windows: no windows of {name or 'the model'} are known. If it divides its tokens into "
+                "windows, their positions could not be followed, and each window is an entry of the batch."
+            )
+        return self._windowed[name].windows()
 
     @property
     def unseen(self) -> str:

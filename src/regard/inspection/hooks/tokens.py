@@ -1,0 +1,194 @@
+"""Follow tokens through a model that divides them into windows, to find the position of each query and key.
+
+Each tensor of activations has an index: a tensor of the same shape whose entries are the numbers of the
+tokens that the activations belong to. A convolution, an embedding, a linear layer or a norm numbers the
+tokens of its output if they have no index. Operations that rearrange a tensor (view, permute, roll, pad, …)
+are repeated on its index. Functions of each token alone keep it, and the output of attention has that of the
+query. All other operations end it.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+
+class Tokens(NamedTuple):
+    """The token of each entry of a tensor: batch · tokens numbers, −1 for padding.
+
+    index: has the shape of the tensor; equal along the features. batch: number of images or texts.
+    tokens: number of tokens of each. numbering: counts the times that tokens were numbered.
+    """
+
+    index: Tensor
+    batch: int
+    tokens: int
+    numbering: int
+
+
+class TokenTracker:
+    """The tokens of a thread's activations."""
+
+    def __init__(self) -> None:
+        self._tokens: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._numberings = 0
+
+    def follow(self, name: str, func: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """Set the tokens of the output of a function."""
+        rule = _RULES.get(name)
+        if rule is None:
+            return
+        tokens: Tokens | None = None
+        # not every form of a call is followed
+        with torch.no_grad(), suppress(RuntimeError, ValueError, TypeError, IndexError, KeyError):
+            tokens = rule(self, func, args, kwargs, output)
+        outputs = tensors(output)
+        indices = [] if tokens is None else tensors(tokens.index)
+        for number, tensor in enumerate(outputs):
+            if tokens is not None and len(indices) == len(outputs) and indices[number].shape == tensor.shape:
+                self._tokens[tensor] = tokens._replace(index=indices[number])
+            else:
+                self._tokens.pop(tensor, None)
+
+    def get(self, x: Any) -> Tokens | None:
+        return self._tokens.get(x) if isinstance(x, Tensor) else None
+
+    def number(self, x: Tensor, features: int) -> Tokens:
+        """Number the tokens of a tensor. features: an axis; the first of several others is the batch."""
+        sizes = [n for axis, n in enumerate(x.shape) if axis != features % x.dim()]
+        batch = sizes[0] if len(sizes) > 1 else 1
+        count = torch.Size(sizes).numel()
+        index = torch.arange(count, device=x.device).reshape(sizes).unsqueeze(features).expand(x.shape)
+        self._numberings += 1
+        return Tokens(index, batch, count // max(batch, 1), self._numberings)
+
+    def pair(self, query: Tensor, key: Tensor, *, transposed: bool = False) -> tuple[Tokens, Tokens] | None:
+        """Return the tokens of queries (…, h, q, d) and keys (…, h, k, d), or (…, h, d, k) if transposed.
+
+        They have the shapes (…, q) and (…, k).
+        """
+        queries, keys = self.get(query), self.get(key)
+        if queries is None or keys is None or queries[1:] != keys[1:]:
+            return None
+        queries = _rows(queries)
+        keys = _rows(keys._replace(index=keys.index.mT) if transposed else keys)
+        return None if queries is None or keys is None else (queries, keys)
+
+    def set_output(self, output: Tensor, query: Tensor | Tokens, heads: int) -> None:
+        """Give the output of attention the tokens of its queries. heads: axis of the heads in the output."""
+        tokens = self.get(query) if isinstance(query, Tensor) else query
+        rows = _rows(tokens) if isinstance(query, Tensor) and tokens is not None else tokens
+        if rows is not None and rows.index.dim() + 2 == output.dim():
+            index = rows.index.unsqueeze(-1).unsqueeze(heads)
+            self._tokens[output] = rows._replace(index=index.expand(output.shape))
+
+    def clear(self) -> None:
+        """Forget all tensors."""
+        self._tokens.clear()
+
+
+def tensors(x: Any) -> list[Tensor]:
+    """Return the tensors in nested lists and tuples."""
+    if isinstance(x, Tensor):
+        return [x]
+    if isinstance(x, list | tuple):
+        return [tensor for item in x if isinstance(item, Tensor | list | tuple) for tensor in tensors(item)]
+    return []
+
+
+def _rows(tokens: Tokens) -> Tokens | None:
+    """Reduce an index (…, h, n, d) to (…, n), if it does not depend on head and feature."""
+    index = tokens.index
+    if index.dim() < 3 or not index.numel():
+        return None
+    rows = index[..., 0, :, 0]
+    return tokens._replace(index=rows) if torch.equal(rows, index[..., -1, :, -1]) else None
+
+
+# Rules
+
+Rule = Callable[[TokenTracker, Any, Any, Any, Any], Any]
+
+
+def _convolution(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Tensor) -> Tokens | None:
+    space = {"conv1d": 1, "conv2d": 2, "conv3d": 3}[func.__name__]
+    if output.dim() != space + 2 or 0 in output.shape:
+        return None
+    tokens = tracker.number(output, 1)
+    if all(n == 1 for n in output.shape[2:]):  # one patch per entry of the batch
+        return tokens._replace(batch=1, tokens=output.shape[0])
+    return tokens
+
+
+def _features(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Tensor) -> Tokens | None:
+    """The rule of linear layers and norms, which act on the last axis."""
+    tokens = tracker.get(args[0] if args else kwargs["input"])
+    if tokens is not None and tokens.index.shape[:-1] == output.shape[:-1] and output.numel():
+        rows = tokens.index[..., :1]
+        if torch.equal(rows, tokens.index[..., -1:]):
+            return tokens._replace(index=rows.expand(output.shape))
+    return _embedding(tracker, func, args, kwargs, output)
+
+
+def _embedding(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Tensor) -> Tokens | None:
+    return tracker.number(output, -1) if output.dim() > 1 else None
+
+
+def _elementwise(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Tensor) -> Tokens | None:
+    operands = [tracker.get(operand) for operand in tensors(args)]
+    same_shape = [tokens for tokens in operands if tokens is not None and tokens.index.shape == output.shape]
+    # the oldest numbering is that of the residual stream
+    return min(same_shape, key=lambda tokens: tokens.numbering, default=None)
+
+
+def _rearranged(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Any) -> Any:
+    tokens = tracker.get(args[0])
+    return None if tokens is None else tokens._replace(index=func(tokens.index, *args[1:], **kwargs))
+
+
+def _reshaped(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Tensor) -> Tokens | None:
+    tokens = tracker.get(args[0])
+    return None if tokens is None else tokens._replace(index=tokens.index.reshape(output.shape))
+
+
+def _padded(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Tensor) -> Tokens | None:
+    tokens, mode = tracker.get(args[0]), args[2] if len(args) > 2 else kwargs.get("mode", "constant")
+    if tokens is None or mode != "constant":
+        return None
+    sizes = args[1] if len(args) > 1 else kwargs["pad"]
+    return tokens._replace(index=torch.nn.functional.pad(tokens.index, sizes, value=-1))
+
+
+def _joined(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Tensor) -> Tokens | None:
+    parts = [tokens for tokens in map(tracker.get, args[0]) if tokens is not None]
+    if len(parts) != len(args[0]) or any(part[1:] != parts[0][1:] for part in parts):
+        return None
+    return parts[0]._replace(index=func([part.index for part in parts], *args[1:], **kwargs))
+
+
+def _table() -> dict[str, Rule]:
+    rules: dict[str, Rule] = {}
+    for names, rule in (
+        ("conv1d conv2d conv3d", _convolution),
+        ("linear layer_norm rms_norm", _features),
+        ("embedding", _embedding),
+        ("add sub mul div __radd__ __rmul__ __rsub__ true_divide multiply neg pow", _elementwise),
+        ("dropout gelu relu silu sigmoid tanh normalize clamp nan_to_num", _elementwise),
+        ("float half bfloat16 double to type type_as contiguous clone detach", _elementwise),
+        ("view reshape flatten unflatten unsqueeze squeeze view_as reshape_as", _reshaped),
+        ("permute transpose swapaxes swapdims movedim moveaxis mT T roll flip", _rearranged),
+        ("__getitem__ split tensor_split chunk unbind narrow select index_select unfold expand", _rearranged),
+        ("pad", _padded),
+        ("cat concat stack", _joined),
+    ):
+        for name in names.split():
+            rules[name] = rule
+            if not name.startswith("__"):
+                rules[f"{name}_"] = rule
+    return rules
+
+
+_RULES = _table()
