@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention as imported_by_name
 from torch.overrides import TorchFunctionMode
 
 import regard
+from regard.errors import ArgumentError
 from regard.inspection.hooks.sdpa_calls import capture_sdpa
 
 B, H, Q, D = 2, 3, 7, 5
@@ -562,3 +563,29 @@ def test_the_output_projection_of_a_module_without_parameters_is_that_of_its_par
     projected = torch.einsum("bhkd,ohd->bhko", value, projection)
     expected = seen[0].dense() * projected.norm(dim=-1)[..., None, :]
     torch.testing.assert_close(seen.norms()["attend"].dense(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["BigBird", "BigBirdPegasus"])
+def test_block_sparse_attention_is_refused_with_its_cure(name: str) -> None:
+    """Its pieces are not maps; the same model with full attention is recorded."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 50, "max_position_embeddings": 256, "block_size": 8, "num_random_blocks": 1}
+    sizes |= {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    if name == "BigBirdPegasus":
+        sizes |= {"d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 16}
+        sizes |= {"decoder_ffn_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    ids = torch.randint(5, 50, (1, 128))
+    for kind in ("block_sparse", "original_full"):
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{name}Config")(attention_type=kind, **sizes)
+        model = getattr(transformers, f"{name}Model")(config).eval()
+        with torch.no_grad(), regard.watch(model) as seen:
+            model(ids)
+        encoder = [layer for layer in seen if layer.startswith("encoder")]
+        assert len(encoder) == 2
+        for layer in encoder:
+            if kind == "original_full":
+                assert seen[layer].shape == (1, 2, 128, 128)
+                continue
+            with pytest.raises(ArgumentError, match='attention_type="original_full"'):
+                seen[layer]

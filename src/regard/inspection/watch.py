@@ -228,7 +228,8 @@ class Recorder:
         name = self.names[module]
         reason = f"{name or 'the model'}: {reason}"
         if self._generation is None:
-            self.seen.add_error(name, reason, run=self._run)
+            if not self.seen.ends_with_error(name, reason, self._run):  # once for all parts of a call
+                self.seen.add_error(name, reason, run=self._run)
         elif not self._nested_generations:
             self._generation.unreadable.setdefault(name, reason)
 

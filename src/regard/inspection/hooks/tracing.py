@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from regard.errors import ArgumentError
 from regard.inspection.capture import CapturedCall, dense_call
 from regard.inspection.hooks import interception
 from regard.inspection.hooks.interception import (
@@ -157,7 +158,16 @@ def _note_softmax() -> None:
             observer.on_softmax(module)
 
 
+_BLOCK_SPARSE = (
+    "block-sparse attention computes its weights in pieces: a row of random, local and global blocks has no "
+    'single softmax. Use full attention, which attends to all tokens: attention_type="original_full" in the '
+    "config"
+)
+
+
 def _capture(node: Softmaxed, found: Values | None, module: nn.Module, frame: Any) -> CapturedCall:
+    if type(module).__name__.endswith("BlockSparseAttention"):  # BigBird
+        raise ArgumentError(_BLOCK_SPARSE)
     heads = _head_count(module)
     call = None if node.scores is None else node.scores.captured(heads)
     if call is None:

@@ -76,6 +76,13 @@ class RecordedLayers(Mapping[str, Weights]):
         """Record a call whose weights are not available; reading them raises an ArgumentError."""
         self._add(name, UnavailableWeights(reason), kind, run)
 
+    def ends_with_error(self, name: str, reason: str, run: int) -> bool:
+        """Return whether the last call of a module has this error, in the same call of the model."""
+        calls = self._calls.get(name, [])
+        if not calls or calls[-1] != UnavailableWeights(reason):
+            return False
+        return self._modules[_entry(name, len(calls))][1] == run
+
     def _add(
         self, name: str, weights: "Weights | UnavailableWeights", kind: AttentionKind | None, run: int | None
     ) -> None:
