@@ -589,3 +589,22 @@ def test_block_sparse_attention_is_refused_with_its_cure(name: str) -> None:
                 continue
             with pytest.raises(ArgumentError, match='attention_type="original_full"'):
                 seen[layer]
+
+
+class SequencePooling(nn.Module):
+    """Sequence pooling of compact convolutional transformers (Hassani et al. 2021, eq. 2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (F.softmax(self.scores(x), dim=1).transpose(-1, -2) @ x).squeeze(-2)
+
+
+def test_pooling_by_a_softmax_is_named_as_unseen() -> None:
+    model = nn.Sequential(regard.models.MultiHeadAttention(8, 2), SequencePooling())
+    with pytest.warns(UserWarning, match="SequencePooling: it pools"), regard.watch(model) as seen:
+        model(torch.randn(2, 5, 8))
+    assert list(seen) == ["0"]
+    assert "SequencePooling" in seen.unseen

@@ -20,6 +20,10 @@ OTHER_THREAD = (
 )
 _NO_SOFTMAX = "it calls no softmax function: linear or sigmoid attention, a convolution or a recurrence"
 _OTHER_SOFTMAX = "its softmax is not applied to products of queries and keys that watch can follow"
+_POOLING = (
+    "it pools activations with a softmax of learned scores: a weighted mean without queries and keys, "
+    "which watch does not record"
+)
 _SCRIPT = "it runs as TorchScript, which watch cannot follow"
 _THREAD = "it ran in another thread, and watch records only its own thread"
 _COMPILED = (
@@ -71,6 +75,8 @@ class Unseen:
         self.ran: set[nn.Module] = set()
         self.ran_elsewhere: set[nn.Module] = set()  # in other threads
         self.softmaxes: set[nn.Module] = set()  # modules whose softmax could not be followed
+        self.pooled: set[nn.Module] = set()  # modules that multiply such a softmax with activations
+        self.names = {module: clean(name) for name, module in model.named_modules()}
 
     def hooks(self, observer: Any) -> list[Any]:
         """Register hooks that notice which candidates run; return their handles."""
@@ -96,6 +102,8 @@ class Unseen:
         missing = [module for module in missing if not self._is_recorded(self.candidates[module], names)]
         inner = [m for m in missing if not any(other in missing for other in list(m.modules())[1:])]
         reasons = Counter((type(module).__name__, self._reason(module)) for module in inner)
+        pooled = (m for m in self.pooled if m not in missing and self.names[m] not in names)
+        reasons.update((type(module).__name__, _POOLING) for module in pooled)
         return "; ".join(
             f"{name} ({count} modules): {reason}" if count > 1 else f"{name}: {reason}"
             for (name, reason), count in reasons.items()

@@ -233,9 +233,9 @@ class Recorder:
         elif not self._nested_generations:
             self._generation.unreadable.setdefault(name, reason)
 
-    def on_softmax(self, module: nn.Module) -> None:
+    def on_softmax(self, module: nn.Module, pools: bool) -> None:
         """Note that a module computed a softmax that could not be followed."""
-        self.unseen.softmaxes.add(module)
+        (self.unseen.pooled if pools else self.unseen.softmaxes).add(module)
 
     def on_own_values(self, module: nn.Module, value: Tensor, output: AttentionOutput) -> None:
         """Record the value and output of the last attention call of a regard layer."""

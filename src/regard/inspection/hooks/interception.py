@@ -47,8 +47,11 @@ class Observer(Protocol):
     def on_error(self, module: nn.Module, reason: str) -> None:
         """Called when an attention call of one of the modules cannot be read."""
 
-    def on_softmax(self, module: nn.Module) -> None:
-        """Called when one of the modules has computed a softmax that is not followed."""
+    def on_softmax(self, module: nn.Module, pools: bool) -> None:
+        """Called when one of the modules has computed a softmax that is not followed.
+
+        pools: its output was multiplied with activations.
+        """
 
     def on_generate(self, model: nn.Module, generate: Function, *args: Any, **kwargs: Any) -> Any:
         """Call generate(model, …) and group its attention calls."""
@@ -348,7 +351,7 @@ def _update_tokens() -> None:
 
     needed = any(observer.has_windows for observer in THREAD.observers)
     if THREAD.tracer is not None and needed != (THREAD.tracer.tokens is not None):
-        THREAD.tracer.tokens = TokenTracker() if needed else None
+        THREAD.tracer.chains.tokens = TokenTracker() if needed else None
 
 
 def _exit_tracer() -> None:

@@ -28,7 +28,7 @@ def product(operation: Operation) -> Node | None:
     if factors is None or any(not isinstance(x, Tensor) or x.dim() < 2 for x in factors):
         return None
     query, key = factors[0], factors[1].transpose(-1, -2)
-    if _is_parameter(key) or not query.is_floating_point():
+    if is_parameter(key) or not query.is_floating_point():
         return None
     scores = Scores.of(query, key)
     if name in ("baddbmm", "baddbmm_"):
@@ -50,7 +50,7 @@ def _einsum_factors(operation: Operation) -> tuple[Tensor, Tensor] | None:
     if out[-2] in second and out[-1] in first:
         first, second, operands = second, first, (operands[1], operands[0])
     batch, contracted = out[:-2], [axis for axis in first if axis in second and axis not in out]
-    if not contracted or any(_is_parameter(x) for x in operands):
+    if not contracted or any(is_parameter(x) for x in operands):
         return None
     for axes, own in ((first, out[-2]), (second, out[-1])):
         if not {own, *contracted} <= set(axes) <= {*batch, own, *contracted}:
@@ -71,7 +71,7 @@ def _arranged(x: Tensor, axes: str, lead: list[str], contracted: list[str]) -> T
 def _is_outer(operation: Operation) -> bool:
     """Return whether an einsum compares two activations, each with an axis of its own in the output."""
     einsum = _Einsum.of(operation)
-    if einsum is None or any(_is_parameter(x) for x in einsum.operands):
+    if einsum is None or any(is_parameter(x) for x in einsum.operands):
         return False
     first, second, out = set(einsum.first), set(einsum.second), set(einsum.output)
     return bool(first & second - out and (first - second) & out and (second - first) & out)
@@ -79,7 +79,7 @@ def _is_outer(operation: Operation) -> bool:
 
 def _mixes_heads(operation: Operation) -> bool:
     """Return whether scores are multiplied by a parameter that mixes heads: queries and keys stay."""
-    parameter = any(_is_parameter(x) for x in operation.operands)
+    parameter = any(is_parameter(x) for x in operation.operands)
     scores = next((x for x, node in zip(operation.operands, operation.nodes, strict=True) if node), None)
     if not parameter or scores is None or operation.name != "einsum":
         return False
@@ -144,7 +144,7 @@ def _without_ellipsis(equation: str, dims: int) -> str:
     return equation.replace("...", "".join(free[:count]))
 
 
-def _is_parameter(x: Tensor) -> bool:
+def is_parameter(x: Tensor) -> bool:
     return isinstance(x, nn.Parameter) or isinstance(getattr(x, "_base", None), nn.Parameter)
 
 

@@ -1,0 +1,117 @@
+"""Follow attention written by hand: query · keyᵀ, then scale, masks and biases, softmax, times the values.
+
+Each tensor of such a chain has a node: `Scores` while all operations are understood, `UNKNOWN` afterwards,
+and `Softmaxed` after the softmax. A product with a `Softmaxed` tensor is an attention call. A softmax outside
+of a chain whose output is multiplied with activations is a pooling with learned scores.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from regard.inspection.hooks.operations import (
+    UNKNOWN,
+    Node,
+    Operation,
+    Softmaxed,
+    SoftmaxedAxis,
+    version_of,
+)
+from regard.inspection.hooks.products import is_parameter, product, weights_of
+from regard.inspection.hooks.rules import ARRANGING, RULES, Rule, softmax
+from regard.inspection.hooks.score_chain import Scores
+from regard.inspection.hooks.tokens import TokenTracker, tensors
+
+
+class Chains:
+    """The chains of one thread.
+
+    on_attention: called with a product of weights and values; returns the output to use.
+    on_softmax: called after a softmax that is not in a chain; with True if its output is multiplied.
+    """
+
+    def __init__(
+        self,
+        on_attention: Callable[[Operation, Softmaxed], Any],
+        on_softmax: Callable[[bool], None] | None = None,
+    ) -> None:
+        self._on_attention, self._on_softmax = on_attention, on_softmax
+        self._nodes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor → node, version
+        self._softmaxes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # outputs of other softmaxes
+        self.tokens: TokenTracker | None = None  # while a model with windows is observed
+
+    def call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a torch function, follow it, and return its output."""
+        rule = RULES.get(name)
+        if rule is None or not (self._nodes or self._softmaxes or rule in (product, softmax)):
+            return func(*args, **kwargs)
+        operands = tensors(args) + tensors(tuple(kwargs.values()))
+        nodes = [self._node(operand) for operand in operands]
+        output = func(*args, **kwargs)
+        if rule is product or any(node is not None for node in nodes):
+            with torch.no_grad():
+                output = self._follow(Operation(name, args, kwargs, operands, nodes, output), rule)
+        elif rule is softmax and self._on_softmax is not None:
+            self._on_softmax(False)
+            self._softmaxes[output] = True
+        if self._softmaxes and self._on_softmax is not None:
+            self._follow_pooling(rule, operands, output)
+        return output
+
+    def _node(self, x: Tensor) -> Node | None:
+        node, version = self._nodes.get(x, (None, 0))
+        if node is None or version == version_of(x):
+            return node
+        return Softmaxed(None, x.detach()) if isinstance(node, Softmaxed) else UNKNOWN  # modified in place
+
+    def _follow(self, operation: Operation, rule: Rule) -> Any:
+        """Set the node of an operation's output. Return the output; on_attention may change it."""
+        if rule is product:
+            weights = next(filter(None, (_weights(operation, node) for node in operation.nodes)), None)
+            if weights is not None:
+                return self._on_attention(operation, weights)
+        try:
+            node = rule(operation)
+        except (RuntimeError, ValueError, TypeError, IndexError):  # a form of the call that is not followed
+            node = None if rule is product else operation.unfollowed()
+        if rule is softmax and not isinstance(node, Softmaxed) and self._on_softmax is not None:
+            self._on_softmax(False)  # unless a product contracts the axis of a SoftmaxedAxis
+        if self.tokens is not None and isinstance(node, Scores) and operation.name == "matmul":
+            node = replace(node, tokens=self.tokens.pair(*operation.operands[:2], transposed=True))
+        outputs = operation.args[0] if operation.name == "__setitem__" else operation.output
+        for output in tensors(outputs):
+            if node is not None and output.is_floating_point():
+                self._nodes[output] = node, version_of(output)
+            else:
+                self._nodes.pop(output, None)
+        return operation.output
+
+    def _follow_pooling(self, rule: Rule, operands: list[Tensor], output: Any) -> None:
+        """Follow the output of a softmax outside of chains to a product."""
+        assert self._on_softmax is not None
+        if not any(operand in self._softmaxes for operand in operands):
+            return
+        if rule is product:
+            if not any(map(is_parameter, operands)):  # a sum of learned vectors, as in mixtures of experts
+                self._on_softmax(True)
+        elif rule in ARRANGING and isinstance(output, Tensor):
+            self._softmaxes[output] = True
+
+    def clear(self) -> None:
+        """Forget all tensors."""
+        self._nodes.clear()
+        self._softmaxes.clear()
+        if self.tokens is not None:
+            self.tokens.clear()
+
+
+def _weights(operation: Operation, node: Node | None) -> Softmaxed | None:
+    """Return the weights that a factor of a product is, if any."""
+    if isinstance(node, SoftmaxedAxis):
+        weights = weights_of(operation, node)
+        return None if weights is None else Softmaxed(None, weights, "other", node.output)
+    return node if isinstance(node, Softmaxed) else None
