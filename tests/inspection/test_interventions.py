@@ -495,8 +495,13 @@ def test_an_edited_call_is_recorded_once(module, intervention, watch_first):
 
 
 def test_an_edit_without_effect_raises():
-    """Attention by hand inside a module that could also call SDPA."""
-    model = nn.Sequential(Direct(by_hand=True))
+    """No attention in a module that could also call SDPA."""
+
+    class Mean(Direct):
+        def forward(self, x):
+            return x.mean(-2) if self.by_hand else super().forward(x)
+
+    model = nn.Sequential(Mean(by_hand=True))
     with (
         pytest.raises(ArgumentError, match="edit had no effect"),
         regard.edit(model, None, None, regard.ZeroAblation()),

@@ -14,7 +14,7 @@ from regard.errors import ArgumentError, DTypeError
 from regard.inspection.activation_patching import Capture, Patch, ResampleAblation
 from regard.inspection.edges import Block, ZeroValues
 from regard.inspection.hooks.interventions import Edit, editing
-from regard.inspection.layers import Layers, attends, clean, head_numbers, matching_names
+from regard.inspection.layers import Layers, attends, attends_by_hand, clean, head_numbers, matching_names
 from regard.inspection.replacements import (
     AttentionCall,
     Intervention,
@@ -53,7 +53,8 @@ def edit(
     """Change some heads of a model inside a `with` block.
 
     Works with regard's layers, `nn.MultiheadAttention`, Hugging Face models that use the attention interface
-    of transformers, and modules that call torch's `scaled_dot_product_attention`. Blocks can be nested, and
+    of transformers, modules that call torch's `scaled_dot_product_attention`, and attention written by hand,
+    softmax(query · keyᵀ) · value, whose weights count as masked where they are 0. Blocks can be nested, and
     affect only calls in their own thread. Attention weights returned by the model do not include the
     intervention.
 
@@ -85,9 +86,9 @@ def edit(
         yield model
     if ran and not edited:
         raise ArgumentError(
-            f"edit had no effect: the attention of {', '.join(modules) or 'the model'} ran without SDPA, "
-            "nn.MultiheadAttention and the attention interface of transformers, or as compiled code. Run the "
-            'model uncompiled, or with another implementation, such as model.set_attn_implementation("sdpa").'
+            f"edit had no effect: the attention of {', '.join(modules) or 'the model'} did not run, computes "
+            "no softmax over products of queries and keys, or ran as compiled code. Run the model "
+            'uncompiled, or with another implementation, such as model.set_attn_implementation("sdpa").'
         )
 
 
@@ -157,7 +158,11 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
     >>> list(attentions(torch.nn.Transformer(8, 2, 1, 1, batch_first=True)))
     ['encoder.layers.0.self_attn', 'decoder.layers.0.self_attn', 'decoder.layers.0.multihead_attn']
     """
-    return {clean(name): module for name, module in model.named_modules() if attends(module)}
+    return {
+        clean(name): module
+        for name, module in model.named_modules()
+        if attends(module) or attends_by_hand(module)
+    }
 
 
 def uses_interface(module: nn.Module) -> bool:
@@ -177,8 +182,8 @@ def _select(model: nn.Module, layers: Layers | None) -> dict[str, nn.Module]:
             raise ArgumentError(
                 f"edit() got {type_name(model)} without attention layers that it recognizes: regard's "
                 "layers, nn.MultiheadAttention, layers that use the attention interface of transformers or "
-                "call scaled_dot_product_attention. If a module calls it in a function of another file, pass "
-                "the module's name."
+                "call scaled_dot_product_attention, and layers called attention that call softmax. If a "
+                "module computes attention in a function of another file, pass the module's name."
             )
         return {name: modules[name] for name in named}
     names = [name for layer in layers for name in matching_names("edit", layer, list(editable))]

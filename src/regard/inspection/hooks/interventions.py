@@ -17,6 +17,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import ArgumentError
+from regard.inspection.hooks.by_hand import HandCall
+from regard.inspection.hooks.chains import Chains
 from regard.inspection.hooks.interception import (
     EDIT,
     Function,
@@ -27,6 +29,8 @@ from regard.inspection.hooks.interception import (
     remove_mode,
 )
 from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords, parse
+from regard.inspection.hooks.operations import Operation, Softmaxed
+from regard.inspection.hooks.tracing import function_name
 from regard.inspection.mask_reading import as_boolean
 from regard.inspection.replacements import AttentionCall, Inputs, Intervention, intervene
 from regard.mechanism.mask_algebra import Mask
@@ -54,7 +58,7 @@ class _Thread(threading.local):
         self.positions = (0, 0)  # first query and number of queries of the last self-attention
         self.cache_update: _CacheUpdate | None = None
         self.edited: set[nn.Module] = set()  # modules whose calls were edited
-        self.mode: _SDPAMode | None = None  # while modules that may call SDPA themselves are edited
+        self.mode: _EditMode | None = None  # while modules of other code are edited
 
 
 class _CacheUpdate(NamedTuple):
@@ -96,7 +100,7 @@ def _apply(
     edits = _edits(module)
     _THREAD.edited.add(module)
     call = AttentionCall(output, value, inputs, edits[0].layer, *positions)
-    with inside_attention():  # watch does not record what interventions compute
+    with _inside(), inside_attention():  # what interventions compute is neither edited nor recorded
         for edit in edits:  # the innermost block last
             call = intervene(call, edit.heads, edit.intervention)
     return call.output
@@ -257,14 +261,37 @@ def _sdpa(original: Function) -> Function:
     return scaled_dot_product_attention
 
 
-class _SDPAMode(TorchFunctionMode):
-    """Edits SDPA calls by whichever name the function was imported."""
+class _EditMode(TorchFunctionMode):
+    """Edits SDPA calls, by whichever name the function was imported, and attention written by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._chains = Chains(edit_product)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name == "scaled_dot_product_attention" and not torch.compiler.is_compiling():
-            func = _sdpa(func)
-        return func(*args, **(kwargs or {}))
+        name, kwargs = function_name(func), kwargs or {}
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        if name == "scaled_dot_product_attention":
+            return _sdpa(func)(*args, **kwargs)
+        if _THREAD.depth or _THREAD.multihead:
+            return func(*args, **kwargs)
+        return self._chains.call(name, func, args, kwargs)
+
+
+def edit_product(operation: Operation, node: Softmaxed) -> Any:
+    """Edit a product of weights and values in attention written by hand; return the new output."""
+    module = calling_module(lambda module: bool(_edits(module)))
+    if module is None:
+        return operation.output
+    layer = _edits(module)[0].layer
+    with torch.enable_grad() if operation.output.requires_grad else nullcontext():
+        call = HandCall.of(operation, node, module, layer)
+        cross = is_cross_attention(layer)
+        positions = (
+            _cross_positions(call.weights) if cross else _self_positions(call.weights, call.weights.mT)
+        )
+        return call.merge(_apply(module, call.output, call.value, call.inputs, positions))
 
 
 def _update_mode() -> None:
@@ -272,7 +299,7 @@ def _update_mode() -> None:
     own = Attends | nn.MultiheadAttention
     needed = any(not isinstance(module, own) for edits in _THREAD.edits for module in edits)
     if needed and _THREAD.mode is None:
-        _THREAD.mode = _SDPAMode()
+        _THREAD.mode = _EditMode()
         overrides._push_mode(_THREAD.mode)
     elif not needed and _THREAD.mode is not None:
         remove_mode(_THREAD.mode)

@@ -155,12 +155,13 @@ class Values(NamedTuple):
     """The values and the output of a product with weights (*lead, q, k).
 
     value: (*lead, k, e); its axes in `lead` may have size 1.
-    heads: function from the gradient of the output to (*lead, q, e).
+    heads: function from the output, or its gradient, to (*lead, q, e). merge: the inverse function.
     """
 
     value: Tensor
     output: Tensor
     heads: Callable[[Tensor], Tensor]
+    merge: Callable[[Tensor], Tensor]
 
 
 def values(operation: Operation, node: Softmaxed) -> Values | None:
@@ -195,19 +196,20 @@ def _matmul_values(operation: Operation, node: Softmaxed) -> Values | None:
     weights, value = (second.mT, first.mT) if transposed else (first, second)
     if weights.shape != node.weights.shape or value.shape[-2] != weights.shape[-1]:
         return None
-    value, lead = value.detach(), node.weights.shape[:-2]
+    lead = node.weights.shape[:-2]
     if value.dim() - 2 > len(lead):
         return None
     value = value[(None,) * (len(lead) + 2 - value.dim())]
-    return Values(value, operation.output, _transpose if transposed else _identity)
+    rearrange = _transpose if transposed else _identity
+    return Values(value, operation.output, rearrange, rearrange)
 
 
-def _identity(gradient: Tensor) -> Tensor:
-    return gradient
+def _identity(x: Tensor) -> Tensor:
+    return x
 
 
-def _transpose(gradient: Tensor) -> Tensor:
-    return gradient.mT
+def _transpose(x: Tensor) -> Tensor:
+    return x.mT
 
 
 def _einsum_values(operation: Operation, node: Softmaxed) -> Values | None:
@@ -227,9 +229,10 @@ def _einsum_values(operation: Operation, node: Softmaxed) -> Values | None:
     out = [*lead, query, feature]
     if sorted(einsum.output) != sorted(out) or len(set(out)) != len(out):
         return None
-    value = value.detach().permute([other.index(axis) for axis in (*lead, key, feature) if axis in other])
+    value = value.permute([other.index(axis) for axis in (*lead, key, feature) if axis in other])
     for position, axis in enumerate(lead):
         if axis not in other:
             value = value.unsqueeze(position)
     order = [einsum.output.index(axis) for axis in out]
-    return Values(value, operation.output, lambda gradient: gradient.permute(order))
+    inverse = [out.index(axis) for axis in einsum.output]
+    return Values(value, operation.output, lambda x: x.permute(order), lambda x: x.permute(inverse))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -114,22 +115,32 @@ def _capture(node: Softmaxed, found: Values | None, module: nn.Module, frame: An
 
 
 def _with_values(call: CapturedCall, node: Softmaxed, found: Values) -> CapturedCall:
-    """Add values and output to a call, in the leading axes of its query; which split or merge others."""
-    *lead, queries, _ = node.weights.shape
-    size, value = call.query.shape[:-2], found.value
-    if math.prod(size) != math.prod(lead) or call.query.shape[-2] != queries:  # heads and queries swapped
+    """Add values and output to a call, in the leading axes of its query."""
+    size, queries = call.query.shape[:-2], call.query.shape[-2]
+    value = values_in(size, queries, node, found)
+    if value is None:
         return call
-    if list(size) == lead:  # heads may share values
-        value = value.expand(*lead[:-1], *value.shape[-3:]) if lead else value
-    else:
-        value = value.expand(*lead, *value.shape[-2:]).reshape(*size, *value.shape[-2:])
-    width = value.shape[-1]
+    value, width = value.detach(), value.shape[-1]
 
     def heads(gradient: Tensor) -> Tensor:
         return found.heads(gradient).reshape(*size, queries, width)
 
     heads_width = (size[-1] if size else 1) * width
     return replace(call, value=value, output=AttentionOutput(found.output, heads, heads_width))
+
+
+def values_in(size: torch.Size, queries: int, node: Softmaxed, found: Values) -> Tensor | None:
+    """Return the values in the leading axes `size`, which split or merge those of the weights.
+
+    None if heads and queries are swapped.
+    """
+    *lead, rows, _ = node.weights.shape
+    value = found.value
+    if math.prod(size) != math.prod(lead) or queries != rows:
+        return None
+    if list(size) == lead:  # heads may share values
+        return value.expand(*lead[:-1], *value.shape[-3:]) if lead else value
+    return value.expand(*lead, *value.shape[-2:]).reshape(*size, *value.shape[-2:])
 
 
 def head_count(module: nn.Module) -> int | None:

@@ -1,0 +1,69 @@
+"""Attention written by hand as a call that interventions can change: from its weights, after the softmax."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.inspection.hooks.operations import Operation, Softmaxed
+from regard.inspection.hooks.products import values
+from regard.inspection.hooks.tracing import head_count, values_in, with_heads
+from regard.inspection.replacements import Inputs
+from regard.mechanism.operator import Options
+from regard.mechanism.scores import Dot
+
+
+@dataclass(frozen=True)
+class HandCall:
+    """A product of weights (…, h, q, k) and values (…, h, k, e).
+
+    output: (…, h, q, e). merge: function from such an output to the output of the product.
+    """
+
+    weights: Tensor
+    value: Tensor
+    output: Tensor
+    merge: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def of(cls, operation: Operation, node: Softmaxed, module: nn.Module, layer: str) -> "HandCall":
+        """Read a product; raise if its heads or values are not recognized."""
+        weights, found = with_heads(_operand(operation, node), head_count(module)), values(operation, node)
+        size, queries = weights.shape[:-2], weights.shape[-2]
+        value = None if found is None else values_in(size, queries, node, found)
+        if found is None or value is None or weights.dim() < 3:
+            raise ArgumentError(
+                f"edit cannot change {layer or 'the model'}: its weights of shape "
+                f"{tuple(node.weights.shape)} are not multiplied by one tensor of values per head. Write the "
+                "product as weights @ value, (…, heads, queries, keys) times (…, heads, keys, width)."
+            )
+        total = weights.detach().float().sum(-1)
+        if not bool(((total - 1).abs() < 1e-2).logical_or(total == 0).all()):
+            raise ArgumentError(
+                f"edit cannot change {layer or 'the model'}: its weights are multiplied or masked after the "
+                f"softmax, so rows sum to {float(total.min()):.3g} to {float(total.max()):.3g} instead of 1."
+            )
+        lead, width = node.weights.shape[:-2], value.shape[-1]
+        output = found.heads(operation.output).reshape(*size, queries, width)
+        merge = found.merge
+        return cls(weights, value, output, lambda x: merge(x.reshape(*lead, queries, width)))
+
+    def inputs(self) -> Inputs:
+        """Return arguments of `regard.attention` that repeat the call: softmax(log w) = w."""
+        query = self.weights.new_zeros(*self.weights.shape[:-1], 1)
+        key = self.weights.new_zeros(*self.value.shape[:-1], 1)
+        visible = self.weights.detach() > 0
+        bias = torch.where(visible, self.weights, 1.0).log()
+        options = Options(score=Dot(), mask=visible, bias=bias, dropout=0.0)
+        return Inputs(query, key, self.value, options)
+
+
+def _operand(operation: Operation, node: Softmaxed) -> Tensor:
+    """Return the weights with their autograd graph, unless dropout has changed them."""
+    for operand, other in zip(operation.operands, operation.nodes, strict=True):
+        weights = operand.mT if node.order == "transposed" else operand
+        if other is node and weights.shape == node.weights.shape and torch.equal(weights, node.weights):
+            return weights
+    return node.weights
