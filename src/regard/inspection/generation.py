@@ -30,6 +30,7 @@ class Step(NamedTuple):
     biases: tuple[Tensor, ...]
     offset: int  # position of the mask's first key among all keys
     keys: int  # keys that this step attends to
+    value: Tensor | None = None  # of the new keys, b g q e
 
 
 class LastKeys(NamedTuple):
@@ -47,6 +48,7 @@ class LayerSteps:
     first_call: CapturedCall  # without its tensors
     steps: list[Step] = field(default_factory=list)
     initial_keys: Tensor | None = None  # keys in the cache before the first step
+    initial_values: Tensor | None = None  # their values, if values are recorded
     count: int = 0  # keys so far
     first_features: Tensor | None = None  # one feature of each key so far, b g n, with spare capacity
     last: LastKeys | None = None
@@ -55,7 +57,8 @@ class LayerSteps:
 
     def fail(self, reason: str) -> None:
         """Record why the steps cannot be joined, and free their tensors."""
-        self.error, self.initial_keys, self.first_features, self.last = reason, None, None, None
+        self.error, self.initial_keys, self.initial_values = reason, None, None
+        self.first_features, self.last = None, None
         self.steps.clear()
 
 
@@ -126,7 +129,8 @@ class Generation:
         if call.kind == "cross":
             new = call.key[..., :0, :] if layer.steps else call.detached().key
         assert new is not None
-        layer.steps.append(Step(number - 1, call.query, new, call.mask, call.biases, offset, keys))
+        value = None if call.value is None else call.value[..., max(end - new.shape[-2], 0) : end, :].clone()
+        layer.steps.append(Step(number - 1, call.query, new, call.mask, call.biases, offset, keys, value))
 
     def _compare(self, layer: LayerSteps, key: Tensor, offset: int, end: int, new: Tensor | None) -> None:
         """Compare one feature of each earlier key with its previous value, and store one of each new key.
@@ -243,18 +247,21 @@ class Generation:
             new = [_select_rows(step.key, rows) for step, rows in pairs]
             key, keys = torch.cat([*before, *new], -2), layer.count
         mask, biases = _join_masks(pairs, len(query), keys), _join_biases(pairs, keys)
-        return replace(layer.first_call, query=query, key=key, mask=mask, biases=biases, cached=False)
+        call = replace(layer.first_call, query=query, key=key, mask=mask, biases=biases, cached=False)
+        return replace(call, value=_join_values(pairs, layer.initial_values))
 
 
 def _first_step(call: CapturedCall) -> LayerSteps:
     """Create an empty record of a layer's generation steps. Its cached keys become `initial_keys`."""
     empty = call.query[..., :0, :0]
-    layer = LayerSteps(replace(call, query=empty, key=empty, new_keys=None, mask=None, biases=()))
+    layer = LayerSteps(replace(call, query=empty, key=empty, new_keys=None, mask=None, biases=(), value=None))
     if call.kind == "self":
         keys = call.key.shape[-2] if call.mask is None else min(call.key.shape[-2], _last_visible(call.mask))
         layer.count = max(keys - call.query.shape[-2], 0)
         if layer.count:
             layer.initial_keys = call.key[..., : layer.count, :].clone()
+            if call.value is not None:
+                layer.initial_values = call.value[..., : layer.count, :].clone()
     return layer
 
 
@@ -313,10 +320,21 @@ def _first_tokens(step: Step, count: int) -> Step:
         key=cut(step.key),
         mask=None if step.mask is None else step.mask.map(cut),
         biases=tuple(map(cut, step.biases)),
+        value=None if step.value is None else step.value[..., :count, :],
     )
 
 
 Steps = Sequence[tuple[Step, Tensor | None]]  # each step with its rows of the batch
+
+
+def _join_values(steps: Steps, initial: Tensor | None) -> Tensor | None:
+    """Concatenate the values of all keys; None if they were not recorded."""
+    values = [] if initial is None else [_select_rows(initial, steps[0][1])]
+    for step, rows in steps:
+        if step.value is None:
+            return None
+        values.append(_select_rows(step.value, rows))
+    return torch.cat(values, -2)
 
 
 def _join_masks(steps: Steps, batch: int, keys: int) -> RowMask:

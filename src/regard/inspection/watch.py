@@ -173,6 +173,7 @@ class Recorder:
         self.has_windows = has_windows(model)
         self._windowed: dict[str, WindowedLayer] = {}  # the last call of each layer, if it has windows
         self._generation: Generation | None = None
+        self._joining = False  # while the steps of a generation are joined
         self._nested_generations = 0  # generations of an assistant model, whose tokens may be rejected
 
     @contextmanager
@@ -207,8 +208,10 @@ class Recorder:
 
     def on_attention(self, module: nn.Module, call: CapturedCall) -> None:
         """Record an attention call of another library's layer."""
-        if not self.values or self._generation is not None:
+        if not self.values:
             call = replace(call, value=None, output=None)
+        elif self._generation is not None and call.output is not None:  # it has no gradient
+            call = replace(call, output=call.output._replace(tensor=call.query.new_empty(0)))
         if self.heads is not None:
             call = call.select_heads(self.heads)
         if self._nested_generations:
@@ -277,7 +280,7 @@ class Recorder:
 
     def _add_record(self, name: str, value: Tensor, output: AttentionOutput) -> None:
         projection = output_projection(self.model, name, output.width)
-        record = CallRecord(value, name, self.heads, projection)
+        record = CallRecord(value, name, self.heads, projection, generated=self._joining)
         if self.gradients:
             record.watch(output)
         self.seen.add_record(name, record)
@@ -321,8 +324,12 @@ class Recorder:
         finally:
             self._generation = None
             hook.remove()
-        with torch.no_grad():
-            self._join(generation, args, kwargs, output)
+        self._joining = True
+        try:
+            with torch.no_grad():
+                self._join(generation, args, kwargs, output)
+        finally:
+            self._joining = False
         return output
 
     def _join(self, generation: Generation, args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> None:
@@ -342,6 +349,8 @@ class Recorder:
             error = layer.error if joined is None else generation.error(name, joined)
             if joined is not None and error is None:
                 self._add(name, joined)
+                if self.values and joined.value is None:
+                    self.seen.add_record(name, NoValues(name))
             else:
                 reason = _NOT_JOINED.format(name=name or "the model", reason=error)
                 self.seen.add_error(name, reason, layer.first_call.kind, self._run)

@@ -64,6 +64,11 @@ def _missing(record: CallRecord) -> str:
     layer = record.layer or "the model"
     if not record.watched:
         return f"gradients: {layer} was recorded without gradients. Use watch(model, gradients=True)."
+    if record.generated:
+        return (
+            f"gradients: {layer} was recorded in generate, which runs without gradients. Watch a call of the "
+            "model on the generated tokens: model(sequences), then loss.backward()."
+        )
     if not record.differentiable:
         return (
             f"gradients: the output of {layer} does not require gradients. Run the model without no_grad, "

@@ -76,6 +76,7 @@ class CallRecord:
     watched: bool = False
     differentiable: bool = False
     gradient: Tensor | None = None
+    generated: bool = False  # by `generate`, which has no gradients
 
     def watch(self, output: AttentionOutput) -> None:
         """Add the gradient of the output whenever a backward pass computes it."""
@@ -108,6 +109,7 @@ class CallRecord:
             self.watched,
             self.differentiable,
             gradient,
+            self.generated,
         )
 
 
@@ -163,7 +165,7 @@ def require_record(record: CallRecord | NoValues | None, name: str, function: st
         )
     if record is None:
         raise ArgumentError(
-            f"{function}: {name!r} was recorded without values. Use watch(model, {option}=True). Steps "
-            "of generate and loaded recordings have none."
+            f"{function}: {name!r} was recorded without values. Use watch(model, {option}=True). Loaded "
+            "recordings have none."
         )
     return record
