@@ -273,7 +273,7 @@ def test_nested_watches() -> None:
     model(TOKENS)
     assert list(inner) == ["attention"]
     assert len(outer) == 6
-    assert inner["attention"] is outer.calls("decoder.blocks.1.attention")[1]
+    assert torch.equal(inner["attention"].dense(), outer.calls("decoder.blocks.1.attention")[1].dense())
     assert unwatched(model)
 
 
@@ -430,3 +430,13 @@ def test_masks_have_the_lengths_of_their_call() -> None:
         layer(x, mask=regard.Padding(lengths))
     lengths.fill_(4)
     assert not seen[0].dense()[1, ..., 2:].any()
+
+
+def test_recordings_of_own_layers_do_not_keep_the_graph() -> None:
+    layer, x = regard.models.MultiHeadAttention(8, 2), torch.randn(5, 8, requires_grad=True)
+    with regard.watch(layer) as seen:
+        layer(x)
+    assert not seen[0].requires_grad
+    with regard.watch(layer, gradients=True) as seen:
+        layer(x)
+    assert seen[0].requires_grad

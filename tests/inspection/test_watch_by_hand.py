@@ -608,3 +608,31 @@ def test_pooling_by_a_softmax_is_named_as_unseen() -> None:
         model(torch.randn(2, 5, 8))
     assert list(seen) == ["0"]
     assert "SequencePooling" in seen.unseen
+
+
+class AxialAttention(nn.Module):
+    """Row and column attention over an alignment of sequences (Rao et al. 2021): heads come first."""
+
+    def __init__(self, equation: str) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(12, 12) for _ in range(3))
+        self.equation, self.num_heads, self.used = equation, 3, torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:  # rows, columns, batch, features
+        query, key, value = (f(x).unflatten(-1, (3, 4)) for f in (self.query, self.key, self.value))
+        first, second, out = self.equation.replace("->", ",").split(",")
+        self.used = torch.einsum(self.equation, query * 0.5, key).softmax(-1)
+        return torch.einsum(f"{out},{second}->{first}", self.used, value)
+
+
+@pytest.mark.parametrize(
+    ("equation", "order"),
+    [("rinhd,rjnhd->hnij", (1, 0, 2, 3)), ("icnhd,jcnhd->hcnij", (1, 2, 0, 3, 4))],
+)
+def test_heads_on_the_first_axis_are_heads(equation: str, order: tuple[int, ...]) -> None:
+    model = AxialAttention(equation)
+    with regard.watch(model) as seen:
+        model(torch.randn(5, 7, 2, 12))
+    torch.testing.assert_close(seen[0].dense(), model.used.permute(order), atol=1e-5, rtol=0)
+    assert seen[0].shape[-3] == 3
+    assert len(seen.heads(frame=False)) == 3

@@ -203,6 +203,10 @@ class Recorder:
     def on_own_attention(self, name: str, weights: Weights) -> None:
         """Record an attention call of a regard layer."""
         if self.selection(name):
+            if (
+                not self.gradients and weights.requires_grad
+            ):  # the recording would keep the autograd graph alive
+                weights = weights.detach()
             weights = weights if self.heads is None else weights.heads(list(self.heads))
             self.seen.add(name, weights, run=self._run)
 

@@ -7,7 +7,7 @@ The functions run unchanged.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from regard.inspection.hooks.interception import (
 )
 from regard.inspection.hooks.operations import Operation, Softmaxed
 from regard.inspection.hooks.products import Values, values
+from regard.inspection.hooks.score_chain import Scores
 from regard.inspection.hooks.sdpa_calls import capture_flex, capture_sdpa
 from regard.inspection.hooks.tokens import Tokens, TokenTracker, tensors
 from regard.inspection.hooks.torch import capture_multihead_function
@@ -107,7 +108,8 @@ def _capture(node: Softmaxed, found: Values | None, module: nn.Module, frame: An
     if type(module).__name__.endswith("BlockSparseAttention"):  # BigBird
         raise ArgumentError(_BLOCK_SPARSE)
     heads = head_count(module)
-    call = None if node.scores is None else node.scores.captured(heads)
+    scores = None if node.scores is None else _scores_with_heads(node.scores, heads)
+    call = None if scores is None else scores.captured(heads)
     if call is None:
         call = dense_call(with_heads(node.weights, heads))
     call = in_windows(call, node.tokens)
@@ -132,11 +134,13 @@ def _with_values(call: CapturedCall, node: Softmaxed, found: Values) -> Captured
 def values_in(size: torch.Size, queries: int, node: Softmaxed, found: Values) -> Tensor | None:
     """Return the values in the leading axes `size`, which split or merge those of the weights.
 
-    None if heads and queries are swapped.
+    None if the heads were moved or swapped with the queries.
     """
     *lead, rows, _ = node.weights.shape
     value = found.value
     if math.prod(size) != math.prod(lead) or queries != rows:
+        return None
+    if list(size) != lead and sorted(size) == sorted(lead):  # permuted
         return None
     if list(size) == lead:  # heads may share values
         return value.expand(*lead[:-1], *value.shape[-3:]) if lead else value
@@ -150,10 +154,34 @@ def head_count(module: nn.Module) -> int | None:
     return None
 
 
+def head_order(lead: Sequence[int], heads: int | None) -> list[int] | None:
+    """Return the order of leading axes in which the heads are last, or None if they are or it is not clear.
+
+    >>> from regard.inspection.hooks.tracing import head_order
+    >>> head_order((4, 2, 3), 4), head_order((2, 4), 4), head_order((4, 4, 2), 4)
+    ([1, 2, 0], None, None)
+    """
+    axes = list(range(len(lead)))
+    if heads is None or len(lead) < 2 or lead[-1] == heads or list(lead).count(heads) != 1:
+        return None
+    axis = list(lead).index(heads)
+    return [other for other in axes if other != axis] + [axis]
+
+
+def _scores_with_heads(scores: Scores, heads: int | None) -> Scores | None:
+    order = head_order(scores.lead, heads)
+    if order is None:
+        return scores
+    count = len(order)
+    return scores.permuted([*order, count, count + 1])
+
+
 def with_heads(weights: Tensor, heads: int | None) -> Tensor:
-    """Return weights (…, h, q, k): split b·h, or swap heads and queries."""
+    """Return weights (…, h, q, k): split b·h, swap heads and queries, or move the heads from another axis."""
     if heads is None or weights.dim() < 3:
         return weights
+    if (order := head_order(weights.shape[:-2], heads)) is not None and weights.shape[-2] != heads:
+        return weights.permute(*order, -2, -1)
     if weights.dim() == 3 and weights.shape[0] % heads == 0:
         return weights.unflatten(0, (-1, heads))
     if weights.dim() == 4 and weights.shape[-3] != heads and weights.shape[-2] == heads:
