@@ -19,6 +19,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, and_masks, 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
+from regard.errors import DTypeError
 from regard.mechanism.flex import tiles
 from regard.mechanism.flex.attention import choose_route
 
@@ -550,3 +551,11 @@ def test_mask_functions_must_return_booleans() -> None:
     )
     with pytest.raises(regard.DTypeError, match=r"mask_mod returned torch.int64; it must return torch.bool"):
         regard.flex_attention(*draw(), block_mask=mask)
+
+
+def test_a_block_mask_without_mask_mod_raises_in_one_line():
+    x = torch.randn(1, 1, 4, 4)
+    block_mask = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 4, 4, device="cpu")
+    block_mask.mask_mod = None
+    with pytest.raises(DTypeError, match=r"block_mask\.mask_mod is None"):
+        regard.flex_attention(x, x, x, block_mask=block_mask)

@@ -268,6 +268,11 @@ def _check_block_mask(block_mask: Any, sizes: Sizes, device: torch.device) -> No
         raise DTypeError(
             f"block_mask is {type_name(block_mask)}; pass a BlockMask: create_block_mask(mask_mod, …)."
         )
+    if not callable(block_mask.mask_mod):
+        raise DTypeError(
+            f"block_mask.mask_mod is {type_name(block_mask.mask_mod)}; it must be a function of "
+            "(b, h, q_idx, kv_idx) that returns a bool tensor. For no mask, pass block_mask=None."
+        )
     check_device("block_mask", block_mask.kv_num_blocks, device)
     lengths = tuple(block_mask.seq_lengths)
     if tuple(block_mask.BLOCK_SIZE) != (_NO_BLOCKS, _NO_BLOCKS) and lengths != tuple(sizes[2:]):
