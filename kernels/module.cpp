@@ -92,15 +92,16 @@ class Numbers {
  public:
   explicit Numbers(nb::handle list) : list_(PySequence_Fast(list.ptr(), "a call is described by a list of numbers")) {
     if (!list_) throw nb::python_error();
+    size_ = PySequence_Size(list_);
   }
   Numbers(const Numbers&) = delete;
   ~Numbers() { Py_DECREF(list_); }
 
-  bool done() const { return at_ == PySequence_Fast_GET_SIZE(list_); }
+  bool done() const { return at_ == size_; }
 
   int64_t next() {
     if (done()) throw std::out_of_range("the description of a call ends too early");
-    const long long x = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(list_, at_++));
+    const long long x = PyLong_AsLongLong(item());
     if (x == -1 && PyErr_Occurred()) throw nb::python_error();
     return x;
   }
@@ -114,14 +115,23 @@ class Numbers {
   }
   float factor() {
     if (done()) throw std::out_of_range("a call has five factors");
-    const double x = PyFloat_AsDouble(PySequence_Fast_GET_ITEM(list_, at_++));
+    const double x = PyFloat_AsDouble(item());
     if (x == -1 && PyErr_Occurred()) throw nb::python_error();
     return float(x);
   }
 
  private:
+  // The next item, a borrowed reference. The stable ABI has functions instead of the macro.
+  PyObject* item() {
+#ifdef Py_LIMITED_API
+    return PyList_Check(list_) ? PyList_GetItem(list_, at_++) : PyTuple_GetItem(list_, at_++);
+#else
+    return PySequence_Fast_GET_ITEM(list_, at_++);
+#endif
+  }
+
   PyObject* list_;
-  Py_ssize_t at_ = 0;
+  Py_ssize_t size_ = 0, at_ = 0;
 };
 
 // A tensor of a call, and the types it may have.
