@@ -6,10 +6,11 @@ Importing torch takes a second and matplotlib another half second; `regard --hel
 import ast
 import sys
 from collections.abc import Callable
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from regard._util.guesses import unknown_attribute
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -38,7 +39,7 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
 
     def __getattr__(name: str) -> Any:
         if name not in modules and name not in submodules:
-            raise _unknown(package, name, [*modules, *submodules])
+            raise _unknown(package, folder, name, [*modules, *submodules])
         value = load(name)
         setattr(sys.modules[package], name, value)  # later accesses bypass __getattr__
         return value
@@ -61,8 +62,11 @@ def _read_stub(stub: Path) -> dict[str, str]:
     }
 
 
-def _unknown(package: str, name: str, names: list[str]) -> AttributeError:
-    similar = [] if name.startswith("_") else get_close_matches(name, names, n=1)
-    hint = f"; did you mean {similar[0]!r}?" if similar else ""
-    # passing `name` without `obj` keeps Python from adding the same suggestion
-    return AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name)
+def _unknown(package: str, folder: Path, name: str, names: list[str]) -> AttributeError:
+    """Return the error for an unknown name, with the subpackage that has it, also in another case."""
+    for stub in sorted(folder.glob("*/__init__.pyi")):
+        for public in _read_stub(stub):
+            if not name.startswith("_") and public.lower() == name.lower() and public not in names:
+                answer = f"Use {package}.{stub.parent.name}.{public}."
+                return AttributeError(f"module {package!r} has no attribute {name!r}. {answer}", name=name)
+    return unknown_attribute(package, name, names, module=True)

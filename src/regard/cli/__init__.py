@@ -37,6 +37,7 @@ from typing import NoReturn
 
 from regard import __version__
 from regard._util.extras import require
+from regard._util.guesses import suggest_command, suggest_option
 from regard._util.text import printable, shorten
 from regard.errors import ArgumentError, RegardError
 
@@ -60,6 +61,7 @@ ERRNO_HINTS = {
 _INTERRUPTED = "regard: interrupted."
 _SPIN_COUNT = "10000"  # about 30 µs
 _WAIT_POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # OpenMP environment variables
+_ACCEPTED = {"version": ["--version"], "-V": ["--version"], "help": ["--help"]}
 _NO_MEMORY = re.compile("(allocate|not enough|out of) memory", re.IGNORECASE)  # torch's wording
 
 
@@ -82,6 +84,7 @@ def _run(args: list[str]) -> NoReturn:
     try:
         with _interruptible():
             _check_arguments(args)
+            args = _ACCEPTED.get(" ".join(args), args)
             if args == ["--version"]:  # works without typer
                 print(f"regard {__version__}")
             else:
@@ -202,4 +205,11 @@ def _usage_message(error: Exception) -> str:
     message = message.replace("Value error, ", "")  # pydantic's prefix
     context = getattr(error, "ctx", None)
     path = "regard" if context is None else context.command_path
+    if option := getattr(error, "option_name", None):
+        answer = suggest_option(path.rpartition(" ")[2], option) or suggest_command(option)
+        message = f"No such option: {option}. Use {answer}" if answer else message
+    elif (command := re.match("No such command '(.+?)'", message)) and (
+        answer := suggest_command(command[1])
+    ):
+        message = f"No such command {command[1]!r}. Use {answer}"
     return f"{message.rstrip('.?')}{'?' if message.endswith('?') else '.'} See {path} --help."

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._util.extras import install_command, require
+from regard._util.guesses import hint_arguments, unknown_attribute
 from regard.errors import ArgumentError
 from regard.inspection.hooks.interception import calling_module
 from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords, eager_function, parse
@@ -31,6 +32,7 @@ _cached_score = lru_cache(maxsize=256)(ScaledDot)
 _COLLECTOR: Any = None  # transformers' context variable: the outputs collected by the running model
 
 
+@hint_arguments
 def enable() -> None:
     """Register "regard" as an attention implementation of transformers, with its masks.
 
@@ -333,3 +335,7 @@ def _padding_mask(attention_mask: Tensor | None, sizes: tuple[int, ...]) -> Tens
         attention_mask = nn.functional.pad(attention_mask, (0, missing))
     visible = attention_mask[:, offset : offset + keys].bool().clone()
     return visible[:, None, None].expand(batch, 1, queries, keys)
+
+
+def __getattr__(name: str) -> Any:
+    raise unknown_attribute(__name__, name, module=True)

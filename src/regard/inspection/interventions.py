@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard._util.guesses import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError
 from regard.inspection.activation_patching import Capture, Patch, ResampleAblation
@@ -46,6 +47,7 @@ __all__ = [
 Loss = Callable[[Any], Tensor]
 
 
+@hint_arguments
 @contextmanager
 def edit(
     model: nn.Module, layers: Layers | None, heads: int | Sequence[int] | None, intervention: Intervention

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.nn import functional
 
+from regard._util.guesses import hint_arguments
 from regard.inspection.hooks import interception
 from regard.inspection.hooks.interception import REPLACE, Patch
 from regard.mechanism.sdpa import scaled_dot_product_attention
@@ -20,6 +21,7 @@ _patches: list[Patch] = []  # patches of torch.nn.functional
 _depth = 0  # calls of `patch` not yet undone
 
 
+@hint_arguments
 def patch() -> None:
     """Replace torch's `scaled_dot_product_attention` with regard's, for the whole process.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from regard._util.guesses import hint_arguments, unknown_attribute
 from regard.errors import ArgumentError
 from regard.inspection import display
 from regard.inspection.measures.record import CallRecord, require_record
@@ -48,6 +49,9 @@ class Seen(RecordedLayers):
     """
 
     # All layers
+
+    def __getattr__(self, name: str) -> Any:
+        raise unknown_attribute("Seen", name, dir(type(self)))
 
     def heads(self, *, frame: bool | None = None) -> Any:
         """Return the statistics of every head, one row per head.
@@ -245,6 +249,7 @@ class Seen(RecordedLayers):
 
     # Display
 
+    @hint_arguments
     def show(self, *, title: str = "") -> Any:
         """Show all layers in a notebook widget, or outside notebooks in the browser.
 
@@ -256,6 +261,7 @@ class Seen(RecordedLayers):
         """
         return display.show(self, title)
 
+    @hint_arguments
     def to_html(self, path: str | os.PathLike[str], *, title: str = "") -> Path:
         """Write an interactive page of all layers, as a single file that opens in any browser.
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard._util.guesses import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError
 from regard.inspection.capture import CapturedCall
@@ -30,6 +31,7 @@ _NOT_JOINED = (
 )
 
 
+@hint_arguments
 def watch(
     model: nn.Module,
     layers: Layers | None = None,
@@ -122,6 +124,9 @@ class Watch(AbstractContextManager["Seen"]):
 
     def __getitem__(self, name: Any) -> Any:
         raise ArgumentError(f"watch(model) cannot be indexed. {_WITH}")
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        raise ArgumentError(f"watch(model) cannot be called; call the model. {_WITH}")
 
     def __del__(self) -> None:
         if not self.__dict__.get("_entered", True):

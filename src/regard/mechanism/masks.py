@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard._util.checks import check_dense, check_int
+from regard._util.guesses import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DeviceError, DTypeError, MaskError
 from regard.mechanism.call import validation
@@ -102,6 +103,7 @@ def _check_align(mask: str, align: str) -> None:
         )
 
 
+@hint_arguments
 @dataclass(frozen=True)
 class Causal(Rule):
     """Causal mask: a query attends to its own key and earlier ones.
@@ -132,6 +134,7 @@ class Causal(Rule):
         return "Causal()" if self.align == "end" else "Causal(align='start')"
 
 
+@hint_arguments
 class Window(_Immutable, Rule):
     """Sliding-window mask. `Window(n)` keeps the n keys up to and including the query's own key.
 
@@ -164,6 +167,8 @@ class Window(_Immutable, Rule):
                 "Window(4), or the sides, Window(left=3, right=0)."
             )
         if keys is not None:
+            if isinstance(keys, tuple | list):
+                raise DTypeError(f"Window got keys={keys}; for both sides, use Window(left=n, right=m).")
             check_int("Window got keys", keys, min=1, why=", for the query's own key")
             left, right = keys - 1, 0
         for side, size in (("left", left), ("right", right)):
@@ -238,6 +243,7 @@ class _LengthMask(_Immutable):
         return id(self) if self.cache_key is None else hash(self.cache_key)
 
 
+@hint_arguments
 class Padding(_LengthMask):
     """Padding mask: sequence i sees only its first `lengths[i]` keys (its last ones if side="left").
 
@@ -294,6 +300,7 @@ class Padding(_LengthMask):
         return f"Padding({_summary(self._lengths)}{side})"
 
 
+@hint_arguments
 class Documents(_LengthMask):
     """Mask for packed sequences: each query sees only the keys of its own sequence.
 
@@ -384,7 +391,8 @@ class Documents(_LengthMask):
             if total != size or (len(lengths) and int(lengths.max()) > size):
                 raise MaskError(
                     f"Documents has {sum(lengths.tolist())} {what} in total and the call has {size} {what}; "
-                    "the lengths must sum to the packed length."
+                    "the lengths must sum to the packed length. Document ids become lengths by "
+                    "torch.unique_consecutive(ids, return_counts=True)[1]."
                 )
 
     def default_size(self) -> tuple[int, int] | None:
@@ -416,7 +424,8 @@ def _as_lengths(mask: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
         if tensor.numel() and (
             tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool
         ):  # an empty list becomes a float tensor
-            raise DTypeError(f"{mask} got lengths of dtype {tensor.dtype}; they must be integers.")
+            cure = f": {mask}(mask.sum(-1))" if tensor.dtype is torch.bool else ""
+            raise DTypeError(f"{mask} got lengths of dtype {tensor.dtype}; they must be integers{cure}.")
         tensor = tensor.to(torch.int64, copy=True)
     if concrete(tensor) and tensor.numel() and int(tensor.min()) < 0:
         raise MaskError(f"{mask} got a length of {int(tensor.min())}; lengths must be at least 0.")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._util.checks import check_int, check_number
+from regard._util.guesses import hint_arguments
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.torch_state import concrete
 
@@ -70,6 +71,7 @@ class Normalizer:
         return None
 
 
+@hint_arguments
 @dataclass(frozen=True)
 class Softmax(Normalizer):
     """exp(s / t) / Σ exp(s / t) (Bahdanau et al. 2015, eq. 6; Vaswani et al. 2017, eq. 1).
@@ -171,6 +173,7 @@ class Sink(nn.Module):
         return Softmax1(self.score)
 
 
+@hint_arguments
 @dataclass(frozen=True, eq=False)
 class Entmax(Normalizer):
     """α-entmax, max((α−1)(s−τ), 0)^(1/(α−1)), where τ makes each row sum to one (Peters et al. 2019, eq. 10).
@@ -219,6 +222,7 @@ class Entmax(Normalizer):
         return _power(x * (self.alpha - 1), 1 / (self.alpha - 1) - 1)
 
 
+@hint_arguments
 class Sparsemax(Entmax):
     """Projection onto the simplex, max(s − τ, 0) (Martins & Astudillo 2016, eq. 2). Equals `Entmax(2)`.
 
@@ -235,6 +239,7 @@ class Sparsemax(Entmax):
         return "Sparsemax()"
 
 
+@hint_arguments
 class Entmax15(Entmax):
     """`Entmax(1.5)`: max((s − τ)/2, 0)².
 

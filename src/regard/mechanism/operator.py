@@ -123,7 +123,7 @@ def attend(
     return output, Weights(build, tau, lead, inputs=inputs, tau_from_kernels=fused_tau)
 
 
-def self_attention(x: Tensor, **options: Unpack[Options]) -> Tensor:
+def self_attention(x: Tensor, *positional: Never, **options: Unpack[Options]) -> Tensor:
     """Compute self-attention, with x as query, key and value.
 
     options: keyword arguments of `attention`.
@@ -132,7 +132,7 @@ def self_attention(x: Tensor, **options: Unpack[Options]) -> Tensor:
     >>> regard.self_attention(torch.randn(5, 4), mask=regard.Causal()).shape
     torch.Size([5, 4])
     """
-    return attention(x, x, x, **options)
+    return attention(x, x, x, *positional, **options)
 
 
 class _Result(NamedTuple):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._util.checks import check_int, check_number
+from regard._util.guesses import hint_arguments
 from regard.errors import ShapeError
 from regard.mechanism.torch_state import concrete
 
@@ -126,6 +127,7 @@ class Dot(Score):
         return Prepared(query, key, softcap=self.softcap)
 
 
+@hint_arguments
 @dataclass(frozen=True)
 class ScaledDot(Score):
     """The default score, scale · query · key (Vaswani et al. 2017, eq. 1).
@@ -229,6 +231,7 @@ def _median(query: Tensor) -> Tensor:
     return torch.where(torch.isfinite(middle), middle, 0.0)
 
 
+@hint_arguments
 class General(nn.Module, Score):
     """The bilinear score queryᵀ W key (Luong et al. 2015, eq. 8, "general").
 
@@ -290,6 +293,7 @@ class _AdditiveScore(nn.Module, Score):
         return f"{query_width}, {self.key_map.shape[1]}, width={width}"
 
 
+@hint_arguments
 class Additive(_AdditiveScore):
     """vᵀ tanh(W query + U key) (Bahdanau et al. 2015, appendix A.1.2, where the weights are called α).
 

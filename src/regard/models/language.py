@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard._util.checks import check_int, check_number, check_type
+from regard._util.guesses import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.mask_algebra import Mask
@@ -22,6 +23,7 @@ from regard.models.loss import IGNORE, vocabulary_loss
 from regard.models.packed import ModelInput, Packed, as_packed, check_batch, token_mask
 
 
+@hint_arguments
 class LanguageModel(nn.Module):
     """Decoder-only Transformer (Radford et al. 2018).
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._util.checks import check_type
+from regard._util.guesses import hint_arguments
 from regard.errors import ShapeError
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Documents, Padding
@@ -38,6 +39,7 @@ class TransformerState(State):
         return len(self.row_map)
 
 
+@hint_arguments
 class Transformer(Seq2Seq):
     """Encoder-decoder Transformer (Vaswani et al. 2017).
 

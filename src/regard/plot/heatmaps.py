@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard._util.checks import check_int
+from regard._util.guesses import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.layer_view import pool_dense
@@ -58,6 +59,7 @@ class AlignmentLike(Protocol):
     def weights(self) -> Tensor: ...
 
 
+@hint_arguments
 def heatmap(
     axes: "Axes",
     weights: Weights | Tensor | NDArray[Any],

@@ -300,7 +300,7 @@ def as_biases(bias: Bias | None) -> Sequence[Tensor | RelativeBias]:
 def _dense(bias: Tensor, call_shape: CallShape, dtype: torch.dtype) -> Tensor:
     if not isinstance(bias, Tensor):
         name = bias.__name__ if isinstance(bias, type) else type(bias).__name__
-        cure = "pass a tensor, a relative bias, or a list of them"
+        cure = "pass a tensor, a relative bias such as ALiBi(heads), or a list of them"
         if isinstance(bias, type):
             cure = f"pass an instance, {name}(…)"
         elif isinstance(bias, Mask):
@@ -348,5 +348,6 @@ def check_score(score: object) -> None:
         raise DTypeError(f"score is the class {score.__name__}; pass an instance: score={score.__name__}(…).")
     if not isinstance(score, Score) and not callable(score):
         raise DTypeError(
-            f"score is {type_name(score)}; pass a score, such as Dot(), or a function of (query, key)."
+            f"score is {type_name(score)}; pass a score, such as {keyword_hints.suggest_score(score)}, or a "
+            "function of (query, key)."
         )

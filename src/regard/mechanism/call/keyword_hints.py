@@ -34,10 +34,39 @@ _EQUIVALENTS = {
     "average_attn_weights": 'output, weights = regard.attend(query, key, value); weights.mean("heads")',
     "enable_gqa": "no keyword: the number of query heads may be a multiple of the number of key heads",
     "cu_seqlens": "mask=regard.Documents(lengths)",
-    "normalizer": "normalize=",
+    "cu_seqlens_q": "mask=regard.Documents(lengths)",
+    "lengths": "mask=regard.Padding(lengths)",
+    "window": "mask=regard.Window(window)",
+    "head_mask": "with regard.edit(model, layer, heads, regard.ZeroAblation()) to switch off heads",
+    "rel_pos_bias": "bias=, e.g. regard.T5Bias(heads)",
+    "alpha": "normalize=regard.Entmax(alpha)",
+    "topk": "normalize=regard.Sparsemax() for sparse weights, or weights.topk(k) to read them",
+    "sparse_topk": "normalize=regard.Sparsemax()",
+    "sinks": "normalize=regard.Softmax1(sinks)",
+    "s_aux": "normalize=regard.Softmax1(s_aux)",
+    "p": "dropout=",
+    "training": "dropout=0.0 for evaluation",
+    **dict.fromkeys(("num_heads", "heads", "n_heads"), "no keyword: heads are axis -3 of the tensors"),
+    **dict.fromkeys(
+        ("return_weights", "return_attention", "return_attn", "return_attn_weights", "return_lse"),
+        "output, weights = regard.attend(query, key, value)",
+    ),
+    **dict.fromkeys(("activation", "attn_fn", "normalizer"), "normalize="),
+    **dict.fromkeys(("flash", "deterministic"), "no keyword: regard.explain names the implementation"),
+    **dict.fromkeys(("device", "dtype"), "no keyword: convert query, key and value with .to()"),
     "backend": "implementation=",
 }
 
+# Where a layer of regard.models differs from `attention`.
+_WATCH = "with regard.watch(layer) as seen: layer(x); then seen[0]"
+_LAYER_EQUIVALENTS = {
+    **dict.fromkeys(("need_weights", "output_attentions", "return_attn", "average_attn_weights"), _WATCH),
+    **dict.fromkeys(
+        ("dropout_p", "dropout", "scale", "softmax_scale"), "it in the constructor: dropout=, score="
+    ),
+    **dict.fromkeys(("past_key_value", "past_key_values", "layer_past", "use_cache"), "cache=KVCache()"),
+    **dict.fromkeys(("context", "encoder_hidden_states", "memory"), "the second argument: layer(x, context)"),
+}
 _NORMALIZERS = {name.lower(): f"{name}()" for name in BUILT_IN}
 _MASKS = {
     "causal": "Causal()",
@@ -46,6 +75,22 @@ _MASKS = {
     "prefix": "Prefix(length)",
     "documents": "Documents(lengths)",
 }
+
+
+_SCORES = {
+    "scaled_dot": "ScaledDot()",
+    "cosine": "Cosine()",
+    "additive": "Additive(query_width, key_width)",
+    "bahdanau": "Additive(query_width, key_width)",
+    "general": "General(query_width, key_width)",
+    "luong": "General(query_width, key_width)",
+    "gaussian": "Gaussian()",
+}
+
+
+def suggest_score(name: object) -> str:
+    """Return the code for the score with this name; "Dot()" if unknown."""
+    return _SCORES.get(name.lower() if isinstance(name, str) else "", "Dot()")
 
 
 def suggest_normalizer(name: object) -> str:
@@ -58,8 +103,13 @@ def suggest_mask(name: object) -> str:
     return _MASKS.get(name.lower() if isinstance(name, str) else "", "Causal()")
 
 
-def raise_unexpected(function: str, positional: Sequence[object], unknown: Mapping[str, object]) -> NoReturn:
-    """Raise a TypeError for unexpected arguments."""
+def raise_unexpected(
+    function: str,
+    positional: Sequence[object],
+    unknown: Mapping[str, object],
+    known: Sequence[str] = ("score", "mask", "bias", "normalize", "dropout", "generator", "implementation"),
+) -> NoReturn:
+    """Raise a TypeError for unexpected arguments. known: the keywords of the function."""
     if positional:
         raise TypeError(
             f"{function} takes query, key and value as positional arguments, but got "
@@ -67,9 +117,9 @@ def raise_unexpected(function: str, positional: Sequence[object], unknown: Mappi
             "name: mask=Causal()."
         )
     name = next(iter(unknown))
-    hint = _EQUIVALENTS.get(name)
+    hint = _LAYER_EQUIVALENTS.get(name) if "rotation" in known else None
+    hint = hint or _EQUIVALENTS.get(name)
     if hint is None:
-        known = ("score", "mask", "bias", "normalize", "dropout", "generator", "implementation")
         similar = difflib.get_close_matches(name, known, 1)
         hint = f"{similar[0]}=" if similar else f"one of {', '.join(f'{other}=' for other in known)}"
     raise TypeError(f"{function} got an unexpected keyword argument {name!r}. Use {hint}.")

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard._util.guesses import hint_arguments
 from regard._util.text import format_bytes
 from regard.errors import ArgumentError
 from regard.mechanism import reference, tiled
@@ -162,6 +163,7 @@ class Weights(ReducibleMatrix):
 
     # Display
 
+    @hint_arguments
     def show(
         self, *, queries: Sequence[str] | None = None, keys: Sequence[str] | None = None, title: str = ""
     ) -> Any:
@@ -175,6 +177,7 @@ class Weights(ReducibleMatrix):
         """
         return display.show(self, queries, keys, title)
 
+    @hint_arguments
     def to_html(
         self,
         path: str | os.PathLike[str],
@@ -192,6 +195,7 @@ class Weights(ReducibleMatrix):
         """
         return display.to_html(self, path, queries, keys, title)
 
+    @hint_arguments
     def to_png(
         self,
         path: str | os.PathLike[str],

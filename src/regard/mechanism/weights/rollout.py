@@ -1,6 +1,6 @@
 """Attention rollout over several layers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -27,6 +27,10 @@ def rollout(
     >>> regard.rollout(layers, queries=0)
     tensor([1., 0., 0., 0., 0., 0.])
     """
+    if isinstance(layers, Mapping):
+        raise ArgumentError(
+            "rollout got a mapping of layers; use seen.rollout(), or rollout(list(seen.values()))."
+        )
     if isinstance(layers, Weights):
         raise ArgumentError(
             f"rollout got one Weights of shape {tuple(layers.shape)}; pass a list, one Weights per layer."

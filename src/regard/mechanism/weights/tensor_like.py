@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard._util.guesses import unknown_attribute
 from regard._util.text import format_bytes
 from regard.errors import ArgumentError
 
@@ -227,7 +228,7 @@ class TensorLike:
         if name in ("grad", "retain_grad", "register_hook"):
             raise AttributeError(f"weights.{name}: {_GRADIENT}", name=name)
         if name.startswith("_") or not callable(getattr(Tensor, name, None)):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name)
+            raise unknown_attribute(type(self).__name__, name)
         if _in_place(name):
             raise _read_only(name)
 

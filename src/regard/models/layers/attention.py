@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from threading import Lock, get_ident
-from typing import Any, TypedDict, Unpack
+from typing import Any, Never, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard._util.checks import check_int, check_number
+from regard._util.guesses import hint_arguments
 from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard.mechanism.call import keyword_hints
 from regard.mechanism.call.arguments import Bias
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax
@@ -144,6 +146,7 @@ class SelfAttentionOptions(TypedDict, total=False):
     cache: KVCache | None
 
 
+@hint_arguments
 class MultiHeadAttention(Attends):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2).
 
@@ -221,6 +224,7 @@ class MultiHeadAttention(Attends):
         bias: Bias | None = None,
         rotation: Rotation | None = None,
         cache: KVCache | None = None,
+        **unknown: Never,
     ) -> Tensor:
         """Apply attention: (…, q, m) → (…, q, m).
 
@@ -229,6 +233,10 @@ class MultiHeadAttention(Attends):
         rotation: rotation of queries and keys, from `RotaryPositions`.
         cache: keys and values of previous calls; this call appends its own.
         """
+        if unknown:
+            keyword_hints.raise_unexpected(
+                "MultiHeadAttention", (), unknown, ("mask", "bias", "rotation", "cache")
+            )
         self._check("query", query, self.width)
         if isinstance(key, KeyValues) and (value is not None or cache is not None):
             raise ArgumentError(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard._util.checks import check_choice, check_int
+from regard._util.guesses import hint_arguments
 from regard.errors import DTypeError
 from regard.mechanism.biases import RelativeBias
 from regard.mechanism.mask_algebra import Mask
@@ -24,6 +25,7 @@ from regard.models.layers.kv_cache import KeyValues
 from regard.models.layers.position_encoding import PositionEncoding, PositionSizes, make_positions
 
 
+@hint_arguments
 @dataclass(frozen=True)
 class TransformerConfig(TransformerSettings):
     """Architecture of a Transformer. The defaults train on a laptop.

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from regard._util.checks import check_int, check_number
+from regard._util.guesses import hint_arguments
 from regard.errors import ArgumentError
 
 MAX_HYPOTHESES = 10_000  # beam size, or samples per sentence
@@ -21,6 +22,7 @@ class Greedy:
     """
 
 
+@hint_arguments
 @dataclass(frozen=True)
 class Beam:
     """Beam search.
@@ -57,6 +59,7 @@ class Beam:
             )
 
 
+@hint_arguments
 @dataclass(frozen=True)
 class Sample:
     """Sample from the model's distribution.

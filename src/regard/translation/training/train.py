@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from regard._util.checks import check_type
 from regard._util.files import remove_partial_files
+from regard._util.guesses import hint_arguments
 from regard.errors import ArgumentError, DTypeError, RegardError
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import select_alignment_head
@@ -56,6 +57,7 @@ class Run(NamedTuple):
         return [step for step in steps if type(step) is int] if isinstance(steps, list) else []
 
 
+@hint_arguments
 def train(
     folder: str | os.PathLike[str],
     pairs: Iterable[Pair] | None = None,

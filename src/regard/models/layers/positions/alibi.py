@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard._util.checks import check_int
+from regard._util.guesses import hint_arguments
 from regard.mechanism.biases import RelativeBias
 from regard.models.layers.position_encoding import PositionSizes
 
@@ -14,6 +15,7 @@ def make(sizes: PositionSizes) -> "ALiBi":
     return ALiBi(sizes.heads)
 
 
+@hint_arguments
 class ALiBi(RelativeBias):
     """The bias −slope · |distance|, with slopes 2^(−8/h), 2^(−16/h), … (Press et al. 2022, section 3).
 

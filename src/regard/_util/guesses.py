@@ -1,0 +1,348 @@
+"""Answers to natural guesses: regard's spelling of the names that other libraries use.
+
+The tables are read only when an error is raised: for an unknown attribute of a package or an object
+(`unknown_attribute`), an unknown argument of a function or a class (`hint_arguments`), and an unknown command
+or option of the command line (`suggest_command`, `suggest_option`). The arguments of `regard.attention` are
+in `mechanism/call/keyword_hints.py`.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+_T = TypeVar("_T", bound=Callable[..., Any])
+
+_WATCH = "with regard.watch(model) as seen: model(...)"
+_SHOW = "seen.show() after regard.watch(model), or weights.show()"
+_LOAD = 'regard.load_encoder("minilm") or regard.load_translator(folder)'
+_EDIT = "with regard.edit(model, layer, heads, regard.ZeroAblation()): ..."
+_ROTARY = 'regard.models.RotaryPositions(width), or TransformerConfig(positions="rotary")'
+
+# attributes: last part of a module's name, or class → guess → answer
+_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
+    "regard": {
+        **dict.fromkeys(("load", "load_model", "load_pretrained", "from_pretrained", "pipeline"), _LOAD),
+        **dict.fromkeys(("hook", "record", "trace", "attentions", "capture", "run_with_cache"), _WATCH),
+        **dict.fromkeys(("head_view", "model_view", "visualize", "view", "show", "plot_attention"), _SHOW),
+        **dict.fromkeys(("ablate", "ablate_heads", "prune_heads", "intervene"), _EDIT),
+        **dict.fromkeys(("Rotary", "RoPE", "RotaryEmbedding", "rotary"), _ROTARY),
+        **dict.fromkeys(
+            ("causal_mask", "create_causal_mask", "CausalMask", "LowerTriangularMask"), "mask=regard.Causal()"
+        ),
+        **dict.fromkeys(
+            ("BlockMask", "create_block_mask"),
+            "torch.nn.attention.flex_attention.create_block_mask with regard.flex_attention",
+        ),
+        **dict.fromkeys(
+            ("AttentionInterface", "register"),
+            'regard.huggingface.enable(), then attn_implementation="regard"',
+        ),
+        **dict.fromkeys(
+            ("flash_attn_func", "flash_attention", "memory_efficient_attention"),
+            "regard.attention(query, key, value), with axes (batch, heads, tokens, width)",
+        ),
+        "softmax": "normalize=regard.Softmax() in regard.attention, or torch.softmax for a tensor",
+        "attention_rollout": "regard.rollout(layers), or seen.rollout()",
+        "sdpa": "regard.scaled_dot_product_attention",
+        "translate": "regard.load_translator(folder).translate(sentences)",
+        "Trainer": "regard.translation.train(folder, pairs)",
+        "fit": "regard.translation.train(folder, pairs)",
+        "draw": "weights.to_png(path), or regard.plot.draw_weights(weights, path)",
+        "nn": "regard.models for layers, regard.attention for the function",
+        "functional": "regard.attention, regard.attend or regard.scaled_dot_product_attention",
+        "F": "regard.attention, regard.attend or regard.scaled_dot_product_attention",
+        "T5": "regard.T5Bias(heads) for its bias, or regard.watch(model) for the model",
+        "Gumbel": "a class derived from regard.Normalizer",
+        "version": "regard.__version__",
+    },
+    "models": {
+        **dict.fromkeys(("load", "from_pretrained", "AutoModel"), 'regard.load_encoder("minilm")'),
+        **dict.fromkeys(
+            ("GPT", "GPT2", "TransformerDecoder", "Decoder"), "regard.models.LanguageModel(vocab_size)"
+        ),
+        **dict.fromkeys(
+            ("BERT", "BertModel", "TransformerEncoder", "Encoder"),
+            "regard.models.MaskedLanguageModel, or regard.load_encoder for pretrained ones",
+        ),
+        **dict.fromkeys(("RNN", "LSTM", "GRU"), "regard.models.RecurrentSeq2Seq(vocab_size)"),
+        **dict.fromkeys(("Rotary", "RoPE", "RotaryEmbedding"), _ROTARY),
+        "PositionalEncoding": "regard.models.SinusoidalPositions(width)",
+        "Attention": "regard.models.MultiHeadAttention(width, heads)",
+    },
+    "translation": {
+        **dict.fromkeys(("load", "load_model", "from_pretrained"), "regard.load_translator(folder)"),
+        **dict.fromkeys(("fit", "Trainer"), "regard.translation.train(folder, pairs)"),
+        "translate": "regard.load_translator(folder).translate(sentences)",
+        "BLEU": "regard.translation.evaluate(…)",
+    },
+    "plot": {
+        **dict.fromkeys(
+            ("attention", "draw_attention", "plot_attention"), "regard.plot.draw_weights(weights, path)"
+        ),
+        "draw": "regard.plot.draw_weights(weights, path)",
+        "show": "weights.show()",
+    },
+    "huggingface": {
+        "register": "regard.huggingface.enable()",
+        "from_pretrained": 'from_pretrained(…, attn_implementation="regard") after huggingface.enable()',
+    },
+    "Seen": {
+        **dict.fromkeys(
+            ("attentions", "weights", "layers", "attention"), "seen[0], seen.values() or seen.items()"
+        ),
+        **dict.fromkeys(("names", "layer_names"), "list(seen)"),
+        **dict.fromkeys(("plot", "visualize", "display", "to_png"), "seen.show(), or seen[0].to_png(path)"),
+        **dict.fromkeys(("numpy", "dense"), "seen[0].dense(), one layer at a time"),
+        "topk": "seen[0].topk(k), one layer at a time",
+        "to_dict": "dict(seen)",
+        "statistics": "seen.heads()",
+    },
+    "Weights": {
+        **dict.fromkeys(("plot", "heatmap", "draw", "visualize"), "weights.show(), or weights.to_png(path)"),
+        **dict.fromkeys(("todense", "toarray", "weights", "attention"), "weights.dense()"),
+        **dict.fromkeys(("head", "get_head"), "weights[..., head, :, :], or weights.heads(head)"),
+        "top": "weights.topk(k)",
+        "aligned": "weights.argmax()",
+    },
+    "Translator": {
+        **dict.fromkeys(("generate", "predict", "decode", "__call__"), "translator.translate(sentences)"),
+    },
+}
+
+_WIDTH = dict.fromkeys(("embed_dim", "dim", "d_model", "hidden_size", "n_embd", "embedding_dim"), "width=")
+_HEADS = dict.fromkeys(("num_heads", "nhead", "n_head", "n_heads", "num_attention_heads"), "heads=")
+_KEY_HEADS = dict.fromkeys(("num_kv_heads", "kv_heads", "num_key_value_heads", "n_kv_heads"), "key_heads=")
+_LAYERS = dict.fromkeys(("num_layers", "n_layer", "depth", "num_hidden_layers", "n_layers"), "layers=")
+_MODEL = {
+    **_WIDTH,
+    **_HEADS,
+    **_KEY_HEADS,
+    **_LAYERS,
+    **dict.fromkeys(("dim_feedforward", "d_ff", "ff_dim", "intermediate_size", "ffn_hidden"), "ffn_dim="),
+    **dict.fromkeys(("layer_norm_eps", "epsilon", "norm_eps"), "eps="),
+    **dict.fromkeys(("max_position_embeddings", "max_len", "max_seq_len", "block_size"), "max_positions="),
+    **dict.fromkeys(("dropout_p", "attn_dropout", "p"), "dropout="),
+    "bias": "linear_bias=",
+    "pre_norm": "norm_first=",
+    "hidden_act": "activation=",
+}
+_NO_DIM = dict.fromkeys(("dim", "axis"), "no axis: a normalizer always acts on the keys, the last axis")
+_LABELS = dict.fromkeys(("tokens", "labels", "words", "tokenized"), "queries=tokens")
+_PADDING = "regard.Padding(attention_mask.sum(-1)), or mask=attention_mask[:, None, None, :].bool()"
+
+# arguments: function or class → keyword → answer; "" → the right call, if an argument is missing
+_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
+    "Softmax": {**_NO_DIM, "scale": "score=regard.ScaledDot(scale)"},
+    "Sparsemax": _NO_DIM,
+    "Entmax": _NO_DIM,
+    "Entmax15": _NO_DIM,
+    "ScaledDot": {
+        **dict.fromkeys(("softmax_scale", "scaling"), "scale="),
+        **dict.fromkeys(
+            ("d", "dim", "width", "d_k"), "no width: ScaledDot() divides by the root of the query's width"
+        ),
+        "temperature": "normalize=regard.Softmax(temperature)",
+    },
+    "Causal": {"diagonal": "regard.Window(left=n, right=m) for other diagonals"},
+    "Window": dict.fromkeys(
+        ("window_size", "size", "sliding_window"), "Window(keys), or Window(left=n, right=m)"
+    ),
+    "Padding": dict.fromkeys(("mask", "attention_mask", "key_padding_mask"), _PADDING),
+    "Documents": {
+        "cu_seqlens": "the lengths: regard.Documents(torch.diff(cu_seqlens))",
+        "ids": "the lengths: regard.Documents(torch.unique_consecutive(ids, return_counts=True)[1])",
+    },
+    "ALiBi": {**_HEADS, "slopes": "heads=", "": "regard.ALiBi(heads)"},
+    "Additive": {**_WIDTH, "": "regard.Additive(query_width, key_width)"},
+    "General": {"": "regard.General(query_width, key_width)"},
+    "MultiHeadAttention": {
+        **_MODEL,
+        **dict.fromkeys(("kdim", "vdim"), "source_width="),
+        **dict.fromkeys(("dim_head", "head_dim"), "head_width="),
+        "batch_first": "no batch_first: the axes are always (batch, tokens, width)",
+        "causal": "mask=regard.Causal() in the call: layer(x, mask=regard.Causal())",
+        "": "regard.models.MultiHeadAttention(width, heads)",
+    },
+    "TransformerConfig": {**_MODEL, "vocab_size": "regard.models.Transformer(vocab_size, config)"},
+    "Transformer": {
+        **dict.fromkeys(
+            (*_MODEL, "num_encoder_layers", "num_decoder_layers"),
+            "config=TransformerConfig(width=…, heads=…)",
+        ),
+        "": "regard.models.Transformer(vocab_size, regard.models.TransformerConfig(width=256))",
+    },
+    "LanguageModel": {
+        **dict.fromkeys(_MODEL, "config=TransformerConfig(width=…, heads=…)"),
+        "": "regard.models.LanguageModel(vocab_size, regard.models.TransformerConfig(width=256))",
+    },
+    "watch": {
+        **dict.fromkeys(("layer", "layer_names", "modules"), "layers="),
+        "head": "heads=",
+        "output_attentions": "no such flag: watch always records the weights",
+        "": "with regard.watch(model) as seen",
+    },
+    "edit": {"ablate": "the intervention regard.ZeroAblation()", "": _EDIT},
+    "patch": {"": "regard.patch(), or with regard.patched(): to replace torch's function everywhere"},
+    "enable": {"": 'regard.huggingface.enable(), then model.set_attn_implementation("regard")'},
+    "heatmap": {"": "regard.heatmap(axes, weights), or weights.to_png(path)"},
+    "self_attention": {"": "regard.attention(query, key, value), or self_attention(x, mask=mask)"},
+    "Weights.show": _LABELS,
+    "Weights.to_html": {**_LABELS, "": "weights.to_html(path, queries=tokens)"},
+    "Weights.to_png": {**_LABELS, "": "weights.to_png(path, queries=tokens)"},
+    "Seen.show": {"layer": "seen[layer].show()", "tokens": "regard.watch(model, tokens=tokens)"},
+    "Seen.to_html": {"": "seen.to_html(path)", "tokens": "regard.watch(model, tokens=tokens)"},
+    "Beam": {
+        **dict.fromkeys(("num_beams", "beam_size", "beam", "beams", "width"), "size="),
+        "num_return_sequences": "n_best=",
+    },
+    "Sample": {
+        **dict.fromkeys(("do_sample",), "no such flag: Sample() always samples"),
+        **dict.fromkeys(("p", "nucleus"), "top_p="),
+        "num_return_sequences": "n_samples=",
+    },
+    "train": {
+        **dict.fromkeys(
+            ("source", "target", "src", "tgt", "data", "dataset"), "pairs=read_pairs(source, target)"
+        ),
+        **dict.fromkeys(("output", "output_dir", "save_dir", "path"), "folder="),
+        **dict.fromkeys(("valid", "val", "eval_dataset", "dev_pairs"), "dev="),
+        **dict.fromkeys(
+            ("epochs", "lr", "learning_rate", "batch_size", "args"), "config=TranslationConfig(…)"
+        ),
+        "": "regard.translation.train(folder, pairs)",
+    },
+}
+
+# commands and options: guess → answer
+_COMMANDS = {
+    **dict.fromkeys(
+        ("visualize", "view", "show", "serve", "server", "app", "web", "ui", "gui", "heads"), "look"
+    ),
+    **dict.fromkeys(("plot", "picture", "heatmap"), "draw"),
+    **dict.fromkeys(("fit", "learn", "finetune"), "train"),
+    **dict.fromkeys(("test", "score", "bleu", "validate"), "evaluate"),
+    **dict.fromkeys(("predict", "decode", "generate", "infer", "inference", "run"), "translate"),
+    **dict.fromkeys(("encode", "vectors"), "embed"),
+    **dict.fromkeys(("similarity", "similar", "cosine"), "compare"),
+    **dict.fromkeys(("watch", "attentions", "weights"), "attention"),
+    **dict.fromkeys(("log", "history", "tensorboard"), "curves"),
+    **dict.fromkeys(("help", "list", "commands", "models", "info"), "--help"),
+    **dict.fromkeys(("version", "-v", "-V"), "--version"),
+    **dict.fromkeys(("quickstart", "example", "tutorial"), "demo"),
+}
+_OPTIONS = {
+    "train": {
+        **dict.fromkeys(
+            ("-s", "-t", "--source", "--target", "--src", "--tgt", "--trg", "--data", "--input", "-i"),
+            "regard train SOURCE TARGET -o FOLDER",
+        ),
+        **dict.fromkeys(
+            ("--save-dir", "--model-dir", "--out", "--output-dir", "--save", "-d"), "--output FOLDER"
+        ),
+        **dict.fromkeys(("--valid", "--val", "--validation", "--devset", "--eval"), "--dev SOURCE TARGET"),
+        **dict.fromkeys(("--arch", "--architecture", "-a"), "--model transformer, recurrent or plain"),
+        "--device": "no option: a GPU is used if torch finds one",
+        "--gpus": "no option: run several processes with torchrun",
+        "--checkpoint": "--resume",
+    },
+    "translate": {
+        **dict.fromkeys(("-i", "--input", "--file", "--src", "--source", "-s"), "--file FILE"),
+        **dict.fromkeys(("--num-beams", "--beam-size", "-b"), "--beam N"),
+        **dict.fromkeys(("--checkpoint", "--path", "--model-dir"), "--model FOLDER"),
+        "--device": "no option: a GPU is used if torch finds one",
+    },
+    "look": {
+        "--share": "--host 0.0.0.0, which lets other machines connect",
+        "--model": "regard look FOLDER",
+        "--server-port": "--port N",
+    },
+    "draw": {"--heads": "--head N", "--out": "--output FILE"},
+    "demo": dict.fromkeys(("--fast", "--quick"), "no option: the demo takes two minutes"),
+}
+
+
+def unknown_attribute(
+    owner: str, name: str, names: Iterable[str] = (), *, module: bool = False
+) -> AttributeError:
+    """Return the error for an attribute that does not exist, with the right spelling if it is known.
+
+    >>> from regard._util.guesses import unknown_attribute
+    >>> print(unknown_attribute("Seen", "attentions"))
+    'Seen' object has no attribute 'attentions'. Use seen[0], seen.values() or seen.items().
+    """
+    answer = _ATTRIBUTES.get(owner.rpartition(".")[2], {}).get(name)
+    similar = [] if answer or name.startswith("_") else get_close_matches(name, list(names), n=1)
+    what = f"module {owner!r}" if module else f"{owner!r} object"
+    hint = f". Use {answer}." if answer else f"; did you mean {similar[0]!r}?" if similar else ""
+    # passing `name` without `obj` keeps Python from adding the same suggestion
+    return AttributeError(f"{what} has no attribute {name!r}{hint}", name=name)
+
+
+def hint_arguments(function: _T) -> _T:
+    """Add the right spelling to the error for an unknown, missing or superfluous argument.
+
+    Decorates a function, a method, or a class, whose constructor it wraps. Calls that succeed cost one more
+    Python frame and no lookup.
+
+    >>> import regard
+    >>> regard.ALiBi(num_heads=8)
+    Traceback (most recent call last):
+    TypeError: ALiBi got an unexpected keyword argument 'num_heads'. Use heads=.
+    """
+    if isinstance(function, type):
+        function.__init__ = _hinted(function.__init__, function.__name__)  # type: ignore[misc]
+        return function
+    name = function.__qualname__ if function.__qualname__ in _ARGUMENTS else function.__name__
+    return _hinted(function, name)
+
+
+def _hinted(function: Any, name: str) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except TypeError:
+            try:
+                inspect.signature(function).bind(*args, **options)
+            except TypeError as mismatch:
+                message = _describe(function, name, options, str(mismatch))
+            else:
+                raise  # the arguments fit: the error comes from inside the function
+        raise TypeError(message)
+
+    return call
+
+
+def _describe(function: Any, name: str, options: Mapping[str, object], message: str) -> str:
+    """Return Python's message about the arguments of a call, with the answer."""
+    answers = _ARGUMENTS.get(name, {})
+    known = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
+    unknown = next((option for option in options if option not in known), None)
+    if unknown is None:
+        return f"{name}: {message}." + (f" Use {answers['']}." if "" in answers else "")
+    similar = get_close_matches(unknown, known, 1)
+    default = f"{similar[0]}=" if similar else f"one of {', '.join(f'{parameter}=' for parameter in known)}"
+    return f"{name} got an unexpected keyword argument {unknown!r}. Use {answers.get(unknown, default)}."
+
+
+def suggest_command(name: str) -> str | None:
+    """Return the command that does what another program calls `name`, or None.
+
+    >>> from regard._util.guesses import suggest_command
+    >>> suggest_command("visualize")
+    'regard look'
+    """
+    command = _COMMANDS.get(name)
+    return command and f"regard {command}"
+
+
+def suggest_option(command: str, option: str) -> str | None:
+    """Return how a command of regard spells an option of another program, or None.
+
+    >>> from regard._util.guesses import suggest_option
+    >>> suggest_option("translate", "--num-beams")
+    '--beam N'
+    """
+    return _OPTIONS.get(command, {}).get(option)
