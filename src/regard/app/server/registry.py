@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from regard._util.files import short_names
 from regard._util.text import pluralize, shorten
 from regard.app.server.security import RequestError
+from regard.app.trace_text import supports
 from regard.app.view_model import ViewModel
 from regard.errors import ArgumentError, MissingExtraError
 from regard.inspection.recording import Seen
@@ -50,6 +51,11 @@ class Entry:
     max_tokens: int | None
     languages: str = ""
     examples: tuple[str, ...] = _EXAMPLES
+
+    @property
+    def traceable(self) -> bool:
+        """Whether the section Inside can draw the model."""
+        return supports(self.model)
 
     @classmethod
     def of(

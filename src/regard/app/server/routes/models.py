@@ -25,12 +25,13 @@ class HealthResponse(Response, kw_only=True):
 
 
 class ModelInfo(Response, kw_only=True):
-    """A loaded model."""
+    """A loaded model. traceable: whether the section Inside can draw it."""
 
     name: str
     kind: Literal["translator", "encoder"]
     about: str
     attends: bool
+    traceable: bool
     layers: int
     heads: int
     max_tokens: int | None

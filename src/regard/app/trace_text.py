@@ -1,0 +1,151 @@
+"""Trace a text through a loaded model: a text generator, a translator or an encoder."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from torch import nn
+
+from regard.app.trace import Trace, can_trace, trace_ids
+from regard.errors import ArgumentError
+from regard.models.encoders.bert import BertEncoder
+from regard.models.encoders.pretrained import PretrainedEncoder
+from regard.models.language import LanguageModel
+from regard.translation.tokens import END, START
+from regard.translation.translator import Translator
+
+MAX_TOKENS = 64  # of a traced text: its response has some hundred thousand numbers
+_START_MARK, _END_MARK = "<s>", "</s>"
+
+
+@runtime_checkable
+class TextGenerator(Protocol):
+    """A language model with its vocabulary: `encode` adds the start token, which `decode` leaves out."""
+
+    model: LanguageModel
+
+    @property
+    def vocabulary(self) -> Sequence[str]:
+        """The tokens, by id."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids."""
+
+
+class TracedText(NamedTuple):
+    """A trace, the function from an id to its token, and the function that appends an id to the text.
+
+    >>> import regard
+    >>> from regard.app.trace_text import trace_text
+    >>> traced = trace_text(regard.load_encoder("minilm"), "Dogs bark.")
+    >>> traced.trace.stacks[0].tokens, len(traced.trace.stacks[0].layers)
+    (['[CLS]', 'dogs', 'bark', '.', '[SEP]'], 6)
+    """
+
+    trace: Trace
+    token: Callable[[int], str]
+    append: Callable[[int], str]
+
+
+def network(model: Any) -> nn.Module:
+    """Return the network that computes the trace of a loaded model."""
+    inner = getattr(model, "model", model)
+    assert isinstance(inner, nn.Module)
+    return inner
+
+
+def supports(model: Any) -> bool:
+    """Return whether `trace_text` supports a loaded model.
+
+    >>> import regard
+    >>> from regard.app.trace_text import supports
+    >>> supports(regard.load_encoder("minilm"))
+    True
+    """
+    known = isinstance(model, Translator | BertEncoder | PretrainedEncoder | TextGenerator)
+    return known and can_trace(network(model))
+
+
+def trace_text(model: Any, text: str, target: str | None = None) -> TracedText:
+    """Trace a text. target: the target text of a translator; default: its own translation."""
+    if not supports(model):
+        kind = type(network(model)).__name__
+        raise ArgumentError(
+            f"Inside draws Transformers, and this model is a {kind}. Choose a language model, a translator "
+            "of kind transformer, or a BERT-like encoder such as minilm."
+        )
+    if isinstance(model, Translator):
+        return _trace_translation(model, text, target)
+    if target is not None:
+        raise ArgumentError(
+            f"Got the target {target[:40]!r}, but only a translator reads a target. Omit it, or choose a "
+            "translator."
+        )
+    encoder = isinstance(model, BertEncoder | PretrainedEncoder)
+    return _trace_encoder(model, text) if encoder else _trace_generator(model, text)
+
+
+def check_length(name: str, tokens: Sequence[Any], max_tokens: int = MAX_TOKENS) -> None:
+    """Raise unless a text is short enough to draw.
+
+    >>> from regard.app.trace_text import check_length
+    >>> check_length("The text", ["dogs"] * 70)
+    Traceback (most recent call last):
+    regard.errors.ArgumentError: The text has 70 tokens; Inside draws at most 64. Shorten it.
+    """
+    limit = min(max_tokens, MAX_TOKENS)
+    if len(tokens) > limit:
+        reader = "Inside draws" if limit == MAX_TOKENS else "this model reads"
+        raise ArgumentError(f"{name} has {len(tokens)} tokens; {reader} at most {limit}. Shorten it.")
+
+
+def _trace_generator(model: TextGenerator, text: str) -> TracedText:
+    ids, vocabulary = model.encode(text), model.vocabulary
+    positions = model.model.decoder.positions
+    check_length("The text", ids, getattr(positions, "max_length", None) or MAX_TOKENS)
+    trace = trace_ids(model.model, ids, tokens=[vocabulary[i] for i in ids])
+    return TracedText(trace, vocabulary.__getitem__, lambda new: model.decode([*ids, new]))
+
+
+def _trace_encoder(model: BertEncoder | PretrainedEncoder, text: str) -> TracedText:
+    if isinstance(model, PretrainedEncoder):
+        ids, tokens, _ = model.tokenizer([text])[0]
+        max_tokens = model.max_tokens
+    else:
+        ids, max_tokens = model.encode(text), model.config.max_positions
+        tokens = [model.vocabulary[i] for i in ids]
+    check_length("The text", ids, max_tokens)
+
+    def no_token(_: int) -> str:
+        raise ArgumentError("An encoder predicts no next token. Choose a language model or a translator.")
+
+    trace = trace_ids(network(model) if isinstance(model, BertEncoder) else model, ids, tokens=tokens)
+    return TracedText(trace, no_token, no_token)
+
+
+def _trace_translation(model: Translator, text: str, target: str | None) -> TracedText:
+    source = model.tokens.source.segment(text)
+    if not source.ids:
+        raise ArgumentError("The source has no tokens; type at least one word.")
+    check_length("The source", [*source.ids, END], model.max_tokens + 1)
+    if target is None:
+        translation = model.translate([text])[0]
+        ids, pieces, unknown = list(translation.token_ids), list(translation.tokens), {}
+    else:
+        segments = model.tokens.target.segment(target)
+        ids, pieces, unknown = list(segments.ids), list(segments.pieces), segments.unknown
+    check_length("The target", [START, *ids], model.max_tokens + 1)
+    trace = trace_ids(
+        model.model,
+        [*source.ids, END],
+        [START, *ids],
+        tokens=[*source.pieces, _END_MARK],
+        target_tokens=[_START_MARK, *pieces],
+    )
+
+    def token(new: int) -> str:
+        return {START: _START_MARK, END: _END_MARK}.get(new) or model.tokens.target.decode([new]).pieces[0]
+
+    return TracedText(trace, token, lambda new: model.tokens.target.decode([*ids, new], unknown).text)
