@@ -1,0 +1,237 @@
+// Drawing of the world: boxes, arrows, titles, and the matrices that are large enough on the screen.
+
+import { drawLabels, drawMatrix, plain } from "./draw_matrix.js";
+import { drawPredictions } from "./draw_output.js";
+
+const MIN_BOX = 5; // pixels of a box that is drawn at all
+const MIN_DETAIL = 26; // pixels of a head that shows more than its weights
+const TITLE = 12; // pixels
+
+export function makePattern(context, theme) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const brush = tile.getContext("2d");
+  brush.strokeStyle = theme.rule;
+  brush.beginPath();
+  for (const shift of [-6, 0, 6]) {
+    brush.moveTo(shift, 6);
+    brush.lineTo(shift + 6, 0);
+  }
+  brush.stroke();
+  return context.createPattern(tile, "repeat");
+}
+
+// scene: { root, camera, theme, pattern, hover, selected, predictions }
+export function drawWorld(context, scene) {
+  const { camera, theme, root } = scene;
+  const { width, height } = camera.size;
+  context.fillStyle = theme.paper;
+  context.fillRect(0, 0, width, height);
+  const pen = { context, theme, pattern: scene.pattern, scene, screen: { x: 0, y: 0, w: width, h: height }, titles: [] };
+  drawLines(pen, root);
+  for (const block of root.children) drawNode(pen, block);
+  for (const title of pen.titles) drawTitle(pen, title);
+}
+
+export function boxOf(camera, node) {
+  const { x, y } = camera.toScreen(node.x, node.y);
+  return { x, y, w: node.w * camera.scale, h: node.h * camera.scale };
+}
+
+const isVisible = (box, screen, margin = 0) => box.x < screen.w + margin && box.y < screen.h + margin && box.x + box.w > -margin && box.y + box.h > -margin;
+
+function drawNode(pen, node) {
+  const box = boxOf(pen.scene.camera, node);
+  if (!isVisible(box, pen.screen, 90) || Math.max(box.w, box.h) < MIN_BOX) return;
+  if (node.kind === "operator") drawOperator(pen, node, box);
+  else if (node.role === "tokens") drawTokens(pen, node, box);
+  else if (node.role === "predictions") drawPredictions(pen, node, box);
+  else if (node.kind === "matrix") drawLeaf(pen, node, box);
+  else drawGroup(pen, node, box);
+}
+
+function drawLeaf(pen, node, box) {
+  const { scene, screen } = pen;
+  drawMatrix(pen, node, box, screen);
+  markRow(pen, node, box);
+  const gap = pen.scene.camera.scale * 18 * (node.head === undefined ? 1 : 0.8);
+  if (gap > 40 || node.role === "query" && gap > 8) drawLabels(pen, node, box, screen, scene.hover?.row ?? scene.selected);
+  if (box.w > 30) pen.titles.push({ text: node.title, box, small: true, above: node.columnTokens && box.w / node.columns >= 8 ? Math.min(46, 0.55 * box.w / node.columns + 24) : 3 });
+}
+
+// The row of the hovered or selected token, and the hovered cell
+function markRow({ context, theme, scene }, node, box) {
+  const { hover, selected } = scene;
+  const row = hover?.stack === node.stack ? hover.row : selected;
+  const lane = box.h / node.rows;
+  const isOther = node.sublayer === "cross" && (node.role === "key" || node.role === "value");
+  if (row !== null && row !== undefined && row < node.rows && !isOther) {
+    context.strokeStyle = theme.ink;
+    context.lineWidth = lane > 6 ? 1.5 : 1;
+    context.strokeRect(box.x - 1, box.y + row * lane, box.w + 2, lane);
+  }
+  if (hover?.node === node && hover.cell) {
+    const { x, y, w, h } = hover.cell;
+    context.strokeStyle = theme.ink;
+    context.lineWidth = 2.5;
+    context.strokeRect(box.x + x * box.w, box.y + y * box.h, w * box.w, h * box.h);
+  }
+}
+
+function drawGroup(pen, node, box) {
+  const { context, theme } = pen;
+  const isHead = node.kind === "head";
+  context.fillStyle = node.kind === "attention" || isHead ? theme.paper : theme.raised;
+  context.strokeStyle = theme.rule;
+  context.lineWidth = 1;
+  context.beginPath();
+  context.roundRect(box.x, box.y, box.w, box.h, Math.min(8, box.h / 12));
+  context.fill();
+  context.stroke();
+  if (isHead) {
+    context.fillStyle = theme.heads[node.head % theme.heads.length];
+    context.fillRect(box.x, box.y, Math.max(2, Math.min(4, box.w / 90)), box.h);
+    if (box.h < MIN_DETAIL) return drawNode(pen, node.children.find(({ role }) => role === "weights"));
+  }
+  drawArrows(pen, node);
+  for (const child of node.children) drawNode(pen, child);
+  if (box.w > 40 && box.h > 24) pen.titles.push({ text: node.title, box, small: isHead || node.kind === "attention", inside: true, color: isHead ? theme.heads[node.head % theme.heads.length] : null });
+  return undefined;
+}
+
+function drawOperator({ context, theme }, node, box) {
+  const [x, y, radius] = [box.x + box.w / 2, box.y + box.h / 2, box.w / 2];
+  if (node.sign === "+" ) {
+    context.fillStyle = theme.paper;
+    context.strokeStyle = theme.edge;
+    context.lineWidth = Math.max(1, radius / 9);
+    context.beginPath();
+    context.arc(x, y, radius * 0.8, 0, 2 * Math.PI);
+    context.fill();
+    context.stroke();
+  }
+  if (radius < 3) return;
+  context.fillStyle = theme.ink;
+  context.font = `${radius * 1.3}px ${theme.font}`;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  context.fillText(node.sign, x, y + radius * 0.08);
+}
+
+function drawTokens(pen, node, box) {
+  const { context, theme, scene } = pen;
+  const lane = box.h / node.rows;
+  if (lane < 4.5) return;
+  context.font = `600 ${Math.min(lane * 0.78, 30)}px ${theme.font}`;
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  const row = scene.hover?.stack === node.stack ? scene.hover.row : scene.selected;
+  for (let index = 0; index < node.rows; index += 1) {
+    context.fillStyle = index === row ? theme.accent : theme.ink;
+    context.fillText(plain(node.rowTokens[index]), box.x + box.w, box.y + (index + 0.5) * lane, box.w);
+  }
+}
+
+// ---- arrows
+
+function drawArrows({ context, theme, scene }, node) {
+  const { camera } = scene;
+  const boxes = node.children.map((child) => boxOf(camera, child));
+  if (node.kind === "attention") return;
+  context.strokeStyle = context.fillStyle = theme.edge;
+  context.lineWidth = Math.max(0.75, Math.min(camera.scale, 2));
+  const outer = boxOf(camera, node);
+  boxes.slice(1).forEach((box, index) => {
+    const before = boxes[index];
+    arrow(context, before.x + before.w, box.x, before.y + before.h / 2, camera.scale);
+  });
+  let start = outer.x;
+  node.children.forEach((child, index) => {
+    if (!child.skips) return;
+    const end = boxes[index];
+    const [x, y, top] = [end.x + end.w / 2, end.y, outer.y + 12 * camera.scale];
+    context.beginPath();
+    context.moveTo(start, end.y + end.h / 2);
+    context.bezierCurveTo(start + 8 * camera.scale, top, start + 8 * camera.scale, top, start + 24 * camera.scale, top);
+    context.lineTo(x - 16 * camera.scale, top);
+    context.quadraticCurveTo(x, top, x, y);
+    context.stroke();
+    const after = node.children[index + 1];
+    const isNormed = node.children[index + 2]?.role === "norm" && node.children[index + 3]?.kind !== "attention" && node.children[index + 2].sublayer === after.sublayer;
+    const from = boxes[index + (isNormed ? 2 : 1)];
+    start = from.x + from.w;
+  });
+}
+
+function arrow(context, from, to, y, scale) {
+  const head = Math.min(5 * scale, 8, (to - from) / 2);
+  if (to - from < 2) return;
+  context.beginPath();
+  context.moveTo(from + 1, y);
+  context.lineTo(to - head, y);
+  context.stroke();
+  context.beginPath();
+  context.moveTo(to - 1, y);
+  context.lineTo(to - 1 - head, y - head * 0.6);
+  context.lineTo(to - 1 - head, y + head * 0.6);
+  context.fill();
+}
+
+// The stream between the blocks; at the end of a line it returns to the start of the next
+function drawLines({ context, theme, scene }, root) {
+  const { camera } = scene;
+  context.strokeStyle = context.fillStyle = theme.accent;
+  context.lineWidth = Math.max(1.25, Math.min(2.5 * camera.scale, 5));
+  const blocks = root.children;
+  for (let index = 1; index < blocks.length; index += 1) {
+    const [before, box] = [boxOf(camera, blocks[index - 1]), boxOf(camera, blocks[index])];
+    const [y, to] = [before.y + before.h / 2, box.y + box.h / 2];
+    if (blocks[index].stack !== blocks[index - 1].stack) continue;
+    if (box.x > before.x) arrow(context, before.x + before.w, box.x, y, 2 * camera.scale);
+    else {
+      const [reach, middle] = [20 * camera.scale, (before.y + before.h + box.y) / 2];
+      const right = before.x + before.w;
+      context.beginPath();
+      context.moveTo(right, y);
+      context.bezierCurveTo(right + reach, y, right + reach, middle, right - reach, middle);
+      context.lineTo(box.x + reach, middle);
+      context.bezierCurveTo(box.x - 1.6 * reach, middle, box.x - 1.6 * reach, to, box.x, to);
+      context.stroke();
+    }
+  }
+  drawMemory(context, root, camera, theme);
+}
+
+// From the last layer of the encoder to every attention to the source
+function drawMemory(context, root, camera, theme) {
+  const crosses = root.children.flatMap(({ children }) => children.filter(({ sublayer, kind }) => sublayer === "cross" && kind === "attention"));
+  if (!crosses.length) return;
+  const last = root.children.filter(({ stack }) => stack.name === "encoder").at(-1);
+  const from = boxOf(camera, last);
+  context.strokeStyle = theme.violet;
+  context.setLineDash([6, 4]);
+  for (const cross of crosses) {
+    const to = boxOf(camera, cross);
+    context.beginPath();
+    context.moveTo(from.x + from.w / 2, from.y + from.h);
+    const middle = from.y + from.h + 14 * camera.scale;
+    context.bezierCurveTo(from.x + from.w / 2, middle + 20 * camera.scale, to.x + to.w / 2, middle - 10 * camera.scale, to.x + to.w / 2, to.y);
+    context.stroke();
+  }
+  context.setLineDash([]);
+}
+
+// ---- titles keep their size on the screen, and stay visible while their box is
+
+function drawTitle({ context, theme, screen }, { text, box, small, inside, above = 3, color }) {
+  context.font = `${small ? "" : "600 "}${small ? TITLE : TITLE + 2}px ${theme.font}`;
+  context.textAlign = "left";
+  context.textBaseline = "alphabetic";
+  const width = context.measureText(text).width;
+  if (width > box.w - (inside ? 12 : 0) + (small ? 8 : 0)) return;
+  const x = Math.max(box.x + (inside ? 8 : 0), Math.min(6, box.x + box.w - width - 8));
+  const y = inside ? Math.max(box.y + (small ? 14 : 18), Math.min(16, box.y + box.h - 6)) : box.y - above;
+  if (!inside && y < 10 || y > screen.h + 20) return;
+  context.fillStyle = color ?? (small ? theme.quiet : theme.ink);
+  context.fillText(text, x, y);
+}

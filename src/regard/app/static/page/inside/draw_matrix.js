@@ -1,0 +1,113 @@
+// Drawing of matrices: an image of colors, then lines between tokens, then the numbers themselves.
+
+import { depthOf, imageOf, isMasked, valueAt } from "./matrix.js";
+
+const MIN_NUMBER = { width: 27, height: 10 }; // pixels of a cell that shows its number
+const MIN_LABEL = 8; // pixels of a row that shows its token
+const MIN_LANE = 7; // pixels of a row with lines between rows
+const FONT = 13; // pixels of a token’s label, at most
+
+// box: the node’s rectangle on the screen
+export function drawMatrix(pen, node, box, screen) {
+  const { context, theme } = pen;
+  const { matrix } = node;
+  context.fillStyle = theme.raised;
+  context.fillRect(box.x, box.y, box.w, box.h);
+  if (!matrix) return;
+  if (matrix.allowed) hatch(pen, box);
+  const cell = cellSize(node, box);
+  context.imageSmoothingEnabled = cell.w < 2 || cell.h < 2;
+  context.drawImage(imageOf(matrix, node.fold, theme), box.x, box.y, box.w, box.h);
+  const lane = box.h / node.rows;
+  if (node.fold > 1 && lane >= MIN_LANE) separate(pen, node, box, lane, screen);
+  if (cell.w >= MIN_NUMBER.width && cell.h >= MIN_NUMBER.height) drawNumbers(pen, node, box, cell, screen);
+}
+
+export function cellSize(node, box) {
+  return { w: box.w / Math.ceil(node.columns / node.fold), h: box.h / node.rows / node.fold };
+}
+
+function hatch({ context, theme, pattern }, box) {
+  context.fillStyle = theme.raised;
+  context.fillRect(box.x, box.y, box.w, box.h);
+  context.fillStyle = pattern;
+  context.fillRect(box.x, box.y, box.w, box.h);
+}
+
+function separate({ context, theme }, node, box, lane, screen) {
+  context.fillStyle = theme.paper;
+  const first = Math.max(1, Math.floor((screen.y - box.y) / lane));
+  const last = Math.min(node.rows - 1, Math.ceil((screen.y + screen.h - box.y) / lane));
+  const width = Math.min(Math.max(lane / 14, 1), 3);
+  for (let row = first; row <= last; row += 1) context.fillRect(box.x, box.y + row * lane - width / 2, box.w, width);
+}
+
+function drawNumbers({ context, theme }, node, box, cell, screen) {
+  const { matrix, fold } = node;
+  const width = Math.ceil(node.columns / fold);
+  const [left, right] = [Math.max(0, Math.floor((screen.x - box.x) / cell.w)), Math.min(width - 1, Math.floor((screen.x + screen.w - box.x) / cell.w))];
+  const [top, bottom] = [Math.max(0, Math.floor((screen.y - box.y) / cell.h)), Math.min(node.rows * fold - 1, Math.floor((screen.y + screen.h - box.y) / cell.h))];
+  context.font = `${Math.min(cell.w / 3.4, cell.h * 0.7, 15)}px ${theme.font}`;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  for (let line = top; line <= bottom; line += 1) {
+    const row = Math.floor(line / fold);
+    for (let across = left; across <= right; across += 1) {
+      const column = (line % fold) * width + across;
+      if (column >= node.columns) continue;
+      const masked = isMasked(matrix, row, column);
+      const value = valueAt(matrix, row, column);
+      context.fillStyle = masked ? theme.quiet : textColor(matrix, value, theme);
+      context.fillText(masked ? "−∞" : format(value), box.x + (across + 0.5) * cell.w, box.y + (line + 0.5) * cell.h + 0.5);
+    }
+  }
+}
+
+export function format(value) {
+  return value.toFixed(Math.abs(value) >= 99.95 ? 0 : Math.abs(value) >= 9.995 ? 1 : 2).replace("-", "−");
+}
+
+function textColor(matrix, value, theme) {
+  const depth = depthOf(matrix, value);
+  if (matrix.kind === "weights") return (depth > 0.5) === theme.dark ? "#10161b" : theme.dark ? theme.ink : depth > 0.5 ? "#fff" : theme.ink;
+  return Math.abs(depth) > 0.55 ? theme.paper : theme.ink;
+}
+
+// The tokens of the rows, left of a matrix, and of the columns, above it
+export function drawLabels({ context, theme }, node, box, screen, selected) {
+  const lane = box.h / node.rows;
+  if (lane >= MIN_LABEL) {
+    context.font = `${Math.min(lane * 0.8, FONT)}px ${theme.font}`;
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    const x = Math.max(box.x - 5, Math.min(screen.x + 70, box.x + box.w));
+    for (let row = 0; row < node.rows; row += 1) {
+      const y = box.y + (row + 0.5) * lane;
+      if (y < screen.y - lane || y > screen.y + screen.h + lane) continue;
+      context.fillStyle = row === selected ? theme.accent : theme.quiet;
+      context.fillText(clip(node.rowTokens[row]), x, y);
+    }
+  }
+  const cell = box.w / node.columns;
+  if (!node.columnTokens || cell < MIN_LABEL) return;
+  context.font = `${Math.min(cell * 0.8, FONT)}px ${theme.font}`;
+  context.textAlign = "left";
+  context.fillStyle = theme.quiet;
+  for (let column = 0; column < node.columns; column += 1) {
+    const x = box.x + (column + 0.5) * cell;
+    if (x < screen.x - cell || x > screen.x + screen.w + cell) continue;
+    context.save();
+    context.translate(x, box.y - 5);
+    context.rotate(-Math.PI / (cell > 44 ? 1e9 : 3.2));
+    if (cell > 44) context.textAlign = "center";
+    context.fillText(clip(node.columnTokens[column]), 0, 0);
+    context.restore();
+  }
+}
+
+function clip(token) {
+  const text = token.replace(/^▁/, "");
+  return text.length > 12 ? `${text.slice(0, 11)}…` : text;
+}
+
+export const plain = (token) => token.replace(/^▁/, "").replace(/^$/, "▁");

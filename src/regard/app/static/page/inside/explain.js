@@ -1,0 +1,130 @@
+// What a step does: one sentence, its formula, and the same formula with the numbers under the cursor.
+
+import { formatNumber, formatShort } from "../format.js";
+import { plain } from "./draw_matrix.js";
+import { isMasked, valueAt } from "./matrix.js";
+
+const SHOWN = 3; // terms of a sum that are written out
+const number = (value) => formatNumber(value, 2);
+const factor = (value) => (value < 0 ? `(${number(value)})` : number(value));
+
+const ACTIVATIONS = { relu: ["max(0, W x + b)", "negative numbers become 0"], gelu: ["gelu(W x + b)", "negative numbers are damped to nearly 0"], swiglu: ["silu(W x) · (V x)", "one half gates the other"] };
+
+// Sentences and formulas by role; `answer` is the response of api/inside
+function describe(node, answer) {
+  const keys = node.sublayer === "cross" ? "source tokens" : "tokens";
+  const [activation, effect] = ACTIVATIONS[answer.activation] ?? [`${answer.activation}(W x + b)`, "a nonlinear function"];
+  const width = answer.width / answer.heads;
+  return {
+    tokens: ["The text is split into tokens. Each token is one row of every matrix that follows.", ""],
+    token_embedding: [`Each token has a learned vector of ${answer.width} numbers, looked up in a table.`, "x = table[token]"],
+    position_embedding: ["A vector that depends only on the position tells the model where the token stands.", "p = position vector"],
+    embedding: [node.stack?.position_note ?? "", node.stack?.position_embedding ? "x = token vector + position vector" : "x = token vector"],
+    norm: ["Each row is shifted and scaled to mean 0 and variance 1, then multiplied by learned factors, so that no row dominates.", "(x − mean) / deviation · g + b"],
+    query: [`What this token is looking for: a projection of its row to ${width} numbers.`, "q = W_q x"],
+    key: [`What each of the ${keys} offers: a projection that queries are compared with.`, "k = W_k x"],
+    value: [`What each of the ${keys} hands over if it is read.`, "v = W_v x"],
+    scores: ["How well each query matches each key: their dot product, divided by the square root of their length.", `s = q · k / √${width}`],
+    weights: [`The scores of a row become weights that sum to 1${node.matrix?.allowed?.flat().includes(false) ? "; hatched keys lie in the future and are masked" : ""}.`, answer.normalize && answer.normalize !== "softmax" ? `weight = ${answer.normalize}(s)` : "weight = exp(s) / Σ exp(s)"],
+    mixed: ["Each token reads the values of all tokens, in proportion to its weights.", "o = Σ weight · v"],
+    projected: [`The outputs of all ${answer.heads} heads are joined and mixed by one learned matrix.`, "y = W_o [o₁, …, o_h]"],
+    residual: ["The result is added to what the token already was: layers add to the stream, they do not replace it.", "x + y"],
+    hidden: [`Each token alone: ${answer.feed_forward} learned features; ${effect}.`, activation],
+    feed_forward: ["The active features are written back as a vector of the model's width.", "y = V h + c"],
+    final: [answer.predictions ? "The vector of each token after the last layer; the last row predicts the next token." : "The vectors of the tokens in context: what a search or a classifier reads.", answer.norm === "pre" ? "norm(x)" : "x"],
+    predictions: ["The last vector is compared with the vector of every token of the vocabulary; softmax turns these logits into probabilities. A low temperature T sharpens them, a high one flattens them.", "p = exp(logit / T) / Σ exp(logit / T)"],
+    embeddingBlock: ["Tokens become vectors, and positions are added.", ""],
+    layer: ["Attention lets tokens read each other; the feed-forward layer works on each token alone. Both add their result to the stream.", ""],
+    attention: [node.sublayer === "cross" ? "Each target token asks the source tokens: several heads, each with its own queries, keys and values." : `${answer.heads} heads compare all tokens, each in its own way; tokens read from the tokens they weight.`, "softmax(q kᵀ / √d) v"],
+    head: ["One head: queries meet keys, softmax makes weights, and the values are summed with them.", `softmax(q kᵀ / √${width}) v`],
+    output: [answer.predictions ? "The last vector becomes a probability for every token of the vocabulary." : "This encoder ends with one vector per token; it predicts no token.", ""],
+    model: [summary(answer), ""],
+  };
+}
+
+function summary(answer) {
+  const kinds = { decoder: "A decoder-only language model", encoder: "An encoder", "encoder-decoder": "An encoder-decoder translator" };
+  const layers = answer.stacks.map(({ layers }) => layers.length).join(" + ");
+  return `${kinds[answer.kind]}: ${layers} layers, ${answer.heads} heads, vectors of ${answer.width} numbers. Read it like text: from left to right, line by line.`;
+}
+
+// { title, place, sentence, formula, numbers: [line, …] }
+export function explain(node, cell, answer) {
+  const key = node.kind === "matrix" ? node.role : node.kind === "embedding" ? "embeddingBlock" : node.kind;
+  const [sentence, formula] = describe(node, answer)[key] ?? ["", ""];
+  const numbers = cell && node.matrix ? (NUMBERS[node.role] ?? readOut)(node, cell) : [];
+  return { title: node.title, place: placeOf(node), sentence, formula, numbers };
+}
+
+function placeOf(node) {
+  const names = [];
+  for (let box = node.parent; box?.parent; box = box.parent) names.unshift(box.title);
+  return names.join(" › ");
+}
+
+const token = (node, row) => `“${plain(node.rowTokens[row])}”`;
+const sibling = (node, role) => node.parent.children.find((other) => other.role === role && other.matrix);
+
+function readOut(node, { row, column }) {
+  return [`${token(node, row)}, number ${column + 1} of ${node.columns}: ${formatNumber(valueAt(node.matrix, row, column), 4)}`];
+}
+
+// 0.1·2 + 0.3·(−1) + … = total
+function products(pairs, total) {
+  const terms = pairs.slice(0, SHOWN).map(([a, b]) => `${factor(a)}·${factor(b)}`);
+  return `${terms.join(" + ")}${pairs.length > SHOWN ? ` + … (${pairs.length} terms)` : ""} = ${number(total)}`;
+}
+
+const NUMBERS = {
+  scores: (node, { row, column }) => {
+    const names = `${token(node, row)} → “${plain(node.columnTokens[column])}”`;
+    const [query, key] = [sibling(node, "query").matrix, sibling(node, "key").matrix];
+    const pairs = Array.from({ length: query.columns }, (_, index) => [valueAt(query, row, index), valueAt(key, column, index)]);
+    const dot = pairs.reduce((sum, [a, b]) => sum + a * b, 0);
+    const score = valueAt(node.matrix, row, column);
+    const bias = score - node.scale * dot;
+    const added = Math.abs(bias) > 1e-3 ? ` + position bias ${factor(bias)}` : "";
+    const masked = isMasked(node.matrix, row, column) ? ["Masked: this key comes later, so the score is replaced by −∞."] : [];
+    return [names, `q · k = ${products(pairs, dot)}`, `s = ${number(dot)} · ${formatShort(node.scale)}${added} = ${number(score)}`, ...masked];
+  },
+  weights: (node, { row, column }) => {
+    const names = `${token(node, row)} → “${plain(node.columnTokens[column])}”`;
+    if (isMasked(node.matrix, row, column)) return [names, "exp(−∞) = 0: this key comes later and is masked."];
+    const scores = sibling(node, "scores").matrix;
+    const weight = valueAt(node.matrix, row, column);
+    const visible = Array.from({ length: scores.columns }, (_, key) => key).filter((key) => !isMasked(scores, row, key));
+    const total = visible.reduce((sum, key) => sum + Math.exp(valueAt(scores, row, key)), 0);
+    const score = valueAt(scores, row, column);
+    const terms = visible.slice(0, SHOWN).map((key) => `exp(${number(valueAt(scores, row, key))})`);
+    if (Math.abs(Math.exp(score) / total - weight) > 1e-3) return [names, `weight ${formatNumber(weight, 4)}`]; // another normalizer
+    return [names, `exp(${number(score)}) / (${terms.join(" + ")}${visible.length > SHOWN ? " + …" : ""})`, `= ${number(Math.exp(score))} / ${number(total)} = ${formatNumber(weight, 4)}`];
+  },
+  mixed: (node, { row, column }) => {
+    const [weights, values] = [sibling(node, "weights").matrix, sibling(node, "value").matrix];
+    const pairs = Array.from({ length: weights.columns }, (_, key) => [valueAt(weights, row, key), valueAt(values, key, column)]);
+    const sorted = pairs.sort(([a], [b]) => b - a).filter(([weight]) => weight > 0);
+    return [`${token(node, row)}, number ${column + 1}; largest weights first:`, products(sorted, valueAt(node.matrix, row, column))];
+  },
+  norm: (node, { row, column }) => {
+    const input = node.inputRows?.[row];
+    if (!input) return readOut(node, { row, column });
+    const mean = input.reduce((sum, value) => sum + value, 0) / input.length;
+    const deviation = Math.sqrt(input.reduce((sum, value) => sum + (value - mean) ** 2, 0) / input.length);
+    return [`${token(node, row)}, number ${column + 1}: x = ${number(input[column])}, mean ${number(mean)}, deviation ${number(deviation)}`,
+      `(${number(input[column])} − ${factor(mean)}) / ${number(deviation)} = ${number((input[column] - mean) / deviation)}; after g and b: ${number(valueAt(node.matrix, row, column))}`];
+  },
+  residual: (node, { row, column }) => {
+    const index = node.parent.children.indexOf(node);
+    const added = node.parent.children[index - 2].matrix; // before the plus
+    const [sum, part] = [valueAt(node.matrix, row, column), valueAt(added, row, column)];
+    return [`${token(node, row)}, number ${column + 1}: ${number(sum - part)} + ${factor(part)} = ${number(sum)}`];
+  },
+  embedding: (node, { row, column }) => {
+    const [word, position] = [sibling(node, "token_embedding")?.matrix, sibling(node, "position_embedding")?.matrix];
+    const value = valueAt(node.matrix, row, column);
+    if (!word || !position) return readOut(node, { row, column });
+    const sum = valueAt(word, row, column) + valueAt(position, row, column);
+    const normed = Math.abs(sum - value) > 1e-3 ? `; normalized: ${number(value)}` : "";
+    return [`${token(node, row)}, number ${column + 1}: ${number(valueAt(word, row, column))} + ${factor(valueAt(position, row, column))} = ${number(sum)}${normed}`];
+  },
+};

@@ -1,0 +1,100 @@
+// The boxes of the world: a tree of nodes with positions, in the order of computation.
+
+import { foldOf, makeMatrix } from "./matrix.js";
+
+export const LANE = 12; // height of a token's row
+export const GAP = 24; // between two boxes, for an arrow
+export const HEADER = 16; // above a box, for its title
+export const VECTOR = 84; // width of a model vector
+const HEAD_VECTOR = 48; // width of a query, key or value
+const HIDDEN = 128; // width of the feed-forward activations
+const WEIGHTS = { least: 5, most: 12, whole: 150 }; // width of a weight, and of all weights of a row
+
+// A group contains other nodes; its size follows from `row` or `grid`
+export function group(kind, title, more = {}) {
+  return { kind, title, x: 0, y: 0, w: 0, h: 0, children: [], parent: null, ...more };
+}
+
+// A matrix whose rows are tokens. load(): its numbers, as soon as they are known
+export function leaf(role, title, { rows, columns, width, rowTokens, columnTokens = null, ...more }) {
+  const h = rows * LANE;
+  return {
+    kind: "matrix", role, title, x: 0, y: 0, w: width, h, children: [], parent: null, matrix: null,
+    rows, columns, rowTokens, columnTokens, fold: columnTokens ? 1 : foldOf(columns, width, LANE), ...more,
+  };
+}
+
+export function vectorLeaf(role, title, tokens, columns, more = {}) {
+  const width = { query: HEAD_VECTOR, key: HEAD_VECTOR, value: HEAD_VECTOR, mixed: HEAD_VECTOR, hidden: HIDDEN }[role] ?? VECTOR;
+  return leaf(role, title, { rows: tokens.length, columns, width, rowTokens: tokens, ...more });
+}
+
+export function weightLeaf(role, title, rowTokens, columnTokens, more = {}) {
+  const cell = Math.min(Math.max(WEIGHTS.whole / columnTokens.length, WEIGHTS.least), WEIGHTS.most);
+  return leaf(role, title, { rows: rowTokens.length, columns: columnTokens.length, width: cell * columnTokens.length, rowTokens, columnTokens, ...more });
+}
+
+export function setRows(node, rows, options) {
+  node.matrix = makeMatrix(rows, options);
+}
+
+// ---- placement: positions are relative to the parent until `settle`
+
+export function row(parent, children, { gap = GAP, pad = 10, header = HEADER } = {}) {
+  const height = Math.max(...children.map(({ h }) => h));
+  let x = pad;
+  for (const child of children) {
+    child.x = x;
+    child.y = header + pad + (height - child.h) / 2;
+    x += child.w + gap;
+  }
+  return enclose(parent, children, x - gap + pad, height + header + 2 * pad);
+}
+
+export function grid(parent, children, columns, { gap = 14, pad = 8, header = HEADER } = {}) {
+  const width = Math.max(...children.map(({ w }) => w));
+  const height = Math.max(...children.map(({ h }) => h));
+  const lines = Math.ceil(children.length / columns);
+  children.forEach((child, index) => {
+    child.x = pad + (index % columns) * (width + gap);
+    child.y = header + pad + Math.floor(index / columns) * (height + gap);
+  });
+  return enclose(parent, children, columns * (width + gap) - gap + 2 * pad, lines * (height + gap) - gap + header + 2 * pad);
+}
+
+function enclose(parent, children, w, h) {
+  Object.assign(parent, { children, w, h });
+  for (const child of children) child.parent = parent;
+  return parent;
+}
+
+// Shrinks a node with everything in it
+export function shrink(node, factor) {
+  for (const key of ["w", "h"]) node[key] *= factor;
+  for (const child of node.children) {
+    child.x *= factor;
+    child.y *= factor;
+    shrink(child, factor);
+  }
+  node.factor = (node.factor ?? 1) * factor;
+  return node;
+}
+
+// Makes all positions absolute, and gives every node an id such as "decoder/layer-1/self/head-2"
+export function settle(node, x = 0, y = 0, path = "") {
+  node.x += x;
+  node.y += y;
+  node.id = path ? `${path}/${node.key ?? node.role ?? node.kind}` : node.key ?? node.kind;
+  for (const child of node.children) settle(child, node.x, node.y, node.parent ? node.id : "");
+  return node;
+}
+
+export function* walk(node) {
+  yield node;
+  for (const child of node.children) yield* walk(child);
+}
+
+export function findNode(root, id) {
+  for (const node of walk(root)) if (node.id === id) return node;
+  return null;
+}

@@ -1,0 +1,44 @@
+// The steps as buttons: the path to the current box, and the boxes in it. Tab walks through them, Enter goes in, Escape out.
+
+import { button, make } from "../../shared/dom.js";
+
+// actions: { go(node), describe(node) → text }
+export function makeSteps(actions) {
+  const path = make("ol", { class: "inside-path", "aria-label": "Path" });
+  const list = make("ol", { class: "inside-steps", "aria-label": "Steps" });
+  const element = make("nav", { class: "inside-nav", "aria-label": "Steps of the model", keydown: (event) => event.key === "Escape" && leave(event) }, path, list);
+  let current = null;
+
+  function show(node) {
+    if (node === current) return;
+    current = node;
+    const parents = [];
+    for (let each = node; each; each = each.parent) parents.unshift(each);
+    path.replaceChildren(...parents.map((each) => make("li", {}, button(each.title, () => actions.go(each), { "aria-current": each === node ? "step" : null }))));
+    const steps = node.children.filter(({ kind }) => kind !== "operator");
+    list.hidden = !steps.length;
+    list.replaceChildren(...steps.map((each) => make("li", {}, stepButton(each))));
+  }
+
+  function stepButton(node) {
+    const step = button(node.title, () => {
+      const focused = document.activeElement === step;
+      actions.go(node);
+      if (!focused) return;
+      show(node); // at once, so that the next Tab walks through the steps inside
+      (list.querySelector("button") ?? path.querySelector("[aria-current]")).focus();
+    }, { title: actions.describe(node), "data-step": node.id, focus: () => step.matches(":focus-visible") && actions.preview(node) });
+    return step;
+  }
+
+  function leave(event) {
+    if (!current?.parent) return;
+    event.preventDefault();
+    const child = current;
+    actions.go(current.parent);
+    show(current.parent);
+    [...list.querySelectorAll("button")].find(({ dataset }) => dataset.step === child.id)?.focus();
+  }
+
+  return { element, show };
+}
