@@ -48,4 +48,6 @@ from regard.models.packed import pack as pack
 from regard.models.recurrent import RecurrentSeq2Seq as RecurrentSeq2Seq
 from regard.models.seq2seq import Seq2Seq as Seq2Seq
 from regard.models.seq2seq import State as State
+from regard.models.text_model import TextModel as TextModel
+from regard.models.text_model import load_language_model as load_language_model
 from regard.models.transformer import Transformer as Transformer
