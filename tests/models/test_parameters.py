@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard.models.parameters import check_shapes, check_values, read_parameters
+from regard.models.parameters import check_shapes, check_values, meta_device, read_parameters
 
 
 def model(device: str = "cpu") -> nn.Module:
@@ -81,3 +81,15 @@ def test_shapes_can_be_checked_separately() -> None:
     check_shapes(model(), {"0.weight": [3, 2], "0.bias": [3], "1.weight": [5, 3]})
     with pytest.raises(ValueError, match=r"1\.weight has shape"):
         check_shapes(model(), {"0.weight": [3, 2], "0.bias": [3], "1.weight": [3, 5]})
+
+
+def test_the_meta_device_skips_initial_values() -> None:
+    """Random values on the meta device would import torch's compiler, which takes seconds."""
+    with meta_device():
+        modules = nn.ModuleList([nn.Embedding(5, 3), nn.Linear(3, 7), nn.LayerNorm(7)])
+        outside = torch.zeros(3, device="cpu")
+        nn.init.constant_(outside, 1.0)
+    assert all(parameter.is_meta for parameter in modules.parameters())
+    assert not outside.any()
+    nn.init.constant_(outside, 1.0)
+    assert outside.all()

@@ -1,15 +1,47 @@
 """Read parameters from an untrusted safetensors file."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard._util.files import check_loadable
 
 _FLOAT = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # dtypes of parameters
+
+
+@contextmanager
+def meta_device() -> Iterator[None]:
+    """Build modules without memory or initial values, for `load_state_dict(..., assign=True)`.
+
+    Random initial values on the meta device would import torch's compiler, which takes seconds.
+
+    >>> from torch import nn
+    >>> from regard.models.parameters import meta_device
+    >>> with meta_device():
+    ...     table = nn.Embedding(5, 3)
+    >>> table.weight.device.type
+    'meta'
+    """
+    with torch.device("meta"), _SkipInit():
+        yield
+
+
+class _SkipInit(TorchFunctionMode):
+    """Turn the functions of `torch.nn.init` into no-ops."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def read_parameters(path: str | os.PathLike[str], model: nn.Module) -> dict[str, Tensor]:

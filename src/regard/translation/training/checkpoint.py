@@ -24,7 +24,7 @@ from regard._util.files import (
 )
 from regard.errors import ArgumentError
 from regard.mechanism.weights.io import checksum
-from regard.models.parameters import read_parameters
+from regard.models.parameters import meta_device, read_parameters
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.config import TokensConfig, TranslationConfig
 from regard.translation.model_folder import (
@@ -79,7 +79,7 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
             tensors, metadata = len(list(file.keys())), file.metadata() or {}
         if config.layers > tensors:  # checked before building them
             raise ValueError(f"{CONFIG} has {config.layers} layers, but {MODEL} has {tensors} tensors")
-        with torch.device("meta"):  # allocates no memory until the sizes are checked
+        with meta_device():  # allocates no memory until the sizes are checked
             model = config.build(tokens.sizes())
         parameters = read_parameters(path / MODEL, model)
         _check_parameters(parameters, json.loads(metadata.get(_CHECKSUMS, "{}")), tokens)

@@ -34,7 +34,8 @@ class LearnedPositions(PositionEncoding):
         check_int("LearnedPositions got max_positions", max_positions, min=1)
         check_int("LearnedPositions got width", width, min=1)
         self.max_length = max_positions
-        self.vectors = nn.Parameter(torch.randn(max_positions, width) * 0.02)
+        self.vectors = nn.Parameter(torch.empty(max_positions, width))
+        nn.init.normal_(self.vectors, std=0.02)
 
     def forward(self, positions: Tensor) -> Tensor:
         """Return the vectors of positions: (…) → (…, m)."""
