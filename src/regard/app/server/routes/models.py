@@ -1,27 +1,34 @@
 """The server's state, and the models it has loaded."""
 
+from functools import cache
+from importlib.metadata import PackageNotFoundError, metadata
 from importlib.util import find_spec
 from typing import Literal
 
 import msgspec
 
-from regard._util.extras import missing
+from regard._util.extras import install_command, missing
 from regard._util.text import pluralize
 from regard.app.bundle import static_names
 from regard.app.server.endpoints import endpoint
 from regard.app.server.schema import Response
 from regard.app.server.state import AppState
 from regard.app.view_model import ViewModel
+from regard.models.encoders.pretrained import MINILM
 
 
 class HealthResponse(Response, kw_only=True):
-    """Server status. waiting: requests in the model queue. sections: sections of the page."""
+    """Server status.
+
+    waiting: requests in the model queue. sections: sections of the page. guide: address of the guide.
+    """
 
     status: Literal["ok"] = "ok"
     version: str
     models: int
     waiting: int
     sections: list[str]
+    guide: str
 
 
 class ModelInfo(Response, kw_only=True):
@@ -50,12 +57,15 @@ class RecordingInfo(Response, kw_only=True):
 class ModelsResponse(Response, kw_only=True):
     """Models and recordings. pending: models in training. folders: training runs with a log.
 
-    missing: how to install a package that every translator requires; empty if it is installed.
+    demo: whether POST /api/demo trains the demo translator. missing: how to install a package that every
+    translator requires; minilm: the command that installs minilm; empty if they are installed.
     """
 
     models: list[ModelInfo]
     pending: list[str]
+    demo: bool
     missing: str
+    minilm: str
     folders: list[str]
     recordings: list[RecordingInfo]
 
@@ -68,6 +78,7 @@ async def health(state: AppState) -> HealthResponse:
         models=len(state.registry.entries),
         waiting=state.worker.waiting,
         sections=static_names("page/sections"),
+        guide=_guide_address(),
     )
 
 
@@ -81,13 +92,26 @@ async def models(state: AppState) -> ModelsResponse:
     return ModelsResponse(
         models=msgspec.convert(entries, list[ModelInfo], from_attributes=True),
         pending=registry.pending,
+        demo=registry.demo is not None and registry.demo.available,
         missing="" if find_spec("sentencepiece") else str(missing("sentencepiece", "Translation")),
+        minilm="" if find_spec(MINILM) else install_command(MINILM),
         folders=list(registry.trainings()),
         recordings=[
             RecordingInfo(name=name, id=view_id, about=_size(view))
             for name, (view_id, view) in state.recordings.items()
         ],
     )
+
+
+@cache
+def _guide_address() -> str:
+    """Return the address of the documentation in the package's metadata."""
+    try:
+        addresses = metadata("regard").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return ""
+    named = dict(address.split(", ", 1) for address in addresses)
+    return named.get("Documentation", "")
 
 
 def _size(view: ViewModel) -> str:

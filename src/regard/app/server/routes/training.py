@@ -76,6 +76,22 @@ class TrainingResponse(Response, kw_only=True):
     samples: list[Sample]
 
 
+class DemoResponse(Response, kw_only=True):
+    """The name of the demo translator."""
+
+    name: str
+
+
+@endpoint("POST", "/api/demo", "Train the demo translator in the background.")
+def train_demo(state: AppState) -> DemoResponse:
+    """Start training the demo translator, unless it is trained or in training."""
+    demo = state.registry.demo
+    if demo is None:
+        raise ArgumentError("There is no demo translator on this server. Start it with: regard look.")
+    demo.start()
+    return DemoResponse(name=demo.name)
+
+
 @endpoint("GET", "/api/training", "Training runs.")
 def trainings(state: AppState) -> TrainingsResponse:
     """Return the training runs that have a log."""

@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard._util.text import shorten
+from regard.app.first_link import first_link
 from regard.app.protocol import QUESTIONS, Question
 from regard.app.server.endpoints import ENDPOINTS, Endpoint, Path, encode, endpoint
 from regard.app.server.registry import Entry
-from regard.app.server.schema import Name, Request, Sentence, ViewResponse
+from regard.app.server.schema import Name, Request, Response, Sentence, ViewResponse
 from regard.app.server.state import AppState
 from regard.app.view_model import InputView, LayerView, TextView, ViewModel, look_at_text, look_at_translation
 from regard.errors import ArgumentError
@@ -48,10 +49,31 @@ class LongTextRequest(Request, kw_only=True):
     text: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
 
 
+class FirstLink(Response, kw_only=True):
+    """The link to show first: a pronoun and the word it most likely refers to, or another strong link."""
+
+    layer: int
+    head: int
+    query: int
+    key: int
+    weight: float
+
+
+class LookResponse(ViewResponse, kw_only=True):
+    """A view of texts; first: the link to show first, if the first text has one."""
+
+    first: FirstLink | None
+
+
 @endpoint("POST", "/api/look", "Run texts through a model and view its attention.", pool="model")
-def look(state: AppState, request: LookRequest) -> ViewResponse:
+def look(state: AppState, request: LookRequest) -> LookResponse:
     """Run texts through a model."""
-    return state.views.add(view_texts(state.registry.entry(request.model), request.texts))
+    view = view_texts(state.registry.entry(request.model), request.texts)
+    link = first_link(view.inputs[0])
+    added = state.views.add(view)
+    return LookResponse(
+        id=added.id, title=added.title, inputs=added.inputs, first=link and FirstLink(**link._asdict())
+    )
 
 
 @endpoint("POST", "/api/long", "View a long text.", pool="model", max_body=MAX_LONG_BODY)

@@ -3,6 +3,7 @@
 import { connection, get, reconnect, sleep } from "../shared/client.js";
 import { button, make } from "../shared/dom.js";
 import { announce } from "./controls.js";
+import { chapterLinks } from "./guide.js";
 import { makePanel } from "./panel.js";
 
 const POLL_INTERVAL = 3000; // milliseconds between checks for a model in training
@@ -13,11 +14,13 @@ const wide = matchMedia("(min-width: 60rem)");
 const sections = new Map(); // name → module of sections/, in the order of the navigation
 let closing = new AbortController(); // aborts the work of the open section
 let current = "";
+let home = ""; // the section of an address without one
+let guide = ""; // the address of the guide
 
 // "#words?first=…" → { name: "words", state: { first: "…" } }
 function parseAddress() {
   const [name, query = ""] = location.hash.slice(1).split("?");
-  return { name: sections.has(name) ? name : [...sections.keys()][0], state: Object.fromEntries(new URLSearchParams(query)) };
+  return { name: sections.has(name) ? name : home, state: Object.fromEntries(new URLSearchParams(query)) };
 }
 
 function formatAddress(name, state) {
@@ -53,6 +56,14 @@ function expandMenu(open) {
   byId("menu").setAttribute("aria-expanded", String(open));
 }
 
+// The section for the models that are loaded; Lookup needs none
+async function chooseHome() {
+  const { models, recordings = [] } = await get("api/models");
+  if (recordings.length || models.some(({ kind, attends }) => kind === "encoder" && attends)) return "heads";
+  if (models.some(({ kind }) => kind === "translator")) return "translate";
+  return sections.has("lookup") ? "lookup" : [...sections.keys()][0];
+}
+
 // ---- sections
 
 async function openSection(navigated = true) {
@@ -60,10 +71,11 @@ async function openSection(navigated = true) {
   closing.abort();
   closing = new AbortController();
   const { signal } = closing;
-  const { about: { title, text }, open } = sections.get(name);
+  const { about: { title, text, chapters = [] }, open } = sections.get(name);
   document.title = `${title} · regard`;
   byId("title").textContent = byId("current").textContent = title;
   byId("about").textContent = text;
+  byId("chapters").replaceChildren(...chapterLinks(guide, chapters));
   for (const other of sections.keys()) {
     if (other === name) byId(`to-${other}`).setAttribute("aria-current", "page");
     else byId(`to-${other}`).removeAttribute("aria-current");
@@ -73,9 +85,11 @@ async function openSection(navigated = true) {
   current = name;
   const panel = makePanel(title, signal);
   byId("section").replaceChildren(panel.element);
-  panel.run(() => get("api/models", signal), ({ models, pending = [], missing = "", recordings = [] }) => {
+  panel.run(() => get("api/models", signal), ({ models, pending = [], demo = false, missing = "", minilm = "", recordings = [] }) => {
     const save = (change) => saveState(name, Object.assign(state, change), signal);
-    open({ element: panel.body, state, save, models, pending, missing, recordings, signal });
+    byId("no-model").hidden = !minilm || models.length > 0 || recordings.length > 0;
+    byId("no-model").replaceChildren("No model is loaded. For a pretrained one, run ", make("code", {}, minilm), " and start again.");
+    open({ element: panel.body, state, save, models, pending, demo, missing, minilm, recordings, signal });
     if (pending.length && panel.body.querySelector(".empty-state")) waitForModel(pending, signal).catch(() => {}); // closed
   });
 }
@@ -114,11 +128,14 @@ function hideBanner() {
 
 // Loads the sections. If the connection is lost meanwhile, this runs again once it is restored
 async function start() {
-  const { version, sections: names } = await get("api/health");
+  const { version, sections: names, guide: address = "" } = await get("api/health");
+  guide = address;
   byId("version").textContent = `regard ${version}`;
   const modules = await Promise.all(names.map(async (name) => [name, await import(`./sections/${name}.js`)]));
   modules.sort(([, a], [, b]) => a.about.place - b.about.place);
   for (const [name, section] of modules) sections.set(name, section);
+  home = sections.has(location.hash.slice(1).split("?")[0]) ? [...sections.keys()][0] : await chooseHome();
+  byId("home").setAttribute("href", `#${home}`);
   buildNavigation();
   openSection(false);
 }

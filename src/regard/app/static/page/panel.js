@@ -1,6 +1,6 @@
 // A panel shows the response to a request, a loading bar, or an error with a button to retry.
 
-import { connection } from "../shared/client.js";
+import { connection, post } from "../shared/client.js";
 import { button, make } from "../shared/dom.js";
 
 const LOADING_DELAY = 150; // milliseconds before the loading bar appears
@@ -70,6 +70,22 @@ export function notice(message, ...actions) {
 export function emptyState(title, text, ...commands) {
   const lines = commands.map((command) => make("pre", {}, make("code", {}, command)));
   return make("div", { class: "empty-state" }, make("h2", {}, title), make("p", {}, text), ...lines);
+}
+
+// A button that trains the demo translator in the background; Training shows its progress
+export function demoButton() {
+  const node = button("Train the demo translator (two minutes)", async () => {
+    node.disabled = true;
+    try {
+      await post("api/demo", {});
+      location.hash = "#training";
+      if (location.hash === "#training") dispatchEvent(new HashChangeEvent("hashchange")); // already there
+    } catch (error) {
+      node.disabled = false;
+      node.after(notice(error.message));
+    }
+  }, { class: "primary" });
+  return make("p", {}, node);
 }
 
 // A model in training; the section opens when it is ready

@@ -4,17 +4,28 @@ import { http } from "../attention/sources.js";
 import { mount } from "../attention/view.js";
 import { make, pick } from "../shared/dom.js";
 
-const SELECTION = ["view", "layer", "heads"]; // kept when the next view is shown
+const SELECTION = ["view", "layer", "heads", "special"]; // kept when the next view is shown
 
-// A container that shows one view at a time: show(view), clear()
+// A container that shows one view at a time: show(view, first), clear().
+// first: { layer, head, query, key } of the link to show first, unless the user has selected another layer or head.
 export function viewer(options, signal) {
   const element = make("div", { class: "viewer" });
   let handle = null;
   let layers = "";
+  let suggested = null;
 
-  function show(view) {
+  // Whether the layer and head are those that were suggested, or nothing was
+  function isUntouched() {
+    if (!handle || !suggested) return !handle;
+    const { layer, heads } = handle.state;
+    return layer === suggested.layer && heads?.length === 1 && heads[0] === suggested.head;
+  }
+
+  function show(view, first = null) {
     const names = view.inputs.map((input) => input.layers.map(({ name, heads }) => `${name} ${heads}`).join()).join(";");
-    const previous = pick(handle?.state, names === layers ? SELECTION : ["view"]);
+    const previous = pick(handle?.state, names === layers ? SELECTION : ["view", "special"]);
+    if (first && (isUntouched() || names !== layers)) Object.assign(previous, { layer: first.layer, heads: [first.head], query: first.query, key: first.key });
+    suggested = first;
     const compare = view.inputs.length > 1 ? { compare: 1 } : {}; // show the first two inputs side by side
     clear();
     layers = names;

@@ -1,20 +1,20 @@
 // Every layer and head of a model for one or more texts.
 
 import { get, post } from "../../shared/client.js";
-import { button, make, select } from "../../shared/dom.js";
+import { button, make, percent, select, visible } from "../../shared/dom.js";
 import { announce, field, submitOnEnter } from "../controls.js";
 import { emptyState, inTraining, makePanel, modelLine } from "../panel.js";
 import { viewer } from "../viewer.js";
 
-export const about = { place: 3, title: "Heads", text: "Run text through a model and see what every head attends to." };
+export const about = { place: 1, title: "Heads", text: "Run text through a model and see what every head attends to.", chapters: ["self-attention", "looking-inside"] };
 
 const MAX_TEXTS = 8;
 
-export function open({ element, state, save, models, pending, recordings, signal }) {
+export function open({ element, state, save, models, pending, recordings, minilm, signal }) {
   const recorded = recordings.map((recording) => ({ ...recording, kind: "recording", examples: [] }));
   const choices = [...recorded, ...models.filter(({ attends }) => attends)];
   if (!choices.length) {
-    const empty = emptyState("No model with attention is loaded", "Open the folder of a translator or an encoder.", "regard look FOLDER", "regard look minilm", "regard look --recording FOLDER");
+    const empty = emptyState("No model with attention is loaded", "Open the folder of a translator, an encoder or a recording, or install a pretrained encoder.", ...(minilm ? [minilm] : []), "regard look minilm", "regard look FOLDER", "regard look --recording FOLDER");
     element.replaceChildren(pending.length ? inTraining(pending) : empty);
     return;
   }
@@ -23,7 +23,7 @@ export function open({ element, state, save, models, pending, recordings, signal
   let selected = first.name;
 
   const panel = makePanel("Attention by head", signal);
-  const view = viewer({ view: "heads" }, signal);
+  const view = viewer({ view: "lines" }, signal);
   const about = make("div");
   const text = make("textarea", { rows: 2, dir: "auto", spellcheck: "false", maxlength: 20000 });
   text.value = state.text ?? first.examples.slice(0, 1).join("\n");
@@ -49,8 +49,8 @@ export function open({ element, state, save, models, pending, recordings, signal
     }
     panel.run((abort) => post("api/look", { model: selected, texts: texts.slice(0, MAX_TEXTS) }, abort), (answer, body) => {
       const hints = texts.length > MAX_TEXTS ? [make("p", { class: "hint" }, `Showing the first ${MAX_TEXTS} of ${texts.length} lines.`)] : [];
-      body.replaceChildren(...hints, view.element);
-      view.show(answer);
+      body.replaceChildren(...hints, ...describeLink(answer), view.element);
+      view.show(answer, answer.first);
       announce(`${model.name}: ${answer.inputs[0].layers.length} attention layers`);
     });
   }
@@ -72,4 +72,13 @@ export function open({ element, state, save, models, pending, recordings, signal
     make("div", { class: "card" }, about, panel.element),
   );
   update();
+}
+
+// The link that is shown first, in words
+function describeLink({ first, inputs }) {
+  if (!first) return [];
+  const { texts, layers } = inputs[0];
+  const { label, queries } = layers[first.layer];
+  const token = (position) => make("b", { dir: "auto" }, visible(texts[queries].tokens[position]));
+  return [make("p", { class: "first-link" }, `In ${label}, head ${first.head}, `, token(first.query), ` gives ${percent(first.weight)} % of its attention to `, token(first.key), ", more than in any other head.")];
 }

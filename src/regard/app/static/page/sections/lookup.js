@@ -10,7 +10,7 @@ import { nameOf, tableEditor } from "../lookup/tables.js";
 import { matrix, scrollable } from "../matrix.js";
 import { makePanel } from "../panel.js";
 
-export const about = { place: 2, title: "Lookup", text: "Attention as a lookup: compare a query with every key, then average the values by their weights." };
+export const about = { place: 2, title: "Lookup", text: "Attention as a lookup: compare a query with every key, then average the values by their weights.", chapters: ["from-a-dictionary-to-attention", "scores-and-normalizers"] };
 
 const MIN_TEMPERATURE = -2; // powers of ten
 const MAX_TEMPERATURE = 2;

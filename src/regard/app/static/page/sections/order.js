@@ -8,7 +8,7 @@ import { formatNumber, formatShort } from "../format.js";
 import { bars, heat, matrix, scrollable } from "../matrix.js";
 import { makePanel } from "../panel.js";
 
-export const about = { place: 5, title: "Order", text: "Attention alone ignores word order. Shuffle the words, with and without positions." };
+export const about = { place: 5, title: "Order", text: "Attention alone ignores word order. Shuffle the words, with and without positions.", chapters: ["order"] };
 
 const KINDS = {
   none: ["no positions", "Attention alone treats a sentence as a set of words."],

@@ -6,19 +6,19 @@ import { makeChart } from "../chart.js";
 import { announce, field } from "../controls.js";
 import { formatNumber, formatShort } from "../format.js";
 import { matrix, scrollable } from "../matrix.js";
-import { emptyState, makePanel } from "../panel.js";
+import { demoButton, emptyState, makePanel } from "../panel.js";
 
-export const about = { place: 7, title: "Training", text: "Live training curves and sample translations." };
+export const about = { place: 7, title: "Training", text: "Live training curves and sample translations.", chapters: ["attention-for-translation", "transformer"] };
 
 const POLL_INTERVAL = 2000; // milliseconds
 const IDLE_INTERVAL = 5000; // for an inactive run, which may be resumed at any time
 const STATES = { running: "Running.", finished: "Finished.", stopped: "Stopped. Resume with regard train --resume." };
 
-export function open({ element, state, save, pending, signal }) {
+export function open({ element, state, save, pending, demo, missing, signal }) {
   const panel = makePanel("Training runs", signal);
   element.replaceChildren(panel.element);
   const load = () => panel.run((abort) => get("api/training", abort), ({ trainings }, body) => {
-    if (!trainings.length) return showEmpty(body, pending, load, signal);
+    if (!trainings.length) return showEmpty(body, pending, demo && !missing, load, signal);
     const known = trainings.some(({ name }) => name === state.name);
     const first = known ? state.name : (trainings.find((training) => training.state === "running") ?? trainings[0]).name;
     const container = make("div");
@@ -39,10 +39,15 @@ export function open({ element, state, save, pending, signal }) {
 }
 
 // Checks again after a while: a run may start at any time
-function showEmpty(body, pending, load, signal) {
-  body.replaceChildren(pending.length
-    ? emptyState("Training is starting", "Data and vocabulary are being prepared. Curves appear after the first updates.")
-    : emptyState("No training runs", "Start one and open its folder; its curves appear here during training.", "regard train SOURCE TARGET --output FOLDER", "regard look FOLDER"));
+function showEmpty(body, pending, demo, load, signal) {
+  if (body.querySelector(".empty-state")?.dataset.pending !== String(pending.length)) { // keeps the focus of the button
+    const empty = pending.length
+      ? emptyState("Training is starting", "Data and vocabulary are being prepared. Curves appear after the first updates.")
+      : emptyState("No training runs", "Start one and open its folder; its curves appear here during training.", "regard train SOURCE TARGET --output FOLDER", "regard look FOLDER");
+    if (demo && !pending.length) empty.append(demoButton());
+    empty.dataset.pending = String(pending.length);
+    body.replaceChildren(empty);
+  }
   sleep(POLL_INTERVAL, signal).then(load, () => {});
 }
 

@@ -4,18 +4,19 @@ import { post } from "../../shared/client.js";
 import { button, make, select } from "../../shared/dom.js";
 import { announce, debounce, field, numberInput, submitOnEnter } from "../controls.js";
 import { formatNumber } from "../format.js";
-import { emptyState, inTraining, makePanel, modelLine } from "../panel.js";
+import { demoButton, emptyState, inTraining, makePanel, modelLine } from "../panel.js";
 import { viewer } from "../viewer.js";
 
-export const about = { place: 1, title: "Translate", text: "Type a sentence to see its translation and word alignment." };
+export const about = { place: 3, title: "Translate", text: "Type a sentence to see its translation and word alignment.", chapters: ["attention-for-translation", "transformer"] };
 
 const MAX_BEAM = 16;
 const MAX_CHARACTERS = 2000;
 
-export function open({ element, state, save, models, pending, missing, signal }) {
+export function open({ element, state, save, models, pending, demo, missing, signal }) {
   const translators = models.filter(({ kind }) => kind === "translator");
   if (!translators.length) {
     const empty = emptyState("No translator is loaded", missing || "Train one on two files of parallel sentences and open its folder, or train the small demo model in two minutes.", "regard train SOURCE TARGET --output FOLDER", "regard look FOLDER", "regard demo && regard look");
+    if (demo && !missing) empty.append(demoButton());
     element.replaceChildren(pending.length && !missing ? inTraining(pending) : empty);
     return;
   }

@@ -8,7 +8,7 @@ import { formatNumber } from "../format.js";
 import { bars } from "../matrix.js";
 import { emptyState, makePanel, notice } from "../panel.js";
 
-export const about = { place: 4, title: "Words in context", text: "Compare a word in two sentences: its similarity by layer and what it attends to." };
+export const about = { place: 4, title: "Words in context", text: "Compare a word in two sentences: its similarity by layer and what it attends to.", chapters: ["words-in-context"] };
 
 const EXAMPLES = {
   bank: ["The boat was tied to the bank of the river.", "She opened an account at the bank."],

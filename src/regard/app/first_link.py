@@ -1,0 +1,89 @@
+"""The link that a view shows first: a pronoun and the word it most likely refers to, or another."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from regard.inspection.layer_view import Floats, InputView, TextView
+
+_MAX_TOKENS = 128  # longer texts have no first link: it takes a pass over all weights
+_MIN_DISTANCE = 2  # without a pronoun: neighbors are linked in every text
+_PRONOUN = re.compile("it|he|she|they|him|her|them|its|his|their", re.IGNORECASE)
+_FUNCTION_WORD = re.compile(
+    f"{_PRONOUN.pattern}|a|an|the|this|that|these|those|i|you|we|me|us|my|your|our|who|which|what|and|or|but|if|"
+    "because|so|as|than|of|in|on|at|to|from|by|for|with|about|into|over|after|before|is|are|was|were|be|been|"
+    "am|has|have|had|do|does|did|didn|don|doesn|isn|wasn|not|no|t|s|too|very|may|can|could|will|would|should|"
+    "must|there|here|when|while",
+    re.IGNORECASE,
+)
+
+
+class Link(NamedTuple):
+    """A weight: number of the layer and head, positions of query and key."""
+
+    layer: int
+    head: int
+    query: int
+    key: int
+    weight: float
+
+
+def first_link(view: InputView) -> Link | None:
+    """Return the strongest link of the first pronoun to an earlier content word, over all layers and heads.
+
+    In a text without a pronoun, return the strongest link between two content words that are not neighbors;
+    None if there is none, if the text is long, or if the layers link different texts.
+
+    >>> import torch
+    >>> from regard.app.first_link import first_link
+    >>> from regard.app.view_model import ViewModel
+    >>> weights = torch.eye(4).expand(2, 4, 4).clone()
+    >>> weights[1, 3] = torch.tensor([0.6, 0.0, 0.3, 0.1])  # in head 1, "it" attends to "dogs"
+    >>> first_link(ViewModel.of(weights, queries=["dogs", "bark", "when", "it"]).inputs[0])[:4]
+    (0, 1, 3, 0)
+    """
+    layers = view.layers
+    if not layers or any(layer.kind != "self" or layer.queries != layer.keys for layer in layers):
+        return None
+    text = view.texts[layers[0].queries]
+    allowed = _allowed_links(text)
+    if not allowed.any():
+        return None
+    return max(_strongest(view, allowed), key=lambda link: link.weight, default=None)
+
+
+def _strongest(view: InputView, allowed: "np.ndarray") -> Iterator[Link]:
+    """Yield the strongest allowed link of each layer."""
+    n = len(allowed)
+    for number, layer in enumerate(view.layers):
+        if layer.size == allowed.shape:
+            weights: Floats = np.where(allowed, layer.tile(slice(None), slice(None), n, n), -1.0)
+            head, query, key = np.unravel_index(int(weights.argmax()), weights.shape)
+            yield Link(number, int(head), int(query), int(key), float(weights[head, query, key]))
+
+
+def _allowed_links(text: TextView) -> "np.ndarray":
+    """Return which links may be shown first: (queries, keys)."""
+    n = len(text.tokens)
+    allowed = np.zeros((n, n), bool)
+    if n > _MAX_TOKENS:
+        return allowed
+    words = _content_words(text)
+    for position, token in enumerate(text.tokens):
+        if _PRONOUN.fullmatch(token) and any(word < position for word in words):
+            allowed[position, [word for word in words if word < position]] = True
+            return allowed
+    for query in words:
+        allowed[query, [key for key in words if abs(query - key) >= _MIN_DISTANCE]] = True
+    return allowed
+
+
+def _content_words(text: TextView) -> Sequence[int]:
+    special = set(text.special)
+    return [
+        position
+        for position, token in enumerate(text.tokens)
+        if position not in special and token.isalpha() and not _FUNCTION_WORD.fullmatch(token)
+    ]
