@@ -1,7 +1,7 @@
-"""Trace a text through a loaded model: a text generator, a translator or an encoder."""
+"""Trace a text through a loaded model: a language model, a translator or an encoder."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -9,29 +9,12 @@ from regard.app.trace import Trace, can_trace, trace_ids
 from regard.errors import ArgumentError
 from regard.models.encoders.bert import BertEncoder
 from regard.models.encoders.pretrained import PretrainedEncoder
-from regard.models.language import LanguageModel
+from regard.models.text_model import TextModel
 from regard.translation.tokens import END, START
 from regard.translation.translator import Translator
 
 MAX_TOKENS = 64  # of a traced text: its response has some hundred thousand numbers
 _START_MARK, _END_MARK = "<s>", "</s>"
-
-
-@runtime_checkable
-class TextGenerator(Protocol):
-    """A language model with its vocabulary: `encode` adds the start token, which `decode` leaves out."""
-
-    model: LanguageModel
-
-    @property
-    def vocabulary(self) -> Sequence[str]:
-        """The tokens, by id."""
-
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids."""
 
 
 class TracedText(NamedTuple):
@@ -64,7 +47,7 @@ def supports(model: Any) -> bool:
     >>> supports(regard.load_encoder("minilm"))
     True
     """
-    known = isinstance(model, Translator | BertEncoder | PretrainedEncoder | TextGenerator)
+    known = isinstance(model, Translator | BertEncoder | PretrainedEncoder | TextModel)
     return known and can_trace(network(model))
 
 
@@ -84,7 +67,7 @@ def trace_text(model: Any, text: str, target: str | None = None) -> TracedText:
             "translator."
         )
     encoder = isinstance(model, BertEncoder | PretrainedEncoder)
-    return _trace_encoder(model, text) if encoder else _trace_generator(model, text)
+    return _trace_encoder(model, text) if encoder else _trace_language_model(model, text)
 
 
 def check_length(name: str, tokens: Sequence[Any], max_tokens: int = MAX_TOKENS) -> None:
@@ -101,12 +84,12 @@ def check_length(name: str, tokens: Sequence[Any], max_tokens: int = MAX_TOKENS)
         raise ArgumentError(f"{name} has {len(tokens)} tokens; {reader} at most {limit}. Shorten it.")
 
 
-def _trace_generator(model: TextGenerator, text: str) -> TracedText:
-    ids, vocabulary = model.encode(text), model.vocabulary
+def _trace_language_model(model: TextModel, text: str) -> TracedText:
+    ids = model.encode(text)
     positions = model.model.decoder.positions
     check_length("The text", ids, getattr(positions, "max_length", None) or MAX_TOKENS)
-    trace = trace_ids(model.model, ids, tokens=[vocabulary[i] for i in ids])
-    return TracedText(trace, vocabulary.__getitem__, lambda new: model.decode([*ids, new]))
+    trace = trace_ids(model.model, ids, tokens=[model.tokens[i] for i in ids])
+    return TracedText(trace, model.tokens.__getitem__, lambda new: model.decode([*ids, new]))
 
 
 def _trace_encoder(model: BertEncoder | PretrainedEncoder, text: str) -> TracedText:

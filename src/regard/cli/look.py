@@ -229,7 +229,8 @@ def _load(folders: list[str] | None, recordings: list[str], demo: "_Demo | None"
 
 
 def _expect_defaults(registry: "Registry", demo: _Demo) -> None:
-    """Register minilm and the demo translator; both are loaded when the page is ready."""
+    """Register minilm, the shipped language model and the demo translator, loaded when the page is ready."""
+    registry.load_later("stories")
     if _has_minilm():
         registry.load_later("minilm")
     else:

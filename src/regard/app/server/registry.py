@@ -22,6 +22,8 @@ from regard.models.encoders.base import WordEncoder
 from regard.models.encoders.pretrained import load_encoder
 from regard.models.encoders.static import StaticEncoder
 from regard.models.layers.attention import Attends
+from regard.models.text_model import FORMAT as LANGUAGE_MODEL_FORMAT
+from regard.models.text_model import SHIPPED, TextModel, load_language_model
 from regard.translation.model_folder import CONFIG, DEV, FORMAT, LOG, MODEL
 from regard.translation.translator import Translator, load_translator
 
@@ -30,6 +32,12 @@ _EXAMPLES = (
     "Dogs may bark at strangers.",
     "The bark of an old oak is rough.",
 )
+_STORIES = (
+    "Tom had a red kite and Lily had a blue drum. Lily lost her",
+    "Anna had a green ball and Ben had a yellow boat. They went to the lake. Ben lost his",
+    "Lily had a red ball.",
+)
+_KINDS = {"translator": "a translator", "encoder": "an encoder", "language": "a language model"}
 _MAX_EXAMPLES = 8  # sentences of the validation set
 _MAX_EXAMPLE_BYTES = 200_000  # read from the validation set
 
@@ -48,8 +56,8 @@ class Entry:
     """
 
     name: str
-    model: Translator | WordEncoder
-    kind: Literal["translator", "encoder"]
+    model: Translator | WordEncoder | TextModel
+    kind: Literal["translator", "encoder", "language"]
     about: str
     layers: int
     heads: int
@@ -64,10 +72,15 @@ class Entry:
 
     @classmethod
     def of(
-        cls, name: str, model: Translator | WordEncoder, *, languages: str = "", examples: Sequence[str] = ()
+        cls,
+        name: str,
+        model: Translator | WordEncoder | TextModel,
+        *,
+        languages: str = "",
+        examples: Sequence[str] = (),
     ) -> "Entry":
         """Describe a model."""
-        network: Any = model.model if isinstance(model, Translator) else model
+        network: Any = model.model if isinstance(model, Translator | TextModel) else model
         attention = [module for module in network.modules() if isinstance(module, Attends)]
         layers, heads = len(attention), max((int(getattr(each, "heads", 1)) for each in attention), default=0)
         if isinstance(model, Translator):
@@ -76,6 +89,9 @@ class Entry:
                 name, model, "translator", about, layers, heads, model.max_tokens, languages, tuple(examples)
             )
         about = f"{pluralize(layers, 'layer')}, {pluralize(heads, 'head')}"
+        if isinstance(model, TextModel):
+            about = f"language model, {about}, {len(model.tokens):,} words"
+            return cls(name, model, "language", about, layers, heads, None, examples=tuple(examples))
         if isinstance(model, StaticEncoder):
             about = f"one vector for each of {len(model.vocabulary) - 1:,} words"
         elif not layers:
@@ -128,7 +144,7 @@ class Registry:
 
     def __init__(
         self,
-        models: Mapping[str, Translator | WordEncoder] | None = None,
+        models: Mapping[str, Translator | WordEncoder | TextModel] | None = None,
         folders: Mapping[str, Path] | None = None,
     ) -> None:
         # the worker adds models while other threads read: dictionaries are replaced, never modified
@@ -141,7 +157,7 @@ class Registry:
 
     @classmethod
     def load(cls, paths: Iterable[str], languages: Mapping[str, str] | None = None) -> "Registry":
-        """Load models: folders written by `regard train`, encoders, or "minilm".
+        """Load models: folders written by `regard train`, encoders, language models, "minilm" or "stories".
 
         Folders without parameters are loaded later by `refresh`. languages: languages of each model, by path.
         """
@@ -171,15 +187,15 @@ class Registry:
         self._pending = {**self._pending, name: _PendingModel(load, can_load)}
 
     def load_later(self, name: str) -> None:
-        """Register a pretrained encoder, such as "minilm", for the next `refresh`."""
+        """Register a pretrained model, "minilm" or "stories", for the next `refresh`."""
         self._pending = {
             **self._pending,
-            name: _PendingModel(partial(self._load_encoder, name), lambda: True),
+            name: _PendingModel(partial(self._load_pretrained, name), lambda: True),
         }
 
-    def _load_encoder(self, name: str) -> None:
+    def _load_pretrained(self, name: str) -> None:
         try:
-            self._add_entry(Entry.of(name, load_encoder(name)))
+            self._add(name, name, "")
         except (ArgumentError, MissingExtraError) as error:
             log.error("%s cannot be loaded: %s", name, error)
             self._drop_pending(name)
@@ -196,6 +212,9 @@ class Registry:
         folder = Path(path)
         if path == "minilm" and not folder.exists():
             self._add_entry(Entry.of(name, load_encoder(path)))
+        elif (path in SHIPPED and not folder.exists()) or _format(folder) == LANGUAGE_MODEL_FORMAT:
+            examples = _STORIES if path in SHIPPED else ()
+            self._add_entry(Entry.of(name, load_language_model(path), examples=examples))
         elif folder.is_file():
             self._add_entry(Entry.of(name, StaticEncoder.load(folder)))
         elif _is_training(folder):
@@ -253,7 +272,10 @@ class Registry:
         """Return a translator."""
         model = self.entry(name).model
         if not isinstance(model, Translator):
-            raise ArgumentError(f"{_quoted(name)} is an encoder and cannot translate. Choose a translator.")
+            raise ArgumentError(
+                f"{_quoted(name)} is {_KINDS[self.entry(name).kind]} and cannot translate. Choose a "
+                "translator."
+            )
         return model
 
     def encoder(self, name: str) -> WordEncoder:
@@ -261,7 +283,8 @@ class Registry:
         model = self.entry(name).model
         if not isinstance(model, WordEncoder):
             raise ArgumentError(
-                f"{_quoted(name)} is a translator. Choose an encoder, or load one: regard look minilm."
+                f"{_quoted(name)} is {_KINDS[self.entry(name).kind]}. Choose an encoder, or load one: "
+                "regard look minilm."
             )
         return model
 
@@ -275,13 +298,16 @@ def _quoted(name: str) -> str:
 
 
 def _is_training(folder: Path) -> bool:
-    if (folder / LOG).is_file():
-        return True
+    return (folder / LOG).is_file() or _format(folder) == FORMAT
+
+
+def _format(folder: Path) -> object:
+    """Return the format that a folder's config.json names, or None."""
     try:
         config = json.loads((folder / CONFIG).read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(config, dict) and config.get("format") == FORMAT
+        return None
+    return config.get("format") if isinstance(config, dict) else None
 
 
 def _read_examples(folder: Path) -> list[str]:

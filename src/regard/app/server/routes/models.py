@@ -35,7 +35,7 @@ class ModelInfo(Response, kw_only=True):
     """A loaded model. traceable: whether the section Inside can draw it."""
 
     name: str
-    kind: Literal["translator", "encoder"]
+    kind: Literal["translator", "encoder", "language"]
     about: str
     attends: bool
     traceable: bool

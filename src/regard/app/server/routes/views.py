@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from regard._util.text import shorten
 from regard.app.first_link import first_link
+from regard.app.language_view import look_at_language_model
 from regard.app.protocol import QUESTIONS, Question
 from regard.app.server.endpoints import ENDPOINTS, Endpoint, Path, encode, endpoint
 from regard.app.server.registry import Entry
@@ -24,6 +25,7 @@ from regard.mechanism.scores import ScaledDot
 from regard.mechanism.weights.matrix import Weights
 from regard.models.encoders.static import StaticEncoder
 from regard.models.encoders.words import split_words
+from regard.models.text_model import TextModel
 from regard.translation.decoding.strategies import Beam
 from regard.translation.translator import Translator
 
@@ -115,13 +117,15 @@ def check_length(translator: Translator, sentences: Sequence[str], beam: int) ->
 
 
 def view_texts(entry: Entry, texts: Sequence[str]) -> ViewModel:
-    """Return a view of an encoder that reads texts, or of a translator that translates them."""
+    """Return a view of a model that reads texts, or of a translator that translates them."""
     if not entry.attends:
         raise ArgumentError(f"{entry.name!r} has no attention to show. Choose another model.")
     if isinstance(entry.model, Translator):
         if error := check_length(entry.model, texts, Beam().size):
             raise error
         return look_at_translation(entry.model, texts, title=entry.name)
+    if isinstance(entry.model, TextModel):
+        return look_at_language_model(entry.model, texts, title=entry.name)
     return look_at_text(entry.model, texts, title=entry.name)
 
 

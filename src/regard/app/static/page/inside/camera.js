@@ -11,6 +11,7 @@ const still = matchMedia("(prefers-reduced-motion: reduce)");
 export class Camera {
   constructor(changed) {
     this.changed = changed; // called after every change
+    this.moved = () => {}; // called before the user pans or zooms
     this.size = { width: 1, height: 1 };
     this.world = { x: 0, y: 0, w: 1, h: 1 };
     this.x = this.y = 0; // the point of the world in the middle of the screen
@@ -56,11 +57,13 @@ export class Camera {
   }
 
   pan(dx, dy) {
+    this.moved();
     this.jump({ x: this.x - dx / this.scale, y: this.y - dy / this.scale, scale: this.scale });
   }
 
   // Zooms by a factor; the point (x, y) of the screen stays where it is
   zoom(factor, x = this.size.width / 2, y = this.size.height / 2) {
+    this.moved();
     const before = this.toWorld(x, y);
     const scale = clamp(this.scale * factor, SHRINK * this.fittedScale, this.maxScale);
     this.jump({

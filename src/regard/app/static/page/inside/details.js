@@ -14,10 +14,10 @@ export function makeDetails() {
   function show(node, cell, answer) {
     const { title, place, sentence, formula, numbers } = explain(node, cell, answer);
     element.replaceChildren(
-      make("p", { class: "hint inside-place" }, place || "Whole model"),
+      make("p", { class: "hint inside-place" }, place),
       make("h2", {}, title),
       make("p", {}, sentence),
-      formula ? make("p", { class: "formula" }, formula) : null,
+      ...(formula ? [make("p", { class: "formula" }, formula)] : []),
       ...numbers.map((line) => make("p", { class: "inside-numbers", dir: "auto" }, line)),
     );
   }

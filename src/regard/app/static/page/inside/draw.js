@@ -1,11 +1,14 @@
 // Drawing of the world: boxes, arrows, titles, and the matrices that are large enough on the screen.
 
+import { percent } from "../../shared/dom.js";
 import { drawLabels, drawMatrix, plain } from "./draw_matrix.js";
 import { drawPredictions } from "./draw_output.js";
+import { LANE } from "./nodes.js";
 
 const MIN_BOX = 5; // pixels of a box that is drawn at all
-const MIN_DETAIL = 26; // pixels of a head that shows more than its weights
 const TITLE = 12; // pixels
+const ROW_LABELS = 36; // pixels left of a matrix that shows the tokens of its rows
+const COLUMN_LABELS = 42; // pixels above a matrix that shows the tokens of its columns
 
 export function makePattern(context, theme) {
   const tile = document.createElement("canvas");
@@ -45,7 +48,7 @@ function drawNode(pen, node) {
   if (!isVisible(box, pen.screen, 90) || Math.max(box.w, box.h) < MIN_BOX) return;
   if (node.kind === "operator") drawOperator(pen, node, box);
   else if (node.role === "tokens") drawTokens(pen, node, box);
-  else if (node.role === "predictions") drawPredictions(pen, node, box);
+  else if (node.role === "predictions") drawPredictions(pen, box);
   else if (node.kind === "matrix") drawLeaf(pen, node, box);
   else drawGroup(pen, node, box);
 }
@@ -54,9 +57,11 @@ function drawLeaf(pen, node, box) {
   const { scene, screen } = pen;
   drawMatrix(pen, node, box, screen);
   markRow(pen, node, box);
-  const gap = pen.scene.camera.scale * 18 * (node.head === undefined ? 1 : 0.8);
-  if (gap > 40 || node.role === "query" && gap > 8) drawLabels(pen, node, box, screen, scene.hover?.row ?? scene.selected);
-  if (box.w > 30) pen.titles.push({ text: node.title, box, small: true, above: node.columnTokens && box.w / node.columns >= 8 ? Math.min(46, 0.55 * box.w / node.columns + 24) : 3 });
+  const above = room(pen, node.parent);
+  const isNamed = node.columnTokens && above >= COLUMN_LABELS + TITLE;
+  const left = (node.role === "query" ? 30 : 18) * scene.camera.scale * (node.head === undefined ? 1 : 0.8);
+  drawLabels(pen, node, box, { rows: left >= ROW_LABELS, columns: isNamed, selected: scene.hover?.row ?? scene.selected });
+  if (above >= TITLE) pen.titles.push({ text: node.title, box, small: true, above: isNamed ? COLUMN_LABELS : 3 });
 }
 
 // The row of the hovered or selected token, and the hovered cell
@@ -91,17 +96,28 @@ function drawGroup(pen, node, box) {
   if (isHead) {
     context.fillStyle = theme.heads[node.head % theme.heads.length];
     context.fillRect(box.x, box.y, Math.max(2, Math.min(4, box.w / 90)), box.h);
-    if (box.h < MIN_DETAIL) return drawNode(pen, node.children.find(({ role }) => role === "weights"));
   }
   drawArrows(pen, node);
   for (const child of node.children) drawNode(pen, child);
-  if (box.w > 40 && box.h > 24) pen.titles.push({ text: node.title, box, small: isHead || node.kind === "attention", inside: true, color: isHead ? theme.heads[node.head % theme.heads.length] : null });
-  return undefined;
+  const isInner = isHead || node.kind === "attention";
+  if (!isInner) pen.titles.push({ text: node.title, box, outside: true, ...subtitle(pen, node) });
+  else if (room(pen, node) >= TITLE) pen.titles.push({ text: node.title, box, small: true, inside: true, color: isHead ? theme.heads[node.head % theme.heads.length] : null });
+}
+
+// Pixels above the contents of a box, for a title
+const room = ({ scene }, node) => node.header * scene.camera.scale;
+
+// The text, as long as the rows are too small for it; the most probable next token
+function subtitle({ scene }, node) {
+  const space = node.space * scene.camera.scale;
+  if (node.kind === "embedding" && LANE * scene.camera.scale < 9) return { more: node.stack.tokens.map(plain).join(" "), space };
+  const [best] = (node.kind === "output" && scene.predictions?.top) || [];
+  return best ? { more: `${plain(best.token)}  ${percent(best.probability)} %`, space } : {};
 }
 
 function drawOperator({ context, theme }, node, box) {
   const [x, y, radius] = [box.x + box.w / 2, box.y + box.h / 2, box.w / 2];
-  if (node.sign === "+" ) {
+  if (node.skips) {
     context.fillStyle = theme.paper;
     context.strokeStyle = theme.edge;
     context.lineWidth = Math.max(1, radius / 9);
@@ -110,12 +126,16 @@ function drawOperator({ context, theme }, node, box) {
     context.fill();
     context.stroke();
   }
-  if (radius < 3) return;
+  if (radius < 2.5) return;
   context.fillStyle = theme.ink;
-  context.font = `${radius * 1.3}px ${theme.font}`;
   context.textAlign = "center";
   context.textBaseline = "middle";
+  context.font = `${radius * (node.skips ? 1.3 : 1.8)}px ${theme.font}`;
   context.fillText(node.sign, x, y + radius * 0.08);
+  if (node.sign !== "→" || radius < 14) return;
+  context.fillStyle = theme.quiet;
+  context.font = `${Math.min(radius * 0.62, TITLE)}px ${theme.font}`;
+  context.fillText("softmax", x, y - radius * 0.9);
 }
 
 function drawTokens(pen, node, box) {
@@ -143,7 +163,9 @@ function drawArrows({ context, theme, scene }, node) {
   const outer = boxOf(camera, node);
   boxes.slice(1).forEach((box, index) => {
     const before = boxes[index];
-    arrow(context, before.x + before.w, box.x, before.y + before.h / 2, camera.scale);
+    const isSum = [node.children[index], node.children[index + 1]].some(({ kind, skips }) => kind === "operator" && !skips);
+    const last = node.kind === "output" ? 1 - 0.5 / node.children[0].rows : 0.5; // the last token predicts the next
+    if (!isSum) arrow(context, before.x + before.w, box.x, before.y + last * before.h, camera.scale);
   });
   let start = outer.x;
   node.children.forEach((child, index) => {
@@ -189,7 +211,7 @@ function drawLines({ context, theme, scene }, root) {
     if (blocks[index].stack !== blocks[index - 1].stack) continue;
     if (box.x > before.x) arrow(context, before.x + before.w, box.x, y, 2 * camera.scale);
     else {
-      const [reach, middle] = [20 * camera.scale, (before.y + before.h + box.y) / 2];
+      const [reach, middle] = [20 * camera.scale, before.y + before.h + 0.3 * (box.y - before.y - before.h)];
       const right = before.x + before.w;
       context.beginPath();
       context.moveTo(right, y);
@@ -221,17 +243,33 @@ function drawMemory(context, root, camera, theme) {
   context.setLineDash([]);
 }
 
-// ---- titles keep their size on the screen, and stay visible while their box is
+// ---- titles keep their size on the screen
 
-function drawTitle({ context, theme, screen }, { text, box, small, inside, above = 3, color }) {
-  context.font = `${small ? "" : "600 "}${small ? TITLE : TITLE + 2}px ${theme.font}`;
+function drawTitle({ context, theme, screen }, { text, box, small, inside, outside, above = 3, color, more = "", space = 0 }) {
+  context.font = `${small ? "" : "600 "}${small ? TITLE : TITLE + 1}px ${theme.font}`;
   context.textAlign = "left";
   context.textBaseline = "alphabetic";
   const width = context.measureText(text).width;
-  if (width > box.w - (inside ? 12 : 0) + (small ? 8 : 0)) return;
-  const x = Math.max(box.x + (inside ? 8 : 0), Math.min(6, box.x + box.w - width - 8));
-  const y = inside ? Math.max(box.y + (small ? 14 : 18), Math.min(16, box.y + box.h - 6)) : box.y - above;
-  if (!inside && y < 10 || y > screen.h + 20) return;
+  if (small && width > box.w + 8) return;
+  const x = box.x + (inside ? 8 : 0);
+  const y = inside ? box.y + 14 : box.y - (outside ? 5 : above);
+  if (y < 8 || y > screen.h + 20 || x > screen.w || x + Math.max(width, space) < 0) return;
+  if (outside) {
+    context.fillStyle = theme.paper;
+    context.fillRect(x - 3, y - TITLE, width + 6, TITLE + 4);
+  }
   context.fillStyle = color ?? (small ? theme.quiet : theme.ink);
   context.fillText(text, x, y);
+  if (more) drawSubtitle(context, theme, more, x + width + 10, y, Math.min(x + space, screen.w - 8));
+}
+
+function drawSubtitle(context, theme, text, x, y, end) {
+  context.font = `${TITLE + 1}px ${theme.font}`;
+  let shown = text;
+  while (shown && context.measureText(shown).width > end - x) shown = shown.slice(0, -2).replace(/…?$/, "…");
+  if (shown.length < 4) return;
+  context.fillStyle = theme.paper;
+  context.fillRect(x - 3, y - TITLE, context.measureText(shown).width + 6, TITLE + 4);
+  context.fillStyle = theme.accent;
+  context.fillText(shown, x, y);
 }

@@ -14,7 +14,7 @@ export function drawMatrix(pen, node, box, screen) {
   context.fillStyle = theme.raised;
   context.fillRect(box.x, box.y, box.w, box.h);
   if (!matrix) return;
-  if (matrix.allowed) hatch(pen, box);
+  if (matrix.allowed && box.h / node.rows >= MIN_LANE) hatch(pen, box);
   const cell = cellSize(node, box);
   context.imageSmoothingEnabled = cell.w < 2 || cell.h < 2;
   context.drawImage(imageOf(matrix, node.fold, theme), box.x, box.y, box.w, box.h);
@@ -74,32 +74,31 @@ function textColor(matrix, value, theme) {
 }
 
 // The tokens of the rows, left of a matrix, and of the columns, above it
-export function drawLabels({ context, theme }, node, box, screen, selected) {
+export function drawLabels({ context, theme, screen }, node, box, { rows, columns, selected }) {
   const lane = box.h / node.rows;
-  if (lane >= MIN_LABEL) {
+  if (rows && lane >= MIN_LABEL) {
     context.font = `${Math.min(lane * 0.8, FONT)}px ${theme.font}`;
     context.textAlign = "right";
     context.textBaseline = "middle";
-    const x = Math.max(box.x - 5, Math.min(screen.x + 70, box.x + box.w));
     for (let row = 0; row < node.rows; row += 1) {
       const y = box.y + (row + 0.5) * lane;
-      if (y < screen.y - lane || y > screen.y + screen.h + lane) continue;
+      if (y < -lane || y > screen.h + lane) continue;
       context.fillStyle = row === selected ? theme.accent : theme.quiet;
-      context.fillText(clip(node.rowTokens[row]), x, y);
+      context.fillText(clip(node.rowTokens[row]), box.x - 5, y);
     }
   }
   const cell = box.w / node.columns;
-  if (!node.columnTokens || cell < MIN_LABEL) return;
+  if (!columns || cell < MIN_LABEL) return;
+  const isWide = cell > 44;
   context.font = `${Math.min(cell * 0.8, FONT)}px ${theme.font}`;
-  context.textAlign = "left";
+  context.textAlign = isWide ? "center" : "left";
   context.fillStyle = theme.quiet;
   for (let column = 0; column < node.columns; column += 1) {
     const x = box.x + (column + 0.5) * cell;
-    if (x < screen.x - cell || x > screen.x + screen.w + cell) continue;
+    if (x < -cell || x > screen.w + cell) continue;
     context.save();
     context.translate(x, box.y - 5);
-    context.rotate(-Math.PI / (cell > 44 ? 1e9 : 3.2));
-    if (cell > 44) context.textAlign = "center";
+    if (!isWide) context.rotate(-Math.PI / 3.2);
     context.fillText(clip(node.columnTokens[column]), 0, 0);
     context.restore();
   }

@@ -5,14 +5,13 @@ import { format, plain } from "./draw_matrix.js";
 const ROWS = 10;
 
 // The rows follow the scale of the world, so they become readable while zooming
-export function drawPredictions(pen, node, box) {
+export function drawPredictions(pen, box) {
   const { context, theme, scene } = pen;
   const { top, temperature } = scene.predictions ?? {};
   if (!top) return;
   const count = Math.min(ROWS, top.length);
   const lane = box.h / (count + 1.4);
   const size = Math.min(lane * 0.62, 40);
-  pen.titles.push({ text: node.title, box, small: true, above: 3 });
   if (size < 3.2) return drawBlock(pen, box, top, count);
   const columns = { token: box.x + 0.3 * box.w, logit: box.x + 0.33 * box.w, probability: box.x + 0.6 * box.w, end: box.x + box.w };
   context.textBaseline = "middle";

@@ -12,14 +12,14 @@ const WEIGHTS = { least: 5, most: 12, whole: 150 }; // width of a weight, and of
 
 // A group contains other nodes; its size follows from `row` or `grid`
 export function group(kind, title, more = {}) {
-  return { kind, title, x: 0, y: 0, w: 0, h: 0, children: [], parent: null, ...more };
+  return { kind, title, x: 0, y: 0, w: 0, h: 0, header: 0, children: [], parent: null, ...more };
 }
 
 // A matrix whose rows are tokens. load(): its numbers, as soon as they are known
 export function leaf(role, title, { rows, columns, width, rowTokens, columnTokens = null, ...more }) {
   const h = rows * LANE;
   return {
-    kind: "matrix", role, title, x: 0, y: 0, w: width, h, children: [], parent: null, matrix: null,
+    kind: "matrix", role, title, x: 0, y: 0, w: width, h, header: 0, children: [], parent: null, matrix: null,
     rows, columns, rowTokens, columnTokens, fold: columnTokens ? 1 : foldOf(columns, width, LANE), ...more,
   };
 }
@@ -40,15 +40,16 @@ export function setRows(node, rows, options) {
 
 // ---- placement: positions are relative to the parent until `settle`
 
-export function row(parent, children, { gap = GAP, pad = 10, header = HEADER } = {}) {
+// margin: left of the first child, for the tokens of its rows
+export function row(parent, children, { gap = GAP, pad = 10, header = HEADER, margin = 0 } = {}) {
   const height = Math.max(...children.map(({ h }) => h));
-  let x = pad;
+  let x = pad + margin;
   for (const child of children) {
     child.x = x;
     child.y = header + pad + (height - child.h) / 2;
     x += child.w + gap;
   }
-  return enclose(parent, children, x - gap + pad, height + header + 2 * pad);
+  return enclose(parent, children, x - gap + pad, height + header + 2 * pad, header);
 }
 
 export function grid(parent, children, columns, { gap = 14, pad = 8, header = HEADER } = {}) {
@@ -59,24 +60,23 @@ export function grid(parent, children, columns, { gap = 14, pad = 8, header = HE
     child.x = pad + (index % columns) * (width + gap);
     child.y = header + pad + Math.floor(index / columns) * (height + gap);
   });
-  return enclose(parent, children, columns * (width + gap) - gap + 2 * pad, lines * (height + gap) - gap + header + 2 * pad);
+  return enclose(parent, children, columns * (width + gap) - gap + 2 * pad, lines * (height + gap) - gap + header + 2 * pad, header);
 }
 
-function enclose(parent, children, w, h) {
-  Object.assign(parent, { children, w, h });
+function enclose(parent, children, w, h, header) {
+  Object.assign(parent, { children, w, h, header });
   for (const child of children) child.parent = parent;
   return parent;
 }
 
-// Shrinks a node with everything in it
-export function shrink(node, factor) {
-  for (const key of ["w", "h"]) node[key] *= factor;
+// Changes the size of a node with everything in it
+export function resize(node, factor) {
+  for (const key of ["w", "h", "header"]) node[key] *= factor;
   for (const child of node.children) {
     child.x *= factor;
     child.y *= factor;
-    shrink(child, factor);
+    resize(child, factor);
   }
-  node.factor = (node.factor ?? 1) * factor;
   return node;
 }
 

@@ -10,7 +10,8 @@ import { readTheme } from "./theme.js";
 import { fillLayer, makeWorld } from "./world.js";
 
 const CELL = 52; // pixels of the narrowest cell at the largest scale
-const FILLS = 0.62; // of the screen: the box that is entered
+const CLOSE = 0.8; // of the scale that fits a box: the camera is in it
+const DEEPER = 1.2; // times the scale that fits the box around it
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
@@ -20,6 +21,7 @@ export function makeStage(events, signal) {
   const context = canvas.getContext("2d");
   const scene = { root: null, camera: null, theme: null, pattern: null, hover: null, selected: null, predictions: null };
   let [frame, request, loading] = [0, null, false];
+  let arrived = null; // the box that the camera was sent to, until it is moved
   const camera = scene.camera = new Camera(() => {
     draw();
     if (!camera.isFlying) settled();
@@ -46,7 +48,7 @@ export function makeStage(events, signal) {
     canvas.height = Math.round(height * devicePixelRatio);
     const wasFitted = camera.isFitted;
     camera.size = { width, height };
-    if (scene.root && wasFitted) camera.jump(camera.viewOf(scene.root));
+    if (scene.root && (arrived || wasFitted)) camera.jump(camera.viewOf(arrived ?? scene.root));
     draw();
   }
 
@@ -61,15 +63,14 @@ export function makeStage(events, signal) {
     resize();
     if (!scene.theme) restyle();
     request = layerRequest;
-    const first = !scene.root;
-    const old = first ? null : { focus: enclosing().id };
+    const before = scene.root ? enclosing().id : "";
     scene.root = makeWorld(answer, camera.size.width / camera.size.height);
     const narrowest = Math.min(...[...walk(scene.root)].filter(({ kind, role }) => kind === "matrix" && role !== "tokens").map(({ w, columns, fold }) => w / Math.ceil(columns / fold)));
     camera.setWorld(scene.root, CELL / narrowest);
     scene.hover = null;
-    const node = find(at ?? old?.focus) ?? scene.root;
-    if (first && !at) camera.jump(camera.viewOf(scene.root));
-    else camera.jump(camera.viewOf(node));
+    const node = find(at ?? before) ?? scene.root;
+    arrived = node;
+    camera.jump(camera.viewOf(node));
     load();
   }
 
@@ -120,15 +121,17 @@ export function makeStage(events, signal) {
     return { node, row: isOther ? null : row, cell, stack: node.stack };
   }
 
-  // The innermost box around the middle of the screen that fills most of it
+  // The box that the camera went to, or the innermost one around the middle of the screen that fills most of it
   function enclosing() {
+    if (arrived) return arrived;
     const { width, height } = camera.size;
     let node = scene.root;
     for (;;) {
+      if (camera.scale < DEEPER * camera.viewOf(node).scale) return node;
       const child = node.children.find((each) => {
         const box = boxOf(camera, each);
         const around = box.x <= width / 2 && box.x + box.w >= width / 2 && box.y <= height / 2 && box.y + box.h >= height / 2;
-        return each.kind !== "operator" && around && (box.w >= FILLS * width || box.h >= FILLS * height);
+        return each.kind !== "operator" && around && camera.scale >= CLOSE * camera.viewOf(each).scale;
       });
       if (!child) return node;
       node = child;
@@ -136,6 +139,7 @@ export function makeStage(events, signal) {
   }
 
   function goTo(node) {
+    arrived = node;
     camera.fly(node);
   }
 
@@ -152,6 +156,9 @@ export function makeStage(events, signal) {
 
   const leave = () => goTo(enclosing().parent ?? scene.root);
 
+  camera.moved = () => {
+    arrived = null;
+  };
   addInteraction(canvas, camera, {
     hover: (point) => {
       scene.hover = point && scene.root ? hit(point) : null;

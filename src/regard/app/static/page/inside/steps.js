@@ -15,19 +15,19 @@ export function makeSteps(actions) {
     const parents = [];
     for (let each = node; each; each = each.parent) parents.unshift(each);
     path.replaceChildren(...parents.map((each) => make("li", {}, button(each.title, () => actions.go(each), { "aria-current": each === node ? "step" : null }))));
-    const steps = node.children.filter(({ kind }) => kind !== "operator");
-    list.hidden = !steps.length;
+    const group = node.children.length ? node : node.parent; // beside a matrix: the others of its group
+    const steps = group.children.filter(({ kind }) => kind !== "operator");
     list.replaceChildren(...steps.map((each) => make("li", {}, stepButton(each))));
   }
 
   function stepButton(node) {
-    const step = button(node.title, () => {
+    const step = button(node.label ?? node.title, () => {
       const focused = document.activeElement === step;
       actions.go(node);
       if (!focused) return;
       show(node); // at once, so that the next Tab walks through the steps inside
-      (list.querySelector("button") ?? path.querySelector("[aria-current]")).focus();
-    }, { title: actions.describe(node), "data-step": node.id, focus: () => step.matches(":focus-visible") && actions.preview(node) });
+      (list.querySelector("[aria-pressed]") ?? list.querySelector("button")).focus();
+    }, { title: actions.describe(node), "data-step": node.id, "aria-pressed": node === current ? "true" : null, focus: () => step.matches(":focus-visible") && actions.preview(node) });
     return step;
   }
 

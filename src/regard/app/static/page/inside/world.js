@@ -1,11 +1,14 @@
 // The world: all boxes of a model for a text, arranged in lines to be read from left to right.
 
-import { LANE, VECTOR, grid, group, leaf, row, setRows, settle, shrink, vectorLeaf, weightLeaf } from "./nodes.js";
+import { LANE, VECTOR, grid, group, leaf, row, setRows, settle, resize, vectorLeaf, weightLeaf } from "./nodes.js";
 
 const BLOCK_GAP = 44; // between two blocks of a line
-const LINE_GAP = 56; // between two lines
+const LINE_GAP = 76; // between two lines, for a title
+const END_SCALE = 1.6; // embedding and prediction are drawn larger than the layers between them
+const ONE_PER_LINE = 1.25; // preference for one layer per line, which is easier to read
 const HEAD_SCALE = 0.8; // heads are drawn smaller than the vectors around them
 const TOKEN_WIDTH = 66;
+const LABELS = 30; // left of a query, for the tokens of its rows
 const OPERATOR = 16; // diameter of a sum
 
 // answer: the response of api/inside. aspect: width / height of the screen, which the world should fill
@@ -15,7 +18,7 @@ export function makeWorld(answer, aspect) {
     const most = Math.max(...answer.stacks.map(({ layers }) => layers.length)) + 2;
     for (let perLine = 1; perLine <= most; perLine += 1) {
       const world = arrange(answer, columns, perLine);
-      const fit = Math.min(aspect / world.w, 1 / world.h);
+      const fit = Math.min(aspect / world.w, 1 / world.h) * (perLine === 1 ? ONE_PER_LINE : 1);
       if (!best || fit > best.fit) best = { world, fit };
     }
   }
@@ -34,6 +37,7 @@ function arrange(answer, columns, perLine) {
       ...stack.layers.map((_, layer) => layerBlock(answer, stack, layer, columns)),
       ...(stack === answer.stacks.at(-1) ? [outputBlock(answer, stack)] : []),
     ];
+    for (const block of blocks) if (block.kind !== "layer") resize(block, END_SCALE);
     for (let start = 0; start < blocks.length; start += perLine) lines.push(blocks.slice(start, start + perLine));
   }
   const world = group("model", "The whole model", { key: "model" });
@@ -44,6 +48,7 @@ function arrange(answer, columns, perLine) {
     for (const block of line) {
       Object.assign(block, { x, y: y + (height - block.h) / 2, parent: world });
       x += block.w + BLOCK_GAP;
+      block.space = block.w + (block === line.at(-1) ? Infinity : BLOCK_GAP); // for its title
     }
     w = Math.max(w, x - BLOCK_GAP);
     y += height + LINE_GAP;
@@ -80,7 +85,8 @@ function layerBlock(answer, stack, layer, columns) {
   const parts = [];
   for (const kind of kinds) {
     const own = { stack, layer, sublayer: kind };
-    const vector = (role, title, more = {}) => vectorLeaf(role, title, stack.tokens, answer.width, { ...own, ...more, key: `${kind}-${role}` });
+    const part = { self: "self-attention", cross: "source", "feed-forward": "feed-forward" }[kind];
+    const vector = (role, title) => vectorLeaf(role, title, stack.tokens, answer.width, { ...own, key: `${kind}-${role}`, label: role === "feed_forward" ? title : `${title} · ${part}` });
     const sublayer = kind === "feed-forward"
       ? [vectorLeaf("hidden", "hidden", stack.tokens, answer.feed_forward, { ...own, key: "hidden" }), vector("feed_forward", "feed-forward output")]
       : [attentionBox(answer, stack, layer, kind, columns), vector("projected", "projection")];
@@ -88,14 +94,14 @@ function layerBlock(answer, stack, layer, columns) {
     const norm = vector("norm", "norm");
     parts.push(...(answer.norm === "pre" ? [norm, ...sublayer, ...sum] : [...sublayer, ...sum, norm]));
   }
-  return row(block, parts, { gap: 20 });
+  return row(block, parts, { gap: 16 });
 }
 
 function attentionBox(answer, stack, layer, kind, columns) {
   const title = kind === "cross" ? "attention to the source" : "self-attention";
   const box = group("attention", title, { key: kind, stack, layer, sublayer: kind });
   const heads = Array.from({ length: answer.heads }, (_, head) => headBox(answer, stack, layer, kind, head));
-  return shrink(grid(box, heads, columns), HEAD_SCALE);
+  return resize(grid(box, heads, columns), HEAD_SCALE);
 }
 
 function headBox(answer, stack, layer, kind, head) {
@@ -104,13 +110,18 @@ function headBox(answer, stack, layer, kind, head) {
   const width = answer.width / answer.heads;
   const parts = [
     vectorLeaf("query", "query", stack.tokens, width, own),
+    operator("·"),
     vectorLeaf("key", "key", keys, width, own),
+    operator("="),
     weightLeaf("scores", "scores", stack.tokens, keys, own),
+    operator("→"),
     weightLeaf("weights", "weights", stack.tokens, keys, own),
+    operator("×"),
     vectorLeaf("value", "value", keys, width, own),
+    operator("="),
     vectorLeaf("mixed", "weighted sum", stack.tokens, width, own),
   ];
-  return row(group("head", `Head ${head + 1}`, { ...own, key: `head-${head + 1}` }), parts, { gap: 18 });
+  return row(group("head", `Head ${head + 1}`, { ...own, key: `head-${head + 1}` }), parts, { gap: 7, margin: LABELS, header: 28 });
 }
 
 function outputBlock(answer, stack) {
@@ -119,12 +130,12 @@ function outputBlock(answer, stack) {
   setRows(final, stack.final);
   if (!answer.predictions) return row(block, [final]);
   const bars = leaf("predictions", "next token", { rows: 1, columns: 1, width: 2.6 * VECTOR, rowTokens: stack.tokens, stack });
-  bars.h = Math.max(12 * LANE, 0.8 * final.h);
+  bars.h = Math.max(13 * LANE, final.h);
   return row(block, [final, bars]);
 }
 
 function operator(sign, skips = false) {
-  return { kind: "operator", title: sign, sign, skips, x: 0, y: 0, w: OPERATOR, h: OPERATOR, children: [], parent: null };
+  return { kind: "operator", title: sign, sign, skips, x: 0, y: 0, w: OPERATOR, h: OPERATOR, header: 0, children: [], parent: null };
 }
 
 // ---- the numbers of a layer
@@ -152,8 +163,8 @@ export function fillLayer(block, steps) {
 
 function fillHeads(box, step) {
   for (const { children, head } of box.children) {
-    for (const node of children) {
-      const { allowed } = step;
+    const { allowed } = step;
+    for (const node of children.filter(({ kind }) => kind === "matrix")) {
       if (node.role === "weights") setRows(node, step.weights[head], { kind: "weights", allowed });
       else if (node.role === "scores") setRows(node, step.scores[head], { allowed });
       else setRows(node, step[node.role][head]);
