@@ -117,6 +117,14 @@ def test_a_loaded_model_computes_the_same(tmp_path, positions, norm):
     assert torch.equal(load_model(tmp_path).model(source, target), model(source, target))
 
 
+def test_float16_weights_are_computed_with_as_float32(tmp_path):
+    weights = {name: tensor.half() for name, tensor in write_folder(tmp_path).items()}
+    write_parameters(tmp_path, weights)
+    loaded = load_model(tmp_path).model.state_dict()
+    assert all(torch.equal(loaded[name], tensor.float()) for name, tensor in weights.items())
+    assert {tensor.dtype for tensor in loaded.values()} == {torch.float32}
+
+
 def test_bfloat16_weights_are_loaded(tmp_path):
     weights = write_folder(tmp_path)
     write_parameters(tmp_path, {name: tensor.bfloat16() for name, tensor in weights.items()})

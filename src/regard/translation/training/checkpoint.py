@@ -83,6 +83,9 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
             model = config.build(tokens.sizes())
         parameters = read_parameters(path / MODEL, model)
         _check_parameters(parameters, json.loads(metadata.get(_CHECKSUMS, "{}")), tokens)
+        # float16 only saves space: CPUs compute in float32, and bfloat16 keeps its range
+        if all(tensor.dtype == torch.float16 for tensor in parameters.values()):
+            parameters = {name: tensor.float() for name, tensor in parameters.items()}
         model.load_state_dict(parameters, assign=True)
     except _READ_ERRORS as error:
         reason = str(error)[:300].rstrip(".")
