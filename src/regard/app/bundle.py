@@ -1,11 +1,14 @@
-"""Bundle the ES modules of the view into one script, each module after its imports.
+"""Bundle ES modules into one script, each module after its imports.
 
-Modules import by name from "./x.js" or "../folder/x.js" on one line, export at the start of a line, and
-share no top-level names. Bundling therefore needs no parser: imports and the word `export` are removed.
+Modules import by name from "./x.js" or "../folder/x.js" on one line and export at the start of a line.
+Bundling therefore needs no parser. The modules of the view also share no top-level names, so `bundle` only
+removes imports and the word `export`. `bundle_page` makes each module a function of its own, and supports
+`import(…)` of the bundle's modules.
 """
 
 import posixpath
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 
@@ -35,6 +38,45 @@ def bundle(entry: str) -> str:
     modules: dict[str, str] = {}
     _collect(entry, modules, ())
     return join(modules, entry)
+
+
+_PATH = re.compile(r"(?P<path>(?:\./|(?:\.\./)+)(?:[\w-]+/)*[\w-]+\.js)")
+_NAMED_IMPORT = re.compile(rf"^import \{{(?P<names>[^}}]*)\}} from \"{_PATH.pattern}\";[ \t]*$", re.M)
+_LOADER = """\
+const modules = new Map();
+const load = (from, path) => modules.get(new URL(path, `bundle:///${from}`).pathname.slice(1));
+const loadLater = async (from, path) => load(from, path);
+"""
+
+
+def bundle_page(entries: Sequence[str]) -> str:
+    """Return modules and their dependencies as one script; entries run in this order.
+
+    >>> from regard.app.bundle import bundle_page
+    >>> script = bundle_page(["page/sections/lookup.js", "page/page.js"])
+    >>> "import {" in script, script.count('modules.set("shared/dom.js"')
+    (False, 1)
+    """
+    modules: dict[str, str] = {}
+    for entry in entries:
+        _collect(entry, modules, (), _NAMED_IMPORT)
+    return _LOADER + "\n".join(_scoped(name, text) for name, text in modules.items())
+
+
+def _scoped(name: str, text: str) -> str:
+    """Return a module as a function that returns its exports."""
+
+    def imported(statement: re.Match[str]) -> str:
+        names = statement["names"].replace(" as ", ": ")
+        return f'const {{{names}}} = load("{name}", "{statement["path"]}");'
+
+    body = re.sub(r"\bimport\(", f'loadLater("{name}", ', _NAMED_IMPORT.sub(imported, text))
+    if unsupported := _UNSUPPORTED.search(body):
+        line = body[unsupported.start() :].strip().splitlines()[0]
+        raise ArgumentError(f"{name}: cannot bundle {line[:80]!r}. Use named imports and exports.")
+    exports = [item for line in body.splitlines() if _EXPORT.match(line) for item in top_level(line)]
+    body = _EXPORT.sub("", body).strip("\n")
+    return f'modules.set("{name}", (() => {{\n{body}\nreturn {{ {", ".join(exports)} }};\n}})());'
 
 
 def style() -> str:
@@ -69,15 +111,17 @@ def static_names(folder: str) -> list[str]:
     return sorted(path.name.removesuffix(".js") for path in paths if path.name.endswith(".js"))
 
 
-def _collect(name: str, modules: dict[str, str], parents: tuple[str, ...]) -> None:
+def _collect(
+    name: str, modules: dict[str, str], parents: tuple[str, ...], imports: re.Pattern[str] = _IMPORT
+) -> None:
     """Add a module to `modules`, after the modules it imports."""
     if name in parents:
         raise ArgumentError(f"Circular import: {' imports '.join((*parents, name))}.")
     if name in modules:
         return
     text = static(name)
-    for statement in _IMPORT.finditer(text):
-        _collect(_resolve(name, statement["path"]), modules, (*parents, name))
+    for statement in imports.finditer(text):
+        _collect(_resolve(name, statement["path"]), modules, (*parents, name), imports)
     modules[name] = text
 
 

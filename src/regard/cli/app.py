@@ -30,6 +30,7 @@ COMMANDS = {
     },
     "Visualization": {
         "look": "Explore attention in the browser.",
+        "site": "Write a static site in which models run in the browser.",
         "draw": "Draw attention weights, a mask or a position encoding.",
     },
 }

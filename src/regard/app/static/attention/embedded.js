@@ -2,7 +2,7 @@
 // If the weights are pooled, a position stands for its block.
 
 function decodeArray(array) {
-  if (!array) return null;
+  if (!array || typeof array.data !== "string") return array; // not encoded
   const bytes = Uint8Array.from(atob(array.data), (character) => character.charCodeAt(0));
   return { shape: array.shape, data: new Float32Array(bytes.buffer) };
 }

@@ -1,4 +1,5 @@
 // HTTP client: JSON and binary answers, retries while the server is busy, detection of a lost connection.
+// In a static site, a backend in the browser answers instead of a server.
 
 const RECONNECT_INTERVAL = 2000; // milliseconds
 const MAX_TRIES = 3; // if the server is busy
@@ -16,14 +17,30 @@ class RequestError extends Error {
 export const connection = new EventTarget(); // dispatches "lost" and "restored"
 let isLost = false;
 let reconnectTimer = 0;
+let backend = null; // answer(path, body), instead of a server
+
+export function useBackend(answer) {
+  backend = answer;
+}
 
 export function get(path, signal) {
-  return sendRequest(path, { signal });
+  return backend ? askBackend(path, undefined, signal) : sendRequest(path, { signal });
 }
 
 export function post(path, body, signal) {
+  if (backend) return askBackend(path, body, signal);
   const headers = { "Content-Type": "application/json" };
   return sendRequest(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+}
+
+// Computes an answer in the browser, after the page has been drawn
+async function askBackend(path, body, signal) {
+  await sleep(0, signal);
+  try {
+    return backend(path, body);
+  } catch (error) {
+    throw new RequestError(error.message, { final: true });
+  }
 }
 
 async function sendRequest(path, options) {

@@ -1,0 +1,241 @@
+"""A static site: the page of `regard look` with small models that run in the browser.
+
+The site is one file, index.html, which contains scripts, styles and parameters. It needs no server: a file:
+address is enough, and nothing is loaded from the network.
+"""
+
+import json
+import os
+import re
+from base64 import b64encode
+from collections.abc import Sequence
+from hashlib import sha256
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from regard import __version__
+from regard._util.files import MAX_TEXT_BYTES, read_regular, short_names, write_atomic
+from regard._util.text import format_bytes, pluralize
+from regard.app import first_link
+from regard.app.bundle import bundle_page, static, static_names
+from regard.app.computation import formula
+from regard.app.server.registry import Registry
+from regard.app.server.routes import lessons
+from regard.app.server.routes.models import ModelInfo, _guide_address
+from regard.app.site_models import (
+    SiteModel,
+    export_config,
+    export_encoder,
+    export_language_model,
+    export_translator,
+)
+from regard.errors import ArgumentError
+from regard.models import text_model
+from regard.models.layers.blocks import TransformerConfig
+from regard.models.text_model import SHIPPED, TextModel, load_language_model
+from regard.translation.translator import Translator
+
+INDEX = "index.html"
+DATES = Path(__file__).parent / "models" / "dates"
+MAX_BYTES = 1 << 27  # parameters of a site; browsers load larger pages slowly or not at all
+_ORDER = TransformerConfig(width=lessons._WIDTH, heads=lessons._HEADS, layers=1)
+# sentences for the model "stories"
+_EXAMPLES = (
+    "The dog didn't cross the street because it was too wide.",
+    "Tom had a red kite and Lily had a blue drum.",
+)
+_MARK = '<meta name="generator" content="regard site">'
+_SECTIONS = ("lookup", "order", "inside", "heads", "translate")
+_LINK = re.compile(r'<link rel="stylesheet" href="static/(?P<path>[^"]+)">\n')
+_SCRIPT = re.compile(r'<script type="module" src="static/[^"]+"></script>\n')
+_ICON = re.compile(r'"static/(?P<path>[^"]+\.svg)"')
+
+
+def write_site(folders: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str]) -> Path:
+    """Write a static site with models that run in the browser; return the path of its index.html.
+
+    folders: model folders, or "minilm"; default: the models that are part of regard.
+    output: a new or empty folder, or one written by this function, whose index.html is replaced.
+
+    >>> import tempfile
+    >>> from regard.app.site import write_site
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = write_site([], f"{folder}/site")
+    ...     print(page.name, page.read_text().count("<script"))
+    index.html 4
+    """
+    index = Path(output) / INDEX
+    _check_output(index)
+    return write_atomic(index, make_site(load_models(folders)).encode())
+
+
+def load_models(folders: Sequence[str | os.PathLike[str]] = ()) -> list[SiteModel]:
+    """Load and export the models of a site; by default those that are part of regard.
+
+    >>> from regard.app.site import load_models
+    >>> [model.about["info"]["name"] for model in load_models()]
+    ['stories', 'dates']
+    """
+    paths = [os.fspath(folder) for folder in folders] or [os.fspath(SHIPPED["stories"]), os.fspath(DATES)]
+    return [_load(name, path) for name, path in zip(short_names(paths), paths, strict=True)]
+
+
+def _load(name: str, path: str) -> SiteModel:
+    if _is_language_model(Path(path)):
+        return _export_text_model(name, load_language_model(path))
+    languages = {path: "en-de"} if Path(path) == DATES else {}
+    entries = list(Registry.load([path], languages).entries.values())
+    if not entries:
+        raise ArgumentError(f"{path!r} has no model yet: it is still being trained. Try again later.")
+    info = msgspec.to_builtins(msgspec.convert(entries[0], ModelInfo, from_attributes=True))
+    model = entries[0].model
+    return export_translator(model, info) if isinstance(model, Translator) else export_encoder(model, info)
+
+
+def _is_language_model(folder: Path) -> bool:
+    """Return whether a folder was written by `TextModel.save`."""
+    try:
+        config = json.loads(read_regular(folder / text_model.CONFIG, MAX_TEXT_BYTES))
+    except (OSError, ValueError, RecursionError, ArgumentError):
+        return False
+    return isinstance(config, dict) and config.get("format") == text_model.FORMAT
+
+
+def _export_text_model(name: str, model: TextModel) -> SiteModel:
+    config = model.model.decoder.config
+    info = {
+        "name": name,
+        "kind": "language",
+        "about": f"{pluralize(config.layers, 'layer')}, {pluralize(config.heads, 'head')}",
+        "attends": True,
+        "traceable": True,
+        "layers": config.layers,
+        "heads": config.heads,
+        "max_tokens": config.max_positions if config.positions == "learned" else None,
+        "languages": "",
+        "examples": list(_EXAMPLES) if name == "stories" else [],
+    }
+    return export_language_model(model.model, model.tokens, sorted(model.capitalized), info)
+
+
+def make_site(models: Sequence[SiteModel]) -> str:
+    """Return index.html with these models.
+
+    >>> from regard.app.site import make_site
+    >>> "connect-src" in make_site([])  # default-src 'none' forbids connections
+    False
+    """
+    size = sum(len(model.weights) for model in models)
+    if size > MAX_BYTES:
+        raise ArgumentError(
+            f"The models have {format_bytes(size)} of parameters; a site holds at most "
+            f"{format_bytes(MAX_BYTES)}. Pass fewer or smaller models."
+        )
+    site = describe_site(models)
+    page = static("page/index.html")
+    css = "\n".join(static(link["path"]) for link in _LINK.finditer(page))
+    script = bundle_page(
+        ["local/start.js", *(f"page/sections/{name}.js" for name in site["sections"]), "page/page.js"]
+    )
+    head = f"{_MARK}\n{_policy(css, script)}\n"
+    body = f'{_data_blocks(site, models)}\n<script type="module">{script}</script>\n</body>'
+    page = _SCRIPT.sub("", _LINK.sub("", page)).replace(
+        '<meta charset="utf-8">\n', f'<meta charset="utf-8">\n{head}'
+    )
+    page = _ICON.sub(lambda icon: f'"{_data_address(icon["path"])}"', page)
+    return page.replace("</head>", f"<style>{css}</style>\n</head>").replace("</body>", body)
+
+
+def _has_models(section: str, models: Sequence[SiteModel]) -> bool:
+    """Return whether a section exists and has a model, if it needs one."""
+    if section not in static_names("page/sections"):
+        return False
+    if section == "translate":
+        return any(model.about["architecture"] == "encoder-decoder" for model in models)
+    return section in ("lookup", "order") or bool(models)
+
+
+def describe_site(models: Sequence[SiteModel]) -> dict[str, Any]:
+    """Return what `static/local/backend.js` needs in addition to the parameters.
+
+    >>> from regard.app.site import describe_site
+    >>> describe_site([])["sections"]
+    ['lookup', 'order']
+    """
+    return {
+        "version": __version__,
+        "sections": [name for name in _SECTIONS if _has_models(name, models)],
+        "models": [model.about for model in models],
+        "formulas": {
+            "scores": {name: text for name, (text, _) in lessons._SCORES.items()},
+            "normalizers": {name: formula(value, "{s}") for name, value in lessons._NORMALIZERS.items()},
+        },
+        "order": export_config(_ORDER, "order"),
+        "words": {"pronoun": first_link._PRONOUN.pattern, "function_word": first_link._FUNCTION_WORD.pattern},
+        "guide": _guide_address(),
+    }
+
+
+def _data_blocks(site: dict[str, Any], models: Sequence[SiteModel]) -> str:
+    """Return the description of the site and the parameters of each model as parts of the page."""
+    blocks = [f'<script type="application/json" id="site-data">{to_json(site)}</script>']
+    for number, model in enumerate(models):
+        text = b64encode(model.weights).decode()
+        blocks.append(f'<script type="text/plain" id="weights-{number}">{text}</script>')
+    return "\n".join(blocks)
+
+
+def _policy(css: str, script: str) -> str:
+    """Return a policy that allows only this style and this script, identified by their hashes."""
+    if "</script" in script.lower() or "</style" in css.lower():
+        raise ArgumentError("A script or style contains its own end tag, so it cannot be part of a page.")
+    hashes = [b64encode(sha256(text.encode()).digest()).decode() for text in (css, script)]
+    rules = (
+        "default-src 'none'",
+        f"style-src 'sha256-{hashes[0]}'",
+        f"script-src 'sha256-{hashes[1]}'",
+        "img-src data: blob:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    )
+    return f'<meta http-equiv="Content-Security-Policy" content="{escape("; ".join(rules))}">'
+
+
+def _data_address(path: str) -> str:
+    return f"data:image/svg+xml;base64,{b64encode(static(path).encode()).decode()}"
+
+
+def to_json(data: Any) -> str:
+    """Return JSON without characters that are special in HTML.
+
+    >>> from regard.app.site import to_json
+    >>> to_json("</script>")
+    '"\\\\u003c/script\\\\u003e"'
+    """
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = text.encode("utf-8", "replace").decode()  # replaces lone surrogates
+    return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
+
+
+def _check_output(index: Path) -> None:
+    """Raise unless a site may be written here: never replace files of others."""
+    folder = index.parent
+    if not os.path.lexists(folder):
+        return
+    if not folder.is_dir():
+        raise ArgumentError(f"{os.fspath(folder)!r} is a file; pass a folder for the site.")
+    if not any(folder.iterdir()):
+        return
+    try:
+        with open(index, "rb") as file:
+            ours = _MARK.encode() in file.read(4096)
+    except OSError:
+        ours = False
+    if not ours:
+        raise ArgumentError(
+            f"{os.fspath(folder)!r} has files, but was not written by regard site; pass a new folder, such "
+            f"as {os.fspath(folder / 'site')!r}."
+        )

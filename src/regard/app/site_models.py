@@ -1,0 +1,157 @@
+"""Models for a static site: parameters as safetensors, and everything that JavaScript needs to run them.
+
+`static/local/backend.js` reads the result. Parameters that float16 stores exactly become float16, so nothing
+is rounded here.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.mechanism.normalizers import Entmax15, Softmax, Softmax1, Sparsemax
+from regard.models.encoders.pretrained import PretrainedEncoder
+from regard.models.language import LanguageModel
+from regard.models.layers.blocks import TransformerConfig
+from regard.models.transformer import Transformer
+from regard.translation.tokens import Tokenizer, TokenizerPair
+from regard.translation.translator import Translator
+
+# normalizers of static/local/engine/normalizers.js
+_NORMALIZERS = {
+    "softmax": Softmax(),
+    "softmax1": Softmax1(),
+    "sparsemax": Sparsemax(),
+    "entmax15": Entmax15(),
+}
+
+
+class SiteModel(NamedTuple):
+    """A model of a site. about: what the page needs to know; weights: a safetensors file."""
+
+    about: dict[str, Any]
+    weights: bytes
+
+
+def export_translator(translator: Translator, info: Mapping[str, Any]) -> SiteModel:
+    """Export a translator. info: its entry in /api/models.
+
+    >>> from regard.app.site_models import export_translator
+    >>> from regard.models import Transformer, TransformerConfig
+    >>> from regard.translation import Tokenizer, TokenizerPair, Translator
+    >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
+    >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
+    >>> exported = export_translator(Translator(model, TokenizerPair(tokens, tokens)), {"name": "dogs"})
+    >>> exported.about["architecture"], exported.about["tokenizer"]["source"]["pieces"][4]
+    ('encoder-decoder', ['▁Hund', ...])
+    """
+    model = translator.model
+    if not isinstance(model, Transformer):
+        raise ArgumentError(
+            f"{info['name']!r} is a {type(model).__name__}; a static site runs Transformers only. Train one: "
+            "regard train --model transformer."
+        )
+    return _export(
+        model,
+        model.decoder.config,
+        "encoder-decoder",
+        info,
+        tokenizer=export_tokenizers(translator.tokens),
+        alignment=translator.alignment_head.to_dict(),
+    )
+
+
+def export_language_model(
+    model: LanguageModel, tokens: Sequence[str], capitalized: Sequence[str], info: Mapping[str, Any]
+) -> SiteModel:
+    """Export a language model whose tokens are words. info: its entry in /api/models."""
+    tokenizer = {"tokens": list(tokens), "capitalized": sorted(capitalized)}
+    return _export(model, model.decoder.config, "decoder", info, tokenizer=tokenizer)
+
+
+def export_encoder(encoder: Any, info: Mapping[str, Any]) -> SiteModel:
+    """Export a pretrained encoder with a WordPiece tokenizer, such as minilm.
+
+    >>> import regard
+    >>> from regard.app.site_models import export_encoder
+    >>> export_encoder(regard.load_encoder("minilm"), {"name": "minilm"}).about["tokenizer"]["special"]
+    {'cls': '[CLS]', 'sep': '[SEP]', 'unknown': '[UNK]'}
+    """
+    if not isinstance(encoder, PretrainedEncoder):
+        raise ArgumentError(
+            f"{info['name']!r} is a {type(encoder).__name__}; a static site runs translators, language "
+            "models and BERT encoders such as minilm."
+        )
+    tokenizer = _export_word_piece(encoder, str(info["name"]))
+    return _export(encoder, encoder.config, "encoder", info, tokenizer=tokenizer)
+
+
+def _export(
+    model: nn.Module, config: TransformerConfig, architecture: str, info: Mapping[str, Any], **other: Any
+) -> SiteModel:
+    about = {
+        "info": dict(info),
+        "architecture": architecture,
+        "config": export_config(config, str(info["name"])),
+        **other,
+    }
+    return SiteModel(about, save({name: _compact(tensor) for name, tensor in model.state_dict().items()}))
+
+
+def export_config(config: TransformerConfig, name: str) -> dict[str, Any]:
+    """Return the architecture as JSON-serializable values, with all defaults resolved."""
+    normalize = next((key for key, value in _NORMALIZERS.items() if value == config.normalize), None)
+    if isinstance(config.normalize, Softmax1) and config.normalize.score == 0:
+        normalize = "softmax1"
+    if normalize is None:
+        raise ArgumentError(
+            f"{name!r} uses normalize={config.normalize!r}; a static site supports {', '.join(_NORMALIZERS)}."
+        )
+    names = ("width", "heads", "layers", "activation", "norm", "eps", "norm_first", "positions")
+    return {
+        **{field: getattr(config, field) for field in names},
+        "key_heads": config.key_heads or config.heads,
+        "ffn_dim": config.resolved_ffn_dim,
+        "normalize": normalize,
+    }
+
+
+def export_tokenizers(tokens: TokenizerPair) -> dict[str, Any]:
+    """Return the vocabularies of source and target; target is None if they share one."""
+    return {
+        "source": export_tokenizer(tokens.source),
+        "target": None if tokens.shared else export_tokenizer(tokens.target),
+    }
+
+
+def export_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the pieces of a SentencePiece vocabulary with their scores, by id."""
+    processor = tokenizer._processor
+    ids = range(len(tokenizer))
+    scores = [float(f"{processor.get_score(i):.9g}") for i in ids]  # as many digits as float32 needs
+    return {"kind": tokenizer.kind, "pieces": [[processor.id_to_piece(i), scores[i]] for i in ids]}
+
+
+def _export_word_piece(encoder: PretrainedEncoder, name: str) -> dict[str, Any]:
+    settings = json.loads(encoder.tokenizer.tokenizer.to_str())
+    model, normalizer = settings["model"], settings.get("normalizer") or {}
+    strips = normalizer.get("strip_accents") in (None, normalizer.get("lowercase"))
+    if model.get("type") != "WordPiece" or normalizer.get("type") != "BertNormalizer" or not strips:
+        raise ArgumentError(
+            f"{name!r} has a tokenizer of type {model.get('type')!r}; a static site supports BERT's "
+            "WordPiece tokenizer only."
+        )
+    vocabulary = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    special = {"cls": "[CLS]", "sep": "[SEP]", "unknown": model["unk_token"]}
+    return {"tokens": vocabulary, "special": special, "lowercase": bool(normalizer.get("lowercase"))}
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    """Return a tensor as float16 if that is exact, otherwise as float32."""
+    single = tensor.detach().cpu().float().contiguous()
+    half = single.half()
+    return half if torch.equal(half.float(), single) else single

@@ -1,0 +1,29 @@
+// The link that a view shows first, as regard.app.first_link.
+
+const MAX_TOKENS = 128;
+const MIN_DISTANCE = 2; // without a pronoun: neighbors are linked in every text
+
+// words: { pronoun, function_word }, regular expressions. Returns { layer, head, query, key, weight } or null
+export function firstLink(words, { layers, texts }) {
+  if (!layers.length || layers.some(({ kind, queries, keys }) => kind !== "self" || queries !== keys)) return null;
+  const allowed = allowedLinks(words, texts[layers[0].queries]);
+  let best = null;
+  layers.forEach(({ step }, layer) => step.weights.forEach((matrix, head) => {
+    for (const [query, key] of allowed) {
+      const weight = matrix.data[query * matrix.columns + key];
+      if (!best || weight > best.weight) best = { layer, head, query, key, weight };
+    }
+  }));
+  return best;
+}
+
+// The links that may be shown first, as [query, key]
+function allowedLinks({ pronoun, function_word: functionWord }, { tokens, special }) {
+  if (tokens.length > MAX_TOKENS) return [];
+  const [isPronoun, isFunctionWord] = [pronoun, functionWord].map((pattern) => new RegExp(`^(?:${pattern})$`, "iu"));
+  const isContent = (token, position) => !special.includes(position) && /^\p{L}+$/u.test(token) && !isFunctionWord.test(token);
+  const content = tokens.flatMap((token, position) => (isContent(token, position) ? [position] : []));
+  const query = tokens.findIndex((token, position) => isPronoun.test(token) && content.some((word) => word < position));
+  if (query >= 0) return content.filter((word) => word < query).map((key) => [query, key]);
+  return content.flatMap((one) => content.filter((other) => Math.abs(one - other) >= MIN_DISTANCE).map((other) => [one, other]));
+}

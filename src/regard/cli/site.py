@@ -1,0 +1,37 @@
+"""`regard site`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard._util.text import format_bytes, printable
+from regard.cli.shared import console
+
+
+def site(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[FOLDER]... OUTPUT",
+            help='Model folders or "minilm" (default: the two small models that are part of regard), and the '
+            "folder to write.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Write a static site in which models run in the browser: no server, nothing to install.
+
+    OUTPUT is a new folder with one file, index.html, which any web server or a file: address serves. An
+    earlier site is replaced; a folder with other files is refused.
+
+    Examples:
+    regard site site/  # with the models that are part of regard
+    regard site de-en site/  # with a translator written by regard train
+    """
+    from regard.app.site import write_site
+
+    *folders, output = paths
+    page = write_site(folders, output)
+    console().print(f"Site: {printable(str(page))}, {format_bytes(page.stat().st_size)}")
+    console().print(f"Open {page.resolve().as_uri()}, or copy the folder to any web server.")

@@ -1,0 +1,18 @@
+// Answers requests as the static site does. Arguments: a folder with site.json, 0.safetensors, …, requests.json
+
+import { makeBackend } from "../../../src/regard/app/static/local/backend.js";
+
+const [folder] = Deno.args;
+const read = (name) => JSON.parse(Deno.readTextFileSync(`${folder}/${name}`));
+const site = read("site.json");
+const weights = (name) => Deno.readFileSync(`${folder}/${site.models.findIndex(({ info }) => info.name === name)}.safetensors`);
+const answer = makeBackend(site, weights);
+const results = read("requests.json").map(([path, body]) => {
+  try {
+    return answer(path, body);
+  } catch (error) {
+    return { error: error.message };
+  }
+});
+const plain = (_, value) => (value instanceof ArrayBuffer ? [...new Float32Array(value, 12)] : value);
+Deno.writeTextFileSync(`${folder}/answers.json`, JSON.stringify(results, plain));
