@@ -1,21 +1,29 @@
-"""Train the language model of the page: python -m regard.app.stories FOLDER."""
+"""Train the language model of the page on stories of the grammar."""
 
 import argparse
 import time
 
 import torch
 
-from regard.app.stories.training import train_stories
+from regard.app.stories.training import consistency, held_out_loss, train_stories
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Train, save and evaluate a model."""
     parser = argparse.ArgumentParser(prog="python -m regard.app.stories", description=__doc__)
     parser.add_argument("folder", help="Where to save the model.")
-    parser.add_argument("--updates", type=int, default=4000, help="Optimizer updates. [default: 4000]")
+    parser.add_argument("--updates", type=int, default=6000, help="Optimizer updates. [default: 6000]")
     parser.add_argument("--seed", type=int, default=0, help="Random seed. [default: 0]")
     arguments = parser.parse_args()
     start = time.monotonic()
-    model, loss = train_stories(arguments.updates, arguments.seed, progress=True)
+    model = train_stories(arguments.updates, arguments.seed, progress=True)
     model.save(arguments.folder)
+    seconds, threads = time.monotonic() - start, torch.get_num_threads()
+    print(f"{model}: {seconds:.0f} s on {threads} threads. Saved in {arguments.folder}.")
     print(
-        f"{model} in {time.monotonic() - start:.0f} s on {torch.get_num_threads()} threads, loss {loss:.3f}"
+        f"Held-out stories: loss {held_out_loss(model):.3f}, {consistency(model):.1%} without contradiction."
     )
+
+
+if __name__ == "__main__":
+    main()
