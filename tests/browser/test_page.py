@@ -144,6 +144,13 @@ def test_long_text(visit: Visit) -> None:
     page = visit.page
     assert "No text yet" in visit.text("#section")
     visit.look("long-empty", ((1280, 900, "light"),))
+    page.get_by_role("button", name="Sample of 4,000 words").click()
+    page.wait_for_selector(".regard-attention canvas", timeout=120_000)
+    assert "a token attends within its passage" in visit.text("#section")
+    visit.until("!document.querySelector('.regard-attention .loading')")
+    visit.look("long-model")
+    page.get_by_label("Model", exact=True).select_option("co-occurrence")
+    visit.until("document.querySelector('#section').innerText.includes('Not the attention of a model')")
     verse = "row my boat down the stream , merrily merrily and row again ."
     page.get_by_label("Text", exact=True).fill("\n".join([verse] * 60))
     page.get_by_role("button", name="Show the map").click()

@@ -34,9 +34,11 @@ def test_hostile_text_is_shown_as_text(visit: Visit, section: str) -> None:
     if section == "words" and not ENCODER:
         pytest.skip("minilm is not installed")
     name, label, result = SECTIONS[section]
-    state = {name: f"{HOSTILE} src"} | (
-        {"second": f"{HOSTILE} too", "word": "src"} if section == "words" else {}
-    )
+    others = {
+        "words": {"second": f"{HOSTILE} too", "word": "src"},
+        "long": {"model": "co-occurrence"},  # needs no model
+    }
+    state = {name: f"{HOSTILE} src"} | others.get(section, {})
     visit.enter(section, **state)
     visit.page.wait_for_selector(result)
     assert HOSTILE in visit.page.get_by_label(label, exact=True).input_value()
@@ -105,7 +107,7 @@ def test_the_view_retries_while_the_server_is_busy(rough: Visit) -> None:
             route.continue_()
 
     page.route("**/api/views/*/tile", answer)
-    rough.enter("long", text="the dog barks and the cat sleeps " * 20)
+    rough.enter("long", model="co-occurrence", text="the dog barks and the cat sleeps " * 20)
     page.wait_for_selector(".regard-attention canvas")
     rough.until("!document.querySelector('.regard-attention .loading')")
     until(page, lambda: len(refused) == 2)

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
@@ -53,6 +53,30 @@ def split_tokens(text: str) -> list[str]:
     ['"', 'it', "didn't", 'rain', ',', '"', 'said', 'tom', '.']
     """
     return _TOKEN.findall(text.translate(_PLAIN).lower())
+
+
+def join_tokens(tokens: Iterable[str], capitalized: Collection[str] = ()) -> str:
+    """Write tokens as text, with capital letters at the start of sentences and quotations.
+
+    capitalized: words with a capital letter everywhere.
+
+    >>> from regard.models.text_model import join_tokens
+    >>> join_tokens('" hello , tom ! " said the dog .'.split(), capitalized=["tom"])
+    '"Hello, Tom!" said the dog.'
+    """
+    text, quoted, space, sentence_start = "", False, False, True
+    for token in tokens:
+        closing = quoted and token == '"'
+        if space and not closing and token not in _NO_SPACE_BEFORE:
+            text += " "
+        text += token[:1].upper() + token[1:] if sentence_start or token in capitalized else token
+        if token == '"':
+            quoted = not quoted
+            sentence_start = quoted or text[-2:-1] == "."
+        else:
+            sentence_start = token in _SENTENCE_ENDS
+        space = token != '"' or closing
+    return text
 
 
 class TextModel:
@@ -110,23 +134,7 @@ class TextModel:
         >>> stories.decode(stories.encode('"i like your ball , " said tom .'))
         '"I like your ball," said Tom.'
         """
-        text, quoted, space, sentence_start = "", False, False, True
-        for i in ids:
-            token = self.tokens[i]
-            if i < 2:
-                continue
-            closing = quoted and token == '"'
-            if space and not closing and token not in _NO_SPACE_BEFORE:
-                text += " "
-            capital = sentence_start or token in self.capitalized
-            text += token[:1].upper() + token[1:] if capital else token
-            if token == '"':
-                quoted = not quoted
-                sentence_start = quoted or text[-2:-1] == "."
-            else:
-                sentence_start = token in _SENTENCE_ENDS
-            space = token != '"' or closing
-        return text
+        return join_tokens([self.tokens[i] for i in ids if i >= 2], self.capitalized)
 
     def generate(
         self, text: str = "", *, max_new_tokens: int = 80, temperature: float = 0.0, seed: int = 0

@@ -155,6 +155,17 @@ def test_a_long_text_needs_no_model(client):
     assert set(rows.mean(0)[0].argsort()[-len(same) :]) == set(same)  # a word is most like itself
 
 
+def test_the_stories_model_reads_a_long_text(client):
+    text = client.post("/api/long/sample", words=200)["text"]
+    shown = client.post("/api/long", model="stories", text=text)
+    (item,) = shown["inputs"]
+    assert [layer["label"] for layer in item["layers"]] == ["layer 0", "layer 1", "layer 2"]
+    part = {"layer": 1, "rows": [5, 9], "columns": [0, len(item["texts"][0]["tokens"])], "width": 2048}
+    rows = client.post(f"/api/views/{shown['id']}/tile", **part)
+    assert np.abs(rows.sum(-1) - 1).max() < 1e-4
+    assert "'algebra'" in client.refused("/api/long", model="stories", text="Tom had algebra.")
+
+
 def test_long_texts_are_limited(client):
     assert "2 to 40,000" in client.refused("/api/long", text="one")
     assert "2 to 40,000" in client.refused("/api/long", text="a b " * 20_001)

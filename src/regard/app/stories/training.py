@@ -6,7 +6,7 @@ import torch
 
 from regard.app.stories.consistency import contradictions
 from regard.app.stories.grammar import stories
-from regard.app.stories.words import BOYS, GIRLS
+from regard.app.stories.words import CAPITALIZED
 from regard.models.layers.blocks import TransformerConfig
 from regard.models.packed import Packed
 from regard.models.text_model import TextModel, split_tokens
@@ -26,7 +26,7 @@ def train_stories(updates: int, seed: int = 0, *, progress: bool = False) -> Tex
     return TextModel.learn(
         list(stories(_TRAINING_STORIES, seed)),
         CONFIG,
-        capitalized=(*GIRLS, *BOYS, "i"),
+        capitalized=CAPITALIZED,
         updates=updates,
         batch_size=16,
         learning_rate=3e-3,

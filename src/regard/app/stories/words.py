@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 GIRLS = ("anna", "emma", "lily", "lucy", "mia", "nora", "sara", "zoe")
 BOYS = ("ben", "finn", "jack", "leo", "max", "sam", "tim", "tom")
+CAPITALIZED = (*GIRLS, *BOYS, "i")  # words with a capital letter everywhere
 GROWN_UPS = {"mom": "she", "dad": "he", "grandma": "she", "grandpa": "he"}
 COLORS = ("black", "blue", "brown", "green", "orange", "pink", "purple", "red", "white", "yellow")
 TOYS = ("ball", "boat", "car", "doll", "drum", "kite", "puppet", "robot", "train", "truck")

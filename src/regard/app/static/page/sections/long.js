@@ -7,23 +7,29 @@ import { makePanel, notice } from "../panel.js";
 import { sampleText } from "../sample_text.js";
 import { viewer } from "../viewer.js";
 
-export const about = { place: 6, title: "Long text", text: "Attention over a whole document, exact at every zoom level." };
+export const about = { place: 6, title: "Long text", text: "A model's attention over a whole document, exact at every zoom level." };
 
 const MAX_CHARACTERS = 1_000_000; // the limit of the server
-const MAX_WORDS = 40_000;
-const SAMPLE_WORDS = 32_000;
+const CO_OCCURRENCE = "co-occurrence"; // not a model: similarity of words in the text itself
+const SAMPLE_WORDS = { stories: 4_000, poem: 32_000 };
 const MAX_SHARED = 1500; // texts of up to this many characters are stored in the URL
 
 export function open({ element, state, save, models, signal }) {
   const encoders = models.filter(({ attends, kind }) => attends && kind === "encoder");
-  const options = [["words", "word vectors of this text"], ...encoders.map(({ name, max_tokens: limit }) => [name, limit ? `${name}: up to ${formatCount(limit)} tokens` : name])];
-  let model = options.some(([name]) => name === state.model) ? state.model : "words";
-  let sample = null;
+  const options = [
+    ...encoders.map(({ name, max_tokens: limit }) => [name, limit ? `${name}, in passages of ${formatCount(limit)} tokens` : name]),
+    ...(encoders.some(({ name }) => name === "stories") ? [] : [["stories", "stories, a small model with its own vocabulary"]]),
+    [CO_OCCURRENCE, "no model: co-occurrence of words"],
+  ];
+  const [[first]] = options;
+  let model = options.some(([name]) => name === state.model) ? state.model : first;
+  let sample = null; // the sample text that was inserted last
 
   const panel = makePanel("Attention map", signal);
   const view = viewer({ view: "matrix" }, signal);
   const size = make("span", { class: "text-size" });
   const text = make("textarea", { rows: 6, dir: "auto", spellcheck: "false", placeholder: "Paste text here" });
+  const sampleButton = button("", showSample);
   const file = make("input", { type: "file", accept: ".txt,.md,.csv,.tex,.srt,.json,text/*", change: () => read(file.files[0]) });
 
   const showSize = () => {
@@ -57,7 +63,7 @@ export function open({ element, state, save, models, signal }) {
     const words = showSize();
     const isSample = sample !== null && text.value === sample;
     const shared = text.value.length <= MAX_SHARED && !isSample;
-    save({ model: model === "words" ? "" : model, text: shared ? text.value : "", example: isSample ? "1" : "" });
+    save({ model: model === first ? "" : model, text: shared ? text.value : "", example: isSample ? "1" : "" });
     if (!text.value.trim()) return showEmpty();
     if (text.value.length > MAX_CHARACTERS) return refuse(`The text is too long: ${formatCount(text.value.length)} characters. The limit is ${formatCount(MAX_CHARACTERS)}.`);
     panel.run((abort) => post("api/long", { model, text: text.value }, abort), (answer, body) => {
@@ -67,32 +73,47 @@ export function open({ element, state, save, models, signal }) {
     });
   }
 
+  // Stories for a model; a poem with invented names, whose repetitions show as diagonals, for the co-occurrence map
+  const sampleKind = () => (model === CO_OCCURRENCE ? "poem" : "stories");
+
   function showSample() {
-    sample ??= sampleText(SAMPLE_WORDS);
-    setText(sample);
+    const kind = sampleKind();
+    const load = kind === "poem" ? () => sampleText(SAMPLE_WORDS.poem) : async (abort) => (await post("api/long/sample", { words: SAMPLE_WORDS.stories }, abort)).text;
+    panel.run(load, (content) => {
+      sample = content;
+      setText(content);
+    });
+  }
+
+  function labelSample() {
+    sampleButton.textContent = `Sample of ${formatCount(SAMPLE_WORDS[sampleKind()])} words`;
   }
 
   function showEmpty() {
     view.clear();
     panel.clear();
     panel.body.replaceChildren(make("div", { class: "empty-state" }, make("h2", {}, "No text yet"),
-      make("p", {}, "Paste one, choose a file, or try the sample: a long poem with repeated cantos; repetitions appear as diagonals.")));
+      make("p", {}, "Paste one, choose a file, or try the sample. The model reads the text in passages; each appears as a square on the diagonal.")));
   }
 
   text.addEventListener("input", showSizeSoon);
   element.replaceChildren(
-    make("div", { class: "long-text" }, field("Text", text, `Up to ${formatCount(MAX_WORDS)} words. Files are sent only to your own server.`)),
+    make("div", { class: "long-text" }, field("Text", text, "A model reads up to 16,384 tokens. Files are sent only to your own server.")),
     make("div", { class: "flow below" },
       make("label", { class: "upload" }, "Choose a text file", file),
-      button(`Sample of ${formatCount(SAMPLE_WORDS)} words`, showSample), size),
+      sampleButton, size),
     make("div", { class: "controls" },
       field("Model", select(options, model, (value) => {
+        const replaced = sample !== null && text.value === sample && (value === CO_OCCURRENCE) !== (model === CO_OCCURRENCE);
         model = value;
-        update();
+        labelSample();
+        if (replaced) showSample();
+        else update();
       })),
       button("Show the map", update, { class: "primary" })),
     panel.element,
   );
+  labelSample();
   signal.addEventListener("abort", () => showSizeSoon.stop());
   if (state.example) showSample();
   else setText(state.text ?? "");
