@@ -149,12 +149,10 @@ def test_long_text(visit: Visit) -> None:
     assert "a token attends within its passage" in visit.text("#section")
     visit.until("!document.querySelector('.regard-attention .loading')")
     visit.look("long-model")
-    page.get_by_label("Model", exact=True).select_option("co-occurrence")
-    visit.until("document.querySelector('#section').innerText.includes('Not the attention of a model')")
     verse = "row my boat down the stream , merrily merrily and row again ."
     page.get_by_label("Text", exact=True).fill("\n".join([verse] * 60))
-    page.get_by_role("button", name="Show the map").click()
-    page.wait_for_selector(".regard-attention canvas", timeout=30_000)
+    page.get_by_label("Model", exact=True).select_option("co-occurrence")
+    visit.until("document.querySelector('#section').innerText.includes('Not the attention of a model')")
     visit.until("!document.querySelector('.regard-attention .loading')")
     visit.look("long")
     page.set_input_files(
