@@ -1,6 +1,17 @@
 import gc
 
 import pytest
+import torch
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Ignore a warning of torch, which loads forward-mode rules and inductor through torch.jit."""
+    item.add_marker(pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(30)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,14 +10,6 @@ import regard
 from tests.cases import looped
 from tests.mechanism.functions import CASES, DOUBLE, HALF, SINGLE, D, close, qkv
 
-# torch loads forward-mode rules and inductor through torch.jit, which warns
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(30)
-
 
 @looped(
     ("given", "result"),

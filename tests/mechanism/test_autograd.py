@@ -35,15 +35,6 @@ from tests.mechanism.functions import (
 )
 from tests.recorder import Largest
 
-# torch loads forward-mode rules and inductor through torch.jit, which warns
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(30)
-
-
 # Forward mode and higher derivatives
 
 

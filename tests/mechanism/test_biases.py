@@ -19,11 +19,6 @@ few = settings(max_examples=40)
 SIZES = [(5, 5), (3, 7), (7, 3), (1, 6)]
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 def matrix(queries: int, keys: int, at: Callable[[int], float]) -> Tensor:
     """The bias of each pair, by its distance key − query; the last query stands at the last key."""
     rows = [[at(j - (i + keys - queries)) for j in range(keys)] for i in range(queries)]

@@ -37,14 +37,6 @@ from tests.mechanism.functions import (
     qkv,
 )
 
-# torch loads forward-mode rules and inductor through torch.jit, which warns
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(30)
-
 
 def compiled(
     call: Callable[..., Any], backend: Any = "aot_eager", fullgraph: bool = True, **options: Any

@@ -14,15 +14,6 @@ import regard
 from tests.cases import looped
 from tests.mechanism.functions import DOUBLE, HALF, SOME_KEYS, D, H, close, draw, qkv
 
-# torch loads forward-mode rules and inductor through torch.jit, which warns
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(30)
-
-
 VALUES: dict[str, tuple[str, Callable[[], Any]]] = {
     "Dot": ("score", lambda: regard.Dot(softcap=3.0)),
     "ScaledDot": ("score", lambda: regard.ScaledDot(0.3)),

@@ -31,8 +31,6 @@ from tests.recorder import Largest
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(not fused.available(), reason=fused.DESCRIPTION),
-    # torch loads forward-mode rules and inductor through torch.jit, which warns
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
 ]
 
 PLAIN = ["softmax", "softmax1", "sigmoid", "relu", "mean", "sparsemax", "entmax15"]  # one of each kernel

@@ -22,11 +22,6 @@ from tests.cases import looped
 from tests.recorder import Largest
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 def by_definition(mask: Any, queries: int, keys: int, lead: Sequence[int] = ()) -> Tensor:
     """The mask by its definition, pair by pair."""
     dense = torch.zeros(*lead, queries, keys, dtype=torch.bool)

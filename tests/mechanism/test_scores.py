@@ -14,11 +14,6 @@ from tests import naive
 QUERIES, KEYS, WIDTH, KEY_WIDTH = 3, 5, 7, 11
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 def inputs(*lead: int, key_width: int = WIDTH, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     make = torch.Generator().manual_seed(seed)
     shapes = ((*lead, QUERIES, WIDTH), (*lead, KEYS, key_width), (*lead, KEYS, 2))

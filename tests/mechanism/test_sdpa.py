@@ -36,15 +36,6 @@ from tests.mechanism.sdpa_calls import (
     x,
 )
 
-# torch loads forward-mode rules through torch.jit, which warns
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(20)
-
-
 # Results
 
 

@@ -42,15 +42,6 @@ from tests.mechanism.sdpa_calls import (
     theirs,
 )
 
-# torch loads forward-mode rules through torch.jit, which warns
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(20)
-
-
 # Nested tensors, subclasses, modes
 
 

@@ -28,14 +28,6 @@ from tests.mechanism.functions import (
     qkv,
 )
 
-# torch loads forward-mode rules and inductor through torch.jit, which warns
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(30)
-
 
 def loop(call: Callable[..., Tensor], in_dims: tuple[int | None, ...], *args: Tensor) -> Tensor:
     """The definition of vmap."""
