@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard
 from regard.errors import DTypeError
 from regard.mechanism.flex import tiles
-from regard.mechanism.flex.attention import choose_route
+from regard.mechanism.flex.attention import FlexCall, choose_route
 
 B, H, Q, K, D, E = 2, 3, 41, 53, 5, 7
 dense_flex = importlib.import_module("torch._higher_order_ops.flex_attention").math_attention
@@ -219,7 +219,7 @@ def test_gradcheck(score: str) -> None:
 @pytest.mark.parametrize("score", scores())
 def test_formulas_are_found(score: str) -> None:
     query, key, _ = draw()
-    route = choose_route(query, key, scores()[score].function, None, 1.0)
+    route = choose_route(FlexCall(query, key, key, scores()[score].function))
     assert (route.plan is not None) == scores()[score].formula, route.reason
 
 
@@ -227,7 +227,7 @@ def test_formulas_are_found(score: str) -> None:
 @pytest.mark.parametrize("blocks", [16, 128])
 def test_intervals_are_found(mask: str, blocks: int) -> None:
     query, key, _ = draw()
-    route = choose_route(query, key, None, block_mask(MASKS[mask].function, blocks), 1.0)
+    route = choose_route(FlexCall(query, key, key, None, block_mask(MASKS[mask].function, blocks)))
     assert (route.plan is not None) == MASKS[mask].intervals, route.reason
 
 
@@ -408,7 +408,7 @@ def test_stateful_functions_get_no_formula() -> None:
         calls.append(0)
         return s + len(calls)
 
-    assert "same torch calls" in choose_route(query, key, counting, None, 1.0).reason
+    assert "same torch calls" in choose_route(FlexCall(query, key, key, counting)).reason
 
 
 @pytest.mark.parametrize(

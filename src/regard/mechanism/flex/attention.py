@@ -68,7 +68,8 @@ def flex_attention(
     want_lse = return_lse or (return_aux is not None and return_aux.lse)
     want_max = return_aux is not None and return_aux.max_scores
     run = torch.compiler.disable(_run) if torch.compiler.is_compiling() else _run
-    result = run(query, key, value, score_mod, block_mask, scale, enable_gqa, want_lse, want_max)
+    call = FlexCall(query, key, value, score_mod, block_mask, scale, enable_gqa)
+    result = run(call, want_lse, want_max)
     if return_aux is not None:
         from torch.nn.attention.flex_attention import AuxOutput
 
@@ -78,18 +79,27 @@ def flex_attention(
     return (result.output, result.lse) if return_lse else result.output
 
 
-def explain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    score_mod: ScoreMod | None = None,
-    block_mask: "BlockMask | None" = None,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> dispatch.Explanation:
-    """Explain how `flex_attention` computes a call. The functions are traced, and the mask is evaluated."""
-    _check_inputs(query, key, value, enable_gqa)
-    route = choose_route(query, key, score_mod, block_mask, _scale(scale, query))
+class FlexCall(NamedTuple):
+    """The arguments of a `flex_attention` call that determine its output."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    score_mod: ScoreMod | None = None
+    block_mask: Any = None
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+def explain(*args: Any, **options: Any) -> dispatch.Explanation:
+    """Explain how `flex_attention` computes a call. The functions are traced, and the mask is evaluated.
+
+    args, options: the fields of `FlexCall`.
+    """
+    call = FlexCall(*args, **options)
+    _check_inputs(call)
+    route = choose_route(call)
+    query, key, value = call[:3]
     if route.plan is not None:
         explanation = dispatch.explain(query, key, value, **_options(route.plan, route.mask))
         intervals = (
@@ -115,25 +125,15 @@ class _Route(NamedTuple):
     captured: tuple[Tensor, ...]
 
 
-def _run(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    score_mod: ScoreMod | None,
-    block_mask: Any,
-    scale: float | None,
-    enable_gqa: bool,
-    want_lse: bool,
-    want_max: bool,
-) -> tiles.Result:
-    _check_inputs(query, key, value, enable_gqa)
+def _run(call: FlexCall, want_lse: bool, want_max: bool) -> tiles.Result:
+    _check_inputs(call)
+    query, key, value = call[:3]
     device, dtype = query.device.type, query.dtype
     if autocasts(device):
         dtype = torch.get_autocast_dtype(device) if dtype is not torch.float64 else dtype
         query, key, value = (x.to(dtype) for x in (query, key, value))
     with autocast_off(device):
-        scale = _scale(scale, query)
-        route = choose_route(query, key, score_mod, block_mask, scale)
+        route = choose_route(call._replace(query=query, key=key, value=value))
         if route.plan is not None and not want_lse and not want_max:
             output = _attend(query, key, value, route.plan, route.mask)
             return tiles.Result(output.to(dtype), output, output)
@@ -161,10 +161,10 @@ def _options(plan: Plan, mask: Intervals | None) -> operator.Options:
     return {"score": score, "mask": mask, "bias": plan.biases or None}
 
 
-def choose_route(
-    query: Tensor, key: Tensor, score_mod: ScoreMod | None, block_mask: Any, scale: float
-) -> _Route:
+def choose_route(call: FlexCall) -> _Route:
     """Trace the functions of a call and decide how it is computed."""
+    query, key, _, score_mod, block_mask, _, _ = call
+    scale = _scale(call.scale, query)
     sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     dtype = query.dtype if query.dtype is torch.float64 else torch.float32
     blocks = mask_mod = None
@@ -215,7 +215,8 @@ def _scale(scale: float | None, query: Tensor) -> float:
     return float(scale)
 
 
-def _check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+def _check_inputs(call: FlexCall) -> None:
+    query, key, value = call[:3]
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor):
             raise DTypeError(f"{name} is {type_name(x)}; pass a tensor.")
@@ -246,7 +247,7 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
             f"query has a batch of {query.shape[0]} and key one of {key.shape[0]}; they must be "
             "equal, or key's must be 1."
         )
-    _check_heads(query.shape[1], key.shape[1], enable_gqa)
+    _check_heads(query.shape[1], key.shape[1], call.enable_gqa)
 
 
 def _check_heads(heads: int, groups: int, enable_gqa: bool) -> None:
