@@ -1,12 +1,15 @@
 """Small model folders with random weights, without training; and helpers that read and damage files."""
 
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
+import pytest
 import torch
 
+from regard.errors import ArgumentError
 from regard.translation.alignment.cross_attention import AlignmentHead
 from regard.translation.config import TranslationConfig
 from regard.translation.model_folder import write_config
@@ -57,11 +60,21 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def flipped(whole: bytes, bit: int) -> bytes:
-    """Flip one bit of a file's bytes."""
-    damaged = bytearray(whole)
-    damaged[bit // 8] ^= 1 << bit % 8
-    return bytes(damaged)
+def check_flipped_bits(
+    files: Iterable[Path], read: Callable[[], object], message: str, bits: Sequence[int] | int = 25
+) -> None:
+    """Flip these bits, or this number of random bits, of each file: every one must make `read` fail."""
+    rng = Random(0)
+    for path in files:
+        whole = path.read_bytes()
+        for bit in rng.sample(range(8 * len(whole)), bits) if isinstance(bits, int) else bits:
+            damaged = bytearray(whole)
+            damaged[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(damaged)
+            with pytest.raises(ArgumentError, match=message):
+                read()
+        path.write_bytes(whole)
+    read()
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -46,7 +45,7 @@ from regard.translation.training.checkpoint import (
     write_tokens,
 )
 from regard.translation.training.distributed import World
-from tests.translation.folders import content, flipped, no_file_larger_than
+from tests.translation.folders import check_flipped_bits, content, no_file_larger_than
 from tests.translation.small import TOKENS, small_config
 
 FILES = (MODEL, OPTIMIZER, STATE)
@@ -361,33 +360,20 @@ def test_an_incomplete_checkpoint_is_rejected(name, part, tmp_path_factory):
 
 
 def test_every_flipped_bit_of_a_checkpoint_is_detected(tmp_path):
-    found, rng = save_one(tmp_path), Random(0)
-    assert {path.name for path in found.path.iterdir()} == {*FILES, CHECKSUMS}
-    for path in list(found.path.iterdir()):
-        whole = path.read_bytes()
-        for bit in rng.sample(range(8 * len(whole)), 50):
-            path.write_bytes(flipped(whole, bit))
-            with pytest.raises(ArgumentError, match=r"step-00000100.* is damaged"):
-                found.check()
-        path.write_bytes(whole)
-    found.check()
+    found = save_one(tmp_path)
+    files = list(found.path.iterdir())
+    assert {path.name for path in files} == {*FILES, CHECKSUMS}
+    check_flipped_bits(files, found.check, r"step-00000100.* is damaged", 50)
 
 
 @pytest.mark.parametrize("shared", ["true", "false"])
 def test_every_flipped_bit_of_a_model_folder_is_detected(tmp_path, shared):
     sides = TOKENS if shared == "true" else TokenizerPair(TOKENS.source, OTHER)
     write_folder(tmp_path, small_config("transformer", f"tokens.shared={shared}"), sides)
-    rng = Random(0)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == (3 if shared == "true" else 4)
-    for path in files:
-        whole = path.read_bytes()
-        for bit in rng.sample(range(8 * len(whole)), 25):
-            path.write_bytes(flipped(whole, bit))
-            with pytest.raises(ArgumentError, match=r"damaged|does not contain|unknown key|older version"):
-                load_model(tmp_path)
-        path.write_bytes(whole)
-    load_model(tmp_path)
+    message = "damaged|does not contain|unknown key|older version"
+    check_flipped_bits(files, lambda: load_model(tmp_path), message)
 
 
 def test_the_checksum_of_the_config_is_optional(tmp_path):
