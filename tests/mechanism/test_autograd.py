@@ -327,22 +327,14 @@ LONG = 2048
         lambda x: torch.func.grad(lambda y: regard.attention(y, y, y).sum())(x),
         lambda x: torch.func.vjp(lambda y: regard.attention(y, y, y), x)[1](x),
         lambda x: torch.vmap(torch.func.grad(lambda y: regard.attention(y, x, x).sum()))(x[None]),
-        lambda x: regard.attend(x, x, x)[1].entropy(),
     ],
-    ids=["forward", "backward", "sdpa", "vmap", "func.grad", "func.vjp", "vmap of grad", "entropy"],
+    ids=["forward", "backward", "sdpa", "vmap", "func.grad", "func.vjp", "vmap of grad"],
 )
 def test_no_quadratic_tensor(work: Callable[[Tensor], Any]) -> None:
     x = torch.randn(LONG, 4)
     with Largest() as largest:
         work(x)
     assert LONG < largest.elements < LONG * LONG / 2
-
-
-def test_a_quadratic_tensor_is_detected() -> None:
-    x = torch.randn(LONG, 4)
-    with Largest() as largest:
-        regard.attention(x, x, x, implementation="reference")
-    assert largest.elements >= LONG * LONG
 
 
 # Learned numbers get a gradient or are rejected, never silently ignored

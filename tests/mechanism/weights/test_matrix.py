@@ -411,12 +411,6 @@ def test_a_wrong_topk_is_detected(spoil):
         check_top(spoil(weights.topk(4)), weights.dense())
 
 
-@pytest.mark.parametrize("k", [0, K + 1])
-def test_topk_rejects_more_entries_than_keys_and_none(k):
-    with pytest.raises(regard.ArgumentError, match=rf"k={k} .* {K} keys.*min\(k, weights.shape\[-1\]\)"):
-        attend().topk(k)
-
-
 @pytest.mark.parametrize("value", [(2, K, 3), (5, 1, 1, K, 3), (K, 3)], ids=str)
 def test_value_may_have_more_axes_than_key(value):
     query, key, value = torch.randn(3, 2, Q, 7), torch.randn(3, 1, K, 7), torch.randn(value)

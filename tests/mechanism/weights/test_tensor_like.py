@@ -353,7 +353,7 @@ def test_truth_hash_and_copies():
 
 @pytest.mark.parametrize("k", [0, K + 1])
 def test_topk_beyond_the_axis_is_refused(k):
-    with pytest.raises(regard.ArgumentError, match=f"k={k} for weights with {K} keys"):
+    with pytest.raises(regard.ArgumentError, match=rf"k={k} .* {K} keys.*min\(k, weights.shape\[-1\]\)"):
         heads().topk(k)
     with pytest.raises(regard.ArgumentError, match=f"k={Q + 1} for weights with {Q} queries"):
         heads().topk(Q + 1, -2)

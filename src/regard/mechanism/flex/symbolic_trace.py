@@ -54,22 +54,15 @@ def trace_functions(
     sizes: Sequence[int],
     device: Any,
 ) -> tuple[Trace, Trace]:
-    """Trace both functions of a call."""
+    """Trace score_mod(score, b, h, q, k) and mask_mod(b, h, q, k).
+
+    sizes: the numbers of batches, heads, queries and keys.
+    """
     unchanged = Trace(ScoreForm(), "", ())
     return (
-        unchanged if score_mod is None else trace_score_mod(score_mod, dtype, sizes, device),
-        unchanged if mask_mod is None else trace_mask_mod(mask_mod, sizes, device),
+        unchanged if score_mod is None else _trace("score_mod", score_mod, dtype, sizes, device),
+        unchanged if mask_mod is None else _trace("mask_mod", mask_mod, None, sizes, device),
     )
-
-
-def trace_score_mod(function: Function, dtype: torch.dtype, sizes: Sequence[int], device: Any) -> Trace:
-    """Trace score_mod(score, b, h, q, k). sizes: the numbers of batches, heads, queries and keys."""
-    return _trace("score_mod", function, dtype, sizes, device)
-
-
-def trace_mask_mod(function: Function, sizes: Sequence[int], device: Any) -> Trace:
-    """Trace mask_mod(b, h, q, k)."""
-    return _trace("mask_mod", function, None, sizes, device)
 
 
 def _trace(
