@@ -37,9 +37,15 @@ for line in sys.stdin:
     break
 else:
     sys.exit()
-exec(compile(asked["program"], "<string>", "exec"), {"__name__": "__main__"})
+status = 0
+try:
+    exec(compile(asked["program"], "<string>", "exec"), {"__name__": "__main__"})
+except Exception as error:
+    sys.excepthook(type(error), error, error.__traceback__)
+    status = 1
 sys.stdout.flush()
-os._exit(0)
+sys.stderr.flush()
+os._exit(status)
 """
 
 
