@@ -123,7 +123,8 @@ def test_reductions_and_storage_of_a_map(tmp_path) -> None:
     torch.testing.assert_close(weights.received(), dense.sum(-2), atol=1e-5, rtol=0)
     torch.testing.assert_close(weights.pool(3, 3), F.avg_pool2d(dense, 12), atol=1e-5, rtol=0)
     torch.testing.assert_close(weights.mean("heads").dense(), dense.mean(1), atol=1e-6, rtol=0)
-    assert seen.storage(1) == "lazy"
+    assert seen.storage(1) == seen.to("cpu").storage(1) == "lazy"
+    assert seen.to("cpu").windows(1)[0].weights.shape == (8, 2, 9, 9)
     again = regard.Seen.load(seen.save(tmp_path / "swin"))
     torch.testing.assert_close(again[1].dense(), dense)
     assert not seen.heads(frame=False)[0]["entropy"] < 0

@@ -221,7 +221,7 @@ class Seen(RecordedLayers):
             weights = weights if isinstance(weights, UnavailableWeights) else weights.to(device)
             moved._add(name, weights, self._kinds[entry], run)
         moved._records = {entry: record.to(device) for entry, record in self._records.items()}
-        moved._empty, moved._unseen = self._empty, self._unseen
+        moved._empty, moved._unseen, moved._windowed = self._empty, self._unseen, dict(self._windowed)
         return moved
 
     def save(self, folder: str | os.PathLike[str]) -> Path:

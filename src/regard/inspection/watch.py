@@ -14,13 +14,14 @@ from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError
 from regard.inspection.capture import CapturedCall
 from regard.inspection.generation import Generation
-from regard.inspection.hooks.interception import THREAD, Function, observing
+from regard.inspection.hooks.interception import THREAD, TRANSFORMED, Function, observing
 from regard.inspection.layers import Layers, LayerSelection, clean, has_no_attention, has_windows
 from regard.inspection.measures.record import AttentionOutput, CallRecord, NoValues, output_projection
 from regard.inspection.recording import Seen
 from regard.inspection.recordings.texts import CallTokens, RecordedTexts, call_tokens
 from regard.inspection.unseen import OTHER_THREAD, CallHook, Unseen, nothing_recorded
 from regard.inspection.windows import WindowedLayer
+from regard.mechanism.torch_state import transformed
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import watch_layers
 
@@ -208,10 +209,10 @@ class Recorder:
     def on_own_attention(self, name: str, weights: Weights) -> None:
         """Record an attention call of a regard layer."""
         if self.selection(name):
-            if (
-                not self.gradients and weights.requires_grad
-            ):  # the recording would keep the autograd graph alive
-                weights = weights.detach()
+            if transformed():
+                return self.seen.add_error(name, f"{name or 'the model'}: {TRANSFORMED}", run=self._run)
+            if not self.gradients and weights.requires_grad:
+                weights = weights.detach()  # otherwise the recording would keep the autograd graph alive
             weights = weights if self.heads is None else weights.heads(list(self.heads))
             self.seen.add(name, weights, run=self._run)
 

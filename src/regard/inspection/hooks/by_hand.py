@@ -13,6 +13,7 @@ from regard.inspection.hooks.tracing import head_count, values_in, with_heads
 from regard.inspection.replacements import Inputs
 from regard.mechanism.operator import Options
 from regard.mechanism.scores import Dot
+from regard.mechanism.torch_state import transformed
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class HandCall:
     @classmethod
     def of(cls, operation: Operation, node: Softmaxed, module: nn.Module, layer: str) -> "HandCall":
         """Read a product; raise if its heads or values are not recognized."""
+        if transformed():
+            raise ArgumentError(
+                f"edit cannot change {layer or 'the model'} inside a torch.func transform (vmap, grad, …): "
+                "its attention is written by hand. Run the model without the transform."
+            )
         weights, found = with_heads(_operand(operation, node), head_count(module)), values(operation, node)
         size, queries = weights.shape[:-2], weights.shape[-2]
         value = None if found is None else values_in(size, queries, node, found)

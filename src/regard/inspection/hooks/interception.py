@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn, overrides
 
-from regard.errors import RegardError
+from regard.errors import ArgumentError, RegardError
 from regard.inspection.capture import CapturedCall
 from regard.inspection.measures.record import AttentionOutput
+from regard.mechanism.torch_state import transformed
 from regard.models.layers.attention import is_cross_attention
 
 Function = Callable[..., Any]
@@ -86,12 +87,20 @@ class _Thread(threading.local):
 THREAD = _Thread()
 
 
+TRANSFORMED = (
+    "it ran inside a torch.func transform, such as vmap or grad, whose tensors cannot be kept. Watch a call "
+    "of the model without the transform"
+)
+
+
 def report(module: nn.Module, capture: Callable[[], CapturedCall | None]) -> None:
     """Capture a call and pass it to the module's observers, if it has any."""
     observers = [observer for observer in THREAD.observers if module in observer.names]
     if not observers:
         return
     try:
+        if transformed():
+            raise ArgumentError(TRANSFORMED)
         with torch.no_grad():
             call = capture()
     except RegardError as error:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from regard.inspection.hooks.score_chain import Scores
 from regard.inspection.hooks.tokens import Tokens
+from regard.mechanism.torch_state import transformed
 
 UNKNOWN = "unknown"  # node of scores that derive from a product by operations that are not followed
 
@@ -100,7 +101,7 @@ class Operation:
 
 
 def _any_negative(x: Tensor) -> bool:
-    return not x.is_meta and bool((x < 0).any())
+    return not x.is_meta and not transformed() and bool((x < 0).any())
 
 
 def version_of(x: Tensor) -> int:

@@ -25,7 +25,7 @@ class Norms(WeightProduct):
 
     def __init__(self, weights: Weights, record: CallRecord, *, project: bool = True) -> None:
         weights = weights.detach()  # otherwise every tile would keep its autograd graph
-        self._value = expand_heads(record.value, weights)  # … h k e
+        self._value = expand_heads(record.value, weights).to(weights.dtype)  # … h k e
         self._projection = _projection(record, self._value) if project else None
         vectors = self._value
         if self._projection is not None:
@@ -33,7 +33,7 @@ class Norms(WeightProduct):
             triangle = torch.linalg.qr(self._projection.float(), mode="r").R
             vectors = vectors @ triangle.mT.to(vectors.dtype)
         norms = vectors.norm(dim=-1, keepdim=True)  # … h k 1
-        super().__init__(weights, norms.new_ones(weights.shape[-2], 1), norms.to(weights.dtype))
+        super().__init__(weights, norms.new_ones(weights.shape[-2], 1), norms)
 
     @property
     def values(self) -> Tensor:

@@ -184,7 +184,11 @@ class RecordedLayers(Mapping[str, Weights]):
                 f"windows: no windows of {name or 'the model'} are known. If it divides its tokens into "
                 "windows, their positions could not be followed, and each window is an entry of the batch."
             )
-        return self._windowed[name].windows()
+        device = self[name].device
+        return [
+            Windows(part.weights.to(device), part.queries.to(device), part.keys.to(device))
+            for part in self._windowed[name].windows()
+        ]
 
     @property
     def unseen(self) -> str:
