@@ -7,7 +7,7 @@ import transformers
 
 import regard
 from regard.errors import ArgumentError, StaleError
-from regard.inspection import mask_reading
+from regard.inspection.calls import mask_reading
 from regard.inspection.huggingface import hosted_attention, hosted_mask
 from tests.inspection import hosts
 

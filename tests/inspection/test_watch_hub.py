@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.inspection.calls.mask_reading import row_mask
 from regard.inspection.hooks.interface_call import parse
-from regard.inspection.mask_reading import row_mask
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]

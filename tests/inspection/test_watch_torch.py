@@ -448,7 +448,7 @@ def test_calls_in_one_thread_while_another_watches_and_edits(rounds: int) -> Non
 
 @pytest.mark.parametrize("form", ["intervals", "holes", "numbers"])
 def test_the_cache_entry_of_a_mask_is_freed_with_it(form: str) -> None:
-    from regard.inspection import mask_reading
+    from regard.inspection.calls import mask_reading
 
     x, before = torch.zeros(6, 1), len(mask_reading._RESULTS)
     masks = {

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import ArgumentError
-from regard.inspection.windows import runs
+from regard.inspection.calls.windows import runs
 
 
 def image_map(blocks: torch.Tensor, batch: int, height: int, width: int, window: int, shift: int):

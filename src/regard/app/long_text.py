@@ -16,7 +16,7 @@ from regard.app.stories.grammar import stories
 from regard.app.stories.words import CAPITALIZED
 from regard.app.view_model import InputView, LayerView, TextView, ViewModel
 from regard.errors import ArgumentError
-from regard.inspection.capture import CapturedCall
+from regard.inspection.calls.capture import CapturedCall
 from regard.mechanism.operator import attend
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.weights.matrix import Weights

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from regard._util.extras import install_command, require
 from regard._util.guesses import hint_arguments, unknown_attribute
 from regard.errors import ArgumentError
+from regard.inspection.calls.mask_reading import as_boolean, compact, readable
 from regard.inspection.hooks.interception import calling_module
 from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords, eager_function, parse
 from regard.inspection.interventions import uses_interface
 from regard.inspection.layers import own_attention
-from regard.inspection.mask_reading import as_boolean, compact, readable
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Causal
 from regard.mechanism.normalizers import Softmax, Softmax1

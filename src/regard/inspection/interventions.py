@@ -12,11 +12,9 @@ from torch import Tensor, nn
 from regard._util.guesses import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError
-from regard.inspection.activation_patching import Capture, Patch, ResampleAblation
-from regard.inspection.edges import Block, ZeroValues
-from regard.inspection.hooks.interventions import Edit, editing
-from regard.inspection.layers import Layers, attends, attends_by_hand, clean, head_numbers, matching_names
-from regard.inspection.replacements import (
+from regard.inspection.editing.activation_patching import Capture, Patch, ResampleAblation
+from regard.inspection.editing.edges import Block, ZeroValues
+from regard.inspection.editing.replacements import (
     AttentionCall,
     Intervention,
     MeanAblation,
@@ -26,6 +24,8 @@ from regard.inspection.replacements import (
     ZeroAblation,
     as_heads,
 )
+from regard.inspection.hooks.interventions import Edit, editing
+from regard.inspection.layers import Layers, attends, attends_by_hand, clean, head_numbers, matching_names
 from regard.models.layers.dropout import eval_mode
 
 __all__ = [

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from regard._util.guesses import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError
-from regard.inspection.capture import CapturedCall
-from regard.inspection.generation import Generation
+from regard.inspection.calls.capture import CapturedCall
+from regard.inspection.calls.generation import Generation
+from regard.inspection.calls.windows import WindowedLayer
 from regard.inspection.hooks.interception import THREAD, TRANSFORMED, Function, observing
 from regard.inspection.layers import Layers, LayerSelection, clean, has_no_attention, has_windows
 from regard.inspection.measures.record import AttentionOutput, CallRecord, NoValues, output_projection
 from regard.inspection.recording import Seen
 from regard.inspection.recordings.texts import CallTokens, RecordedTexts, call_tokens
 from regard.inspection.unseen import OTHER_THREAD, CallHook, Unseen, nothing_recorded
-from regard.inspection.windows import WindowedLayer
 from regard.mechanism.torch_state import transformed
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import watch_layers

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
+from regard.inspection.editing.replacements import Inputs
 from regard.inspection.hooks.operations import Operation, Softmaxed
 from regard.inspection.hooks.products import values
 from regard.inspection.hooks.tracing import head_count, values_in, with_heads
-from regard.inspection.replacements import Inputs
 from regard.mechanism.operator import Options
 from regard.mechanism.scores import Dot
 from regard.mechanism.torch_state import transformed

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn, overrides
 
 from regard.errors import ArgumentError, RegardError
-from regard.inspection.capture import CapturedCall
+from regard.inspection.calls.capture import CapturedCall
 from regard.inspection.measures.record import AttentionOutput
 from regard.mechanism.torch_state import transformed
 from regard.models.layers.attention import is_cross_attention

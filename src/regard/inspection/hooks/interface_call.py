@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard._util.text import type_name
 from regard.errors import ArgumentError
-from regard.inspection.mask_reading import compact
+from regard.inspection.calls.mask_reading import compact
 from regard.mechanism.mask_algebra import Mask, as_mask
 from regard.mechanism.masks import Causal, Documents, Rule, Window
 

@@ -17,6 +17,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import ArgumentError
+from regard.inspection.calls.mask_reading import as_boolean
+from regard.inspection.editing.replacements import AttentionCall, Inputs, Intervention, intervene
 from regard.inspection.hooks.by_hand import HandCall
 from regard.inspection.hooks.chains import Chains
 from regard.inspection.hooks.interception import (
@@ -31,8 +33,6 @@ from regard.inspection.hooks.interception import (
 from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords, parse
 from regard.inspection.hooks.operations import Operation, Softmaxed
 from regard.inspection.hooks.tracing import function_name
-from regard.inspection.mask_reading import as_boolean
-from regard.inspection.replacements import AttentionCall, Inputs, Intervention, intervene
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.normalizers import Softmax, Softmax1
 from regard.mechanism.operator import Options

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.inspection.capture import CapturedCall
+from regard.inspection.calls.capture import CapturedCall
+from regard.inspection.calls.mask_reading import RowMask, row_mask
 from regard.inspection.hooks.tokens import Tokens
-from regard.inspection.mask_reading import RowMask, row_mask
 
 _HIDDEN = -5e4  # a fill value from here down hides a key: exp(score - max) is zero
 Axes = tuple[int, ...]

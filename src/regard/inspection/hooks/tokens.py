@@ -19,11 +19,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 class Tokens(NamedTuple):
     """The token of each entry of a tensor: batch · tokens numbers, −1 for padding.
 
-    index: has the shape of the tensor; equal along the features. batch: number of images or texts.
+    numbers: has the shape of the tensor; equal along the features. batch: number of images or texts.
     tokens: number of tokens of each. numbering: counts the times that tokens were numbered.
     """
 
-    index: Tensor
+    numbers: Tensor
     batch: int
     tokens: int
     numbering: int
@@ -46,10 +46,10 @@ class TokenTracker:
         with torch.no_grad(), suppress(RuntimeError, ValueError, TypeError, IndexError, KeyError):
             tokens = rule(self, func, args, kwargs, output)
         outputs = tensors(output)
-        indices = [] if tokens is None else tensors(tokens.index)
+        indices = [] if tokens is None else tensors(tokens.numbers)
         for number, tensor in enumerate(outputs):
             if tokens is not None and len(indices) == len(outputs) and indices[number].shape == tensor.shape:
-                self._tokens[tensor] = tokens._replace(index=indices[number])
+                self._tokens[tensor] = tokens._replace(numbers=indices[number])
             else:
                 self._tokens.pop(tensor, None)
 
@@ -74,16 +74,16 @@ class TokenTracker:
         if queries is None or keys is None or queries[1:] != keys[1:]:
             return None
         queries = _rows(queries)
-        keys = _rows(keys._replace(index=keys.index.mT) if transposed else keys)
+        keys = _rows(keys._replace(numbers=keys.numbers.mT) if transposed else keys)
         return None if queries is None or keys is None else (queries, keys)
 
     def set_output(self, output: Tensor, query: Tensor | Tokens, heads: int) -> None:
         """Give the output of attention the tokens of its queries. heads: axis of the heads in the output."""
         tokens = self.get(query) if isinstance(query, Tensor) else query
         rows = _rows(tokens) if isinstance(query, Tensor) and tokens is not None else tokens
-        if rows is not None and rows.index.dim() + 2 == output.dim():
-            index = rows.index.unsqueeze(-1).unsqueeze(heads)
-            self._tokens[output] = rows._replace(index=index.expand(output.shape))
+        if rows is not None and rows.numbers.dim() + 2 == output.dim():
+            index = rows.numbers.unsqueeze(-1).unsqueeze(heads)
+            self._tokens[output] = rows._replace(numbers=index.expand(output.shape))
 
     def clear(self) -> None:
         """Forget all tensors."""
@@ -101,11 +101,11 @@ def tensors(x: Any) -> list[Tensor]:
 
 def _rows(tokens: Tokens) -> Tokens | None:
     """Reduce an index (…, h, n, d) to (…, n), if it does not depend on head and feature."""
-    index = tokens.index
+    index = tokens.numbers
     if index.dim() < 3 or not index.numel():
         return None
     rows = index[..., 0, :, 0]
-    return tokens._replace(index=rows) if torch.equal(rows, index[..., -1, :, -1]) else None
+    return tokens._replace(numbers=rows) if torch.equal(rows, index[..., -1, :, -1]) else None
 
 
 # Rules
@@ -126,10 +126,10 @@ def _convolution(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, outpu
 def _features(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Tensor) -> Tokens | None:
     """The rule of linear layers and norms, which act on the last axis."""
     tokens = tracker.get(args[0] if args else kwargs["input"])
-    if tokens is not None and tokens.index.shape[:-1] == output.shape[:-1] and output.numel():
-        rows = tokens.index[..., :1]
-        if torch.equal(rows, tokens.index[..., -1:]):
-            return tokens._replace(index=rows.expand(output.shape))
+    if tokens is not None and tokens.numbers.shape[:-1] == output.shape[:-1] and output.numel():
+        rows = tokens.numbers[..., :1]
+        if torch.equal(rows, tokens.numbers[..., -1:]):
+            return tokens._replace(numbers=rows.expand(output.shape))
     return _embedding(tracker, func, args, kwargs, output)
 
 
@@ -139,19 +139,21 @@ def _embedding(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output:
 
 def _elementwise(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Tensor) -> Tokens | None:
     operands = [tracker.get(operand) for operand in tensors(args)]
-    same_shape = [tokens for tokens in operands if tokens is not None and tokens.index.shape == output.shape]
+    same_shape = [
+        tokens for tokens in operands if tokens is not None and tokens.numbers.shape == output.shape
+    ]
     # the oldest numbering is that of the residual stream
     return min(same_shape, key=lambda tokens: tokens.numbering, default=None)
 
 
 def _rearranged(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Any) -> Any:
     tokens = tracker.get(args[0])
-    return None if tokens is None else tokens._replace(index=func(tokens.index, *args[1:], **kwargs))
+    return None if tokens is None else tokens._replace(numbers=func(tokens.numbers, *args[1:], **kwargs))
 
 
 def _reshaped(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Tensor) -> Tokens | None:
     tokens = tracker.get(args[0])
-    return None if tokens is None else tokens._replace(index=tokens.index.reshape(output.shape))
+    return None if tokens is None else tokens._replace(numbers=tokens.numbers.reshape(output.shape))
 
 
 def _padded(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Tensor) -> Tokens | None:
@@ -159,14 +161,14 @@ def _padded(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Te
     if tokens is None or mode != "constant":
         return None
     sizes = args[1] if len(args) > 1 else kwargs["pad"]
-    return tokens._replace(index=torch.nn.functional.pad(tokens.index, sizes, value=-1))
+    return tokens._replace(numbers=torch.nn.functional.pad(tokens.numbers, sizes, value=-1))
 
 
 def _joined(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Tensor) -> Tokens | None:
     parts = [tokens for tokens in map(tracker.get, args[0]) if tokens is not None]
     if len(parts) != len(args[0]) or any(part[1:] != parts[0][1:] for part in parts):
         return None
-    return parts[0]._replace(index=func([part.index for part in parts], *args[1:], **kwargs))
+    return parts[0]._replace(numbers=func([part.numbers for part in parts], *args[1:], **kwargs))
 
 
 def _table() -> dict[str, Rule]:

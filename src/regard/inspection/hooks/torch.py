@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.inspection.capture import AttentionKind, CapturedCall
+from regard.inspection.calls.capture import AttentionKind, CapturedCall
+from regard.inspection.calls.mask_reading import RowMask, row_mask
 from regard.inspection.hooks.interception import (
     THREAD,
     Function,
@@ -22,7 +23,6 @@ from regard.inspection.hooks.interception import (
     report,
     without_tracer,
 )
-from regard.inspection.mask_reading import RowMask, row_mask
 from regard.inspection.measures.record import AttentionOutput
 from regard.models.layers.attention import Attends
 

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.errors import ArgumentError
-from regard.inspection.capture import CapturedCall, dense_call
+from regard.inspection.calls.capture import CapturedCall, dense_call
+from regard.inspection.calls.windows import in_windows
 from regard.inspection.hooks import interception
 from regard.inspection.hooks.chains import Chains
 from regard.inspection.hooks.interception import (
@@ -36,7 +37,6 @@ from regard.inspection.hooks.sdpa_calls import capture_flex, capture_sdpa
 from regard.inspection.hooks.tokens import Tokens, TokenTracker, tensors
 from regard.inspection.hooks.torch import capture_multihead_function
 from regard.inspection.measures.record import AttentionOutput
-from regard.inspection.windows import in_windows
 
 
 class Tracer(TorchFunctionMode):

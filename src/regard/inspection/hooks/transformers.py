@@ -10,7 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.inspection.capture import CapturedCall
+from regard.inspection.calls.capture import CapturedCall
+from regard.inspection.calls.mask_reading import row_mask
+from regard.inspection.calls.windows import in_windows
 from regard.inspection.hooks.interception import (
     THREAD,
     CacheUpdate,
@@ -22,9 +24,7 @@ from regard.inspection.hooks.interception import (
     report,
 )
 from regard.inspection.hooks.interface_call import check_keywords, parse
-from regard.inspection.mask_reading import row_mask
 from regard.inspection.measures.record import AttentionOutput
-from regard.inspection.windows import in_windows
 from regard.mechanism.masks import Causal
 
 

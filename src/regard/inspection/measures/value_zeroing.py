@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import ArgumentError
-from regard.inspection.edges import ZeroValues
+from regard.inspection.editing.edges import ZeroValues
 from regard.inspection.interventions import attentions, call_model, edit
 from regard.inspection.layers import Layers, matching_names
 from regard.models.layers.dropout import eval_mode

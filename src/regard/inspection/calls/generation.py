@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.inspection.capture import CapturedCall
-from regard.inspection.mask_reading import RowMask
+from regard.inspection.calls.capture import CapturedCall
+from regard.inspection.calls.mask_reading import RowMask
 
 
 class Step(NamedTuple):

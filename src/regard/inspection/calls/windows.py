@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.inspection.capture import CapturedCall, WindowPositions, lazy_problem
+from regard.inspection.calls.capture import CapturedCall, WindowPositions, lazy_problem
 from regard.inspection.hooks.tokens import Tokens
 from regard.mechanism.call.arguments import Call
 from regard.mechanism.call.problem import Problem
@@ -45,7 +45,7 @@ def window_positions(queries: Tensor, keys: Tensor, batch: int, tokens: int) -> 
     one image.
 
     >>> import torch
-    >>> from regard.inspection.windows import window_positions
+    >>> from regard.inspection.calls.windows import window_positions
     >>> rows = torch.tensor([[0, 2], [1, 3]])
     >>> window_positions(rows, rows, batch=1, tokens=4).keys.shape
     torch.Size([2, 2])
@@ -88,7 +88,7 @@ class Segments(Mask):
     """Several intervals of keys per row: start and stop, (…, q, n).
 
     >>> import torch
-    >>> from regard.inspection.windows import Segments
+    >>> from regard.inspection.calls.windows import Segments
     >>> print(Segments(torch.tensor([[0, 3], [1, 0]]), torch.tensor([[1, 5], [3, 0]])).draw(2, 5))
     ■··■■
     ·■■··
@@ -222,7 +222,7 @@ def runs(positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return the runs of consecutive positions in each row, as starts and stops (w, n); −1 is ignored.
 
     >>> import torch
-    >>> from regard.inspection.windows import runs
+    >>> from regard.inspection.calls.windows import runs
     >>> runs(torch.tensor([[4, 0, 1, 5, -1]]))
     (tensor([[0, 4]]), tensor([[2, 6]]))
     """

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.inspection.edges import Positions, _check, _selection
-from regard.inspection.replacements import AttentionCall, Inputs, Intervention
+from regard.inspection.editing.edges import Positions, _check, _selection
+from regard.inspection.editing.replacements import AttentionCall, Inputs, Intervention
 from regard.mechanism.mask_algebra import broadcasts
 
 

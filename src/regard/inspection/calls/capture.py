@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.inspection.calls.mask_reading import Intervals, RowMask, key_intervals
 from regard.inspection.layers import head_numbers
-from regard.inspection.mask_reading import Intervals, RowMask, key_intervals
 from regard.inspection.measures.record import AttentionOutput
 from regard.mechanism.call.arguments import Call, Layout, prepare
 from regard.mechanism.call.problem import Problem
@@ -119,7 +119,7 @@ def dense_call(weights: Tensor, kind: AttentionKind = "self") -> CapturedCall:
     """Return a call with these weights (…, q, k), for calls whose query and key are unknown.
 
     >>> import torch
-    >>> from regard.inspection.capture import dense_call
+    >>> from regard.inspection.calls.capture import dense_call
     >>> dense_call(torch.tensor([[0.25, 0.75]])).weights().dense()
     tensor([[0.2500, 0.7500]])
     """

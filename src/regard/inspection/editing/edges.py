@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError
-from regard.inspection.replacements import AttentionCall, Intervention
+from regard.inspection.editing.replacements import AttentionCall, Intervention
 from regard.mechanism.mask_algebra import BUILT_IN, CallShape, Mask, MaskTerm
 
 Positions = int | slice | range | Sequence[int] | None
@@ -91,7 +91,7 @@ class HiddenEdges(Mask):
     heads: (h, 1, 1), or None for all heads. rows: (q,). visible: (k,). All boolean.
 
     >>> import torch
-    >>> from regard.inspection.edges import HiddenEdges
+    >>> from regard.inspection.editing.edges import HiddenEdges
     >>> rows, visible = torch.tensor([False, True, True]), torch.tensor([True, False, True])
     >>> print(HiddenEdges(None, rows, visible).draw(3, 3))
     ■■■

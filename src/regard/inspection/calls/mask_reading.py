@@ -26,7 +26,7 @@ class Intervals(Mask):
     """One interval of keys per row: start and stop broadcast to (…, q, 1).
 
     >>> import torch
-    >>> from regard.inspection.mask_reading import Intervals
+    >>> from regard.inspection.calls.mask_reading import Intervals
     >>> print(Intervals(torch.tensor([[0], [1]]), torch.tensor([[1], [3]])).draw(2, 3))
     ■··
     ·■■
@@ -64,7 +64,7 @@ def key_intervals(allowed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArra
     Rows without allowed keys have the interval (0, 0).
 
     >>> import numpy as np
-    >>> from regard.inspection.mask_reading import key_intervals
+    >>> from regard.inspection.calls.mask_reading import key_intervals
     >>> start, stop, exact = key_intervals(np.array([[True, True, False], [False, False, False]]))
     >>> start.tolist(), stop.tolist(), exact
     ([0, 0], [2, 0], True)
@@ -123,7 +123,7 @@ def row_mask(mask: Any, query: Tensor, key: Tensor) -> RowMask | None:
     A tensor is either boolean (True = may attend) or added to the scores.
 
     >>> import torch
-    >>> from regard.inspection.mask_reading import row_mask
+    >>> from regard.inspection.calls.mask_reading import row_mask
     >>> x = torch.zeros(3, 2)
     >>> row_mask(torch.ones(3, 3, dtype=torch.bool).tril(), x, x).stop.squeeze()
     tensor([1, 2, 3])
@@ -208,7 +208,7 @@ def read(mask: Tensor) -> CompactMask:
     """Compact a boolean mask, True = may attend; the result is cached.
 
     >>> import torch
-    >>> from regard.inspection.mask_reading import read
+    >>> from regard.inspection.calls.mask_reading import read
     >>> read(torch.tensor([[True, True, False]])).span
     (0, 2)
     >>> rows = torch.tensor([[True, False, False], [True, True, False]])
@@ -230,7 +230,7 @@ def as_boolean(mask: Tensor) -> Tensor | None:
     with a boolean mask.
 
     >>> import torch
-    >>> from regard.inspection.mask_reading import as_boolean
+    >>> from regard.inspection.calls.mask_reading import as_boolean
     >>> as_boolean(torch.tensor([[0.0, torch.finfo(torch.float32).min]]))
     tensor([[ True, False]])
     >>> as_boolean(torch.tensor([[0.0, -1.0]])) is None

@@ -78,7 +78,7 @@ class Intervention(ABC):
     """Base class of interventions for `edit`: computes the new output of the selected heads.
 
     >>> import torch, regard
-    >>> class Half(regard.inspection.replacements.Intervention):
+    >>> class Half(regard.inspection.editing.replacements.Intervention):
     ...     def __call__(self, call, heads):
     ...         return call.output[..., heads, :, :] / 2
     >>> layer, x = regard.models.MultiHeadAttention(8, 2), torch.randn(3, 8)

@@ -1,0 +1,1 @@
+"""Captured attention calls: their masks, their windows, and the steps of a generation."""
