@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from regard import __version__
-from regard._util.files import MAX_TEXT_BYTES, read_regular, short_names, write_atomic
-from regard._util.text import format_bytes, pluralize
+from regard._util.files import short_names, write_atomic
+from regard._util.text import format_bytes
 from regard.app import first_link
 from regard.app.bundle import bundle_page, static, static_names
 from regard.app.computation import formula
@@ -33,20 +33,14 @@ from regard.app.site_models import (
     export_translator,
 )
 from regard.errors import ArgumentError
-from regard.models import text_model
 from regard.models.layers.blocks import TransformerConfig
-from regard.models.text_model import SHIPPED, TextModel, load_language_model
+from regard.models.text_model import TextModel
 from regard.translation.translator import Translator
 
 INDEX = "index.html"
 DATES = Path(__file__).parent / "models" / "dates"
 MAX_BYTES = 1 << 27  # parameters of a site; browsers load larger pages slowly or not at all
 _ORDER = TransformerConfig(width=lessons._WIDTH, heads=lessons._HEADS, layers=1)
-# sentences for the model "stories"
-_EXAMPLES = (
-    "The dog didn't cross the street because it was too wide.",
-    "Tom had a red kite and Lily had a blue drum.",
-)
 _MARK = '<meta name="generator" content="regard site">'
 _SECTIONS = ("lookup", "order", "inside", "heads", "translate")
 _LINK = re.compile(r'<link rel="stylesheet" href="static/(?P<path>[^"]+)">\n')
@@ -79,46 +73,23 @@ def load_models(folders: Sequence[str | os.PathLike[str]] = ()) -> list[SiteMode
     >>> [model.about["info"]["name"] for model in load_models()]
     ['stories', 'dates']
     """
-    paths = [os.fspath(folder) for folder in folders] or [os.fspath(SHIPPED["stories"]), os.fspath(DATES)]
+    paths = [os.fspath(folder) for folder in folders] or ["stories", os.fspath(DATES)]
     return [_load(name, path) for name, path in zip(short_names(paths), paths, strict=True)]
 
 
 def _load(name: str, path: str) -> SiteModel:
-    if _is_language_model(Path(path)):
-        return _export_text_model(name, load_language_model(path))
     languages = {path: "en-de"} if Path(path) == DATES else {}
-    entries = list(Registry.load([path], languages).entries.values())
+    entries = Registry.load([path], languages).entries.values()
     if not entries:
         raise ArgumentError(f"{path!r} has no model yet: it is still being trained. Try again later.")
-    info = msgspec.to_builtins(msgspec.convert(entries[0], ModelInfo, from_attributes=True))
-    model = entries[0].model
-    return export_translator(model, info) if isinstance(model, Translator) else export_encoder(model, info)
-
-
-def _is_language_model(folder: Path) -> bool:
-    """Return whether a folder was written by `TextModel.save`."""
-    try:
-        config = json.loads(read_regular(folder / text_model.CONFIG, MAX_TEXT_BYTES))
-    except (OSError, ValueError, RecursionError, ArgumentError):
-        return False
-    return isinstance(config, dict) and config.get("format") == text_model.FORMAT
-
-
-def _export_text_model(name: str, model: TextModel) -> SiteModel:
-    config = model.model.decoder.config
-    info = {
-        "name": name,
-        "kind": "language",
-        "about": f"{pluralize(config.layers, 'layer')}, {pluralize(config.heads, 'head')}",
-        "attends": True,
-        "traceable": True,
-        "layers": config.layers,
-        "heads": config.heads,
-        "max_tokens": config.max_positions if config.positions == "learned" else None,
-        "languages": "",
-        "examples": list(_EXAMPLES) if name == "stories" else [],
-    }
-    return export_language_model(model.model, model.tokens, sorted(model.capitalized), info)
+    (entry,) = entries
+    info = {**msgspec.to_builtins(msgspec.convert(entry, ModelInfo, from_attributes=True)), "name": name}
+    model = entry.model
+    if isinstance(model, Translator):
+        return export_translator(model, info)
+    if isinstance(model, TextModel):
+        return export_language_model(model.model, model.tokens, sorted(model.capitalized), info)
+    return export_encoder(model, info)
 
 
 def make_site(models: Sequence[SiteModel]) -> str:

@@ -83,11 +83,11 @@ function encodeTile({ shape, data }) {
 
 // The attention steps of a trace as layers; stacks: name → index of its text
 export function attentionLayers(stacks, textOf, label = layerLabel) {
-  return stacks.flatMap(({ name, steps }) => steps.flatMap((trace, index) => trace.filter(({ kind }) => kind === "attention").map((step) => {
+  return stacks.flatMap(({ name, path, steps }) => steps.flatMap((trace, index) => trace.filter(({ kind }) => kind === "attention").map((step) => {
     const cross = step.name === "cross";
     const queries = textOf[name];
     return {
-      name: `${name}.blocks.${index}.${cross ? "cross" : "attention"}`, label: label(name, index, cross),
+      name: `${path}blocks.${index}.${cross ? "cross" : "attention"}`, label: label(name, index, cross),
       kind: cross ? "cross" : "self", queries, keys: cross ? textOf.encoder : queries, step };
   })));
 }

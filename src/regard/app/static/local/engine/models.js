@@ -4,8 +4,8 @@ import { projectSource } from "./attention.js";
 import { add, linear, row } from "./ops.js";
 import { applyNorm, embed, positionVectors, runBlocks, scoped } from "./stack.js";
 
-// One stack: { name, ids, tokenEmbedding, positionEmbedding, embedding, layers, steps, final }
-function runStack(config, parameters, { name, ids, table, scale, causal, source = null, embeddingNorm = false }) {
+// One stack: { name, path: of its modules, ids, tokenEmbedding, positionEmbedding, embedding, layers, steps, final }
+function runStack(config, parameters, { name, ids, table, scale, causal, source = null, path = `${name}.`, embeddingNorm = false }) {
   const tokenEmbedding = embed(table, ids, scale);
   const positionEmbedding = positionVectors(config, parameters, ids.length);
   let embedding = positionEmbedding ? add(tokenEmbedding, positionEmbedding) : tokenEmbedding;
@@ -13,7 +13,7 @@ function runStack(config, parameters, { name, ids, table, scale, causal, source 
   const { layers, steps } = runBlocks(config, parameters, embedding, { causal, source });
   const last = layers.at(-1) ?? embedding;
   const final = config.norm_first ? applyNorm(config, parameters, "norm", last) : last;
-  return { name, ids, tokenEmbedding, positionEmbedding, embedding, layers, steps, final };
+  return { name, path, ids, tokenEmbedding, positionEmbedding, embedding, layers, steps, final };
 }
 
 // Decoder-only Transformer (Radford et al. 2018); the output embedding is tied to the input embedding
@@ -95,7 +95,7 @@ export class Encoder {
 
   run(ids) {
     const stack = runStack(this.config, scoped(this.tensors, ""), {
-      name: "encoder", ids, table: this.tensors.get("words.weight"), scale: 1, causal: false, embeddingNorm: true });
+      name: "encoder", ids, table: this.tensors.get("words.weight"), scale: 1, causal: false, path: "", embeddingNorm: true });
     return { stacks: [stack], logits: null };
   }
 }

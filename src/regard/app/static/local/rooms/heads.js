@@ -5,7 +5,7 @@ import { attentionLayers } from "../views.js";
 import { translationInput } from "./translate.js";
 
 const MAX_TOKENS = 256; // of a text
-const MAX_TITLE = 60; // characters
+const MAX_TITLE = 80; // characters
 
 // words: see firstLink
 export function look(entry, views, words, texts) {
@@ -20,7 +20,7 @@ function inputOf(entry, text) {
   const limit = Math.min(MAX_TOKENS, entry.maxTokens ?? MAX_TOKENS);
   if (ids.length > limit) throw new Error(`The text has ${ids.length} tokens; at most ${limit} can be shown here. Shorten it.`);
   const { stacks } = entry.model.run(ids);
-  const title = text.length > MAX_TITLE ? `${text.slice(0, MAX_TITLE - 1)}…` : text;
+  const title = text.length > MAX_TITLE ? `${text.slice(0, MAX_TITLE - 1).trimEnd()}…` : text;
   const layers = attentionLayers(stacks, { encoder: 0, decoder: 0 }, (_, index) => `layer ${index}`);
   return { title, note: "", texts: [{ tokens, special }], layers };
 }

@@ -3,7 +3,8 @@
 const TOKEN = /[\p{L}\p{N}_]+(?:'[\p{L}\p{N}_]+)*|[^\p{L}\p{N}_\s]/gu;
 const SENTENCE_ENDS = [".", "!", "?"];
 const NO_SPACE_BEFORE = [...SENTENCE_ENDS, ",", ";", ":"];
-const MAX_DISTANCE = 2; // edits between a word and a suggestion
+const MAX_DISTANCE = 2; // edits between a word and a suggestion; 1 for short words
+const SHORT = 4; // letters
 
 export function splitTokens(text) {
   return text.replace(/[‘’]/gu, "'").replace(/[“”]/gu, '"').toLowerCase().match(TOKEN) ?? [];
@@ -26,8 +27,9 @@ export class WordTokens {
   }
 
   suggest(word) {
-    const close = this.tokens.slice(2).map((token) => [editDistance(word, token), token]).filter(([distance]) => distance <= MAX_DISTANCE);
-    close.sort(([a], [b]) => a - b);
+    const limit = word.length > SHORT ? MAX_DISTANCE : 1;
+    const close = this.tokens.slice(2).map((token) => [editDistance(word, token), token]).filter(([distance]) => distance <= limit);
+    close.sort(([a, first], [b, second]) => a - b || commonPrefix(word, second) - commonPrefix(word, first));
     if (!close.length) return ` It knows ${this.tokens.length - 2} words and punctuation marks.`;
     return ` Did you mean ${close.slice(0, 3).map(([, token]) => `'${token}'`).join(" or ")}?`;
   }
@@ -49,6 +51,12 @@ export class WordTokens {
     }
     return text;
   }
+}
+
+function commonPrefix(a, b) {
+  let length = 0;
+  while (length < a.length && a[length] === b[length]) length += 1;
+  return length;
 }
 
 function editDistance(a, b) {

@@ -1,0 +1,97 @@
+"""The static site from a file: address without a network: every room, light and dark, wide and narrow."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from regard.app.site import write_site
+from tests.browser.visit import Visit, redraw, screenshot, show_at
+
+pytestmark = pytest.mark.timeout(240)
+SIZES = ((1280, 900, "light"), (1280, 900, "dark"), (390, 800, "light"), (390, 800, "dark"))
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file: address of a site with the shipped models."""
+    return write_site([], tmp_path_factory.mktemp("static") / "site").as_uri()
+
+
+@pytest.fixture
+def offline(page, tab, address: str) -> Iterator[Visit]:
+    """A visit without a network, whose error console stays empty, and that loads only the page itself."""
+    page.context.set_offline(True)
+    yield Visit(page, address)
+    page.context.set_offline(False)
+    loaded = {url.partition("#")[0] for url in tab.requests if not url.startswith(("data:", "blob:"))}
+    assert loaded <= {address}
+
+
+def look(visit: Visit, name: str) -> None:
+    """Show a room on every screen; it may not overflow."""
+    for width, height, scheme in SIZES:
+        show_at(visit.page, width, height, scheme)
+        redraw(visit.page)
+        redraw(visit.page)
+        screenshot(visit.page, f"site-{name}-{width}-{scheme}", full_page=True)
+        wide = visit.page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, f"{name} is {wide} pixels wide on a screen of {width}"
+
+
+def test_every_room_works_offline(offline: Visit) -> None:
+    page = offline.page
+    offline.enter("lookup")
+    assert [link.inner_text() for link in page.locator("#sections a").all()] == [
+        *("Heads", "Lookup", "Inside", "Translate", "Order"),
+    ]
+    for room in ("lookup", "order", "inside", "heads", "translate"):
+        offline.enter(room)
+        assert page.locator(".notice[role=alert]").count() == 0
+        look(offline, room)
+
+
+def test_a_sentence_is_translated_and_aligned(offline: Visit) -> None:
+    page = offline.page
+    offline.enter("translate", text="twenty-three days ago", model="dates")
+    assert offline.text(".translation") == "vor dreiundzwanzig Tagen"
+    page.get_by_role("tab", name="Matrix").click()
+    page.wait_for_selector(".regard-attention canvas")
+    page.get_by_label("Translations").fill("3")
+    page.get_by_label("Translations").press("Enter")
+    page.wait_for_selector(".alternatives li")
+    page.get_by_label("Sentence").fill("four hundred and six")
+    offline.until("document.querySelector('.translation').innerText === 'vierhundertsechs'")
+
+
+def test_heads_show_every_layer(offline: Visit) -> None:
+    page = offline.page
+    offline.enter("heads", model="stories", text="Lily had a red ball.")
+    for view in ("Matrix", "Heads", "Numbers", "Lines"):
+        page.get_by_role("tab", name=view, exact=True).click()
+        redraw(page)
+    offline.enter("heads", model="stories", text="Lily had a red bal.")
+    assert "does not know the word 'bal'. Did you mean 'ball'" in offline.text(".notice")
+
+
+def test_inside_predicts_the_next_token(offline: Visit) -> None:
+    page = offline.page
+    sentence = "Tom had a red kite and Lily had a blue drum. Lily lost her"
+    offline.enter("inside", model="stories", text=sentence)
+    page.get_by_role("button", name="Sample next token").click()
+    page.get_by_role("button", name="Append").click()
+    offline.until(f"document.querySelector('#section input').value !== {sentence!r}")
+    assert page.get_by_role("textbox", name="Text").input_value().startswith(sentence)
+
+
+def test_the_site_of_one_translator_has_its_rooms_only(page, tmp_path: Path) -> None:
+    from regard.app.site import DATES
+
+    visit = Visit(page, write_site([DATES], tmp_path / "site").as_uri())
+    visit.enter("translate")
+    assert offline_models(visit) == ["dates"]
+
+
+def offline_models(visit: Visit) -> list[str]:
+    options = visit.page.get_by_label("Model").locator("option").all()
+    return [option.inner_text() for option in options]
