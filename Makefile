@@ -39,7 +39,7 @@ check: $(INSTALLED) ## check lint, formatting, types (including JavaScript) and 
 bench: $(INSTALLED) ## compare the speed of regard and other libraries
 	$(BIN)/python -m benchmarks
 
-docs: $(DOCS) ## build the guide as a site
+docs: $(DOCS) $(DEMO) ## build the guide as a site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "The guide is built: open site/index.html"
 

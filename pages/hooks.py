@@ -1,7 +1,12 @@
-"""MkDocs hooks: formulas as MathML, and tables that fit on phones."""
+"""MkDocs hooks: formulas as MathML, tables that fit on phones, and live figures.
+
+A comment `<!-- live: order?positions=rotary -->` in a page becomes a frame with this section of the static
+site that `regard site` writes, in which models run in the browser.
+"""
 
 import re
-from html import unescape
+from html import escape, unescape
+from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement
 
@@ -11,6 +16,8 @@ from markdown.extensions import Extension
 from markdown.treeprocessors import Treeprocessor
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+LIVE = re.compile(r"^<!-- live: (?P<address>[a-z]+(?:\?[^\s>]+)?) -->$", re.M)
+LIVE_FOLDER = "live"  # of the static site, in the guide
 MAX_NOWRAP = 24  # inline code of up to this many characters is not wrapped
 
 
@@ -21,10 +28,27 @@ def on_config(config: Any, **_: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Hide the navigation on pages outside any section."""
+    """Hide the navigation on pages outside any section, and insert live figures."""
     if page.parent is None:
         page.meta.setdefault("hide", ["navigation"])
-    return markdown
+    root = "../" * page.url.count("/")
+    return LIVE.sub(lambda figure: live_figure(figure["address"], root), markdown)
+
+
+def live_figure(address: str, root: str) -> str:
+    """Return a frame with a section of the static site. address: section?state; root: of the guide."""
+    name = address.partition("?")[0]
+    link = escape(f"{root}{LIVE_FOLDER}/index.html#{address}")
+    frame = f'<iframe src="{link}" title="Live figure: {name}" loading="lazy"></iframe>'
+    caption = f'This figure runs in your browser: change it. <a href="{link}">Open it in its own page.</a>'
+    return f'<figure class="live">{frame}<figcaption>{caption}</figcaption></figure>'
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Write the static site that the live figures show."""
+    from regard.app.site import write_site
+
+    write_site([], Path(config.site_dir) / LIVE_FOLDER)
 
 
 def on_page_content(html: str, **_: Any) -> str:

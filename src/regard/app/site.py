@@ -107,7 +107,8 @@ def make_site(models: Sequence[SiteModel]) -> str:
         )
     site = describe_site(models)
     page = static("page/index.html")
-    css = "\n".join(static(link["path"]) for link in _LINK.finditer(page))
+    styles = [*(link["path"] for link in _LINK.finditer(page)), "local/site.css"]
+    css = "\n".join(map(static, styles))
     script = bundle_page(
         ["local/start.js", *(f"page/sections/{name}.js" for name in site["sections"]), "page/page.js"]
     )
