@@ -82,6 +82,7 @@ def fresh(monkeypatch, tmp_path, model) -> Path:
     """A folder without a demo model; training copies one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "_has_minilm", lambda: False)
+    monkeypatch.setattr(command, "_LANGUAGE_MODELS", ())
     monkeypatch.setattr(command, "_TRAIN", COPY.format(source=os.fspath(model)))
     return tmp_path / "demo" / "transformer"
 
@@ -123,6 +124,15 @@ def test_the_default_model_is_loaded_after_the_page_is_ready(fresh, served, monk
     served["ready"]()
     until(lambda: "minilm" in registry.entries, 60)
     assert registry.pending == []
+
+
+def test_the_shipped_language_model_is_loaded_after_the_page_is_ready(fresh, served, monkeypatch):
+    monkeypatch.setattr(command, "_LANGUAGE_MODELS", ("stories",))
+    look()
+    registry = served["state"].registry
+    served["ready"]()
+    until(lambda: "stories" in registry.entries, 60)
+    assert registry.entries["stories"].kind == "language"
 
 
 @pytest.fixture

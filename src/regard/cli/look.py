@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from regard.app.server.registry import Registry
 
 _DEMO = Path("demo") / "transformer"
+_LANGUAGE_MODELS = ("stories",)  # shipped with regard
 _DEMO_DOMAIN = "dates, times and numbers in words only"
 # run with low priority, so the server stays responsive
 _TRAIN = """
@@ -230,7 +231,8 @@ def _load(folders: list[str] | None, recordings: list[str], demo: "_Demo | None"
 
 def _expect_defaults(registry: "Registry", demo: _Demo) -> None:
     """Register minilm, the shipped language model and the demo translator, loaded when the page is ready."""
-    registry.load_later("stories")
+    for name in _LANGUAGE_MODELS:
+        registry.load_later(name)
     if _has_minilm():
         registry.load_later("minilm")
     else:

@@ -1,6 +1,7 @@
 """The registry of models, and the logs of training runs."""
 
 import json
+import os
 import shutil
 import sys
 import threading
@@ -15,6 +16,7 @@ from regard.app.server.security import RequestError
 from regard.app.server.state import AppState
 from regard.errors import ArgumentError
 from regard.models.encoders.static import StaticEncoder
+from regard.models.text_model import load_language_model
 from regard.translation.model_folder import is_training, lock_folder
 from regard.translation.training.callbacks import Callback, Report, ValidationResult
 from regard.translation.training.logs import CsvLog
@@ -310,3 +312,16 @@ def test_unknown_training_runs_and_damaged_logs_are_reported(asking, tmp_path):
     error(client.send("GET", "/api/training/begun?before=1"), 422)
     (tmp_path / "begun" / "log.csv").write_text("something else\n1,2,3\n")
     assert "log" in error(client.send("GET", "/api/training/begun"), 422)
+
+
+def test_language_models_are_loaded_by_name_and_from_folders(tmp_path: Path) -> None:
+    folder = load_language_model("stories").save(tmp_path / "copy")
+    registry = Registry.load(["stories", os.fspath(folder)])
+    shipped, copy = registry.entries.values()
+    assert (shipped.kind, copy.kind) == ("language", "language")
+    assert shipped.traceable
+    assert shipped.examples
+    assert shipped.attends
+    for refused in (registry.translator, registry.encoder):
+        with pytest.raises(ArgumentError, match="'stories' is a language model"):
+            refused("stories")

@@ -195,7 +195,10 @@ class Registry:
 
     def _load_pretrained(self, name: str) -> None:
         try:
-            self._add(name, name, "")
+            if name in SHIPPED:
+                self._add_entry(Entry.of(name, load_language_model(name), examples=_STORIES))
+            else:
+                self._add_entry(Entry.of(name, load_encoder(name)))
         except (ArgumentError, MissingExtraError) as error:
             log.error("%s cannot be loaded: %s", name, error)
             self._drop_pending(name)

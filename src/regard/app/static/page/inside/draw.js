@@ -61,7 +61,8 @@ function drawLeaf(pen, node, box) {
   const isNamed = node.columnTokens && above >= COLUMN_LABELS + TITLE;
   const left = (node.role === "query" ? 30 : 18) * scene.camera.scale * (node.head === undefined ? 1 : 0.8);
   drawLabels(pen, node, box, { rows: left >= ROW_LABELS, columns: isNamed, selected: scene.hover?.row ?? scene.selected });
-  if (above >= TITLE) pen.titles.push({ text: node.title, box, small: true, above: isNamed ? COLUMN_LABELS : 3 });
+  const needed = node.head === undefined ? TITLE : 2 * TITLE; // a head has its own title there
+  if (above >= needed) pen.titles.push({ text: node.title, box, small: true, above: isNamed ? COLUMN_LABELS : 3 });
 }
 
 // The row of the hovered or selected token, and the hovered cell
@@ -203,7 +204,7 @@ function arrow(context, from, to, y, scale) {
 function drawLines({ context, theme, scene }, root) {
   const { camera } = scene;
   context.strokeStyle = context.fillStyle = theme.accent;
-  context.lineWidth = Math.max(1.25, Math.min(2.5 * camera.scale, 5));
+  context.lineWidth = Math.max(1.25, Math.min(2.5 * camera.scale, 3.5));
   const blocks = root.children;
   for (let index = 1; index < blocks.length; index += 1) {
     const [before, box] = [boxOf(camera, blocks[index - 1]), boxOf(camera, blocks[index])];

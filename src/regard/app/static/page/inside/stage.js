@@ -15,13 +15,14 @@ const DEEPER = 1.2; // times the scale that fits the box around it
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-// events: { hover(hit), moved(node), click(hit) }; a hit is { node, row, cell }, or null
+// events: { hover(hit), moved(box, node), click(hit), failed(error) }; a hit is { node, row, cell, stack }, or null
 export function makeStage(events, signal) {
   const canvas = make("canvas", { class: "inside-canvas", tabindex: 0, role: "application", "aria-roledescription": "zoomable picture" });
   const context = canvas.getContext("2d");
   const scene = { root: null, camera: null, theme: null, pattern: null, hover: null, selected: null, predictions: null };
   let [frame, request, loading] = [0, null, false];
   let arrived = null; // the box that the camera was sent to, until it is moved
+  let target = null; // what it looks at there: the box, or a step in it
   const camera = scene.camera = new Camera(() => {
     draw();
     if (!camera.isFlying) settled();
@@ -38,7 +39,7 @@ export function makeStage(events, signal) {
   }
 
   function settled() {
-    events.moved(enclosing());
+    events.moved(enclosing(), target ?? enclosing());
   }
 
   function resize() {
@@ -48,7 +49,7 @@ export function makeStage(events, signal) {
     canvas.height = Math.round(height * devicePixelRatio);
     const wasFitted = camera.isFitted;
     camera.size = { width, height };
-    if (scene.root && (arrived || wasFitted)) camera.jump(camera.viewOf(arrived ?? scene.root));
+    if (scene.root && (target || wasFitted)) camera.jump(camera.viewOf(target ?? scene.root));
     draw();
   }
 
@@ -69,7 +70,7 @@ export function makeStage(events, signal) {
     camera.setWorld(scene.root, CELL / narrowest);
     scene.hover = null;
     const node = find(at ?? before) ?? scene.root;
-    arrived = node;
+    arrived = target = node;
     camera.jump(camera.viewOf(node));
     load();
   }
@@ -138,8 +139,9 @@ export function makeStage(events, signal) {
     }
   }
 
-  function goTo(node) {
-    arrived = node;
+  // Flies to a box. box: the one whose steps are listed there
+  function goTo(node, box = node) {
+    [arrived, target] = [box, node];
     camera.fly(node);
   }
 
@@ -157,7 +159,7 @@ export function makeStage(events, signal) {
   const leave = () => goTo(enclosing().parent ?? scene.root);
 
   camera.moved = () => {
-    arrived = null;
+    arrived = target = null;
   };
   addInteraction(canvas, camera, {
     hover: (point) => {

@@ -94,7 +94,7 @@ function layerBlock(answer, stack, layer, columns) {
     const norm = vector("norm", "norm");
     parts.push(...(answer.norm === "pre" ? [norm, ...sublayer, ...sum] : [...sublayer, ...sum, norm]));
   }
-  return row(block, parts, { gap: 16 });
+  return row(block, parts, { gap: 16, margin: 14 });
 }
 
 function attentionBox(answer, stack, layer, kind, columns) {

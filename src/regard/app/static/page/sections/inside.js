@@ -28,7 +28,7 @@ export function open({ element, state, save, models, pending, signal }) {
 
   const panel = makePanel("Picture of the model", signal);
   const details = makeDetails();
-  const stage = makeStage({ hover: showHover, moved: moved, click: select_, failed: (error) => panel.body.prepend(notice(error.message)) }, signal);
+  const stage = makeStage({ hover: showHover, moved: moved, click: selectRow, failed: (error) => panel.body.prepend(notice(error.message)) }, signal);
   const steps = makeSteps({ go: (node) => stage.goTo(node), describe: (node) => describe(node), preview });
   const predictions = makePredictions({ temperature: setTemperature, sample, append }, settings.temperature);
   const text = make("input", { dir: "auto", autocomplete: "off", spellcheck: "false", maxlength: 1000 });
@@ -62,9 +62,10 @@ export function open({ element, state, save, models, pending, signal }) {
 
   // ---- the picture
 
-  function moved(node) {
-    steps.show(node);
-    settings.at = node.parent ? node.id : "";
+  // box: the box whose steps are listed. node: what the camera looks at
+  function moved(box, node) {
+    steps.show(box);
+    settings.at = box.parent ? box.id : "";
     saveState();
     if (!stage.scene.hover) details.show(node, null, answer);
   }
@@ -74,14 +75,14 @@ export function open({ element, state, save, models, pending, signal }) {
     details.show(hit?.node ?? stage.enclosing(), hit?.cell ?? null, answer);
   }
 
-  function select_(hit) {
+  function selectRow(hit) {
     stage.scene.selected = hit.row === stage.scene.selected ? null : hit.row;
     details.show(hit.node, hit.cell, answer);
     stage.draw();
   }
 
   function preview(node) {
-    stage.goTo(node);
+    stage.goTo(node, node.parent);
     details.show(node, null, answer);
     announce(`${node.title}. ${describe(node)}`);
   }
