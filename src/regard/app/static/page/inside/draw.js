@@ -61,8 +61,8 @@ function drawLeaf(pen, node, box) {
   const isNamed = node.columnTokens && above >= COLUMN_LABELS + TITLE;
   const left = (node.role === "query" ? 30 : 18) * scene.camera.scale * (node.head === undefined ? 1 : 0.8);
   drawLabels(pen, node, box, { rows: left >= ROW_LABELS, columns: isNamed, selected: scene.hover?.row ?? scene.selected });
-  const needed = node.head === undefined ? TITLE : 2 * TITLE; // a head has its own title there
-  if (above >= needed) pen.titles.push({ text: node.title, box, small: true, above: isNamed ? COLUMN_LABELS : 3 });
+  const needed = node.head === undefined ? TITLE : 1.8 * TITLE; // a head has its own title there
+  if (above >= needed) pen.titles.push({ text: node.caption ?? node.title, box, small: true, above: isNamed ? COLUMN_LABELS : 3 });
 }
 
 // The row of the hovered or selected token, and the hovered cell
@@ -232,6 +232,7 @@ function drawMemory(context, root, camera, theme) {
   const last = root.children.filter(({ stack }) => stack.name === "encoder").at(-1);
   const from = boxOf(camera, last);
   context.strokeStyle = theme.violet;
+  context.lineWidth = 1.5;
   context.setLineDash([6, 4]);
   for (const cross of crosses) {
     const to = boxOf(camera, cross);

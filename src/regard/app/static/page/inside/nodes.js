@@ -8,6 +8,7 @@ export const HEADER = 16; // above a box, for its title
 export const VECTOR = 84; // width of a model vector
 const HEAD_VECTOR = 48; // width of a query, key or value
 const HIDDEN = 128; // width of the feed-forward activations
+const CAPTIONS = { mixed: "sum", residual: "sum", feed_forward: "output" }; // where a title is too long
 const WEIGHTS = { least: 5, most: 12, whole: 150 }; // width of a weight, and of all weights of a row
 
 // A group contains other nodes; its size follows from `row` or `grid`
@@ -26,7 +27,7 @@ export function leaf(role, title, { rows, columns, width, rowTokens, columnToken
 
 export function vectorLeaf(role, title, tokens, columns, more = {}) {
   const width = { query: HEAD_VECTOR, key: HEAD_VECTOR, value: HEAD_VECTOR, mixed: HEAD_VECTOR, hidden: HIDDEN }[role] ?? VECTOR;
-  return leaf(role, title, { rows: tokens.length, columns, width, rowTokens: tokens, ...more });
+  return leaf(role, title, { rows: tokens.length, columns, width, rowTokens: tokens, caption: CAPTIONS[role], ...more });
 }
 
 export function weightLeaf(role, title, rowTokens, columnTokens, more = {}) {

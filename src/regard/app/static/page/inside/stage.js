@@ -2,6 +2,7 @@
 
 import { post } from "../../shared/client.js";
 import { make } from "../../shared/dom.js";
+import { debounce } from "../controls.js";
 import { Camera } from "./camera.js";
 import { boxOf, drawWorld, makePattern } from "./draw.js";
 import { addInteraction } from "./interaction.js";
@@ -9,6 +10,7 @@ import { walk } from "./nodes.js";
 import { readTheme } from "./theme.js";
 import { fillLayer, makeWorld } from "./world.js";
 
+const SETTLED = 120; // milliseconds without a movement of the camera
 const CELL = 52; // pixels of the narrowest cell at the largest scale
 const CLOSE = 0.8; // of the scale that fits a box: the camera is in it
 const DEEPER = 1.2; // times the scale that fits the box around it
@@ -18,7 +20,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 // events: { hover(hit), moved(box, node), click(hit), failed(error) }; a hit is { node, row, cell, stack }, or null
 export function makeStage(events, signal) {
   const canvas = make("canvas", { class: "inside-canvas", tabindex: 0, role: "application", "aria-roledescription": "zoomable picture" });
-  const context = canvas.getContext("2d");
+  const context = canvas.getContext("2d", { alpha: false });
   const scene = { root: null, camera: null, theme: null, pattern: null, hover: null, selected: null, predictions: null };
   let [frame, request, loading] = [0, null, false];
   let arrived = null; // the box that the camera was sent to, until it is moved
@@ -38,9 +40,7 @@ export function makeStage(events, signal) {
     });
   }
 
-  function settled() {
-    events.moved(enclosing(), target ?? enclosing());
-  }
+  const settled = debounce(SETTLED, () => !signal.aborted && scene.root && events.moved(enclosing(), target ?? enclosing()));
 
   function resize() {
     const { clientWidth: width, clientHeight: height } = canvas;
@@ -72,6 +72,7 @@ export function makeStage(events, signal) {
     const node = find(at ?? before) ?? scene.root;
     arrived = target = node;
     camera.jump(camera.viewOf(node));
+    settled.now();
     load();
   }
 
