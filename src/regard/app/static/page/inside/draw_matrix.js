@@ -1,10 +1,12 @@
 // Drawing of matrices: an image of colors, then lines between tokens, then the numbers themselves.
 
-import { depthOf, imageOf, isMasked, valueAt } from "./matrix.js";
+import { colorOf, imageOf, isMasked, valueAt } from "./matrix.js";
 
 const MIN_NUMBER = { width: 27, height: 10 }; // pixels of a cell that shows its number
 const MIN_LABEL = 8; // pixels of a row that shows its token
 const MIN_LANE = 7; // pixels of a row with lines between rows
+const LIGHT = 130; // luma of a cell, 0 to 255, from which its text is dark
+const STICKY = 24; // pixels of a row or column whose token stays at the edge of the screen
 const FONT = 13; // pixels of a token’s label, at most
 
 // box: the node’s rectangle on the screen
@@ -58,7 +60,7 @@ function drawNumbers({ context, theme }, node, box, cell, screen) {
       const masked = isMasked(matrix, row, column);
       const value = valueAt(matrix, row, column);
       context.fillStyle = masked ? theme.quiet : textColor(matrix, value, theme);
-      context.fillText(masked ? "−∞" : format(value), box.x + (across + 0.5) * cell.w, box.y + (line + 0.5) * cell.h + 0.5);
+      context.fillText(masked ? (matrix.kind === "weights" ? "0" : "−∞") : format(value), box.x + (across + 0.5) * cell.w, box.y + (line + 0.5) * cell.h + 0.5);
     }
   }
 }
@@ -68,40 +70,72 @@ export function format(value) {
 }
 
 function textColor(matrix, value, theme) {
-  const depth = depthOf(matrix, value);
-  if (matrix.kind === "weights") return (depth > 0.5) === theme.dark ? "#10161b" : theme.dark ? theme.ink : depth > 0.5 ? "#fff" : theme.ink;
-  return Math.abs(depth) > 0.55 ? theme.paper : theme.ink;
+  const [r, g, b] = colorOf(matrix, value, theme);
+  return 0.299 * r + 0.587 * g + 0.114 * b > LIGHT ? "#10161b" : "#fff";
 }
 
 // The tokens of the rows, left of a matrix, and of the columns, above it
-export function drawLabels({ context, theme, screen }, node, box, { rows, columns, selected }) {
+export function drawLabels(pen, node, box, { rows, columns, selected }) {
+  if (rows) drawRowLabels(pen, node, box, selected);
+  if (columns) drawColumnLabels(pen, node, box);
+}
+
+function drawRowLabels(pen, node, box, selected) {
+  const { context, theme, screen } = pen;
   const lane = box.h / node.rows;
-  if (rows && lane >= MIN_LABEL) {
-    context.font = `${Math.min(lane * 0.8, FONT)}px ${theme.font}`;
-    context.textAlign = "right";
-    context.textBaseline = "middle";
-    for (let row = 0; row < node.rows; row += 1) {
-      const y = box.y + (row + 0.5) * lane;
-      if (y < -lane || y > screen.h + lane) continue;
-      context.fillStyle = row === selected ? theme.accent : theme.quiet;
+  if (lane < MIN_LABEL) return;
+  const isSticky = box.x < 8 && box.x + box.w > 60 && lane >= STICKY;
+  context.font = `${Math.min(lane * 0.8, FONT)}px ${theme.font}`;
+  context.textBaseline = "middle";
+  for (let row = 0; row < node.rows; row += 1) {
+    const y = box.y + (row + 0.5) * lane;
+    if (y < -lane || y > screen.h + lane) continue;
+    const color = row === selected ? theme.accent : theme.quiet;
+    if (isSticky) pill(pen, clip(node.rowTokens[row]), 4, y, color);
+    else {
+      context.textAlign = "right";
+      context.fillStyle = color;
       context.fillText(clip(node.rowTokens[row]), box.x - 5, y);
     }
   }
+}
+
+function drawColumnLabels(pen, node, box) {
+  const { context, theme, screen } = pen;
   const cell = box.w / node.columns;
-  if (!columns || cell < MIN_LABEL) return;
+  if (cell < MIN_LABEL) return;
   const isWide = cell > 44;
+  const isSticky = isWide && box.y < 14 && box.y + box.h > 40;
   context.font = `${Math.min(cell * 0.8, FONT)}px ${theme.font}`;
-  context.textAlign = isWide ? "center" : "left";
-  context.fillStyle = theme.quiet;
+  context.textBaseline = "middle";
   for (let column = 0; column < node.columns; column += 1) {
     const x = box.x + (column + 0.5) * cell;
     if (x < -cell || x > screen.w + cell) continue;
+    const token = clip(node.columnTokens[column]);
+    if (isSticky) {
+      pill(pen, token, x - context.measureText(token).width / 2 - 4, 13, theme.quiet);
+      continue;
+    }
     context.save();
-    context.translate(x, box.y - 5);
+    context.textAlign = isWide ? "center" : "left";
+    context.fillStyle = theme.quiet;
+    context.translate(x, box.y - 8);
     if (!isWide) context.rotate(-Math.PI / 3.2);
-    context.fillText(clip(node.columnTokens[column]), 0, 0);
+    context.fillText(token, 0, 0);
     context.restore();
   }
+}
+
+// A label over the cells, at the edge of the screen
+function pill({ context, theme }, text, x, y, color) {
+  const width = context.measureText(text).width;
+  context.fillStyle = theme.paper;
+  context.beginPath();
+  context.roundRect(x, y - 10, width + 8, 20, 5);
+  context.fill();
+  context.fillStyle = color;
+  context.textAlign = "left";
+  context.fillText(text, x + 4, y);
 }
 
 function clip(token) {

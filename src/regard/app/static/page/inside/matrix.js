@@ -1,6 +1,7 @@
 // Matrices of numbers: colors, folding of long vectors, and images for drawing.
 
 const ASPECT = 1.8; // width / height of a cell in which a number is easy to read
+const PALEST = 0.06; // color of zero, so that a matrix differs from the paper
 const SATURATION = 0.98; // quantile of |value| with the strongest color: a few features are much larger than the rest
 
 // rows: arrays of numbers. kind: "signed", or "weights" for numbers between 0 and 1. allowed: false where masked
@@ -37,7 +38,7 @@ export function foldOf(columns, width, height) {
 }
 
 // The position of a value on the color scale, −1 to 1
-export function depthOf(matrix, value) {
+function depthOf(matrix, value) {
   return Math.max(-1, Math.min(value / matrix.limit, 1));
 }
 
@@ -51,12 +52,12 @@ export function imageOf(matrix, fold, theme) {
   canvas.width = Math.max(width, 1);
   canvas.height = Math.max(matrix.rows * fold, 1);
   const image = new ImageData(canvas.width, canvas.height);
-  const paint = matrix.kind === "weights" ? paintWeight : paintSigned;
   for (let row = 0; row < matrix.rows; row += 1) {
     for (let column = 0; column < matrix.columns; column += 1) {
       if (isMasked(matrix, row, column)) continue;
       const pixel = 4 * ((row * fold + Math.floor(column / width)) * width + (column % width));
-      paint(image.data, pixel, depthOf(matrix, valueAt(matrix, row, column)), theme);
+      image.data.set(colorOf(matrix, valueAt(matrix, row, column), theme), pixel);
+      image.data[pixel + 3] = 255;
     }
   }
   canvas.getContext("2d").putImageData(image, 0, 0);
@@ -64,14 +65,14 @@ export function imageOf(matrix, fold, theme) {
   return canvas;
 }
 
-function paintSigned(data, pixel, depth, { rgb }) {
+// [r, g, b] of a value: from paper to blue or orange, or on the ramp of weights
+export function colorOf(matrix, value, { rgb, ramp }) {
+  const depth = depthOf(matrix, value);
+  if (matrix.kind === "weights") {
+    const shade = 4 * Math.round(255 * Math.max(depth, 0));
+    return ramp.subarray(shade, shade + 3);
+  }
   const end = depth < 0 ? rgb.warm : rgb.accent;
-  const share = Math.abs(depth);
-  for (let channel = 0; channel < 3; channel += 1) data[pixel + channel] = rgb.paper[channel] + (0.06 + 0.94 * share) * (end[channel] - rgb.paper[channel]);
-  data[pixel + 3] = 255;
-}
-
-function paintWeight(data, pixel, depth, { ramp }) {
-  const shade = 4 * Math.round(255 * Math.max(depth, 0));
-  data.set(ramp.subarray(shade, shade + 4), pixel);
+  const share = PALEST + (1 - PALEST) * Math.abs(depth);
+  return rgb.paper.map((channel, index) => channel + share * (end[index] - channel));
 }

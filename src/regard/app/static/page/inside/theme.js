@@ -21,7 +21,3 @@ export function readTheme(element) {
   const dark = rgb.paper[0] < 128;
   return { ...colors, heads, rgb, ramp: ramp(dark), dark, font, key: dark ? "dark" : "light" };
 }
-
-export function mix([r, g, b], [toR, toG, toB], share) {
-  return `rgb(${Math.round(r + share * (toR - r))} ${Math.round(g + share * (toG - g))} ${Math.round(b + share * (toB - b))})`;
-}
