@@ -79,7 +79,10 @@ def test_nothing_overlaps(count, tmp_path, figures):
     draw_curves({f"model {i} " + "x" * i: rows(best=5 * i + 5) for i in range(count)}, tmp_path / "x.png")
     (figure,) = figures
     figure.canvas.draw()
-    boxes = [figure.legends[0].get_window_extent(), *(axes.get_tightbbox() for axes in figure.axes)]
+    legends = [legend.get_window_extent() for legend in figure.legends]
+    assert len(legends) == 2
+    assert not any(axes.get_legend() for axes in figure.axes)
+    boxes = [*legends, *(axes.get_tightbbox() for axes in figure.axes)]
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
     page = figure.bbox
     assert all(page.x0 <= box.x0 and box.x1 <= page.x1 + 1 for box in boxes)

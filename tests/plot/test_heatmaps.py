@@ -203,6 +203,16 @@ def test_large_heads_are_pooled(tmp_path, figures):
     )
 
 
+@pytest.mark.parametrize(("heads", "rows", "columns"), [(6, 1, 6), (7, 3, 3), (12, 3, 4), (16, 4, 4)])
+def test_many_heads_of_one_layer_are_a_grid(tmp_path, figures, heads, rows, columns):
+    for draw in (lambda x, path: draw_heads({"layer 5": x}, path), draw_weights):
+        draw(torch.eye(5).expand(heads, 5, 5), tmp_path / "x.svg")
+        boxes = [axes.get_position() for axes in figures[-1].axes if axes.get_title().startswith("head")]
+        assert len(boxes) == heads
+        assert len({round(box.y0, 3) for box in boxes}) == rows
+        assert len({round(box.x0, 3) for box in boxes}) == columns
+
+
 def test_draw_heads_has_a_row_per_layer_and_a_column_per_head(tmp_path, figures):
     model = regard.models.LanguageModel(50, regard.models.TransformerConfig(width=16, heads=2, layers=3))
     with regard.watch(model) as seen:

@@ -81,7 +81,7 @@ def make_page(x: Any, *, title: str = "", about: str = "") -> str:
     css, script = static("export.css") + style(), bundle("attention/export.js")
     page = Template(static("export.html")).substitute(
         policy=escape(_content_security_policy(css, script)),
-        title=escape(title or view.title),
+        title=escape(title or view.title or "Attention weights"),
         about=escape(about),
         style=css,
         script=script,

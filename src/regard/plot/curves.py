@@ -54,12 +54,13 @@ def draw_curves(logs: Mapping[str, Log], path: str | os.PathLike[str], *, dark: 
                 _draw_losses(axes[0, column], x, rows, style)
                 if has_bleu:
                     _draw_bleu(axes[1, column], x, rows, style, theme)
-        _label_axes(axes, theme)
+        _label_axes(axes)
         for bottom in axes[-1]:
             bottom.set_xlim(left=0)
         if has_bleu:
             axes[1, 0].set_ylim(0, max(1.0, axes[1, 0].get_ylim()[1]))
         add_legend(figure, names, styles)
+        _add_line_legend(figure, theme)
         return save(figure, path)
 
 
@@ -274,9 +275,7 @@ def _smooth(values: Sequence[float]) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def _label_axes(axes: Any, theme: Theme) -> None:
-    from matplotlib.lines import Line2D
-
+def _label_axes(axes: Any) -> None:
     for axis, name in zip(axes[:, 0], ("loss per token", "validation BLEU"), strict=False):
         axis.set_ylabel(name)
     for axis, name in zip(axes[-1], ("updates", "minutes of training"), strict=True):
@@ -284,9 +283,15 @@ def _label_axes(axes: Any, theme: Theme) -> None:
         axis.xaxis.set_major_formatter("{x:,g}")
     for axis in axes.flat:
         style_axes(axis)
+
+
+def _add_line_legend(figure: "Figure", theme: Theme) -> None:
+    """Explain dashed and solid lines, outside the axes, where the legend covers no curve."""
+    from matplotlib.lines import Line2D
+
     lines = [
         Line2D([], [], color=theme.muted, linestyle="--"),
         Line2D([], [], color=theme.muted, marker="o"),
     ]
     names = ["training (with dropout and label smoothing)", "validation (without)"]
-    axes[0, 1].legend(lines, names, loc="upper right", frameon=False)
+    figure.legend(lines, names, loc="outside lower center", ncols=2, frameon=False)

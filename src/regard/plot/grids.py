@@ -206,7 +206,7 @@ class _Grid:
         self.fontsize = 7.0 if self.compact else 9.0
         self.panels = [
             [
-                self._measure(panel, row == len(panels) - 1, column == 0)
+                self._measure(panel, column >= len([*panels, []][row + 1]), column == 0)  # nothing below
                 for column, panel in enumerate(row_panels)
             ]
             for row, row_panels in enumerate(panels)
@@ -224,7 +224,7 @@ class _Grid:
             colors = [color for color, _ in options.legend]
             self.colormap = LinearSegmentedColormap.from_list("legend", colors)
 
-    def _measure(self, panel: Panel, is_last_row: bool, is_first_column: bool) -> _MeasuredPanel:
+    def _measure(self, panel: Panel, is_lowest: bool, is_first_column: bool) -> _MeasuredPanel:
         from regard.plot.labels import axis_labels
 
         width, height = self._size(panel)
@@ -234,7 +234,7 @@ class _Grid:
         if is_first_column or not self.options.shared:
             query_labels = axis_labels("y", panel.queries, panel.rows, height, self.fontsize)
             left = query_labels.depth(height) + _PAD + axis_name
-        if is_last_row or not self.options.shared:
+        if is_lowest or not self.options.shared:
             key_labels = axis_labels("x", panel.keys, panel.columns, width, self.fontsize)
             bottom = key_labels.depth(width) + _PAD + axis_name
             overhang = key_labels.overhang(width)

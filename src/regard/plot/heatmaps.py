@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 MAX_CELLS = 512  # larger matrices are drawn as block means
 MAX_GRID_CELLS = 192  # the same limit in a grid
 MAX_COLUMNS = 4  # alignments side by side
+MAX_HEADS_IN_ROW = 6  # more heads of one layer are drawn as a grid
 
 Tokens = Sequence[str] | None
 
@@ -138,8 +139,8 @@ def draw_weights(
 ) -> Path:
     """Draw weights (…, q, k) and save the picture as a .png, .svg or .pdf file.
 
-    Heads are drawn side by side, and batch entries one below the other. Large matrices are drawn as block
-    means.
+    Heads are drawn side by side, or as a grid if there are many, and batch entries one below the other. Large
+    matrices are drawn as block means.
 
     path: output file, .png, .svg or .pdf.
     queries, keys: tokens of the rows and columns.
@@ -173,6 +174,8 @@ def draw_weights(
         for i, entry in enumerate(matrices)
     ]
     row_titles = [str(entry) for entry in range(len(panels))] if len(panels) > 1 else []
+    if len(panels) == 1:
+        panels = _grid(panels[0])
     options = GridOptions(title or "", row_titles=row_titles, shared=not single, log=log, dark=dark)
     return draw_panels(panels, options, path)
 
@@ -190,6 +193,8 @@ def draw_heads(
     dark: bool = False,
 ) -> Path:
     """Draw every head of every layer: one row per layer, one column per head, with a shared color scale.
+
+    Many heads of a single layer are drawn as a grid.
 
     layers: a `Seen` from `regard.watch`, or a mapping from names to weights (h, q, k).
     path: output file, .png, .svg or .pdf.
@@ -226,6 +231,8 @@ def draw_heads(
         matrices = matrices.reshape(count, *matrices.shape[-2:])
         names = _titles(titles, [f"head {head}" for head in range(first, first + count)], "heads")
         panels.append(_panels(matrices, weights.shape[-2:], (queries, keys), [""] * count if row else names))
+    if len(panels) == 1 and counts[0] > MAX_HEADS_IN_ROW:
+        panels, title, row_titles = _grid(panels[0]), title or row_titles[0], []
     options = GridOptions(title or "", row_titles=row_titles, shared=sum(counts) > 1, log=log, dark=dark)
     return draw_panels(panels, options, path)
 
@@ -399,6 +406,15 @@ def _count_heads(name: str, weights: Weights | Tensor) -> int:
             "Select one entry of the batch: weights[0]."
         )
     return int(heads)
+
+
+def _grid(panels: list[Panel]) -> list[list[Panel]]:
+    """Return many panels as a nearly square grid, if possible with full rows, and a few in one row."""
+    if len(panels) <= MAX_HEADS_IN_ROW:
+        return [panels]
+    root = math.ceil(math.sqrt(len(panels)))
+    columns = next((width for width in range(root, root + 3) if len(panels) % width == 0), root)
+    return _split_rows(panels, columns)
 
 
 def _split_rows(panels: list[Panel], columns: int) -> list[list[Panel]]:
