@@ -89,7 +89,9 @@ def test_lines_show_every_token_and_hovering_one_its_row_in_percent(opened):
     shown = page.locator(".side.key .token").evaluate_all(
         "nodes => nodes.map((node) => node.dataset.share ?? '')"
     )
-    assert [float(share or 0) for share in shown] == pytest.approx(100 * row * (row >= 0.005), abs=0.51)
+    assert all(share.endswith(" %") for share in shown if share)
+    shares = [float(share.removesuffix(" %") or 0) for share in shown]
+    assert shares == pytest.approx(100 * row * (row >= 0.005), abs=0.51)
 
 
 def test_tokens_are_pinned_and_hidden_and_heads_are_toggled(opened):
@@ -141,8 +143,39 @@ def test_two_inputs_side_by_side_and_words_in_two_rows_on_wide_screens(opened):
     assert page.locator(".pane").count() == 1
     page.set_viewport_size({"width": 200, "height": 700})
     page.wait_for_selector(".drawing.down")
+    layer = page.evaluate("shown.state.layer")
+    page.evaluate("shown.set({ view: 'numbers' })")  # opens on a layer with vectors
+    page.wait_for_selector(".steps")
+    assert page.evaluate("shown.state.layer") != layer
+    page.evaluate("shown.set({ view: 'lines' })")
+    assert page.evaluate("shown.state.layer") == layer
     page.evaluate("shown.set({ view: 'numbers' })")
+    page.evaluate("(layer) => shown.set({ layer })", layer)
     assert "no query and key vectors" in page.locator(".body").text_content()
+
+
+@pytest.mark.parametrize("width", [1280, 200])
+def test_the_source_comes_first(opened, page, width):
+    """Above in rows, on the left in columns."""
+    page.set_viewport_size({"width": width, "height": 800})
+    opened("several")
+    assert page.locator(f".drawing.{'across' if width > 1000 else 'down'}").count() == 1
+    boxes = [page.locator(f".side.{side} .token").first.bounding_box() for side in ("key", "query")]
+    axis = "y" if width > 1000 else "x"
+    assert boxes[0][axis] < boxes[1][axis]
+    line = page.locator(".drawing path").first.get_attribute("d")
+    start = [float(number) for number in re.findall(r"[\d.]+", line)][:2]
+    assert start[1 if width > 1000 else 0] == 0  # lines start at the source
+
+
+def test_a_click_on_the_map_is_in_the_window_of_lines(opened, page):
+    opened(None, view="matrix", query=20_000, key=150)
+    page.wait_for_selector(".regard-attention canvas")
+    page.evaluate("shown.set({ view: 'lines' })")
+    page.wait_for_selector(".drawing")
+    for side, position in (("query", 20_000), ("key", 150)):
+        tokens = page.locator(f".side.{side} .token[title$='{side} {position + 1}']")
+        assert tokens.count() == 1, side
 
 
 def test_texts_are_never_markup(opened):
@@ -293,11 +326,17 @@ def test_numbers_lead_from_products_to_the_weight(opened):
         np.frombuffer(base64.b64decode(stored[side]["data"]), "<f4").reshape(8, 12, 8)
         for side in ("query", "key")
     )
-    values = [text.replace("−", "-") for text in page.locator(".step .value").all_text_contents()]
+    both = "nodes => nodes.map((node) => [node.title, node.textContent])"
+    steps = page.locator(".step .value[title]").evaluate_all(both)
+    values = [float(exact.replace("−", "-")) for exact, _ in steps]
+    assert all(re.fullmatch(r"−?\d+\.\d\d", shown) for _, shown in steps)
     product = float(query[5, 3] @ key[5, 6])
-    assert float(values[0]) == pytest.approx(product, abs=1e-3)
-    assert float(values[1]) == pytest.approx(product * 8**-0.5, abs=1e-3)
-    assert float(values[-2]) == pytest.approx(weights(SMALL, 0, 0)[5, 3, 6], abs=1e-4)
+    assert values[0] == pytest.approx(product, abs=1e-3)
+    assert values[1] == pytest.approx(product * 8**-0.5, abs=1e-3)
+    part, total, weight = values[-3:]  # softmax in its school form
+    assert part == pytest.approx(np.exp(values[1]), rel=1e-3)
+    assert weight == pytest.approx(part / total, abs=1e-4)
+    assert weight == pytest.approx(weights(SMALL, 0, 0)[5, 3, 6], abs=1e-4)
     page.locator(".picker >> nth=1").get_by_role("button", name="sat").click()
     page.wait_for_selector(".readout:has-text('sat → sat')")
 

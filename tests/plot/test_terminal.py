@@ -111,7 +111,7 @@ def test_control_characters_are_removed():
 
 
 @pytest.mark.parametrize(
-    ("background", "strongest"), [("", "255;234;70"), ("15;0", "255;234;70"), ("0;15", "0;28;72")]
+    ("background", "strongest"), [("", "222;241;255"), ("15;0", "222;241;255"), ("0;15", "0;46;77")]
 )
 def test_colors_if_the_terminal_has_them(background, strongest, monkeypatch):
     monkeypatch.setenv("COLORFGBG", background)

@@ -23,13 +23,12 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 DPI = 150  # of PNG files
-# Weights: lightness changes evenly from the background to its opposite, through yellow, gray and blue, which
-# are distinct in all kinds of color vision (as in cividis: Nuñez, Anderton and Renslow 2018). The page uses
-# the same colors.
-ON_LIGHT = ("#fdfbf0", "#f7e794", "#cdbd6e", "#99957a", "#676f79", "#2d4670", "#001c48")
-ON_DARK = ("#0f1829", "#083068", "#3e4d6d", "#6d7075", "#989376", "#cbbb69", "#ffea46")
+# Weights: shades of blue whose lightness changes evenly from the background to its opposite, so any color
+# vision can read them. The page uses the same colors.
+ON_LIGHT = ("#f7fbfd", "#bedef8", "#86c0ef", "#4e9edb", "#1b77b5", "#07517f", "#002e4d")
+ON_DARK = ("#0f1820", "#11334c", "#17517a", "#2574ac", "#4c9cd9", "#91c8f4", "#def1ff")
 # Signed values: 0 has the background color, negative values are orange, positive values blue
-SIGNED_ON_LIGHT = ("#6b2a00", "#b8560f", "#e8a465", "#fdfbf0", "#93bedd", "#3a80b8", "#0a3a66")
+SIGNED_ON_LIGHT = ("#6b2a00", "#b8560f", "#e8a465", "#f7fbfd", "#93bedd", "#3a80b8", "#0a3a66")
 SIGNED_ON_DARK = ("#ffc48f", "#d07a30", "#7a3f10", "#0f1418", "#1b4a70", "#4590c8", "#a9daff")
 MARKERS = "osD^vP*X"  # distinguish lines without color
 MAX_TOKEN_LENGTH = 20  # characters
@@ -55,7 +54,7 @@ class Theme(NamedTuple):
 
         >>> from regard.plot.style import DARK, LIGHT
         >>> [[round(float(part), 2) for part in theme.colormap(0.0)[:3]] for theme in (LIGHT, DARK)]
-        [[0.99, 0.98, 0.94], [0.06, 0.09, 0.16]]
+        [[0.97, 0.98, 0.99], [0.06, 0.09, 0.13]]
         """
         from matplotlib.colors import LinearSegmentedColormap
 
@@ -71,7 +70,7 @@ class Theme(NamedTuple):
         >>> from regard.plot.style import LIGHT
         >>> ranges = (-1, 1), (-1, 0)
         >>> [to_hex(LIGHT.colormap_for(Normalize(*limits))(1.0)) for limits in ranges]  # blue, background
-        ['#0a3a66', '#fdfbf0']
+        ['#0a3a66', '#f7fbfd']
         """
         if norm.vmin is None or norm.vmax is None or norm.vmin >= 0:
             return self.colormap

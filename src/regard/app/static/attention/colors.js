@@ -1,8 +1,8 @@
-// Head colors (Okabe and Ito 2008) and a color ramp for weights with even lightness steps from blue to yellow,
-// readable with color vision deficiencies (like cividis: Nuñez, Anderton and Renslow 2018).
+// Head colors (Okabe and Ito 2008), and a ramp for weights with even lightness steps: the blue of all tables and
+// charts, from the background to its opposite. Only lightness carries the weight, so any color vision can read it.
 
-const ON_DARK = [[15, 24, 41], [8, 48, 104], [62, 77, 109], [109, 112, 117], [152, 147, 118], [203, 187, 105], [255, 234, 70]];
-const ON_LIGHT = [[253, 251, 240], [247, 231, 148], [205, 189, 110], [153, 149, 122], [103, 111, 121], [45, 70, 112], [0, 28, 72]];
+const ON_DARK = [[15, 24, 32], [17, 51, 76], [23, 81, 122], [37, 116, 172], [76, 156, 217], [145, 200, 244], [222, 241, 255]];
+const ON_LIGHT = [[247, 251, 253], [190, 222, 248], [134, 192, 239], [78, 158, 219], [27, 119, 181], [7, 81, 127], [0, 46, 77]];
 const DECADES = 4; // range of the logarithmic scale below the largest weight
 
 const HEAD_COLORS = 8; // defined in attention.css

@@ -72,7 +72,17 @@ export class HeadsView {
   }
 
   update(changed) {
-    if (changed.has("sort")) this.show();
+    if (changed.has("sort") || changed.has("special")) this.show();
+    else this.markCurrent();
+  }
+
+  // Outlines the selected head
+  markCurrent() {
+    const { layer, heads } = this.pane.state.values;
+    for (const node of this.buttons) {
+      if (heads?.length === 1 && node.dataset.name === `${layer} ${heads[0]}`) node.setAttribute("aria-current", "true");
+      else node.removeAttribute("aria-current");
+    }
   }
 
   // ---- thumbnails
@@ -93,6 +103,7 @@ export class HeadsView {
     this.grid.replaceChildren(...(known === "natural" ? this.byLayer() : this.bySort(known)));
     setTabStop(this.buttons, this.buttons.find((node) => node.dataset.name === focused) ?? this.buttons[0]);
     if (focused) this.buttons.find((node) => node.dataset.name === focused)?.focus();
+    this.markCurrent();
     this.paintAll();
     const { layers } = this.pane.input;
     const complete = this.loaded.filter((heads, layer) => heads.length === layers[layer].heads).length;
@@ -144,9 +155,21 @@ export class HeadsView {
   paintAll() {
     const table = ramp(themeOf(this.node.isConnected ? this.node : document.documentElement).dark);
     for (const node of this.buttons) {
-      const { data, height, width } = node.picture;
+      const { data, height, width } = this.withoutSpecial(node.picture, Number(node.dataset.name.split(" ")[0]));
       paint(data, height, width, { max: largest(data), log: false, table }, node.querySelector("canvas"));
     }
+  }
+
+  // The weights between ordinary tokens, if special tokens are hidden and the picture shows every token
+  withoutSpecial(picture, layer) {
+    const { data, height, width } = picture;
+    const { texts, layers } = this.pane.input;
+    const [queries, keys] = [texts[layers[layer].queries], texts[layers[layer].keys]];
+    if (this.pane.state.values.special || height !== queries.tokens.length || width !== keys.tokens.length) return picture;
+    const ordinary = ({ tokens, special }) => [...tokens.keys()].filter((position) => !special.includes(position));
+    const [rows, columns] = [ordinary(queries), ordinary(keys)];
+    if (!rows.length || !columns.length) return picture;
+    return { data: Float32Array.from(rows.flatMap((row) => columns.map((column) => data[row * width + column]))), height: rows.length, width: columns.length };
   }
 
   shown() {

@@ -24,6 +24,7 @@ export class LinesView {
     this.node = make("div", { class: "lines-view" }, make("div", { class: "map-side" }, this.scroll, pane.readout));
     this.observer = new ResizeObserver(() => this.arrange());
     this.observer.observe(this.scroll);
+    for (const [side, list] of Object.entries(this.lists)) list.center(pane.pinned[side]);
     this.update(new Set(["input"]));
   }
 
@@ -64,7 +65,7 @@ export class LinesView {
     } else this.rankings?.update();
   }
 
-  // Two columns (queries left, keys right), or two rows (keys above, queries below) if the words fit
+  // Two rows if the words fit, else two columns. The source comes first; in self-attention, queries are left
   arrange(force = false) {
     const textWidth = (side) => this.pane.textOf(side).tokens.reduce((sum, token) => sum + 9 * token.length + 26, 30);
     const rows = this.pane.layer.kind !== "self" && Math.max(textWidth("query"), textWidth("key")) < this.scroll.clientWidth;
@@ -75,7 +76,8 @@ export class LinesView {
       const { sides } = this.pane;
       query.node.dataset.title = sides.query;
       key.node.dataset.title = sides.key;
-      this.drawing.replaceChildren(...(rows ? [key.node, this.svg, query.node] : [query.node, this.svg, key.node]));
+      this.keysFirst = this.pane.layer.kind !== "self";
+      this.drawing.replaceChildren(...(this.keysFirst ? [key.node, this.svg, query.node] : [query.node, this.svg, key.node]));
     }
     this.positionLines();
   }
@@ -162,9 +164,11 @@ export class LinesView {
     this.rankings?.update();
   }
 
-  // Scrolls to the first ranked token if none is visible
+  // Scrolls to the first ranked token if none is visible, unless a token of that side is pinned
   scrollToRanked(side, positions) {
-    const list = this.lists[side === "query" ? "key" : "query"];
+    const other = side === "query" ? "key" : "query";
+    if (this.pane.pinned[other] !== null) return;
+    const list = this.lists[other];
     const [start, stop] = list.range;
     if (positions.length && !positions.some((position) => position >= start && position < stop)) list.goTo(positions[0]);
   }
@@ -226,8 +230,9 @@ export class LinesView {
     for (const { node, index, query, key } of this.links) {
       const offset = (index - (count - 1) / 2) * spacing;
       const [a, b] = [from.get(query) + offset, to.get(key) + offset];
-      if (this.rows) node.setAttribute("d", `M${b} 0C${b} ${box.height / 2} ${a} ${box.height / 2} ${a} ${box.height}`);
-      else node.setAttribute("d", `M0 ${a}C${box.width / 2} ${a} ${box.width / 2} ${b} ${box.width} ${b}`);
+      const [start, end] = this.keysFirst ? [b, a] : [a, b];
+      if (this.rows) node.setAttribute("d", `M${start} 0C${start} ${box.height / 2} ${end} ${box.height / 2} ${end} ${box.height}`);
+      else node.setAttribute("d", `M0 ${start}C${box.width / 2} ${start} ${box.width / 2} ${end} ${box.width} ${end}`);
     }
   }
 
@@ -242,7 +247,7 @@ export class LinesView {
         node.classList.toggle("selected", isSelected);
         node.classList.toggle("aside", Boolean(selected) && !isSelected && weight < MIN_SELECTED_WEIGHT);
         node.setAttribute("aria-pressed", String(this.pane.pinned[side] === position));
-        if (weight >= MIN_SELECTED_WEIGHT) node.dataset.share = percent(weight);
+        if (weight >= MIN_SELECTED_WEIGHT) node.dataset.share = `${percent(weight)} %`;
         else delete node.dataset.share;
         node.style.backgroundImage = weight >= MIN_SELECTED_WEIGHT && this.weights.heads.length > 1 ? this.stripes(pair) : "";
       }

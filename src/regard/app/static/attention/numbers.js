@@ -1,7 +1,10 @@
 // The computation of one weight: the features of a query and a key, their products, and the steps to the weight.
 import { checkbox, decimals, labeledSelect, make, percent, visible } from "../shared/dom.js";
+import { formatExact, formatNumber } from "../shared/format.js";
 import { LatestQuestion } from "./state.js";
 import { TokenList } from "./tokens.js";
+
+const MAX_EXPONENT = 12; // larger scores are shown relative to τ: exp(score) would be an unreadable number
 
 export class NumbersView {
   constructor(pane) {
@@ -34,9 +37,9 @@ export class NumbersView {
     this.bar.hidden = !pane.layer.vectors;
     if (!pane.layer.vectors) return this.showEmpty("This layer has no query and key vectors, so there are no products to show. Choose another layer above.");
     if (!queries || !keys) return this.showEmpty("There are no tokens.");
-    this.pair = { query: pane.pinned.query ?? Math.min(1, queries - 1), key: pane.pinned.key ?? Math.min(1, keys - 1) };
+    this.pair = { query: Math.min(pane.pinned.query ?? 1, queries - 1), key: Math.min(pane.pinned.key ?? 1, keys - 1) };
     this.markSelected();
-    return this.load();
+    return pane.pinned.key === null ? this.loadStrongest() : this.load();
   }
 
   showEmpty(text) {
@@ -78,6 +81,15 @@ export class NumbersView {
     }
   }
 
+  // The key with the largest weight, if none is selected
+  loadStrongest() {
+    this.latest.ask("topk", { heads: [this.head], side: "query", position: this.pair.query, k: 1 }, ({ positions }) => {
+      this.pair.key = positions[0] ?? this.pair.key;
+      this.markSelected();
+      this.load();
+    });
+  }
+
   load() {
     this.latest.ask("numbers", { head: this.head, ...this.pair }, (facts) => {
       this.facts = facts;
@@ -89,7 +101,7 @@ export class NumbersView {
     const { facts, pane, pair } = this;
     const name = (side) => visible(pane.textOf(side).tokens[pair[side]] ?? "");
     this.result.replaceChildren(this.featureTable(facts, name("query"), name("key")), this.steps(facts));
-    pane.setStatus(`${name("query")} → ${name("key")}, head ${this.head}: score ${decimals(facts.score ?? NaN)}, weight ${percent(facts.weight)} %`);
+    pane.setStatus(`${name("query")} → ${name("key")}, head ${this.head}: score ${decimals(facts.score ?? NaN, 2)}, weight ${percent(facts.weight)} %`);
   }
 
   // ---- the table of features: query × key = product, each with a bar
@@ -109,7 +121,7 @@ export class NumbersView {
       body.insertRow().append(make("th", { scope: "row" }, String(index + 1)), ...cells);
     }
     const sum = products.reduce((total, product) => total + product, 0);
-    table.createTFoot().insertRow().append(make("th", { scope: "row", colspan: 3 }, "sum of the products: q · k"), make("td", { class: "sum" }, decimals(sum)));
+    table.createTFoot().insertRow().append(make("th", { scope: "row", colspan: 3 }, "sum of the products: q · k"), make("td", { class: "sum", title: formatExact(sum) }, decimals(sum, 2)));
     return make("div", { class: "scrolls feature-box", tabindex: 0, role: "region", "aria-label": "Features of query and key, and their products" }, table);
   }
 
@@ -118,30 +130,38 @@ export class NumbersView {
   steps(facts) {
     const { query, key, scale, bias, softcap, score, masked, weight } = facts;
     const product = query.reduce((sum, feature, index) => sum + feature * key[index], 0);
-    const rows = [["q · k", `sum of ${query.length} products`, decimals(product)]];
+    const rows = [["q · k", `sum of ${query.length} products`, product]];
     let current = product * scale;
-    rows.push(["× scale", `${decimals(product)} × ${decimals(scale, 4)}`, decimals(current)]);
+    rows.push(["× scale", `${decimals(product, 2)} × ${decimals(scale, 2)}`, current]);
     if (softcap) {
       const capped = softcap * Math.tanh(current / softcap);
-      rows.push(["softcap", `${softcap} · tanh(${decimals(current)} / ${softcap})`, decimals(capped)]);
+      rows.push(["softcap", `${softcap} · tanh(${decimals(current, 2)} / ${softcap})`, capped]);
       current = capped;
     }
-    if (bias) rows.push(["+ bias", `${decimals(current)} ${bias < 0 ? "−" : "+"} ${decimals(Math.abs(bias))}`, decimals(current + bias)]);
+    if (bias) rows.push(["+ bias", `${decimals(current, 2)} ${bias < 0 ? "−" : "+"} ${decimals(Math.abs(bias), 2)}`, current + bias]);
     const differs = score !== null && Math.abs(current + (bias || 0) - score) > 0.01 * Math.max(1, Math.abs(score));
-    rows.push(["score", differs ? "computed with a different formula" : "", score === null ? "not a number" : decimals(score), "strong"]);
+    rows.push(["score", differs ? "computed with a different formula" : "", score ?? "not a number", "strong"]);
     if (masked) rows.push(["mask", "the mask excludes this key", "−∞", "strong"]);
     else rows.push(...this.normalizerSteps(facts));
     rows.push(["weight", masked ? "masked" : "", `${percent(weight)} %`, "strong"]);
-    const lines = rows.map(([name, how, value, strength = ""]) => make("div", { class: `step ${strength}` }, make("dt", {}, name), make("dd", { class: "how" }, how), make("dd", { class: "value" }, value)));
+    const lines = rows.map(([name, how, value, strength = ""]) => make("div", { class: `step ${strength}` }, make("dt", {}, name), make("dd", { class: "how" }, how), valueCell(value)));
     return make("dl", { class: "steps" }, ...lines);
   }
 
   normalizerSteps({ score, tau, weight, normalizer, formula }) {
     const name = normalizer || "normalizer";
-    if (score === null || !Number.isFinite(tau ?? NaN) || !formula?.includes("τ")) return [[name, formula || "", decimals(weight, 4)]];
+    if (formula === "exp(score − τ)" && name === "Softmax" && score !== null && Math.max(Math.abs(score), Math.abs(tau ?? Infinity)) < MAX_EXPONENT) {
+      const [part, sum] = [Math.exp(score), Math.exp(tau)];
+      return [
+        ["exp", `exp(${decimals(score, 2)})`, part],
+        ["Σ exp", "over all keys of this query", sum],
+        ["softmax", `${decimals(part, 2)} / ${decimals(sum, 2)}`, weight],
+      ];
+    }
+    if (score === null || !Number.isFinite(tau ?? NaN) || !formula?.includes("τ")) return [[name, formula || "", weight]];
     const difference = score - tau;
-    const rows = [["− τ", `${decimals(score)} ${tau < 0 ? "+" : "−"} ${decimals(Math.abs(tau))}, τ of this query`, decimals(difference)]];
-    rows.push([name, formula === "exp(score − τ)" ? `exp(${decimals(difference)})` : formula, decimals(weight, 4)]);
+    const rows = [["− τ", `${decimals(score, 2)} ${tau < 0 ? "+" : "−"} ${decimals(Math.abs(tau), 2)}; τ ${name === "Softmax" ? "= log Σ exp(score) over all keys" : "makes the weights of this query sum to 1"}`, difference]];
+    rows.push([name, formula === "exp(score − τ)" ? `exp(${decimals(difference, 2)})` : formula, weight]);
     return rows;
   }
 
@@ -152,7 +172,13 @@ export class NumbersView {
 
 // A number with a bar from the center: to the right if positive, to the left if negative
 function barCell(value, max) {
-  const bar = make("span", { class: value < 0 ? "bar below" : "bar", "aria-hidden": "true" });
+  const bar = make("span", { class: value < 0 ? "bar negative" : "bar", "aria-hidden": "true" });
   bar.style.setProperty("--share", Math.abs(value) / max);
-  return make("td", {}, make("span", { class: "bar-box" }, bar), make("span", { class: "value" }, decimals(value)));
+  return make("td", { title: formatExact(value) }, make("span", { class: "bar-box" }, bar), make("span", { class: "value" }, formatNumber(value)));
+}
+
+// A number with two decimals, and its exact value in a title; or a text
+function valueCell(value) {
+  if (typeof value !== "number") return make("dd", { class: "value" }, value);
+  return make("dd", { class: "value", title: formatExact(value) }, decimals(value, 2));
 }

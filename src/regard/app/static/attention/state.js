@@ -15,7 +15,9 @@ export class State {
     this.compact = Boolean(options.compact);
     this.listeners = new Set();
     this.values = { ...DEFAULTS, view: this.views[0] };
-    this.values = { ...this.values, ...this.validated(options) };
+    const first = this.validated(options);
+    this.values.view = ""; // none yet
+    this.values = this.withVectors(first);
     if (options.heads === undefined && this.isExpensive()) this.values.heads = [0];
   }
 
@@ -45,8 +47,24 @@ export class State {
     return next;
   }
 
+  // Numbers needs a layer with vectors: it opens on one, and leaving it returns to the layer before
+  withVectors(next) {
+    const { layers = [] } = this.viewModel.inputs[next.input] ?? {};
+    const entered = next.view === "numbers" && this.values.view !== "numbers";
+    const left = next.view !== "numbers" && this.values.view === "numbers";
+    if (entered && !layers[next.layer]?.vectors) {
+      const index = ["cross", "self"].map((kind) => layers.findIndex((layer) => layer.vectors && layer.kind === kind)).find((found) => found >= 0);
+      if (index !== undefined) {
+        this.before = { layer: next.layer, heads: next.heads, shown: index };
+        Object.assign(next, { layer: index, heads: null });
+      }
+    } else if (left && this.before?.shown === next.layer) Object.assign(next, { layer: this.before.layer, heads: this.before.heads });
+    if (left) this.before = null;
+    return next;
+  }
+
   set(change) {
-    const next = this.validated(change);
+    const next = this.withVectors(this.validated(change));
     const changed = new Set(Object.keys(next).filter((name) => JSON.stringify(next[name]) !== JSON.stringify(this.values[name])));
     this.values = next;
     if (changed.size) for (const listener of [...this.listeners]) listener(changed);

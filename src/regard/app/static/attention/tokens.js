@@ -75,6 +75,11 @@ export class TokenList {
     );
   }
 
+  // Centers the window of a long text around a position before it is filled
+  center(position) {
+    if (position !== null && this.long) this.start = clamp(position - WINDOW / 2, 0, this.length - WINDOW);
+  }
+
   scrollTo(start) {
     const next = clamp(Math.trunc(start) || 0, 0, Math.max(this.length - WINDOW, 0));
     if (next === this.start) return;

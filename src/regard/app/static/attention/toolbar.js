@@ -49,7 +49,7 @@ export class Toolbar {
     this.layers.hidden = values.view === "heads" || isEmpty;
     this.heads.hidden = values.view === "heads" || values.view === "numbers" || isEmpty || this.pane.layer.heads < 2;
     const special = isEmpty ? 0 : this.pane.queries.special.length + this.pane.keys.special.length;
-    this.special.hidden = values.view === "heads" || values.view === "numbers" || special === 0;
+    this.special.hidden = values.view === "numbers" || special === 0;
     this.special.firstChild.checked = !values.special;
     this.search.hidden = values.view === "heads" || isEmpty;
     if (!isEmpty && (changed.has("input") || changed.has("layer"))) this.updateHeads();
