@@ -32,6 +32,35 @@ def test_translate(visit: Visit) -> None:
     assert "best=3" in page.url
 
 
+def test_numbers_of_a_translation_open_on_a_layer_with_vectors(visit: Visit) -> None:
+    visit.enter("translate", text="1 2 3", model="transformer")
+    page = visit.page
+    page.wait_for_selector(".regard-attention [role=tab]")
+    page.get_by_role("tab", name="Numbers").click()
+    page.wait_for_selector(".features .bar.negative")
+    heights = page.locator(".features .bar").evaluate_all(
+        "all => all.map((one) => one.getBoundingClientRect().height)"
+    )
+    assert min(heights) == max(heights) > 4  # negative products are as visible as positive ones
+    visit.look("translate-numbers", SIZES[1:3])
+
+
+def test_a_sentence_outside_the_training_data_has_an_amber_note(visit: Visit) -> None:
+    visit.enter("translate", text="1 2 3", model="transformer")
+    page = visit.page
+    page.wait_for_selector(".translation")
+    assert "Outside" not in visit.text("#section")
+    assert page.get_by_label("Sentence").get_attribute("placeholder").startswith("For example: ")
+    visit.enter("translate", text="The weather 1 2", model="transformer")
+    page.wait_for_selector(".notice.amber")
+    assert "“The” and “weather” do not occur" in visit.text(".notice.amber")
+    visit.look("translate-amber", SIZES)
+    page.get_by_label("Sentence").fill("1 2")  # the old answer is dimmed until the new one is there
+    assert page.locator(".answer.stale .translation").count() == 1
+    page.wait_for_selector(".notice.amber", state="detached")
+    assert page.locator(".answer.stale").count() == 0
+
+
 def test_lookup(visit: Visit) -> None:
     visit.enter("lookup")
     page = visit.page
@@ -53,6 +82,36 @@ def test_lookup(visit: Visit) -> None:
     visit.settle()
     assert "0·10 + 0·20 + 1·30 + 0·40 = 30" in visit.text(".working")
     visit.look("lookup-dictionary", ((1280, 900, "light"),))
+
+
+def test_a_soft_lookup_has_a_picture(visit: Visit) -> None:
+    """The weights of the selected query over the keys; another query has other weights."""
+    visit.enter("lookup", preset="soft")
+    page = visit.page
+    assert page.locator(".line-of-keys .chart path").count() == 2  # weights, and the output for every query
+    assert "exp(s / 0.25) / Σ exp(s / 0.25)" in visit.text("#section")
+    weights = page.locator(".line-of-keys path.tone-0")
+    first = weights.get_attribute("d")
+    page.get_by_role("radio", name="at 2").check()
+    visit.until(f"document.querySelector('.line-of-keys path.tone-0').getAttribute('d') !== {first!r}")
+    visit.look("lookup-soft")
+    page.get_by_role("button", name="Dictionary").click()  # its keys are not on a line
+    page.wait_for_selector(".line-of-keys", state="detached")
+
+
+def test_tables_have_one_number_format_and_exact_values_on_hover(visit: Visit) -> None:
+    visit.enter("lookup", preset="soft")
+    cells = visit.page.locator(".matrix tbody td:not(.aside)").evaluate_all(
+        "all => all.map((cell) => [cell.textContent, cell.title])"
+    )
+    for shown, exact in cells:
+        assert re.fullmatch(r"−?\d+\.\d\d|·", shown), shown
+        if "·" in shown:
+            assert re.search("10⁻|^−?0(.00[0-4]|$)", exact), exact
+        else:
+            value = float(exact.replace("−", "-"))
+            assert float(shown.replace("−", "-")) == pytest.approx(value, abs=0.0051)
+    assert {"·"} < {shown for shown, _ in cells}
 
 
 def test_calculations_of_every_score_and_normalizer_are_correct(visit: Visit) -> None:
@@ -85,8 +144,50 @@ def test_a_lookup_can_be_shared_as_a_link(visit: Visit) -> None:
     assert "1·0 + 0·1 + 2·1 = 2" in visit.text(".working")
 
 
+@needs_encoder
+def test_the_page_opens_on_the_head_that_links_a_pronoun_to_its_antecedent(visit: Visit) -> None:
+    visit.page.goto("about:blank")
+    visit.page.goto(visit.address)
+    visit.settle()
+    page = visit.page
+    page.wait_for_selector(".drawing path")
+    assert page.title() == "Heads · regard"
+    assert "didn't cross the street" in page.get_by_label("Text", exact=True).input_value()
+    assert page.locator(".token.selected").all_inner_texts() == ["it"]
+    assert page.locator(".side.query .token.selected").count() == 1
+    shares = page.locator(".side.key .token[data-share]").evaluate_all(
+        "all => all.map((one) => [parseFloat(one.dataset.share), one.textContent])"
+    )
+    assert max(shares)[1] == "animal"
+    assert max(shares)[0] > 50
+    assert page.locator(".chip[aria-pressed=true]:not(.mean)").count() == 1
+    visit.look("home")
+    page.get_by_role("tab", name="Heads").click()  # the grid outlines the same head
+    page.wait_for_selector(".thumbnail[aria-current]")
+    visit.until("!document.querySelector('.thumbnail.still')")
+    width = "document.querySelector('.thumbnail[aria-current] canvas').width"
+    before = page.evaluate(width)
+    page.get_by_label("hide special tokens").check()
+    assert page.evaluate(width) == before - 2  # without [CLS] and [SEP]
+    visit.look("home-grid", SIZES[:1])
+    page.get_by_label("Text", exact=True).fill("Dogs bark")  # not submitted yet
+    assert page.locator(".answer.stale .viewer").count() == 1
+
+
+def test_rooms_link_to_chapters(visit: Visit) -> None:
+    health = visit.page.request.get(f"{visit.address}api/health").json()
+    visit.answer("health", {**health, "guide": "https://guide.example/"})
+    visit.page.goto("about:blank")
+    visit.enter("order")
+    link = visit.page.locator("#chapters a")
+    assert link.get_attribute("href") == "https://guide.example/path/order.html"
+    visit.page.unroute("**/api/health")
+    visit.page.goto("about:blank")
+
+
 def test_heads(visit: Visit) -> None:
     visit.enter("heads", model="transformer", text="1 2 3\n4 5")
+    visit.page.get_by_role("tab", name="Heads").click()
     visit.page.wait_for_selector(".regard-attention .thumbnail")
     visit.look("heads")
 
@@ -112,8 +213,19 @@ def test_words_in_context(visit: Visit) -> None:
     page.keyboard.press("ArrowLeft")  # reads the last layer off
     assert page.locator(".chart-legend b").count() >= 2
     visit.look("words")
+    page.get_by_role("button", name="bank", exact=True).first.click()
+    visit.until(
+        "document.querySelectorAll('.chart-legend li').length === 2"
+    )  # and a sentence with the same sense
+    visit.settle()
+    assert "[CLS]" in visit.text(".bars >> nth=0")
+    page.get_by_label("hide special tokens").check()
+    visit.until("!document.querySelector('.bars').innerText.includes('[CLS]')")
+    assert "%, hidden" in visit.text("#section")
+    visit.look("words-without-special")
     page.get_by_label("Second sentence").fill("nothing else")
     visit.until("document.body.innerText.includes('no word in common')")
+    assert page.locator(".answer.stale .chart, .answer.stale .bars").count() == 3  # dimmed
 
 
 def test_order(visit: Visit) -> None:

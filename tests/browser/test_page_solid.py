@@ -72,6 +72,42 @@ def test_sections_without_a_model_show_the_commands_to_get_one(visit: Visit) -> 
     visit.look("empty-training", SIZES[:1])
 
 
+@pytest.mark.parametrize("section", ["translate", "training"])
+def test_the_demo_is_trained_by_a_button(visit: Visit, section: str) -> None:
+    found = {"models": [], "pending": [], "demo": True, "folders": [], "recordings": []}
+    page, asked = visit.page, []
+
+    def train(route) -> None:
+        asked.append(route.request.method)
+        found.update(pending=["transformer"], demo=False)
+        route.fulfill(json={"name": "transformer"})
+
+    page.route("**/api/models", lambda route: route.fulfill(json=found))
+    page.route("**/api/demo", train)
+    visit.answer("training", {"trainings": []})
+    visit.enter(section)
+    visit.look(f"demo-{section}", (SIZES[0], SIZES[3]))
+    page.get_by_role("button", name="Train the demo translator").click()
+    visit.until("document.querySelector('#section').innerText.includes('Training is starting')")
+    assert page.url.endswith("#training")
+    assert asked == ["POST"]
+    assert page.get_by_role("button", name="Train the demo translator").count() == 0
+
+
+def test_without_models_the_page_opens_on_a_room_that_needs_none(visit: Visit) -> None:
+    command = 'pip install "regard[minilm]"'
+    visit.answer("models", {"models": [], "folders": [], "minilm": command})
+    visit.page.goto("about:blank")
+    visit.page.goto(visit.address)
+    visit.settle()
+    assert visit.page.title() == "Lookup · regard"
+    assert (
+        visit.text("#no-model") == f"No model is loaded. For a pretrained one, run {command} and start again."
+    )
+    visit.look("no-model", (SIZES[0], SIZES[3]))
+    visit.page.goto("about:blank")
+
+
 def test_server_errors_are_shown_with_a_retry_button_unless_final(rough: Visit) -> None:
     page = rough.page
     rough.answer("lookup", {"error": f"{HOSTILE}: give another."}, 500)

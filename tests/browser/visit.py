@@ -108,7 +108,15 @@ class Visit:
 
 def translation(text: str) -> dict:
     """Return a response of /api/translate with this text in every field."""
-    item = {"source": text, "text": text, "score": 0.0, "tokens": [text], "note": text, "reason": text}
+    item = {
+        "source": text,
+        "text": text,
+        "score": 0.0,
+        "tokens": [text],
+        "note": text,
+        "reason": text,
+        "warning": text,
+    }
     more = {"alternatives": [{"text": f"{text} 2", "score": -1.0}], "alignment": None}
     return {"translations": [item | more], "view": None}
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from regard.app.server.domain import Domain, domain_of
 from regard.app.server.endpoints import endpoint
 from regard.app.server.routes.views import check_length
 from regard.app.server.schema import (
@@ -64,7 +65,11 @@ class Alternative(Response, kw_only=True):
 
 
 class TranslationInfo(Response, kw_only=True):
-    """A sentence and its translation; reason: why a requested alignment is missing."""
+    """A sentence and its translation.
+
+    reason: why a requested alignment is missing. warning: why the translation may be wrong, if the sentence
+    is outside the model's domain.
+    """
 
     source: str
     text: str
@@ -74,6 +79,7 @@ class TranslationInfo(Response, kw_only=True):
     alternatives: list[Alternative]
     alignment: Alignment | None
     reason: str
+    warning: str
 
 
 class TranslateResponse(Response, kw_only=True):
@@ -120,11 +126,16 @@ def _response(
     view = None
     if request.view and attends:
         view = state.views.add(look_at_translations(translator, translations, title=request.model))
-    infos = [_info(translation, request.alignment and attends, reason) for translation in translations]
+    entry = state.registry.entry(request.model)
+    folder = state.registry.folders.get(request.model)
+    domain = domain_of(translator, folder, list(entry.examples))
+    infos = [
+        _info(translation, request.alignment and attends, reason, domain) for translation in translations
+    ]
     return msgspec.json.encode(TranslateResponse(translations=infos, view=view))
 
 
-def _info(translation: Translation, aligned: bool, reason: str) -> TranslationInfo:
+def _info(translation: Translation, aligned: bool, reason: str, domain: Domain) -> TranslationInfo:
     return TranslationInfo(
         source=translation.source,
         text=translation.text,
@@ -134,6 +145,7 @@ def _info(translation: Translation, aligned: bool, reason: str) -> TranslationIn
         alternatives=[Alternative(text=other.text, score=other.score) for other in translation.alternatives],
         alignment=Alignment(**translation.alignment.to_dict()) if aligned else None,
         reason=reason,
+        warning=domain.warning(translation.source, translation.score),
     )
 
 

@@ -9,7 +9,7 @@ const TOP = 8;
 const BOTTOM = 34;
 
 // x: name of the x axis. range: [min, max] of y; default: from the points. integers: x has integer ticks. fromZero: x starts at 0.
-// update(series): [{ name, points: [[x, y], …], flat, dots, color, dash }]
+// update(series): [{ name, points: [[x, y], …], flat, dots, line, color, dash }]; line: false draws dots only
 export function makeChart({ label, x, height = 240, range = null, integers = false, fromZero = false, signal }) {
   const legend = make("ul", { class: "chart-legend" });
   const picture = makeSvg("svg", { role: "img", tabindex: 0, height, "aria-label": label });
@@ -109,12 +109,12 @@ function axes({ width, xPixel, yPixel, xTicks, yTicks }, x, height) {
   return nodes;
 }
 
-function line({ points, flat, dots, color, dash }, { width, xPixel, yPixel }) {
+function line({ points, flat, dots, line: connected = true, color, dash }, { width, xPixel, yPixel }) {
   const ends = flat && points.length === 1 ? [[LEFT, yPixel(points[0][1])], [width - RIGHT, yPixel(points[0][1])]] : null;
   const corners = ends ?? points.map(([at, value]) => [xPixel(at), yPixel(value)]);
   const path = corners.map(([left, top], number) => `${number ? "L" : "M"}${left.toFixed(1)} ${top.toFixed(1)}`).join("");
   const style = `tone-${color % 5}`;
-  const nodes = [makeSvg("path", { class: `${style} dash-${dash}`, d: path })];
+  const nodes = connected ? [makeSvg("path", { class: `${style} dash-${dash}`, d: path })] : [];
   if (!ends && (dots || points.length === 1)) nodes.push(...corners.map(([cx, cy]) => makeSvg("circle", { class: style, cx, cy, r: 3 })));
   return nodes;
 }
@@ -124,9 +124,10 @@ function cursorLine(cursor, { xPixel }, height) {
   return [makeSvg("line", { class: "cross", x1: xPixel(cursor), x2: xPixel(cursor), y1: TOP, y2: height - BOTTOM })];
 }
 
-function legendEntry({ name, points, flat, color, dash }, cursor) {
+function legendEntry({ name, points, flat, line: connected = true, color, dash }, cursor) {
+  const style = `tone-${color % 5}`;
   const sample = makeSvg("svg", { viewBox: "0 0 24 10", "aria-hidden": "true" },
-    makeSvg("line", { class: `tone-${color % 5} dash-${dash}`, x1: 0, x2: 24, y1: 5, y2: 5 }));
+    connected ? makeSvg("line", { class: `${style} dash-${dash}`, x1: 0, x2: 24, y1: 5, y2: 5 }) : makeSvg("circle", { class: style, cx: 12, cy: 5, r: 4 }));
   const point = flat ? points[0] : points.find(([at]) => at === cursor);
   const value = cursor !== null && point ? make("b", {}, ` ${formatShort(point[1])}`) : null;
   return make("li", {}, sample, make("span", { dir: "auto" }, name), value);

@@ -1,7 +1,9 @@
 // Tables with colored cells, heat maps and bars.
 
 import { make } from "../shared/dom.js";
-import { formatNumber } from "./format.js";
+import { formatExact, formatNumber } from "./format.js";
+
+const MAX_NUMBERED = 16; // columns of a fitted matrix with numbers
 
 function maxAbs(values) {
   return Math.max(0, ...values.flat().filter(Number.isFinite).map(Math.abs));
@@ -9,10 +11,12 @@ function maxAbs(values) {
 
 // rows, columns: names. masked: true for masked cells. max: the value with the strongest color.
 // extra: { name, values }, one more column. selected: number of a row.
-export function matrix({ label, rows, columns, values, masked = null, max = null, digits = 2, extra = null, selected = -1, small = false }) {
-  const table = make("table", { class: small ? "matrix small" : "matrix", "aria-label": label });
+// fit: as wide as its container, however many columns there are, with vertical headings.
+export function matrix({ label, rows, columns, values, masked = null, max = null, digits = 2, extra = null, selected = -1, small = false, fit = false }) {
+  const dense = fit && columns.length > MAX_NUMBERED; // no room for numbers
+  const table = make("table", { class: ["matrix", small && "small", fit && "fit", dense && "dense"].filter(Boolean).join(" "), "aria-label": label });
   const head = table.createTHead().insertRow();
-  head.append(make("td", { class: "aside" }), ...columns.map((name) => make("th", { scope: "col", title: name, dir: "auto" }, name)));
+  head.append(make("td", { class: "aside" }), ...columns.map((name) => make("th", { scope: "col", title: name, dir: "auto" }, make("span", {}, name))));
   if (extra) head.append(make("th", { scope: "col" }, extra.name));
   const body = table.createTBody();
   const limit = max ?? maxAbs(values);
@@ -28,8 +32,7 @@ export function matrix({ label, rows, columns, values, masked = null, max = null
 
 function cell(value, limit, digits, masked) {
   if (masked) return make("td", { class: "masked" }, "−∞");
-  const tiny = value !== 0 && Math.abs(value) < 10 ** -digits / 2;
-  const node = make("td", { class: value < 0 ? "negative" : null, title: tiny ? formatNumber(value, digits) : null }, tiny ? "≈ 0" : formatNumber(value, digits));
+  const node = make("td", { class: value < 0 ? "negative" : null, title: formatExact(value) }, formatNumber(value, digits));
   const depth = limit ? Math.min(Math.abs(value) / limit, 1) : 0;
   node.style.setProperty("--depth", Number.isFinite(depth) ? depth : 1);
   return node;
@@ -76,7 +79,7 @@ export function bars(entries, { label, max = null, selected = null }) {
     bar.style.width = `${100 * Math.min(Math.max(value / limit, 0), 1)}%`;
     const isSelected = selected === index || selected === name;
     return make("div", { class: isSelected ? "selected" : null },
-      make("dt", { dir: "auto" }, name), make("dd", { class: "track", "aria-hidden": "true" }, bar), make("dd", {}, text));
+      make("dt", { dir: "auto" }, name), make("dd", { class: "track", "aria-hidden": "true" }, bar), make("dd", { title: formatExact(value) }, text));
   });
   return make("dl", { class: "bars", "aria-label": label }, ...lines);
 }

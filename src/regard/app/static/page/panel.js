@@ -5,7 +5,7 @@ import { button, make } from "../shared/dom.js";
 
 const LOADING_DELAY = 150; // milliseconds before the loading bar appears
 
-// { element, body, run(work, show), clear() }; `signal` aborts when the section is closed
+// { element, body, run(work, show), clear(), markStale() }; `signal` aborts when the section is closed
 export function makePanel(label, signal) {
   const body = make("div", { class: "answer" });
   const errors = make("div", { class: "errors" });
@@ -13,16 +13,23 @@ export function makePanel(label, signal) {
   let current = null;
   let timer = 0;
 
-  function setBusy(busy) {
+  function setBusy(busy, polled = false) {
     clearTimeout(timer);
     element.setAttribute("aria-busy", String(busy));
-    if (busy) timer = setTimeout(() => element.classList.add("busy"), LOADING_DELAY);
+    if (busy) timer = setTimeout(showBusy, LOADING_DELAY, polled);
     else element.classList.remove("busy");
   }
 
-  async function run(work, show) {
+  // The answer shown is that to an earlier request
+  function showBusy(polled) {
+    element.classList.add("busy");
+    body.classList.toggle("stale", !polled);
+  }
+
+  // polled: repeats a request; the answer shown stays valid meanwhile
+  async function run(work, show, { polled = false } = {}) {
     const request = start();
-    setBusy(true);
+    setBusy(true, polled);
     let answer;
     let error = null;
     try {
@@ -32,7 +39,7 @@ export function makePanel(label, signal) {
     }
     if (request.signal.aborted || signal.aborted) return;
     setBusy(false);
-    if (error) fail(error, request, () => run(work, show));
+    if (error) fail(error, request, () => run(work, show, { polled }));
     else {
       errors.replaceChildren();
       body.classList.remove("stale");
@@ -56,10 +63,19 @@ export function makePanel(label, signal) {
     start().abort();
     setBusy(false);
     errors.replaceChildren();
+    body.classList.remove("stale");
     body.replaceChildren();
   }
 
-  return { element, body, run, clear };
+  // Dims the answer: it no longer belongs to what is entered
+  function markStale() {
+    start().abort();
+    setBusy(false);
+    errors.replaceChildren();
+    body.classList.add("stale");
+  }
+
+  return { element, body, run, clear, markStale };
 }
 
 export function notice(message, ...actions) {

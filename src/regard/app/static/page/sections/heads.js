@@ -21,6 +21,7 @@ export function open({ element, state, save, models, pending, recordings, minilm
   const byName = (name) => choices.find((model) => model.name === name);
   const first = byName(state.model) ?? recorded[0] ?? choices.find(({ kind }) => kind === "encoder") ?? choices[0];
   let selected = first.name;
+  let shown = ""; // the text of the view
 
   const panel = makePanel("Attention by head", signal);
   const view = viewer({ view: "lines" }, signal);
@@ -29,7 +30,8 @@ export function open({ element, state, save, models, pending, recordings, minilm
   text.value = state.text ?? first.examples.slice(0, 1).join("\n");
 
   function update() {
-    const texts = text.value.split("\n").map((line) => line.trim()).filter(Boolean);
+    const entered = text.value;
+    const texts = entered.split("\n").map((line) => line.trim()).filter(Boolean);
     const model = byName(selected);
     about.replaceChildren(modelLine(model));
     save({ model: selected, text: text.value });
@@ -49,6 +51,7 @@ export function open({ element, state, save, models, pending, recordings, minilm
     }
     panel.run((abort) => post("api/look", { model: selected, texts: texts.slice(0, MAX_TEXTS) }, abort), (answer, body) => {
       const hints = texts.length > MAX_TEXTS ? [make("p", { class: "hint" }, `Showing the first ${MAX_TEXTS} of ${texts.length} lines.`)] : [];
+      shown = entered;
       body.replaceChildren(...hints, ...describeLink(answer), view.element);
       view.show(answer, answer.first);
       announce(`${model.name}: ${answer.inputs[0].layers.length} attention layers`);
@@ -63,6 +66,7 @@ export function open({ element, state, save, models, pending, recordings, minilm
   }
 
   submitOnEnter(text, update);
+  text.addEventListener("input", () => panel.body.classList.toggle("stale", text.value !== shown)); // until it is submitted
   const textField = field("Text", text, `One text per line, up to ${MAX_TEXTS}. Shift + Enter starts a new line.`);
   element.replaceChildren(
     textField,

@@ -2,6 +2,7 @@
 
 import { post } from "../../shared/client.js";
 import { button, make, pick, select } from "../../shared/dom.js";
+import { makeChart } from "../chart.js";
 import { announce, debounce, field, numberInput, replaceKeepingFocus } from "../controls.js";
 import { formatNumber, formatShort } from "../format.js";
 import { calculation } from "../lookup/calculation.js";
@@ -15,6 +16,7 @@ export const about = { place: 2, title: "Lookup", text: "Attention as a lookup: 
 const MIN_TEMPERATURE = -2; // powers of ten
 const MAX_TEMPERATURE = 2;
 const MAX_WINDOW = 12;
+const CURVE_POINTS = 61; // the server takes up to 64 queries
 
 export function open({ element, state, save, signal }) {
   const tables = { query: [], key: [], value: [], names: { query: [], key: [] } };
@@ -26,9 +28,11 @@ export function open({ element, state, save, signal }) {
   const about = make("p", { class: "hint", id: "preset-about" });
   const update = debounce(60, () => {
     const { query, key, value } = tables;
-    steps.run((abort) => post("api/lookup", { query, key, value, ...settings }, abort), (answer, body) => {
-      latest = { answer, tables: structuredClone(tables), settings: { ...settings } };
-      body.replaceChildren(showSteps(latest, row, selectRow));
+    const points = curvePoints(tables, settings);
+    const request = async (abort) => Promise.all([query, points].map((rows) => rows && post("api/lookup", { query: rows, key, value, ...settings }, abort)));
+    steps.run(request, ([answer, curve], body) => {
+      latest = { answer, curve: curve && points.map(([at], index) => [at, curve.output[index][0]]), tables: structuredClone(tables), settings: { ...settings } };
+      body.replaceChildren(showSteps(latest, row, selectRow, signal));
       announce(`Output of ${nameOf(tables, "query", row)}: ${answer.output[row].map((number) => formatShort(number)).join(", ")}`);
     });
   });
@@ -37,7 +41,7 @@ export function open({ element, state, save, signal }) {
     row = number;
     save({ row: row ? String(row) : "" });
     editor.render();
-    if (latest && row < latest.tables.query.length) steps.body.replaceChildren(showSteps(latest, row, selectRow));
+    if (latest && row < latest.tables.query.length) steps.body.replaceChildren(showSteps(latest, row, selectRow, signal));
   }
 
   function changed() {
@@ -149,19 +153,50 @@ function makeControls(settings, changed) {
   return { element, render };
 }
 
+// ---- keys that are points on a line: the weight of each key, the values, and the output for every query
+
+const isLine = ({ key, value }) => key.length > 1 && key[0].length === 1 && value[0].length === 1;
+
+// Queries along the line; null if the keys are not on one, or if a mask makes the position of a query matter
+function curvePoints(tables, { mask }) {
+  if (!isLine(tables) || mask !== "none") return null;
+  const positions = [...tables.key, ...tables.query].map(([position]) => position);
+  const [low, high] = [Math.min(...positions), Math.max(...positions)];
+  return Array.from({ length: CURVE_POINTS }, (_, index) => [Number((low + ((high - low) * index) / (CURVE_POINTS - 1)).toPrecision(6))]);
+}
+
+function lineOfKeys(tables, answer, curve, row, signal) {
+  if (!isLine(tables)) return [];
+  const sorted = (numbers) => tables.key.map(([key], index) => [key, numbers[index]]).sort(([a], [b]) => a - b);
+  const [at] = tables.query[row];
+  const chart = makeChart({ label: "Weight and value of each key", x: "key", height: 220, signal });
+  const title = make("h2", {}, "Weights over the keys: ", make("span", { dir: "auto" }, nameOf(tables, "query", row)));
+  const hint = make("p", { class: "hint" }, "The weights peak at the keys closest to the query; the output is the average of the values with these weights.");
+  chart.update([
+    { name: "weight of each key", points: sorted(answer.weights[row]), dots: true, color: 0 },
+    { name: "value of each key", points: sorted(tables.value.map(([value]) => value)), dots: true, line: false, color: 1 },
+    ...(curve ? [{ name: "output for every query", points: curve, color: 2 }] : []),
+    { name: `output at ${formatShort(at)}`, points: [[at, answer.output[row][0]]], dots: true, line: false, color: 3 },
+  ]);
+  return [make("div", { class: "card line-of-keys" }, title, chart.element, hint)];
+}
+
 // ---- the steps
 
-function showSteps({ answer, tables, settings }, row, selectRow) {
+function showSteps({ answer, curve, tables, settings }, row, selectRow, signal) {
   const queries = tables.query.map((_, number) => nameOf(tables, "query", number));
   const keys = tables.key.map((_, number) => nameOf(tables, "key", number));
   const masked = answer.masked.flat().some(Boolean) ? answer.masked : undefined;
-  const tau = { name: "τ", values: answer.tau.map((number) => formatNumber(number)) };
+  const isSoftmax = settings.normalize === "softmax";
+  const scaled = settings.temperature === 1 ? "s" : `s / ${formatShort(settings.temperature)}`;
+  const formula = isSoftmax ? `exp(${scaled}) / Σ exp(${scaled})` : answer.formula.normalize;
+  const tau = isSoftmax ? null : { name: "τ", values: answer.tau.map((number) => formatNumber(number)) };
   const values = tables.value[0].map((_, number) => `v${number + 1}`);
   const common = { rows: queries, selected: row };
   const nodes = [
     step("Scores", "s", answer.formula.score, { ...common, columns: keys, values: answer.scores }),
     masked && step("Masked scores", "s′", "s if the mask allows the key, else −∞", { ...common, columns: keys, values: answer.scores, masked }),
-    step("Weights", "w", answer.formula.normalize, { ...common, columns: keys, values: answer.weights, max: Math.max(1, ...answer.weights.flat()), extra: tau }),
+    step("Weights", "w", formula, { ...common, columns: keys, values: answer.weights, max: Math.max(1, ...answer.weights.flat()), extra: tau }),
     step("Output", "o", answer.formula.output, { ...common, columns: values, values: answer.output }),
   ].filter(Boolean);
   for (const node of nodes) {
@@ -170,9 +205,11 @@ function showSteps({ answer, tables, settings }, row, selectRow) {
       if (line) selectRow(line.sectionRowIndex);
     });
   }
+  if (isSoftmax) nodes.find((node) => node.querySelector("h2").textContent === "Weights").append(
+    make("p", { class: "hint" }, "The same, computed safely for large scores: exp(s − τ), where τ = log Σ exp(s)."));
   const numbers = make("div", { class: "card" },
     make("h2", {}, "Step by step: ", make("span", { dir: "auto" }, queries[row])), calculation(tables, settings, answer, row));
-  return make("div", {}, make("div", { class: "lookup-steps" }, ...nodes), numbers);
+  return make("div", {}, ...lineOfKeys(tables, answer, curve, row, signal), make("div", { class: "lookup-steps" }, ...nodes), numbers);
 }
 
 function step(title, letter, formula, options) {

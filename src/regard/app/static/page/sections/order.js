@@ -4,7 +4,7 @@ import { get, post } from "../../shared/client.js";
 import { button, make, select } from "../../shared/dom.js";
 import { chips } from "../chips.js";
 import { announce, debounce, field } from "../controls.js";
-import { formatNumber, formatShort } from "../format.js";
+import { formatExact, formatNumber, formatShort } from "../format.js";
 import { bars, heat, matrix, scrollable } from "../matrix.js";
 import { makePanel } from "../panel.js";
 
@@ -118,7 +118,7 @@ function summarize({ change, before }, kind, order) {
   const max = Math.max(...change);
   const [title] = KINDS[kind];
   if (isIdentity(order)) return "The words are in their original order. Move one.";
-  if (max < TOLERANCE) return `With ${title}, only the order changes: each word’s output stays the same. Largest difference: ${max === 0 ? "0" : formatNumber(max)}.`;
+  if (max < TOLERANCE) return `With ${title}, only the order changes: each word’s output stays the same. Largest difference: ${formatExact(max)}.`;
   return `With ${title} positions, each word’s output changes by ${formatShort(mean(change))} on average. The mean norm of the outputs is ${formatShort(meanNorm(before))}.`;
 }
 
@@ -130,7 +130,7 @@ function showResult(answers, kind, order, signal) {
     return [KINDS[name][0], ratio, mean(change) < TOLERANCE ? "none" : `${formatShort(100 * ratio, 0)} %`];
   });
   const max = Math.max(...answer.change, TOLERANCE);
-  const byWord = answer.words.map((word, index) => [`${word}  ${index + 1} → ${order.indexOf(index) + 1}`, answer.change[index], formatNumber(answer.change[index], 3)]);
+  const byWord = answer.words.map((word, index) => [`${word}  ${index + 1} → ${order.indexOf(index) + 1}`, answer.change[index], formatNumber(answer.change[index])]);
   return [
     make("div", { class: `notice ${unchanged ? "calm" : ""}` }, make("p", { id: "summary" }, summarize(answer, kind, order))),
     make("div", { class: "pair" },

