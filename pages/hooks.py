@@ -1,4 +1,4 @@
-"""MkDocs hooks: formulas as MathML, tables that fit on phones, and live figures.
+"""MkDocs hooks: formulas as MathML, tables that fit on phones, live figures and links to `regard look`.
 
 A comment `<!-- live: order?positions=rotary -->` in a page becomes a frame with this section of the static
 site that `regard site` writes, in which models run in the browser.
@@ -6,7 +6,7 @@ site that `regard site` writes, in which models run in the browser.
 
 import re
 from html import escape, unescape
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement
 
@@ -18,6 +18,9 @@ from markdown.treeprocessors import Treeprocessor
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 LIVE = re.compile(r"^<!-- live: (?P<address>[a-z]+(?:\?[^\s>]+)?) -->$", re.M)
 LIVE_FOLDER = "live"  # of the static site, in the guide
+SECTIONS = Path(__file__).parents[1] / "src/regard/app/static/page/sections"
+ABOUT = re.compile(r'^export const about = \{.*title: "([^"]+)".*chapters: \[([^\]]*)\]', re.MULTILINE)
+LOOK = "http://127.0.0.1:8000/"  # the default address of regard look
 MAX_NOWRAP = 24  # inline code of up to this many characters is not wrapped
 
 
@@ -28,11 +31,16 @@ def on_config(config: Any, **_: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Hide the navigation on pages outside any section, and insert live figures."""
+    """Hide the navigation on pages outside any section, insert live figures, and link to `regard look`."""
     if page.parent is None:
         page.meta.setdefault("hide", ["navigation"])
     root = "../" * page.url.count("/")
-    return LIVE.sub(lambda figure: live_figure(figure["address"], root), markdown)
+    markdown = LIVE.sub(lambda figure: live_figure(figure["address"], root), markdown)
+    sections = sections_of(PurePosixPath(page.file.src_uri).stem)
+    if not page.file.src_uri.startswith("path/") or not sections:
+        return markdown
+    links = " and ".join(f"[{title}]({LOOK}#{name})" for name, title in sections.items())
+    return f"{markdown}\n\n---\n\nTry it: run `regard look` and open {links}.\n"
 
 
 def live_figure(address: str, root: str) -> str:
@@ -49,6 +57,16 @@ def on_post_build(config: Any, **_: Any) -> None:
     from regard.app.site import write_site
 
     write_site([], Path(config.site_dir) / LIVE_FOLDER)
+
+
+def sections_of(chapter: str) -> dict[str, str]:
+    """Return the names and titles of the sections of `regard look` that link to a chapter."""
+    found = {}
+    for path in sorted(SECTIONS.glob("*.js")):
+        about = ABOUT.search(path.read_text("utf-8"))
+        if about and f'"{chapter}"' in about[2]:
+            found[path.stem] = about[1]
+    return found
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -4,6 +4,7 @@ import { LatestQuestion } from "./state.js";
 
 const LIST_LENGTH = 8;
 const BINS = 120;
+const MIN_FACTOR = 1.5; // of the average, for the most attended key
 
 // goTo(cell): shows a cell. deferred: load the received attention only after release().
 // ranked(side, positions): called with the ranking of the token pinned on a side.
@@ -11,7 +12,7 @@ export function makeRankings(pane, goTo, { deferred = false, ranked = (_side, _p
   const lists = {
     query: makeRanking(pane, "key", (key) => goTo({ query: pane.pinned.query, key })),
     key: makeRanking(pane, "query", (query) => goTo({ query, key: pane.pinned.key })),
-    received: makeRanking(pane, "key", (key) => goTo({ key }), () => pane.queries.tokens.length), // weights are summed over all queries
+    received: makeRanking(pane, "key", (key) => goTo({ key }), () => pane.queries.tokens.length, () => 1 / pane.keys.tokens.length), // weights are summed over all queries
   };
   const histogram = makeSvg("svg", { class: "received-bars", preserveAspectRatio: "none", "aria-hidden": "true" });
   lists.received.node.querySelector("h4").after(histogram);
@@ -53,8 +54,8 @@ export function makeRankings(pane, goTo, { deferred = false, ranked = (_side, _p
   };
 }
 
-// total(): divisor of the weights
-function makeRanking(pane, side, select, total = () => 1) {
+// total(): divisor of the weights. average(): their mean, below which differences are not worth a list
+function makeRanking(pane, side, select, total = () => 1, average = () => 0) {
   const latest = new LatestQuestion(pane);
   const heading = make("h4", { dir: "auto" });
   const list = make("ol", {});
@@ -82,9 +83,10 @@ function makeRanking(pane, side, select, total = () => 1) {
       list.inert = true; // these rows belong to the previous token
       latest.ask(question, body, (answer) => {
         const { positions, weights } = answer;
-        const rows = positions.map((position, index) => makeRow(position, weights[index], weights[0]));
+        const flat = average() > 0 && weights[0] / total() < MIN_FACTOR * average();
+        const rows = flat ? [] : positions.map((position, index) => makeRow(position, weights[index], weights[0]));
         list.replaceChildren(...rows);
-        if (!rows.length) list.append(make("li", { class: "empty" }, "none"));
+        if (!rows.length) list.append(make("li", { class: "empty" }, flat ? `All keys receive about the same attention: ${percent(average())} % each.` : "none"));
         list.classList.remove("loading");
         list.inert = false;
         use(answer);
