@@ -6,6 +6,7 @@ FOLDER/model.safetensors   parameters of the best model so far
 FOLDER/checkpoints/step-00001000/   model.safetensors  optimizer.safetensors  state.json  SHA256SUMS
 FOLDER/data/               training data: train.ids  links.ids  dev.tsv  dev.links  ready
 FOLDER/log.csv  samples.jsonl  tensorboard/
+FOLDER/README.md           model card
 
 Files and checkpoints are written under temporary names and then renamed, so none is ever incomplete.
 Checksums are verified on reading. config.json contains its own checksum; the metadata of model.safetensors
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 FORMAT = "regard translator 3"
 _OLD_FORMATS = ("regard translator 1", "regard translator 2")
-CONFIG, MODEL = "config.json", "model.safetensors"
+CONFIG, MODEL, CARD = "config.json", "model.safetensors", "README.md"
 SHARED, SOURCE, TARGET = "tokens.model", "source.model", "target.model"
 CHECKPOINTS, OPTIMIZER, STATE = "checkpoints", "optimizer.safetensors", "state.json"
 DATA = "data"
@@ -42,7 +43,7 @@ LOG, SAMPLES, TENSORBOARD = "log.csv", "samples.jsonl", "tensorboard"
 PREPARED = (CONFIG, SHARED, SOURCE, TARGET, TEXT, IDS, LINKS, DEV, DEV_LINKS, READY)
 # files written by training, as glob patterns; all other files in a folder belong to the user
 OWN_FILES = (
-    *(*PREPARED, MODEL, LOG, SAMPLES, f"{TENSORBOARD}/events.out.tfevents.*"),
+    *(*PREPARED, MODEL, CARD, LOG, SAMPLES, f"{TENSORBOARD}/events.out.tfevents.*"),
     *(".regard-*.part", f"{DATA}/.regard-*.part", f"{CHECKPOINTS}/step-*/*", f"{CHECKPOINTS}/.*.part/*"),
 )
 ORIGIN, ALIGNMENT, EXTENDED = "origin", "alignment", "extended"  # keys in config.json

@@ -34,6 +34,7 @@ from regard.translation.training.checkpoint import Checkpoint, load_model
 from regard.translation.training.distributed import World
 from regard.translation.training.logs import CsvLog, SampleLog, TensorBoardLog
 from regard.translation.training.loop import Trainer, TrainingResult
+from regard.translation.training.model_card import write_model_card
 from regard.translation.training.preparation import TrainingData, load_data, prepare
 from regard.translation.training.sharding import streamed_model
 
@@ -198,6 +199,9 @@ def _train(folder: Path, run: Run, callbacks: Sequence[Callback], world: World) 
     with world.sync_errors():
         if world.rank == 0 and result.finished:
             _select_head(folder, run)
+        if world.rank == 0 and (folder / MODEL).exists():
+            entries = _read_config(folder)[1]  # with the alignment head
+            write_model_card(folder, run.config, run.data, entries, finished=result.finished)
     return result._replace(example=run.data.example())
 
 
