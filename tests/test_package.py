@@ -1,0 +1,150 @@
+"""The package's metadata agree, its workflows and forms are well-formed, and its notebooks run."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import regard
+
+yaml = pytest.importorskip("yaml")
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+FORMS = sorted(
+    set((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")) - {ROOT / ".github/ISSUE_TEMPLATE/config.yml"}
+)
+NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
+SOURCE = PROJECT["project"]["urls"]["Source"]
+
+
+def read(path):
+    return yaml.safe_load((ROOT / path).read_text("utf-8"))
+
+
+def test_the_version_comes_from_one_place():
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    (provider,) = PROJECT["tool"]["dynamic-metadata"]
+    assert f'__version__ = "{regard.__version__}"' in (ROOT / provider["input"]).read_text("utf-8")
+    assert str(read("CITATION.cff")["version"]) == regard.__version__
+    assert f"## [{regard.__version__}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_addresses_agree():
+    """The repository's address appears in many files; it is that of pyproject.toml in all of them."""
+    assert read("CITATION.cff")["repository-code"] == SOURCE
+    owner = SOURCE.removeprefix("https://github.com/")
+    for path in [
+        *NOTEBOOKS,
+        ROOT / ".github/ISSUE_TEMPLATE/config.yml",
+        ROOT / "benchmarks/tracked/asv.conf.json",
+    ]:
+        text = path.read_text("utf-8")
+        assert owner in text
+        others = {
+            match for match in re.findall(r"github(?:\.com)?/([\w-]+/regard)\b", text) if match != owner
+        }
+        assert not others, path
+
+
+def test_supported_pythons_and_torch_are_tested():
+    classifiers = {
+        text.rpartition(" ")[2] for text in PROJECT["project"]["classifiers"] if "Python :: 3." in text
+    }
+    matrix = read(".github/workflows/tests.yml")["jobs"]["versions"]["strategy"]["matrix"]
+    assert set(matrix["python"]) == classifiers
+    oldest = re.search(r"torch>=([\d.]+)", " ".join(PROJECT["project"]["dependencies"]))[1]
+    assert [f"{oldest}.*", "2.13.*"] == matrix["torch"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_are_well_formed(path):
+    workflow = yaml.safe_load(path.read_text("utf-8"))
+    assert workflow[True]  # YAML reads `on` as a boolean
+    assert workflow["permissions"] == {"contents": "read"}, "jobs ask for more where they need it"
+    for name, job in workflow["jobs"].items():
+        assert set(job.get("needs", "").split()) <= set(workflow["jobs"]), name
+        if "uses" in job:
+            assert (ROOT / job["uses"]).exists()
+            continue
+        assert job["timeout-minutes"] <= 90
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step), step
+            # an expression inside a script would run what a title or a branch name contains
+            assert "${{" not in step.get("run", ""), step
+    for reference in re.findall(r"needs\.(\w+)", path.read_text("utf-8")):
+        assert reference in workflow["jobs"]
+
+
+def test_the_checker_of_workflows_can_fail(tmp_path):
+    bad = tmp_path / "bad.yml"
+    text = WORKFLOWS[0].read_text("utf-8").replace("contents: read", "contents: write")
+    bad.write_text(text, "utf-8")
+    with pytest.raises(AssertionError, match="jobs ask for more"):
+        test_workflows_are_well_formed(bad)
+
+
+def test_publishing_needs_no_token():
+    job = read(".github/workflows/release.yml")["jobs"]["publish"]
+    assert job["permissions"] == {"id-token": "write"}
+    assert job["environment"]["name"] == "pypi"
+    assert "secrets" not in (ROOT / ".github/workflows/release.yml").read_text("utf-8")
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_issue_forms_are_well_formed(path):
+    form = yaml.safe_load(path.read_text("utf-8"))
+    assert {"name", "description", "body"} <= set(form)
+    identifiers = [field["id"] for field in form["body"]]
+    assert len(set(identifiers)) == len(identifiers)
+    for field in form["body"]:
+        assert field["type"] in {"textarea", "input", "dropdown", "checkboxes"}
+        assert field["attributes"]["label"]
+
+
+def test_kernels_share_the_openmp_of_torch():
+    """A bundled copy would be a second pool of threads."""
+    commands = PROJECT["tool"]["cibuildwheel"]
+    assert "--exclude libgomp.so.1" in commands["linux"]["repair-wheel-command"]
+    assert "--exclude libomp" in commands["macos"]["repair-wheel-command"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_ready_for_colab(path):
+    notebook = json.loads(path.read_text("utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"]]
+    assert f"colab.research.google.com/github/{SOURCE.partition('.com/')[2]}" in cells[0]
+    assert cells[0].count(f"{path.name})") == 1
+    assert cells[1].startswith('%pip install --quiet "regard[')
+    extras = re.search(r"\[(.*?)\]", cells[1])[1].split(",")
+    assert set(extras) <= set(PROJECT["project"]["optional-dependencies"])
+    assert not any(cell.get("outputs") for cell in notebook["cells"])
+    assert f"({path.name})" in (ROOT / "docs/notebooks/index.md").read_text("utf-8")
+
+
+SHORTER = {
+    "UPDATES = 600": "UPDATES = 3",
+    "size=20000": "size=400",
+    "16384": "2048",
+    "seen.show()": "len(seen)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run(path, tmp_path):
+    cells = [c for c in json.loads(path.read_text("utf-8"))["cells"] if c["cell_type"] == "code"]
+    program = "\n".join("".join(cell["source"]) for cell in cells[1:])  # without the installation
+    for long, short in SHORTER.items():
+        program = program.replace(long, short)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
