@@ -1,6 +1,6 @@
-"""Test an installed wheel: it has kernels, and passes the operator's tests. Run by cibuildwheel.
+"""Test an installed wheel: it has kernels, except on Windows, and passes the operator's tests.
 
-The tests are copied, so they import the installed package and not the sources.
+Run by cibuildwheel. The tests are copied, so they import the installed package and not the sources.
 """
 
 import shutil
@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-TESTS = ("test_operator.py", "test_fused.py", "test_laws.py", "test_masks.py")
+TESTS = ["test_operator.py", "test_laws.py", "test_masks.py"]
 
 
 def main(project: str) -> int:
@@ -21,12 +21,14 @@ def main(project: str) -> int:
         f"{fused.__file__} is not the installed wheel"
     )
     print(f"{fused.__file__}: {fused.DESCRIPTION}")
-    if not fused.available():
+    if fused.available() == (sys.platform == "win32"):
+        print("A wheel must have kernels, except on Windows.")
         return 1
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(Path(project) / "tests", Path(folder) / "tests")
         shutil.copy(Path(project) / "pyproject.toml", folder)
-        files = [f"tests/mechanism/{name}" for name in TESTS]
+        names = [*TESTS, "test_fused.py"] if fused.available() else TESTS
+        files = [f"tests/mechanism/{name}" for name in names]
         return subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", *files], cwd=folder).returncode
 
 
