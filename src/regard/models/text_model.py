@@ -6,6 +6,7 @@ FOLDER/model.safetensors   parameters, as float16; they are computed with as flo
 Each file is written under a temporary name and then renamed.
 """
 
+import copy
 import hashlib
 import json
 import math
@@ -164,12 +165,14 @@ class TextModel:
         batch_size: int = 64,
         learning_rate: float = 2e-3,
         seed: int = 0,
+        initial: "TextModel | None" = None,
         report: Callable[[int, float], None] | None = None,
     ) -> Self:
         """Train a model on texts with AdamW, a linear warmup and a cosine decay of the learning rate.
 
         config: the architecture. updates: number of optimizer updates. batch_size: texts per update.
         learning_rate: peak learning rate. seed: random seed; the caller's random state is left unchanged.
+        initial: a model to continue from, instead of a random one with the architecture of `config`.
         report: called after each update with its number and its loss.
 
         >>> from regard.models import TextModel, TransformerConfig
@@ -186,7 +189,10 @@ class TextModel:
             raise ArgumentError(f"learn got {len(texts)} texts without a word; pass texts to train on.")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = cls(LanguageModel(len(words) + 2, config), [START, END, *words], capitalized)
+            if initial is None:
+                model = cls(LanguageModel(len(words) + 2, config), [START, END, *words], capitalized)
+            else:
+                model = cls(copy.deepcopy(initial.model), initial.tokens, initial.capitalized)
             encoded = [[*model.encode(text), 1] for text in texts]
             _train(model.model, encoded, updates, batch_size, learning_rate, report)
         return model

@@ -16,8 +16,13 @@ _TRAINING_STORIES, _HELD_OUT_STORIES = 100_000, 500
 _HELD_OUT_SEED = 1_000_003  # differs from every seed of the training stories used here
 
 
-def train_stories(updates: int, seed: int = 0, *, progress: bool = False) -> TextModel:
-    """Train a model on the stories of a seed. progress: print the loss of every hundredth update."""
+def train_stories(
+    updates: int, seed: int = 0, *, initial: TextModel | None = None, progress: bool = False
+) -> TextModel:
+    """Train a model on the stories of a seed.
+
+    initial: a model to continue from. progress: print the loss of every hundredth update.
+    """
 
     def report(update: int, loss: float) -> None:
         if update % 100 == 0:
@@ -31,6 +36,7 @@ def train_stories(updates: int, seed: int = 0, *, progress: bool = False) -> Tex
         batch_size=16,
         learning_rate=3e-3,
         seed=seed,
+        initial=initial,
         report=report if progress else None,
     )
 
