@@ -154,7 +154,7 @@ def explain(
     if options.keys() & {"score_mod", "block_mask"}:
         from regard.mechanism.flex.attention import explain as explain_flex  # imports this module
 
-        return explain_flex(query, key, value, *positional, **options)  # type: ignore[misc]
+        return explain_flex(query, key, value, *positional, **options)
     unknown = {name: None for name in options if name not in Options.__annotations__}
     if positional or unknown:
         keyword_hints.raise_unexpected("explain", positional, unknown)
