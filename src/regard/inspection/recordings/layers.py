@@ -177,6 +177,22 @@ class RecordedLayers(Mapping[str, Weights]):
 
         seen[name] is the map over all tokens, (b, h, n, n). This method returns one `Windows` for each size
         of windows: weights (windows, h, q, k), and the positions of queries and keys in the batch of images.
+
+        >>> import torch, regard
+        >>> class Windowed(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         windows = torch.nn.functional.layer_norm(x, x.shape[-1:]).unflatten(1, (3, 2))
+        ...         windows = windows.flatten(0, 1).unsqueeze(1)  # b·3 h 2 d
+        ...         return torch.nn.functional.scaled_dot_product_attention(windows, windows, windows)
+        >>> model = Windowed()
+        >>> with regard.watch(model) as seen:
+        ...     output = model(torch.randn(1, 6, 4))
+        >>> seen[0].shape, seen.windows(0)[0].weights.shape
+        (torch.Size([1, 1, 6, 6]), torch.Size([3, 1, 2, 2]))
+        >>> seen.windows(0)[0].keys
+        tensor([[0, 1],
+                [2, 3],
+                [4, 5]])
         """
         name = self.name(name)
         if name not in self._windowed:
