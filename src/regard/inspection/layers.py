@@ -75,7 +75,8 @@ def _mentions_windows(cls: Hashable) -> bool:
     assert isinstance(cls, type)
     bases = [base for base in cls.__mro__ if not base.__module__.startswith(("torch.nn.", *_BASE_CLASSES))]
     functions = [inspect.unwrap(f) for base in bases for f in vars(base).values() if inspect.isfunction(f)]
-    return any(map(_is_window_name, (name for f in functions for name in _names(f.__code__))))
+    names = (name for f in functions for name in (*_names(f.__code__), *f.__code__.co_varnames))
+    return any(map(_is_window_name, names))
 
 
 def _is_window_name(name: str) -> bool:

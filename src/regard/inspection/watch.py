@@ -49,8 +49,8 @@ def watch(
     attention interface of Hugging Face transformers with any kernel, and attention written by hand: a softmax
     of query · keyᵀ, times values. The weights are stored as query, key and mask, in memory linear in the
     sequence length, or densely if they do not follow from these alone (`Seen.storage`). They are recorded
-    before dropout, and before a layer that mixes heads or a factor that makes them negative. Windows of tokens
-    (Swin, Qwen2.5-VL) become one map per image; `Seen.windows` returns the weights of each window.
+    before dropout, and before a layer that mixes heads or a factor that makes them negative. Windows of
+    tokens (Swin, Qwen2.5-VL) become one map per image; `Seen.windows` returns the weights of each window.
 
     The model's outputs remain bit-identical. Compiled models run uncompiled inside the block, so their
     outputs are those of the uncompiled model. Only calls inside the block and in the same thread are
