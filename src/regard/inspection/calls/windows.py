@@ -135,7 +135,7 @@ class WindowedLayer:
 
     def weights(self) -> Weights:
         """Return the map over all tokens, (b, h, tokens, tokens), lazy."""
-        inputs = {}
+        inputs: dict[str, Tensor] = {}
         for number, call in enumerate(self.calls):
             inputs |= {f"{name}{number}": tensor for name, tensor in call.inputs().items()}
         return Weights(self._problem, None, (self.batch, self.calls[0].query.shape[-3]), inputs=inputs)
@@ -198,24 +198,16 @@ class WindowedLayer:
 
     def _segments(self) -> tuple[Tensor, Tensor]:
         """Return the intervals of keys that the window of each token consists of, (b, 1, tokens, n)."""
-        parts = [
-            (at, *runs(at.keys.where(at.keys < 0, at.keys % at.tokens)))
-            for at in (call.windows for call in self.calls)
-            if at is not None
-        ]
-        size = max(start.shape[-1] for _, start, _ in parts)
-        ends = []
-        for number in (1, 2):
-            total: Tensor | None = None
-            for part in parts:
-                at, end = part[0], part[number]
-                end = torch.nn.functional.pad(end, (0, size - end.shape[-1]))
-                rows = end[:, None, None, :].expand(-1, 1, at.queries.shape[-1], -1)
-                moved = at.scatter_queries(rows)
-                total = moved if total is None else total + moved
-            assert total is not None
-            ends.append(total)
-        return ends[0], ends[1]
+        windows = [call.windows for call in self.calls if call.windows is not None]
+        ends = [runs(at.keys.where(at.keys < 0, at.keys % at.tokens)) for at in windows]
+        size = max(start.shape[-1] for start, _ in ends)
+        starts, stops = [], []
+        for at, (start, stop) in zip(windows, ends, strict=True):
+            for end, moved in ((start, starts), (stop, stops)):
+                padded = torch.nn.functional.pad(end, (0, size - end.shape[-1]))
+                rows = padded[:, None, None, :].expand(-1, 1, at.queries.shape[-1], -1)
+                moved.append(at.scatter_queries(rows))
+        return torch.stack(starts).sum(0), torch.stack(stops).sum(0)  # the tokens of the calls differ
 
 
 def runs(positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -90,15 +90,17 @@ class GatheredWeights:
         offset = problem.keys - problem.queries
         for positions in _groups(ids, max(_CELLS // max(_numel(self.lead), 1), 1)):
             positions = positions.to(problem["query"].device)
+            every_key = (positions + key).clamp(0, problem.keys - 1)
+            gathered = problem["key"][..., every_key, :].float()
             for part in _split(positions.shape, _numel(self.lead), problem["query"].shape[-1]):
-                later = positions[:, part]
-                rows, keys = later + query - offset, positions + key
-                pair = (later[:, :, None] > positions[:, None]) & (positions[:, None] >= 0)
+                later, earlier = positions[:, part], positions[:, : part.stop]  # in ascending order
+                rows, keys, at = later + query - offset, earlier + key, every_key[:, : part.stop]
+                pair = (later[:, :, None] > earlier[:, None]) & (earlier[:, None] >= 0)
                 pair &= ((rows >= 0) & (rows < problem.queries))[:, :, None]
                 pair &= ((keys >= 0) & (keys < problem.keys))[:, None]
-                index, at = rows.clamp(0, problem.queries - 1), keys.clamp(0, problem.keys - 1)
+                index = rows.clamp(0, problem.queries - 1)
                 full = problem["query"].expand(*self.lead, *problem["query"].shape[-2:])
-                scores = full[..., index, :].float() @ problem["key"][..., at, :].float().mT
+                scores = full[..., index, :].float() @ gathered[..., : part.stop, :].mT
                 values = _weights(problem, scores, index[:, :, None], at[:, None]) * pair
                 yield torch.where(pair.any(-1), rows, -1), values
 
