@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from regard.app import bundle as module
-from regard.app.bundle import bundle, join, static, style, top_level
+from regard.app.bundle import bundle, bundle_page, join, static, static_names, style, top_level
 from regard.errors import ArgumentError
 
 NODE = shutil.which("node")
@@ -94,3 +94,57 @@ def test_top_level_names():
 
 def test_the_style_sheet_loads_nothing():
     assert not re.search(r"url\(|@import|https?:", style())
+
+
+PAGE = [
+    "local/start.js",
+    *(f"page/sections/{name}.js" for name in static_names("page/sections")),
+    "page/page.js",
+]
+
+
+def test_modules_of_a_page_follow_their_imports():
+    order = re.findall(r'^modules\.set\("([\w/-]+\.js)"', bundle_page(PAGE), re.M)
+    assert len(order) == len(set(order)) > 40
+    assert order[-1] == "page/page.js"
+    for place, name in enumerate(order):
+        imports = re.findall(r'from "([\w./-]+\.js)"', static(name))
+        assert {posixpath.normpath(f"{posixpath.dirname(name)}/{path}") for path in imports} <= set(
+            order[:place]
+        )
+
+
+def run_page(monkeypatch, tmp_path, modules: dict[str, str], *entries: str) -> str:
+    """Return the output of a bundle."""
+    monkeypatch.setattr(module, "static", modules.__getitem__)
+    path = tmp_path / "bundle.mjs"
+    path.write_text(bundle_page(entries), "utf-8")
+    return subprocess.run([NODE, path], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(not NODE, reason="needs node")
+def test_modules_of_a_page_have_scopes_of_their_own(monkeypatch, tmp_path):
+    modules = {
+        "a/one.js": "const name = 1;\nexport const value = name;\nexport function open() { return name; }",
+        "b/two.js": "const name = 2;\nexport const value = name;",
+        "main.js": 'import { value as one, open } from "./a/one.js";\nimport { value } from "./b/two.js";\n'
+        'const name = "b";\n'
+        "import(`./${name}/two.js`).then((two) => console.log(one, open(), value, two.value));",
+    }
+    assert run_page(monkeypatch, tmp_path, modules, "main.js") == "1 1 2 2\n"
+
+
+@pytest.mark.parametrize(
+    "text", ['import all from "./one.js";', "export { a };", 'import * as a from "./a.js";']
+)
+def test_unsupported_modules_of_a_page_are_errors(text, monkeypatch):
+    monkeypatch.setattr(module, "static", {"main.js": text}.__getitem__)
+    with pytest.raises(ArgumentError, match=r"main\.js: cannot bundle"):
+        bundle_page(["main.js"])
+
+
+def test_circular_imports_of_a_page_are_errors(monkeypatch):
+    modules = {"a.js": 'import { b } from "./b.js";', "b.js": 'import { a } from "./a.js";'}
+    monkeypatch.setattr(module, "static", modules.__getitem__)
+    with pytest.raises(ArgumentError, match="Circular import"):
+        bundle_page(["a.js"])

@@ -130,10 +130,9 @@ def export_tokenizers(tokens: TokenizerPair) -> dict[str, Any]:
 
 def export_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the pieces of a SentencePiece vocabulary with their scores, by id."""
-    processor = tokenizer._processor
-    ids = range(len(tokenizer))
-    scores = [float(f"{processor.get_score(i):.9g}") for i in ids]  # as many digits as float32 needs
-    return {"kind": tokenizer.kind, "pieces": [[processor.id_to_piece(i), scores[i]] for i in ids]}
+    digits = ".9g"  # as many as float32 needs
+    pieces = [[piece, float(f"{score:{digits}}")] for piece, score in tokenizer.scored_pieces()]
+    return {"kind": tokenizer.kind, "pieces": pieces}
 
 
 def _export_word_piece(encoder: PretrainedEncoder, name: str) -> dict[str, Any]:

@@ -198,6 +198,16 @@ class Tokenizer:
             result.word_of.append(len(words) - 1)
         return _drop_empty_words(result)
 
+    def scored_pieces(self) -> list[tuple[str, float]]:
+        """Return each token as text and its score in SentencePiece, by id.
+
+        >>> from regard.translation import Tokenizer
+        >>> tokenizer = Tokenizer.learn(["ein Hund bellt", "eine Frau lacht"] * 10, kind="bpe", size=40)
+        >>> [piece for piece, score in tokenizer.scored_pieces()][:4]
+        ['<pad>', '<s>', '</s>', '<unk>']
+        """
+        return [(piece, self._processor.get_score(i)) for i, piece in enumerate(self._pieces)]
+
     def _encode(self, texts: list[str], out_type: type = int) -> list[list[Any]]:
         """Return the token ids of each text, or its tokens as text."""
         try:

@@ -1,11 +1,14 @@
 // Answers requests as the static site does. Arguments: a folder with site.json, 0.safetensors, …, requests.json
 
+import { readFileSync, writeFileSync } from "node:fs";
+import process from "node:process";
+
 import { makeBackend } from "../../../src/regard/app/static/local/backend.js";
 
-const [folder] = Deno.args;
-const read = (name) => JSON.parse(Deno.readTextFileSync(`${folder}/${name}`));
+const folder = process.argv[2];
+const read = (name) => JSON.parse(readFileSync(`${folder}/${name}`, "utf-8"));
 const site = read("site.json");
-const weights = (name) => Deno.readFileSync(`${folder}/${site.models.findIndex(({ info }) => info.name === name)}.safetensors`);
+const weights = (name) => readFileSync(`${folder}/${site.models.findIndex(({ info }) => info.name === name)}.safetensors`);
 const answer = makeBackend(site, weights);
 const results = read("requests.json").map(([path, body]) => {
   try {
@@ -15,4 +18,4 @@ const results = read("requests.json").map(([path, body]) => {
   }
 });
 const plain = (_, value) => (value instanceof ArrayBuffer ? [...new Float32Array(value, 12)] : value);
-Deno.writeTextFileSync(`${folder}/answers.json`, JSON.stringify(results, plain));
+writeFileSync(`${folder}/answers.json`, JSON.stringify(results, plain));

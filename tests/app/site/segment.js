@@ -1,10 +1,13 @@
 // Splits lines into tokens. Argument: a folder with vocabularies.json and lines.json
 
+import { readFileSync, writeFileSync } from "node:fs";
+import process from "node:process";
+
 import { SentencePiece } from "../../../src/regard/app/static/local/tokenizers/sentencepiece.js";
 import { WordPiece } from "../../../src/regard/app/static/local/tokenizers/wordpiece.js";
 
-const [folder] = Deno.args;
-const read = (name) => JSON.parse(Deno.readTextFileSync(`${folder}/${name}`));
+const folder = process.argv[2];
+const read = (name) => JSON.parse(readFileSync(`${folder}/${name}`, "utf-8"));
 const lines = read("lines.json");
 const segmented = read("vocabularies.json").map((vocabulary) => {
   if (!vocabulary.pieces) {
@@ -17,4 +20,4 @@ const segmented = read("vocabularies.json").map((vocabulary) => {
     return { ...rest, unknown: [...unknown], decoded: tokenizer.decode(rest.ids, unknown).words };
   });
 });
-Deno.writeTextFileSync(`${folder}/segmented.json`, JSON.stringify(segmented));
+writeFileSync(`${folder}/segmented.json`, JSON.stringify(segmented));

@@ -11,7 +11,7 @@ from regard.app.server.routes import inside, views
 from regard.app.server.routes.translation import TranslateRequest, translate_batch
 from regard.app.server.state import AppState
 from regard.app.site import DATES, load_models
-from tests.app.site.backend import ask, needs_deno
+from tests.app.site.backend import RUNTIMES, ask, needs_deno
 from tests.app.site.test_rooms import same
 from tests.browser.visit import needs_encoder
 
@@ -57,12 +57,13 @@ def test_inside_and_heads(model: str, path: str, tmp_path: Path) -> None:
         same(without(own, "id"), without(expected, "id"))
 
 
-def test_translations(tmp_path: Path) -> None:
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_translations(runtime: str, tmp_path: Path) -> None:
     """The same texts, scores, alternatives and alignments for sentences of the validation set."""
     lines = (DATES / "data/dev.tsv").read_text("utf-8").splitlines()
     sentences = [line.split("\t")[0] for line in lines][:12]
     body = {"model": "dates", "sentences": [*sentences, "the 漢字 of Łódź"], "beam": 4, "n_best": 2}
-    (own,) = ask(tmp_path, load_models([DATES]), [("api/translate", body)])
+    (own,) = ask(tmp_path, load_models([DATES]), [("api/translate", body)], runtime)
     request = msgspec.convert(body, TranslateRequest)
     (expected,) = translate_batch(AppState(Registry.load([str(DATES)])), [request])
     assert isinstance(expected, bytes)

@@ -11,7 +11,10 @@ export function startBackend() {
 }
 
 function decode(base64) {
-  return Uint8Array.from(atob(base64.trim()), (character) => character.charCodeAt(0));
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length);
+  for (let index = 0; index < text.length; index += 1) bytes[index] = text.charCodeAt(index); // much faster than Uint8Array.from
+  return bytes;
 }
 
 startBackend();

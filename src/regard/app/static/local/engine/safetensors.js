@@ -3,9 +3,10 @@
 const DECODERS = { F32: decodeFloat32, F16: decodeFloat16, BF16: decodeBfloat16 };
 const BYTES = { F32: 4, F16: 2, BF16: 2 };
 
-// bytes: Uint8Array. Returns a Map: name → { shape, data: Float32Array }
-export function readSafetensors(bytes) {
-  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+// file: Uint8Array. Returns a Map: name → { shape, data: Float32Array }
+export function readSafetensors(file) {
+  const bytes = new Uint8Array(file.buffer, file.byteOffset, file.byteLength); // the slices of node's Buffer are not copies
+  const view = new DataView(file.buffer, file.byteOffset, file.byteLength);
   if (bytes.length < 8) throw new Error(`A safetensors file has at least 8 bytes; this one has ${bytes.length}.`);
   const length = Number(view.getBigUint64(0, true));
   if (8 + length > bytes.length) throw new Error(`The header has ${length} bytes, but the file has only ${bytes.length}. Copy the file again.`);
