@@ -5,7 +5,7 @@ from math import exp, tanh
 
 import pytest
 
-from tests.browser.visit import SIZES, Visit, needs_encoder, row, trainings
+from tests.browser.visit import SIZES, Visit, log, needs_encoder, row, trainings
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -298,6 +298,29 @@ def test_training(visit: Visit) -> None:
     page.keyboard.press("Home")
     assert visit.text("output") != newest
     visit.look("training")
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_the_alignment_of_a_long_sentence_is_not_clipped(visit: Visit, width: int) -> None:
+    words = [f"word{number}" for number in range(40)]
+    shares = [[float(row == column) for column in range(40)] for row in range(40)]
+    aligned = {"source_words": words, "target_words": words, "links": "", "weights": shares}
+    answer = log(" ".join(words))
+    answer["samples"][0]["alignment"] = aligned
+    visit.answer("training", trainings("run"))
+    visit.answer("training/**", answer)
+    visit.page.set_viewport_size({"width": width, "height": 800})
+    visit.enter("training")
+    visit.page.wait_for_selector(".matrix.fit")
+    table, card, cells = visit.page.evaluate(
+        """() => {
+            const table = document.querySelector(".matrix.fit");
+            const edges = (node) => [node.getBoundingClientRect().left, node.getBoundingClientRect().right];
+            return [edges(table), edges(table.closest(".card")), table.tBodies[0].rows[0].cells.length];
+        }"""
+    )
+    assert card[0] <= table[0] < table[1] <= card[1]
+    assert cells == len(words) + 1
 
 
 def test_an_active_run_is_polled(visit: Visit) -> None:
