@@ -31,7 +31,7 @@ from regard.models.encoders.words import close_words
 from regard.models.language import LanguageModel
 from regard.models.layers.blocks import TransformerConfig
 from regard.models.packed import Packed
-from regard.models.parameters import read_parameters
+from regard.models.parameters import meta_device, read_parameters
 
 START, END = "<s>", "</s>"  # the first two tokens of every vocabulary
 FORMAT = "regard language model 1"
@@ -251,7 +251,7 @@ def load_language_model(name: str | os.PathLike[str]) -> TextModel:
             raise ValueError(f"{CONFIG} has {config.layers} layers, but {MODEL} has {tensors} tensors")
         tokens, capitalized = about["tokens"], about["capitalized"]
         _check_tokens(tokens, capitalized)
-        with torch.device("meta"):  # allocates no memory until the sizes are checked
+        with meta_device():  # allocates no memory until the sizes are checked
             model = LanguageModel(len(tokens), config)
         parameters = read_parameters(folder / MODEL, model)
         model.load_state_dict({name: value.float() for name, value in parameters.items()}, assign=True)
