@@ -201,7 +201,7 @@ class WindowedLayer:
         windows = [call.windows for call in self.calls if call.windows is not None]
         ends = [runs(at.keys.where(at.keys < 0, at.keys % at.tokens)) for at in windows]
         size = max(start.shape[-1] for start, _ in ends)
-        starts, stops = [], []
+        starts, stops = list[Tensor](), list[Tensor]()
         for at, (start, stop) in zip(windows, ends, strict=True):
             for end, moved in ((start, starts), (stop, stops)):
                 padded = torch.nn.functional.pad(end, (0, size - end.shape[-1]))
