@@ -127,7 +127,8 @@ def test_modules_of_a_page_have_scopes_of_their_own(monkeypatch, tmp_path):
     modules = {
         "a/one.js": "const name = 1;\nexport const value = name;\nexport function open() { return name; }",
         "b/two.js": "const name = 2;\nexport const value = name;",
-        "main.js": 'import { value as one, open } from "./a/one.js";\nimport { value } from "./b/two.js";\n'
+        "both.js": 'export { value as one, open } from "./a/one.js";',
+        "main.js": 'import { one, open } from "./both.js";\nimport { value } from "./b/two.js";\n'
         'const name = "b";\n'
         "import(`./${name}/two.js`).then((two) => console.log(one, open(), value, two.value));",
     }

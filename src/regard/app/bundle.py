@@ -41,7 +41,9 @@ def bundle(entry: str) -> str:
 
 
 _PATH = re.compile(r"(?P<path>(?:\./|(?:\.\./)+)(?:[\w-]+/)*[\w-]+\.js)")
-_NAMED_IMPORT = re.compile(rf"^import \{{(?P<names>[^}}]*)\}} from \"{_PATH.pattern}\";[ \t]*$", re.M)
+_NAMED_IMPORT = re.compile(
+    rf"^(?P<kind>import|export) \{{(?P<names>[^}}]*)\}} from \"{_PATH.pattern}\";[ \t]*$", re.M
+)
 _LOADER = """\
 const modules = new Map();
 const load = (from, path) => modules.get(new URL(path, `bundle:///${from}`).pathname.slice(1));
@@ -66,7 +68,12 @@ def bundle_page(entries: Sequence[str]) -> str:
 def _scoped(name: str, text: str) -> str:
     """Return a module as a function that returns its exports."""
 
+    exports = []
+
     def imported(statement: re.Match[str]) -> str:
+        if statement["kind"] == "export":  # passed on
+            parts = statement["names"].split(",")
+            exports.extend(part.rpartition(" as ")[2].strip() for part in parts if part.strip())
         names = statement["names"].replace(" as ", ": ")
         return f'const {{{names}}} = load("{name}", "{statement["path"]}");'
 
@@ -74,7 +81,7 @@ def _scoped(name: str, text: str) -> str:
     if unsupported := _UNSUPPORTED.search(body):
         line = body[unsupported.start() :].strip().splitlines()[0]
         raise ArgumentError(f"{name}: cannot bundle {line[:80]!r}. Use named imports and exports.")
-    exports = [item for line in body.splitlines() if _EXPORT.match(line) for item in top_level(line)]
+    exports += [item for line in body.splitlines() if _EXPORT.match(line) for item in top_level(line)]
     body = _EXPORT.sub("", body).strip("\n")
     return f'modules.set("{name}", (() => {{\n{body}\nreturn {{ {", ".join(exports)} }};\n}})());'
 

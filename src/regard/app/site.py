@@ -22,6 +22,7 @@ from regard._util.text import format_bytes
 from regard.app import first_link
 from regard.app.bundle import bundle_page, static, static_names
 from regard.app.computation import formula
+from regard.app.server.domain import domain_of
 from regard.app.server.registry import Registry
 from regard.app.server.routes import lessons
 from regard.app.server.routes.models import ModelInfo, _guide_address
@@ -79,14 +80,18 @@ def load_models(folders: Sequence[str | os.PathLike[str]] = ()) -> list[SiteMode
 
 def _load(name: str, path: str) -> SiteModel:
     languages = {path: "en-de"} if Path(path) == DATES else {}
-    entries = Registry.load([path], languages).entries.values()
+    registry = Registry.load([path], languages)
+    entries = registry.entries.values()
     if not entries:
         raise ArgumentError(f"{path!r} has no model yet: it is still being trained. Try again later.")
     (entry,) = entries
     info = {**msgspec.to_builtins(msgspec.convert(entry, ModelInfo, from_attributes=True)), "name": name}
     model = entry.model
     if isinstance(model, Translator):
-        return export_translator(model, info)
+        exported = export_translator(model, info)
+        domain = domain_of(model, registry.folders.get(entry.name), list(entry.examples))
+        words = None if domain.words is None else sorted(domain.words)
+        return exported._replace(about=exported.about | {"domain": {"words": words, "lowest": domain.lowest}})
     if isinstance(model, TextModel):
         return export_language_model(model.model, model.tokens, sorted(model.capitalized), info)
     return export_encoder(model, info)

@@ -63,13 +63,13 @@ function translatorOf({ name, translator }) {
   return translator;
 }
 
-function loadEntry({ info, architecture, config, tokenizer, alignment }, bytes) {
+function loadEntry({ info, architecture, config, tokenizer, alignment, domain }, bytes) {
   const model = makeModel(architecture, config, readSafetensors(bytes));
   const entry = { name: info.name, kind: info.kind, model, maxTokens: info.max_tokens };
   if (architecture === "encoder-decoder") {
     const source = new SentencePiece(tokenizer.source);
     const target = tokenizer.target ? new SentencePiece(tokenizer.target) : source;
-    const translator = new Translator({ name: info.name, model, source, target, alignment, maxTokens: info.max_tokens });
+    const translator = new Translator({ name: info.name, model, source, target, alignment, domain, maxTokens: info.max_tokens });
     return { ...entry, kind: "translator", translator };
   }
   if (architecture === "encoder") return { ...entry, kind: "encoder", tokens: new WordPiece(tokenizer) };

@@ -1,6 +1,7 @@
 // Translation with word alignments and a view of every attention layer.
 
 import { describeAlignment, insertWords, mergeWords, replaceUnknown, tokenWeights, untranslatedWords } from "../alignment.js";
+import { domainWarning } from "../domain.js";
 import { zeros } from "../engine/ops.js";
 import { END, START, beamSearch } from "../engine/search.js";
 import { attentionLayers } from "../views.js";
@@ -9,13 +10,14 @@ const MAX_LISTED = 5; // copied words listed in a note
 const [START_MARK, END_MARK] = ["[START]", "[END]"];
 
 export class Translator {
-  constructor({ name, model, source, target, alignment, maxTokens }) {
+  constructor({ name, model, source, target, alignment, domain, maxTokens }) {
     this.name = name;
     this.model = model;
     this.source = source;
     this.target = target;
     this.maxTokens = maxTokens;
     this.head = alignment ?? {};
+    this.domain = domain ?? { words: null, lowest: null };
   }
 
   // The best translation, with the others as its alternatives
@@ -80,6 +82,7 @@ export function translateRequest(translator, views, { sentences, beam = 5, n_bes
       alternatives: translation.alternatives.map(({ text, score }) => ({ text, score })),
       alignment: alignment ? describeAlignment(translation.source.words, translation.words, translation.wordWeights ?? []) : null,
       reason: "",
+      warning: domainWarning(translator.domain, sentences[index], translation.score),
     })),
     view: view ? views.add(translator.name, inputs(), translator.model.config.normalize) : null,
   };

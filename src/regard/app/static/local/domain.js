@@ -1,0 +1,21 @@
+// Warnings about sentences outside the domain of a translator, as regard.app.server.domain.
+
+const MAX_LISTED = 5;
+const MAX_LETTERS = 40; // of a listed word
+const [FACTOR, MARGIN] = [2, 0.1]; // a score is low below factor × the lowest score of an example − margin
+
+const shorten = (word) => (word.length > MAX_LETTERS ? `${word.slice(0, MAX_LETTERS - 1)}…` : word);
+const formatScore = (score) => score.toFixed(2).replace("-", "−");
+
+// words: lowercase words of the training data, or null; lowest: score of the validation examples, or null
+export function domainWarning({ words, lowest }, source, score) {
+  const unknown = words ? (source.match(/[\p{L}\p{N}]+/gu) ?? []).filter((word) => !words.includes(word.toLowerCase())) : [];
+  if (unknown.length) {
+    let named = [...new Set(unknown)].map((word) => `“${shorten(word)}”`);
+    if (named.length > MAX_LISTED) named = [...named.slice(0, MAX_LISTED), `${named.length - MAX_LISTED} others`];
+    const list = [named.slice(0, -1).join(", "), named.at(-1)].filter(Boolean).join(" and ");
+    return `Outside the training data: ${list} ${named.length === 1 ? "does" : "do"} not occur in it. Do not trust this translation.`;
+  }
+  if (lowest === null || score >= FACTOR * lowest - MARGIN) return "";
+  return `The model is unsure: score ${formatScore(score)} per token, ${formatScore(lowest)} or more on validation sentences.`;
+}
