@@ -43,6 +43,7 @@ DATES = Path(__file__).parent / "models" / "dates"
 MAX_BYTES = 1 << 27  # parameters of a site; browsers load larger pages slowly or not at all
 _ORDER = TransformerConfig(width=lessons._WIDTH, heads=lessons._HEADS, layers=1)
 _MARK = '<meta name="generator" content="regard site">'
+_DATES_LANGUAGES = "en-de, dates, times and numbers in words only"
 _SECTIONS = ("lookup", "order", "inside", "heads", "translate")
 _LINK = re.compile(r'<link rel="stylesheet" href="static/(?P<path>[^"]+)">\n')
 _SCRIPT = re.compile(r'<script type="module" src="static/[^"]+"></script>\n')
@@ -79,7 +80,7 @@ def load_models(folders: Sequence[str | os.PathLike[str]] = ()) -> list[SiteMode
 
 
 def _load(name: str, path: str) -> SiteModel:
-    languages = {path: "en-de"} if Path(path) == DATES else {}
+    languages = {path: _DATES_LANGUAGES} if Path(path) == DATES else {}
     registry = Registry.load([path], languages)
     entries = registry.entries.values()
     if not entries:
