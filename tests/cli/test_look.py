@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,22 @@ def registry_model(monkeypatch):
     """A small encoder in place of minilm."""
     encoder = regard.models.StaticEncoder(["dogs", "bark"], torch.eye(2))
     monkeypatch.setattr("regard.app.server.registry.load_encoder", lambda _: encoder)
+
+
+@pytest.mark.skipif(not command._has_minilm(), reason="minilm is not installed")
+def test_loading_the_default_models_does_not_import_the_compiler():
+    """In a process of its own: importing torch's compiler would double the time to the first picture."""
+    program = """if True:
+        import sys
+        from regard.app.server.registry import Registry
+        registry = Registry()
+        for name in ("stories", "minilm"):
+            registry.load_later(name)
+        registry.refresh()
+        print(sorted(registry.entries), {"torch._dynamo", "sympy"} & set(sys.modules))
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "['minilm', 'stories'] set()", done.stderr
 
 
 def test_an_existing_demo_is_not_trained_again(fresh, served, model, monkeypatch, capsys):
