@@ -276,8 +276,12 @@ def test_an_encoder_is_loaded_later_and_a_broken_one_is_reported_once(registry, 
     ours.load_later("broken")
     assert (ours.pending, ours.can_refresh, ours.encoders()) == (["minilm", "broken"], True, [])
 
-    bert = registry.entry("bert").model
-    monkeypatch.setattr("regard.app.server.registry.load_encoder", lambda _: bert)
+    def load(name: str):
+        if name == "broken":
+            raise ArgumentError("damaged")
+        return registry.entry("bert").model
+
+    monkeypatch.setattr("regard.app.server.registry.load_encoder", load)
     ours.refresh()
     ours.refresh()
     assert (ours.pending, ours.can_refresh, ours.encoders()) == ([], False, ["minilm"])
