@@ -41,9 +41,10 @@ def folder(trained: Path, tmp_path: Path) -> Path:
 
 
 def same(folder: Path, other: Path) -> bool:
-    """Whether two trainings wrote the same files, except for logs and file names."""
+    """Whether two trainings wrote the same files, except for logs, file names and the model card."""
+    varying = ("log", "tensorboard", "README.md")
     first, second = (
-        {name: file for name, file in bits(path).items() if not name.startswith(("log", "tensorboard"))}
+        {name: file for name, file in bits(path).items() if not name.startswith(varying)}
         | {CONFIG: read_config(path) | {"origin": None}}
         for path in (folder, other)
     )
