@@ -23,9 +23,8 @@ def main() -> None:
     model.save(arguments.folder)
     seconds, threads = time.monotonic() - start, torch.get_num_threads()
     print(f"{model}: {seconds:.0f} s on {threads} threads. Saved in {arguments.folder}.")
-    print(
-        f"Held-out stories: loss {held_out_loss(model):.3f}, {consistency(model):.1%} without contradiction."
-    )
+    loss, share = held_out_loss(model), consistency(model)
+    print(f"Stories of another seed: loss {loss:.3f}, {share:.1%} without contradiction.")
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ def stories(count: int, seed: int = 0) -> Iterator[str]:
     """Yield stories. The same seed gives the same stories.
 
     >>> from regard.app.stories.grammar import stories
-    >>> next(stories(1, seed=1))
-    'max had a red coat . emma had a yellow ring . in the forest , max lost the red coat . ...'
+    >>> next(stories(1, seed=3))
+    'mia , nora and finn were in the park . finn had a red ring . finn gave the red ring to mia . ...'
     """
     random = Random(seed)
     for _ in range(count):
@@ -41,7 +41,7 @@ def stories(count: int, seed: int = 0) -> Iterator[str]:
 
 def story(random: Random) -> str:
     """Return a story of one of the plots."""
-    return " ".join(random.choices(list(PLOTS), list(PLOTS.values()))[0](random))
+    return " ".join(random.choice(PLOTS)(random))
 
 
 def _lost_and_found(random: Random) -> Sentences:
@@ -393,18 +393,17 @@ def _race(random: Random) -> Sentences:
     return opening + run + ending
 
 
-# Plots and how often they are told: more often if the reader must remember who has what, or what is where.
-PLOTS: dict[Callable[[Random], Sentences], int] = {
-    _lost_and_found: 4,
-    _swap: 3,
-    _giving: 2,
-    _hide_and_seek: 3,
-    _where_is_it: 3,
-    _gift: 1,
-    _hungry_animal: 1,
-    _crossing: 1,
-    _broken: 1,
-    _meeting: 1,
-    _weather: 1,
-    _race: 1,
-}
+PLOTS: tuple[Callable[[Random], Sentences], ...] = (
+    _lost_and_found,
+    _gift,
+    _swap,
+    _giving,
+    _hide_and_seek,
+    _hungry_animal,
+    _crossing,
+    _broken,
+    _where_is_it,
+    _meeting,
+    _weather,
+    _race,
+)

@@ -13,7 +13,8 @@ from regard.models.text_model import TextModel, split_tokens
 
 CONFIG = TransformerConfig(width=96, layers=3, heads=4, ffn_dim=384, dropout=0.0)
 _TRAINING_STORIES, _HELD_OUT_STORIES = 100_000, 500
-_HELD_OUT_SEED = 1_000_003  # differs from every seed of the training stories used here
+# Another seed than for training. The grammar is small: 14% of these stories occur in the training data too.
+_HELD_OUT_SEED = 1_000_003
 
 
 def train_stories(
