@@ -1,6 +1,7 @@
-"""Optional packages and the regard extras that install them."""
+"""The installed version, and optional packages with the regard extras that install them."""
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 
 from regard.errors import MissingExtraError
 
@@ -60,3 +61,16 @@ def install_command(package: str) -> str:
     'pip install "regard[tensorboard]"'
     """
     return f'pip install "regard[{EXTRAS[package]}]"'
+
+
+def installed_version() -> str:
+    """Return the version of regard; empty if it runs from a folder that is not installed.
+
+    >>> from regard._util.extras import installed_version
+    >>> isinstance(installed_version(), str)
+    True
+    """
+    try:
+        return version("regard")
+    except PackageNotFoundError:
+        return ""

@@ -11,12 +11,12 @@ from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from regard._util.extras import installed_version
 from regard._util.files import short_names, write_atomic
 from regard._util.text import format_bytes
 from regard.app import first_link
@@ -144,7 +144,7 @@ def describe_site(models: Sequence[SiteModel]) -> dict[str, Any]:
     ['lookup', 'order']
     """
     return {
-        "version": _version(),
+        "version": installed_version(),
         "sections": [name for name in _SECTIONS if _has_models(name, models)],
         "models": [model.about for model in models],
         "formulas": {
@@ -155,14 +155,6 @@ def describe_site(models: Sequence[SiteModel]) -> dict[str, Any]:
         "words": {"pronoun": first_link._PRONOUN.pattern, "function_word": first_link._FUNCTION_WORD.pattern},
         "guide": _guide_address(),
     }
-
-
-def _version() -> str:
-    """Return the version of regard; empty if it is not installed."""
-    try:
-        return version("regard")
-    except PackageNotFoundError:
-        return ""
 
 
 def _data_blocks(site: dict[str, Any], models: Sequence[SiteModel]) -> str:

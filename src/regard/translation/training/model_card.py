@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from regard import __version__
+from regard._util.extras import installed_version
 from regard._util.files import write_atomic
 from regard._util.text import printable
 from regard.translation.config import PRESETS, TranslationConfig
@@ -80,7 +80,7 @@ def write_model_card(
         name=printable(Path(folder).resolve().name),
         kind=config.model.kind,
         about=_describe_model(config),
-        version=__version__,
+        version=installed_version(),
         folder=shlex.quote(printable(Path(folder).name)),
         example=shlex.quote(printable(data.example()[:_MAX_EXAMPLE])),
         data=_describe_data(data, _origin(entries)),
