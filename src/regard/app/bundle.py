@@ -67,8 +67,7 @@ def bundle_page(entries: Sequence[str]) -> str:
 
 def _scoped(name: str, text: str) -> str:
     """Return a module as a function that returns its exports."""
-
-    exports = []
+    exports: list[str] = []
 
     def imported(statement: re.Match[str]) -> str:
         if statement["kind"] == "export":  # passed on
