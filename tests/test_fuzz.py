@@ -81,6 +81,7 @@ def finds(target: Callable[[Case], None], folder: Path, cases: int = 40) -> str:
     return "\n".join(found)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", [operator.ordinary, weights.run, autocast.run])
 def test_a_result_that_is_off_by_one_percent_is_found(target, monkeypatch, tmp_path):
     right = regard.attention, regard.attend

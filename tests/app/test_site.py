@@ -52,6 +52,7 @@ def test_shipped_models_are_small(page: str) -> None:
     assert {tensor.dtype for tensor in load(b64decode(block(page, "weights-1"))).values()} == {torch.float16}
 
 
+@pytest.mark.slow
 def test_the_shipped_translator_translates() -> None:
     assert re.match(r"1,000 sentences with unseen values: (9[89]|100)\.", accuracy(DATES))
 

@@ -53,6 +53,7 @@ def numbers(text: str) -> list[float]:
     return [float(number.replace("−", "-")) for number in re.findall(r"−?\d+\.\d+", text)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", ["stories", "transformer", pytest.param("minilm", marks=needs_encoder)])
 def test_each_architecture_is_drawn(visit: Visit, model: str) -> None:
     enter(visit, model=model)
@@ -100,6 +101,7 @@ def test_the_future_is_masked(visit: Visit) -> None:
     visit.until("document.querySelector('.inside-details').innerText.includes('masked')")
 
 
+@pytest.mark.slow
 def test_every_kind_of_matrix_has_a_read_out(visit: Visit) -> None:
     inner = ["query", "key", "scores", "value", "mixed"]
     outer = ["self-norm", "self-projected", "self-residual", "hidden", "feed-forward-feed_forward"]
@@ -109,7 +111,7 @@ def test_every_kind_of_matrix_has_a_read_out(visit: Visit) -> None:
         enter(visit, model="stories", text=TEXT, at=at)
         hover(visit, 0.5, 0.45)
         visit.until("document.querySelectorAll('.inside-numbers').length > 0")
-        assert numbers(visit.text(".inside-details")), at
+        assert re.search(r"[:=] −?\d", visit.text(".inside-details")), at
 
 
 def test_steps_are_reached_with_the_keyboard(visit: Visit) -> None:
@@ -180,6 +182,7 @@ PINCH = """(spread) => {
 }"""
 
 
+@pytest.mark.slow
 def test_two_fingers_zoom(visit: Visit) -> None:
     enter(visit, model="stories", text=TEXT)
     visit.page.evaluate(PINCH, 180)
@@ -202,6 +205,7 @@ def test_temperature_sampling_and_appending(visit: Visit) -> None:
     assert page.locator(".inside-candidates div").count() >= 1
 
 
+@pytest.mark.slow
 def test_a_target_is_continued(visit: Visit) -> None:
     enter(visit, model="transformer", text="1 2 3", target="3")
     assert visit.page.get_by_label("Target").input_value() == "3"

@@ -6,6 +6,8 @@ from pages.__main__ import ROOT
 from pages.runner import code_blocks
 from tests.browser.visit import redraw, screenshot, show_at
 
+pytestmark = pytest.mark.slow  # builds the guide
+
 DOCS = ROOT / "docs"
 PAGES = sorted(page.relative_to(DOCS).with_suffix(".html").as_posix() for page in DOCS.rglob("*.md"))
 # one page of each kind, with the widest tables, formulas and code

@@ -61,6 +61,7 @@ def hide(queries, keys):
     return regard.ReplaceWeights(function)
 
 
+@pytest.mark.sampled(2)
 def test_a_knockout_equals_dense_weights_without_the_edges(pair):
     """Sinks take part in the softmax, but the models here have none, so renormalizing is exact."""
     model, run = pair

@@ -86,6 +86,7 @@ def test_jacobians_agree(name: str) -> None:
         close(torch.autograd.functional.jacobian(alone, case.inputs[place]), backward)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [

@@ -134,6 +134,7 @@ INSIDE: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[SLOW] * name.startswith("slow")) for name in INSIDE]
 )
@@ -234,6 +235,7 @@ def test_operators_between_regards_objects_and_tensors_compile(call: Any) -> Non
     close(compiled(call, fullgraph=False)(*args), call(*args))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "transform",
     [
@@ -390,6 +392,7 @@ def opcheck_both(tensors: list[Tensor], rules: str, wanted: Any) -> None:
         assert set(opcheck(operator, arguments).values()) == {"SUCCESS"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "dtype", "inside"), OPERATORS)
 def test_opcheck(name: str, dtype: torch.dtype, inside: bool) -> None:
     case = CASES[name]()

@@ -179,6 +179,7 @@ def spoil(tensors: list[Tensor], where: str, at: int, bad: float) -> list[Tensor
     return [copy.requires_grad_() for copy in copies]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", ["key", "value"])
 @looped(
     ("score", "normalize"),

@@ -207,6 +207,7 @@ def test_autocast_with_a_mask(mask_dtype: torch.dtype) -> None:
 SLOW = pytest.mark.slow  # cases that compile, which takes a second each
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [
@@ -288,6 +289,7 @@ def samples(info: Any, dtype: torch.dtype, dropout: bool | None = None, learn: b
             yield (sample.input, *sample.args), sample.kwargs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_opinfo_samples(info: Any, dtype: torch.dtype) -> None:
     tolerance = {torch.float64: 1e-9, torch.float32: 3e-4}.get(dtype, 0.3)  # the samples reach ±9
@@ -300,6 +302,7 @@ def test_opinfo_samples(info: Any, dtype: torch.dtype) -> None:
         assert results[0][0].stride() == results[1][0].stride()
 
 
+@pytest.mark.slow
 def test_opinfo_gradcheck(info: Any) -> None:
     """Derivatives of both modes, batched, as OpInfo and torch's gradient tests check them."""
     for args, options in samples(info, torch.float64, dropout=False):
@@ -311,6 +314,7 @@ def test_opinfo_gradcheck(info: Any) -> None:
         assert gradgradcheck(call, args, fast_mode=True)
 
 
+@pytest.mark.slow
 def test_opinfo_composite_compliance(info: Any) -> None:
     """Every combination of plain tensors and an opaque wrapper subclass."""
     from torch.testing._internal import composite_compliance
@@ -323,6 +327,7 @@ def test_opinfo_composite_compliance(info: Any) -> None:
             composite_compliance.check_all_permutations(ours, args, options, torch.testing.assert_close)
 
 
+@pytest.mark.slow
 def test_opinfo_composite_compliance_of_the_gradient(info: Any) -> None:
     from torch.testing._internal import composite_compliance
 

@@ -189,6 +189,7 @@ def test_opcheck() -> None:
         torch.library.opcheck(module._loss, (x, weight, some, labels, 0.1, -100, needs), test_utils=parts)
 
 
+@pytest.mark.slow
 def test_compiles_in_one_graph() -> None:
     x, weight, bias, labels = problem()
     compiled = torch.compile(vocabulary_loss, fullgraph=True, backend="aot_eager")

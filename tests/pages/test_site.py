@@ -9,7 +9,7 @@ import pytest
 from markdown import Markdown
 
 from pages.__main__ import ROOT
-from pages.hooks import ResponsiveMarkup, on_page_content
+from pages.hooks import LIVE_FOLDER, SECTIONS, ResponsiveMarkup, on_page_content
 
 LOADS = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src")}  # loaded without a click
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<path>[^)\s#]+)[^)]*\)")
@@ -53,19 +53,29 @@ def dead_links(parsed: dict[Path, ParsedPage]) -> list[str]:
             target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
             target = target / "index.html" if target.is_dir() else target
             anchor = unquote(parts.fragment)
-            valid = not anchor or target not in parsed or anchor in parsed[target].anchors
+            if target.parent.name == LIVE_FOLDER and page != target:  # a section and its state
+                valid = (SECTIONS / f"{anchor.partition('?')[0]}.js").exists()
+            else:
+                valid = not anchor or target not in parsed or anchor in parsed[target].anchors
             if not (target.exists() and valid):
                 dead.append(f"{page.name}: {reference}")
     return dead
 
 
+@pytest.mark.slow
 def test_no_link_is_dead(parsed, tmp_path):
     assert not dead_links(parsed)
     links = (f'<a href="{target}">link</a>' for target in ("#top", "b.html", "#no"))
     (tmp_path / "a.html").write_text(f'<h1 id="top"></h1>{"".join(links)}')
     assert dead_links(parse(tmp_path)) == ["a.html: b.html", "a.html: #no"]
+    (tmp_path / LIVE_FOLDER).mkdir()
+    (tmp_path / LIVE_FOLDER / "index.html").write_text("")
+    sections = (f'<a href="live/index.html#{name}?a=b">link</a>' for name in ("order", "no-section"))
+    (tmp_path / "a.html").write_text("".join(sections))
+    assert dead_links(parse(tmp_path)) == ["a.html: live/index.html#no-section?a=b"]
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_other_hosts_and_formulas_are_mathml(parsed):
     assert any("<math" in page.text for page in parsed.values())
     for page in parsed.values():

@@ -96,6 +96,7 @@ def exported(translator: Translator) -> SiteModel:
     return export_translator(translator, info("dogs", "translator"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.positions)
 def test_translators(config: TransformerConfig, tmp_path: Path) -> None:
     torch.manual_seed(1)
@@ -118,6 +119,7 @@ def test_translators(config: TransformerConfig, tmp_path: Path) -> None:
     same_trace(answer, layers, trace_ids(translator.model, [*source.ids, 2], [1, *target.ids]))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.positions)
 def test_translations(config: TransformerConfig, tmp_path: Path) -> None:
     """Beam search finds the same translations, and the alignments are the same."""

@@ -47,6 +47,7 @@ def without(answer: dict, *names: str) -> dict:
     return {name: value for name, value in answer.items() if name not in names}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("model", "path"),
     [("stories", "stories"), ("dates", str(DATES)), pytest.param("minilm", "minilm", marks=needs_encoder)],
@@ -57,6 +58,7 @@ def test_inside_and_heads(model: str, path: str, tmp_path: Path) -> None:
         same(without(own, "id"), without(expected, "id"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_translations(runtime: str, tmp_path: Path) -> None:
     """The same texts, scores, alternatives and alignments for sentences of the validation set."""

@@ -40,6 +40,7 @@ def product(stack: list[regard.Weights], residual: float = 0.5) -> Tensor:
 TILES = {"many tiles": 30, "one tile": 2**20}
 
 
+@pytest.mark.sampled(2)
 @crossed(lead=LEADS, residual=["0.0", "0.5", "0.9", "1.0"], tile=TILES)
 def test_rollout_is_the_product_of_the_matrices(lead, residual, tile, monkeypatch):
     monkeypatch.setattr(tiled, "TILE", TILES[tile])

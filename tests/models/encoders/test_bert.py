@@ -20,6 +20,7 @@ def make(dropout: float = 0.0) -> BertEncoder:
     return BertEncoder(vocabulary, width=12, layers=2, heads=3, dropout=dropout, max_positions=19)
 
 
+@pytest.mark.slow
 def test_context_separates_word_senses() -> None:
     animals, plants = senses()
     text = (animals + plants) * 8
@@ -136,6 +137,7 @@ def test_old_files_are_rejected_as_old(tmp_path) -> None:
         BertEncoder.load(path)
 
 
+@pytest.mark.slow
 def test_compile_and_meta_device() -> None:
     encoder = make().eval()
     packed = encoder.pack(TEXT)

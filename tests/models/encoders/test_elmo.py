@@ -39,6 +39,7 @@ def senses() -> tuple[list[str], list[str]]:
     return first, [f"the {a} {b} of the {c} {chance.choice(['dries', 'cracks'])}" for a, b, c in plants]
 
 
+@pytest.mark.slow
 def test_context_separates_word_senses():
     animals, plants = senses()
     text = (animals + plants) * 8
@@ -189,6 +190,7 @@ def test_unknown_words_have_a_vector_but_cannot_be_queried():
         encoder.attended_words("dogs bark", "bark")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # raised and handled inside torch at a graph break
 def test_compile_and_meta_device():
     encoder = make().eval()

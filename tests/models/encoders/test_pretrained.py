@@ -376,6 +376,7 @@ def test_meta_device(folder):
     assert encoder(torch.zeros(2, 5, dtype=torch.long, device="meta")).shape == (2, 5, WIDTH)
 
 
+@pytest.mark.slow
 def test_compiles_in_one_graph(folder):
     encoder, tokens = load_encoder(folder), torch.randint(5, 40, (3, 7))
     with torch.no_grad():

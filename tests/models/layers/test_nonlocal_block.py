@@ -242,6 +242,7 @@ def test_saved_state_gives_the_same_output(kind: Kind, tmp_path: Path) -> None:
     assert torch.equal(other.eval()(x), block.eval()(x))
 
 
+@pytest.mark.sampled(2)
 @some_quick
 def test_compiled_block_equals_the_eager_one(kind: Kind) -> None:
     torch.compiler.reset()
@@ -314,6 +315,7 @@ def accuracy(middle: nn.Module) -> float:
         return ((model(x)[marked] > 0) == equal[marked].bool()).float().mean().item()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("one_thread")
 @some_quick
 def test_distant_pixels_are_compared(kind: Kind) -> None:

@@ -158,6 +158,7 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
         pass
 
 
+@pytest.mark.sampled(2)
 @worlds("recurrent parallel", "plain sharded")  # the next test trains transformers
 @pytest.mark.usefixtures("one_of_one", "one_thread")
 def test_a_world_of_one_equals_a_single_process(world, trained_alone, tmp_path):
@@ -168,6 +169,7 @@ def test_a_world_of_one_equals_a_single_process(world, trained_alone, tmp_path):
     assert_same_training(trained_alone(model), tmp_path)
 
 
+@pytest.mark.sampled(2)
 @SHARD
 @pytest.mark.usefixtures("one_of_one", "one_thread")
 def test_checkpoints_are_interchangeable(shard, trained_alone, tmp_path):
@@ -184,6 +186,7 @@ def test_checkpoints_are_interchangeable(shard, trained_alone, tmp_path):
     assert_same_training(trained_alone(), tmp_path)
 
 
+@pytest.mark.sampled(3)
 @worlds("recurrent sharded", "plain parallel", "transformer sharded")
 @pytest.mark.usefixtures("one_of_one", "one_thread")
 def test_a_model_trained_in_a_world_translates(world, tmp_path):

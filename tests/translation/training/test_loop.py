@@ -91,6 +91,7 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path, whole, model, settings, 
     assert bits(tmp_path) == whole(model, *settings)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
@@ -117,6 +118,7 @@ def test_another_seed_gives_another_model(tmp_path, whole):
     assert bits(tmp_path) != whole()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("moment", "step", "stops", "number"),
     [
@@ -313,6 +315,7 @@ def test_nonfinite_weights_are_never_kept(tmp_path):
     assert not Checkpoint.all(tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("harm", [MODEL, OPTIMIZER, STATE])
 def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_kept(tmp_path, whole, harm):
     small_trainer(tmp_path, callbacks=[Interrupts("on_save", 8)]).run()

@@ -413,6 +413,7 @@ class Killed(Callback):
         raise RuntimeError("killed")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_a_finished_run_can_be_extended(tmp_path, schedule):
     config = small_config("transformer", *QUICK, f"schedule={schedule}", "warmup=1")
@@ -474,6 +475,7 @@ def test_an_interrupted_run_selects_the_same_head(interrupted, trained):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("command", ALIGNING)
 def test_an_interrupted_run_aligns_with_the_selected_head(
     command, interrupted, tmp_path, capsys, monkeypatch

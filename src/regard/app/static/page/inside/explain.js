@@ -1,6 +1,6 @@
 // What a step does: one sentence, its formula, and the same formula with the numbers under the cursor.
 
-import { formatNumber, formatShort } from "../format.js";
+import { formatExact, formatNumber, formatShort } from "../format.js";
 import { plain } from "./draw_matrix.js";
 import { isMasked, valueAt } from "./matrix.js";
 
@@ -66,7 +66,7 @@ const token = (node, row) => `“${plain(node.rowTokens[row])}”`;
 const sibling = (node, role) => node.parent.children.find((other) => other.role === role && other.matrix);
 
 function readOut(node, { row, column }) {
-  return [`${token(node, row)}, number ${column + 1} of ${node.columns}: ${formatNumber(valueAt(node.matrix, row, column), 4)}`];
+  return [`${token(node, row)}, number ${column + 1} of ${node.columns}: ${formatExact(valueAt(node.matrix, row, column))}`];
 }
 
 // 0.1·2 + 0.3·(−1) + … = total

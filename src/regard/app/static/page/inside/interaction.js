@@ -67,7 +67,7 @@ function handleKey(event, camera, actions) {
     "=": () => camera.zoom(ZOOM_STEP),
     "-": () => camera.zoom(1 / ZOOM_STEP),
     "−": () => camera.zoom(1 / ZOOM_STEP),
-    0: () => camera.fly(camera.world),
+    0: () => actions.whole(),
     Enter: () => actions.enter(null),
     Escape: () => actions.leave(),
   };

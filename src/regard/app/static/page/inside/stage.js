@@ -171,6 +171,7 @@ export function makeStage(events, signal) {
     click: (point) => scene.root && events.click(hit(point)),
     enter,
     leave,
+    whole: () => scene.root && goTo(scene.root),
   }, signal);
   const observer = new ResizeObserver(resize);
   observer.observe(canvas);

@@ -7,7 +7,7 @@ import { makePanel, notice } from "../panel.js";
 import { sampleText } from "../sample_text.js";
 import { viewer } from "../viewer.js";
 
-export const about = { place: 6, title: "Long text", text: "A model's attention over a whole document, exact at every zoom level." };
+export const about = { place: 6, title: "Long text", text: "A model's attention over a whole document, exact at every zoom level.", chapters: ["how-it-is-fast"] };
 
 const MAX_CHARACTERS = 1_000_000; // the limit of the server
 const CO_OCCURRENCE = "co-occurrence"; // not a model: similarity of words in the text itself
