@@ -26,7 +26,7 @@ STYLE = ROOT / "docs/assets/guide.mplstyle"
 COMMANDS = {
     "docs/pictures/demo.png": "make demo",
     "docs/pictures/lengths.png": "python -m benchmarks.lengths",
-    "docs/pictures/page.png": "regard look",
+    "docs/pictures/first.webp": "regard look",
 }
 
 
