@@ -269,7 +269,7 @@ class Recorder:
             self._add_record(name, call.value, call.output)
 
     def _add_windows(self, name: str, call: CapturedCall) -> None:
-        """Record the windows of a layer as one map; models may call it for each size of windows."""
+        """Record the windows of a layer as one map; a model may call the layer once per window size."""
         layer, positions = self._windowed.get(name), call.windows
         assert positions is not None
         if layer is not None and layer.run == self._run and layer.accepts(call):

@@ -1,9 +1,9 @@
-"""Windows of tokens, such as those of Swin: each layer as one map over all tokens of an image.
+"""Windowed attention, as in Swin: each layer as one map over all tokens of an image.
 
-A model with windows computes attention within each window: a batch of small matrices. The map of the layer
-is block-diagonal up to the order of the tokens: zero for pairs of different windows. It is stored in memory
-linear in the tokens: each row holds the weights of its window (or query and key, if they alone determine
-them), and the intervals of keys that belong to the window.
+A model with windows computes attention within each window, as a batch of small matrices. The map of the layer
+is zero for pairs of tokens in different windows, so it is block-diagonal up to the order of the tokens. It
+takes memory linear in the number of tokens. For each row, it stores the intervals of keys in its window and
+their weights; or only query and key, if they determine the weights.
 """
 
 import math
@@ -30,7 +30,7 @@ class Windows(NamedTuple):
     """The weights of each window of a layer, and the positions of its queries and keys.
 
     weights: (w, h, q, k). queries: (w, q), image · tokens + position in the image; −1 for padding.
-    keys: (w, k), likewise.
+    keys: (w, k), likewise. `Seen.windows` returns them.
     """
 
     weights: Weights
@@ -41,8 +41,8 @@ class Windows(NamedTuple):
 def window_positions(queries: Tensor, keys: Tensor, batch: int, tokens: int) -> WindowPositions | None:
     """Return the positions of windows, or None if they are whole images or cannot form one map.
 
-    queries, keys: token numbers (…, q) and (…, k). Each token must be in one window at most, and a window in
-    one image.
+    queries, keys: token numbers (…, q) and (…, k). To form one map, each token must be in at most one window,
+    and each window in one image.
 
     >>> import torch
     >>> from regard.inspection.calls.windows import window_positions
@@ -70,8 +70,8 @@ def window_positions(queries: Tensor, keys: Tensor, batch: int, tokens: int) -> 
     return WindowPositions(queries, keys, batch, tokens)
 
 
-def in_windows(call: CapturedCall, tokens: tuple[Tokens, Tokens] | None) -> CapturedCall:
-    """Add the positions of its windows to a call, if they are known. tokens: of its queries and keys."""
+def add_window_positions(call: CapturedCall, tokens: tuple[Tokens, Tokens] | None) -> CapturedCall:
+    """Return a call with the positions of its windows, if known. tokens: those of its queries and keys."""
     if tokens is None:
         return call
     (queries, batch, count, _), (keys, *_) = tokens
@@ -103,7 +103,7 @@ class Segments(Mask):
         return tuple(MaskTerm(start[..., i : i + 1], stop[..., i : i + 1]) for i in range(count))
 
 
-BUILT_IN.add(Segments)  # never copied
+BUILT_IN.add(Segments)  # its terms need no check
 
 
 @dataclass
@@ -111,7 +111,7 @@ class WindowedLayer:
     """The calls of one layer for its windows; several calls if the windows differ in size."""
 
     calls: list[CapturedCall]
-    run: int = 0  # number of the model's call
+    run: int = 0  # index of the model call that ran the layer
 
     @property
     def batch(self) -> int:
@@ -134,7 +134,7 @@ class WindowedLayer:
         return not bool(torch.isin(positions.queries[positions.queries >= 0], known).any())
 
     def weights(self) -> Weights:
-        """Return the map over all tokens, (b, h, tokens, tokens), lazy."""
+        """Return the lazy map over all tokens, (b, h, tokens, tokens)."""
         inputs: dict[str, Tensor] = {}
         for number, call in enumerate(self.calls):
             inputs |= {f"{name}{number}": tensor for name, tensor in call.inputs().items()}
@@ -150,7 +150,7 @@ class WindowedLayer:
         ]
 
     def _problem(self) -> Problem:
-        """Prepare the map, on its first use."""
+        """Prepare the map; called when it is first read."""
         with torch.no_grad():
             mask = Segments(*self._segments())
             if all(map(_is_dot, self.calls)) and len({_options(call) for call in self.calls}) == 1:
@@ -158,7 +158,7 @@ class WindowedLayer:
             return self._weights_problem(mask)
 
     def _dot_problem(self, mask: Mask) -> Problem:
-        """Use query and key, in the order of the tokens."""
+        """Prepare a map whose weights are computed from query and key, in the order of the tokens."""
         call = self.calls[0]
         query = self._summed(lambda call, at: at.scatter_queries(call.query))
         key = self._summed(lambda call, at: at.scatter_keys(call.key))
@@ -166,10 +166,10 @@ class WindowedLayer:
         return lazy_problem(query, key, Call(ScaledDot(call.scale, call.softcap), mask, None, normalize))
 
     def _weights_problem(self, mask: Mask) -> Problem:
-        """Use the weights of the windows: row of weights · one-hot vector of the key's place in it."""
+        """Prepare a map of stored weights: row of weights · one-hot index of the key in its window."""
         slots = max(call.key.shape[-2] for call in self.calls)
 
-        def rows(call: CapturedCall, at: WindowPositions) -> Tensor:
+        def weight_rows(call: CapturedCall, at: WindowPositions) -> Tensor:
             weights = call.weights().dense()
             weights = weights.reshape(len(at.queries), *weights.shape[-3:])
             visible = (at.keys >= 0).sum(-1).reshape(-1, 1, 1, 1)  # Relu divides by the number of keys
@@ -177,17 +177,17 @@ class WindowedLayer:
                 torch.nn.functional.pad(weights * visible, (0, slots - weights.shape[-1]))
             )
 
-        def places(call: CapturedCall, at: WindowPositions) -> Tensor:
+        def one_hot_keys(call: CapturedCall, at: WindowPositions) -> Tensor:
             keys = at.keys.shape[-1]
             eye = torch.eye(slots, dtype=call.query.dtype, device=call.query.device)[:keys]
             return at.scatter_keys(eye.expand(len(at.keys), 1, keys, slots))
 
-        query, key = self._summed(rows), self._summed(places)
+        query, key = self._summed(weight_rows), self._summed(one_hot_keys)
         problem = lazy_problem(query, key, Call(Dot(), mask, None, Relu()))
         return problem.with_config(score=WINDOW_WEIGHTS)
 
     def _summed(self, part: Callable[[CapturedCall, WindowPositions], Tensor]) -> Tensor:
-        """Add the tensors of all calls, whose tokens differ."""
+        """Sum the tensors of all calls. Each token belongs to one call; the others have zeros there."""
         total: Tensor | None = None
         for call in self.calls:
             assert call.windows is not None
@@ -197,7 +197,7 @@ class WindowedLayer:
         return total
 
     def _segments(self) -> tuple[Tensor, Tensor]:
-        """Return the intervals of keys that the window of each token consists of, (b, 1, tokens, n)."""
+        """Return start and stop of the key intervals in the window of each token, (b, 1, tokens, n)."""
         windows = [call.windows for call in self.calls if call.windows is not None]
         ends = [runs(at.keys.where(at.keys < 0, at.keys % at.tokens)) for at in windows]
         size = max(start.shape[-1] for start, _ in ends)
@@ -207,7 +207,7 @@ class WindowedLayer:
                 padded = torch.nn.functional.pad(end, (0, size - end.shape[-1]))
                 rows = padded[:, None, None, :].expand(-1, 1, at.queries.shape[-1], -1)
                 moved.append(at.scatter_queries(rows))
-        return torch.stack(starts).sum(0), torch.stack(stops).sum(0)  # the tokens of the calls differ
+        return torch.stack(starts).sum(0), torch.stack(stops).sum(0)  # see `_summed`
 
 
 def runs(positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Attention written by hand as a call that interventions can change: from its weights, after the softmax."""
+"""Express attention written by hand as a call of `regard.attention`, so that interventions can change it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from regard.mechanism.torch_state import transformed
 class HandCall:
     """A product of weights (…, h, q, k) and values (…, h, k, e).
 
-    output: (…, h, q, e). merge: function from such an output to the output of the product.
+    output: (…, h, q, e). merge: converts an output of this shape to the shape of the model's own product.
     """
 
     weights: Tensor
@@ -36,10 +36,11 @@ class HandCall:
                 f"edit cannot change {layer or 'the model'} inside a torch.func transform (vmap, grad, …): "
                 "its attention is written by hand. Run the model without the transform."
             )
-        weights, found = with_heads(_operand(operation, node), head_count(module)), values(operation, node)
+        weights = with_heads(_operand(operation, node), head_count(module))
+        factor = values(operation, node)
         size, queries = weights.shape[:-2], weights.shape[-2]
-        value = None if found is None else values_in(size, queries, node, found)
-        if found is None or value is None or weights.dim() < 3:
+        value = None if factor is None else values_in(size, queries, node, factor)
+        if factor is None or value is None or weights.dim() < 3:
             raise ArgumentError(
                 f"edit cannot change {layer or 'the model'}: its weights of shape "
                 f"{tuple(node.weights.shape)} are not multiplied by one tensor of values per head. Write the "
@@ -52,8 +53,8 @@ class HandCall:
                 f"softmax, so rows sum to {float(total.min()):.3g} to {float(total.max()):.3g} instead of 1."
             )
         lead, width = node.weights.shape[:-2], value.shape[-1]
-        output = found.heads(operation.output).reshape(*size, queries, width)
-        merge = found.merge
+        output = factor.heads(operation.output).reshape(*size, queries, width)
+        merge = factor.merge
         return cls(weights, value, output, lambda x: merge(x.reshape(*lead, queries, width)))
 
     def inputs(self) -> Inputs:

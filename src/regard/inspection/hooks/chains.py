@@ -2,7 +2,7 @@
 
 Each tensor of such a chain has a node: `Scores` while all operations are understood, `UNKNOWN` afterwards,
 and `Softmaxed` after the softmax. A product with a `Softmaxed` tensor is an attention call. A softmax outside
-of a chain whose output is multiplied with activations is a pooling with learned scores.
+of a chain whose output is multiplied by activations is pooling with learned scores.
 """
 
 from collections.abc import Callable
@@ -28,10 +28,10 @@ from regard.inspection.hooks.tokens import TokenTracker, tensors
 
 
 class Chains:
-    """The chains of one thread.
+    """Follows the chains of one thread.
 
-    on_attention: called with a product of weights and values; returns the output to use.
-    on_softmax: called after a softmax that is not in a chain; with True if its output is multiplied.
+    on_attention: called with each product of weights and values; returns the output to use.
+    on_softmax: called with False after a softmax outside of a chain, and with True if it turns out to pool.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Chains:
 
 
 def _weights(operation: Operation, node: Node | None) -> Softmaxed | None:
-    """Return the weights that a factor of a product is, if any."""
+    """Return the attention weights that a factor with this node holds, or None."""
     if isinstance(node, SoftmaxedAxis):
         weights = weights_of(operation, node)
         return None if weights is None else Softmaxed(None, weights, "other", node.output)

@@ -1,4 +1,4 @@
-"""Rules of the torch functions between query · keyᵀ and the weights: the node of the output of each."""
+"""Rules for the torch functions between query · keyᵀ and the weights: each returns the node of the output."""
 
 import math
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from regard.inspection.hooks.products import product
 from regard.inspection.hooks.score_chain import Scores
 from regard.mechanism.torch_state import concrete
 
-_CHECKED_ROWS = 4  # rows of lazy weights that are compared with the model's own
+_CHECKED_ROWS = 4  # rows of the lazy weights to compare with the model's own
 _TOLERANCE = 1e-5
 
 Rule = Callable[[Operation], Node | None]
 
 
 def _changes(change: Callable[[Scores, Operation], Scores | None]) -> Rule:
-    """Return the rule of an operation that changes the values of scores."""
+    """Return the rule for an operation that changes the values of scores."""
 
     def rule(operation: Operation) -> Node | None:
         node = operation.node
@@ -81,8 +81,8 @@ def _clamp(scores: Scores, operation: Operation) -> Scores | None:
 
 
 def _same(operation: Operation) -> Node | None:
-    """The rule of casts, copies and dropout."""
-    return operation.node if operation.nodes[0] else None  # not of x in x.type_as(weights)
+    """The rule for casts, copies and dropout."""
+    return operation.node if operation.nodes[0] else None  # in x.type_as(weights), x has no node
 
 
 def _reshape(operation: Operation) -> Node | None:
@@ -127,12 +127,13 @@ def _unfollowed(operation: Operation) -> Node | None:
 
 
 def _mix(operation: Operation) -> Node | None:
-    """The rule of layers that mix heads: the weights are those before it, as they are before dropout."""
+    """The rule for layers that mix heads: as with dropout, the weights before the layer are recorded."""
     node = operation.node
     return replace(node, order="other") if isinstance(node, Softmaxed) else UNKNOWN
 
 
 def softmax(operation: Operation) -> Node | None:
+    """Return the node of a softmax; its weights are lazy only if the scores reproduce them."""
     dim = operation.argument(1, "dim")
     output = operation.output
     if isinstance(operation.node, Softmaxed | SoftmaxedAxis) or dim is None:

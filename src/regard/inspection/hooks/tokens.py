@@ -3,8 +3,8 @@
 Each tensor of activations has an index: a tensor of the same shape whose entries are the numbers of the
 tokens that the activations belong to. A convolution, an embedding, a linear layer or a norm numbers the
 tokens of its output if they have no index. Operations that rearrange a tensor (view, permute, roll, pad, …)
-are repeated on its index. Functions of each token alone keep it, and the output of attention has that of the
-query. All other operations end it.
+are repeated on its index. Functions of each token alone keep the index, and the output of attention gets the
+index of the query. The output of any other operation has no index.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 
 class Tokens(NamedTuple):
-    """The token of each entry of a tensor: batch · tokens numbers, −1 for padding.
+    """The token that each entry of a tensor belongs to.
 
-    numbers: has the shape of the tensor; equal along the features. batch: number of images or texts.
-    tokens: number of tokens of each. numbering: counts the times that tokens were numbered.
+    numbers: 0 to batch · tokens − 1, −1 for padding; in the shape of the tensor, equal along the features.
+    batch: number of images or texts. tokens: number of tokens of each. numbering: which numbering this is;
+    later ones are larger.
     """
 
     numbers: Tensor
@@ -30,7 +31,18 @@ class Tokens(NamedTuple):
 
 
 class TokenTracker:
-    """The tokens of a thread's activations."""
+    """Tracks the tokens of one thread's activations.
+
+    >>> import torch
+    >>> from regard.inspection.hooks.tokens import TokenTracker
+    >>> tracker, x = TokenTracker(), torch.randn(1, 2, 3)
+    >>> y = torch.nn.functional.layer_norm(x, (3,))
+    >>> tracker.follow("layer_norm", torch.nn.functional.layer_norm, (x, (3,)), {}, y)
+    >>> z = y.flip(1)
+    >>> tracker.follow("flip", torch.flip, (y, (1,)), {}, z)
+    >>> tracker.get(z).numbers[0, :, 0]
+    tensor([1, 0])
+    """
 
     def __init__(self) -> None:
         self._tokens: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -42,7 +54,7 @@ class TokenTracker:
         if rule is None:
             return
         tokens: Tokens | None = None
-        # not every form of a call is followed
+        # an argument form that a rule does not support: the output gets no index
         with torch.no_grad(), suppress(RuntimeError, ValueError, TypeError, IndexError, KeyError):
             tokens = rule(self, func, args, kwargs, output)
         outputs = tensors(output)
@@ -57,7 +69,10 @@ class TokenTracker:
         return self._tokens.get(x) if isinstance(x, Tensor) else None
 
     def number(self, x: Tensor, features: int) -> Tokens:
-        """Number the tokens of a tensor. features: an axis; the first of several others is the batch."""
+        """Number the tokens of a tensor.
+
+        features: the feature axis. If there are several other axes, the first is the batch.
+        """
         sizes = [n for axis, n in enumerate(x.shape) if axis != features % x.dim()]
         batch = sizes[0] if len(sizes) > 1 else 1
         count = torch.Size(sizes).numel()
@@ -91,7 +106,13 @@ class TokenTracker:
 
 
 def tensors(x: Any) -> list[Tensor]:
-    """Return the tensors in nested lists and tuples."""
+    """Return the tensors in nested lists and tuples.
+
+    >>> import torch
+    >>> from regard.inspection.hooks.tokens import tensors
+    >>> len(tensors([torch.ones(2), (torch.ones(3), 5)]))
+    2
+    """
     if isinstance(x, Tensor):
         return [x]
     if isinstance(x, list | tuple):
@@ -124,7 +145,7 @@ def _convolution(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, outpu
 
 
 def _features(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Tensor) -> Tokens | None:
-    """The rule of linear layers and norms, which act on the last axis."""
+    """The rule for linear layers and norms, which act on the last axis."""
     tokens = tracker.get(args[0] if args else kwargs["input"])
     if tokens is not None and tokens.numbers.shape[:-1] == output.shape[:-1] and output.numel():
         rows = tokens.numbers[..., :1]
@@ -142,7 +163,7 @@ def _elementwise(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, outpu
     same_shape = [
         tokens for tokens in operands if tokens is not None and tokens.numbers.shape == output.shape
     ]
-    # the oldest numbering is that of the residual stream
+    # the residual stream has the oldest numbering
     return min(same_shape, key=lambda tokens: tokens.numbering, default=None)
 
 

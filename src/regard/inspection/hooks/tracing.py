@@ -18,7 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.errors import ArgumentError
 from regard.inspection.calls.capture import CapturedCall, dense_call
-from regard.inspection.calls.windows import in_windows
+from regard.inspection.calls.windows import add_window_positions
 from regard.inspection.hooks import interception
 from regard.inspection.hooks.chains import Chains
 from regard.inspection.hooks.interception import (
@@ -112,7 +112,7 @@ def _capture(node: Softmaxed, found: Values | None, module: nn.Module, frame: An
     call = None if scores is None else scores.captured(heads)
     if call is None:
         call = dense_call(with_heads(node.weights, heads))
-    call = in_windows(call, node.tokens)
+    call = add_window_positions(call, node.tokens)
     return located(call if found is None else _with_values(call, node, found), module, frame)
 
 
@@ -155,7 +155,7 @@ def head_count(module: nn.Module) -> int | None:
 
 
 def head_order(lead: Sequence[int], heads: int | None) -> list[int] | None:
-    """Return the order of leading axes in which the heads are last, or None if they are or it is not clear.
+    """Return the order of leading axes that puts the heads last; None if they are last or ambiguous.
 
     >>> from regard.inspection.hooks.tracing import head_order
     >>> head_order((4, 2, 3), 4), head_order((2, 4), 4), head_order((4, 4, 2), 4)
@@ -206,7 +206,9 @@ def _reports(capture: Callable[..., CapturedCall | None]) -> Callable[[Function,
 
             def captured() -> CapturedCall | None:
                 call = capture(output, *args, **kwargs)
-                return None if call is None else located(in_windows(call, _tokens(args)), module, frame)
+                if call is None:
+                    return None
+                return located(add_window_positions(call, _tokens(args)), module, frame)
 
             report(module, captured)
         return output

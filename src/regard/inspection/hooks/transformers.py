@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.inspection.calls.capture import CapturedCall
 from regard.inspection.calls.mask_reading import row_mask
-from regard.inspection.calls.windows import in_windows
+from regard.inspection.calls.windows import add_window_positions
 from regard.inspection.hooks.interception import (
     THREAD,
     CacheUpdate,
@@ -118,7 +118,7 @@ def _capture(
             output, lambda gradient: gradient.transpose(1, 2), output.shape[-2] * output.shape[-1]
         ),
     )
-    return captured if tracker is None else in_windows(captured, tracker.pair(query, call.key))
+    return captured if tracker is None else add_window_positions(captured, tracker.pair(query, call.key))
 
 
 # Caches

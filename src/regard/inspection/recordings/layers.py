@@ -62,7 +62,7 @@ class RecordedLayers(Mapping[str, Weights]):
         self._windowed[_entry(name, len(self._calls[name]))] = layer
 
     def replace_windows(self, name: str, layer: WindowedLayer) -> None:
-        """Replace the last call of a module, which has further windows."""
+        """Update the last call of a module after further windows were added to it."""
         entry = _entry(name, len(self._calls[name]))
         self._calls[name][-1] = self._weights[entry] = layer.weights()
 
@@ -175,8 +175,8 @@ class RecordedLayers(Mapping[str, Weights]):
     def windows(self, name: str | int) -> list[Windows]:
         """Return the weights of each window of a layer, before they are placed in the map of the image.
 
-        seen[name] is the map over all tokens, (b, h, n, n). This method returns one `Windows` for each size
-        of windows: weights (windows, h, q, k), and the positions of queries and keys in the batch of images.
+        seen[name] is the map over all tokens, (b, h, n, n). This method returns one `Windows` per window
+        size: weights (windows, h, q, k), and the positions of queries and keys in the batch of images.
 
         >>> import torch, regard
         >>> class Windowed(torch.nn.Module):
