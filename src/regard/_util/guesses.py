@@ -1,4 +1,4 @@
-"""Answers to natural guesses: regard's spelling of the names that other libraries use.
+"""Hints for error messages: regard's spelling of the names that other libraries use.
 
 The tables are read only when an error is raised: for an unknown attribute of a package or an object
 (`unknown_attribute`), an unknown argument of a function or a class (`hint_arguments`), and an unknown command
@@ -281,10 +281,10 @@ def unknown_attribute(
 
 
 def hint_arguments(function: _T) -> _T:
-    """Add the right spelling to the error for an unknown, missing or superfluous argument.
+    """Decorate a function, method or class: name the right argument in errors about wrong ones.
 
-    Decorates a function, a method, or a class, whose constructor it wraps. Calls that succeed cost one more
-    Python frame and no lookup.
+    Covers unknown, missing and surplus arguments; of a class, it wraps the constructor. Calls that succeed
+    cost one more Python frame and no lookup.
 
     >>> import regard
     >>> regard.ALiBi(num_heads=8)

@@ -1,7 +1,7 @@
 """Word-level language models of text, and their folders.
 
 FOLDER/config.json         format, architecture, vocabulary, and the checksum of the parameters
-FOLDER/model.safetensors   parameters, as float16; they are computed with as float32
+FOLDER/model.safetensors   parameters, stored as float16 and converted to float32
 
 Each file is written under a temporary name and then renamed.
 """
@@ -143,6 +143,11 @@ class TextModel:
         """Continue a text until the model ends it, or by `max_new_tokens` tokens.
 
         temperature: sampling temperature; 0 selects the most probable token. seed: random seed.
+
+        >>> import regard
+        >>> stories = regard.load_language_model("stories")
+        >>> stories.generate("Tom had a red kite.", max_new_tokens=5, temperature=0.7, seed=1)
+        'Tom had a red kite. ...'
         """
         generator = torch.Generator().manual_seed(seed)
         ids = self.model.generate(
@@ -198,7 +203,14 @@ class TextModel:
         return model
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the model to a folder, which `load_language_model` reads. Parameters become float16."""
+        """Write the model to a folder, which `load_language_model` reads. Parameters become float16.
+
+        >>> import tempfile, regard
+        >>> stories = regard.load_language_model("stories")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     regard.load_language_model(stories.save(folder)).tokens == stories.tokens
+        True
+        """
         config = self.model.decoder.config
         if config.normalize != Softmax():
             raise ArgumentError(
