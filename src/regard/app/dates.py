@@ -1,4 +1,4 @@
-"""The translator of dates, times and numbers that is part of regard: python -m regard.app.dates FOLDER.
+"""Train the shipped translator of dates, times and numbers: python -m regard.app.dates FOLDER.
 
 Training takes two minutes on two idle cores. Parameters are stored as float16.
 """
@@ -19,12 +19,12 @@ from regard.translation.training.progress import create_display
 from regard.translation.training.train import train
 from regard.translation.translator import load_translator
 
-# 403,200 parameters; 99.1% of the test sentences, whose values are unseen, are exactly right.
+# 403,200 parameters; translates 99.1% of the test sentences, whose values are unseen, without an error
 _SETTINGS = (
     *("tokens.kind=bpe", "tokens.size=300", "model.width=96", "model.ffn_dim=192"),
     *("training.epochs=10", "training.seed=0"),
 )
-_EXAMPLES = 40  # sentences of the validation set that the folder keeps
+_EXAMPLES = 40  # validation sentences in the shipped folder
 
 
 def make_corpus() -> EmbeddedCorpus:
@@ -42,7 +42,7 @@ def train_dates(output: Path) -> None:
 
 
 def compact(folder: Path, output: Path) -> None:
-    """Copy what is needed to translate, with parameters as float16."""
+    """Copy the files needed for translation, with parameters as float16."""
     (output / DATA).mkdir(parents=True, exist_ok=True)
     for name in (CONFIG, SHARED):
         shutil.copyfile(folder / name, output / name)
@@ -52,7 +52,7 @@ def compact(folder: Path, output: Path) -> None:
 
 
 def accuracy(folder: Path) -> str:
-    """Translate the test set; describe the accuracy."""
+    """Translate the test set and return its accuracy as a sentence."""
     test = make_corpus().test
     translations = load_translator(folder).translate([pair.source for pair in test])
     scores = evaluate([each.text for each in translations], [pair.target for pair in test])

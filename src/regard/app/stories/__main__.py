@@ -1,4 +1,4 @@
-"""Train the language model of the page on stories of the grammar."""
+"""Train the shipped language model on stories of the grammar."""
 
 import argparse
 import time
@@ -23,8 +23,8 @@ def main() -> None:
     model.save(arguments.folder)
     seconds, threads = time.monotonic() - start, torch.get_num_threads()
     print(f"{model}: {seconds:.0f} s on {threads} threads. Saved in {arguments.folder}.")
-    loss, share = held_out_loss(model), consistency(model)
-    print(f"Stories of another seed: loss {loss:.3f}, {share:.1%} without contradiction.")
+    loss, consistent = held_out_loss(model), consistency(model)
+    print(f"Stories of another seed: loss {loss:.3f}, {consistent:.1%} without contradiction.")
 
 
 if __name__ == "__main__":

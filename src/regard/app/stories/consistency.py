@@ -1,4 +1,4 @@
-"""Check that a story keeps to its facts: names, colors, owners, places and pronouns."""
+"""Find contradictions in a story: its names, colors, owners, places and pronouns."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ _SPOT = "(?:behind|in|on|under) the [a-z]+"
 
 
 def contradictions(story: str) -> list[str]:
-    """Return the contradictions in a story of the grammar's kind, in words.
+    """Return the contradictions in a story, each as a phrase. The story must be worded as in the grammar.
 
     >>> from regard.app.stories.consistency import contradictions
     >>> contradictions("tom had a red ball . leo had a blue kite . tom lost the green ball .")
@@ -24,7 +24,7 @@ def contradictions(story: str) -> list[str]:
 
 
 def _cast(story: str) -> Iterator[str]:
-    """Everybody is introduced in the first two sentences."""
+    """Every character is introduced in the first two sentences."""
     sentences = [sentence.split() for sentence in re.split(r"(?<=[.!?]) ", story)]
     introduced = {word for sentence in sentences[:2] for word in sentence}
     for word in sorted({word for sentence in sentences[2:] for word in sentence} & _CAST - introduced):
@@ -70,7 +70,7 @@ def _owners(story: str) -> Iterator[str]:
         elif part["holder"]:
             last = part["held"]
             if "it was raining" in story or "it was snowing" in story:
-                continue  # the owner lends it, in words that this check does not read
+                continue  # the owner lends it, in sentences that the pattern does not cover
             if owners.get(last, part["holder"]) != part["holder"]:
                 yield f"{part['holder']} {part['verb']} the {last} of {owners[last]}"
         elif part["answer"] and owners.get(last, part["answer"]) != part["answer"]:

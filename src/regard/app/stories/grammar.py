@@ -40,7 +40,13 @@ def stories(count: int, seed: int = 0) -> Iterator[str]:
 
 
 def story(random: Random) -> str:
-    """Return a story of one of the plots."""
+    """Return a story with a random plot.
+
+    >>> from random import Random
+    >>> from regard.app.stories.grammar import story
+    >>> story(Random(3)).endswith(".")
+    True
+    """
     return " ".join(random.choice(PLOTS)(random))
 
 
@@ -212,7 +218,7 @@ def _hungry_animal(random: Random) -> Sentences:
     return opening + middle + ending
 
 
-_CROSSED = {  # what an animal did not cross: a property of it that stops the animal
+_OBSTACLES = {  # obstacle → properties that stop an animal
     "street": ("wide", "full of cars"),
     "river": ("wide", "deep"),
     "bridge": ("old", "long"),
@@ -221,8 +227,8 @@ _CROSSED = {  # what an animal did not cross: a property of it that stops the an
 
 
 def _crossing(random: Random) -> Sentences:
-    """An animal does not cross something: "it" is the animal or the obstacle, as the reason tells."""
-    animal, obstacle = random.choice((*ANIMALS, "animal")), random.choice(list(_CROSSED))
+    """An animal does not cross an obstacle; the reason shows which of the two "it" refers to."""
+    animal, obstacle = random.choice((*ANIMALS, "animal")), random.choice(list(_OBSTACLES))
     did_not = random.choice(("didn't", "did not"))
     opening = random.choice(
         [
@@ -242,10 +248,10 @@ def _crossing(random: Random) -> Sentences:
         ending = [f"{rest} .", f"the {animal} was not {state} any more ."]
         ending.append(f"then it crossed the {obstacle} .")
     else:
-        state = random.choice(_CROSSED[obstacle])
+        state = random.choice(_OBSTACLES[obstacle])
         reason = f"because it was {'' if ' ' in state else 'too '}{state} ."
         ending = [f'" this {obstacle} is {state} , " said the {animal} .']
-        other = random.choice([name for name in _CROSSED if name != obstacle])
+        other = random.choice([name for name in _OBSTACLES if name != obstacle])
         ending.append(f"so the {animal} found a {other} and went home .")
     return [*opening, f"the {animal} {did_not} cross the {obstacle} {reason}", *ending]
 

@@ -1,4 +1,4 @@
-"""Train the language model of the page on stories of the grammar."""
+"""Train and evaluate the shipped language model on stories of the grammar."""
 
 import re
 
@@ -13,7 +13,7 @@ from regard.models.text_model import TextModel, split_tokens
 
 CONFIG = TransformerConfig(width=96, layers=3, heads=4, ffn_dim=384, dropout=0.0)
 _TRAINING_STORIES, _HELD_OUT_STORIES = 100_000, 500
-# Another seed than for training. The grammar is small: 14% of these stories occur in the training data too.
+# not the training seed; still, the grammar is so small that 14% of these stories are in the training data
 _HELD_OUT_SEED = 1_000_003
 
 

@@ -44,7 +44,7 @@ HIDING_SPOTS = (*SPOTS_OUTDOORS, "behind the door", "in the kitchen", "under the
 
 
 class Person(NamedTuple):
-    """A child, and the pronouns that refer to it."""
+    """A child and the pronouns that refer to them."""
 
     name: str
     subject: str  # she, he
@@ -70,7 +70,12 @@ class Thing(NamedTuple):
 
 
 def with_article(phrase: str) -> str:
-    """Put "a" or "an" before a phrase."""
+    """Put "a" or "an" before a phrase.
+
+    >>> from regard.app.stories.words import with_article
+    >>> with_article("orange hat")
+    'an orange hat'
+    """
     return f"{'an' if phrase[0] in 'aeiou' else 'a'} {phrase}"
 
 
