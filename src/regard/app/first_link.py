@@ -1,4 +1,4 @@
-"""The link that a view shows first: a pronoun and the word it most likely refers to, or another."""
+"""The link that a view shows first: from a pronoun to the word it attends to most, or another strong link."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,8 +8,8 @@ import numpy as np
 
 from regard.inspection.layer_view import Floats, InputView, TextView
 
-_MAX_TOKENS = 128  # longer texts have no first link: it takes a pass over all weights
-_MIN_DISTANCE = 2  # without a pronoun: neighbors are linked in every text
+_MAX_TOKENS = 128  # none for longer texts: finding it takes a pass over all weights
+_MIN_DISTANCE = 2  # without a pronoun; links between neighbors are in every text
 _PRONOUN = re.compile("it|he|she|they|him|her|them|its|his|their", re.IGNORECASE)
 _FUNCTION_WORD = re.compile(
     f"{_PRONOUN.pattern}|a|an|the|this|that|these|those|i|you|we|me|us|my|your|our|who|which|what|and|or|but|if|"
@@ -21,7 +21,12 @@ _FUNCTION_WORD = re.compile(
 
 
 class Link(NamedTuple):
-    """A weight: number of the layer and head, positions of query and key."""
+    """An attention weight, and the indices of its layer, head, query and key.
+
+    >>> from regard.app.first_link import Link
+    >>> Link(layer=5, head=11, query=9, key=2, weight=0.65).head
+    11
+    """
 
     layer: int
     head: int

@@ -1,4 +1,4 @@
-"""View models of long texts: a model that reads passages, or co-occurrence of words in the text itself."""
+"""Views of long texts: a model that reads them in passages, or co-occurrence of their words."""
 
 import math
 import re
@@ -28,13 +28,13 @@ from regard.models.packed import Packed
 from regard.models.text_model import TextModel, join_tokens, load_language_model
 
 STORIES, CO_OCCURRENCE = "stories", "co-occurrence"
-MAX_WORDS = 40_000  # of the co-occurrence map
-MAX_TOKENS = 16_384  # of a model that reads passages: its queries and keys take 0.3 GB for minilm
-_STORY_TOKENS = 64  # length of the stories that the model was trained on
-_WIDTH, _HEADS = 64, 8  # of the co-occurrence vectors
+MAX_WORDS = 40_000  # in a co-occurrence map
+MAX_TOKENS = 16_384  # in all passages together; the queries and keys of minilm then take 0.3 GB
+_STORY_TOKENS = 64  # the longest stories of the training data have 63
+_WIDTH, _HEADS = 64, 8  # width of the co-occurrence vectors, and their slices
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])\s+|\n+")
 
-_Count = Callable[[Sequence[str]], list[int]]  # numbers of tokens of texts, with special tokens
+_Count = Callable[[Sequence[str]], list[int]]  # texts → number of tokens of each, special tokens included
 
 
 def split_passages(text: str, count: _Count, max_tokens: int) -> list[str]:
@@ -56,11 +56,12 @@ def split_passages(text: str, count: _Count, max_tokens: int) -> list[str]:
         passages[-1].append(sentence)
         size += tokens - special
     joined = [" ".join(passage) for passage in passages]
-    return [passage for passage, _ in _fit(joined, count, max_tokens)]  # joined texts may have more tokens
+    # joining can add tokens
+    return [passage for passage, _ in _fit(joined, count, max_tokens)]
 
 
 def _fit(texts: Sequence[str], count: _Count, max_tokens: int) -> Iterator[tuple[str, int]]:
-    """Yield texts and their numbers of tokens; texts with too many are halved, between words if possible."""
+    """Yield texts with their token counts; halve texts that are too long, between words if possible."""
     for text, tokens in zip(texts, count(texts) if texts else [], strict=True):
         if tokens <= max_tokens or len(text) < 2:
             yield text, tokens

@@ -40,7 +40,7 @@ from regard.translation.translator import Translator
 
 INDEX = "index.html"
 DATES = Path(__file__).parent / "models" / "dates"
-MAX_BYTES = 1 << 27  # parameters of a site; browsers load larger pages slowly or not at all
+MAX_BYTES = 1 << 27  # of parameters; browsers load larger pages slowly or not at all
 _ORDER = TransformerConfig(width=lessons._WIDTH, heads=lessons._HEADS, layers=1)
 _MARK = '<meta name="generator" content="regard site">'
 _DATES_LANGUAGES = "en-de, dates, times and numbers in words only"
@@ -137,7 +137,7 @@ def _has_models(section: str, models: Sequence[SiteModel]) -> bool:
 
 
 def describe_site(models: Sequence[SiteModel]) -> dict[str, Any]:
-    """Return what `static/local/backend.js` needs in addition to the parameters.
+    """Return the data of a site that `static/local/backend.js` reads, except the parameters.
 
     >>> from regard.app.site import describe_site
     >>> describe_site([])["sections"]
@@ -158,7 +158,7 @@ def describe_site(models: Sequence[SiteModel]) -> dict[str, Any]:
 
 
 def _data_blocks(site: dict[str, Any], models: Sequence[SiteModel]) -> str:
-    """Return the description of the site and the parameters of each model as parts of the page."""
+    """Return script elements with the data of the site and the parameters of each model."""
     blocks = [f'<script type="application/json" id="site-data">{to_json(site)}</script>']
     for number, model in enumerate(models):
         text = b64encode(model.weights).decode()
@@ -167,7 +167,7 @@ def _data_blocks(site: dict[str, Any], models: Sequence[SiteModel]) -> str:
 
 
 def _policy(css: str, script: str) -> str:
-    """Return a policy that allows only this style and this script, identified by their hashes."""
+    """Return a content security policy that allows only this style and this script, by their hashes."""
     if "</script" in script.lower() or "</style" in css.lower():
         raise ArgumentError("A script or style contains its own end tag, so it cannot be part of a page.")
     hashes = [b64encode(sha256(text.encode()).digest()).decode() for text in (css, script)]
@@ -199,7 +199,7 @@ def to_json(data: Any) -> str:
 
 
 def _check_output(index: Path) -> None:
-    """Raise unless a site may be written here: never replace files of others."""
+    """Raise unless the folder is new, empty or an earlier site: never overwrite other files."""
     folder = index.parent
     if not os.path.lexists(folder):
         return
@@ -209,10 +209,10 @@ def _check_output(index: Path) -> None:
         return
     try:
         with open(index, "rb") as file:
-            ours = _MARK.encode() in file.read(4096)
+            is_site = _MARK.encode() in file.read(4096)
     except OSError:
-        ours = False
-    if not ours:
+        is_site = False
+    if not is_site:
         raise ArgumentError(
             f"{os.fspath(folder)!r} has files, but was not written by regard site; pass a new folder, such "
             f"as {os.fspath(folder / 'site')!r}."

@@ -1,4 +1,4 @@
-"""Models for a static site: parameters as safetensors, and everything that JavaScript needs to run them.
+"""Export models to a static site: parameters as safetensors; architecture and tokenizer as JSON.
 
 `static/local/backend.js` reads the result. Parameters that float16 stores exactly become float16, so nothing
 is rounded here.
@@ -31,7 +31,13 @@ _NORMALIZERS = {
 
 
 class SiteModel(NamedTuple):
-    """A model of a site. about: what the page needs to know; weights: a safetensors file."""
+    """A model of a site. about: its entry in /api/models, architecture and tokenizer; weights: safetensors.
+
+    >>> from regard.app.site import load_models
+    >>> stories, dates = load_models()
+    >>> stories.about["architecture"], dates.about["architecture"], type(dates.weights).__name__
+    ('decoder', 'encoder-decoder', 'bytes')
+    """
 
     about: dict[str, Any]
     weights: bytes
@@ -68,7 +74,14 @@ def export_translator(translator: Translator, info: Mapping[str, Any]) -> SiteMo
 def export_language_model(
     model: LanguageModel, tokens: Sequence[str], capitalized: Sequence[str], info: Mapping[str, Any]
 ) -> SiteModel:
-    """Export a language model whose tokens are words. info: its entry in /api/models."""
+    """Export a language model whose tokens are words. info: its entry in /api/models.
+
+    >>> from regard.app.site_models import export_language_model
+    >>> from regard.models import LanguageModel, TransformerConfig
+    >>> model = LanguageModel(3, TransformerConfig(width=16, heads=2, layers=1))
+    >>> export_language_model(model, ["<s>", "</s>", "tom"], ["tom"], {"name": "tiny"}).about["tokenizer"]
+    {'tokens': ['<s>', '</s>', 'tom'], 'capitalized': ['tom']}
+    """
     tokenizer = {"tokens": list(tokens), "capitalized": sorted(capitalized)}
     return _export(model, model.decoder.config, "decoder", info, tokenizer=tokenizer)
 
@@ -103,7 +116,14 @@ def _export(
 
 
 def export_config(config: TransformerConfig, name: str) -> dict[str, Any]:
-    """Return the architecture as JSON-serializable values, with all defaults resolved."""
+    """Return the architecture as JSON-serializable values, with all defaults resolved.
+
+    >>> from regard.app.site_models import export_config
+    >>> from regard.models import TransformerConfig
+    >>> exported = export_config(TransformerConfig(width=16, heads=2), "tiny")
+    >>> exported["ffn_dim"], exported["key_heads"], exported["normalize"]
+    (64, 2, 'softmax')
+    """
     normalize = next((key for key, value in _NORMALIZERS.items() if value == config.normalize), None)
     if isinstance(config.normalize, Softmax1) and config.normalize.score == 0:
         normalize = "softmax1"
@@ -121,7 +141,14 @@ def export_config(config: TransformerConfig, name: str) -> dict[str, Any]:
 
 
 def export_tokenizers(tokens: TokenizerPair) -> dict[str, Any]:
-    """Return the vocabularies of source and target; target is None if they share one."""
+    """Return the vocabularies of source and target; target is None if they share one.
+
+    >>> from regard.app.site_models import export_tokenizers
+    >>> from regard.translation import Tokenizer, TokenizerPair
+    >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
+    >>> export_tokenizers(TokenizerPair(tokens, tokens))["target"] is None
+    True
+    """
     return {
         "source": export_tokenizer(tokens.source),
         "target": None if tokens.shared else export_tokenizer(tokens.target),
@@ -129,8 +156,15 @@ def export_tokenizers(tokens: TokenizerPair) -> dict[str, Any]:
 
 
 def export_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the pieces of a SentencePiece vocabulary with their scores, by id."""
-    digits = ".9g"  # as many as float32 needs
+    """Return the pieces of a SentencePiece vocabulary with their scores, by id.
+
+    >>> from regard.app.site_models import export_tokenizer
+    >>> from regard.translation import Tokenizer
+    >>> exported = export_tokenizer(Tokenizer.learn(["a dog barks"] * 10, kind="words"))
+    >>> exported["kind"], len(exported["pieces"])
+    ('words', 7)
+    """
+    digits = ".9g"  # float32 survives a round trip through 9 digits
     pieces = [[piece, float(f"{score:{digits}}")] for piece, score in tokenizer.scored_pieces()]
     return {"kind": tokenizer.kind, "pieces": pieces}
 

@@ -30,7 +30,7 @@ from regard.models.transformer import Transformer
 
 Kind = Literal["decoder", "encoder", "encoder-decoder"]
 StepKind = Literal["norm", "attention", "residual", "feed_forward"]
-_LOCK = Lock()  # attention is recorded by replacing a method of the model's layers
+_LOCK = Lock()  # one trace at a time: recording replaces a method of the model's layers
 
 
 @dataclass
@@ -46,16 +46,23 @@ class Step:
     kind: StepKind
     name: str
     tensors: dict[str, Tensor]
-    scale: float = 1.0  # of an attention step
+    scale: float = 1.0  # of the scores, in an attention step
 
 
 @dataclass
 class StackTrace:
-    """The way of one text through a stack of blocks; every matrix has one row per token.
+    """The intermediate results of one text in a stack of blocks; every matrix has one row per token.
 
-    token_embedding, position_embedding: what the two tables return; None if positions are not added.
-    embedding: what enters the first block. layers: the output of each block. final: after the final norm.
+    token_embedding: token vectors. position_embedding: the vectors added to them; None if there are none.
+    embedding: input of the first block. layers: output of each block. final: output of the final norm.
     steps: the steps of each block, in the order of computation.
+
+    >>> import regard
+    >>> from regard.app.trace import trace_ids
+    >>> config = regard.models.TransformerConfig(width=8, heads=2, layers=3)
+    >>> (stack,) = trace_ids(regard.models.LanguageModel(11, config), [5, 6, 7]).stacks
+    >>> stack.name, stack.embedding.shape, len(stack.steps)
+    ('decoder', torch.Size([3, 8]), 3)
     """
 
     name: Literal["encoder", "decoder"]
@@ -112,6 +119,14 @@ def trace_ids(
 
     ids: the text, or the source of a `Transformer`. target: its target, with the start token.
     tokens, target_tokens: the tokens as text; default: the ids.
+
+    >>> import regard
+    >>> from regard.app.trace import trace_ids
+    >>> model = regard.models.Transformer(11, regard.models.TransformerConfig(width=8, heads=2, layers=1))
+    >>> encoder, decoder = trace_ids(model, [5, 6, 7], target=[2, 8]).stacks
+    >>> cross = decoder.steps[0][4]
+    >>> cross.kind, cross.name, cross.tensors["weights"].shape  # heads, target tokens, source tokens
+    ('attention', 'cross', torch.Size([2, 2, 3]))
     """
     kind, config, stacks = _describe(model)
     texts = [list(tokens or map(str, ids))]
@@ -199,7 +214,7 @@ def _recording(parts: _Parts, record: _Record) -> Iterator[None]:
         if get_ident() != owner or not isinstance(output, Tensor):
             return
         if parts.name == "encoder" and module in record.outputs:
-            return  # a shared embedding, which is called for the source first
+            return  # a shared embedding: keep its first call, which embeds the source
         if inputs and isinstance(inputs[0], Tensor):
             record.inputs[module] = inputs[0]
         record.outputs[module] = output
@@ -286,12 +301,14 @@ def _block_steps(block: nn.Module, record: _Record) -> Iterator[Step]:
     for name, residual, sublayer in sublayers:
         norm = residual.norm
         step = Step("norm", name, {"input": record.inputs[norm][0], "output": record.outputs[norm][0]})
-        named = [] if isinstance(norm, nn.Identity) else [step]
-        computed = _sublayer_step(name, sublayer, record)
+        norm_steps = [] if isinstance(norm, nn.Identity) else [step]
+        sublayer_step = _sublayer_step(name, sublayer, record)
         if residual.norm_first:
-            yield from (*named, computed, Step("residual", name, {"output": record.outputs[residual][0]}))
+            output = Step("residual", name, {"output": record.outputs[residual][0]})
+            yield from (*norm_steps, sublayer_step, output)
         else:
-            yield from (computed, Step("residual", name, {"output": record.inputs[norm][0]}), *named)
+            total = Step("residual", name, {"output": record.inputs[norm][0]})
+            yield from (sublayer_step, total, *norm_steps)
 
 
 def _sublayer_step(name: str, sublayer: nn.Module, record: _Record) -> Step:

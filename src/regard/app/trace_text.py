@@ -13,7 +13,7 @@ from regard.models.text_model import TextModel
 from regard.translation.tokens import END, START
 from regard.translation.translator import Translator
 
-MAX_TOKENS = 64  # of a traced text: its response has some hundred thousand numbers
+MAX_TOKENS = 64  # in a traced text; the response then has several hundred thousand numbers
 _START_MARK, _END_MARK = "<s>", "</s>"
 
 
@@ -33,7 +33,14 @@ class TracedText(NamedTuple):
 
 
 def network(model: Any) -> nn.Module:
-    """Return the network that computes the trace of a loaded model."""
+    """Return the torch module of a loaded model: a translator or language model holds it, an encoder is one.
+
+    >>> import regard
+    >>> from regard.app.trace_text import network
+    >>> encoder, stories = regard.load_encoder("minilm"), regard.load_language_model("stories")
+    >>> network(encoder) is encoder, network(stories) is stories.model
+    (True, True)
+    """
     inner = getattr(model, "model", model)
     assert isinstance(inner, nn.Module)
     return inner
@@ -52,7 +59,14 @@ def supports(model: Any) -> bool:
 
 
 def trace_text(model: Any, text: str, target: str | None = None) -> TracedText:
-    """Trace a text. target: the target text of a translator; default: its own translation."""
+    """Trace a text. target: the target text of a translator; default: its own translation.
+
+    >>> import regard
+    >>> from regard.app.trace_text import trace_text
+    >>> traced = trace_text(regard.load_language_model("stories"), "Tom ran.")
+    >>> traced.trace.stacks[0].tokens
+    ['<s>', 'tom', 'ran', '.']
+    """
     if not supports(model):
         kind = type(network(model)).__name__
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Warn about sentences outside the domain of a translator: untrained words, or unusually low scores."""
+"""Warn about sentences outside a translator's domain: words not in its training data, or low scores."""
 
 import re
 from pathlib import Path
@@ -13,12 +13,12 @@ from regard.translation.translator import Translation, Translator
 
 _MAX_PAIRS = 50_000  # larger corpora are not searched for words
 _MAX_LISTED = 5
-_FACTOR, _MARGIN = 2.0, 0.1  # a score is low below factor × the lowest score of an example − margin
+_FACTOR, _MARGIN = 2.0, 0.1  # a score is low if below factor × the lowest score of an example − margin
 _WORD = re.compile(r"[^\W_]+")
 
 
 class Domain(NamedTuple):
-    """What a translator was trained on.
+    """The domain of a translator: the words and scores to expect.
 
     words: lowercase source words of the training data; None if unknown or too many to collect.
     lowest: the lowest score of the validation examples; None without examples.

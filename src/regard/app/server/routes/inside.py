@@ -1,4 +1,4 @@
-"""A text on its way through a whole model: every intermediate result, layer by layer, and the next token."""
+"""Traces of a text through a model: every intermediate result, layer by layer, and the next token."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -15,7 +15,7 @@ from regard.app.trace import StackTrace, Step
 from regard.app.trace_text import TracedText, trace_text
 from regard.errors import ArgumentError
 
-_PREDICTIONS = 20  # per position
+_PREDICTIONS = 20  # most probable tokens per position
 _DIGITS = 7  # significant decimal digits of a response: as many as float32 has
 
 Matrix = list[list[float]]

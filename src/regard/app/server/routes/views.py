@@ -31,7 +31,7 @@ class LookRequest(Request, kw_only=True):
 
 
 class FirstLink(Response, kw_only=True):
-    """The link to show first: a pronoun and the word it most likely refers to, or another strong link."""
+    """The link to show first: from a pronoun to the word it attends to most, or another strong link."""
 
     layer: int
     head: int
