@@ -1,4 +1,4 @@
-"""The static site from a file: address without a network: every room, light and dark, wide and narrow."""
+"""The static site from a file: address without a network: every section, light and dark, wide and narrow."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ def offline(page, tab, address: str) -> Iterator[Visit]:
 
 
 def look(visit: Visit, name: str) -> None:
-    """Show a room on every screen; it may not overflow."""
+    """Show a section on every screen; it must not overflow."""
     for width, height, scheme in SIZES:
         show_at(visit.page, width, height, scheme)
         redraw(visit.page)
@@ -39,16 +39,16 @@ def look(visit: Visit, name: str) -> None:
         assert wide <= width, f"{name} is {wide} pixels wide on a screen of {width}"
 
 
-def test_every_room_works_offline(offline: Visit) -> None:
+def test_every_section_works_offline(offline: Visit) -> None:
     page = offline.page
     offline.enter("lookup")
     assert [link.inner_text() for link in page.locator("#sections a").all()] == [
         *("Heads", "Lookup", "Inside", "Translate", "Order"),
     ]
-    for room in ("lookup", "order", "inside", "heads", "translate"):
-        offline.enter(room)
+    for section in ("lookup", "order", "inside", "heads", "translate"):
+        offline.enter(section)
         assert page.locator(".notice[role=alert]").count() == 0
-        look(offline, room)
+        look(offline, section)
 
 
 def test_a_sentence_is_translated_and_aligned(offline: Visit) -> None:
@@ -84,7 +84,7 @@ def test_inside_predicts_the_next_token(offline: Visit) -> None:
     assert page.get_by_role("textbox", name="Text").input_value().startswith(sentence)
 
 
-def test_the_site_of_one_translator_has_its_rooms_only(page, tmp_path: Path) -> None:
+def test_the_site_of_one_translator_has_only_its_sections(page, tmp_path: Path) -> None:
     from regard.app.site import DATES
 
     visit = Visit(page, write_site([DATES], tmp_path / "site").as_uri())

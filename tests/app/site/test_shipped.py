@@ -12,7 +12,7 @@ from regard.app.server.routes.translation import TranslateRequest, translate_bat
 from regard.app.server.state import AppState
 from regard.app.site import DATES, load_models
 from tests.app.site.backend import RUNTIMES, ask, needs_deno
-from tests.app.site.test_rooms import same
+from tests.app.site.test_sections import same
 from tests.browser.visit import needs_encoder
 
 pytestmark = needs_deno

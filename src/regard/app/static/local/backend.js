@@ -2,11 +2,11 @@
 
 import { makeModel } from "./engine/models.js";
 import { readSafetensors } from "./engine/safetensors.js";
-import { look } from "./rooms/heads.js";
-import { inside, insideLayer, insideNext, trace } from "./rooms/inside.js";
-import { lookup } from "./rooms/lookup.js";
-import { order, positions } from "./rooms/order.js";
-import { Translator, translateRequest } from "./rooms/translate.js";
+import { look } from "./sections/heads.js";
+import { inside, insideLayer, insideNext, trace } from "./sections/inside.js";
+import { lookup } from "./sections/lookup.js";
+import { order, positions } from "./sections/order.js";
+import { Translator, translateRequest } from "./sections/translate.js";
 import { SentencePiece } from "./tokenizers/sentencepiece.js";
 import { WordPiece } from "./tokenizers/wordpiece.js";
 import { WordTokens } from "./tokenizers/words.js";

@@ -1,4 +1,4 @@
-"""The rooms of the static site answer as the server does."""
+"""The sections of the static site answer as the server does."""
 
 from itertools import product
 from pathlib import Path
@@ -83,7 +83,7 @@ def test_order(tmp_path: Path) -> None:
         expected = lessons.order(msgspec.convert(request, lessons.OrderRequest))
         same(answer, msgspec.to_builtins(expected), str(request))
         if request["positions"] == "none":
-            assert max(answer["change"]) < 1e-9  # the room shows no change
+            assert max(answer["change"]) < 1e-9  # the section shows no change
 
 
 def test_positions(tmp_path: Path) -> None:
