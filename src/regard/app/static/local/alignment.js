@@ -1,11 +1,11 @@
-// Word alignments from cross-attention, and copies of unknown words; as regard.translation.
+// Word alignments from cross-attention, and copies of unknown words, computed as in regard.translation.
 
 import { UNKNOWN } from "./engine/search.js";
 
 const MIN_KNOWN = 2; // known characters by which a copied word is recognized
 
 // The mean of the selected heads without special tokens: rows of target tokens, columns of source tokens
-// steps: of the decoder; head: { layer, heads, shift }
+// steps: steps of the decoder; head: { layer, heads, shift }
 export function tokenWeights(steps, { layer = -1, heads = null, shift = "input" }, targets, sources) {
   const { weights } = steps.at(layer).find(({ kind, name }) => kind === "attention" && name === "cross");
   const selected = (heads ?? weights.map((_, index) => index)).map((index) => weights[index]);

@@ -1,13 +1,13 @@
-// Warnings about sentences outside the domain of a translator, as regard.app.server.domain.
+// Warnings about sentences outside a translator's domain; the rules are those of regard.app.server.domain.
 
 const MAX_LISTED = 5;
 const MAX_LETTERS = 40; // of a listed word
-const [FACTOR, MARGIN] = [2, 0.1]; // a score is low below factor × the lowest score of an example − margin
+const [FACTOR, MARGIN] = [2, 0.1]; // a score is low if below factor × the lowest score of an example − margin
 
 const shorten = (word) => (word.length > MAX_LETTERS ? `${word.slice(0, MAX_LETTERS - 1)}…` : word);
 const formatScore = (score) => score.toFixed(2).replace("-", "−");
 
-// words: lowercase words of the training data, or null; lowest: score of the validation examples, or null
+// words: lowercase words of the training data, or null; lowest: lowest score of the validation examples, or null
 export function domainWarning({ words, lowest }, source, score) {
   const unknown = words ? (source.match(/[\p{L}\p{N}]+/gu) ?? []).filter((word) => !words.includes(word.toLowerCase())) : [];
   if (unknown.length) {

@@ -1,7 +1,7 @@
-// The link that a view shows first, as regard.app.first_link.
+// The link that a view shows first; the rules are those of regard.app.first_link.
 
 const MAX_TOKENS = 128;
-const MIN_DISTANCE = 2; // without a pronoun: neighbors are linked in every text
+const MIN_DISTANCE = 2; // without a pronoun; links between neighbors are in every text
 
 // words: { pronoun, function_word }, regular expressions. Returns { layer, head, query, key, weight } or null
 export function firstLink(words, { layers, texts }) {
@@ -25,5 +25,5 @@ function allowedLinks({ pronoun, function_word: functionWord }, { tokens, specia
   const content = tokens.flatMap((token, position) => (isContent(token, position) ? [position] : []));
   const query = tokens.findIndex((token, position) => isPronoun.test(token) && content.some((word) => word < position));
   if (query >= 0) return content.filter((word) => word < query).map((key) => [query, key]);
-  return content.flatMap((one) => content.filter((other) => Math.abs(one - other) >= MIN_DISTANCE).map((other) => [one, other]));
+  return content.flatMap((from) => content.filter((key) => Math.abs(from - key) >= MIN_DISTANCE).map((key) => [from, key]));
 }

@@ -1,4 +1,4 @@
-// Statistics of attention heads and their labels, as regard.inspection.head_statistics without token ids.
+// Statistics of attention heads and their labels, equal to those of regard.inspection.head_statistics without token ids.
 
 const [SINK, DORMANT] = [0.3, 0.9]; // weight on the first key from which a row counts
 const DOMINANT = 0.4; // mean weight on one kind of key that decides the label

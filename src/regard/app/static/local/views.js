@@ -4,7 +4,7 @@ import { EmbeddedLayer } from "../attention/embedded.js";
 import { logSumExp } from "./engine/ops.js";
 import { headStatistics } from "./statistics.js";
 
-const MAX_VIEWS = 16; // older ones are forgotten
+const MAX_VIEWS = 16; // older views are dropped
 
 // A layer: { name, label, kind, queries, keys, step }, where step is an attention step of a trace,
 // or { …, weights } with one matrix (an alignment)
@@ -73,7 +73,7 @@ function taus({ scores, causal }) {
   return { shape: [scores.length, scores[0].rows], data: Float32Array.from(rows) };
 }
 
-// As the server: three uint32 for heads, height and width; then the weights as float32
+// The format of the server: three uint32 for heads, height and width; then the weights as float32
 function encodeTile({ shape, data }) {
   const bytes = new ArrayBuffer(12 + 4 * data.length);
   new Uint32Array(bytes, 0, 3).set(shape);
@@ -81,7 +81,7 @@ function encodeTile({ shape, data }) {
   return bytes;
 }
 
-// The attention steps of a trace as layers; stacks: name → index of its text
+// The attention steps of a trace as layers. textOf: name of a stack → index of its text
 export function attentionLayers(stacks, textOf, label = layerLabel) {
   return stacks.flatMap(({ name, path, steps }) => steps.flatMap((trace, index) => trace.filter(({ kind }) => kind === "attention").map((step) => {
     const cross = step.name === "cross";

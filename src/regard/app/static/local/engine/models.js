@@ -4,7 +4,7 @@ import { projectSource } from "./attention.js";
 import { add, linear, row } from "./ops.js";
 import { applyNorm, embed, positionVectors, runBlocks, scoped } from "./stack.js";
 
-// One stack: { name, path: of its modules, ids, tokenEmbedding, positionEmbedding, embedding, layers, steps, final }
+// One stack: { name, path: prefix of its module names, ids, tokenEmbedding, positionEmbedding, embedding, layers, steps, final }
 function runStack(config, parameters, { name, ids, table, scale, causal, source = null, path = `${name}.`, embeddingNorm = false }) {
   const tokenEmbedding = embed(table, ids, scale);
   const positionEmbedding = positionVectors(config, parameters, ids.length);

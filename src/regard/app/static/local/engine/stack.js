@@ -44,7 +44,7 @@ export function embed(table, ids, scale = 1) {
   return scale === 1 ? result : map(result, (value) => value * scale);
 }
 
-// x: what enters the first block. Returns { layers: the output of each block, steps: the steps of each block }
+// x: input of the first block. Returns { layers: the output of each block, steps: the steps of each block }
 // source: the encoder's output, or one projection of it per block; caches: one { key, value } per block
 export function runBlocks(config, parameters, x, { causal = false, source = null, caches = null } = {}) {
   const layers = [];
@@ -75,7 +75,7 @@ export function runBlock(config, parameters, x, { causal, source, bias, cache, t
   }, trace);
 }
 
-// prefix: of the norm's parameters; name: of the sublayer in the trace
+// prefix: start of the names of the norm's parameters; name: name of the sublayer in the trace
 function residual(config, parameters, [prefix, name], x, sublayer, trace) {
   const norm = (input) => {
     const output = applyNorm(config, parameters, `${prefix}.norm`, input);

@@ -1,11 +1,11 @@
-// A text on its way through a whole model: states, the steps of one layer, and the next token.
+// Traces of a text through a model: states, the steps of one layer, and the next token.
 
 import { argmax, logSumExp, row, toRows, topIndices } from "../engine/ops.js";
 import { END, START } from "../engine/search.js";
 import { Generator } from "../random.js";
 
 const MAX_TOKENS = 64;
-const PREDICTIONS = 20; // per position
+const PREDICTIONS = 20; // most probable tokens per position
 const [START_MARK, END_MARK] = ["<s>", "</s>"];
 const NOTES = {
   rotary: "Positions rotate the queries and keys of every head; nothing is added here.",
@@ -27,7 +27,7 @@ function checkLength(name, tokens, limit = MAX_TOKENS) {
   throw new Error(`${name} has ${tokens.length} tokens; ${max === MAX_TOKENS ? "Inside draws" : "this model reads"} at most ${max}. Shorten it.`);
 }
 
-// { model, stacks, tokens: of each stack, logits, token(id), append(id) }
+// { model, stacks, tokens: those of each stack, logits, token(id), append(id) }
 export function trace(entry, text, target = null) {
   if (target !== null && entry.kind !== "translator") {
     throw new Error(`Got the target '${target.slice(0, 40)}', but only a translator reads a target. Omit it, or choose a translator.`);
@@ -87,10 +87,10 @@ function predict(logits, position, token) {
 }
 
 export function insideLayer(name, { stacks }, { stack, layer }) {
-  const found = stacks.find((each) => each.name === stack);
-  if (!found) throw new Error(`'${name}' has no ${stack}; choose ${stacks.map((each) => `'${each.name}'`).join(" or ")}.`);
-  if (layer >= found.steps.length) throw new Error(`Layer ${layer} is out of range: the ${stack} of '${name}' has layers 0 to ${found.steps.length - 1}.`);
-  return { steps: found.steps[layer].map(describeStep) };
+  const selected = stacks.find((each) => each.name === stack);
+  if (!selected) throw new Error(`'${name}' has no ${stack}; choose ${stacks.map((each) => `'${each.name}'`).join(" or ")}.`);
+  if (layer >= selected.steps.length) throw new Error(`Layer ${layer} is out of range: the ${stack} of '${name}' has layers 0 to ${selected.steps.length - 1}.`);
+  return { steps: selected.steps[layer].map(describeStep) };
 }
 
 function describeStep(step) {
@@ -104,7 +104,7 @@ function describeStep(step) {
   return { kind, name, scale: step.scale, ...byHead, allowed, output: toRows(output) };
 }
 
-// Samples the next token at a temperature; 0 takes the most probable one
+// Samples the next token; temperature 0 takes the most probable one
 export function insideNext(name, { logits, token, append }, { temperature = 1, seed = 0 }) {
   if (!logits) throw new Error(`'${name}' is an encoder and predicts no next token. Choose a language model or a translator.`);
   const last = row(logits, logits.rows - 1);
@@ -121,11 +121,11 @@ function nextProbabilities(logits, temperature) {
   return scaled.map((logit) => Math.exp(logit - total));
 }
 
-function sample(probabilities, at) {
+function sample(probabilities, uniform) {
   let sum = 0;
   for (let id = 0; id < probabilities.length; id += 1) {
     sum += probabilities[id];
-    if (at < sum) return id;
+    if (uniform < sum) return id;
   }
   return argmax(probabilities);
 }

@@ -1,4 +1,4 @@
-// Attention over a small table, step by step, in float64; as regard.app.server.routes.lessons.
+// Attention over a small table, step by step, in float64, computed as in regard.app.server.routes.lessons.
 
 import { NORMALIZERS } from "../engine/normalizers.js";
 

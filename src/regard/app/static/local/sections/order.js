@@ -8,7 +8,7 @@ import { Generator } from "../random.js";
 
 const T5_BUCKETS = 32;
 
-// config: of the random block
+// config: architecture of the random block
 export function order(config, { sentence, order: indices, positions = "none", seed = 0 }) {
   const words = sentence.split(/\s+/u).filter(Boolean);
   const sorted = [...indices].sort((a, b) => a - b);

@@ -1,4 +1,4 @@
-// Tokens of a language model of text: lowercase words and punctuation marks, as regard.models.TextModel.
+// Tokens of a language model: lowercase words and punctuation marks, split as in regard.models.TextModel.
 
 const TOKEN = /[\p{L}\p{N}_]+(?:'[\p{L}\p{N}_]+)*|[^\p{L}\p{N}_\s]/gu;
 const SENTENCE_ENDS = [".", "!", "?"];

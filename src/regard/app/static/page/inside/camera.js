@@ -1,9 +1,9 @@
-// The camera: which part of the world is visible, at which scale. Zooming and flights keep one point fixed.
+// The camera: the visible part of the world, and its scale.
 
 import { clamp } from "../../shared/dom.js";
 
 const FLIGHT = 650; // milliseconds
-const MARGIN = 0.06; // of the screen, around a box that is fitted
+const MARGIN = 0.06; // around a fitted box, as a fraction of the screen
 const SHRINK = 0.6; // smallest scale, relative to the whole world
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
@@ -33,10 +33,10 @@ export class Camera {
     return { x: (x - this.size.width / 2) / this.scale + this.x, y: (y - this.size.height / 2) / this.scale + this.y };
   }
 
-  // The camera that shows a whole box
+  // The view that shows a whole box
   viewOf({ x, y, w, h }) {
-    const room = 1 - 2 * MARGIN;
-    const scale = Math.min((room * this.size.width) / w, (room * this.size.height) / h, this.maxScale);
+    const inner = 1 - 2 * MARGIN;
+    const scale = Math.min((inner * this.size.width) / w, (inner * this.size.height) / h, this.maxScale);
     return { x: x + w / 2, y: y + h / 2, scale };
   }
 
@@ -79,7 +79,7 @@ export class Camera {
     this.y = clamp(this.y, y, y + h);
   }
 
-  // Flies to a box, or to a view { x, y, scale }. The scale changes evenly, and the target approaches its place
+  // Animates the camera to a box, or to a view { x, y, scale }
   fly(target) {
     const to = "scale" in target ? target : this.viewOf(target);
     if (still.matches) return this.jump(to);
@@ -101,11 +101,11 @@ export class Camera {
   }
 }
 
-// While the scale changes by constant factors, the screen position of the target moves on a line
-function between(from, to, share) {
-  const scale = from.scale * (to.scale / from.scale) ** share;
+// Interpolates between two views: the scale changes by constant factors, and the target moves on the screen in a straight line
+function between(from, to, progress) {
+  const scale = from.scale * (to.scale / from.scale) ** progress;
   const ratio = to.scale / from.scale;
-  // share of the way in world units that keeps the motion on the screen even
-  const way = Math.abs(ratio - 1) < 1e-3 ? share : (1 - ratio ** -share) / (1 - ratio ** -1);
-  return { x: from.x + way * (to.x - from.x), y: from.y + way * (to.y - from.y), scale };
+  // fraction of the distance in the world that makes the speed on the screen constant
+  const fraction = Math.abs(ratio - 1) < 1e-3 ? progress : (1 - ratio ** -progress) / (1 - ratio ** -1);
+  return { x: from.x + fraction * (to.x - from.x), y: from.y + fraction * (to.y - from.y), scale };
 }

@@ -31,7 +31,7 @@ export function drawWorld(context, scene) {
   context.fillStyle = theme.paper;
   context.fillRect(0, 0, width, height);
   const pen = { context, theme, pattern: scene.pattern, scene, screen: { x: 0, y: 0, w: width, h: height }, titles: [] };
-  drawLines(pen, root);
+  drawStream(pen, root);
   for (const block of root.children) drawNode(pen, block);
   for (const title of pen.titles) drawTitle(pen, title);
 }
@@ -57,7 +57,7 @@ function drawLeaf(pen, node, box) {
   const { scene, screen } = pen;
   drawMatrix(pen, node, box, screen);
   markRow(pen, node, box);
-  const above = room(pen, node.parent);
+  const above = headerHeight(pen, node.parent);
   const isNamed = node.columnTokens && above >= COLUMN_LABELS + TITLE;
   const left = (node.role === "query" ? 30 : 18) * scene.camera.scale * (node.head === undefined ? 1 : 0.8);
   drawLabels(pen, node, box, { rows: left >= ROW_LABELS, columns: isNamed, selected: scene.hover?.row ?? scene.selected });
@@ -102,13 +102,13 @@ function drawGroup(pen, node, box) {
   for (const child of node.children) drawNode(pen, child);
   const isInner = isHead || node.kind === "attention";
   if (!isInner) pen.titles.push({ text: node.title, box, outside: true, ...subtitle(pen, node) });
-  else if (room(pen, node) >= TITLE) pen.titles.push({ text: node.title, box, small: true, inside: true, color: isHead ? theme.heads[node.head % theme.heads.length] : null });
+  else if (headerHeight(pen, node) >= TITLE) pen.titles.push({ text: node.title, box, small: true, inside: true, color: isHead ? theme.heads[node.head % theme.heads.length] : null });
 }
 
 // Pixels above the contents of a box, for a title
-const room = ({ scene }, node) => node.header * scene.camera.scale;
+const headerHeight = ({ scene }, node) => node.header * scene.camera.scale;
 
-// The text, as long as the rows are too small for it; the most probable next token
+// For the embedding, the text while its rows are too small to read; for the output, the most probable next token
 function subtitle({ scene }, node) {
   const space = node.space * scene.camera.scale;
   if (node.kind === "embedding" && LANE * scene.camera.scale < 9) return { more: node.stack.tokens.map(plain).join(" "), space };
@@ -200,8 +200,8 @@ function arrow(context, from, to, y, scale) {
   context.fill();
 }
 
-// The stream between the blocks; at the end of a line it returns to the start of the next
-function drawLines({ context, theme, scene }, root) {
+// The residual stream between the blocks; at the end of a line it continues at the start of the next
+function drawStream({ context, theme, scene }, root) {
   const { camera } = scene;
   context.strokeStyle = context.fillStyle = theme.accent;
   context.lineWidth = Math.max(1.25, Math.min(2.5 * camera.scale, 3.5));
@@ -225,7 +225,7 @@ function drawLines({ context, theme, scene }, root) {
   drawMemory(context, root, camera, theme);
 }
 
-// From the last layer of the encoder to every attention to the source
+// Lines from the last layer of the encoder to every cross-attention
 function drawMemory(context, root, camera, theme) {
   const crosses = root.children.flatMap(({ children }) => children.filter(({ sublayer, kind }) => sublayer === "cross" && kind === "attention"));
   if (!crosses.length) return;

@@ -1,4 +1,4 @@
-// What a step does: one sentence, its formula, and the same formula with the numbers under the cursor.
+// Explanations of a step: one sentence, its formula, and the formula with the numbers under the cursor.
 
 import { formatExact, formatNumber, formatShort } from "../format.js";
 import { plain } from "./draw_matrix.js";
@@ -18,25 +18,25 @@ function describe(node, answer) {
   return {
     tokens: ["The text is split into tokens. Each token is one row of every matrix that follows.", ""],
     token_embedding: [`Each token has a learned vector of ${answer.width} numbers, looked up in a table.`, "x = table[token]"],
-    position_embedding: ["A vector that depends only on the position tells the model where the token stands.", "p = position vector"],
+    position_embedding: ["A vector that depends only on the position tells the model where the token is.", "p = position vector"],
     embedding: [node.stack?.position_note ?? "", node.stack?.position_embedding ? "x = token vector + position vector" : "x = token vector"],
     norm: ["Each row is shifted and scaled to mean 0 and variance 1, then multiplied by learned factors, so that no row dominates.", "(x − mean) / deviation · g + b"],
     query: [`What this token is looking for: a projection of its row to ${width} numbers.`, "q = W_q x"],
     key: [`What each of the ${keys} offers: a projection that queries are compared with.`, "k = W_k x"],
-    value: [`What each of the ${keys} hands over if it is read.`, "v = W_v x"],
+    value: [`What each of the ${keys} contributes to the queries that attend to it.`, "v = W_v x"],
     scores: ["How well each query matches each key: their dot product, divided by the square root of their length.", `s = q · k / √${width}`],
     weights: [`The scores of a row become weights that sum to 1${node.matrix?.allowed?.flat().includes(false) ? "; hatched keys lie in the future and are masked" : ""}.`, answer.normalize && answer.normalize !== "softmax" ? `weight = ${answer.normalize}(s)` : "weight = exp(s) / Σ exp(s)"],
-    mixed: ["Each token reads the values of all tokens, in proportion to its weights.", "o = Σ weight · v"],
+    mixed: ["The values of the tokens are summed with these weights.", "o = Σ weight · v"],
     projected: [`The outputs of all ${answer.heads} heads are joined and mixed by one learned matrix.`, "y = W_o [o₁, …, o_h]"],
-    residual: ["The result is added to what the token already was: layers add to the stream, they do not replace it.", "x + y"],
+    residual: ["The result is added to the vector of the token: layers add to the residual stream, they do not replace it.", "x + y"],
     hidden: [`Each token alone: ${answer.feed_forward} learned features; ${effect}.`, activation],
     feed_forward: ["The active features are written back as a vector of the model's width.", "y = V h + c"],
     final: [answer.predictions ? "The vector of each token after the last layer; the last row predicts the next token." : "The vectors of the tokens in context: what a search or a classifier reads.", answer.norm === "pre" ? "norm(x)" : "x"],
     predictions: ["The last vector is compared with the vector of every token of the vocabulary; softmax turns these logits into probabilities. A low temperature T sharpens them, a high one flattens them.", "p = exp(logit / T) / Σ exp(logit / T)"],
     embeddingBlock: ["Tokens become vectors, and positions are added.", ""],
     layer: ["Attention lets tokens read each other; the feed-forward layer works on each token alone. Both add their result to the stream.", ""],
-    attention: [node.sublayer === "cross" ? "Each target token asks the source tokens: several heads, each with its own queries, keys and values." : `${answer.heads} heads compare all tokens, each in its own way; tokens read from the tokens they weight.`, "softmax(q kᵀ / √d) v"],
-    head: ["One head: queries meet keys, softmax makes weights, and the values are summed with them.", `softmax(q kᵀ / √${width}) v`],
+    attention: [node.sublayer === "cross" ? "Each target token attends to the source tokens, with several heads that have their own queries, keys and values." : `${answer.heads} heads, each with its own queries, keys and values: every token attends to the tokens it may see.`, "softmax(q kᵀ / √d) v"],
+    head: ["One head: queries are compared with keys, softmax turns the scores into weights, and the values are summed with them.", `softmax(q kᵀ / √${width}) v`],
     output: [answer.predictions ? "The last vector becomes a probability for every token of the vocabulary." : "This encoder ends with one vector per token; it predicts no token.", ""],
     model: [summary(answer), ""],
   };

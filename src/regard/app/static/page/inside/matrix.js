@@ -31,8 +31,8 @@ export function foldOf(columns, width, height) {
   let error = Infinity;
   for (let fold = 1; fold <= columns; fold += 1) {
     if (columns % fold) continue;
-    const off = Math.abs(Math.log((width / (columns / fold)) / (height / fold) / ASPECT));
-    if (off < error) [best, error] = [fold, off];
+    const difference = Math.abs(Math.log((width / (columns / fold)) / (height / fold) / ASPECT));
+    if (difference < error) [best, error] = [fold, difference];
   }
   return best;
 }
@@ -73,6 +73,6 @@ export function colorOf(matrix, value, { rgb, ramp }) {
     return ramp.subarray(shade, shade + 3);
   }
   const end = depth < 0 ? rgb.warm : rgb.accent;
-  const share = PALEST + (1 - PALEST) * Math.abs(depth);
-  return rgb.paper.map((channel, index) => channel + share * (end[index] - channel));
+  const strength = PALEST + (1 - PALEST) * Math.abs(depth);
+  return rgb.paper.map((channel, index) => channel + strength * (end[index] - channel));
 }

@@ -9,14 +9,14 @@ export const VECTOR = 84; // width of a model vector
 const HEAD_VECTOR = 48; // width of a query, key or value
 const HIDDEN = 128; // width of the feed-forward activations
 const CAPTIONS = { mixed: "sum", residual: "sum", feed_forward: "output" }; // where a title is too long
-const WEIGHTS = { least: 5, most: 12, whole: 150 }; // width of a weight, and of all weights of a row
+const WEIGHTS = { min: 5, max: 12, total: 150 }; // width of a weight, and of all weights of a row
 
 // A group contains other nodes; its size follows from `row` or `grid`
 export function group(kind, title, more = {}) {
   return { kind, title, x: 0, y: 0, w: 0, h: 0, header: 0, children: [], parent: null, ...more };
 }
 
-// A matrix whose rows are tokens. load(): its numbers, as soon as they are known
+// A matrix whose rows are tokens; `setRows` sets its numbers once they are loaded
 export function leaf(role, title, { rows, columns, width, rowTokens, columnTokens = null, ...more }) {
   const h = rows * LANE;
   return {
@@ -31,7 +31,7 @@ export function vectorLeaf(role, title, tokens, columns, more = {}) {
 }
 
 export function weightLeaf(role, title, rowTokens, columnTokens, more = {}) {
-  const cell = Math.min(Math.max(WEIGHTS.whole / columnTokens.length, WEIGHTS.least), WEIGHTS.most);
+  const cell = Math.min(Math.max(WEIGHTS.total / columnTokens.length, WEIGHTS.min), WEIGHTS.max);
   return leaf(role, title, { rows: rowTokens.length, columns: columnTokens.length, width: cell * columnTokens.length, rowTokens, columnTokens, ...more });
 }
 
@@ -70,7 +70,7 @@ function enclose(parent, children, w, h, header) {
   return parent;
 }
 
-// Changes the size of a node with everything in it
+// Scales a node and everything in it
 export function resize(node, factor) {
   for (const key of ["w", "h", "header"]) node[key] *= factor;
   for (const child of node.children) {

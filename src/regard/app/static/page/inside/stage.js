@@ -12,8 +12,8 @@ import { fillLayer, makeWorld } from "./world.js";
 
 const SETTLED = 120; // milliseconds without a movement of the camera
 const CELL = 52; // pixels of the narrowest cell at the largest scale
-const CLOSE = 0.8; // of the scale that fits a box: the camera is in it
-const DEEPER = 1.2; // times the scale that fits the box around it
+const CLOSE = 0.8; // a box counts as entered from this fraction of the scale that fits it
+const DEEPER = 1.2; // and from this multiple of the scale that fits its parent
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
@@ -123,7 +123,7 @@ export function makeStage(events, signal) {
     return { node, row: isOther ? null : row, cell, stack: node.stack };
   }
 
-  // The box that the camera went to, or the innermost one around the middle of the screen that fills most of it
+  // The box that the camera was sent to; otherwise the innermost entered box around the middle of the screen
   function enclosing() {
     if (arrived) return arrived;
     const { width, height } = camera.size;
@@ -140,13 +140,13 @@ export function makeStage(events, signal) {
     }
   }
 
-  // Flies to a box. box: the one whose steps are listed there
+  // Moves the camera to a node. box: the box whose steps are listed there
   function goTo(node, box = node) {
     [arrived, target] = [box, node];
     camera.fly(node);
   }
 
-  // Zooms into the box under the cursor, one level at a time; into the numbers of a matrix
+  // Zooms into the box under the cursor, one level at a time; inside a matrix, towards its numbers
   function enter(point) {
     const spot = point ?? { x: camera.size.width / 2, y: camera.size.height / 2 };
     const { node } = hit(spot);

@@ -15,7 +15,7 @@ export function makeSteps(actions) {
     const parents = [];
     for (let each = node; each; each = each.parent) parents.unshift(each);
     path.replaceChildren(...parents.map((each) => make("li", {}, button(each.title, () => actions.go(each), { "aria-current": each === node ? "step" : null }))));
-    const group = node.children.length ? node : node.parent; // beside a matrix: the others of its group
+    const group = node.children.length ? node : node.parent; // for a matrix: its siblings
     const steps = group.children.filter(({ kind }) => kind !== "operator");
     list.replaceChildren(...steps.map((each) => make("li", {}, stepButton(each))));
   }

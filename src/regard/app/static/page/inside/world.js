@@ -15,8 +15,8 @@ const OPERATOR = 16; // diameter of a sum
 export function makeWorld(answer, aspect) {
   let best = null;
   for (const columns of columnChoices(answer.heads)) {
-    const most = Math.max(...answer.stacks.map(({ layers }) => layers.length)) + 2;
-    for (let perLine = 1; perLine <= most; perLine += 1) {
+    const maxPerLine = Math.max(...answer.stacks.map(({ layers }) => layers.length)) + 2;
+    for (let perLine = 1; perLine <= maxPerLine; perLine += 1) {
       const world = arrange(answer, columns, perLine);
       const fit = Math.min(aspect / world.w, 1 / world.h) * (perLine === 1 ? ONE_PER_LINE : 1);
       if (!best || fit > best.fit) best = { world, fit };

@@ -1,4 +1,4 @@
-// A text on its way through a whole model, as one picture: from the overview to every number.
+// A text followed through a whole model, as one zoomable picture: from the overview to every number.
 
 import { post } from "../../shared/client.js";
 import { button, make, select } from "../../shared/dom.js";
