@@ -3,8 +3,9 @@ INSTALLED := .venv/.installed
 # the development environment includes the packages of the demo and the docs
 DEMO := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/.demo)
 DOCS := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/.docs)
-# one process per core, each with one thread
-PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --dist worksteal
+# one process per core and one more, because some tests wait; each with one thread
+WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # Write bytecode even if the environment disables it: compiling again takes longer than many tests.
 export PYTHONDONTWRITEBYTECODE :=

@@ -143,6 +143,7 @@ def core(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("call", "package", "extra"),
     [

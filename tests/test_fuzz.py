@@ -162,6 +162,7 @@ def test_a_loader_that_accepts_a_flipped_bit_is_found(monkeypatch, tmp_path):
         folders._check("numbers loaded", tmp_path, file, saved, exact=True)
 
 
+@pytest.mark.slow
 def test_a_read_of_weights_that_differs_from_the_whole_is_found(monkeypatch, tmp_path):
     right = regard.Weights.received
     monkeypatch.setattr(regard.Weights, "received", lambda self: right(self) + 0.1)

@@ -73,7 +73,7 @@ def test_the_language_model_is_shown_first_and_recurrent_models_are_not_offered(
 
 
 def test_weights_are_explained_with_their_own_numbers(visit: Visit) -> None:
-    enter(visit, model="stories", text=TEXT, at="layer-1/self/head-2/weights")
+    enter(visit, model="stories", text=TEXT, at="layer-0/self/head-1/weights")
     (stack,) = trace_text(regard.load_language_model("stories"), TEXT).trace.stacks
     tensors, n = stack.steps[0][1].tensors, len(stack.tokens)
     weights, scores = tensors["weights"][1], tensors["scores"][1]
@@ -96,7 +96,7 @@ def test_weights_are_explained_with_their_own_numbers(visit: Visit) -> None:
 
 
 def test_the_future_is_masked(visit: Visit) -> None:
-    enter(visit, model="stories", text=TEXT, at="layer-1/self/head-2/weights")
+    enter(visit, model="stories", text=TEXT, at="layer-0/self/head-1/weights")
     hover(visit, 0.7, 0.2)
     visit.until("document.querySelector('.inside-details').innerText.includes('masked')")
 
@@ -105,8 +105,8 @@ def test_the_future_is_masked(visit: Visit) -> None:
 def test_every_kind_of_matrix_has_a_read_out(visit: Visit) -> None:
     inner = ["query", "key", "scores", "value", "mixed"]
     outer = ["self-norm", "self-projected", "self-residual", "hidden", "feed-forward-feed_forward"]
-    for at in ["embedding/embedding", *(f"layer-2/{name}" for name in outer)] + [
-        f"layer-2/self/head-1/{name}" for name in inner
+    for at in ["embedding/embedding", *(f"layer-1/{name}" for name in outer)] + [
+        f"layer-1/self/head-0/{name}" for name in inner
     ]:
         enter(visit, model="stories", text=TEXT, at=at)
         hover(visit, 0.5, 0.45)
@@ -119,20 +119,20 @@ def test_steps_are_reached_with_the_keyboard(visit: Visit) -> None:
     page = visit.page
     page.get_by_role("button", name="Embedding", exact=True).focus()
     page.keyboard.press("Tab")
-    visit.until("document.activeElement.textContent === 'Layer 1'")
-    visit.until("document.querySelector('#announcement').textContent.startsWith('Layer 1.')")
+    visit.until("document.activeElement.textContent === 'Layer 0'")
+    visit.until("document.querySelector('#announcement').textContent.startsWith('Layer 0.')")
     page.wait_for_timeout(800)  # the flight has ended
-    assert page.evaluate("document.activeElement.textContent") == "Layer 1"
+    assert page.evaluate("document.activeElement.textContent") == "Layer 0"
     page.keyboard.press("Enter")
-    visit.until("document.activeElement.dataset.step === 'layer-1/self-norm'")
+    visit.until("document.activeElement.dataset.step === 'layer-0/self-norm'")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
-    assert steps(visit) == ["Head 1", "Head 2", "Head 3", "Head 4"]
+    assert steps(visit) == ["Head 0", "Head 1", "Head 2", "Head 3"]
     page.keyboard.press("Escape")
-    visit.until("document.activeElement.dataset.step === 'layer-1/self'")
-    visit.until("location.hash.includes('at=layer-1')")
+    visit.until("document.activeElement.dataset.step === 'layer-0/self'")
+    visit.until("location.hash.includes('at=layer-0')")
     page.keyboard.press("Escape")
-    visit.until("document.activeElement.dataset.step === 'layer-1'")
+    visit.until("document.activeElement.dataset.step === 'layer-0'")
     assert path(visit) == "The whole model"
 
 

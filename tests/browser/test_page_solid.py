@@ -29,6 +29,7 @@ SECTIONS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("section", SECTIONS)
 def test_hostile_text_is_shown_as_text(visit: Visit, section: str) -> None:
     if section == "words" and not ENCODER:

@@ -216,6 +216,7 @@ def test_a_compiled_function_returns_lazy_weights() -> None:
     close(weights.entropy(), same.entropy())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "call",
     [
@@ -438,6 +439,7 @@ def test_export(options: dict[str, Any], strict: bool) -> None:
     close(exported.module()(*others), module(*others))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning")  # of torch.export.save
 def test_exported_programs_take_other_lengths_and_can_be_saved() -> None:
     module = Attention(mask=regard.Causal(), bias=regard.ALiBi(H))

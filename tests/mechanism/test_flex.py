@@ -201,6 +201,7 @@ def test_float32_equals_torch(score: str, mask: str, monkeypatch: pytest.MonkeyP
         )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("score", scores(5, 7))
 def test_gradcheck(score: str) -> None:
     """Numerical derivatives of the inputs and of the learned tensors of the function, along random lines."""

@@ -198,6 +198,7 @@ def check(case: Case, layout: str = "plain", above: str = "plain", roundings: fl
         assert all(ran[kernel] for kernel in ("forward", "backward", "weights"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
 def test_the_kernels_agree_with_the_formulas(case):
     check(case)
@@ -469,6 +470,7 @@ def attention_of(
     return [output, *torch.autograd.grad(output, learned, upstream(output), materialize_grads=True)]
 
 
+@pytest.mark.sampled(3)
 @crossed(learning=LEARNING, normalize=PLAIN, hiding=HIDING)
 def test_masked_keys_may_contain_anything(learning, normalize, hiding):
     if learning == "sink" and normalize != "softmax1":
@@ -539,6 +541,7 @@ SIGNS = {"+": torch.ones(8), "−": -torch.ones(8), "±": torch.tensor([-1.0, -1
 LARGE = {f"{sign}{size}": (float(size), SIGNS[sign]) for sign in SIGNS for size in ("1e30", "1e38")}
 
 
+@pytest.mark.sampled(3)
 @paired(
     normalize=NORMALIZERS,
     score=["scaled dot", "dot", "softcap"],

@@ -54,6 +54,7 @@ def close(actual: Any, wanted: Any, within: float = 1e-10) -> None:
 # Against the formulas
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
 def test_implementations_agree_with_the_formulas(case):
     query, key, value = case.tensors(requires_grad=True)

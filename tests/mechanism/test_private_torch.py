@@ -37,6 +37,7 @@ def test_every_private_function_exists():
     assert torch_state.FakeTensor is torch._subclasses.fake_tensor.FakeTensor
 
 
+@pytest.mark.slow
 def test_regard_is_imported_without_them():
     """Deleted from torch before regard is imported."""
     code = f"""

@@ -457,6 +457,7 @@ def trained(model: nn.Module, loss: Callable[[], Tensor], steps: int = 80) -> fl
     return value.item()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     ["norm after", "entmax15", pytest.param("sinusoidal", marks=SLOW), pytest.param("rms norm", marks=SLOW)],

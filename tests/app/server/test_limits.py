@@ -43,6 +43,7 @@ def client(limited) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("megabytes", [2, 100, 330])
 def test_with_little_memory_work_is_refused(megabytes, limited, client):
     pages = int(Path(f"/proc/{limited[0]}/statm").read_text().split()[0])

@@ -83,6 +83,7 @@ def looks(call: Call) -> dict[str, Any]:
 # The full matrix
 
 
+@pytest.mark.sampled(2)
 @many_tiles
 @few
 def test_every_read_equals_the_formulas(call):
@@ -95,6 +96,7 @@ def test_every_read_equals_the_formulas(call):
             raise AssertionError(name) from error
 
 
+@pytest.mark.sampled(2)
 @many_tiles
 @looped("call", CALLS, ids=str)
 def test_weights_times_value_is_the_output(call):
@@ -104,6 +106,7 @@ def test_weights_times_value_is_the_output(call):
     torch.testing.assert_close((weights @ call.inputs()[2]).to(output.dtype), output)  # of key heads
 
 
+@pytest.mark.sampled(2)
 @many_tiles
 @looped("call", [Call(dropout=0.4), *(Call(c.case, c.dtype, dropout=0.4) for c in FEW)], ids=str)
 def test_with_dropout_the_weights_are_those_that_were_used(call):
@@ -254,6 +257,7 @@ def test_a_boolean_matrix_as_an_index():
     close(weights[dense > 0.2], dense[dense > 0.2])
 
 
+@pytest.mark.sampled(2)
 @many_tiles
 @looped(
     "call",
@@ -436,6 +440,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @many_tiles
 @few
 def test_pool_is_the_mean_of_the_blocks_of_any_part(call):

@@ -226,6 +226,7 @@ def test_a_failed_sharded_checkpoint_keeps_the_last_one(trained_alone, tmp_path,
     assert_same_training(trained_alone(), folder)
 
 
+@pytest.mark.sampled(2)
 @SHARD
 def test_two_processes_equal_one(shard, trained_alone, tmp_path):
     """From the start, or from a checkpoint of one process."""

@@ -81,7 +81,7 @@ export function resize(node, factor) {
   return node;
 }
 
-// Makes all positions absolute, and gives every node an id such as "decoder/layer-1/self/head-2"
+// Makes all positions absolute, and gives every node an id such as "decoder/layer-0/self/head-1"
 export function settle(node, x = 0, y = 0, path = "") {
   node.x += x;
   node.y += y;

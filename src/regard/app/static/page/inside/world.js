@@ -80,7 +80,7 @@ function embeddingBlock(answer, stack) {
 }
 
 function layerBlock(answer, stack, layer, columns) {
-  const block = group("layer", named(answer, stack, `Layer ${layer + 1}`), { key: `${prefix(answer, stack)}layer-${layer + 1}`, stack, layer, loaded: false });
+  const block = group("layer", named(answer, stack, `Layer ${layer}`), { key: `${prefix(answer, stack)}layer-${layer}`, stack, layer, loaded: false });
   const kinds = stack.name === "decoder" && answer.stacks.length > 1 ? ["self", "cross", "feed-forward"] : ["self", "feed-forward"];
   const parts = [];
   for (const kind of kinds) {
@@ -121,7 +121,7 @@ function headBox(answer, stack, layer, kind, head) {
     operator("="),
     vectorLeaf("mixed", "weighted sum", stack.tokens, width, own),
   ];
-  return row(group("head", `Head ${head + 1}`, { ...own, key: `head-${head + 1}` }), parts, { gap: 7, margin: LABELS, header: 28 });
+  return row(group("head", `Head ${head}`, { ...own, key: `head-${head}` }), parts, { gap: 7, margin: LABELS, header: 28 });
 }
 
 function outputBlock(answer, stack) {
