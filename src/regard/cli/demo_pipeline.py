@@ -29,7 +29,7 @@ from regard.translation.translator import Translation, Translator, load_translat
 
 # Sized for two minutes on two cores. The vocabulary is small, so all numbers share the same tokens.
 _TOKENS = ["tokens.kind=bpe", "tokens.size=300"]
-_EPOCHS = {"transformer": 5, "recurrent": 6, "plain": 10}
+_EPOCHS = {"transformer": 3, "recurrent": 6, "plain": 10}
 _SHOWN = 3  # pairs and translations printed
 _ON_PAGE = 30  # translations on the HTML page
 _MARKER = ".demo"  # marks a folder that the next demo may replace; contains the languages
