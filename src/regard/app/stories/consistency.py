@@ -97,9 +97,9 @@ def _pronouns(story: str) -> Iterator[str]:
     for word in words:
         mentioned.add(word)
         if word in ("she", "her") and not mentioned & _FEMALE:
-            yield f"{word} refers to nobody"
+            yield f"{word} has no antecedent"
         if word in ("he", "him", "his") and not mentioned & _MALE:
-            yield f"{word} refers to nobody"
+            yield f"{word} has no antecedent"
 
 
 _CHECKS: tuple[Callable[[str], Iterator[str]], ...] = (_cast, _colors, _owners, _places, _pronouns)

@@ -17,8 +17,30 @@ from regard.mechanism.mask_algebra import BUILT_IN, CallShape, Mask, MaskTerm
 Positions = int | slice | range | Sequence[int] | None
 
 
+class _EdgeIntervention(Intervention):
+    """A change of the edges between some queries and keys."""
+
+    queries: Positions
+    keys: Positions
+
+    def __post_init__(self) -> None:
+        _check(type(self).__name__, self.queries, self.keys)
+
+    def __call__(self, call: AttentionCall, heads: list[int]) -> Tensor:
+        return self.apply(call, heads).output[..., heads, :, :]
+
+    def apply(self, call: AttentionCall, heads: list[int]) -> AttentionCall:
+        rows, keys = _edges(call, self.queries, self.keys)
+        if not bool(rows.any()) or not bool(keys.any()):
+            return call
+        return self._change(call, heads, rows, keys)
+
+    def _change(self, call: AttentionCall, heads: list[int], rows: Tensor, keys: Tensor) -> AttentionCall:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Block(Intervention):
+class Block(_EdgeIntervention):
     """Attention knockout: hide keys from queries; the weights of the other keys grow accordingly.
 
     Sets the scores of these edges to −inf before the softmax (Geva et al. 2023). The edges are a
@@ -38,16 +60,7 @@ class Block(Intervention):
     queries: Positions = None
     keys: Positions = None
 
-    def __post_init__(self) -> None:
-        _check("Block", self.queries, self.keys)
-
-    def __call__(self, call: AttentionCall, heads: list[int]) -> Tensor:
-        return self.apply(call, heads).output[..., heads, :, :]
-
-    def apply(self, call: AttentionCall, heads: list[int]) -> AttentionCall:
-        rows, keys = _edges(call, self.queries, self.keys)
-        if not bool(rows.any()) or not bool(keys.any()):
-            return call
+    def _change(self, call: AttentionCall, heads: list[int], rows: Tensor, keys: Tensor) -> AttentionCall:
         hidden: Mask = HiddenEdges(_selected_heads(call, heads), rows, ~keys)
         hidden = hidden if call.hidden is None else call.hidden & hidden
         call = replace(call, hidden=hidden)
@@ -55,7 +68,7 @@ class Block(Intervention):
 
 
 @dataclass(frozen=True)
-class ZeroValues(Intervention):
+class ZeroValues(_EdgeIntervention):
     """Replace the values of some keys with zero; the weights stay the same (Mohebbi et al. 2023).
 
     queries, keys: positions in the sequence, as in `Block`.
@@ -71,16 +84,7 @@ class ZeroValues(Intervention):
     keys: Positions = None
     queries: Positions = None
 
-    def __post_init__(self) -> None:
-        _check("ZeroValues", self.queries, self.keys)
-
-    def __call__(self, call: AttentionCall, heads: list[int]) -> Tensor:
-        return self.apply(call, heads).output[..., heads, :, :]
-
-    def apply(self, call: AttentionCall, heads: list[int]) -> AttentionCall:
-        rows, keys = _edges(call, self.queries, self.keys)
-        if not bool(rows.any()) or not bool(keys.any()):
-            return call
+    def _change(self, call: AttentionCall, heads: list[int], rows: Tensor, keys: Tensor) -> AttentionCall:
         value = call.inputs().value.masked_fill(keys[: call.inputs().value.shape[-2], None], 0.0)
         return _with_rows(call, call.recompute(value=value), heads, rows)
 

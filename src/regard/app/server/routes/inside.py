@@ -14,6 +14,7 @@ from regard.app.server.state import AppState
 from regard.app.trace import StackTrace, Step
 from regard.app.trace_text import TracedText, trace_text
 from regard.errors import ArgumentError
+from regard.models.configs import Norm
 
 _PREDICTIONS = 20  # most probable tokens per position
 _DIGITS = 7  # significant decimal digits of a response: as many as float32 has
@@ -92,6 +93,7 @@ class InsideResponse(Response, kw_only=True):
     feed_forward: int
     activation: str
     norm: Literal["pre", "post"]
+    norm_type: Norm
     normalize: str
     stacks: list[InsideStack]
     predictions: list[PositionPrediction] | None
@@ -146,6 +148,7 @@ def inside(state: AppState, request: InsideRequest) -> InsideResponse:
         feed_forward=config.resolved_ffn_dim,
         activation=config.activation,
         norm="pre" if config.norm_first else "post",
+        norm_type=config.norm,
         normalize=type(config.normalize).__name__.lower(),
         stacks=[_stack(stack) for stack in trace.stacks],
         predictions=_predictions(traced),

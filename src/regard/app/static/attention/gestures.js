@@ -1,55 +1,29 @@
 // Drag, pinch, wheel and keys on the map; calls the methods of MatrixView.
 
+import { addPointers, position, wheelFactor } from "../shared/pointers.js";
+
 const CLICK_TOLERANCE = 4; // pixels
 const ZOOM_STEP = 1.5;
 
 export function addGestures(canvas, map) {
-  const pointers = new Map();
-  let moved = 0;
-  const position = (event) => {
-    const box = canvas.getBoundingClientRect();
-    return { x: event.clientX - box.left, y: event.clientY - box.top };
-  };
-  const spread = () => {
-    const [a, b] = [...pointers.values()];
-    return { x: (a.x + b.x) / 2, y: (a.y + b.y) / 2, length: Math.hypot(a.x - b.x, a.y - b.y) };
-  };
-
-  canvas.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0) return;
-    canvas.setPointerCapture(event.pointerId);
-    pointers.set(event.pointerId, position(event));
-    if (pointers.size === 1) moved = 0;
-  });
-  canvas.addEventListener("pointermove", (event) => {
-    const before = pointers.get(event.pointerId);
-    const after = position(event);
-    if (!before) return map.hover(after);
-    const oldSpread = pointers.size === 2 ? spread() : null;
-    pointers.set(event.pointerId, after);
-    moved += Math.hypot(after.x - before.x, after.y - before.y);
-    if (moved <= CLICK_TOLERANCE) return undefined;
-    if (!oldSpread) return map.pan(after.x - before.x, after.y - before.y);
-    const newSpread = spread();
-    map.pan(newSpread.x - oldSpread.x, newSpread.y - oldSpread.y);
-    return map.zoom(newSpread.length / Math.max(oldSpread.length, 1), newSpread.x, newSpread.y);
-  });
-  const release = (event) => {
-    const known = pointers.delete(event.pointerId);
-    if (known && event.type === "pointerup" && moved <= CLICK_TOLERANCE && pointers.size === 0) map.pinAt(position(event));
-  };
-  canvas.addEventListener("pointerup", release);
-  canvas.addEventListener("pointercancel", release);
-  canvas.addEventListener("pointerleave", () => pointers.size === 0 && map.hover(null));
+  addPointers(canvas, {
+    hover: (point) => map.hover(point),
+    pan: (dx, dy) => map.pan(dx, dy),
+    zoom: (factor, x, y) => map.zoom(factor, x, y),
+    click: (point) => map.pinAt(point),
+  }, CLICK_TOLERANCE);
   canvas.addEventListener("wheel", (event) => {
-    const { x, y } = position(event);
-    const pixels = event.deltaMode === 1 ? 30 * event.deltaY : event.deltaY; // lines, or pixels
+    const { x, y } = position(canvas, event);
+    const factor = wheelFactor(event);
     const zooms = event.ctrlKey || document.activeElement === canvas || map.zoomsOnWheel();
-    if (!zooms || (pixels > 0 && map.frame.isFitted)) return; // scroll the page
+    if (!zooms || (factor < 1 && map.frame.isFitted)) return; // scroll the page
     event.preventDefault();
-    map.zoom(Math.exp(-pixels / (event.ctrlKey ? 100 : 300)), x, y);
+    map.zoom(factor, x, y);
   }, { passive: false });
-  canvas.addEventListener("dblclick", (event) => map.zoom(ZOOM_STEP * ZOOM_STEP, position(event).x, position(event).y));
+  canvas.addEventListener("dblclick", (event) => {
+    const { x, y } = position(canvas, event);
+    map.zoom(ZOOM_STEP * ZOOM_STEP, x, y);
+  });
   canvas.addEventListener("keydown", (event) => handleKey(event, map));
 }
 

@@ -68,7 +68,7 @@ export function inside(name, { model, stacks, tokens, logits, token }) {
   const { config } = model;
   return {
     model: name, kind: model.kind, width: config.width, heads: config.heads, feed_forward: config.ffn_dim,
-    activation: config.activation, norm: config.norm_first ? "pre" : "post", normalize: config.normalize,
+    activation: config.activation, norm: config.norm_first ? "pre" : "post", norm_type: config.norm, normalize: config.normalize,
     stacks: stacks.map((stack, index) => ({
       name: stack.name, tokens: tokens[index],
       token_embedding: toRows(stack.tokenEmbedding),

@@ -116,7 +116,7 @@ function subtitle({ scene }, node) {
   return best ? { more: `${plain(best.token)}  ${percent(best.probability)} %`, space } : {};
 }
 
-function drawOperator({ context, theme }, node, box) {
+function drawOperator({ context, theme, scene }, node, box) {
   const [x, y, radius] = [box.x + box.w / 2, box.y + box.h / 2, box.w / 2];
   if (node.skips) {
     context.fillStyle = theme.paper;
@@ -136,7 +136,7 @@ function drawOperator({ context, theme }, node, box) {
   if (node.sign !== "→" || radius < 14) return;
   context.fillStyle = theme.quiet;
   context.font = `${Math.min(radius * 0.62, TITLE)}px ${theme.font}`;
-  context.fillText("softmax", x, y - radius * 0.9);
+  context.fillText(scene.normalize, x, y - radius * 0.9);
 }
 
 function drawTokens(pen, node, box) {

@@ -11,6 +11,12 @@ const factor = (value) => (value < 0 ? `(${number(value)})` : number(value));
 const ACTIVATIONS = { relu: ["max(0, W x + b)", "negative numbers become 0"], gelu: ["gelu(W x + b)", "negative numbers are damped to nearly 0"], swiglu: ["silu(W x) · (V x)", "one half gates the other"] };
 
 // Sentences and formulas by role; `answer` is the response of api/inside
+const NORMS = {
+  layer: ["Each row is shifted and scaled to mean 0 and variance 1, then multiplied by learned factors, so that no row dominates.", "(x − mean) / deviation · g + b"],
+  rms: ["Each row is divided by its root mean square, then multiplied by learned factors, so that no row dominates.", "x / √mean(x²) · g"],
+  none: ["This model has no norm: the rows stay as they are.", "x"],
+};
+
 function describe(node, answer) {
   const keys = node.sublayer === "cross" ? "source tokens" : "tokens";
   const [activation, effect] = ACTIVATIONS[answer.activation] ?? [`${answer.activation}(W x + b)`, "a nonlinear function"];
@@ -20,12 +26,12 @@ function describe(node, answer) {
     token_embedding: [`Each token has a learned vector of ${answer.width} numbers, looked up in a table.`, "x = table[token]"],
     position_embedding: ["A vector that depends only on the position tells the model where the token is.", "p = position vector"],
     embedding: [node.stack?.position_note ?? "", node.stack?.position_embedding ? "x = token vector + position vector" : "x = token vector"],
-    norm: ["Each row is shifted and scaled to mean 0 and variance 1, then multiplied by learned factors, so that no row dominates.", "(x − mean) / deviation · g + b"],
+    norm: NORMS[answer.norm_type],
     query: [`What this token is looking for: a projection of its row to ${width} numbers.`, "q = W_q x"],
     key: [`What each of the ${keys} offers: a projection that queries are compared with.`, "k = W_k x"],
     value: [`What each of the ${keys} contributes to the queries that attend to it.`, "v = W_v x"],
     scores: ["How well each query matches each key: their dot product, divided by the square root of their length.", `s = q · k / √${width}`],
-    weights: [`The scores of a row become weights that sum to 1${node.matrix?.allowed?.flat().includes(false) ? "; hatched keys lie in the future and are masked" : ""}.`, answer.normalize && answer.normalize !== "softmax" ? `weight = ${answer.normalize}(s)` : "weight = exp(s) / Σ exp(s)"],
+    weights: [`The scores of a row become weights${answer.normalize === "softmax" ? " that sum to 1" : ""}${node.matrix?.allowed?.flat().includes(false) ? "; hatched keys lie in the future and are masked" : ""}.`, answer.normalize && answer.normalize !== "softmax" ? `weight = ${answer.normalize}(s)` : "weight = exp(s) / Σ exp(s)"],
     mixed: ["The values of the tokens are summed with these weights.", "o = Σ weight · v"],
     projected: [`The outputs of all ${answer.heads} heads are joined and mixed by one learned matrix.`, "y = W_o [o₁, …, o_h]"],
     residual: ["The result is added to the vector of the token: layers add to the residual stream, they do not replace it.", "x + y"],
@@ -36,7 +42,7 @@ function describe(node, answer) {
     embeddingBlock: ["Tokens become vectors, and positions are added.", ""],
     layer: ["Attention lets tokens read each other; the feed-forward layer works on each token alone. Both add their result to the stream.", ""],
     attention: [node.sublayer === "cross" ? "Each target token attends to the source tokens, with several heads that have their own queries, keys and values." : `${answer.heads} heads, each with its own queries, keys and values: every token attends to the tokens it may see.`, "softmax(q kᵀ / √d) v"],
-    head: ["One head: queries are compared with keys, softmax turns the scores into weights, and the values are summed with them.", `softmax(q kᵀ / √${width}) v`],
+    head: [`One head: queries are compared with keys, ${answer.normalize} turns the scores into weights, and the values are summed with them.`, `${answer.normalize}(q kᵀ / √${width}) v`],
     output: [answer.predictions ? "The last vector becomes a probability for every token of the vocabulary." : "This encoder ends with one vector per token; it predicts no token.", ""],
     model: [summary(answer), ""],
   };
@@ -52,7 +58,7 @@ function summary(answer) {
 export function explain(node, cell, answer) {
   const key = node.kind === "matrix" ? node.role : node.kind === "embedding" ? "embeddingBlock" : node.kind;
   const [sentence, formula] = describe(node, answer)[key] ?? ["", ""];
-  const numbers = cell && node.matrix ? (NUMBERS[node.role] ?? readOut)(node, cell) : [];
+  const numbers = cell && node.matrix ? (NUMBERS[node.role] ?? readOut)(node, cell, answer) : [];
   return { title: node.title, place: placeOf(node), sentence, formula, numbers };
 }
 
@@ -105,9 +111,14 @@ const NUMBERS = {
     const sorted = pairs.sort(([a], [b]) => b - a).filter(([weight]) => weight > 0);
     return [`${token(node, row)}, number ${column + 1}; largest weights first:`, products(sorted, valueAt(node.matrix, row, column))];
   },
-  norm: (node, { row, column }) => {
+  norm: (node, { row, column }, { norm_type: type }) => {
     const input = node.inputRows?.[row];
-    if (!input) return readOut(node, { row, column });
+    if (!input || type === "none") return readOut(node, { row, column });
+    if (type === "rms") {
+      const size = Math.sqrt(input.reduce((sum, value) => sum + value ** 2, 0) / input.length);
+      return [`${token(node, row)}, number ${column + 1}: x = ${number(input[column])}, root mean square ${number(size)}`,
+        `${number(input[column])} / ${number(size)} = ${number(input[column] / size)}; after g: ${number(valueAt(node.matrix, row, column))}`];
+    }
     const mean = input.reduce((sum, value) => sum + value, 0) / input.length;
     const deviation = Math.sqrt(input.reduce((sum, value) => sum + (value - mean) ** 2, 0) / input.length);
     return [`${token(node, row)}, number ${column + 1}: x = ${number(input[column])}, mean ${number(mean)}, deviation ${number(deviation)}`,

@@ -1,56 +1,24 @@
 // Drag, pinch, wheel, double click and keys on the canvas.
 
+import { addPointers, position, wheelFactor } from "../../shared/pointers.js";
+
 const CLICK_TOLERANCE = 5; // pixels
 const PAN_STEP = 60; // pixels
 const ZOOM_STEP = 1.35;
 
-// actions: { hover(point | null), click(point), enter(point | null), leave() }
+// actions: { hover(point | null), click(point), enter(point | null), leave(), whole() }
 export function addInteraction(canvas, camera, actions, signal) {
-  const pointers = new Map();
-  let moved = 0;
   const listen = (type, listener, options = {}) => canvas.addEventListener(type, listener, { signal, ...options });
-  const position = (event) => {
-    const box = canvas.getBoundingClientRect();
-    return { x: event.clientX - box.left, y: event.clientY - box.top };
-  };
-  const spread = () => {
-    const [a, b] = [...pointers.values()];
-    return { x: (a.x + b.x) / 2, y: (a.y + b.y) / 2, length: Math.hypot(a.x - b.x, a.y - b.y) };
-  };
-
-  listen("pointerdown", (event) => {
-    if (event.button !== 0) return;
-    canvas.setPointerCapture(event.pointerId);
-    pointers.set(event.pointerId, position(event));
-    if (pointers.size === 1) moved = 0;
-  });
-  listen("pointermove", (event) => {
-    const [before, after] = [pointers.get(event.pointerId), position(event)];
-    if (!before) return actions.hover(after);
-    const old = pointers.size === 2 ? spread() : null;
-    pointers.set(event.pointerId, after);
-    moved += Math.hypot(after.x - before.x, after.y - before.y);
-    if (moved <= CLICK_TOLERANCE) return undefined;
-    if (!old) return camera.pan(after.x - before.x, after.y - before.y);
-    const now = spread();
-    camera.pan(now.x - old.x, now.y - old.y);
-    return camera.zoom(now.length / Math.max(old.length, 1), now.x, now.y);
-  });
-  const release = (event) => {
-    const known = pointers.delete(event.pointerId);
-    if (known && event.type === "pointerup" && moved <= CLICK_TOLERANCE && pointers.size === 0) actions.click(position(event));
-  };
-  listen("pointerup", release);
-  listen("pointercancel", release);
-  listen("pointerleave", () => pointers.size === 0 && actions.hover(null));
-  listen("dblclick", (event) => actions.enter(position(event)));
+  const { hover, click } = actions;
+  addPointers(canvas, { hover, click, pan: (dx, dy) => camera.pan(dx, dy), zoom: (factor, x, y) => camera.zoom(factor, x, y) }, CLICK_TOLERANCE, { signal });
+  listen("dblclick", (event) => actions.enter(position(canvas, event)));
   listen("wheel", (event) => {
-    const pixels = event.deltaMode === 1 ? 30 * event.deltaY : event.deltaY; // lines, or pixels
+    const factor = wheelFactor(event);
     const zooms = event.ctrlKey || event.metaKey || document.activeElement === canvas;
-    if (!zooms || (pixels > 0 && camera.isFitted)) return; // scroll the page
+    if (!zooms || (factor < 1 && camera.isFitted)) return; // scroll the page
     event.preventDefault();
-    const { x, y } = position(event);
-    camera.zoom(Math.exp(-pixels / (event.ctrlKey ? 100 : 300)), x, y);
+    const { x, y } = position(canvas, event);
+    camera.zoom(factor, x, y);
   }, { passive: false });
   listen("keydown", (event) => handleKey(event, camera, actions));
 }

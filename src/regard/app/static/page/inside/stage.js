@@ -21,7 +21,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 export function makeStage(events, signal) {
   const canvas = make("canvas", { class: "inside-canvas", tabindex: 0, role: "application", "aria-roledescription": "zoomable picture" });
   const context = canvas.getContext("2d", { alpha: false });
-  const scene = { root: null, camera: null, theme: null, pattern: null, hover: null, selected: null, predictions: null };
+  const scene = { root: null, camera: null, theme: null, pattern: null, hover: null, selected: null, predictions: null, normalize: "" };
   let [frame, request, loading] = [0, null, false];
   let arrived = null; // the box that the camera was sent to, until it is moved
   let target = null; // what it looks at there: the box, or a step in it
@@ -64,6 +64,7 @@ export function makeStage(events, signal) {
     resize();
     if (!scene.theme) restyle();
     request = layerRequest;
+    scene.normalize = answer.normalize;
     const before = scene.root ? enclosing().id : "";
     scene.root = makeWorld(answer, camera.size.width / camera.size.height);
     const narrowest = Math.min(...[...walk(scene.root)].filter(({ kind, role }) => kind === "matrix" && role !== "tokens").map(({ w, columns, fold }) => w / Math.ceil(columns / fold)));
