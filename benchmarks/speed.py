@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from benchmarks import decoding, dots, encoders, flex, hosted, machine, others, table
+from benchmarks import decoding, dots, encoders, flex, hosted, machine, others, packing, table
 from benchmarks.harness import Comparison, differences, time_calls, tolerance
 
 GROUPS: dict[str, Callable[[], Iterable[Comparison]]] = {
@@ -21,6 +21,7 @@ GROUPS: dict[str, Callable[[], Iterable[Comparison]]] = {
     "small": dots.small,
     "stepping": decoding.stepping,
     "encoder": encoders.encoders,
+    "padding": packing.packing,
     "hosted": hosted.hosted,
     "flex": flex.flex,
 }

@@ -1,5 +1,7 @@
 """Norms and gradients of watched weights, against dense eager computations and torch's autograd."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import ArgumentError, StaleError
+from regard.inspection.measures.products import LowRank, WeightProduct
 from regard.models import LanguageModel, MultiHeadAttention, TransformerConfig
 from tests.inspection import hosts
 from tests.inspection.memory import SQUARE, peak_at_16384_tokens
@@ -102,6 +105,29 @@ def test_lazy_products_equal_dense_ones():
     torch.testing.assert_close(norms[1, 2, 3], dense[1, 2, 3])
     torch.testing.assert_close(norms[:, 1, 2:5, :4], dense[:, 1, 2:5, :4])
     torch.testing.assert_close(norms.rows(slice(2, 4)).dense(), dense[..., 2:4, :])
+
+
+def test_topk_of_products_counts_masked_pairs_as_zero():
+    query, key = torch.randn(2, 6, 7, 3), torch.randn(2, 2, 7, 3)
+    weights = regard.attend(query, key, key, mask=regard.Causal())[1]
+    products = WeightProduct(weights, -query.abs(), query.abs()), LowRank(query, -query)
+    for product in products:
+        dense = product.dense()
+        for k, dim in itertools.product((1, 3, 7), (-1, -2)):
+            values, indices = product.topk(k, dim)
+            torch.testing.assert_close(values, dense.topk(k, dim).values)
+            torch.testing.assert_close(dense.gather(dim, indices), values)
+
+
+def test_products_are_tensor_like():
+    x = torch.randn(2, 5, 3)
+    product = WeightProduct(regard.attend(x, x, x)[1], x, x)
+    dense, y = product.dense(), torch.randn(3, 5)
+    torch.testing.assert_close(torch.matmul(y, product), y @ dense)
+    torch.testing.assert_close(y[0] @ product, y[0] @ dense)
+    torch.testing.assert_close(torch.stack([product, product])[1], dense)
+    torch.testing.assert_close(torch.matmul(product.T, y.mT), dense.mT @ y.mT)
+    assert product.shape == product.numpy().shape == (2, 5, 5)
 
 
 def test_norms_without_values_raise():

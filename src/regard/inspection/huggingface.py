@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard._util.extras import install_command, require
 from regard._util.guesses import hint_arguments, unknown_attribute
 from regard.errors import ArgumentError
+from regard.inspection import packing
 from regard.inspection.calls.mask_reading import as_boolean, compact, readable
 from regard.inspection.hooks.interception import calling_module
 from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords, eager_function, parse
@@ -90,6 +91,74 @@ def disable() -> None:
     """
     for interface in _interfaces():
         interface._global_mapping.pop(NAME, None)
+
+
+def pack(model: nn.Module) -> nn.Module:
+    """Run the layers of a model without padding, with the same outputs. Returns the model.
+
+    For text encoders and decoders of transformers that use its attention interface, for inference and
+    training, and for models that contain them, such as a SentenceTransformer. Padded batches with an
+    `attention_mask` cost as much as their real tokens; outputs at padding are 0. `unpack` undoes it.
+
+    The model runs with padding, as before, inside torch.compile and if it is called with a key-value cache,
+    `output_attentions=True` or `output_router_logits=True`. It creates a cache only if `use_cache=True`.
+
+    The model is compared with its padded run on a few tokens; a model that differs is refused.
+
+    >>> import regard, torch, transformers
+    >>> config = transformers.BertConfig(
+    ...     hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=30
+    ... )
+    >>> model = regard.huggingface.pack(transformers.BertModel(config).eval())
+    >>> ids, mask = torch.tensor([[1, 2, 3], [4, 0, 0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
+    >>> model(ids, attention_mask=mask).last_hidden_state[1, 1:].abs().max()  # padding
+    tensor(0., grad_fn=...)
+    """
+    if packing.is_packed(model):
+        return model
+    enable()
+    roots = _root_models(model)
+    before = [root.config._attn_implementation for root in roots]
+    packing.install(model)
+    try:
+        for root in roots:
+            root.set_attn_implementation(NAME)
+        with eval_mode(model):
+            packing.check_packing(model)
+    except BaseException:
+        packing.remove(model)
+        for root, implementation in zip(roots, before, strict=True):
+            root.set_attn_implementation(implementation)
+        raise
+    for root, implementation in zip(roots, before, strict=True):
+        root._regard_previous_attention = implementation
+    return model
+
+
+def unpack(model: nn.Module) -> nn.Module:
+    """Undo `pack`: run the model with padding and its previous attention implementation.
+
+    >>> import regard, transformers
+    >>> config = transformers.BertConfig(
+    ...     hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=30
+    ... )
+    >>> model = regard.huggingface.pack(transformers.BertModel(config))
+    >>> regard.huggingface.unpack(model).config._attn_implementation
+    'sdpa'
+    """
+    if packing.remove(model):
+        for root in _root_models(model):
+            root.set_attn_implementation(root.__dict__.pop("_regard_previous_attention"))
+    return model
+
+
+def _root_models(model: nn.Module) -> list[Any]:
+    """Return the transformers models in a module that are not part of another one."""
+    from transformers import PreTrainedModel
+
+    if isinstance(model, PreTrainedModel):
+        return [model]
+    return [root for child in model.children() for root in _root_models(child)]
 
 
 def _compare_with_eager(model: nn.Module) -> None:
@@ -184,6 +253,9 @@ def hosted_attention(
     if not torch.compiler.is_compiling():
         check_keywords(eager_function(module), keywords)
     call = parse(NAME, module, query, key, value, attention_mask, **keywords)
+    mask = packing.packed_mask(module, call.causal, keywords)
+    if mask is not None:
+        call = call._replace(mask=mask, causal=False)
     return compute(call, _needs_weights(keywords))
 
 
@@ -287,6 +359,8 @@ def hosted_mask(
         options["allow_is_causal_skip"] = False  # the calling model cannot be found while compiling
         return masking_utils.sdpa_mask(*sizes, attention_mask=attention_mask, **options)
     model = calling_module(lambda module: isinstance(module, PreTrainedModel))
+    if packing.is_packing(model):
+        return None  # the layers attend with a `Documents` mask
     if not _flags_suffice(model):
         return masking_utils.eager_mask(*sizes, attention_mask=attention_mask, **options)
     with torch.inference_mode(False):  # inference tensors have no version counter

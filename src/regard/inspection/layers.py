@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from types import CodeType
+from typing import Any
 
 from torch import nn
 
@@ -35,7 +36,7 @@ def _calls_attention(cls: Hashable) -> bool:
     for base in cls.__mro__:
         if base.__module__.startswith(("torch.nn.", *_BASE_CLASSES)):
             continue  # they mention attention but do not compute it
-        functions = (inspect.unwrap(f) for f in vars(base).values() if inspect.isfunction(f))
+        functions = _own_functions(base)
         if any(_ATTENTION_CALLS & set(_names(function.__code__)) for function in functions):
             return True
     return False
@@ -50,10 +51,13 @@ def attends_by_hand(module: nn.Module) -> bool:
 @lru_cache(maxsize=4096)
 def _calls_softmax(cls: Hashable) -> bool:
     assert isinstance(cls, type)
-    functions = (
-        inspect.unwrap(f) for base in cls.__mro__ for f in vars(base).values() if inspect.isfunction(f)
-    )
+    functions = (f for base in cls.__mro__ for f in _own_functions(base))
     return any("softmax" in _names(f.__code__) for f in functions if not f.__module__.startswith("torch."))
+
+
+def _own_functions(cls: type) -> list[Any]:
+    """Return the functions that a class defines itself. Other threads may patch the class meanwhile."""
+    return [inspect.unwrap(f) for f in list(vars(cls).values()) if inspect.isfunction(f)]
 
 
 def has_windows(model: nn.Module) -> bool:
@@ -65,7 +69,7 @@ def has_windows(model: nn.Module) -> bool:
     False
     """
     return any(
-        any(map(_is_window_name, vars(module))) or _mentions_windows(type(module))  # type: ignore[arg-type]
+        any(map(_is_window_name, list(vars(module)))) or _mentions_windows(type(module))  # type: ignore[arg-type]
         for module in model.modules()
     )
 
@@ -74,7 +78,7 @@ def has_windows(model: nn.Module) -> bool:
 def _mentions_windows(cls: Hashable) -> bool:
     assert isinstance(cls, type)
     bases = [base for base in cls.__mro__ if not base.__module__.startswith(("torch.nn.", *_BASE_CLASSES))]
-    functions = [inspect.unwrap(f) for base in bases for f in vars(base).values() if inspect.isfunction(f)]
+    functions = [f for base in bases for f in _own_functions(base)]
     names = (name for f in functions for name in (*_names(f.__code__), *f.__code__.co_varnames))
     return any(map(_is_window_name, names))
 

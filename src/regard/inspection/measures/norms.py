@@ -48,15 +48,13 @@ class Norms(WeightProduct):
         """
         return self._right[..., 0]
 
-    def __matmul__(self, x: Tensor) -> Tensor:
-        """Return norms · x, with the kernels: the columns of the weights are only scaled."""
-        scaled = self._right * (x[:, None] if x.dim() == 1 else x).to(self.dtype)
-        result = self._weights @ scaled
-        return result[..., 0] if x.dim() == 1 else result
-
-    def _transposed_product(self, x: Tensor) -> Tensor:
-        columns = x[:, None] if x.dim() == 1 else x
-        result = self._right * (self._weights.T @ columns.to(self.dtype))
+    def _product(self, x: Tensor, *, transposed: bool = False) -> Tensor:
+        """Return norms · x, or normsᵀ · x, with the kernels: the columns of the weights are only scaled."""
+        columns = (x[:, None] if x.dim() == 1 else x).to(self.dtype)
+        if transposed:
+            result = self._right * (self._weights.T @ columns)
+        else:
+            result = self._weights @ (self._right * columns)
         return result[..., 0] if x.dim() == 1 else result
 
     def summed(self) -> Tensor:

@@ -6,7 +6,8 @@
 Both are computed tile by tile: memory is linear in the number of tokens.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
@@ -16,21 +17,19 @@ from regard._util import interrupt
 from regard.errors import ArgumentError
 from regard.mechanism.call.problem import Tile
 from regard.mechanism.weights.index import Index, as_slice, basic_index
+from regard.mechanism.weights.largest import find_largest
 from regard.mechanism.weights.matrix import Weights
 from regard.mechanism.weights.reductions import TopK
+from regard.mechanism.weights.tensor_like import TensorLike, dense_arguments
+from regard.mechanism.weights.transpose import TransposedWeights
 
 _CELLS = 2**20  # numbers per block of rows
-Transform = Callable[[Tensor], Tensor]
 
 
-class LowRank:
-    """The matrix left · rightᵀ of each head: left (…, h, q, e), right (…, h, k, e).
+class LazyProduct(TensorLike):
+    """A lazy matrix (…, q, k) that is computed from left (…, h, q, e) and right (…, h, k, e).
 
-    >>> import torch
-    >>> from regard.inspection.measures.products import LowRank
-    >>> left, right = torch.randn(2, 5, 3), torch.randn(2, 7, 3)
-    >>> torch.allclose(LowRank(left, right) @ torch.ones(7), (left @ right.mT).sum(-1), atol=1e-5)
-    True
+    Subclasses define `tiles`, `rows`, `_product` and `__getitem__`.
     """
 
     def __init__(self, left: Tensor, right: Tensor) -> None:
@@ -50,11 +49,104 @@ class LowRank:
         return self._left.device
 
     @property
-    def ndim(self) -> int:
-        return len(self.shape)
+    def requires_grad(self) -> bool:
+        return self._left.requires_grad or self._right.requires_grad
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({' × '.join(map(str, self.shape))})"
+
+    def dense(self) -> Tensor:
+        """Return the full matrix as a dense tensor, with q × k numbers per head."""
+        result = self._new(*self.shape[-2:])
+        for tile, block in self.tiles():
+            result[tile.rows_index][..., tile.keys] = block
+        return self._merge_heads(result)
+
+    def rows(self, rows: slice | Tensor) -> Self:
+        """Select queries. The result is lazy."""
+        raise NotImplementedError
+
+    # Products
+
+    def __matmul__(self, x: Any) -> Tensor:
+        """Return matrix · x for x of shape (k) or (…, k, e)."""
+        return self._product(dense_arguments(x))
+
+    def matmul(self, x: Any) -> Tensor:
+        """Return matrix @ x."""
+        return self @ x
+
+    def __rmatmul__(self, x: Any) -> Tensor:
+        """Return x · matrix for x of shape (q) or (…, e, q)."""
+        x = torch.as_tensor(x)
+        return self.T @ x if x.dim() < 2 else (self.T @ x.mT).mT
+
+    @property
+    def T(self) -> TransposedWeights:
+        """The transpose (…, k, q) as a linear operator, used as `matrix.T @ x`."""
+        return TransposedWeights(self)
+
+    mT = mH = T
+
+    def _product(self, x: Tensor, *, transposed: bool = False) -> Tensor:
+        """Return matrix · x, or matrixᵀ · x."""
+        columns = (x[:, None] if x.dim() == 1 else x).to(self.dtype)
+        columns = columns.expand(*self.shape[:-2], *columns.shape[-2:])
+        columns = columns.reshape(*self.problem_lead, *columns.shape[-2:])
+        result = self._new(self.shape[-1 if transposed else -2], columns.shape[-1])
+        for tile, block in self.tiles():
+            if transposed:
+                result[tile.keys_index] += block.mT @ columns[tile.rows_index]
+            else:
+                result[tile.rows_index] = block @ columns[tile.keys_index]
+        result = self._merge_heads(result)
+        return result[..., 0] if x.dim() == 1 else result
+
+    # Reductions
+
+    def topk(self, k: int, dim: int = -1) -> TopK:
+        """Return the k largest entries of each row and their keys: values and indices, each (…, q, k).
+
+        dim: -1, or -2 for the largest entries of each key and their queries. Masked pairs are zero.
+        """
+        best = find_largest(self, k, dim % self.ndim)
+        return TopK(*(best or self.to_dense().topk(k, dim)))
+
+    def received(self) -> Tensor:
+        """Return the sum of each column, over the queries: (…, k)."""
+        return self.T @ torch.ones(self.shape[-2], dtype=self.dtype, device=self.device)
+
+    # Tiles
+
+    def tiles(self) -> Iterator[tuple[Tile, Tensor]]:
+        """Yield each tile with its entries, in linear memory."""
+        raise NotImplementedError
+
+    @property
+    def problem_lead(self) -> tuple[int, ...]:
+        """Leading axes of the tiles."""
+        return tuple(self.shape[:-2])
+
+    def _reader(self) -> None:
+        """Return None: no kernel reads products."""
+
+    def _new(self, *size: int, fill: float = 0.0, dtype: torch.dtype | None = None) -> Tensor:
+        return self._left.new_full((*self.problem_lead, *size), fill, dtype=dtype)
+
+    def _merge_heads(self, x: Tensor) -> Tensor:
+        """Merge the leading axes of the tiles into those of the matrix."""
+        return x.reshape(*self.shape[:-2], *x.shape[len(self.problem_lead) :])
+
+
+class LowRank(LazyProduct):
+    """The matrix left · rightᵀ of each head: left (…, h, q, e), right (…, h, k, e).
+
+    >>> import torch
+    >>> from regard.inspection.measures.products import LowRank
+    >>> left, right = torch.randn(2, 5, 3), torch.randn(2, 7, 3)
+    >>> torch.allclose(LowRank(left, right) @ torch.ones(7), (left @ right.mT).sum(-1), atol=1e-5)
+    True
+    """
 
     def dense(self) -> Tensor:
         """Return the full matrix as a dense tensor, with q × k numbers per head."""
@@ -71,21 +163,22 @@ class LowRank:
         """Select queries. The result is lazy."""
         return type(self)(self._left[..., rows, :], self._right)
 
-    def __matmul__(self, x: Tensor) -> Tensor:
-        """Return matrix · x for x of shape (k) or (…, k, e), in time linear in queries and keys."""
+    def tiles(self) -> Iterator[tuple[Tile, Tensor]]:
+        """Yield each block of rows with its entries, in linear memory."""
+        *lead, queries, keys = self.shape
+        for rows in row_blocks(queries, math.prod(lead) * keys):
+            interrupt.check()
+            yield Tile((), rows, slice(0, keys)), self._left[..., rows, :] @ self._right.mT
+
+    def _product(self, x: Tensor, *, transposed: bool = False) -> Tensor:
+        """Return matrix · x, or matrixᵀ · x, in time linear in queries and keys."""
+        left, right = (self._right, self._left) if transposed else (self._left, self._right)
         columns = x[:, None] if x.dim() == 1 else x
-        product = self._left @ (self._right.mT @ columns.to(self.dtype))
+        product = left @ (right.mT @ columns.to(self.dtype))
         return product[..., 0] if x.dim() == 1 else product
 
-    @property
-    def T(self) -> "LowRank":
-        """The transpose, (…, k, q)."""
-        return LowRank(self._right, self._left)
 
-    mT = T
-
-
-class WeightProduct:
+class WeightProduct(LazyProduct):
     """weights ∘ (left · rightᵀ), computed on demand; left (…, h, q, e), right (…, h, k, e), h as in weights.
 
     positive: negative entries become zero.
@@ -102,27 +195,11 @@ class WeightProduct:
     def __init__(self, weights: Weights, left: Tensor, right: Tensor, *, positive: bool = False) -> None:
         self._weights, self._positive = weights, positive
         lead = weights.shape[:-2]
-        self._left = left.expand(*lead, *left.shape[-2:])
-        self._right = right.expand(*lead, *right.shape[-2:])
+        super().__init__(left.expand(*lead, *left.shape[-2:]), right.expand(*lead, *right.shape[-2:]))
 
     @property
-    def shape(self) -> torch.Size:
-        return self._weights.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._weights.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._weights.device
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({' × '.join(map(str, self.shape))})"
+    def requires_grad(self) -> bool:
+        return self._weights.requires_grad or super().requires_grad
 
     def positive(self) -> Self:
         """Return the matrix with zeros instead of negative entries. The result is lazy."""
@@ -137,24 +214,18 @@ class WeightProduct:
         WeightProduct.__init__(part, weights, left, right, positive=positive)
         return part
 
-    # Reading
+    @property
+    def problem_lead(self) -> tuple[int, ...]:
+        """Leading axes of the tiles, (…, g, r)."""
+        return self._weights.problem_lead
 
     def tiles(self) -> Iterator[tuple[Tile, Tensor]]:
         """Yield each tile (…, g, r, q, k) with its entries, in linear memory."""
-        lead = self._weights.problem_lead
-        left, right = (x.reshape(*lead, *x.shape[-2:]) for x in (self._left, self._right))
+        left, right = (x.reshape(*self.problem_lead, *x.shape[-2:]) for x in (self._left, self._right))
         for tile, block in self._weights.tiles():
             interrupt.check()
             entries = block * (left[tile.rows_index] @ right[tile.keys_index].mT)
             yield tile, entries.clamp(min=0) if self._positive else entries
-
-    def dense(self) -> Tensor:
-        """Return the full matrix as a dense tensor, with q × k numbers per head."""
-        queries, keys = self.shape[-2:]
-        result = self._left.new_zeros(*self._weights.problem_lead, queries, keys)
-        for tile, block in self.tiles():
-            result[tile.rows_index][..., tile.keys] = block
-        return result.reshape(self.shape)
 
     def __getitem__(self, index: Index) -> Tensor:
         """Return part of the matrix, such as one row, as a dense tensor: [batch, head, query] or slices."""
@@ -162,83 +233,6 @@ class WeightProduct:
         weights = self._weights.part(list(lead), rows)
         part = self._with(weights, self._left[(*lead, rows)], self._right[lead], self._positive)
         return part.dense()[..., columns][parts]
-
-    # Reductions
-
-    def topk(self, k: int) -> TopK:
-        """Return the k largest entries of each row and their keys: values and indices, each (…, q, k)."""
-        keys = self.shape[-1]
-        if not 1 <= k <= keys:
-            raise ArgumentError(f"topk got k={k} for a matrix with {keys} keys; pass 1 to {keys}.")
-        lead = self._weights.problem_lead
-        values = self._left.new_zeros(*lead, self.shape[-2], k)
-        indices = torch.full(values.shape, -1, device=values.device)
-        for tile, block in self.tiles():
-            size = min(k, block.shape[-1])
-            best = block.topk(size, -1)
-            values[tile.rows_index][..., :size] = best.values
-            indices[tile.rows_index][..., :size] = best.indices + tile.keys.start
-        return TopK(*(x.reshape(*self.shape[:-1], k) for x in (values, indices)))
-
-    def received(self) -> Tensor:
-        """Return the sum of each column, over the queries: (…, k)."""
-        return self.T @ torch.ones(self.shape[-2], dtype=self.dtype, device=self.device)
-
-    def __matmul__(self, x: Tensor) -> Tensor:
-        """Return matrix · x for x of shape (k) or (…, k, e)."""
-        columns = self._columns(x)
-        result = columns.new_zeros(*self._weights.problem_lead, self.shape[-2], columns.shape[-1])
-        for tile, block in self.tiles():
-            result[tile.rows_index] = block @ columns[tile.keys_index]
-        return self._merged(result, x)
-
-    @property
-    def T(self) -> "TransposedProduct":
-        """The transpose (…, k, q) as a linear operator, used as `matrix.T @ x`."""
-        return TransposedProduct(self)
-
-    mT = T
-
-    def _transposed_product(self, x: Tensor) -> Tensor:
-        columns = self._columns(x)
-        result = columns.new_zeros(*self._weights.problem_lead, self.shape[-1], columns.shape[-1])
-        for tile, block in self.tiles():
-            result[tile.keys_index] += block.mT @ columns[tile.rows_index]
-        return self._merged(result, x)
-
-    def _columns(self, x: Tensor) -> Tensor:
-        columns = (x[:, None] if x.dim() == 1 else x).to(self.dtype)
-        columns = columns.expand(*self.shape[:-2], *columns.shape[-2:])
-        return columns.reshape(*self._weights.problem_lead, *columns.shape[-2:])
-
-    def _merged(self, result: Tensor, x: Tensor) -> Tensor:
-        result = result.reshape(*self.shape[:-2], *result.shape[-2:])
-        return result[..., 0] if x.dim() == 1 else result
-
-
-class TransposedProduct:
-    """The transpose of a `WeightProduct`, (…, k, q), as a linear operator."""
-
-    def __init__(self, product: WeightProduct) -> None:
-        self._product = product
-
-    @property
-    def shape(self) -> torch.Size:
-        *lead, queries, keys = self._product.shape
-        return torch.Size((*lead, keys, queries))
-
-    @property
-    def T(self) -> WeightProduct:
-        return self._product
-
-    mT = T
-
-    def dense(self) -> Tensor:
-        """Return the full matrix as a dense tensor."""
-        return self._product.dense().mT
-
-    def __matmul__(self, x: Tensor) -> Tensor:
-        return self._product._transposed_product(x)
 
 
 def _slices(index: Index, shape: torch.Size) -> tuple[tuple[Any, ...], tuple[slice, ...], slice, slice]:

@@ -1,19 +1,36 @@
 """The largest weights along an axis of a lazy matrix, and their positions, in linear memory."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.errors import ArgumentError
-from regard.mechanism.weights.axes import SelectableMatrix
+from regard.mechanism.call.problem import Tile
 from regard.mechanism.weights.reader import Reader
 
 _MAX_KERNEL_K = 64  # largest k that the topk kernel supports
 
 
-def find_largest(matrix: SelectableMatrix, k: int, axis: int) -> tuple[Tensor, Tensor] | None:
+class TiledMatrix(Protocol):
+    """A lazy matrix (…, q, k) that yields its tiles, in linear memory."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def problem_lead(self) -> tuple[int, ...]: ...
+    def tiles(self) -> Iterator[tuple[Tile, Tensor]]: ...
+    def rows(self, rows: slice | Tensor) -> Any: ...
+    def _reader(self) -> Reader | None: ...
+    def _new(self, *size: int, fill: float = 0.0, dtype: torch.dtype | None = None) -> Tensor: ...
+    def _merge_heads(self, x: Tensor) -> Tensor: ...
+
+
+def find_largest(matrix: TiledMatrix, k: int, axis: int) -> tuple[Tensor, Tensor] | None:
     """Return the k largest weights along an axis and their positions, or None for a leading axis."""
     size = matrix.shape[axis]
     if not min(size, 1) <= k <= size:
@@ -27,8 +44,8 @@ def find_largest(matrix: SelectableMatrix, k: int, axis: int) -> tuple[Tensor, T
     return _column_topk(matrix, k) if axis == matrix.ndim - 2 else None
 
 
-def _row_topk(matrix: SelectableMatrix, k: int) -> tuple[Tensor, Tensor]:
-    reader: Reader | None = matrix._reader() if k <= _MAX_KERNEL_K else None
+def _row_topk(matrix: TiledMatrix, k: int) -> tuple[Tensor, Tensor]:
+    reader = matrix._reader() if k <= _MAX_KERNEL_K else None
     best = None if reader is None else reader.topk(k)
     # the kernel ranks visible keys only; if it lists negative weights, masked keys may be larger
     if best is not None and not bool((best[0] < 0).any()):
@@ -67,7 +84,7 @@ def _fill_missing(indices: Tensor) -> Tensor:
     return indices
 
 
-def _column_topk(matrix: SelectableMatrix, k: int) -> tuple[Tensor, Tensor]:
+def _column_topk(matrix: TiledMatrix, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest weights of each column and their queries, merged tile by tile."""
     first_rows = matrix.rows(slice(0, k)).dense().reshape(*matrix.problem_lead, k, matrix.shape[-1])
     values, order = first_rows.sort(-2, descending=True)

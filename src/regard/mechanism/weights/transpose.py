@@ -1,6 +1,6 @@
-"""The transpose of lazy weights."""
+"""The transpose of a lazy matrix."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,9 +8,6 @@ from torch import Tensor
 
 from regard.mechanism.weights.index import Index, as_slice, basic_index
 from regard.mechanism.weights.tensor_like import TensorLike, dense_arguments
-
-if TYPE_CHECKING:
-    from regard.mechanism.weights.matrix import Weights
 
 
 class TransposedWeights(TensorLike):
@@ -23,35 +20,39 @@ class TransposedWeights(TensorLike):
     True
     """
 
-    def __init__(self, weights: "Weights") -> None:
-        self._weights = weights
+    def __init__(self, matrix: Any) -> None:
+        """matrix: a lazy matrix (…, q, k) with `_product(x, transposed=True)`."""
+        self._matrix = matrix
 
     @property
     def shape(self) -> torch.Size:
-        *lead, queries, keys = self._weights.shape
+        *lead, queries, keys = self._matrix.shape
         return torch.Size((*lead, keys, queries))
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._weights.dtype
+        dtype: torch.dtype = self._matrix.dtype
+        return dtype
 
     @property
     def device(self) -> torch.device:
-        return self._weights.device
+        device: torch.device = self._matrix.device
+        return device
 
     @property
     def requires_grad(self) -> bool:
-        return self._weights.requires_grad
+        return bool(self._matrix.requires_grad)
 
     @property
-    def T(self) -> "Weights":
-        return self._weights
+    def T(self) -> Any:
+        return self._matrix
 
     mT = mH = T
 
     def dense(self) -> Tensor:
         """Return the full matrix as a dense tensor."""
-        return self._weights.dense().mT
+        dense: Tensor = self._matrix.dense().mT
+        return dense
 
     def __getitem__(self, index: Index) -> Tensor:
         """Return part of the matrix as a dense tensor."""
@@ -59,16 +60,17 @@ class TransposedWeights(TensorLike):
         if parts is None:
             return self.to_dense()[index]
         *lead, rows, columns = (as_slice(i, n) for i, n in zip(parts, self.shape, strict=True))
-        part = self._weights[(*lead, columns, rows)].mT
+        part: Tensor = self._matrix[(*lead, columns, rows)].mT
         return part[tuple(0 if isinstance(i, int) else slice(None) for i in parts)]
 
     def __matmul__(self, x: Any) -> Tensor:
-        return self._weights._product(dense_arguments(x), transposed=True)
+        product: Tensor = self._matrix._product(dense_arguments(x), transposed=True)
+        return product
 
     def __rmatmul__(self, x: Any) -> Any:
         if isinstance(x, np.ndarray):
             return x @ self.numpy()
-        return (self._weights @ x) if x.dim() < 2 else (self._weights @ x.mT).mT
+        return (self._matrix @ x) if x.dim() < 2 else (self._matrix @ x.mT).mT
 
     def __repr__(self) -> str:
-        return f"transpose of {self._weights!r}"
+        return f"transpose of {self._matrix!r}"

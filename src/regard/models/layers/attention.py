@@ -77,7 +77,7 @@ class Attends(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without watchers, because a copy of the layer is not watched."""
-        return {name: value for name, value in vars(self).items() if name != "watchers"}
+        return {name: value for name, value in list(vars(self).items()) if name != "watchers"}
 
 
 @contextmanager

@@ -1,0 +1,349 @@
+"""Run the layers of Hugging Face models without padding.
+
+Each layer of a packed model receives the tokens of all sequences of a batch as one sequence of length
+Σ lengths, and attends with a `Documents` mask. Its output is padded again, so that the rest of the model,
+such as a pooling layer, works unchanged. A padded batch costs as much as its real tokens.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard._util.text import type_name
+from regard.errors import ArgumentError
+from regard.inspection.layers import own_attention
+from regard.mechanism.mask_algebra import Mask
+from regard.mechanism.masks import Causal, Documents, Rule, Window
+
+_CACHES = ("past_key_values", "past_key_value", "layer_past")
+_CROSS_INPUTS = ("encoder_hidden_states", "encoder_attention_mask", "position_bias", "alibi")
+_BATCH_OUTPUTS = ("output_attentions", "output_router_logits")  # outputs whose shape depends on the batch
+
+
+class Packing:
+    """The tokens of a padded batch that are not padding.
+
+    mask: (b, n), nonzero for tokens.
+
+    >>> import torch
+    >>> from regard.inspection.packing import Packing
+    >>> packing = Packing(torch.tensor([[1, 1, 0], [1, 1, 1]]))
+    >>> packing.pack(torch.tensor([[1, 2, 0], [3, 4, 5]]))
+    tensor([[1, 2, 3, 4, 5]])
+    >>> packing.unpack(torch.tensor([[1, 2, 3, 4, 5]]))
+    tensor([[1, 2, 0],
+            [3, 4, 5]])
+    """
+
+    def __init__(self, mask: Tensor) -> None:
+        visible = mask != 0
+        self.shape = tuple(visible.shape)
+        self.index = visible.flatten().nonzero().squeeze(-1)
+        self.lengths = visible.sum(-1).cpu()
+        self._masks: dict[Rule | None, Documents] = {}
+        self._last: tuple[Tensor, Tensor] | None = None  # the padded output of a layer, and the same packed
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Remove padding: (b, n, …) or (1, n, …) → (1, tokens, …)."""
+        if self._last is not None and self._last[0] is x:
+            return self._last[1]
+        if x.shape[0] != self.shape[0]:
+            x = x.expand(self.shape[0], *x.shape[1:])
+        return x.flatten(0, 1).index_select(0, self.index)[None]
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """Restore padding, with zeros: (1, tokens, …) → (b, n, …)."""
+        batch, length = self.shape
+        padded = x.new_zeros(batch * length, *x.shape[2:]).index_copy(0, self.index, x[0])
+        padded = padded.unflatten(0, (batch, length))
+        self._last = (padded, x)
+        return padded
+
+    def is_padded(self, x: Any) -> bool:
+        """Return whether a value is a tensor with one entry per position of the padded batch."""
+        return (
+            isinstance(x, Tensor)
+            and x.dim() > 1
+            and x.shape[1] == self.shape[1]
+            and x.shape[0] in (1, self.shape[0])
+        )
+
+    def is_packed(self, x: Any) -> bool:
+        """Return whether a value is a tensor with one entry per packed token."""
+        return isinstance(x, Tensor) and x.dim() > 1 and tuple(x.shape[:2]) == (1, len(self.index))
+
+    def attention_mask(self, rule: Rule | None) -> Documents:
+        """Return the mask of the packed sequences; rule: causal or window, inside each sequence."""
+        if rule not in self._masks:
+            self._masks[rule] = Documents(self.lengths, within=rule)
+        return self._masks[rule]
+
+
+class _State(threading.local):
+    """The packings of running models in this thread, and the packing of the running layer."""
+
+    def __init__(self) -> None:
+        self.models: dict[nn.Module, list[Packing | None]] = {}
+        self.layer: Packing | None = None
+        self.suspended: set[nn.Module] = set()
+
+
+_STATE = _State()
+
+
+def install(model: nn.Module) -> None:
+    """Pack the layers of a model, by replacing the `forward` of its instances."""
+    for owner, layers in _stacks(model).items():
+        owner.forward = _ModelForward(owner)
+        for layer in layers:
+            layer.forward = _LayerForward(layer, owner)
+
+
+def remove(model: nn.Module) -> bool:
+    """Undo `install`; return whether the model was packed."""
+    packed = [module for module in model.modules() if isinstance(vars(module).get("forward"), _Forward)]
+    for module in packed:
+        del module.forward
+    return bool(packed)
+
+
+def is_packed(model: nn.Module) -> bool:
+    """Return whether the layers of a model are packed."""
+    return any(isinstance(vars(module).get("forward"), _Forward) for module in model.modules())
+
+
+def is_packing(model: nn.Module | None) -> bool:
+    """Return whether the layers of a running model are packed, so that it needs no mask."""
+    stack = _STATE.models.get(model) if model is not None else None
+    return bool(stack) and stack[-1] is not None  # type: ignore[index]
+
+
+def packed_mask(module: nn.Module, causal: bool, keywords: dict[str, Any]) -> Mask | None:
+    """Return the mask of an attention call inside a packed layer, or None outside.
+
+    keywords: of the call to transformers' attention interface.
+    """
+    packing = _STATE.layer
+    if packing is None:
+        return None
+    if keywords.get("position_bias") is not None:
+        raise _refused(module, "adds a bias for each pair of positions")
+    window = keywords.get("sliding_window")
+    kind = _layer_type(module)
+    if kind not in (None, "full_attention", "global_attention", "sliding_attention", "local_attention"):
+        raise _refused(module, f"is a layer of type {kind!r}")
+    if window is None and (kind in ("sliding_attention", "local_attention") or _has_window(module)):
+        raise _refused(module, "applies its window by a mask only")
+    rule: Rule | None = Causal() if causal else None
+    if window is not None:
+        rule = Window(left=window - 1, right=0 if causal else window - 1)
+    return packing.attention_mask(rule)
+
+
+def _layer_type(module: nn.Module) -> str | None:
+    types = getattr(getattr(module, "config", None), "layer_types", None)
+    index = getattr(module, "layer_idx", None)
+    return types[index] if types and index is not None and index < len(types) else None
+
+
+def _has_window(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "sliding_window", None), int)
+
+
+def _refused(module: nn.Module, reason: str) -> ArgumentError:
+    return ArgumentError(
+        f"Cannot pack {type_name(module)}: it {reason}. Run the model with padding: "
+        "regard.huggingface.unpack(model)."
+    )
+
+
+# Layers
+
+
+def _stacks(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
+    """Return the models that take a padding mask, each with its layers."""
+    from regard.inspection.interventions import uses_interface
+
+    own = own_attention(model, uses_interface)
+    if own:
+        raise ArgumentError(
+            f"Cannot pack {type_name(model)}: {', '.join(own)} computes its own attention instead of using "
+            "transformers' attention interface."
+        )
+    stacks: dict[nn.Module, list[nn.Module]] = {}
+    for owner, layer in _layers(model, uses_interface):
+        if owner is not None and "attention_mask" in _parameters(owner):
+            stacks.setdefault(owner, []).append(layer)
+    if not stacks:
+        raise ArgumentError(
+            f"Cannot pack {type_name(model)}: it has no layers that take an attention_mask. Pass a "
+            "transformers model of text, such as AutoModel.from_pretrained(…)."
+        )
+    return stacks
+
+
+def _layers(
+    model: nn.Module, attends: Callable[[nn.Module], bool]
+) -> Iterator[tuple[nn.Module | None, nn.Module]]:
+    """Yield the layers with attention, the items of lists of modules, each with its innermost model."""
+    from transformers import PreTrainedModel
+
+    def walk(module: nn.Module, owner: nn.Module | None) -> Iterator[tuple[nn.Module | None, nn.Module]]:
+        owner = module if isinstance(module, PreTrainedModel) else owner
+        for child in module.children():
+            items = list(child) if isinstance(child, nn.ModuleList) else [child]
+            for item in items:
+                if (
+                    isinstance(child, nn.ModuleList)
+                    and not _is_group(item)
+                    and any(map(attends, item.modules()))
+                ):
+                    yield owner, item
+                else:
+                    yield from walk(item, owner)
+
+    seen: set[nn.Module] = set()  # Albert runs one layer several times
+    for owner, layer in walk(model, None):
+        if layer not in seen:
+            seen.add(layer)
+            yield owner, layer
+
+
+def _is_group(module: nn.Module) -> bool:
+    """Return whether a module only contains a list of layers, as in Albert."""
+    children = list(module.children())
+    return len(children) == 1 and isinstance(children[0], nn.ModuleList)
+
+
+def _parameters(model: nn.Module) -> list[str]:
+    return list(inspect.signature(model.forward).parameters)
+
+
+# Forward methods
+
+
+class _Forward:
+    """Replaces the `forward` of one module; a copy of the module gets a copy that calls the copied module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.forward = module, module.forward
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.forward)
+
+
+class _ModelForward(_Forward):
+    """Creates the packing of a call, if its batch is padded."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        names = _parameters(self.module)
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
+        cached = any(values.get(name) is not None for name in _CACHES)
+        if values.get("use_cache") is None and not cached and {"use_cache", "kwargs"} & set(names):
+            kwargs = {**kwargs, "use_cache": False}  # by default, decoders create a cache
+            values["use_cache"] = False
+        stack = _STATE.models.setdefault(self.module, [])
+        stack.append(_packing(self.module, values))
+        try:
+            return self.forward(*args, **kwargs)
+        finally:
+            stack.pop()
+            if not stack:
+                del _STATE.models[self.module]
+
+
+class _LayerForward(_Forward):
+    """Packs the inputs of a layer and unpacks its outputs, if the running model has a packing."""
+
+    def __init__(self, layer: nn.Module, owner: nn.Module) -> None:
+        super().__init__(layer)
+        self.owner = owner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        stack = _STATE.models.get(self.owner)
+        packing = stack[-1] if stack else None
+        if packing is None:
+            return self.forward(*args, **kwargs)
+        for name in _CROSS_INPUTS:
+            if kwargs.get(name) is not None:
+                raise _refused(self.module, f"takes {name}")
+        kwargs = {
+            name: None if name == "attention_mask" else _map(x, packing.is_padded, packing.pack)
+            for name, x in kwargs.items()
+        }
+        args = tuple(_map(x, packing.is_padded, packing.pack) for x in args)
+        before, _STATE.layer = _STATE.layer, packing
+        try:
+            output = self.forward(*args, **kwargs)
+        finally:
+            _STATE.layer = before
+        return _map(output, packing.is_packed, packing.unpack)
+
+
+def _packing(model: nn.Module, values: dict[str, Any]) -> Packing | None:
+    """Return the packing of a call, or None to run it with padding."""
+    mask = values.get("attention_mask")
+    if model in _STATE.suspended or torch.compiler.is_compiling():
+        return None
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        return None
+    config = getattr(model, "config", None)
+    shaped = [name for name in _BATCH_OUTPUTS if values.get(name) or getattr(config, name, False)]
+    cached = values.get("use_cache") or any(values.get(name) is not None for name in _CACHES)
+    if shaped or cached or any(values.get(name) is not None for name in _CROSS_INPUTS):
+        return None
+    if model.training and getattr(model, "is_gradient_checkpointing", False):
+        raise ArgumentError(
+            "A packed model cannot be trained with gradient checkpointing. Call "
+            "model.gradient_checkpointing_disable(), or regard.huggingface.unpack(model)."
+        )
+    return None if bool((mask != 0).all()) else Packing(mask)
+
+
+def _map(x: Any, matches: Callable[[Any], bool], change: Callable[[Tensor], Tensor]) -> Any:
+    """Change the matching tensors in a value, or in a tuple or list of values."""
+    if isinstance(x, tuple | list) and not hasattr(x, "_fields"):
+        return type(x)(_map(item, matches, change) for item in x)
+    return change(x) if matches(x) else x
+
+
+# Check
+
+
+@contextmanager
+def _suspended(owner: nn.Module) -> Iterator[None]:
+    """Run a packed model with padding inside a `with` block."""
+    _STATE.suspended.add(owner)
+    try:
+        yield
+    finally:
+        _STATE.suspended.discard(owner)
+
+
+def check_packing(model: nn.Module) -> None:
+    """Raise an ArgumentError if a packed model gives other outputs than with padding, on a few tokens."""
+    owners = [owner for owner in _stacks(model) if "input_ids" in _parameters(owner)]
+    for owner in owners:
+        device = next((p.device for p in owner.parameters()), None)
+        ids = torch.arange(3, 21, device=device).reshape(3, 6)
+        lengths = torch.tensor([6, 2, 4], device=device)
+        mask = (torch.arange(6, device=device) < lengths[:, None]).long()
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        with torch.no_grad():
+            packed = owner(**inputs)[0]
+            with _suspended(owner):
+                padded = owner(**inputs)[0]
+        if packed.shape != padded.shape or packed.shape[:2] != ids.shape:
+            raise _refused(owner, f"returns {tuple(packed.shape)} instead of {tuple(padded.shape)}")
+        difference = float((packed - padded)[mask != 0].abs().max())
+        scale = float(padded[mask != 0].abs().max())
+        if not difference <= 1e-4 * max(scale, 1.0):
+            raise _refused(
+                owner, f"differs by {difference:.2g} from the padded run (largest output {scale:.2g})"
+            )

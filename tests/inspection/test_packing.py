@@ -1,0 +1,145 @@
+"""Packed Hugging Face models against the same models with padding."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import regard
+from regard.errors import ArgumentError
+from tests.inspection import hosts
+
+LENGTHS = torch.tensor([11, 3, 7, 1, 9])
+_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+_SIZES |= {"vocab_size": 50, "max_position_embeddings": 64, "pad_token_id": 0}
+
+
+@pytest.fixture(autouse=True)
+def quiet(one_thread):
+    torch.manual_seed(0)
+
+
+def inputs(side: str = "right") -> dict[str, Tensor]:
+    positions = torch.arange(11)
+    visible = positions < LENGTHS[:, None] if side == "right" else positions >= 11 - LENGTHS[:, None]
+    return {"input_ids": torch.randint(3, 50, (5, 11)) * visible, "attention_mask": visible.long()}
+
+
+def bert() -> nn.Module:
+    return transformers.BertModel(transformers.BertConfig(**_SIZES)).eval()
+
+
+def packable() -> dict[str, nn.Module]:
+    names = ("bert", "gpt2", "llama", "mistral", "gemma2", "gpt-oss")  # windows of 4 tokens, softcaps, sinks
+    configs = {name: hosts.configurations()[name] for name in names}
+    configs["roberta"] = transformers.RobertaConfig(**_SIZES)
+    configs["albert"] = transformers.AlbertConfig(**_SIZES, embedding_size=16)  # one layer, used twice
+    configs["modernbert"] = transformers.ModernBertConfig(**_SIZES, local_attention=4)
+    configs["distilbert"] = transformers.DistilBertConfig(
+        dim=32, n_layers=2, n_heads=4, hidden_dim=40, vocab_size=50, max_position_embeddings=64
+    )
+    return {name: transformers.AutoModel.from_config(config).eval() for name, config in configs.items()}
+
+
+def states_and_gradients(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    visible, weight = batch["attention_mask"].bool(), torch.linspace(-1, 1, 32)
+    model.zero_grad()
+    outputs = model(**batch, output_hidden_states=True)
+    (outputs[0][visible] * weight).sum().backward()
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return torch.stack([x[visible] for x in outputs.hidden_states]), torch.cat(gradients)
+
+
+def test_packed_models_equal_padded_ones():
+    for name, model in packable().items():
+        for side in ("right", "left"):
+            batch = inputs(side)
+            states, gradient = states_and_gradients(model, batch)
+            regard.huggingface.pack(model)
+            packed_states, packed_gradient = states_and_gradients(model, batch)
+            assert regard.huggingface.unpack(model) is model
+            assert (packed_states - states).abs().max() < 1e-5, name
+            assert (packed_gradient - gradient).abs().max() < 1e-5 * gradient.abs().max(), name
+
+
+def test_layers_of_a_packed_model_see_no_padding():
+    model = regard.huggingface.pack(bert())
+    shapes = []
+    model.encoder.layer[1].intermediate.register_forward_hook(lambda m, args, out: shapes.append(out.shape))
+    outputs = model(**inputs())
+    assert shapes == [(1, int(LENGTHS.sum()), 40)]
+    assert not outputs.last_hidden_state[~inputs()["attention_mask"].bool()].any()
+
+
+def test_masks_with_holes_and_empty_rows():
+    model, batch = bert(), inputs()
+    batch["attention_mask"][0, 3:5] = 0
+    batch["attention_mask"][2] = 0
+    visible = batch["attention_mask"].bool()
+    padded = model(**batch)[0][visible]
+    torch.testing.assert_close(
+        regard.huggingface.pack(model)(**batch)[0][visible], padded, atol=1e-5, rtol=1e-4
+    )
+
+
+def test_copies_and_files_of_a_packed_model_work():
+    model, batch = regard.huggingface.pack(bert()), inputs()
+    expected = model(**batch)[0]
+    copied, loaded = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    for other in (copied, loaded):
+        torch.testing.assert_close(other(**batch)[0], expected)
+        assert other.encoder.layer[0].forward.module is other.encoder.layer[0]
+    regard.huggingface.unpack(copied)
+    assert "forward" not in vars(copied.encoder.layer[0])
+    torch.testing.assert_close(model(**batch)[0], expected)
+
+
+def test_generation_and_recorded_attention_run_with_padding():
+    config = hosts.configurations()["llama"]
+    model = transformers.LlamaForCausalLM(config).eval()
+    batch = inputs("left")
+    expected = model.generate(**batch, max_new_tokens=5, do_sample=False)
+    regard.huggingface.pack(model)
+    assert torch.equal(model.generate(**batch, max_new_tokens=5, do_sample=False), expected)
+    assert model(**batch).past_key_values is None
+    attentions = model(**batch, output_attentions=True).attentions
+    assert attentions[0].shape == (5, 4, 11, 11)
+
+
+def test_packing_twice_and_unpacking_twice():
+    model = bert()
+    assert regard.huggingface.pack(regard.huggingface.pack(model)) is model
+    assert model.config._attn_implementation == "regard"
+    regard.huggingface.unpack(regard.huggingface.unpack(model))
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: nn.Linear(2, 2), "Cannot pack"),
+        (
+            lambda: transformers.BloomModel(transformers.BloomConfig(hidden_size=8, n_layer=1, n_head=2)),
+            "own",
+        ),
+        (lambda: transformers.T5EncoderModel(hosts.configurations()["t5"]), "position"),
+    ],
+)
+def test_other_models_are_refused_and_left_as_they_were(model, message):
+    model = model()
+    with pytest.raises(ArgumentError, match=message):
+        regard.huggingface.pack(model)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_gradient_checkpointing_is_refused():
+    model = regard.huggingface.pack(bert())
+    model.gradient_checkpointing_enable()
+    model.train()
+    with pytest.raises(ArgumentError, match="gradient checkpointing"):
+        model(**inputs())
+    model.eval()
+    model(**inputs())  # the state of the failed call is gone
