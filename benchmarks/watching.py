@@ -1,6 +1,7 @@
 """Cost of `regard.watch` for a decoder of 8 layers on a long text, and of reading the recorded weights.
 
 python -m benchmarks.watching [tokens]
+python -m benchmarks.watching --reads [tokens]   # each measure compared with a forward pass of one layer
 python -m benchmarks.watching --eager [tokens]   # compared with output_attentions
 """
 
@@ -10,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,28 +22,31 @@ from benchmarks.machine import peak_memory
 TOKENS, LAYERS, HEADS, WIDTH = 32_768, 8, 8, 512
 EAGER_TOKENS = 4096  # 4.3 GB of dense weights
 MAX_MEMORY, MAX_RATIO = 8192, 1.05  # MB; time relative to the unwatched forward pass
+MAX_READ_RATIO = 3.0  # time of a measure relative to a forward pass of the layer
 MAX_VARIATION = 1.1  # slowest / fastest unwatched forward pass; beyond this, the ratio is inconclusive
 
 
 def main(quick: bool = False) -> dict[str, object]:
-    """Run `measure` in a separate process, so that other benchmarks do not affect its peak memory."""
-    tokens = TOKENS // 16 if quick else TOKENS
-    command = [sys.executable, "-m", "benchmarks.watching", str(tokens)]
-    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    *lines, last = process.stdout.splitlines()
-    print("\n".join(lines), flush=True)
-    result: dict[str, object] = json.loads(last)
+    """Run `measure` and `measure_reads` in separate processes, so that peak memory is theirs alone."""
+    tokens = str(TOKENS // 16 if quick else TOKENS)
+    result: dict[str, object] = {}
+    for options in ([], ["--reads"]):
+        command = [sys.executable, "-m", "benchmarks.watching", tokens, *options]
+        process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        *lines, last = process.stdout.splitlines()
+        print("\n".join(lines), flush=True)
+        result |= json.loads(last)
     return result
 
 
-def create_decoder() -> Any:
+def create_decoder(layers: int = LAYERS) -> Any:
     """Create a Llama-like decoder with random parameters, on its default attention, SDPA."""
     from transformers import LlamaConfig, LlamaModel
 
     config = LlamaConfig(
         hidden_size=WIDTH,
         intermediate_size=2 * WIDTH,
-        num_hidden_layers=LAYERS,
+        num_hidden_layers=layers,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
         vocab_size=1000,
@@ -98,6 +103,48 @@ def measure(tokens: int, threads: int = 2) -> dict[str, object]:
     }
 
 
+READS: dict[str, Callable[[regard.Seen], object]] = {
+    "heads()": lambda seen: seen.heads(frame=False),
+    "w[..., 0]": lambda seen: seen[0][..., 0],
+    "spans(4)": lambda seen: seen.spans(
+        {str(i): (i * _length(seen) // 4, (i + 1) * _length(seen) // 4) for i in range(4)}, frame=False
+    ),
+    "key_scores(h2o)": lambda seen: seen.key_scores("h2o"),
+    "key_scores(snapkv)": lambda seen: seen.key_scores("snapkv"),
+    "key_scores(tova)": lambda seen: seen.key_scores("tova"),
+}
+
+
+def _length(seen: regard.Seen) -> int:
+    return seen[0].shape[-1]
+
+
+@torch.no_grad()
+def measure_reads(tokens: int, rounds: int = 2, threads: int = 2) -> dict[str, object]:
+    """Time each measure of a layer after a forward pass, so that it includes the row statistic τ.
+
+    One token is half of the text, as a separator or padding may be.
+    """
+    torch.set_num_threads(threads)
+    model, ids = create_decoder(layers=1), torch.randint(0, 1000, (1, tokens))
+    ids[torch.rand(1, tokens) < 0.5] = 0
+    model(ids[:, :256], use_cache=False)  # warm up
+    print(f"one layer with {HEADS} heads, {tokens:,} tokens")
+    forward, seconds = [], dict[str, list[float]]((name, []) for name in READS)
+    for _ in range(rounds):
+        for name, read in READS.items():
+            with regard.watch(model) as seen:
+                forward.append(_seconds(lambda: model(ids, use_cache=False)))
+            seconds[name].append(_seconds(lambda read=read, seen=seen: read(seen)))
+    layer = statistics.median(forward)
+    print(f"  forward            {layer:7.2f} s; peak {peak_memory():.0f} MB")
+    ratios = {name: statistics.median(times) / layer for name, times in seconds.items()}
+    for name, ratio in ratios.items():
+        met = "met" if ratio <= MAX_READ_RATIO else "MISSED"
+        print(f"  {name:18} {ratio:7.2f} × the forward pass; at most {MAX_READ_RATIO:.0f} ×: {met}")
+    return {"layer": forward, "reads": ratios}
+
+
 def compare_with_eager(tokens: int) -> None:
     """Time the column sums of all weights of a watched and of an eager model, each in its own process."""
     print(f"column sums of all weights, {LAYERS} layers and {HEADS} heads, {tokens:,} tokens")
@@ -147,11 +194,14 @@ if __name__ == "__main__":
         type=int,
         help=f"text length [default: {TOKENS:,}; {EAGER_TOKENS:,} with --eager]",
     )
+    parser.add_argument("--reads", action="store_true", help="compare measures with a forward pass")
     parser.add_argument("--eager", action="store_true", help="compare with output_attentions")
     parser.add_argument("--way", choices=["watched", "eager"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.way:
         print(json.dumps(column_sums(options.tokens, options.way)))
+    elif options.reads:
+        print(json.dumps(measure_reads(options.tokens or TOKENS)))
     elif options.eager:
         compare_with_eager(options.tokens or EAGER_TOKENS)
     else:

@@ -13,6 +13,7 @@
 namespace regard {
 
 constexpr int MAX_LEAD = 10, MAX_TERMS = 4, MAX_BIASES = 4, MAX_LINES = 2;
+constexpr int MATCHES = 3;  // sets of keys with the row's token, in write_sums (inspect.h)
 
 // Name, and policy in normalizers.h.
 #define NORMALIZERS(X)    \
@@ -31,7 +32,8 @@ constexpr int MAX_LEAD = 10, MAX_TERMS = 4, MAX_BIASES = 4, MAX_LINES = 2;
 #define TYPES(X) X(none) X(float32) X(bfloat16) X(float16) X(int64) X(boolean)
 
 // Name, and allowed types (see module.cpp). `row` and `head` number the rows and heads for biases and dropout;
-// `result` and `indices` receive the results of the kernels in inspect.h.
+// `center`, `span`, `token` and `key_token` define the sums over sets of keys in inspect.h, whose kernels write `result`
+// and `indices`.
 // clang-format off
 #define TENSORS(X) \
   X(query, REAL) \
@@ -47,6 +49,10 @@ constexpr int MAX_LEAD = 10, MAX_TERMS = 4, MAX_BIASES = 4, MAX_LINES = 2;
   X(grad, REAL) \
   X(result, FLOAT) \
   X(indices, WHOLE) \
+  X(center, FLOAT) \
+  X(span, WHOLE) \
+  X(token, WHOLE) \
+  X(key_token, WHOLE) \
   X(d_query, FLOAT) \
   X(d_key, FLOAT) \
   X(d_value, FLOAT) \
@@ -99,7 +105,7 @@ struct Problem {
   float kept = 1;                                           // 1 / (1 − dropout)
   uint32_t threshold = 0;                                   // weights with a smaller hash are dropped
   int64_t segments = 1;                                     // of the rows, in the backward pass
-  int64_t k = 0;                                            // k of top-k
+  int64_t k = 0;                                            // k of top-k; number of spans
 
   int biases = 0, lines = 0, terms = 0;
 #define FIELD(name, ...) View name;
@@ -158,6 +164,7 @@ struct Kernels {
   bool (*weights)(const Problem&, int threads);  // dense
   bool (*entropy)(const Problem&, int threads);
   bool (*topk)(const Problem&, int threads);
+  bool (*sums)(const Problem&, int threads);  // over sets of keys
   void (*dropout)(const Drop&, int threads);
   double (*peak)();  // runs a loop in registers for about a millisecond; returns its FLOPs
 };

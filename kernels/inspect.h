@@ -1,4 +1,4 @@
-// Weights from τ: all weights, the entropy of each row, or the k largest weights of each row.
+// Weights from τ: all weights, the entropy of each row, the k largest weights of each row, or sums over sets of keys.
 #pragma once
 
 #include "forward.h"
@@ -99,6 +99,115 @@ void write_topk(const Block& b, Finite& finite) {
       reinterpret_cast<float*>(b.p.result.data)[b.at(b.p.result, offset, i) + rank] = x == -INF ? 0 : x;
       reinterpret_cast<int64_t*>(b.p.indices.data)[b.at(b.p.indices, other, i) + rank] = keys[i * k + rank];
     }
+}
+
+// The sets of keys of a block's rows, for write_sums: [set][lane].
+//
+//   spans    k intervals, start ≤ key < stop
+//   matches  MATCHES sets, or none: the keys before stop whose token in this set is the row's
+struct KeySets {
+  const int spans, matches;
+  int32_t *start, *stop, *token;
+  int64_t *low, *high;  // of each set: no row includes a key before low or from high on
+  PerLane center;
+
+  explicit KeySets(const Block& b) : spans(int(b.p.k)), matches(b.p.token ? MATCHES : 0) {
+    const int sets = spans + matches;
+    start = arena.take<int32_t>(sets * b.lanes);
+    stop = arena.take<int32_t>(sets * b.lanes);
+    token = arena.take<int32_t>(matches * b.lanes);
+    low = arena.take<int64_t>(sets);
+    high = arena.take<int64_t>(sets);
+    const Problem& p = b.p;
+    const int64_t center_at = p.offset_of(p.center, b.unit), span_at = p.offset_of(p.span, b.unit),
+                  token_at = p.offset_of(p.token, b.unit);
+    for (int i = 0; i < b.lanes; ++i) center.at[i] = number(p.center, b.at(p.center, center_at, i)) - p.first_key;
+    for (int set = 0; set < sets; ++set) {
+      low[set] = p.keys;
+      high[set] = 0;
+      for (int i = 0; i < b.lanes; ++i) {
+        int64_t begin = 0, end = 0;
+        if (set < spans) {
+          const int64_t at = b.at(p.span, span_at, i) + 2 * set * p.span.column;
+          begin = integer(p.span, at) - p.first_key;
+          end = integer(p.span, at + p.span.column) - p.first_key;
+        } else {
+          const int64_t at = b.at(p.token, token_at, i) + 2 * (set - spans) * p.token.column;
+          token[(set - spans) * b.lanes + i] = int32_t(integer(p.token, at));
+          end = integer(p.token, at + p.token.column) - p.first_key;
+        }
+        begin = begin < 0 ? 0 : begin > p.keys ? p.keys : begin;
+        end = end < begin ? begin : end > p.keys ? p.keys : end;
+        start[set * b.lanes + i] = int32_t(begin);
+        stop[set * b.lanes + i] = int32_t(end);
+        if (begin < end && begin < low[set]) low[set] = begin;
+        if (end > high[set] && begin < end) high[set] = end;
+      }
+    }
+  }
+};
+
+// Adds the weights of a tile to the sums over one set; a match also has the largest weight. sums: [lane].
+template <bool matched>
+void add_set(const Block& b, const KeySets& sets, int set, int64_t from, int n, const float* w, float* sums) {
+  const int first = int(sets.low[set] > from ? sets.low[set] - from : 0);
+  const int last = int(sets.high[set] < from + n ? sets.high[set] - from : n);
+  if (first >= last) return;
+  const View& view = b.p.key_token;
+  const int match = set - sets.spans;
+  const int64_t tokens_at = matched ? b.p.offset_of(view, b.unit) + from * view.row + match * view.column : 0;
+  int32_t tokens[KEYS];
+  for (int j = first; matched && j < last; ++j) tokens[j] = int32_t(integer(view, tokens_at + j * view.row));
+  for (int v = 0; v < b.lanes; v += W) {
+    const ivec begin = load(sets.start + set * b.lanes + v), end = load(sets.stop + set * b.lanes + v);
+    const ivec token = matched ? load(sets.token + match * b.lanes + v) : ivec{};
+    vec total{}, largest = matched ? load(sums + b.lanes + v) : vec{};
+    for (int j = first; j < last; ++j) {
+      const ivec key = ivec{} + int32_t(from + j);
+      ivec inside = (key >= begin) & (key < end);
+      if constexpr (matched) inside &= token == tokens[j];
+      const vec x = inside ? load(w + j * b.lanes + v) : vec{};
+      total += x;
+      if constexpr (matched) largest = max(x, largest);
+    }
+    store(sums + v, load(sums + v) + total);
+    if constexpr (matched) store(sums + b.lanes + v, largest);
+  }
+}
+
+// Of each row: Σ w, −Σ w log w, Σ w |key − center| and the largest weight, at least 0; then Σ w over each span; then Σ w
+// and the largest weight over each match.
+template <class Policy>
+void write_sums(const Block& b, Finite& finite) {
+  const KeySets sets(b);
+  const int columns = 4 + sets.spans + 2 * sets.matches;
+  float* sums = arena.take(columns * b.lanes);  // [column][lane]
+  for (int i = 0; i < columns * b.lanes; i += W) store(sums + i, vec{});
+  each_tile<Policy>(b, finite, [&](int64_t from, int n, const float*, const float* w) {
+    for (int v = 0; v < b.lanes; v += W) {
+      float* at[4];
+      for (int c = 0; c < 4; ++c) at[c] = sums + c * b.lanes + v;
+      vec total{}, entropy{}, distance{}, largest = load(at[3]);
+      for (int j = 0; j < n; ++j) {
+        const vec x = load(w + j * b.lanes + v), away = sets.center.get(v) - float(from + j);
+        total += x;
+        entropy += x > 0.0f ? x * log(x) : (x < 0.0f ? splat(INF) : vec{});
+        distance += x * max(away, -away);
+        largest = max(x, largest);
+      }
+      store(at[0], load(at[0]) + total);
+      store(at[1], load(at[1]) - entropy);
+      store(at[2], load(at[2]) + distance);
+      store(at[3], largest);
+    }
+    float* at = sums + 4 * b.lanes;
+    for (int set = 0; set < sets.spans; ++set, at += b.lanes) add_set<false>(b, sets, set, from, n, w, at);
+    for (int m = 0; m < sets.matches; ++m, at += 2 * b.lanes) add_set<true>(b, sets, sets.spans + m, from, n, w, at);
+  });
+  const int64_t offset = b.p.offset_of(b.p.result, b.unit);
+  for (int i = 0; i < b.count; ++i)
+    for (int c = 0; c < columns; ++c)
+      reinterpret_cast<float*>(b.p.result.data)[b.at(b.p.result, offset, i) + c] = sums[c * b.lanes + i];
 }
 
 template <void see(const Block&, Finite&)>

@@ -51,6 +51,14 @@ bool topk(const Problem& p, int threads) {
   return false;
 }
 
+bool sums(const Problem& p, int threads) {
+#define CASE(name, Policy) \
+  case Normalizer::name: return inspect_all<write_sums<Policy>>(p, threads);
+  switch (p.normalizer) { NORMALIZERS(CASE) }
+#undef CASE
+  return false;
+}
+
 // Only multiplications and additions, on numbers in the L1 cache.
 double peak() {
   constexpr int R = tall(MAX_VECTORS), DEPTH = 1 << 14;
@@ -68,6 +76,6 @@ double peak() {
 #define TABLE_(isa) kernels_##isa
 #define TABLE(isa) TABLE_(isa)
 extern const Kernels TABLE(ISA);
-const Kernels TABLE(ISA) = {NAME(ISA), W, forward, backward, weights, entropy, topk, dropout, peak};
+const Kernels TABLE(ISA) = {NAME(ISA), W, forward, backward, weights, entropy, topk, sums, dropout, peak};
 
 }  // namespace regard

@@ -289,11 +289,13 @@ NB_MODULE(_kernels, m) {
   m.def("entropy", &call<&Kernels::entropy>);
   m.def("dropout", &drop);
   m.def("topk", &call<&Kernels::topk>);
+  m.def("sums", &call<&Kernels::sums>);
 #define NAME(name, ...) #name,
   m.attr("NORMALIZERS") = enumerate({NORMALIZERS(NAME)});
   m.attr("SCORES") = enumerate({SCORES(NAME)});
   m.attr("TYPES") = enumerate({TYPES(NAME)});
 #undef NAME
   m.attr("SLOTS") = slots();
+  m.attr("MATCHES") = MATCHES;
   use(available().front());
 }

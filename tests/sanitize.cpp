@@ -704,6 +704,59 @@ struct Trial {
     });
   }
 
+  // Sums over spans and over keys with the same token. Positions may lie outside of the keys.
+  void add_up() {
+    Problem other = p;
+    other.value = other.output = other.grad = View();
+    other.value_width = 0;
+    const int64_t spans = r.dice.in(0, 3), matches = r.dice.chance(0.7) ? MATCHES : 0;
+    const int64_t columns = 4 + spans + 2 * matches;
+    const auto any_key = [&] { return double(p.first_key + r.dice.in(-2, p.keys + 2)); };
+    auto key_shape = r.lead;
+    key_shape.back() = 1;  // the heads of a key head share its tokens
+    key_shape.push_back(p.keys);
+    key_shape.push_back(MATCHES);
+    Tensor center, span, token, key_token, sums;
+    center.make(Type::float32, r.whole(1), &r.dice);
+    center.fill(any_key);
+    span.make(Type::int64, r.whole(2 * spans), &r.dice);
+    span.fill(any_key);
+    token.make(Type::int64, r.whole(2 * MATCHES), &r.dice);
+    bool limit = true;
+    token.fill([&] { return (limit = !limit) ? any_key() : double(r.dice.in(0, 3)); });
+    key_token.make(Type::int64, key_shape, &r.dice);
+    key_token.fill([&] { return double(r.dice.in(0, 3)); });
+    sums.make(Type::float32, r.whole(columns));
+    other.center = center.view();
+    other.span = span.view();
+    if (matches) other.token = token.view(), other.key_token = key_token.view();
+    other.result = sums.view();
+    other.k = spans;
+    if (exhausting) exhaust(kernels.sums, other);
+    run(kernels.sums, other, {&sums}, [] {});
+    each_row([&](const std::vector<int64_t>& at, int64_t i, const Row& row) {
+      Numbers wanted(size_t(columns), 0);
+      const auto largest = [&](int64_t column, double w) { wanted[size_t(column)] = std::max(wanted[size_t(column)], w); };
+      for (int64_t j = 0; j < p.keys; ++j) {
+        const double w = row.weights[size_t(j)] * row.keep[size_t(j)];
+        const int64_t key = p.first_key + j;
+        wanted[0] += w;
+        wanted[1] -= w > 0 ? w * std::log(w) : w < 0 ? INFINITE : 0;
+        wanted[2] += w * std::fabs(double(key) - center.get(at, i, 0));
+        largest(3, w);
+        for (int64_t n = 0; n < spans; ++n)
+          if (key >= span.whole(at, i, 2 * n) && key < span.whole(at, i, 2 * n + 1)) wanted[size_t(4 + n)] += w;
+        for (int64_t n = 0; n < matches; ++n) {
+          if (key >= token.whole(at, i, 2 * n + 1) || key_token.whole(at, j, n) != token.whole(at, i, 2 * n)) continue;
+          wanted[size_t(4 + spans + 2 * n)] += w;
+          largest(5 + spans + 2 * n, w);
+        }
+      }
+      for (int64_t c = 0; c < columns; ++c)
+        judge.near(sums.get(at, i, c), wanted[size_t(c)], double(c == 2 ? p.keys : 1), "sums over sets of keys");
+    });
+  }
+
   // Where gradients are put, as fused.py lays them out.
   struct Rooms {
     Tensor query, key, value, vector, sink, bias[MAX_BIASES], line[MAX_LINES];
@@ -878,6 +931,7 @@ int main(int count, char** arguments) {
     if (!poison) {
       trial.fit();
       trial.look();
+      trial.add_up();
     }
     trial.backward();
     failed += trial.judge.bad;

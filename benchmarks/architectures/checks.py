@@ -15,6 +15,8 @@ from benchmarks.architectures.models import build
 from benchmarks.architectures.references import references
 from regard.errors import ArgumentError
 
+ROUNDED = 1e-4  # largest difference of an output that float32 explains without a closer look
+
 
 @dataclass
 class Result:
@@ -30,6 +32,7 @@ class Result:
     weights: float | None = None  # largest difference from the reference
     same: bool | None = None  # whether watching leaves the output bit-identical
     on_regard: float | None = None  # largest difference from eager's output
+    rounding: float | None = None  # difference of eager from float64, if it explains `on_regard`
     leak: bool | None = None  # whether a model on regard attends to future tokens
     unseen: str = ""  # what watch reports as not recorded
     note: str = ""
@@ -57,6 +60,10 @@ def check(name: str) -> Result:
     result.lazy, result.dense = storage["lazy"], storage["dense"]
     eager = build(name, "eager") if result.kernel not in ("", "eager") else model
     result.reference, expected, output = references(eager, batch)
+    if not first_tensor(output).isfinite().all() and before.isfinite().all():
+        result.note = f"Eager returns NaN in transformers; compared with {result.kernel}."
+        eager = model
+        result.reference, expected, output = references(model, batch)
     compare(seen, expected, batch, result)
     gap = float((first_tensor(output) - before).abs().max())
     if eager is not model and not result.complete and not gap < 1e-3:
@@ -67,16 +74,38 @@ def check(name: str) -> Result:
         result.note = f"Watched on eager, from which {result.kernel} differs by {gap:.0e} in transformers."
         result.kernel = "eager"
     host(model, batch, first_tensor(output), result)
+    if result.on_regard is not None and not result.on_regard <= ROUNDED:
+        explain_rounding(eager, batch, first_tensor(output), result)
     return result
 
 
 def compare(seen: regard.Seen, expected: list[Tensor], batch: dict[str, Tensor], result: Result) -> None:
     """Compare the watched weights with the reference."""
-    watched = [seen[entry].dense() for entry in seen]
+    watched = [weights for entry in seen for weights in dense_weights(seen, entry)]
     distances = [distance(weights, watched, batch)[0] for weights in expected]
     result.expected, result.matched = len(expected), sum(d <= 1e-5 for d in distances)
     finite = [d for d in distances if d < float("inf")]
     result.weights = max(finite) if finite else None
+
+
+def dense_weights(seen: regard.Seen, entry: str) -> list[Tensor]:
+    """Return the weights of an entry; for a layer with windows, those of each window, read from its map."""
+    dense = seen[entry].dense()
+    try:
+        layer = seen.windows(entry)
+    except ArgumentError:  # it has none
+        return [dense]
+    parts = []
+    for windows in layer:
+        raw = windows.weights.dense()  # w h q k
+        raw = raw.reshape(len(windows.queries), *raw.shape[-3:])
+        tokens = dense.shape[-1]
+        image = windows.queries.amax(-1) // tokens
+        rows, keys = windows.queries % tokens, windows.keys % tokens
+        read = dense[image[:, None, None], :, rows[:, :, None], keys[:, None, :]].permute(0, 3, 1, 2)
+        inside = (windows.queries >= 0)[:, :, None] & (windows.keys >= 0)[:, None, :]
+        parts.append(torch.where(inside[:, None], read, raw))  # padding is not in the map
+    return parts
 
 
 def host(model: Any, batch: dict[str, Tensor], expected: Tensor, result: Result) -> None:
@@ -96,6 +125,22 @@ def host(model: Any, batch: dict[str, Tensor], expected: Tensor, result: Result)
             result.note = f"{result.note} Not on regard: {error}".strip()
     except (AttributeError, ValueError) as error:
         print(f"{result.name} on regard: {str(error)[:150]}", file=sys.stderr)
+
+
+def explain_rounding(eager: Any, batch: dict[str, Tensor], expected: Tensor, result: Result) -> None:
+    """Note how far eager and regard are from the same model in float64, if regard is as close as eager."""
+    exact = first_tensor(run(eager.double(), {name: _to_double(x) for name, x in batch.items()}))
+    rounding, scale = float((expected - exact).abs().max()), float(exact.abs().max())
+    if result.on_regard is not None and result.on_regard <= 2 * rounding:
+        result.rounding = rounding
+        result.note = (
+            f"{result.note} Rounding: its outputs reach {scale:.0f}, and eager in float32 differs from eager "
+            f"in float64 by {rounding:.0e}."
+        ).strip()
+
+
+def _to_double(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x
 
 
 def distance(expected: Tensor, seen: list[Tensor], batch: dict[str, Tensor]) -> tuple[float, int]:

@@ -5,7 +5,7 @@ import re
 import torch
 import transformers
 
-from benchmarks.architectures.checks import Result
+from benchmarks.architectures.checks import ROUNDED, Result
 
 
 def _number(x: float | None) -> str:
@@ -20,7 +20,8 @@ def render_page(results: list[Result]) -> str:
     partly = [r for r in attending if not r.complete]
     without = [r for r in built if r not in attending]
     hosted = [r for r in attending if r.on_regard is not None]
-    close = sum(r.on_regard <= 1e-4 for r in hosted if r.on_regard is not None)
+    close = sum(r.on_regard <= ROUNDED for r in hosted if r.on_regard is not None)
+    rounded = [r for r in hosted if r.rounding is not None]
     lines = [
         "# Hugging Face architectures",
         "",
@@ -38,11 +39,13 @@ def render_page(results: list[Result]) -> str:
         f"| of these, every attention recorded within 1e-5 of eager | {len(whole)} |",
         f"| run on regard | {len(hosted)} |",
         f"| of these, output within 1e-4 of eager | {close} |",
+        f"| further from eager, but not further than eager's own rounding | {len(rounded)} |",
         f"| causal leaks on regard | {sum(bool(r.leak) for r in built)} |",
         "",
         "*weights*: largest difference between the weights that `regard.watch` recorded while the model ran "
         "its own kernel and the reference: eager's `output_attentions` or, if it returns none, the "
-        "outputs of its softmax functions (*softmax*). *stored*: how many attentions are stored as query and "
+        "outputs of its softmax functions (*softmax*). Layers with windows are read from their map of the whole "
+        "image, at the tokens of each window. *stored*: how many attentions are stored as query and "
         "key (lazy) and as weights (dense). *on regard*: largest difference between the outputs of "
         '`attn_implementation="regard"` and eager; empty for models that do not use the attention '
         "interface of transformers.",
@@ -56,6 +59,8 @@ def render_page(results: list[Result]) -> str:
             f"| {r.name} | {r.kernel} | {stored} | {r.reference} | {_number(r.weights)} | "
             f"{_number(r.on_regard)} |"
         )
+    lines += ["", "## Notes", ""]
+    lines += [f"- {r.name}: {_plain(r.note)}" for r in whole if r.note]
     lines += ["", "## Not recorded, or only in part", ""]
     lines += [f"- {r.name}: {_account(r)}" for r in partly]
     lines += ["", "## Without softmax attention", "", ", ".join(r.name for r in without) or "none"]

@@ -1,7 +1,9 @@
 """Reference weights: the `output_attentions` of a model, or the outputs of its softmax functions."""
 
+import inspect
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -11,7 +13,8 @@ from benchmarks.architectures.inputs import run
 def references(eager: Any, batch: dict[str, Tensor]) -> tuple[str, list[Tensor], Any]:
     """Return the kind of reference, its weights, and the output of the model.
 
-    The weights are the eager attentions or, without them, the softmax outputs that are factors of products.
+    The weights are the eager attentions or, without them, the softmax outputs that are factors of products,
+    and the softmax of the scores of SDPA calls.
     """
     recorder = SoftmaxRecorder()
     with recorder:
@@ -43,8 +46,30 @@ def _flat(x: Any) -> list[Tensor]:
     return [tensor for item in x or () for tensor in _flat(item)] if isinstance(x, tuple | list) else []
 
 
+def sdpa_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Compute the weights of a call of scaled_dot_product_attention by its definition, in float64."""
+    key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3) if enable_gqa else key
+    scores = query.double() @ key.double().mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, float("-inf"))
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return torch.softmax(scores, -1).nan_to_num().float()  # rows without a key are 0
+
+
 class SoftmaxRecorder(TorchFunctionMode):
-    """Records softmax outputs (…, q, k) that are a factor of a later product."""
+    """Records softmax outputs (…, q, k) that are a factor of a later product, and weights of SDPA calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,6 +81,9 @@ class SoftmaxRecorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "softmax" and output.dim() >= 3:
             self.outputs.append(output)
+        elif name == "scaled_dot_product_attention":
+            call = inspect.signature(sdpa_weights).bind(*args, **(kwargs or {}))
+            self.used.append(sdpa_weights(*call.args, **call.kwargs))
         elif name in ("matmul", "bmm", "einsum", "baddbmm"):
             factors = _flat(args)
             self.used += [

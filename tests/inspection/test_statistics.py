@@ -128,8 +128,8 @@ def test_measures_of_tokens_equal_their_definitions(mask, groups):
 @pytest.mark.parametrize("mask", [None, regard.Causal(), regard.Padding([30, 41], side="left")])
 @pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize("softcap", [None, 3.0])
-def test_gathered_measures_equal_those_of_dense_weights(bias, mask, cross, softcap):
-    """The measures from selected dot products against those from the whole matrix."""
+def test_measures_of_the_kernels_equal_those_of_dense_weights(bias, mask, cross, softcap):
+    """The measures from one pass of the kernels against those from the whole matrix."""
     generator = torch.Generator().manual_seed(0)
     query, key = (3 * torch.randn(2, h, 41, 8, generator=generator) for h in (4, 2))
     options = {"mask": mask, "score": regard.ScaledDot(softcap=softcap)}
@@ -140,10 +140,35 @@ def test_gathered_measures_equal_those_of_dense_weights(bias, mask, cross, softc
     weights, ids = regard.attend(query, key, key, **options)[1], torch.randint(0, 9, (2, 41))
     if mask is not None and not isinstance(mask, regard.Causal):  # dense weights do not know the first key
         weights, ids = weights.batch(1), ids[1:]
-    gathered = head_statistics(weights, cross=cross, ids=ids)
-    for lazy, dense in zip(gathered, head_statistics(weights.dense(), cross=cross, ids=ids), strict=True):
-        assert lazy.label == dense.label
-        assert lazy.measures == pytest.approx(dense.measures, abs=1e-5, nan_ok=True)
+    assert_equal_to_dense(weights, ids, cross=cross)
+
+
+def assert_equal_to_dense(weights, ids, **options):
+    dense = head_statistics(weights.dense(), ids=ids, **options)
+    for lazy, expected in zip(head_statistics(weights, ids=ids, **options), dense, strict=True):
+        assert lazy.label == expected.label
+        assert lazy.measures == pytest.approx(expected.measures, abs=2e-5, rel=1e-5, nan_ok=True)
+
+
+def test_measures_of_unusual_weights_equal_those_of_dense_weights():
+    """Half of the tokens equal; dense masks, additive scores, negative weights, one query, more than keys."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 40, (2, 101), generator=generator)
+    ids[:, ::2] = 10**12
+    x = 2 * torch.randn(2, 3, 101, 8, generator=generator)
+    for options in (
+        {"mask": torch.rand(2, 1, 101, 101, generator=generator) < 0.7},
+        {"score": regard.Additive(8, 8)},
+        {"normalize": regard.Mean()},
+        {"normalize": regard.Sigmoid()},
+        {"normalize": regard.Softmax1(torch.zeros(3))},
+        {"score": regard.ScaledDot(scale=300.0)},
+    ):
+        weights = regard.attend(x, x, x, **options)[1].detach()
+        assert_equal_to_dense(weights, ids)
+    assert_equal_to_dense(regard.attend(x[..., -1:, :], x, x)[1], ids)
+    assert_equal_to_dense(regard.attend(x, x[..., :90, :], x[..., :90, :])[1], ids[:, :90])
+    assert_equal_to_dense(regard.attend(x[0, 0], x[0, 0], x[0, 0], mask=regard.Causal())[1], ids[:1])
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 
 from regard._util import interrupt
-from regard.inspection.measures.gathered import is_gatherable
-from regard.inspection.measures.head_meters import BlockMeter, GatheredMeter, has_heads, row_entropies
+from regard.inspection.measures.head_meters import BlockMeter, has_heads, row_entropies
+from regard.inspection.measures.kernel_meter import KernelMeter
 from regard.mechanism.call.problem import Tile
 from regard.mechanism.weights.matrix import Weights
 
@@ -91,9 +91,10 @@ def head_statistics(
     if not queries or not keys:
         return [HeadStatistics("empty", {})] * heads
     meter = BlockMeter(weights, cross, ids)
-    if isinstance(weights, Weights) and is_gatherable(weights):
-        return _statistics(*GatheredMeter(meter, weights).measure(), heads, keys, cross)
     if isinstance(weights, Weights):
+        measured = KernelMeter(meter, weights).measure()
+        if measured is not None:
+            return _statistics(*measured, heads, keys, cross)
         weights.compute_tau()
     sums: dict[str, Tensor] = {}
     counts: dict[str, Tensor] = {}

@@ -57,6 +57,7 @@ _KERNELS, DESCRIPTION = _load()
 # Numeric codes of tensors, scores, normalizers and dtypes, from kernels/abi.h; empty without kernels.
 SLOTS: dict[str, int] = getattr(_KERNELS, "SLOTS", {})
 _LIMITS = {name: sum(kind(slot) == part for slot in SLOTS) for name, part in _COUNTED.items()}
+MATCHES: int = getattr(_KERNELS, "MATCHES", 0)  # number of token matches in `sums`
 _SCORES: dict[str, int] = getattr(_KERNELS, "SCORES", {})
 _NORMALIZERS: dict[str | None, int] = getattr(_KERNELS, "NORMALIZERS", {})
 _TYPES = {_DTYPES[name]: i for name, i in getattr(_KERNELS, "TYPES", {}).items() if name in _DTYPES}
@@ -164,6 +165,21 @@ def topk(problem: Problem, tau: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
     keys = torch.empty_like(values, dtype=torch.int64)
     extra = {"tau": tau, "result": values, "indices": keys}
     return (values, keys) if _call("topk", _without_value(problem), extra, k=k) else None
+
+
+def sums(problem: Problem, tau: Tensor) -> Tensor | None:
+    """Return sums over sets of keys, (…, g, r, q, 4 + s + 2m), or None if the weights are not finite.
+
+    The problem has further tensors, whose positions are those of the full problem: center (…, q, 1); span
+    (…, q, 2s), start and stop of s intervals of keys; and, for m = `MATCHES`, token (…, q, 2m), each a token
+    and the first key that does not count, and key_token (…, k, m). The columns are: Σ w, the entropy,
+    Σ w |key − center|, the largest weight; Σ w over each span; and for each match, Σ w and the largest weight
+    over the keys with the same token.
+    """
+    columns = 4 + problem["span"].shape[-1] // 2 + (2 * MATCHES if problem.get("token") is not None else 0)
+    result = tau.new_empty(*problem.lead(), problem.queries, columns)
+    extra, spans = {"tau": tau, "result": result}, problem["span"].shape[-1] // 2
+    return result if _call("sums", _without_value(problem), extra, k=spans) else None
 
 
 def product(problem: Problem, x: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Sums of head measures over the rows of a matrix: block by block, or from selected dot products."""
+"""Sums of head measures over the rows of a matrix, from blocks of dense weights."""
 
 import math
 from typing import Any
@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 from regard._util import interrupt
-from regard.inspection.measures.gathered import GatheredWeights
 from regard.mechanism.call.problem import Tile
 from regard.mechanism.weights.matrix import Weights
 
-_OFFSETS = {"previous": -1, "next": 1, "same": 0}
-_SINK, _DORMANT = 0.3, 0.9  # weight on the first key from which a row counts
-_LARGEST = 1 - 1e-4  # fraction of the row maximum from which a weight counts as the largest
-_STREAMING = (4, 64)  # first and most recent keys of a streaming head
+OFFSETS = {"previous": -1, "next": 1, "same": 0}
+SINK, DORMANT = 0.3, 0.9  # weight on the first key from which a row counts
+LARGEST = 1 - 1e-4  # fraction of the row maximum from which a weight counts as the largest
+STREAMING = (4, 64)  # first and most recent keys of a streaming head
 
 Measured = dict[str, tuple[Tensor, Tensor]]  # sum and count of each measure in a block, … h
 
@@ -35,26 +34,26 @@ class BlockMeter:
         attends = total != 0
         first_key = self.first_key(at, block.device).squeeze(-1)
         first, counted = self._at(block, at, first_key)
-        measured = {"first": _count(first, attends & counted)}
-        measured["sink"] = _count(first > _SINK, attends & counted)
-        measured["dormant"] = _count(first > _DORMANT, attends & counted)
+        measured = {"first": sum_counted(first, attends & counted)}
+        measured["sink"] = sum_counted(first > SINK, attends & counted)
+        measured["dormant"] = sum_counted(first > DORMANT, attends & counted)
         centers = self.centers(rows)
         if self.cross:
             near = (keys - centers[:, None]).abs() <= self.radius
-            measured["diagonal"] = _count((block * near).sum(-1), attends)
+            measured["diagonal"] = sum_counted((block * near).sum(-1), attends)
         else:
-            for name, offset in _OFFSETS.items():
+            for name, offset in OFFSETS.items():
                 values, counted = self._at(block, at, centers + offset)
-                measured[name] = _count(values, attends & counted)
+                measured[name] = sum_counted(values, attends & counted)
             measured |= self._of_tokens(at, block, centers, keys, attends)
             if self.streams:
-                near = (keys <= centers[:, None]) & (keys > centers[:, None] - _STREAMING[1])
-                near = near | ((keys >= first_key[..., None]) & (keys < first_key[..., None] + _STREAMING[0]))
-                measured["streaming"] = _count((block * near).sum(-1), attends)
+                near = (keys <= centers[:, None]) & (keys > centers[:, None] - STREAMING[1])
+                near = near | ((keys >= first_key[..., None]) & (keys < first_key[..., None] + STREAMING[0]))
+                measured["streaming"] = sum_counted((block * near).sum(-1), attends)
         measured["distance"] = _distance(block, keys, centers).sum(-1), total.double().sum(-1)
         # for lazy weights, a kernel computes the entropy later
         entropy = torch.zeros_like(total) if isinstance(self.weights, Weights) else _row_entropy(block)
-        measured["entropy"] = _count(entropy, attends)
+        measured["entropy"] = sum_counted(entropy, attends)
         return measured
 
     @property
@@ -65,7 +64,7 @@ class BlockMeter:
     @property
     def streams(self) -> bool:
         """Whether the weights are causal, over enough tokens to tell whether a head streams."""
-        return not self.cross and self.keys > 2 * sum(_STREAMING) and is_causal(self.weights)
+        return not self.cross and self.keys > 2 * sum(STREAMING) and is_causal(self.weights)
 
     def centers(self, rows: Tensor) -> Tensor:
         """Return the key of each row's own position, or its place on the diagonal in cross-attention."""
@@ -90,10 +89,10 @@ class BlockMeter:
         axes = (slice(None), *[None] * (len(self.lead) - 1)) if batched else (0,)
         masks = {name: mask[axes] for name, mask in masks.items()}
         measured = {
-            name: _count((block * mask).sum(-1), attends & mask.any(-1)) for name, mask in masks.items()
+            name: sum_counted((block * mask).sum(-1), attends & mask.any(-1)) for name, mask in masks.items()
         }
-        largest = (block * masks["copying"]).amax(-1) >= block.amax(-1) * _LARGEST
-        measured["retrieval"] = _count(largest, attends & masks["copying"].any(-1))
+        largest = (block * masks["copying"]).amax(-1) >= block.amax(-1) * LARGEST
+        measured["retrieval"] = sum_counted(largest, attends & masks["copying"].any(-1))
         return measured
 
     def _at(self, block: Tensor, at: Tile, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,111 +130,6 @@ class BlockMeter:
         return self.ids[at.lead[0]] if batched and at.lead else self.ids
 
 
-class GatheredMeter:
-    """Measures lazy weights from selected dot products, one kernel pass for entropy and one for distance."""
-
-    def __init__(self, meter: BlockMeter, weights: Weights) -> None:
-        self.meter, self.weights, self.gathered = meter, weights, GatheredWeights(weights)
-        self.attends = self.gathered.visible_rows()
-        self.rows = torch.arange(meter.queries, device=weights.device)
-        self.centers = meter.centers(self.rows)
-        *outer, _ = self.gathered.lead
-        self.whole = Tile(tuple(slice(0, n) for n in outer), slice(0, meter.queries), slice(0, meter.keys))
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, Tensor] = {}
-
-    def measure(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the sum and the number of counted rows of each measure, (…, g, r)."""
-        first_key = self.meter.first_key(self.whole, self.weights.device).squeeze(-1)
-        column = first_key.reshape(1).expand(len(self.rows)) if first_key.numel() == 1 else first_key
-        first = self.gathered.at(column)
-        self._add("first", first, self.attends)
-        self._add("sink", first > _SINK, self.attends)
-        self._add("dormant", first > _DORMANT, self.attends)
-        if self.meter.cross:
-            low = (self.centers - self.meter.radius).ceil().long()
-            high = (self.centers + self.meter.radius).floor().long() + 1
-            self._add_total("diagonal", low, high)
-        else:
-            for name, offset in _OFFSETS.items():
-                keys = self.centers + offset
-                inside = (keys >= 0) & (keys < self.meter.keys)
-                self._add(name, self.gathered.at(keys), self.attends & inside)
-            self._of_tokens()
-            if self.meter.streams:
-                self._streaming(first_key)
-        interrupt.check()
-        self._distance()
-        entropy = row_entropies(self.weights).nan_to_num(0, 0, 0).clamp(min=0)
-        self._add("entropy", entropy.reshape(self.attends.shape), self.attends)
-        return self.sums, self.counts
-
-    def _add(self, name: str, values: Tensor, counted: Tensor) -> None:
-        self.sums[name], counts = (x.cpu() for x in _count(values.nan_to_num(0, 0, 0), counted))
-        self.counts[name] = counts.expand(self.sums[name].shape)
-
-    def _add_total(self, name: str, low: Tensor | None, high: Tensor | None) -> None:
-        ones = torch.ones(len(self.rows), 1, device=self.weights.device)
-        sums = self.gathered.column_sums(low, high, ones)[..., 0]
-        self.sums[name] = sums.sum(-1, dtype=torch.float64).cpu()
-        self.counts[name] = self.attends.sum(-1).cpu()
-
-    def _streaming(self, first_key: Tensor) -> None:
-        """Sum the weights on recent keys, then on the first keys that are not recent."""
-        first = first_key.reshape(()) if first_key.numel() == 1 else first_key
-        recent = self.centers - _STREAMING[1] + 1
-        self._add_total("streaming", recent, self.centers + 1)
-        total, until = self.sums["streaming"], torch.minimum(recent, first + _STREAMING[0])
-        self._add_total("streaming", first.expand_as(until), until)
-        self.sums["streaming"] = total + self.sums["streaming"]
-
-    def _distance(self) -> None:
-        """Sum w |key − center|: the keys up to the center and those after it, each linear in the key."""
-        keys = torch.arange(self.meter.keys, device=self.weights.device, dtype=torch.float64)
-        split = self.centers.floor().long() + 1
-        middle = self.meter.keys / 2
-        x = torch.stack([torch.ones_like(self.centers.double()), self.centers.double() - middle], -1)
-        parts: list[tuple[Tensor | None, Tensor | None, float]] = [(None, split, 1.0)]
-        if not is_causal(self.weights):
-            parts.append((split, None, -1.0))
-        shape = self.gathered.lead
-        self.sums["distance"], self.counts["distance"] = (torch.zeros(shape).double() for _ in range(2))
-        for low, high, sign in parts:
-            sums = self.gathered.column_sums(low, high, x.float()).double()
-            distance = sign * (sums[..., 1] - (keys - middle) * sums[..., 0]).sum(-1)
-            self.sums["distance"] += distance.cpu()
-            self.counts["distance"] += sums[..., 0].sum(-1).cpu()
-
-    def _of_tokens(self) -> None:
-        ids = self.meter.ids_of(self.whole)
-        if ids is None:
-            return
-        batched = len(ids) > 1
-        totals: dict[str, list[tuple[Tensor, Tensor]]] = {}
-        for number in range(len(ids)):
-            gathered = self.gathered.batch(number) if batched else self.gathered
-            attends = self.attends[number : number + 1] if batched else self.attends
-            largest = gathered.max_weight() * _LARGEST
-            measures = {"duplicate": (0, 0), "induction": (0, 1), "copying": (-1, 0)}
-            for name, (query, key) in measures.items():
-                weight, best, matched = (torch.zeros(attends.shape, device=ids.device) for _ in range(3))
-                for rows, block in gathered.same_tokens(ids[number], query=query, key=key):
-                    interrupt.check()
-                    index = rows.clamp(min=0).flatten()
-                    valid = (rows >= 0).flatten()
-                    index = index[valid]
-                    weight[..., index] = block.sum(-1).flatten(-2)[..., valid]
-                    matched[..., index] = 1.0
-                    if name == "copying":
-                        best[..., index] = block.amax(-1).flatten(-2)[..., valid]
-                counted = attends & (matched > 0)
-                totals.setdefault(name, []).append(_count(weight, counted))
-                if name == "copying":
-                    totals.setdefault("retrieval", []).append(_count(best >= largest, counted))
-        for name, parts in totals.items():
-            self.sums[name], self.counts[name] = (torch.cat(x).cpu() for x in zip(*parts, strict=True))
-
-
 def is_causal(weights: Weights | Tensor) -> bool:
     """Return whether no row attends to a key after its query.
 
@@ -262,13 +156,13 @@ def is_causal(weights: Weights | Tensor) -> bool:
     return bool(terms) and all(map(term_is_causal, terms))
 
 
-def _count(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+def sum_counted(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sum of the values over the counted rows, and the number of these rows."""
     return (values * counted).sum(-1, dtype=torch.float64), counted.sum(-1)
 
 
 def _row_entropy(block: Tensor) -> Tensor:
-    return torch.special.entr(block.float()).nan_to_num(0, 0, 0).sum(-1).clamp(min=0)
+    return torch.special.entr(block.float()).sum(-1).nan_to_num(0, 0, 0).clamp(min=0)
 
 
 def _distance(block: Tensor, keys: Tensor, centers: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ in memory, a tile is a slice of each tensor, and `vmap` adds one batch axis.
     start    … g r q 1      stop  … g r q 1      allowed … g r q k     mask terms
     sink     … g r 1 1      seed  … 1 1 1 1      row    … 1 1 q 1      head    … g r 1 1 (for dropout)
     tau      … g r q 2      row statistic, in lazy weights
+    center   … g r q 1      span  … g r q 2s     token  … g r q 2m     key_token … 1 1 k m (see `fused.sums`)
 """
 
 import math
@@ -27,7 +28,8 @@ from regard.mechanism.normalizers import Normalizer, from_text, to_text
 from regard.mechanism.torch_state import concrete
 
 QUERY_AXIS = {"query": -2, "bias": -2, "allowed": -2, "start": -2, "stop": -2, "row": -2, "tau": -2}
-KEY_AXIS = {"key": -2, "value": -2, "bias": -1, "allowed": -1}
+QUERY_AXIS |= {"center": -2, "span": -2, "token": -2}
+KEY_AXIS = {"key": -2, "value": -2, "bias": -1, "allowed": -1, "key_token": -2}
 MAX_SINGLE_TILE = 2**15  # scores; smaller problems are one tile, so their mask intervals need not be read
 DIFFERENTIABLE = ("query", "key", "value", "vector", "bias", "line", "sink")
 

@@ -51,6 +51,10 @@ class Reader(NamedTuple):
         """Return the entropy of each row, (…, g, r, q, 1), or None if the weights are not finite."""
         return self._read(fused.entropy)
 
+    def sums(self) -> Tensor | None:
+        """Return the sums of `fused.sums`, (…, g, r, q, c), or None if the weights are not finite."""
+        return self._read(fused.sums)
+
     def topk(self, k: int) -> tuple[Tensor, Tensor] | None:
         """Return the k largest weights of each row and their keys, or None if the weights are not finite."""
         rows = self._rows()
