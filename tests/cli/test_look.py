@@ -83,7 +83,7 @@ def fresh(monkeypatch, tmp_path, model) -> Path:
     """A folder without a demo model; training copies one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "_has_minilm", lambda: False)
-    monkeypatch.setattr(command, "_LANGUAGE_MODELS", ())
+    monkeypatch.setattr(command, "_SHIPPED", ())
     monkeypatch.setattr(command, "_TRAIN", COPY.format(source=os.fspath(model)))
     return tmp_path / "demo" / "transformer"
 
@@ -127,13 +127,17 @@ def test_the_default_model_is_loaded_after_the_page_is_ready(fresh, served, monk
     assert registry.pending == []
 
 
-def test_the_shipped_language_model_is_loaded_after_the_page_is_ready(fresh, served, monkeypatch):
-    monkeypatch.setattr(command, "_LANGUAGE_MODELS", ("stories",))
+def test_the_shipped_models_are_loaded_after_the_page_is_ready(fresh, served, monkeypatch):
+    monkeypatch.setattr(command, "_SHIPPED", ("stories", "dates"))
     look()
     registry = served["state"].registry
     served["ready"]()
-    until(lambda: "stories" in registry.entries, 60)
-    assert registry.entries["stories"].kind == "language"
+    until(lambda: len(registry.entries) == 2, 60)
+    assert [(name, entry.kind) for name, entry in registry.entries.items()] == [
+        ("stories", "language"),
+        ("dates", "translator"),
+    ]
+    assert "numbers" in registry.entries["dates"].languages and registry.demo.available
 
 
 @pytest.fixture
@@ -150,13 +154,13 @@ def test_loading_the_default_models_does_not_import_the_compiler():
         import sys
         from regard.app.server.registry import Registry
         registry = Registry()
-        for name in ("stories", "minilm"):
+        for name in ("stories", "dates", "minilm"):
             registry.load_later(name)
         registry.refresh()
         print(sorted(registry.entries), {"torch._dynamo", "sympy"} & set(sys.modules))
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "['minilm', 'stories'] set()", done.stderr
+    assert done.stdout.strip() == "['dates', 'minilm', 'stories'] set()", done.stderr
 
 
 def test_an_existing_demo_is_not_trained_again(fresh, served, model, monkeypatch, capsys):

@@ -23,9 +23,10 @@ from regard.app import first_link
 from regard.app.bundle import bundle_page, static, static_names
 from regard.app.computation import formula
 from regard.app.server.domain import domain_of
-from regard.app.server.registry import Registry
+from regard.app.server.guide import published_guide
+from regard.app.server.registry import DATES, Registry
 from regard.app.server.routes import lessons
-from regard.app.server.routes.models import ModelInfo, _guide_address
+from regard.app.server.routes.models import ModelInfo
 from regard.app.site_models import (
     SiteModel,
     export_config,
@@ -39,22 +40,24 @@ from regard.models.text_model import TextModel
 from regard.translation.translator import Translator
 
 INDEX = "index.html"
-DATES = Path(__file__).parent / "models" / "dates"
 MAX_BYTES = 1 << 27  # of parameters; browsers load larger pages slowly or not at all
 _ORDER = TransformerConfig(width=lessons._WIDTH, heads=lessons._HEADS, layers=1)
 _MARK = '<meta name="generator" content="regard site">'
-_DATES_LANGUAGES = "en-de, dates, times and numbers in words only"
 _SECTIONS = ("lookup", "order", "inside", "heads", "translate")
 _LINK = re.compile(r'<link rel="stylesheet" href="static/(?P<path>[^"]+)">\n')
 _SCRIPT = re.compile(r'<script type="module" src="static/[^"]+"></script>\n')
 _ICON = re.compile(r'"static/(?P<path>[^"]+\.svg)"')
 
 
-def write_site(folders: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str]) -> Path:
+def write_site(
+    folders: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str], *, guide: str = ""
+) -> Path:
     """Write a static site with models that run in the browser; return the path of its index.html.
 
     folders: model folders, or "minilm"; default: the models that are part of regard.
     output: a new or empty folder, or one written by this function, whose index.html is replaced.
+    guide: address of the guide, for links to its chapters, relative to the site; default: chapters are
+    named, but not linked.
 
     >>> import tempfile
     >>> from regard.app.site import write_site
@@ -65,7 +68,7 @@ def write_site(folders: Sequence[str | os.PathLike[str]], output: str | os.PathL
     """
     index = Path(output) / INDEX
     _check_output(index)
-    return write_atomic(index, make_site(load_models(folders)).encode())
+    return write_atomic(index, make_site(load_models(folders), guide).encode())
 
 
 def load_models(folders: Sequence[str | os.PathLike[str]] = ()) -> list[SiteModel]:
@@ -80,8 +83,7 @@ def load_models(folders: Sequence[str | os.PathLike[str]] = ()) -> list[SiteMode
 
 
 def _load(name: str, path: str) -> SiteModel:
-    languages = {path: _DATES_LANGUAGES} if Path(path) == DATES else {}
-    registry = Registry.load([path], languages)
+    registry = Registry.load([path])
     entries = registry.entries.values()
     if not entries:
         raise ArgumentError(f"{path!r} has no model yet: it is still being trained. Try again later.")
@@ -98,8 +100,8 @@ def _load(name: str, path: str) -> SiteModel:
     return export_encoder(model, info)
 
 
-def make_site(models: Sequence[SiteModel]) -> str:
-    """Return index.html with these models.
+def make_site(models: Sequence[SiteModel], guide: str = "") -> str:
+    """Return index.html with these models. guide: as in `write_site`.
 
     >>> from regard.app.site import make_site
     >>> "connect-src" in make_site([])  # default-src 'none' forbids connections
@@ -111,7 +113,7 @@ def make_site(models: Sequence[SiteModel]) -> str:
             f"The models have {format_bytes(size)} of parameters; a site holds at most "
             f"{format_bytes(MAX_BYTES)}. Pass fewer or smaller models."
         )
-    site = describe_site(models)
+    site = describe_site(models, guide)
     page = static("page/index.html")
     styles = [*(link["path"] for link in _LINK.finditer(page)), "local/site.css"]
     css = "\n".join(map(static, styles))
@@ -136,8 +138,10 @@ def _has_models(section: str, models: Sequence[SiteModel]) -> bool:
     return section in ("lookup", "order") or bool(models)
 
 
-def describe_site(models: Sequence[SiteModel]) -> dict[str, Any]:
+def describe_site(models: Sequence[SiteModel], guide: str = "") -> dict[str, Any]:
     """Return the data of a site that `static/local/backend.js` reads, except the parameters.
+
+    guide: as in `write_site`.
 
     >>> from regard.app.site import describe_site
     >>> describe_site([])["sections"]
@@ -153,7 +157,7 @@ def describe_site(models: Sequence[SiteModel]) -> dict[str, Any]:
         },
         "order": export_config(_ORDER, "order"),
         "words": {"pronoun": first_link._PRONOUN.pattern, "function_word": first_link._FUNCTION_WORD.pattern},
-        "guide": _guide_address(),
+        "guide": guide or published_guide(),
     }
 
 

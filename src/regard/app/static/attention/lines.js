@@ -7,6 +7,7 @@ import { TokenList } from "./tokens.js";
 
 const MIN_WEIGHT = 0.02; // lines with smaller weights are hidden
 const MIN_SELECTED_WEIGHT = 0.005; // the same limit for a selected token
+const STRONG_WEIGHT = 0.05; // smaller weights of a selected token are labelled less prominently
 const MAX_LINES = 1200;
 const MAX_LINE_WIDTH = 7; // pixels, at weight 1
 
@@ -246,6 +247,7 @@ export class LinesView {
         const weight = isOpposite ? this.meanWeight(...pair) : 0;
         node.classList.toggle("selected", isSelected);
         node.classList.toggle("aside", Boolean(selected) && !isSelected && weight < MIN_SELECTED_WEIGHT);
+        node.classList.toggle("weak", weight < STRONG_WEIGHT);
         node.setAttribute("aria-pressed", String(this.pane.pinned[side] === position));
         if (weight >= MIN_SELECTED_WEIGHT) node.dataset.share = `${percent(weight)} %`;
         else delete node.dataset.share;

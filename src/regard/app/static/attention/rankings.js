@@ -5,6 +5,7 @@ import { LatestQuestion } from "./state.js";
 const LIST_LENGTH = 8;
 const BINS = 120;
 const MIN_FACTOR = 1.5; // of the average, for the most attended key
+const MIN_AVERAGE = 0.002; // of long texts, weights are given as multiples of the average: 3.0 × instead of 0.06 %
 
 // goTo(cell): shows a cell. deferred: load the received attention only after release().
 // ranked(side, positions): called with the ranking of the token pinned on a side.
@@ -35,7 +36,8 @@ export function makeRankings(pane, goTo, { deferred = false, ranked = (_side, _p
     }
     if (selection === loaded || held) return;
     loaded = selection;
-    lists.received.load(`Most attended ${sides.key === "key" ? "keys" : "words"}`, "received", { heads, k: LIST_LENGTH, bins: BINS }, selection, ({ bins }) => drawHistogram(histogram, bins));
+    const unit = isSmall(1 / pane.keys.tokens.length) ? ", × average" : "";
+    lists.received.load(`Most attended ${sides.key === "key" ? "keys" : "words"}${unit}`, "received", { heads, k: LIST_LENGTH, bins: BINS }, selection, ({ bins }) => drawHistogram(histogram, bins));
   }
 
   update();
@@ -54,6 +56,10 @@ export function makeRankings(pane, goTo, { deferred = false, ranked = (_side, _p
   };
 }
 
+function isSmall(average) {
+  return average > 0 && average < MIN_AVERAGE;
+}
+
 // total(): divisor of the weights. average(): their mean, below which differences are not worth a list
 function makeRanking(pane, side, select, total = () => 1, average = () => 0) {
   const latest = new LatestQuestion(pane);
@@ -67,7 +73,7 @@ function makeRanking(pane, side, select, total = () => 1, average = () => 0) {
     const token = visible(pane.textOf(side).tokens[position] ?? "");
     const text = make("span", { class: "text", dir: "auto" }, token);
     const where = make("span", { class: "where" }, formatCount(position + 1));
-    const share = make("span", { class: "share" }, `${percent(weight / total())} %`);
+    const share = make("span", { class: "share" }, isSmall(average()) ? `${(weight / total() / average()).toFixed(1)} ×` : `${percent(weight / total())} %`);
     const title = `Go to ${token}, ${pane.sides[side]} ${formatCount(position + 1)}`;
     return make("li", {}, make("button", { type: "button", class: "row", title, click: () => select(position) }, bar, text, where, share));
   };

@@ -4,10 +4,18 @@ import { useBackend } from "../shared/client.js";
 import { makeBackend } from "./backend.js";
 
 export function startBackend() {
-  document.documentElement.classList.toggle("embedded", window.parent !== window); // in a frame
+  if (window.parent !== window) embed();
   const site = JSON.parse(document.getElementById("site-data").textContent);
   const index = new Map(site.models.map(({ info }, number) => [info.name, number]));
   useBackend(makeBackend(site, (name) => decode(document.getElementById(`weights-${index.get(name)}`).textContent)));
+}
+
+// In a frame of another page: show the section alone, and tell that page how high it is
+function embed() {
+  document.documentElement.classList.add("embedded");
+  const main = document.querySelector("main");
+  const report = () => window.parent.postMessage({ regardHeight: Math.ceil(main.getBoundingClientRect().height) }, "*");
+  new ResizeObserver(report).observe(main);
 }
 
 function decode(base64) {

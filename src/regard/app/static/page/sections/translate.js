@@ -92,7 +92,7 @@ function makeControls({ settings, text, translators, update }) {
     const { languages, examples: [example = ""] } = translators.find(({ name }) => name === settings.model);
     text.placeholder = example ? `For example: ${example}` : "";
     const [pair, ...domain] = languages.split(", ");
-    hint.textContent = languages ? `${settings.model} translates ${[pair, ...domain].filter(Boolean).join(", ")}.` : "";
+    hint.textContent = languages ? `${settings.model} translates ${[pair, domain.join(", ")].filter(Boolean).join(": ")}.` : "";
     hint.hidden = !languages;
   };
   showDomain();

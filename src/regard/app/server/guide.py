@@ -1,0 +1,37 @@
+"""The guide that `make docs` builds in a clone; the page links to its chapters, and the server serves it."""
+
+from functools import cache
+from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
+
+PATH = "guide"  # below the address of the server
+_CLONE = Path(__file__).parents[4]
+
+
+def built_guide(clone: Path = _CLONE) -> Path | None:
+    """Return the folder of the built guide; None if regard does not run from a clone with one.
+
+    >>> from pathlib import Path
+    >>> from regard.app.server.guide import built_guide
+    >>> print(built_guide(Path("no-such-folder")))
+    None
+    """
+    folder = clone / "site"
+    is_built = (clone / "mkdocs.yml").is_file() and (folder / "path" / "order.html").is_file()
+    return folder if is_built else None
+
+
+def guide_address() -> str:
+    """Return the address of the guide: the built guide, else that in the package's metadata, else ""."""
+    return PATH if built_guide() else published_guide()
+
+
+@cache
+def published_guide() -> str:
+    """Return the address of the documentation in the package's metadata, or "" if there is none."""
+    try:
+        addresses = metadata("regard").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return ""
+    named = dict(address.split(", ", 1) for address in addresses)
+    return named.get("Documentation", "")
