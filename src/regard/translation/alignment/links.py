@@ -11,7 +11,7 @@ from regard.errors import ArgumentError
 Links = frozenset[tuple[int, int]]
 """Word alignment: a frozenset of (source word, target word) indices."""
 
-SymmetrizationMethod = Literal["intersection", "union", "grow-diag-final-and"]
+SymmetrizationMethod = Literal["intersection", "union", "grow-diag", "grow-diag-final-and"]
 
 _NEIGHBORS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))  # Moses' order
 _LINK = re.compile(r"([0-9]{1,9})([-p])([0-9]{1,9})")
@@ -70,7 +70,8 @@ def symmetrize(
 
     forward: alignment of the source-to-target model. backward: alignment of the target-to-source model, after
         `reverse_links`.
-    method: "intersection", "union", or "grow-diag-final-and", which lies between them.
+    method: "intersection" (most precise), "union" (most complete), or, between them, "grow-diag" and
+        "grow-diag-final-and".
 
     >>> from regard.translation.alignment.links import symmetrize
     >>> forward, backward = frozenset({(0, 0), (1, 1), (1, 2)}), frozenset({(0, 0), (1, 1), (2, 1)})
@@ -86,14 +87,14 @@ def symmetrize(
         return forward & backward
     if method == "union":
         return forward | backward
-    return _grow_diag_final_and(forward, backward)
+    return _grow_diag(forward, backward, final_and=method == "grow-diag-final-and")
 
 
-def _grow_diag_final_and(forward: Links, backward: Links) -> Links:
+def _grow_diag(forward: Links, backward: Links, *, final_and: bool) -> Links:
     """Symmetrize as in Och and Ney 2003, section 5.1, adding links in exactly the order of Moses' `symal`.
 
-    Start from the intersection and add neighboring links from the union that link an unlinked word. Finally,
-    add links between two unlinked words, first from `forward`, then from `backward`.
+    Start from the intersection and add neighboring links from the union that link an unlinked word.
+    final_and: then add links between two unlinked words, first from `forward`, then from `backward`.
     """
     union = reverse_links(forward | backward)  # (target, source): symal iterates over target words
     links = sorted(reverse_links(forward & backward))
@@ -116,7 +117,7 @@ def _grow_diag_final_and(forward: Links, backward: Links) -> Links:
                     index += link < current  # later links are visited in this pass
             index += 1
         growing = len(links) > before
-    for rest in (forward - backward, backward - forward):
+    for rest in (forward - backward, backward - forward) if final_and else ():
         for link in sorted(reverse_links(rest)):
             if link[0] not in targets and link[1] not in sources:
                 add(link)

@@ -1,4 +1,4 @@
-"""Read and write files of sentence pairs: two text files, TSV or JSON lines. Files are streamed."""
+"""Read and write files of sentence pairs: two text files, TSV, JSON lines, Moses or TMX. Files are streamed."""
 
 import gzip
 import json
@@ -6,32 +6,44 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import zip_longest
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, get_args
+from typing import BinaryIO, Literal, get_args
 
 from regard._util.files import open_atomic
 from regard._util.text import pluralize, shorten
 from regard.errors import ArgumentError
 from regard.translation.data.pairs import Pair
+from regard.translation.data.tmx import Languages, read_tmx, write_tmx
 
-Format = Literal["tsv", "jsonl"]
+Format = Literal["tsv", "jsonl", "moses", "tmx"]
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 _GZIP = b"\x1f\x8b"
+_SEPARATOR = " ||| "
 _MAX_LINE_BYTES = 2**24  # longer lines are not sentences and could exhaust memory
 
 
-def read_pairs(source: _Path, target: _Path | None = None, *, format: Format | None = None) -> Iterator[Pair]:
+def read_pairs(
+    source: _Path,
+    target: _Path | None = None,
+    *,
+    format: Format | None = None,
+    languages: Languages | None = None,
+) -> Iterator[Pair]:
     r"""Yield the sentence pairs of a corpus.
 
     Two files: line n of `target` translates line n of `source`. One file, or "-" for standard input:
 
         tsv    source⇥target; other columns are ignored, and quotes have no special meaning
         jsonl  {"source": "…", "target": "…"} on each line; other keys are ignored
+        moses  source ||| target, as for fast_align and eflomal
+        tmx    a translation memory, TMX 1.4b
 
-    format: "tsv" or "jsonl". Default: from the extension (.tsv, .tab, .txt; .jsonl, .ndjson, .json; also
-        with .gz), otherwise from the first line. Any file may be gzipped, whatever its name.
+    format: one of these names. Default: from the extension (.tsv, .tab, .txt; .jsonl, .ndjson, .json;
+        .src-tgt; .tmx; also with .gz), otherwise from the first line, which cannot identify TMX. Any file may
+        be gzipped, whatever its name.
+    languages: source and target language of a TMX file with more than two, such as ("de", "en").
 
     Text is UTF-8; lines end with \n or \r\n. An empty line is a pair of empty sentences, which `clean_pairs`
     drops. An error is raised when its line is reached; a difference in the number of lines is reported last.
@@ -45,11 +57,11 @@ def read_pairs(source: _Path, target: _Path | None = None, *, format: Format | N
     Pair(source='two dogs', target='zwei Hunde')
     """
     if format is not None and format not in get_args(Format):
-        raise ArgumentError(f"Unknown format {format!r}. Use {' or '.join(map(repr, get_args(Format)))}.")
+        raise ArgumentError(f"Unknown format {format!r}. Use {', '.join(get_args(Format))}.")
     source = os.fsdecode(source)
     if target is None:
         _check_readable(source)
-        return _from_one(source, format)
+        return _from_one(source, format, languages)
     if format is not None:
         raise ArgumentError(
             f"format={format!r} (--format) applies to one file of pairs, but got two files. Remove the "
@@ -72,11 +84,12 @@ def read_lines(path: _Path) -> Iterator[str]:
     return _lines(path)
 
 
-def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
-    """Write pairs as TSV and return their number. The file appears only when complete.
+def write_pairs(path: _Path, pairs: Iterable[tuple[str, str]], *, languages: Languages | None = None) -> int:
+    """Write pairs to a file and return their number. The file appears only when complete.
 
-    path: output file; compressed if it ends in .gz.
-    pairs: any iterable.
+    path: output file; the format is Moses (source ||| target) for .src-tgt, TMX for .tmx, otherwise TSV. The
+        file is compressed if its name ends in .gz.
+    pairs: any iterable. languages: language tags of source and target in a TMX file.
 
     >>> import tempfile
     >>> from regard.translation.data.pairs import Pair
@@ -89,15 +102,26 @@ def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
     """
     number = 0
     path = os.fsdecode(path)
-    with open_atomic(path) as raw, _compress(raw) if _is_gzip(path) else nullcontext(raw) as file:
+    format = _FORMAT_OF.get(_extension(path))
+    separator = _SEPARATOR if format == "moses" else "\t"
+    with open_atomic(path) as raw, compressed(raw, path) as file:
+        if format == "tmx":
+            return write_tmx(file, pairs, languages or ("x-source", "x-target"))
         for number, (source, target) in enumerate(pairs, 1):
-            if any(end in source or end in target for end in "\t\n\r"):
-                raise ArgumentError(
-                    f"Pair {number:,} contains a tab or a line break, which TSV cannot represent. "
-                    "clean_pairs(pairs) replaces them with spaces."
-                )
-            file.write(f"{source}\t{target}\n".encode())
+            _check_writable(number, source, target, separator)
+            file.write(f"{source}{separator}{target}\n".encode())
     return number
+
+
+def _check_writable(number: int, source: str, target: str, separator: str) -> None:
+    """Raise if a line-based format cannot represent a pair."""
+    if any(end in source or end in target for end in "\t\n\r"):
+        raise ArgumentError(
+            f"Pair {number:,} contains a tab or a line break, which TSV cannot represent. "
+            "clean_pairs(pairs) replaces them with spaces."
+        )
+    if any(separator in f" {side} " for side in (source, target)):
+        raise ArgumentError(f"Pair {number:,} contains{separator}which the Moses format cannot represent.")
 
 
 def contains_pairs(path: str) -> bool:
@@ -113,9 +137,11 @@ def _is_gzip(name: str) -> bool:
     return name.lower().endswith(".gz")
 
 
-def _compress(file: BinaryIO) -> gzip.GzipFile:
-    """Compress without a file name and timestamp, so equal pairs give equal files."""
-    return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
+def compressed(file: BinaryIO, path: str) -> AbstractContextManager[BinaryIO]:
+    """Compress what is written to `file` if `path` ends in .gz; equal content gives equal files."""
+    if not _is_gzip(path):
+        return nullcontext(file)
+    return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)  # type: ignore[return-value]
 
 
 def _check_readable(name: str) -> None:
@@ -145,12 +171,22 @@ def _from_two(source: str, target: str) -> Iterator[Pair]:
         yield Pair(first, second)
 
 
-def _from_one(path: str, format: Format | None) -> Iterator[Pair]:
+def _from_one(path: str, format: Format | None, languages: Languages | None) -> Iterator[Pair]:
     format = format or _FORMAT_OF.get(_extension(path))
+    if format == "tmx":
+        with _open(path) as file, _gzip_errors(_name(path)):
+            yield from read_tmx(file, _name(path), languages)
+        return
     for line, text in enumerate(_lines(path), 1):
-        format = format or ("jsonl" if text.lstrip().startswith("{") else "tsv")
+        format = format or _guess_format(text)
         where = f"{_name(path)}, line {line:,}"
-        yield _FORMATS[format].parse(text, where) if text else Pair("", "")
+        yield _PARSERS[format](text, where) if text else Pair("", "")
+
+
+def _guess_format(line: str) -> Format:
+    if line.lstrip().startswith("{"):
+        return "jsonl"
+    return "moses" if "\t" not in line and _SEPARATOR in f" {line} " else "tsv"
 
 
 def _from_tsv(text: str, where: str) -> Pair:
@@ -186,18 +222,31 @@ def _from_json(text: str, where: str) -> Pair:
     return pair
 
 
-class _Format(NamedTuple):
-    """File extensions of a format, and its parser: a function of a line and its location (for errors)."""
+def _from_moses(text: str, where: str) -> Pair:
+    sides = f" {text} ".split(_SEPARATOR)
+    if len(sides) != 2:
+        raise ArgumentError(
+            f"{where}: expected one {_SEPARATOR.strip()} between source and target, got {len(sides) - 1}. Write "
+            f"source{_SEPARATOR}target on each line."
+        )
+    return Pair(sides[0].strip(), sides[1].strip())
 
-    extensions: tuple[str, ...]
-    parse: Callable[[str, str], Pair]
 
-
-_FORMATS: dict[Format, _Format] = {
-    "tsv": _Format((".tsv", ".tab", ".txt"), _from_tsv),
-    "jsonl": _Format((".jsonl", ".ndjson", ".json"), _from_json),
+_PARSERS: dict[Format, Callable[[str, str], Pair]] = {  # functions of a line and its location, for errors
+    "tsv": _from_tsv,
+    "jsonl": _from_json,
+    "moses": _from_moses,
 }
-_FORMAT_OF = {extension: name for name, (extensions, _) in _FORMATS.items() for extension in extensions}
+_FORMAT_OF: dict[str, Format] = {
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".txt": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".src-tgt": "moses",
+    ".tmx": "tmx",
+}
 
 
 def _lines(path: str) -> Iterator[str]:
@@ -219,19 +268,26 @@ def _lines(path: str) -> Iterator[str]:
 
 
 def _next_line(file: BinaryIO, path: str, number: int) -> bytes:
-    try:
+    with _gzip_errors(_name(path), f" after line {number - 1:,}"):
         line = file.readline(_MAX_LINE_BYTES + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ArgumentError(
-            f"{_name(path)}: the gzip data is damaged after line {number - 1:,} ({error}). The file may be "
-            "truncated; copy or download it again."
-        ) from None
     if len(line) > _MAX_LINE_BYTES:
         raise ArgumentError(
             f"{_name(path)}, line {number:,}: longer than {_MAX_LINE_BYTES:,} bytes. Use text with one "
             "sentence per line."
         )
     return line
+
+
+@contextmanager
+def _gzip_errors(name: str, place: str = "") -> Iterator[None]:
+    """Name the file in errors of damaged gzip data."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ArgumentError(
+            f"{name}: the gzip data is damaged{place} ({error}). The file may be truncated; copy or download "
+            "it again."
+        ) from None
 
 
 @contextmanager

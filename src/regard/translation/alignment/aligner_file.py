@@ -1,0 +1,129 @@
+"""The file format of `LexicalAligner`: one safetensors file with word lists and expected counts."""
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from regard._util.files import check_loadable, open_regular, write_atomic
+from regard.errors import ArgumentError
+from regard.translation.alignment.lexicon import Lexicon, WordPairs
+from regard.translation.alignment.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from regard.translation.alignment.lexical_aligner import LexicalAligner
+
+FORMAT, VERSION = "regard aligner", 1
+_MAX_HEADER_BYTES = 1 << 16
+_SIDES = ("source", "target")
+_DTYPES = {
+    "source.words": np.uint8,  # UTF-8, separated by line breaks
+    "target.words": np.uint8,
+    "pairs": np.int64,  # source word number × number of target words + target word number, ascending
+    "counts": np.float32,  # expected number of links of each pair
+    "source.null": np.float64,  # p(word | null)
+    "target.null": np.float64,
+    "source.jumps": np.float64,  # p(jump) between source words
+    "target.jumps": np.float64,
+}
+
+
+def write_aligner(path: str | os.PathLike[str], aligner: "LexicalAligner") -> None:
+    """Write an aligner to a file, which appears only when complete."""
+    pairs = aligner.lexicon.pairs
+    arrays: dict[str, NDArray[np.generic]] = {
+        "pairs": pairs.keys,
+        "counts": aligner.lexicon.counts.astype(np.float32),
+    }
+    for side, name in enumerate(_SIDES):
+        text = "\n".join(pairs.words[side].numbers)
+        arrays[f"{name}.words"] = np.frombuffer(text.encode(), dtype=np.uint8)
+        arrays[f"{name}.null"] = aligner.null[1 - side]  # direction 0 observes target words
+        arrays[f"{name}.jumps"] = aligner.jumps[side]  # direction 0 jumps between source words
+    write_atomic(path, save(arrays, {"format": FORMAT, "version": str(VERSION)}))
+
+
+def read_aligner(path: str | os.PathLike[str]) -> "LexicalAligner":
+    """Read and check an aligner."""
+    from regard.translation.alignment.lexical_aligner import LexicalAligner
+
+    name = os.fspath(path)
+    check_loadable(path)
+    _check_header(path)
+    with open_regular(path) as file:
+        content = file.read()
+    try:
+        arrays = load(content)
+        _check_arrays(arrays)
+        words = _read_words(arrays["source.words"]), _read_words(arrays["target.words"])
+        _check_values(arrays, words)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ArgumentError(
+            f"{name!r} is damaged ({error}). Learn the aligner again: regard align SOURCE TARGET --save {name}"
+        ) from None
+    lexicon = Lexicon(WordPairs(words, arrays["pairs"]))
+    lexicon.update(arrays["counts"].astype(np.float64))
+    return LexicalAligner(
+        lexicon,
+        (arrays["target.null"], arrays["source.null"]),
+        (arrays["source.jumps"], arrays["target.jumps"]),
+    )
+
+
+def _check_header(path: str | os.PathLike[str]) -> None:
+    """Raise unless the file says that it is an aligner of this version."""
+    name = os.fspath(path)
+    with open_regular(path) as file:
+        start = file.read(8 + _MAX_HEADER_BYTES)
+    length = int.from_bytes(start[:8], "little")
+    try:
+        metadata = json.loads(start[8 : 8 + length])["__metadata__"]
+        format, version = metadata["format"], int(metadata["version"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        format, version = None, 0
+    if format != FORMAT:
+        raise ArgumentError(
+            f"{name!r} is not an aligner. Pass a file written by regard align --save; for a folder written by "
+            "regard train, use --model."
+        )
+    if version != VERSION:
+        raise ArgumentError(
+            f"{name!r} has version {version} of the aligner format; this regard reads version {VERSION}. "
+            f"{'Upgrade regard' if version > VERSION else 'Learn the aligner again with --save'}."
+        )
+
+
+def _check_arrays(arrays: dict[str, NDArray[np.generic]]) -> None:
+    if arrays.keys() != _DTYPES.keys():
+        raise ValueError(f"it has the arrays {', '.join(sorted(arrays))}")
+    for key, dtype in _DTYPES.items():
+        if arrays[key].dtype != dtype or arrays[key].ndim != 1:
+            raise ValueError(f"{key} is {arrays[key].ndim}-dimensional {arrays[key].dtype}")
+
+
+def _read_words(array: NDArray[np.generic]) -> Vocabulary:
+    words = array.tobytes().decode().split("\n")
+    vocabulary = Vocabulary(words)
+    if len(vocabulary) != len(words):
+        raise ValueError("a word occurs twice")
+    return vocabulary
+
+
+def _check_values(arrays: dict[str, NDArray[np.generic]], words: tuple[Vocabulary, Vocabulary]) -> None:
+    keys, counts = arrays["pairs"], arrays["counts"]
+    if not len(keys) or len(keys) != len(counts):
+        raise ValueError(f"{len(keys)} pairs have {len(counts)} counts")
+    if keys[0] < 0 or keys[-1] >= len(words[0]) * len(words[1]) or (np.diff(keys) <= 0).any():
+        raise ValueError("pairs are out of range or order")
+    for side, vocabulary in zip(_SIDES, words, strict=True):
+        null, jumps = arrays[f"{side}.null"], arrays[f"{side}.jumps"]
+        if len(null) != len(vocabulary) or len(jumps) % 2 == 0:
+            raise ValueError(f"{side}.null or {side}.jumps has the wrong length")
+        if not (null > 0).all() or not (jumps > 0).all():  # also false for NaN
+            raise ValueError(f"{side} has probabilities that are not positive")
+    if not (np.isfinite(counts).all() and (counts >= 0).all()):
+        raise ValueError("counts are not finite or negative")

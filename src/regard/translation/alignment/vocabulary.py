@@ -1,0 +1,133 @@
+"""Word numbers, stems and spelling for the lexical aligner."""
+
+import unicodedata
+from collections.abc import Iterable
+from functools import cached_property, lru_cache
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_STEM = 5  # characters
+_CJK_STEM = 1
+_GRAM = 3  # characters of an n-gram; a word has one for each character
+_MAX_GRAMS = 16  # further characters are ignored
+_MIN_ROMANIZED = 3  # shorter words match by chance: the Greek article is spelled like English words
+_BATCH_PAIRS = 1 << 14
+# Latin spelling of Greek letters whose name does not start with it
+_GREEK = {"THETA": "th", "PHI": "ph", "CHI": "ch", "PSI": "ps", "XI": "x", "ETA": "e", "FINAL": "s"}
+
+
+class Vocabulary:
+    """The distinct words of one side, ignoring case and accents.
+
+    words: normalized words (`normalize_word`); the n-th distinct word has number n.
+
+    >>> from regard.translation.alignment.vocabulary import Vocabulary
+    >>> vocabulary = Vocabulary([]).extend(["Das Haus", "das Häuschen"])
+    >>> list(vocabulary.numbers), vocabulary.encode("HAUS das")
+    (['das', 'haus', 'hauschen'], [1, 0])
+    """
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self.numbers: dict[str, int] = {}
+        for word in words:
+            self.numbers.setdefault(word, len(self.numbers))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def extend(self, texts: Iterable[str]) -> "Vocabulary":
+        """Return a vocabulary with the words of these texts added; known words keep their numbers."""
+        new = (normalize_word(word) for text in texts for word in text.split())
+        return Vocabulary((*self.numbers, *new))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the numbers of a text's words, all of which must be known."""
+        return [self.numbers[normalize_word(word)] for word in text.split()]
+
+    @cached_property
+    def stems(self) -> Integers:
+        """The stem of each word, numbered in order of appearance, so extending keeps the numbers."""
+        stems: dict[str, int] = {}
+        numbers = [stems.setdefault(_stem(word), len(stems)) for word in self.numbers]
+        return np.array(numbers, dtype=np.int64)
+
+    @cached_property
+    def stem_count(self) -> int:
+        """Number of distinct stems."""
+        return int(self.stems.max(initial=-1)) + 1
+
+    @cached_property
+    def _grams(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Hashed n-grams of each word's Latin spelling, padded with 0, and their number."""
+        table = np.zeros((len(self), _MAX_GRAMS), dtype=np.int32)
+        for row, word in zip(table, self.numbers, strict=True):
+            grams = sorted(_spelling_grams(word))[:_MAX_GRAMS]
+            row[: len(grams)] = grams
+        return table, (table != 0).sum(1, dtype=np.int32)
+
+
+def spelling_similarity(
+    words: tuple[Vocabulary, Vocabulary], source: Integers, target: Integers
+) -> NDArray[np.float32]:
+    """Return the similarity in spelling, from 0 to 1, of each pair of a source and a target word.
+
+    It is the Dice coefficient of their letter trigrams. Greek and Cyrillic are compared in Latin letters.
+
+    >>> import numpy as np
+    >>> from regard.translation.alignment.vocabulary import Vocabulary, spelling_similarity
+    >>> words = Vocabulary(["adam", "den"]), Vocabulary(["αδαμ", "the"])
+    >>> spelling_similarity(words, np.array([0, 0, 1]), np.array([0, 1, 1])).tolist()
+    [1.0, 0.0, 0.0]
+    """
+    similarity = np.zeros(len(source), dtype=np.float32)
+    (first, first_size), (second, second_size) = (vocabulary._grams for vocabulary in words)
+    for start in range(0, len(source), _BATCH_PAIRS):
+        part = slice(start, start + _BATCH_PAIRS)
+        one, other = source[part], target[part]
+        shared = np.zeros(len(one), dtype=np.int32)
+        for column in range(_MAX_GRAMS):
+            gram = first[one, column][:, None]
+            shared += ((gram == second[other]) & (gram != 0)).any(1)
+        similarity[part] = 2 * shared / np.maximum(first_size[one] + second_size[other], 1)
+    return similarity
+
+
+@lru_cache(1 << 16)
+def normalize_word(word: str) -> str:
+    """Remove accents and convert to lower case."""
+    letters = unicodedata.normalize("NFD", word)
+    return "".join(letter for letter in letters if not unicodedata.combining(letter)).lower()
+
+
+def _stem(word: str) -> str:
+    """Return the first letters of a word; a Chinese character alone carries as much meaning."""
+    return word[: _CJK_STEM if "\u2e80" <= word[:1] <= "\u9fff" else _STEM]
+
+
+def _spelling_grams(word: str) -> set[int]:
+    spelling = "".join(_romanize(letter) for letter in word)
+    if not spelling or (spelling != word and len(spelling) < _MIN_ROMANIZED):
+        return set()
+    marked = f"^{spelling}$"
+    grams = (marked[i : i + _GRAM] for i in range(len(marked) - _GRAM + 1))
+    return {crc32(gram.encode()) >> 1 or 1 for gram in grams}  # 31 bits, equal on every machine
+
+
+@lru_cache(1 << 12)
+def _romanize(letter: str) -> str:
+    """Spell a Greek or Cyrillic letter in Latin letters, by its Unicode name; return others unchanged."""
+    if letter.isascii():
+        return letter
+    script, _, name = unicodedata.name(letter, "").partition(" ")
+    name = name.partition("LETTER ")[2]
+    if script == "GREEK" and name:
+        return _GREEK.get(name.split()[0], name[0].lower())
+    if script == "CYRILLIC" and name:
+        name = name.split()[-1].lower()  # "be", "zhe", "el", "a"
+        return "".join(sound for sound in name if sound not in "aeiou") or name
+    return letter

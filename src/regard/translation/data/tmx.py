@@ -1,0 +1,194 @@
+"""Read and write TMX 1.4b, the XML format of translation memories. Files are streamed."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
+from typing import Any, BinaryIO
+from xml.parsers import expat
+from xml.sax.saxutils import escape, quoteattr
+
+from regard.errors import ArgumentError
+from regard.translation.data.pairs import Pair, normalize_spaces
+
+Languages = tuple[str, str]
+
+_CHUNK_BYTES = 1 << 16
+_MAX_UNIT_CHARACTERS = 1 << 24  # a longer translation unit is not a sentence and could exhaust memory
+_MAX_DEPTH = 100
+_CODES = frozenset({"bpt", "ept", "ph", "it", "ut", "sub"})  # codes of the original document inside <seg>
+_INVALID = dict.fromkeys({*range(32), 0xFFFE, 0xFFFF} - {9, 10, 13})  # XML 1.0 cannot represent these
+
+
+def read_tmx(file: BinaryIO, name: str, languages: Languages | None = None) -> Iterator[Pair]:
+    """Yield the sentence pairs of a TMX file.
+
+    file: a file opened for reading bytes. name: its name in errors.
+    languages: source and target, such as ("de", "en"); "en" also matches "en-US" and "EN". Units without a
+        segment in both are skipped. Default: the header's source language and the only other language.
+
+    Whitespace in segments is normalized, and formatting codes are removed. Entity declarations are refused;
+    external files are never read.
+
+    >>> import io
+    >>> from regard.translation.data.tmx import read_tmx, write_tmx
+    >>> file = io.BytesIO()
+    >>> write_tmx(file, [("Hund & Katze", "dog & cat")], ("de", "en"))
+    1
+    >>> list(read_tmx(io.BytesIO(file.getvalue()), "animals.tmx"))
+    [Pair(source='Hund & Katze', target='dog & cat')]
+    """
+    reader, selected, units, pairs = _Reader(name), languages, 0, 0
+    for unit in reader.units(file):
+        units += 1
+        selected = selected or _guess_languages(unit, reader.source_language, name)
+        source, target = (_segment(unit, language) for language in selected)
+        if source is not None and target is not None:
+            pairs += 1
+            yield Pair(source, target)
+        elif languages is None:
+            raise ArgumentError(
+                f"{name}: translation unit {units:,} has {_list(unit)}, but the units before it "
+                f"{selected[0]} and {selected[1]}. To skip units that lack one of them, pass the languages, such as "
+                "--languages de-en."
+            )
+    if units and not pairs and selected:
+        raise ArgumentError(
+            f"{name}: none of its {units:,} translation units has segments in both {selected[0]!r} and "
+            f"{selected[1]!r}; the last one has {_list(unit)}."
+        )
+
+
+def write_tmx(
+    file: BinaryIO,
+    pairs: Iterable[tuple[str, str]],
+    languages: Languages = ("x-source", "x-target"),
+    properties: Iterable[Mapping[str, str]] | None = None,
+) -> int:
+    """Write sentence pairs as TMX and return their number.
+
+    file: a file opened for writing bytes. languages: language tags of source and target.
+    properties: for each pair, values to store in `<prop>` elements, such as {"x-alignment": "0-0 1-2"}.
+
+    Control characters, which XML cannot represent, are dropped.
+    """
+    from regard import __version__
+
+    source, target = (quoteattr(language) for language in languages)
+    file.write(
+        '<?xml version="1.0" encoding="UTF-8"?>\n<tmx version="1.4">\n'
+        f'<header creationtool="regard" creationtoolversion="{__version__}" segtype="sentence" '
+        f'o-tmf="regard" adminlang="en" srclang={source} datatype="plaintext"/>\n<body>\n'.encode()
+    )
+    units = zip(pairs, repeat({}), strict=False) if properties is None else zip(pairs, properties, strict=True)
+    number = 0
+    for number, (pair, values) in enumerate(units, 1):
+        props = "".join(f"<prop type={quoteattr(key)}>{_escape(value)}</prop>" for key, value in values.items())
+        file.write(
+            f"<tu>{props}<tuv xml:lang={source}><seg>{_escape(pair[0])}</seg></tuv>"
+            f"<tuv xml:lang={target}><seg>{_escape(pair[1])}</seg></tuv></tu>\n".encode()
+        )
+    file.write(b"</body>\n</tmx>\n")
+    return number
+
+
+def _escape(text: str) -> str:
+    return escape(text.translate(_INVALID))
+
+
+def _list(unit: Mapping[str, str]) -> str:
+    return ", ".join(unit) or "no segments"
+
+
+def _segment(unit: Mapping[str, str], language: str) -> str | None:
+    """Return the segment in a language: the exact tag if there is one, otherwise a regional variant."""
+    wanted = language.lower()
+    tags = {tag.lower().replace("_", "-"): text for tag, text in unit.items()}
+    variants = (text for tag, text in tags.items() if tag.startswith(f"{wanted}-"))
+    return tags[wanted] if wanted in tags else next(variants, None)
+
+
+def _guess_languages(unit: Mapping[str, str], source_language: str, name: str) -> Languages:
+    tags = list(unit)
+    if len(tags) != 2:
+        raise ArgumentError(
+            f"{name}: the first translation unit has {len(tags)} languages ({_list(unit)}). Pass two of them, "
+            "such as --languages de-en, or languages=('de', 'en')."
+        )
+    if source_language.lower() == tags[1].lower():
+        tags.reverse()
+    return tags[0], tags[1]
+
+
+class _Reader:
+    """Collects translation units from XML events: a dictionary from language tag to segment for each."""
+
+    def __init__(self, name: str) -> None:
+        self.source_language = ""
+        self._name, self._finished, self._unit = name, list[dict[str, str]](), dict[str, str]()
+        self._path: list[str] = []
+        self._language = ""
+        self._text: list[str] = []
+        self._size = 0
+        self._parser = expat.ParserCreate()
+        self._parser.buffer_text = True
+        self._parser.StartElementHandler = self._start
+        self._parser.EndElementHandler = self._end
+        self._parser.CharacterDataHandler = self._characters
+        self._parser.EntityDeclHandler = self._refuse_entity
+        self._parser.SkippedEntityHandler = self._refuse_entity  # declared in an external file
+
+    def units(self, file: BinaryIO) -> Iterator[dict[str, str]]:
+        """Parse a file in chunks and yield its translation units."""
+        while True:
+            chunk = file.read(_CHUNK_BYTES)
+            try:
+                self._parser.Parse(chunk, not chunk)
+            except (expat.ExpatError, LookupError) as error:  # LookupError: unknown encoding
+                reason = expat.ErrorString(error.code) if isinstance(error, expat.ExpatError) else error
+                raise self._error(
+                    f"not valid XML ({reason}). The file may be truncated, or not be a TMX file."
+                ) from None
+            yield from self._finished
+            self._finished.clear()
+            if not chunk:
+                return
+
+    def _start(self, tag: str, attributes: dict[str, str]) -> None:
+        if not self._path and tag != "tmx":
+            raise self._error(f"the document is <{tag}>, not <tmx>. Pass a TMX file.")
+        if len(self._path) == _MAX_DEPTH:
+            raise self._error(f"elements are nested more than {_MAX_DEPTH} levels deep.")
+        self._path.append(tag)
+        if tag == "header":
+            self.source_language = attributes.get("srclang", "")
+        elif tag == "tu":
+            self._unit, self._size = {}, 0
+        elif tag == "tuv":
+            self._language = attributes.get("xml:lang") or attributes.get("lang") or ""
+            if not self._language:
+                raise self._error("<tuv> has no xml:lang attribute.")
+        elif tag == "seg":
+            self._text = []
+
+    def _end(self, tag: str) -> None:
+        self._path.pop()
+        if tag == "seg":
+            self._unit.setdefault(self._language, normalize_spaces("".join(self._text)))
+        elif tag == "tu":
+            self._finished.append(self._unit)
+
+    def _characters(self, text: str) -> None:
+        if "seg" not in self._path or not _CODES.isdisjoint(self._path):
+            return
+        self._size += len(text)
+        if self._size > _MAX_UNIT_CHARACTERS:
+            raise self._error(f"a translation unit has more than {_MAX_UNIT_CHARACTERS:,} characters.")
+        self._text.append(text)
+
+    def _refuse_entity(self, entity: str, *declaration: Any) -> None:
+        raise self._error(
+            f"it declares or uses the XML entity {entity!r}. Only &amp; &lt; &gt; &quot; and &apos; are allowed, "
+            "because entities can read other files or exhaust memory."
+        )
+
+    def _error(self, message: str) -> ArgumentError:
+        return ArgumentError(f"{self._name}, line {self._parser.CurrentLineNumber:,}: {message}")
