@@ -317,7 +317,7 @@ class Encoded(NamedTuple):
 
 
 class Prepared:
-    """An encoded call that the kernels have read. Each run takes other tensors of the same shapes and strides.
+    """An encoded call that the kernels have read. Each run takes tensors of the same shapes and strides.
 
     names: the tensors that `forward` and `backward` will receive, in this order.
     """
