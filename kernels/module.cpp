@@ -233,6 +233,30 @@ bool call(nb::handle numbers, nb::handle factors, int threads) {
   return (chosen->*kernel)(p, threads);
 }
 
+// A call that is read once and run many times, with other addresses for some of its tensors.
+class Prepared {
+ public:
+  Prepared(nb::handle numbers, nb::handle factors, const std::vector<int64_t>& names) : problem_(read(numbers, factors)) {
+    for (int64_t name : names)
+      offsets_.push_back(reinterpret_cast<char*>(slot(problem_, name).view) - reinterpret_cast<char*>(&problem_));
+  }
+
+  template <bool (*Kernels::*kernel)(const Problem&, int)>
+  bool run(nb::handle addresses, int threads) const {
+    Problem p = problem_;  // other threads may run the same call
+    Numbers numbers(addresses);
+    for (ptrdiff_t offset : offsets_)
+      reinterpret_cast<View*>(reinterpret_cast<char*>(&p) + offset)->data = reinterpret_cast<char*>(numbers.next());
+    if (!numbers.done()) throw std::out_of_range("a prepared call got too many addresses");
+    nb::gil_scoped_release release;
+    return (chosen->*kernel)(p, threads);
+  }
+
+ private:
+  Problem problem_;
+  std::vector<ptrdiff_t> offsets_;
+};
+
 // x, y, out: addresses; x may be 0. size: number of elements. See dropout.h.
 void drop(int64_t kind, int64_t x, int64_t y, int64_t out, int64_t size, uint32_t seed, uint32_t other,
           uint32_t threshold, double kept, int threads) {
@@ -285,6 +309,10 @@ NB_MODULE(_kernels, m) {
   m.def("peak", &peak, nb::arg("threads"));
   m.def("forward", &call<&Kernels::forward>);
   m.def("backward", &call<&Kernels::backward>);
+  nb::class_<Prepared>(m, "Prepared")
+      .def(nb::init<nb::handle, nb::handle, const std::vector<int64_t>&>())
+      .def("forward", &Prepared::run<&Kernels::forward>)
+      .def("backward", &Prepared::run<&Kernels::backward>);
   m.def("weights", &call<&Kernels::weights>);
   m.def("entropy", &call<&Kernels::entropy>);
   m.def("dropout", &drop);
@@ -297,5 +325,6 @@ NB_MODULE(_kernels, m) {
 #undef NAME
   m.attr("SLOTS") = slots();
   m.attr("MATCHES") = MATCHES;
+  nb::set_leak_warnings(false);  // prepared calls are cached until the process ends
   use(available().front());
 }

@@ -310,17 +310,37 @@ class Encoded(NamedTuple):
 
     numbers: list[int]
     factors: tuple[float, ...]
-    addresses: tuple[int, ...] = ()  # positions of the addresses that `run` fills in
-    tensors: tuple[Tensor, ...] = ()  # tensors at fixed addresses, kept alive
 
-    def run(self, kernel: str, tensors: Sequence[Tensor | None] = ()) -> bool:
-        """Run a kernel on tensors of the encoded shapes and strides; return whether the result is finite."""
-        numbers = self.numbers
-        if tensors:
-            numbers = numbers.copy()
-            for position, tensor in zip(self.addresses, tensors, strict=True):
-                numbers[position] = 0 if tensor is None else tensor.data_ptr()
-        return getattr(_KERNELS, kernel)(numbers, self.factors, torch.get_num_threads())
+    def run(self, kernel: str) -> bool:
+        """Run a kernel; return whether the result is finite."""
+        return getattr(_KERNELS, kernel)(self.numbers, self.factors, torch.get_num_threads())
+
+
+class Prepared:
+    """An encoded call that the kernels have read. Each run takes tensors of the same shapes and strides.
+
+    names: the tensors that `forward` and `backward` will receive, in this order.
+    """
+
+    def __init__(self, encoded: Encoded, names: Sequence[str], kept: Sequence[Tensor]) -> None:
+        handle = _KERNELS.Prepared(encoded.numbers, encoded.factors, [SLOTS[name] for name in names])
+        self._forward, self._backward = handle.forward, handle.backward
+        self._kept = kept  # tensors whose addresses are part of the call
+
+    def forward(self, *tensors: Tensor | None) -> bool:
+        """Compute the output; return whether it is finite."""
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        return bool(self._forward(addresses, torch.get_num_threads()))
+
+    def backward(self, *tensors: Tensor) -> bool:
+        """Compute the gradients; return whether they are finite."""
+        return bool(self._backward([tensor.data_ptr() for tensor in tensors], torch.get_num_threads()))
+
+
+def prepare_call(problem: Problem, extra: Mapping[str, Tensor], names: Sequence[str]) -> Prepared:
+    """Encode a problem and the tensors for its results once. names: the tensors that each run receives."""
+    kept = [tensor for name, tensor in (*problem.tensors.items(), *extra.items()) if name not in names]
+    return Prepared(encode(problem, extra), names, kept)
 
 
 def encode(
@@ -329,12 +349,8 @@ def encode(
     *,
     segments: int = 1,
     k: int = 0,
-    addresses: Sequence[str] = (),
 ) -> Encoded:
-    """Encode a problem and the tensors for its results.
-
-    addresses: names of the tensors that `Encoded.run` will receive, in this order.
-    """
+    """Encode a problem and the tensors for its results."""
     config, lead = problem.config, problem.lead()
     value = problem.get("value")
     normalizer, counts, sharpness, bias = _encode_normalizer(config.normalize)
@@ -346,18 +362,13 @@ def encode(
         *(int(config.dropout * 2**32), segments, k),
         *(len(problem.all("bias")), len(problem.all("line")), config.terms),
     ]
-    positions: dict[str, int] = {}
-    kept: list[Tensor] = []
     for name, item in (*problem.tensors.items(), *extra.items()):
         tensor, segment_stride = item if isinstance(item, _GradBuffer) else (item, None)
         axis = int(segment_stride is not None)
-        positions[name] = len(numbers) + 3
         numbers += (SLOTS[name], _type(name, tensor), segment_stride or 0, tensor.data_ptr())
         numbers += (*tensor.shape[axis:], *tensor.stride()[axis:])
-        if name not in addresses:
-            kept.append(tensor)
     factors = (config.scale, sharpness, config.softcap or 0.0, bias, 1 / (1 - config.dropout))
-    return Encoded(numbers, factors, tuple(positions[name] for name in addresses), tuple(kept))
+    return Encoded(numbers, factors)
 
 
 def _call(

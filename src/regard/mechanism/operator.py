@@ -188,14 +188,14 @@ def _autocast(tensor: Tensor) -> Tensor:
 
 
 class _PreparedCall(NamedTuple):
-    """A call in the kernels' encoding, except for the addresses of its inputs and results."""
+    """A call that the kernels have read, except for the addresses of its inputs and results."""
 
-    forward: fused.Encoded
+    call: fused.Prepared
     output_shape: tuple[int, ...]
     output_stride: tuple[int, ...]
     tau_shape: tuple[int, ...]
     simple_backward: bool  # gradients need no segments, padding or sums over broadcast axes
-    backward: dict[Hashable, fused.Encoded]  # keyed by required gradients and strides
+    backward: dict[Hashable, fused.Prepared]  # keyed by required gradients and strides
 
 
 def _run_cached(
@@ -243,7 +243,7 @@ def _run_cached(
     tau = None
     if need_tau or requires_grad:
         tau = torch.empty(prepared.tau_shape, dtype=torch.float32, device="cpu")
-    if not prepared.forward.run("forward", (query, key, value, output, tau)):
+    if not prepared.call.forward(query, key, value, output, tau):
         return None
     if not requires_grad:
         return output if query.dtype is torch.float32 else output.to(query.dtype), tau
@@ -271,7 +271,7 @@ def _prepare(query: Tensor, key: Tensor, value: Tensor, call: Call) -> _Prepared
         problem[name].shape[:-3] == tuple(units) for name in _INPUTS
     )
     return _PreparedCall(
-        fused.encode(problem, {"output": output, "tau": tau}, addresses=(*_INPUTS, "output", "tau")),
+        fused.prepare_call(problem, {"output": output, "tau": tau}, (*_INPUTS, "output", "tau")),
         tuple(merged.shape),
         merged.stride(),
         tuple(tau.shape),
@@ -328,16 +328,16 @@ def _kernel_gradients(
     grads = {name: torch.empty(saved[name].shape, dtype=torch.float32, device="cpu") for name in wanted}
     # hooks on saved tensors can change the strides of any of them
     cache_key = (wanted, *(x.stride() for x in saved.values()))
-    encoded = prepared.backward.get(cache_key)
-    if encoded is None:
+    backward = prepared.backward.get(cache_key)
+    if backward is None:
         problem, layout = _problem(saved["query"], saved["key"], saved["value"], call)
         split = {"query": layout.per_query, "key": layout.per_key, "value": layout.per_key}
         results = {f"d_{name}": split[name](grad) for name, grad in grads.items()}
         extra = {name: layout.per_query(saved[name]) for name in ("output", "grad")}
-        encoded = prepared.backward[cache_key] = fused.encode(
-            problem, {"tau": saved["tau"], **extra, **results}, addresses=(*saved, *results)
+        backward = prepared.backward[cache_key] = fused.prepare_call(
+            problem, {"tau": saved["tau"], **extra, **results}, (*saved, *results)
         )
-    return grads if encoded.run("backward", (*saved.values(), *grads.values())) else None
+    return grads if backward.backward(*saved.values(), *grads.values()) else None
 
 
 def _general_gradients(

@@ -109,4 +109,7 @@ def plain_cpu(*tensors: Tensor) -> bool:
         or _tracing_state() is not None  # type: ignore[misc]
     ):
         return False
-    return all(_dispatch_keys(t).raw_repr() in _PLAIN_CPU_KEYS for t in tensors)  # type: ignore[misc]
+    for tensor in tensors:  # noqa: SIM110 (all() would take twice as long)
+        if _dispatch_keys(tensor).raw_repr() not in _PLAIN_CPU_KEYS:  # type: ignore[misc]
+            return False
+    return True
