@@ -27,7 +27,9 @@ def names():
         model(torch.randn(1, n, 16))
     layer, y = regard.models.MultiHeadAttention(16, 2), torch.randn(2, 5, 16)
     weights = regard.attend(x, x, x)[1]
-    return {**globals(), "model": model, "seen": seen, "layer": layer, "y": y, "weights": weights}
+    encoder = regard.models.StaticEncoder(["a", "dog"], torch.eye(2))
+    objects = {"model": model, "seen": seen, "layer": layer, "y": y, "weights": weights, "encoder": encoder}
+    return {**globals(), **objects}
 
 
 KEYWORDS = {  # of attention
@@ -188,6 +190,22 @@ CALLS = {
     "seen.attentions": "seen[0]",
     "seen.layers": "seen[0]",
     "seen.plot()": "seen.show()",
+    "seen.model_view()": "seen.show()",
+    "seen.num_layers": "len(seen)",
+    "seen.layer(5)": "seen[layer]",
+    "seen.to_dataframe()": "seen.heads()",
+    "seen.hidden_states": "output_hidden_states",
+    'weights["it"]': "tokens.index('it')",
+    "weights.to_numpy()": "weights.numpy()",
+    "weights.imshow()": "weights.to_png(path)",
+    "weights.tokens": "seen.tokens",
+    "encoder.encode('a dog')": "encoder.embed(text)",
+    "encoder.tokenize('a dog')": "encoder.tokens(text)",
+    "regard.flash_attn_qkvpacked_func": "regard.attention(*qkv.unbind(2))",
+    "regard.AutoModel": "regard.watch(model)",
+    "regard.Attention": "regard.models.MultiHeadAttention(width, heads)",
+    "regard.look()": "regard look",
+    "regard.watch('minilm')": 'regard.load_encoder("minilm")',
     "seen.numpy()": "seen[0].dense()",
     "seen['layer.0']": "layers.0.self_attn",
     "seen[0, 1]": "seen[0][..., 1, :, :]",
@@ -284,6 +302,9 @@ def test_answers_name_what_exists(names):
 
 COMMANDS = {
     "visualize": "regard look",
+    "inspect": "regard look",
+    "look --text dogs": "regard attention",
+    "site --out folder": "regard site [FOLDER] OUTPUT",
     "serve": "regard look",
     "plot": "regard draw",
     "fit": "regard train",

@@ -37,6 +37,8 @@ def test_the_strongest_allowed_link_is_found() -> None:
     assert link_of(words, (0, 1, 0.9), (0, 2, 0.7), (3, 0, 0.5)) == (0, 1, 0, 2)  # 0 and 1 are neighbors
     words = ["cats", "hunt", "because", "they", "starve"]
     assert link_of(words, (3, 4, 0.9), (3, 2, 0.8), (3, 0, 0.2)) == (0, 2, 3, 0)  # an earlier content word
+    words = ["lily", "had", "drums", "lost", "her"]
+    assert link_of(words, (4, 3, 0.9), (4, 2, 0.3)) == (0, 1, 4, 2)  # not the neighbor
 
 
 def test_no_link_is_shown_if_none_is_allowed() -> None:

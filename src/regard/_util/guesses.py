@@ -43,6 +43,22 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
             ("flash_attn_func", "flash_attention", "memory_efficient_attention"),
             "regard.attention(query, key, value), with axes (batch, heads, tokens, width)",
         ),
+        **dict.fromkeys(
+            ("flash_attn_qkvpacked_func", "flash_attn_kvpacked_func"),
+            "regard.attention(*qkv.unbind(2)), with axes (batch, heads, tokens, width)",
+        ),
+        "flash_attn_varlen_func": "regard.attention with mask=regard.Documents(lengths)",
+        **dict.fromkeys(
+            ("AutoModel", "AutoModelForCausalLM", "AutoTokenizer", "HookedTransformer", "TransformerBridge"),
+            "the library that has the model, then regard.watch(model)",
+        ),
+        **dict.fromkeys(
+            ("TransformerWrapper", "Decoder", "LanguageModel"), "regard.models.LanguageModel(vocab_size)"
+        ),
+        "Attention": "regard.models.MultiHeadAttention(width, heads)",
+        "look": "seen.show(), or run regard look in a terminal",
+        "neuron_view": _SHOW,
+        "enable": "regard.huggingface.enable()",
         "softmax": "normalize=regard.Softmax() in regard.attention, or torch.softmax for a tensor",
         "attention_rollout": "regard.rollout(layers), or seen.rollout()",
         "sdpa": "regard.scaled_dot_product_attention",
@@ -95,16 +111,39 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("names", "layer_names"), "list(seen)"),
         **dict.fromkeys(("plot", "visualize", "display", "to_png"), "seen.show(), or seen[0].to_png(path)"),
         **dict.fromkeys(("numpy", "dense"), "seen[0].dense(), one layer at a time"),
+        **dict.fromkeys(("head_view", "model_view", "neuron_view", "view"), "seen.show()"),
+        **dict.fromkeys(("num_layers", "n_layers", "n_layer", "depth"), "len(seen)"),
+        **dict.fromkeys(("layer", "get_layer", "cache", "pattern"), "seen[layer]"),
+        **dict.fromkeys(
+            ("head", "get_head", "attention_map", "get_attention", "get_attentions"),
+            "seen[layer].heads(head)",
+        ),
+        **dict.fromkeys(("to_dataframe", "to_df", "to_pandas", "summary", "stats"), "seen.heads()"),
+        **dict.fromkeys(("cpu", "cuda", "to"), "seen[0].to(device), one layer at a time"),
+        "hidden_states": "output_hidden_states=True of the model: watch records attention only",
+        "mean": 'seen[0].mean("heads"), one layer at a time',
         "topk": "seen[0].topk(k), one layer at a time",
         "to_dict": "dict(seen)",
         "statistics": "seen.heads()",
     },
     "Weights": {
         **dict.fromkeys(("plot", "heatmap", "draw", "visualize"), "weights.show(), or weights.to_png(path)"),
+        **dict.fromkeys(("imshow", "matshow", "head_view"), "weights.show(), or weights.to_png(path)"),
+        **dict.fromkeys(("to_numpy", "as_numpy", "asnumpy"), "weights.numpy()"),
+        **dict.fromkeys(("attn", "attn_weights", "attention_probs", "probs", "alphas"), "weights.dense()"),
+        **dict.fromkeys(
+            ("tokens", "words", "labels"), "seen.tokens; pass labels as weights.show(queries=tokens)"
+        ),
         **dict.fromkeys(("todense", "toarray", "weights", "attention"), "weights.dense()"),
         **dict.fromkeys(("head", "get_head"), "weights[..., head, :, :], or weights.heads(head)"),
         "top": "weights.topk(k)",
         "aligned": "weights.argmax()",
+    },
+    "encoder": {
+        **dict.fromkeys(("encode", "get_embeddings", "vectors", "transform"), "encoder.embed(text)"),
+        **dict.fromkeys(("tokenize", "convert_ids_to_tokens"), "encoder.tokens(text)"),
+        **dict.fromkeys(("similarity", "cosine_similarity"), "encoder.compare(first, second, word=word)"),
+        "attentions": "with regard.watch(encoder) as seen: encoder.embed(text)",
     },
     "Translator": {
         **dict.fromkeys(("generate", "predict", "decode", "__call__"), "translator.translate(sentences)"),
@@ -218,7 +257,8 @@ _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
 # commands and options: guess → answer
 _COMMANDS = {
     **dict.fromkeys(
-        ("visualize", "view", "show", "serve", "server", "app", "web", "ui", "gui", "heads"), "look"
+        ("visualize", "view", "show", "serve", "server", "app", "web", "ui", "gui", "heads", "inspect"),
+        "look",
     ),
     **dict.fromkeys(("plot", "picture", "heatmap"), "draw"),
     **dict.fromkeys(("fit", "learn", "finetune"), "train"),
@@ -256,10 +296,16 @@ _OPTIONS = {
     "look": {
         "--share": "--host 0.0.0.0, which lets other machines connect",
         "--model": "regard look FOLDER",
+        **dict.fromkeys(
+            ("--text", "--sentence", "--input"),
+            "no option: type the text into the page, or use regard attention",
+        ),
         "--server-port": "--port N",
     },
     "draw": {"--heads": "--head N", "--out": "--output FILE"},
-    "demo": dict.fromkeys(("--fast", "--quick"), "no option: the demo takes two minutes"),
+    "demo": dict.fromkeys(("--fast", "--quick", "--epochs"), "no option: the demo takes two minutes"),
+    "site": dict.fromkeys(("--out", "--output", "-o", "--output-dir"), "regard site [FOLDER] OUTPUT"),
+    "align": dict.fromkeys(("--input", "-i", "--src", "--source"), "regard align SOURCE TARGET"),
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from regard.inspection.layer_view import Floats, InputView, TextView
 
 _MAX_TOKENS = 128  # none for longer texts: finding it takes a pass over all weights
-_MIN_DISTANCE = 2  # without a pronoun; links between neighbors are in every text
+_MIN_DISTANCE = 2  # some heads attend to the neighbor in every text
 _PRONOUN = re.compile("it|he|she|they|him|her|them|its|his|their", re.IGNORECASE)
 _FUNCTION_WORD = re.compile(
     f"{_PRONOUN.pattern}|a|an|the|this|that|these|those|i|you|we|me|us|my|your|our|who|which|what|and|or|but|if|"
@@ -38,8 +38,8 @@ class Link(NamedTuple):
 def first_link(view: InputView) -> Link | None:
     """Return the strongest link of the first pronoun to an earlier content word, over all layers and heads.
 
-    In a text without a pronoun, return the strongest link between two content words that are not neighbors;
-    None if there is none, if the text is long, or if the layers link different texts.
+    In a text without a pronoun, return the strongest link between two content words. The two words of a link
+    are not neighbors. None if there is none, if the text is long, or if the layers link different texts.
 
     >>> import torch
     >>> from regard.app.first_link import first_link
@@ -77,8 +77,10 @@ def _allowed_links(text: TextView) -> "np.ndarray":
         return allowed
     words = _content_words(text)
     for position, token in enumerate(text.tokens):
-        if _PRONOUN.fullmatch(token) and any(word < position for word in words):
-            allowed[position, [word for word in words if word < position]] = True
+        if not _PRONOUN.fullmatch(token):
+            continue
+        if earlier := [word for word in words if word <= position - _MIN_DISTANCE]:
+            allowed[position, earlier] = True
             return allowed
     for query in words:
         allowed[query, [key for key in words if abs(query - key) >= _MIN_DISTANCE]] = True

@@ -79,7 +79,9 @@ def watch(
     torch.Size([1, 2, 5, 5])
     """
     if not isinstance(model, nn.Module):
-        raise DTypeError(f"watch() got {type_name(model)}; pass a torch.nn.Module.")
+        raise DTypeError(
+            f'watch() got {type_name(model)}; pass a torch.nn.Module, such as regard.load_encoder("minilm").'
+        )
     if has_no_attention(model):
         raise ArgumentError(
             f"watch() got {type_name(model)} without attention layers: it consists only of layers of torch "

@@ -31,7 +31,8 @@ def test_the_built_guide_is_served_with_its_own_policy(clone, monkeypatch):
     client = Client(state)
     for path, text in (("/guide/", "Guide"), ("/guide/path/order.html", "Order")):
         response = client.send("GET", path)
-        assert response.status_code == 200 and text in response.text
+        assert response.status_code == 200
+        assert text in response.text
         assert "frame-ancestors 'self'" in response.headers["content-security-policy"]
         assert response.headers["x-content-type-options"] == "nosniff"
     for path in ("/", "/guide/../mkdocs.yml", "/guide/no-such-page.html"):

@@ -34,6 +34,7 @@ _EXAMPLES = (
 )
 DATES = Path(__file__).parents[1] / "models" / "dates"  # the translator that is part of regard
 _DATES_LANGUAGES = "en-de, dates, times and numbers in words only"
+_DATES_EXAMPLES = ("November twenty-eighth, twenty forty-seven", "twenty-three days ago")
 _STORIES = (
     "Tom had a red kite and Lily had a blue drum. Lily lost her",
     "Anna had a green ball and Ben had a yellow boat. They went to the lake. Ben lost his",
@@ -244,7 +245,7 @@ class Registry:
     def _add_translator(self, name: str, folder: Path, languages: str) -> None:
         examples = _read_examples(folder)
         if folder == DATES:
-            languages = _DATES_LANGUAGES
+            languages, examples = _DATES_LANGUAGES, [*_DATES_EXAMPLES, *examples]
         self._add_entry(Entry.of(name, load_translator(folder), languages=languages, examples=examples))
 
     def _add_entry(self, entry: Entry) -> None:

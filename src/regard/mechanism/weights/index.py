@@ -16,6 +16,8 @@ Index = Any  # anything that can index a tensor
 def basic_index(index: Index, axes: int) -> list[int | slice] | None:
     """Return one integer or slice per axis, or None for advanced indices, such as arrays."""
     parts = list(index) if isinstance(index, tuple) else [index]
+    if word := next((i for i in parts if isinstance(i, str)), None):
+        raise TypeError(f"{word!r} is not an index; weights are indexed by numbers: tokens.index({word!r}).")
     if not all(isinstance(i, int | slice | EllipsisType) and not isinstance(i, bool) for i in parts):
         return None
     if Ellipsis not in parts:

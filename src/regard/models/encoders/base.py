@@ -6,13 +6,14 @@ An encoder produces vectors for tokens, which may be parts of words or special t
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard._util.checks import check_int, check_sentences
+from regard._util.guesses import unknown_attribute
 from regard._util.text import bar, shorten
 from regard.errors import ArgumentError
 from regard.mechanism.weights.matrix import Weights
@@ -195,6 +196,13 @@ class WordEncoder(nn.Module):
     layers: int
     best_layer: int = -1
     vocabulary = Vocabulary(())  # words to suggest for a misspelled word
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a parameter or submodule; an unknown name is an error with the right spelling."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise unknown_attribute("encoder", name, dir(type(self))) from None
 
     def token_vectors(self, sentences: Sequence[str]) -> Iterator[TokenVectors] | list[TokenVectors]:
         """Return the token vectors of each sentence, in order. Called in eval mode, without gradients."""

@@ -208,7 +208,7 @@ export class LinesView {
 
   makeLine({ head, weight }, isSelected) {
     const width = Math.max((this.rows ? MAX_LINE_WIDTH : 0.7 * MAX_LINE_WIDTH) * weight, 1);
-    const node = makeSvg("path", { "stroke-width": width, "stroke-opacity": isSelected ? 0.35 + 0.65 * weight : weight });
+    const node = makeSvg("path", { "stroke-width": width, "stroke-opacity": isSelected ? 0.35 + 0.65 * weight : weight ** 0.7 });
     node.style.stroke = head === "mean" ? "var(--accent)" : headColor(head);
     return node;
   }

@@ -1,7 +1,7 @@
 // The link that a view shows first; the rules are those of regard.app.first_link.
 
 const MAX_TOKENS = 128;
-const MIN_DISTANCE = 2; // without a pronoun; links between neighbors are in every text
+const MIN_DISTANCE = 2; // some heads attend to the neighbor in every text
 
 // words: { pronoun, function_word }, regular expressions. Returns { layer, head, query, key, weight } or null
 export function firstLink(words, { layers, texts }) {
@@ -23,7 +23,8 @@ function allowedLinks({ pronoun, function_word: functionWord }, { tokens, specia
   const [isPronoun, isFunctionWord] = [pronoun, functionWord].map((pattern) => new RegExp(`^(?:${pattern})$`, "iu"));
   const isContent = (token, position) => !special.includes(position) && /^\p{L}+$/u.test(token) && !isFunctionWord.test(token);
   const content = tokens.flatMap((token, position) => (isContent(token, position) ? [position] : []));
-  const query = tokens.findIndex((token, position) => isPronoun.test(token) && content.some((word) => word < position));
-  if (query >= 0) return content.filter((word) => word < query).map((key) => [query, key]);
+  const earlier = (position) => content.filter((word) => word <= position - MIN_DISTANCE);
+  const query = tokens.findIndex((token, position) => isPronoun.test(token) && earlier(position).length);
+  if (query >= 0) return earlier(query).map((key) => [query, key]);
   return content.flatMap((from) => content.filter((key) => Math.abs(from - key) >= MIN_DISTANCE).map((key) => [from, key]));
 }

@@ -60,8 +60,8 @@ function expandMenu(open) {
 async function chooseHome() {
   const { models, recordings = [] } = await get("api/models");
   if (recordings.length || models.some(({ kind, attends }) => kind === "encoder" && attends)) return "heads";
+  if (models.some(({ kind }) => kind === "language") && sections.has("inside")) return "inside";
   if (models.some(({ kind }) => kind === "translator")) return "translate";
-  if (models.length && sections.has("inside")) return "inside";
   return sections.has("lookup") ? "lookup" : [...sections.keys()][0];
 }
 
