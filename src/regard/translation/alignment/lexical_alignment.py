@@ -65,11 +65,12 @@ class LexicalAlignment:
         forward, backward = _best_links(self.forward), reverse_links(_best_links(self.backward.T))
         return symmetrize(forward, backward, method)
 
-    def to_dict(
-        self, method: SymmetrizationMethod = "grow-diag-final-and", threshold: float | None = None
-    ) -> dict[str, Any]:
-        """Return JSON-serializable values: words, links with their scores, sentence score and all weights."""
-        links = self.links(method, threshold)
+    def to_dict(self, links: Links | None = None) -> dict[str, Any]:
+        """Return JSON-serializable values: words, links with their scores, the pair's score and all weights.
+
+        links: the links to include. Default: `links()`.
+        """
+        links = self.links() if links is None else links
         return {
             "source_words": list(self.source_words),
             "target_words": list(self.target_words),
