@@ -198,6 +198,8 @@ def align(
     model_options = {"--reverse-model": reverse_model, "--layer": layer, "--heads": heads, "--shift": shift}
     _check_inputs(source, target, text, aligner, model)
     _check_options({"--json": as_json, "--draw": draw, "--scores": scores}, threshold, gold, index_base)
+    if reverse_model is not None and (as_json or draw):
+        raise ArgumentError("--reverse-model applies only to links; remove it, or remove --json or --draw.")
     _check_aligner(lexical_options, model_options, model, symmetrize, threshold)
     check_output(output)
     check_output(save, "--save")

@@ -62,8 +62,11 @@ class LexicalAlignment:
         if threshold is not None:
             rows, columns = np.nonzero(self.weights >= threshold)
             return frozenset(zip(columns.tolist(), rows.tolist(), strict=True))
-        forward, backward = _best_links(self.forward), reverse_links(_best_links(self.backward.T))
-        return symmetrize(forward, backward, method)
+        return symmetrize(*self.best_links(), method)
+
+    def best_links(self) -> tuple[Links, Links]:
+        """Return the best link of each target word and of each source word, if they have one."""
+        return _best_links(self.forward), reverse_links(_best_links(self.backward.T))
 
     def to_dict(self, links: Links | None = None) -> dict[str, Any]:
         """Return JSON-serializable values: words, links with their scores, the pair's score and all weights.
