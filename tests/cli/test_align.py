@@ -1,6 +1,9 @@
-"""`regard align`: links in one direction or both, and the error rate against gold links."""
+"""`regard align`: by the lexical aligner or by attention, and the error rate against gold links."""
 
 import json
+import os
+import random
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +14,7 @@ pytest.importorskip("typer")
 from regard.translation.alignment.aer import error_rate, read_gold
 from regard.translation.alignment.cross_attention import AlignmentHead
 from regard.translation.alignment.links import reverse_links, symmetrize, to_pharaoh
+from regard.translation.data.formats import read_pairs, write_pairs
 from regard.translation.translator import load_translator
 from tests.cli.running import error_of, run
 from tests.translation import folders
@@ -137,7 +141,10 @@ def test_draw(model, capsys):
         ("--symmetrize onion", "'onion' is not one of"),
         ("--index-base 1", "--index-base 1 requires a gold file; add --gold FILE"),
         ("--json --draw", "--json and --draw are mutually exclusive"),
-        ("--json --threshold 0.5", "--threshold applies only to links; remove it"),
+        ("--json --reverse-model {gold}", "--reverse-model applies only to links; remove it"),
+        ("--json --gold {gold}", "--gold prints the error rate; remove it, or remove --json"),
+        ("--save x", "--save applies to the lexical aligner; remove it, or remove --model"),
+        ("--scores", "--scores applies to the lexical aligner"),
         ("--heads 1,x", "--heads is '1,x'; pass numbers separated by commas"),
         ("--heads --1", "-1 is the last head"),
         ("--heads 9", "--heads 9 is out of range; use 0 to 1, or −1 for the last"),
@@ -172,3 +179,103 @@ def test_a_model_without_attention(tmp_path, files, capsys):
     assert "has no cross-attention, so it cannot align words" in error_of(
         capsys, "align", "-m", folders.write(tmp_path / "plain", "plain"), *files
     )
+
+
+LEXICON = {"ein": "a", "Hund": "dog", "Haus": "house", "und": "and", "sieht": "sees", "rot": "red"}
+
+
+@pytest.fixture
+def corpus(tmp_path) -> list[Path]:
+    """Two files of 60 word-by-word translations, and an empty line."""
+    rng = random.Random(0)
+    sentences = [rng.sample(list(LEXICON), 4) for _ in range(60)]
+    paths = [tmp_path / "corpus.de", tmp_path / "corpus.en"]
+    paths[0].write_text("".join(f"{' '.join(words)}\n" for words in sentences) + "\n")
+    paths[1].write_text("".join(f"{' '.join(map(LEXICON.get, words))}\n" for words in sentences) + "\n")
+    return paths
+
+
+def test_the_lexical_aligner_needs_no_model(corpus, tmp_path, capsys):
+    run("align", *corpus)
+    captured = capsys.readouterr()
+    assert captured.out == "0-0 1-1 2-2 3-3\n" * 60 + "\n"
+    assert captured.err == (
+        "regard: the aligner learned from only 61 sentence pairs; more text gives better links.\n"
+    )
+    for method in ("intersection", "union", "grow-diag"):
+        run("align", *corpus, "--symmetrize", method)
+        assert capsys.readouterr().out == captured.out
+    (tmp_path / "gold").write_text("0-0 1-1 2-2 3-3\n" * 60 + "\n")
+    run("align", *corpus, "--gold", tmp_path / "gold")
+    assert capsys.readouterr().out == "AER 0.0%, precision 100.0%, recall 100.0%\n"
+
+
+def test_a_saved_aligner_aligns_new_text(corpus, tmp_path, capsys):
+    path = tmp_path / "de-en.aligner"
+    run("align", *corpus, "--save", path, "-o", tmp_path / "links")
+    capsys.readouterr()
+    run("align", "--text", "rot Haus", "house red", "--aligner", path)
+    assert capsys.readouterr().out == "0-1 1-0\n"
+    run("align", "--text", "rot Haus", "house red", "--aligner", path, "--scores")
+    score, links = capsys.readouterr().out.rstrip().split("\t")
+    assert float(score) < 0
+    assert [link.split(":")[0] for link in links.split()] == ["0-1", "1-0"]
+    run("align", "--text", "rot Haus", "house red", "--aligner", path, "--json", "--threshold", 0.5)
+    values = json.loads(capsys.readouterr().out)
+    assert values["links"] == "0-1 1-0"
+    assert values["link_scores"] == [values["weights"][1][0], values["weights"][0][1]]
+    run("align", *corpus, "--aligner", path)
+    assert capsys.readouterr().out == (tmp_path / "links").read_text()
+    swapped = error_of(capsys, "align", *reversed(corpus), "--aligner", path)
+    assert "SOURCE and TARGET seem to be swapped" in swapped
+
+
+def test_tmx_and_moses(corpus, tmp_path, capsys):
+    memory, moses = tmp_path / "memory.tmx", tmp_path / "pairs.src-tgt"
+    pairs = list(read_pairs(*corpus))
+    write_pairs(memory, pairs, languages=("de", "en"))
+    write_pairs(moses, pairs)
+    run("align", *corpus)
+    links = capsys.readouterr().out
+    for arguments in ([memory], [moses], [memory, "--languages", "de-en"]):
+        run("align", *arguments)
+        assert capsys.readouterr().out == links
+    run("align", memory, "--languages", "de-en", "-o", tmp_path / "aligned.tmx")
+    assert list(read_pairs(tmp_path / "aligned.tmx")) == pairs
+    assert '<prop type="x-alignment">0-0 1-1 2-2 3-3</prop>' in (tmp_path / "aligned.tmx").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "ein", "a"], "--text needs an aligner, because one sentence pair is not enough"),
+        ("--layer 1", "--layer applies to the attention of a translation model; add --model FOLDER"),
+        ("--save x --aligner {a}", "--save and --aligner are mutually exclusive"),
+        ("--symmetrize union --threshold 0.5", "--symmetrize and --threshold are mutually exclusive"),
+        ("--aligner {a}", "is not an aligner. Pass a file written by regard align --save"),
+        ("--aligner nowhere", "nowhere: No such file"),
+        ("--save no/such/x", "--save 'no/such/x': the folder 'no/such' does not exist"),
+        ("--scores -o {a}.tmx", "is TMX; remove --json, --draw and --scores"),
+        (["{a}", "{binary}"], "line 1: not UTF-8; byte 1 is 0x89"),
+        (["{a}", "{short}"], "has 61 lines, but"),
+        (["{empty}", "{empty}"], "None of the 0 sentence pairs has words on both sides"),
+    ],
+)
+def test_errors_of_the_lexical_aligner(arguments, message, corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {"a": corpus[0], "b": corpus[1]}
+    for name, content in (("binary", b"\x89PNG\r\n"), ("short", b"one\ntwo\n"), ("empty", b"")):
+        names[name] = tmp_path / name
+        names[name].write_bytes(content)
+    options = ["{a}", "{b}", *arguments.split()] if isinstance(arguments, str) else arguments
+    assert message in error_of(capsys, "align", *(text.format(**names) for text in options))
+
+
+def test_pipes_can_be_aligned(corpus, tmp_path, capsys):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(corpus[0].read_bytes()))
+    writer.start()
+    run("align", pipe, corpus[1])
+    writer.join()
+    assert capsys.readouterr().out == "0-0 1-1 2-2 3-3\n" * 60 + "\n"

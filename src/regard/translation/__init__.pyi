@@ -8,6 +8,7 @@ from regard.translation.alignment.alignment import align as align
 from regard.translation.alignment.alignment import select_alignment_head as select_alignment_head
 from regard.translation.alignment.cross_attention import AlignmentHead as AlignmentHead
 from regard.translation.alignment.lexical_aligner import LexicalAligner as LexicalAligner
+from regard.translation.alignment.lexical_alignment import LexicalAlignment as LexicalAlignment
 from regard.translation.alignment.links import Links as Links
 from regard.translation.alignment.links import symmetrize as symmetrize
 from regard.translation.alignment.links import to_pharaoh as to_pharaoh

@@ -161,6 +161,6 @@ def test_grow_diag_final_and_of_a_hand_worked_example():
 
 def test_unknown_methods_are_rejected():
     with pytest.raises(
-        ArgumentError, match=r"method 'gdfa'. Choose from intersection, union, grow-diag-final-and"
+        ArgumentError, match=r"method 'gdfa'. Choose from intersection, union, grow-diag, grow-diag-final-and"
     ):
         symmetrize(frozenset(), frozenset(), "gdfa")

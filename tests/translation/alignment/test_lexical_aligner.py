@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from regard.errors import ArgumentError
-from regard.translation.alignment import lexical_aligner
+from regard.translation.alignment import hmm, lexical_aligner
 from regard.translation.alignment.aer import error_rate
 from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.alignment.links import Links, SymmetrizationMethod
@@ -27,8 +27,7 @@ def shuffled(n: int, words: int = 30, seed: int = 0) -> tuple[list[tuple[str, st
 
 def probabilities(pairs: list[tuple[str, str]]) -> list[np.ndarray]:
     """Posteriors (target words × source words): the mean of both directions."""
-    forward, backward = LexicalAligner.learn(pairs)._posteriors(pairs)
-    return [(first + second) / 2 for first, second in zip(forward, backward, strict=True)]
+    return [(item.forward + item.backward) / 2 for item in LexicalAligner.learn(pairs).align(pairs)]
 
 
 def test_a_lexicon_is_learned():
@@ -66,7 +65,7 @@ def test_forward_backward_equals_the_sum_over_all_paths(n, length):
     cells[-1, 1], null[-1, 1] = 0, 1  # the second sentence is one word shorter
     jumps = rng.random((length, length))
     jumps /= jumps.sum(1, keepdims=True)
-    weights, jumped = lexical_aligner._forward_backward(cells, null, jumps)
+    weights, jumped, log_probabilities = hmm.forward_backward(cells, null, jumps)
     assert jumped.shape == (length, length)
     expected_jumps = np.zeros_like(jumps)
     for b in range(2):
@@ -87,6 +86,7 @@ def test_forward_backward_equals_the_sum_over_all_paths(n, length):
                 for step in steps:
                     path_jumps[step] += probability
         np.testing.assert_allclose(weights[:, b], expected / total)
+        np.testing.assert_allclose(np.exp(log_probabilities[b]), total)
         expected_jumps += path_jumps / total
     np.testing.assert_allclose(jumped, expected_jumps)
 
@@ -94,7 +94,8 @@ def test_forward_backward_equals_the_sum_over_all_paths(n, length):
 def test_batches_are_irrelevant(monkeypatch):
     pairs, _ = shuffled(40)
     one_batch = probabilities(pairs)
-    monkeypatch.setattr(lexical_aligner, "_BATCH_CELLS", 50)
+    monkeypatch.setattr(hmm, "_BATCH_CELLS", 50)
+    monkeypatch.setattr(lexical_aligner, "_CHUNK_CELLS", 200)
     for small, large in zip(probabilities(pairs), one_batch, strict=True):
         np.testing.assert_allclose(small, large, rtol=1e-6, atol=1e-12)
 
@@ -134,7 +135,7 @@ def test_empty_sides_and_unknown_words():
     assert (0, 1) in links[4]
     assert (1, 0) in links[5]  # a word of accents alone is still a word
     long = "1a " * 100, "1b " * 120
-    assert aligner._posteriors([long])[0][0].shape == (120, 100)  # longer than in training
+    assert aligner.align([long])[0].forward.shape == (120, 100)  # longer than in training
     assert aligner.links([]) == []
 
 

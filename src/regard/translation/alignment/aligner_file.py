@@ -25,6 +25,8 @@ _DTYPES = {
     "target.words": np.uint8,
     "pairs": np.int64,  # source word number × number of target words + target word number, ascending
     "counts": np.float32,  # expected number of links of each pair
+    "source.frequencies": np.int64,  # of each word
+    "target.frequencies": np.int64,
     "source.null": np.float64,  # p(word | null)
     "target.null": np.float64,
     "source.jumps": np.float64,  # p(jump) between source words
@@ -42,6 +44,7 @@ def write_aligner(path: str | os.PathLike[str], aligner: "LexicalAligner") -> No
     for side, name in enumerate(_SIDES):
         text = "\n".join(pairs.words[side].numbers)
         arrays[f"{name}.words"] = np.frombuffer(text.encode(), dtype=np.uint8)
+        arrays[f"{name}.frequencies"] = aligner.lexicon.frequencies[side]
         arrays[f"{name}.null"] = aligner.null[1 - side]  # direction 0 observes target words
         arrays[f"{name}.jumps"] = aligner.jumps[side]  # direction 0 jumps between source words
     write_atomic(path, save(arrays, {"format": FORMAT, "version": str(VERSION)}))
@@ -63,9 +66,10 @@ def read_aligner(path: str | os.PathLike[str]) -> "LexicalAligner":
         _check_values(arrays, words)
     except (SafetensorError, ValueError, KeyError) as error:
         raise ArgumentError(
-            f"{name!r} is damaged ({error}). Learn the aligner again: regard align SOURCE TARGET --save {name}"
+            f"{name!r} is damaged ({error}). Learn the aligner again with regard align --save."
         ) from None
-    lexicon = Lexicon(WordPairs(words, arrays["pairs"]))
+    frequencies = arrays["source.frequencies"], arrays["target.frequencies"]
+    lexicon = Lexicon(WordPairs(words, arrays["pairs"]), frequencies)
     lexicon.update(arrays["counts"].astype(np.float64))
     return LexicalAligner(
         lexicon,
@@ -87,8 +91,8 @@ def _check_header(path: str | os.PathLike[str]) -> None:
         format, version = None, 0
     if format != FORMAT:
         raise ArgumentError(
-            f"{name!r} is not an aligner. Pass a file written by regard align --save; for a folder written by "
-            "regard train, use --model."
+            f"{name!r} is not an aligner. Pass a file written by regard align --save; for a folder "
+            "written by regard train, use --model."
         )
     if version != VERSION:
         raise ArgumentError(
@@ -121,8 +125,11 @@ def _check_values(arrays: dict[str, NDArray[np.generic]], words: tuple[Vocabular
         raise ValueError("pairs are out of range or order")
     for side, vocabulary in zip(_SIDES, words, strict=True):
         null, jumps = arrays[f"{side}.null"], arrays[f"{side}.jumps"]
-        if len(null) != len(vocabulary) or len(jumps) % 2 == 0:
-            raise ValueError(f"{side}.null or {side}.jumps has the wrong length")
+        frequencies = arrays[f"{side}.frequencies"]
+        if {len(null), len(frequencies)} != {len(vocabulary)} or len(jumps) % 2 == 0:
+            raise ValueError(f"{side}.null, {side}.frequencies or {side}.jumps has the wrong length")
+        if (frequencies < 0).any():
+            raise ValueError(f"{side}.frequencies are negative")
         if not (null > 0).all() or not (jumps > 0).all():  # also false for NaN
             raise ValueError(f"{side} has probabilities that are not positive")
     if not (np.isfinite(counts).all() and (counts >= 0).all()):

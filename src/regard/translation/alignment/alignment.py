@@ -90,13 +90,16 @@ class Alignment:
         """Return the links in Pharaoh format (source-target), such as "0-0 1-2"."""
         return to_pharaoh(self.links(threshold))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON-serializable values: words, links, and rounded weights between 0 and 1."""
+    def to_dict(self, links: Links | None = None) -> dict[str, Any]:
+        """Return JSON-serializable values: words, links, and rounded weights between 0 and 1.
+
+        links: the links to include. Default: `links()`.
+        """
         weights = self.weights.detach().double().nan_to_num(0, 0, 0).clamp(0, 1)
         return {
             "source_words": list(self.source_words),
             "target_words": list(self.target_words),
-            "links": self.to_pharaoh(),
+            "links": to_pharaoh(self.links() if links is None else links),
             "weights": [[round(weight, DECIMALS) for weight in row] for row in weights.tolist()],
         }
 

@@ -1,9 +1,11 @@
 """Word alignment without a neural model: a lexicon and an HMM, trained on the sentence pairs themselves.
 
-EM starts with IBM model 1, which ignores positions (Brown et al. 1993), and continues with a hidden Markov model
-(`hmm.py`). Both directions are trained jointly: each link is weighted by the product of its two posteriors
-(Liang, Taskar and Klein 2006), so the two directions converge to the same links. Rare words share statistics
-with words of the same stem, and words that are spelled alike are linked more readily (`lexicon.py`).
+EM starts with IBM model 1, which ignores positions (Brown et al. 1993), and continues with a hidden Markov
+model (`hmm.py`). Both directions are trained jointly: each link is weighted by the product of its two
+posteriors (Liang, Taskar and Klein 2006), so the two directions converge to the same links. Each link's own
+contribution to the counts is left out when the link is judged again, as in collapsed variational inference
+(Asuncion et al. 2009). Rare words share statistics with words of the same stem, and words that are spelled
+alike are linked more readily (`lexicon.py`).
 """
 
 import os
@@ -17,7 +19,7 @@ from regard._util.checks import check_int
 from regard.errors import ArgumentError
 from regard.translation.alignment.hmm import EncodedPairs, Expectation, sums
 from regard.translation.alignment.lexical_alignment import LexicalAlignment
-from regard.translation.alignment.lexicon import Lexicon, Vocabularies, WordPairs
+from regard.translation.alignment.lexicon import Lexicon, WordPairs
 from regard.translation.alignment.links import Links, SymmetrizationMethod
 from regard.translation.alignment.vocabulary import Floats, Integers, Vocabulary
 from regard.translation.data.pairs import check_pair, check_pairs
@@ -25,6 +27,7 @@ from regard.translation.data.pairs import check_pair, check_pairs
 # Tuned on the Greek-English gold links of books 40 to 44.
 _IBM1_ITERATIONS, _HMM_ITERATIONS = 2, 4  # with more, rare words attract unexplained words
 _UNSEEN = 1e-6  # added to the expected count of each unlinked word
+_NEGLIGIBLE = 0.02  # fraction of a word pair's expected links
 _MIN_COUNT = 1e-6  # word pairs with a lower expected count are dropped after training
 _CHUNK_CELLS = 1 << 22  # source words × target words that are in memory at a time
 
@@ -75,7 +78,8 @@ class LexicalAligner:
                 f"None of the {len(pairs)} sentence pairs has words on both sides; there is nothing to align."
             )
         parts, keys = _index_keys(corpora)
-        trainer = _Trainer(Lexicon(WordPairs(words, keys)), parts)
+        frequencies = (_frequencies(corpora, 0, len(words[0])), _frequencies(corpora, 1, len(words[1])))
+        trainer = _Trainer(Lexicon(WordPairs(words, keys), frequencies), parts)
         steps = [False] * ibm1_iterations + [True] * hmm_iterations
         for iteration, hmm in enumerate(steps):
             for done in trainer.run_iteration(hmm=hmm):
@@ -123,7 +127,7 @@ class LexicalAligner:
         return read_aligner(path)
 
     def count_known(self, texts: Sequence[str], side: int) -> tuple[int, int]:
-        """Return how many words of the texts are in a side's vocabulary (0: source, 1: target), and all words."""
+        """Count the words of texts that are known as source (side 0) or target words (1), and all words."""
         known = self.lexicon.pairs.words[side]
         extended = known.extend(texts)
         numbers = [number for text in texts for number in extended.encode(text)]
@@ -156,7 +160,7 @@ class LexicalAligner:
 
 
 class _Part(NamedTuple):
-    """A part of the training text. keys: its word pairs, as indices into all word pairs. key_of: of each cell."""
+    """A part of the training text; keys: its word pairs, as indices into all of them; key_of: by cell."""
 
     corpus: EncodedPairs
     keys: Integers
@@ -168,6 +172,7 @@ class _Trainer:
 
     def __init__(self, lexicon: Lexicon, parts: Sequence[_Part]) -> None:
         self.lexicon, self.parts = lexicon, parts
+        self._own: list[NDArray[np.float32]] = []  # each cell's contribution to the counts, by part
         sizes = [len(vocabulary) for vocabulary in reversed(lexicon.pairs.words)]  # of observed words
         jumps = 2 * max(part.corpus.longest for part in parts) - 1
         self.null, self.jumps = [np.full(n, 1 / n) for n in sizes], [np.full(jumps, 1 / jumps)] * 2
@@ -177,12 +182,14 @@ class _Trainer:
         lexicons = [self.lexicon.probabilities(direction) for direction in (0, 1)]
         counts = np.zeros(len(self.lexicon.pairs))
         null, jumps = [np.zeros_like(n) for n in self.null], [np.zeros_like(n) for n in self.jumps]
+        previous, self._own = self._own, []
         for done, (corpus, keys, key_of) in enumerate(self.parts, 1):
-            expected = [
-                corpus.expect(i, lexicons[i][keys][key_of], self.null[i], self.jumps[i], hmm=hmm)
-                for i in (0, 1)
-            ]
+            cells = [lexicon[keys][key_of] for lexicon in lexicons]
+            if previous:
+                self._leave_out(cells, keys, key_of, previous[done - 1])
+            expected = [corpus.expect(i, cells[i], self.null[i], self.jumps[i], hmm=hmm) for i in (0, 1)]
             agreement = expected[0].posteriors * expected[1].posteriors
+            self._own.append(agreement.astype(np.float32))
             counts[keys] += sums(key_of, agreement, len(keys))
             for i in (0, 1):
                 null[i] += expected[i].null
@@ -192,11 +199,22 @@ class _Trainer:
         self.null = [_normalize(count + _UNSEEN) for count in null]
         self.jumps = [_normalize(count + 1) for count in jumps]
 
+    def _leave_out(
+        self, cells: list[Floats], keys: Integers, key_of: NDArray[np.int32], own: NDArray[np.float32]
+    ) -> None:
+        """Recompute the probability of cells without their own counts, where these are not negligible.
+
+        Otherwise, words that occur once or twice would confirm the links that they were given by chance.
+        """
+        at = np.nonzero(own > _NEGLIGIBLE * self.lexicon.counts[keys][key_of])[0]
+        left_out = own[at] * (1 - 1e-6)  # rounding must not make a count negative
+        for direction in (0, 1):
+            cells[direction][at] = self.lexicon.leave_out(direction, keys[key_of[at]], left_out)
+
     def finish(self) -> LexicalAligner:
         """Return the aligner, without word pairs that are never linked."""
         kept = self.lexicon.counts >= _MIN_COUNT
-        pairs = self.lexicon.pairs
-        lexicon = Lexicon(WordPairs(pairs.words, pairs.keys[kept]))
+        lexicon = Lexicon(self.lexicon.pairs.select(kept), self.lexicon.frequencies)
         lexicon.update(self.lexicon.counts[kept].astype(np.float32).astype(np.float64))  # as in a file
         return LexicalAligner(lexicon, self.null, self.jumps)
 
@@ -226,8 +244,12 @@ def _index_keys(corpora: Sequence[EncodedPairs]) -> tuple[list[_Part], Integers]
     ], keys
 
 
+def _frequencies(corpora: Sequence[EncodedPairs], side: int, size: int) -> Integers:
+    return np.sum([np.bincount(corpus.words[side], minlength=size) for corpus in corpora], axis=0)
+
+
 def _sentence_scores(corpus: EncodedPairs, expected: Sequence[Expectation]) -> Floats:
-    """Return the log probability per word of each pair, averaged over both directions; 0 if a side is empty."""
+    """Return the log probability per word of each pair, the mean of both directions; 0 if empty."""
     observed = [np.maximum(corpus.lengths[1 - direction], 1) for direction in (0, 1)]
     return sum(e.log_probabilities / n for e, n in zip(expected, observed, strict=True)) / 2
 

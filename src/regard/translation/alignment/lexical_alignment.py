@@ -62,14 +62,18 @@ class LexicalAlignment:
         if threshold is not None:
             rows, columns = np.nonzero(self.weights >= threshold)
             return frozenset(zip(columns.tolist(), rows.tolist(), strict=True))
-        forward, backward = _best_links(self.forward), reverse_links(_best_links(self.backward.T))
-        return symmetrize(forward, backward, method)
+        return symmetrize(*self.best_links(), method)
 
-    def to_dict(
-        self, method: SymmetrizationMethod = "grow-diag-final-and", threshold: float | None = None
-    ) -> dict[str, Any]:
-        """Return JSON-serializable values: words, links with their scores, sentence score and all weights."""
-        links = self.links(method, threshold)
+    def best_links(self) -> tuple[Links, Links]:
+        """Return the best link of each target word and of each source word, if they have one."""
+        return _best_links(self.forward), reverse_links(_best_links(self.backward.T))
+
+    def to_dict(self, links: Links | None = None) -> dict[str, Any]:
+        """Return JSON-serializable values: words, links with their scores, the pair's score and all weights.
+
+        links: the links to include. Default: `links()`.
+        """
+        links = self.links() if links is None else links
         return {
             "source_words": list(self.source_words),
             "target_words": list(self.target_words),

@@ -1,9 +1,12 @@
 """Translation probabilities of words, from expected link counts.
 
-    p(observed | given) = (count(given, observed) + PRIOR · prior) / (count(given) + PRIOR)
+    p(observed | given) = (count(given, observed) + PRIOR · spelling · p(observed | s))
+                          / (count(given) + PRIOR)
+    p(observed | s)     = (count(s, observed) + STEM_PRIOR · p(s' | s) · p(observed | s'))
+                          / (count(s) + STEM_PRIOR)
 
-The prior is the probability of the observed word given the stem of the given word (Fraser and Marcu 2005), times
-a factor for words that are spelled alike, such as names.
+s and s' are the stems of the given and the observed word (Fraser and Marcu 2005). spelling is a factor for
+words that are spelled alike, such as names.
 """
 
 from typing import NamedTuple
@@ -16,9 +19,12 @@ from regard.translation.alignment.vocabulary import Floats, Integers, Vocabulary
 
 Vocabularies = tuple[Vocabulary, Vocabulary]
 
+# Chosen on Greek (books 40 to 44), Romanian and Chinese gold links; see docs/results.md.
 _PRIOR = 16.0  # weight of the stem's statistics, in links
-_SMOOTHING = 1e-3  # added to each count of a stem
+_STEM_PRIOR = 4.0
+_SMOOTHING = 1e-2  # added to each count of two stems
 _SPELLING = 20.0  # factor of the prior for identical spelling, minus 1
+_UNKNOWN = 0.01  # frequency of words that did not occur
 
 
 class WordPairs:
@@ -32,87 +38,150 @@ class WordPairs:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def stem_keys(self, direction: int) -> Integers:
-        """Return, for each pair, a number that identifies the given word's stem and the observed word."""
-        given, observed = self.numbers[direction], self.numbers[1 - direction]
-        return self.words[direction].stems[given] * len(self.words[1 - direction]) + observed
+    def select(self, index: NDArray[np.bool_]) -> "WordPairs":
+        """Return some of the pairs."""
+        selected = object.__new__(WordPairs)
+        selected.words, selected.keys = self.words, self.keys[index]
+        selected.numbers = self.numbers[0][index], self.numbers[1][index]
+        selected.spelling = self.spelling[index]
+        return selected
 
 
-class _Direction(NamedTuple):
-    """Counts of one direction: sorted stem keys with their counts, and totals of given words and stems."""
+class _Statistics(NamedTuple):
+    """Expected counts of word pairs in one direction, and of their words and stems."""
 
-    stem_keys: Integers
-    stem_of: Integers  # index of each word pair's stem key
-    totals: Floats
-    stem_totals: Floats
-    stem_counts: Floats
+    pair: Floats
+    given: Floats
+    stem_pair: Floats  # stem of the given word, observed word
+    stem: Floats
+    stems: Floats  # both stems
+    observed: Floats  # p(observed | its stem)
+    spelling: NDArray[np.float32]
+
+    def probability(self, observed_stems: int, own: Floats | float = 0.0) -> Floats:
+        """Return p(observed | given) of each pair.
+
+        observed_stems: number of distinct stems of observed words.
+        own: expected counts to leave out.
+        """
+        stem = self.stem - own
+        backoff = (self.stems - own + _SMOOTHING) / (stem + _SMOOTHING * observed_stems) * self.observed
+        prior = (self.stem_pair - own + _STEM_PRIOR * backoff) / (stem + _STEM_PRIOR)
+        return (self.pair - own + _PRIOR * prior * self.spelling) / (self.given - own + _PRIOR)
+
+
+class _Table:
+    """Sums of counts by key. index: the key of each word pair, as an index into the sorted keys."""
+
+    def __init__(self, keys: Integers) -> None:
+        self.keys, self.index = np.unique(keys, return_inverse=True)
+        self.sums = np.zeros(len(self.keys))
+
+    def find(self, keys: Integers) -> Floats:
+        """Return the sums of other keys; 0 for keys that do not exist."""
+        return find(self.keys, self.sums, keys)
 
 
 class Lexicon:
     """Expected link counts of word pairs, and the translation probabilities that follow from them.
 
-    pairs: the word pairs of the training text. Set the counts with `update`.
+    pairs: the word pairs of the training text. frequencies: of the source and target words in it.
     """
 
-    def __init__(self, pairs: WordPairs) -> None:
-        self.pairs, self.counts = pairs, np.zeros(len(pairs))
-        self._stems = [
-            np.unique(pairs.stem_keys(direction), return_inverse=True) for direction in (0, 1)
-        ]
-        self._directions: list[_Direction] = []
+    def __init__(self, pairs: WordPairs, frequencies: tuple[Integers, Integers]) -> None:
+        self.pairs, self.frequencies = pairs, frequencies
+        self.counts = np.zeros(len(pairs))
+        self._stem_pairs = [_Table(_stem_pair_keys(pairs, pairs.words, i)) for i in (0, 1)]
+        self._stems = _Table(_stem_keys(pairs, pairs.words))
+        self._given: list[Floats] = []
+        self._given_stems: list[Floats] = []
 
     def update(self, counts: Floats) -> None:
         """Set the expected number of links of each word pair."""
         self.counts = counts
-        self._directions = []
-        for direction, (stem_keys, stem_of) in enumerate(self._stems):
-            vocabulary, given = self.pairs.words[direction], self.pairs.numbers[direction]
-            totals = sums(given, counts, len(vocabulary))
-            self._directions.append(
-                _Direction(
-                    stem_keys,
-                    stem_of,
-                    totals,
-                    sums(vocabulary.stems, totals, vocabulary.stem_count),
-                    sums(stem_of, counts, len(stem_keys)),
-                )
-            )
+        words, numbers = self.pairs.words, self.pairs.numbers
+        self._given = [sums(numbers[i], counts, len(words[i])) for i in (0, 1)]
+        self._given_stems = [sums(words[i].stems, self._given[i], words[i].stem_count) for i in (0, 1)]
+        for table in (*self._stem_pairs, self._stems):
+            table.sums = sums(table.index, counts, len(table.keys))
 
     def probabilities(self, direction: int) -> Floats:
         """Return p(observed | given) of each word pair of the training text."""
-        if not self._directions:  # before the first E-step, only the spelling is known
+        if not self._given:  # before the first update, only the spelling is known
             return self.pairs.spelling / len(self.pairs.words[1 - direction])
-        counts = self._directions[direction]
-        return self._probability(direction, self.pairs, self.counts, counts.stem_counts[counts.stem_of])
+        return self._probability(direction, self.statistics(direction, slice(None)))
 
-    def lookup(self, direction: int, pairs: WordPairs) -> Floats:
-        """Return p(observed | given) of other word pairs, whose vocabularies extend those of the training text."""
-        trained = self.pairs.words
-        source, target = pairs.numbers
-        known = (source < len(trained[0])) & (target < len(trained[1]))
-        keys = np.where(known, source * len(trained[1]) + target, -1)
-        counts = self._directions[direction]
-        vocabulary = len(trained[1 - direction])
-        stems, observed = pairs.words[direction].stems[pairs.numbers[direction]], pairs.numbers[1 - direction]
-        known_stem = (stems < len(counts.stem_totals)) & (observed < vocabulary)
-        stem_keys = np.where(known_stem, stems * vocabulary + observed, -1)
-        return self._probability(
-            direction,
-            pairs,
-            _find(self.pairs.keys, self.counts, keys),
-            _find(counts.stem_keys, counts.stem_counts, stem_keys),
+    def leave_out(self, direction: int, at: Integers, own: Floats) -> Floats:
+        """Return p(observed | given) of some word pairs, without `own` of their expected counts.
+
+        at: indices of word pairs of the training text.
+        """
+        return self._probability(direction, self.statistics(direction, at), own)
+
+    def statistics(self, direction: int, at: "Integers | slice") -> _Statistics:
+        """Return the statistics of word pairs of the training text."""
+        words, stem_pairs = self.pairs.words, self._stem_pairs[direction]
+        given, observed = self.pairs.numbers[direction][at], self.pairs.numbers[1 - direction][at]
+        return _Statistics(
+            self.counts[at],
+            self._given[direction][given],
+            stem_pairs.sums[stem_pairs.index[at]],
+            self._given_stems[direction][words[direction].stems[given]],
+            self._stems.sums[self._stems.index[at]],
+            self._share_of_stem(1 - direction, words[1 - direction])[observed],
+            self.pairs.spelling[at],
         )
 
-    def _probability(self, direction: int, pairs: WordPairs, count: Floats, stem_count: Floats) -> Floats:
-        counts, given = self._directions[direction], pairs.numbers[direction]
-        stems = pairs.words[direction].stems[given]
-        prior = stem_count + _SMOOTHING
-        prior /= _at(counts.stem_totals, stems) + _SMOOTHING * len(self.pairs.words[1 - direction])
-        return (count + _PRIOR * prior * pairs.spelling) / (_at(counts.totals, given) + _PRIOR)
+    def lookup(self, direction: int, pairs: WordPairs) -> Floats:
+        """Return p(observed | given) of other word pairs, whose vocabularies extend the trained ones."""
+        words, given, observed = pairs.words, pairs.numbers[direction], pairs.numbers[1 - direction]
+        stems = words[direction].stems[given]
+        statistics = _Statistics(
+            find(self.pairs.keys, self.counts, _pair_keys(pairs, self.pairs.words)),
+            _at(self._given[direction], given),
+            self._stem_pairs[direction].find(_stem_pair_keys(pairs, self.pairs.words, direction)),
+            _at(self._given_stems[direction], stems),
+            self._stems.find(_stem_keys(pairs, self.pairs.words)),
+            self._share_of_stem(1 - direction, words[1 - direction])[observed],
+            pairs.spelling,
+        )
+        return self._probability(direction, statistics)
+
+    def _probability(self, direction: int, statistics: _Statistics, own: Floats | float = 0.0) -> Floats:
+        return statistics.probability(self.pairs.words[1 - direction].stem_count, own)
+
+    def _share_of_stem(self, side: int, vocabulary: Vocabulary) -> Floats:
+        """Return p(word | its stem) of each word of a vocabulary that extends the trained one."""
+        frequencies = np.full(len(vocabulary), _UNKNOWN)
+        frequencies[: len(self.frequencies[side])] += self.frequencies[side]
+        return frequencies / sums(vocabulary.stems, frequencies)[vocabulary.stems]
 
 
-def _find(keys: Integers, values: Floats, wanted: Integers) -> Floats:
-    """Return the values of the wanted keys; 0 for keys that do not exist."""
+def _pair_keys(pairs: WordPairs, trained: Vocabularies) -> Integers:
+    """Return the keys of word pairs in the numbering of the trained vocabularies; -1 if unknown."""
+    return _combine(*pairs.numbers, len(trained[0]), len(trained[1]))
+
+
+def _stem_pair_keys(pairs: WordPairs, trained: Vocabularies, direction: int) -> Integers:
+    """Return numbers that identify the given word's stem and the observed word; -1 if unknown."""
+    stems = pairs.words[direction].stems[pairs.numbers[direction]]
+    sizes = trained[direction].stem_count, len(trained[1 - direction])
+    return _combine(stems, pairs.numbers[1 - direction], *sizes)
+
+
+def _stem_keys(pairs: WordPairs, trained: Vocabularies) -> Integers:
+    """Return numbers that identify the stems of source and target word; -1 if unknown."""
+    source, target = (pairs.words[i].stems[pairs.numbers[i]] for i in (0, 1))
+    return _combine(source, target, trained[0].stem_count, trained[1].stem_count)
+
+
+def _combine(first: Integers, second: Integers, first_size: int, second_size: int) -> Integers:
+    known = (first < first_size) & (second < second_size)
+    return np.where(known, first * second_size + second, -1)
+
+
+def find(keys: Integers, values: Floats, wanted: Integers) -> Floats:
+    """Return the values of the wanted keys in sorted `keys`; 0 for keys that do not exist."""
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[at] == wanted, values[at], 0.0)
 

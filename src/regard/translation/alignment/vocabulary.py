@@ -15,6 +15,7 @@ _STEM = 5  # characters
 _CJK_STEM = 1
 _GRAM = 3  # characters of an n-gram; a word has one for each character
 _MAX_GRAMS = 16  # further characters are ignored
+_MASKS = 4
 _MIN_ROMANIZED = 3  # shorter words match by chance: the Greek article is spelled like English words
 _BATCH_PAIRS = 1 << 14
 # Latin spelling of Greek letters whose name does not start with it
@@ -70,6 +71,16 @@ class Vocabulary:
             row[: len(grams)] = grams
         return table, (table != 0).sum(1, dtype=np.int32)
 
+    @cached_property
+    def _gram_masks(self) -> NDArray[np.uint64]:
+        """Bit masks of each word's n-grams. Words that share an n-gram share a bit of each mask."""
+        table = self._grams[0].astype(np.uint64)
+        masks = np.zeros((len(self), _MASKS), dtype=np.uint64)
+        for mask in range(_MASKS):
+            bits = np.uint64(1) << ((table >> np.uint64(6 * mask)) & np.uint64(63))
+            masks[:, mask] = np.bitwise_or.reduce(np.where(table == 0, np.uint64(0), bits), axis=1)
+        return masks
+
 
 def spelling_similarity(
     words: tuple[Vocabulary, Vocabulary], source: Integers, target: Integers
@@ -86,14 +97,17 @@ def spelling_similarity(
     """
     similarity = np.zeros(len(source), dtype=np.float32)
     (first, first_size), (second, second_size) = (vocabulary._grams for vocabulary in words)
+    masks, other_masks = (vocabulary._gram_masks for vocabulary in words)
     for start in range(0, len(source), _BATCH_PAIRS):
         part = slice(start, start + _BATCH_PAIRS)
-        one, other = source[part], target[part]
-        shared = np.zeros(len(one), dtype=np.int32)
+        shared_bits = masks[source[part]] & other_masks[target[part]]
+        candidates = np.nonzero(shared_bits.all(1))[0] + start
+        one, other = source[candidates], target[candidates]
+        shared = np.zeros(len(candidates), dtype=np.int32)
         for column in range(_MAX_GRAMS):
             gram = first[one, column][:, None]
             shared += ((gram == second[other]) & (gram != 0)).any(1)
-        similarity[part] = 2 * shared / np.maximum(first_size[one] + second_size[other], 1)
+        similarity[candidates] = 2 * shared / (first_size[one] + second_size[other])
     return similarity
 
 

@@ -1,4 +1,4 @@
-"""Read and write files of sentence pairs: two text files, TSV, JSON lines, Moses or TMX. Files are streamed."""
+"""Read and write files of sentence pairs: two text files, TSV, JSON lines, Moses or TMX, streamed."""
 
 import gzip
 import json
@@ -106,7 +106,7 @@ def write_pairs(path: _Path, pairs: Iterable[tuple[str, str]], *, languages: Lan
     separator = _SEPARATOR if format == "moses" else "\t"
     with open_atomic(path) as raw, compressed(raw, path) as file:
         if format == "tmx":
-            return write_tmx(file, pairs, languages or ("x-source", "x-target"))
+            return write_tmx(file, ((pair, {}) for pair in pairs), languages or ("x-source", "x-target"))
         for number, (source, target) in enumerate(pairs, 1):
             _check_writable(number, source, target, separator)
             file.write(f"{source}{separator}{target}\n".encode())
@@ -226,8 +226,8 @@ def _from_moses(text: str, where: str) -> Pair:
     sides = f" {text} ".split(_SEPARATOR)
     if len(sides) != 2:
         raise ArgumentError(
-            f"{where}: expected one {_SEPARATOR.strip()} between source and target, got {len(sides) - 1}. Write "
-            f"source{_SEPARATOR}target on each line."
+            f"{where}: expected one {_SEPARATOR.strip()} between source and target, got {len(sides) - 1}. "
+            f"Write source{_SEPARATOR}target on each line."
         )
     return Pair(sides[0].strip(), sides[1].strip())
 

@@ -1,7 +1,6 @@
 """Read and write TMX 1.4b, the XML format of translation memories. Files are streamed."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import repeat
 from typing import Any, BinaryIO
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
@@ -31,7 +30,7 @@ def read_tmx(file: BinaryIO, name: str, languages: Languages | None = None) -> I
     >>> import io
     >>> from regard.translation.data.tmx import read_tmx, write_tmx
     >>> file = io.BytesIO()
-    >>> write_tmx(file, [("Hund & Katze", "dog & cat")], ("de", "en"))
+    >>> write_tmx(file, [(("Hund & Katze", "dog & cat"), {"note": "animals"})], ("de", "en"))
     1
     >>> list(read_tmx(io.BytesIO(file.getvalue()), "animals.tmx"))
     [Pair(source='Hund & Katze', target='dog & cat')]
@@ -47,8 +46,8 @@ def read_tmx(file: BinaryIO, name: str, languages: Languages | None = None) -> I
         elif languages is None:
             raise ArgumentError(
                 f"{name}: translation unit {units:,} has {_list(unit)}, but the units before it "
-                f"{selected[0]} and {selected[1]}. To skip units that lack one of them, pass the languages, such as "
-                "--languages de-en."
+                f"{selected[0]} and {selected[1]}. To skip units that lack one of them, pass the languages, "
+                "such as --languages de-en."
             )
     if units and not pairs and selected:
         raise ArgumentError(
@@ -59,14 +58,13 @@ def read_tmx(file: BinaryIO, name: str, languages: Languages | None = None) -> I
 
 def write_tmx(
     file: BinaryIO,
-    pairs: Iterable[tuple[str, str]],
+    units: Iterable[tuple[tuple[str, str], Mapping[str, str]]],
     languages: Languages = ("x-source", "x-target"),
-    properties: Iterable[Mapping[str, str]] | None = None,
 ) -> int:
     """Write sentence pairs as TMX and return their number.
 
     file: a file opened for writing bytes. languages: language tags of source and target.
-    properties: for each pair, values to store in `<prop>` elements, such as {"x-alignment": "0-0 1-2"}.
+    units: sentence pairs, each with values to store in `<prop>` elements, such as {"x-alignment": "0-0 1-2"}.
 
     Control characters, which XML cannot represent, are dropped.
     """
@@ -78,10 +76,12 @@ def write_tmx(
         f'<header creationtool="regard" creationtoolversion="{__version__}" segtype="sentence" '
         f'o-tmf="regard" adminlang="en" srclang={source} datatype="plaintext"/>\n<body>\n'.encode()
     )
-    units = zip(pairs, repeat({}), strict=False) if properties is None else zip(pairs, properties, strict=True)
     number = 0
-    for number, (pair, values) in enumerate(units, 1):
-        props = "".join(f"<prop type={quoteattr(key)}>{_escape(value)}</prop>" for key, value in values.items())
+    for pair, values in units:
+        number += 1
+        props = "".join(
+            f"<prop type={quoteattr(key)}>{_escape(value)}</prop>" for key, value in values.items()
+        )
         file.write(
             f"<tu>{props}<tuv xml:lang={source}><seg>{_escape(pair[0])}</seg></tuv>"
             f"<tuv xml:lang={target}><seg>{_escape(pair[1])}</seg></tuv></tu>\n".encode()
@@ -110,8 +110,8 @@ def _guess_languages(unit: Mapping[str, str], source_language: str, name: str) -
     tags = list(unit)
     if len(tags) != 2:
         raise ArgumentError(
-            f"{name}: the first translation unit has {len(tags)} languages ({_list(unit)}). Pass two of them, "
-            "such as --languages de-en, or languages=('de', 'en')."
+            f"{name}: the first translation unit has {len(tags)} languages ({_list(unit)}). Pass two of "
+            "them, such as --languages de-en, or languages=('de', 'en')."
         )
     if source_language.lower() == tags[1].lower():
         tags.reverse()
@@ -186,8 +186,8 @@ class _Reader:
 
     def _refuse_entity(self, entity: str, *declaration: Any) -> None:
         raise self._error(
-            f"it declares or uses the XML entity {entity!r}. Only &amp; &lt; &gt; &quot; and &apos; are allowed, "
-            "because entities can read other files or exhaust memory."
+            f"it declares or uses the XML entity {entity!r}. Only &amp; &lt; &gt; &quot; and &apos; are "
+            "allowed, because entities can read other files or exhaust memory."
         )
 
     def _error(self, message: str) -> ArgumentError:
