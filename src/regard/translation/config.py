@@ -173,6 +173,11 @@ class TranslationConfig:
                 f"corpus.max_tokens={self.corpus.max_tokens}: translations need {needed} learned positions. "
                 f"Raise model.max_positions to {needed}, lower corpus.max_tokens, or change model.positions."
             )
+        if self.training.subword_sampling and self.tokens.kind != "unigram":
+            raise ArgumentError(
+                f"training.subword_sampling={self.training.subword_sampling:g} requires unigram tokens, got "
+                f"tokens.kind={self.tokens.kind!r}. Set training.subword_sampling=0."
+            )
         if weight and model.kind != "transformer":
             raise ArgumentError(
                 f"training.guided_alignment_weight={weight:g} requires a transformer, got "

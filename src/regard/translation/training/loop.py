@@ -23,11 +23,12 @@ from torch import nn
 from regard.errors import ArgumentError, RegardError
 from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import Batch, Batches
+from regard.translation.data.subword_sampling import SubwordSampler
 from regard.translation.training.callbacks import Callback, CallbackList, Report
 from regard.translation.training.checkpoint import Checkpoint
 from regard.translation.training.distributed import Candidate, World
 from regard.translation.training.objective import Objective
-from regard.translation.training.optimization import create_optimizer, learning_rate
+from regard.translation.training.optimization import TrainingConfig, create_optimizer, learning_rate
 from regard.translation.training.preparation import TrainingData
 from regard.translation.training.rendezvous import first_sentence, is_connection_error
 from regard.translation.training.validation import DevSet, validate
@@ -106,9 +107,7 @@ class Trainer:
         self.world = world or World()
         self.callbacks = CallbackList(callbacks if self.world.rank == 0 else ())
         training = config.training
-        self.batches = Batches(
-            data.pairs, training.batch_tokens, training.seed, training.unknown_rate, tokens.shared, data.links
-        )
+        self.batches = _batches(training, data)
         self.epoch_updates = max(1, len(self.batches.epoch(0)) // training.accumulate)
         self.steps = training.updates or training.epochs * self.epoch_updates
         # several epochs if the corpus is tiny: validation would take longer than training
@@ -344,6 +343,22 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _batches(training: TrainingConfig, data: TrainingData) -> Batches:
+    samplers = None
+    if training.subword_sampling:
+        by_side = {id(side): SubwordSampler(side, training.subword_sampling) for side in data.tokens}
+        samplers = by_side[id(data.tokens.source)], by_side[id(data.tokens.target)]
+    return Batches(
+        data.pairs,
+        training.batch_tokens,
+        training.seed,
+        training.unknown_rate,
+        data.tokens.shared,
+        data.links,
+        samplers,
+    )
 
 
 @contextmanager

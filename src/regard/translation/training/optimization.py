@@ -43,6 +43,12 @@ class TrainingConfig(Section):
         min=0,
         below=1,
     )
+    subword_sampling: float = setting(
+        0.0,
+        "Fraction of words split into random subwords in each epoch (Kudo 2018); requires unigram tokens.",
+        min=0,
+        max=1,
+    )
     guided_alignment_weight: float = setting(
         0.0,
         "Weight of the alignment loss on one head (Garg et al. 2019); 0.3 improves alignments. 0: off.",
