@@ -11,6 +11,7 @@ from regard.translation.alignment.lexical_aligner import LexicalAligner as Lexic
 from regard.translation.alignment.links import Links as Links
 from regard.translation.alignment.links import symmetrize as symmetrize
 from regard.translation.alignment.links import to_pharaoh as to_pharaoh
+from regard.translation.automatic import choose_config as choose_config
 from regard.translation.config import TranslationConfig as TranslationConfig
 from regard.translation.data.builtin import EmbeddedCorpus as EmbeddedCorpus
 from regard.translation.data.builtin import embedded_corpus as embedded_corpus
@@ -20,6 +21,7 @@ from regard.translation.data.formats import read_pairs as read_pairs
 from regard.translation.data.formats import write_pairs as write_pairs
 from regard.translation.data.pairs import Pair as Pair
 from regard.translation.data.pairs import split_pairs as split_pairs
+from regard.translation.data.statistics import CorpusStatistics as CorpusStatistics
 from regard.translation.decoding.search import Hypothesis as Hypothesis
 from regard.translation.decoding.strategies import Beam as Beam
 from regard.translation.decoding.strategies import Greedy as Greedy

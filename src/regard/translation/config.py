@@ -260,7 +260,7 @@ class TranslationConfig:
         return self.replace(changes)
 
     def is_extended_by(self, other: "TranslationConfig") -> bool:
-        """Return whether `other` differs only by having more epochs, or only by having more updates.
+        """Return whether `other` differs only by having more epochs, updates or minutes.
 
         >>> from regard.translation import TranslationConfig
         >>> config = TranslationConfig.preset("tiny")
@@ -268,9 +268,11 @@ class TranslationConfig:
         [False, False, True]
         """
         old, new = self.training, other.training
-        same_end = dataclasses.replace(new, epochs=old.epochs, updates=old.updates)
+        same_end = dataclasses.replace(new, epochs=old.epochs, updates=old.updates, minutes=old.minutes)
         if dataclasses.replace(other, training=same_end) != self:
             return False
+        if old.minutes or new.minutes:
+            return 0 < old.minutes < new.minutes
         if old.updates is None or new.updates is None:
             return old.updates is new.updates and new.epochs > old.epochs
         return new.updates > old.updates

@@ -199,9 +199,7 @@ class Batches:
             step, epoch = 0, epoch + 1
             batches = self.epoch(epoch)
 
-    def _insert_unknown(
-        self, pair: tuple[Ids, Ids], random: numpy.random.Generator
-    ) -> tuple[Ids, Ids]:
+    def _insert_unknown(self, pair: tuple[Ids, Ids], random: numpy.random.Generator) -> tuple[Ids, Ids]:
         if random.random() >= self.unknown_rate:
             return pair
         source, target = pair

@@ -79,9 +79,7 @@ def _equal(sample: _Sample) -> str | None:
     equal = sum(pair.source == pair.target and not pair.source.isdigit() for _, pair in sample.pairs)
     if equal <= _MAX_EQUAL * len(sample.pairs):
         return None
-    return (
-        f"{_of(equal, sample)} have the same text on both sides. Is one file a copy of the other?"
-    )
+    return f"{_of(equal, sample)} have the same text on both sides. Is one file a copy of the other?"
 
 
 def _duplicates(statistics: CorpusStatistics) -> str | None:
@@ -162,9 +160,7 @@ def _swapped(sample: _Sample) -> str | None:
 
 def _dev_swapped(sample: _Sample, dev: Sequence[Pair]) -> str | None:
     odds = _side_odds(sample)
-    source, target = (
-        sum(odds(_words(pair[side])) for pair in dev[: len(sample.pairs)]) for side in (0, 1)
-    )
+    source, target = (sum(odds(_words(pair[side])) for pair in dev[: len(sample.pairs)]) for side in (0, 1))
     if not (source < -_SWAP_MARGIN and target > _SWAP_MARGIN):
         return None
     return (

@@ -11,7 +11,7 @@ from math import exp
 
 import numpy
 
-from regard.translation.tokens import SPACE, SPECIAL_TOKENS, Tokenizer
+from regard.translation.tokens import SPACE, SPECIAL_TOKENS, Tokenizer, TokenizerPair
 
 _CANDIDATES = 32  # most probable segmentations of a word
 _ALPHA = 0.2  # candidates are sampled in proportion to probability ** alpha (Kudo 2018, section 3.3)
@@ -45,13 +45,21 @@ class SubwordSampler:
         ]
         self._cache: dict[tuple[int, ...], tuple[list[list[int]], list[float]]] = {}
 
+    @classmethod
+    def create_pair(
+        cls, tokens: TokenizerPair, rate: float
+    ) -> "tuple[SubwordSampler, SubwordSampler] | None":
+        """Create samplers for source and target, the same if they share a vocabulary; None if the rate is 0."""
+        if not rate:
+            return None
+        source = cls(tokens.source, rate)
+        return source, source if tokens.shared else cls(tokens.target, rate)
+
     def sample(self, ids: Sequence[int], random: numpy.random.Generator) -> list[int]:
         """Return the token ids of the same text, with the segmentation of some words sampled."""
         return [token for word in self.sample_words(self.words(ids), random) for token in word]
 
-    def sample_words(
-        self, words: Sequence[list[int]], random: numpy.random.Generator
-    ) -> list[list[int]]:
+    def sample_words(self, words: Sequence[list[int]], random: numpy.random.Generator) -> list[list[int]]:
         """Sample the segmentation of some words, each given as token ids."""
         draws = random.random((len(words), 2)).tolist()
         return [
