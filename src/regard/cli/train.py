@@ -300,11 +300,10 @@ def _config(
 ) -> TranslationConfig:
     """Combine the preset, the config file and individual settings, in this order."""
     preset, model = options.preset or DEFAULT_PRESET, options.model or "transformer"
+    by_model: Any = partial(TranslationConfig.preset, preset)
     if preset == "auto":
-        config = choose_config(statistics, model)  # type: ignore[arg-type]
-    else:
-        config = TranslationConfig.preset(preset, model)  # type: ignore[arg-type]
-    config = config.replace(toml)
+        by_model = partial(choose_config, statistics)
+    config: TranslationConfig = by_model(model).replace(toml)
     if options.model is not None:
         config = config.replace({"model": {"kind": options.model}})
     return config.override(options.settings)
@@ -381,9 +380,8 @@ def _corpus(
 def _check_direction(options: TrainOptions, output: Path) -> str | None:
     """Return a warning if the folder is named de-en, but the files are train.en and train.de."""
     languages = output.name.lower().split("-")
-    sides = [
-        Path(file.removesuffix(".gz")).suffix[1:].lower() for file in (options.source, options.target) if file
-    ]
+    files = [file for file in (options.source, options.target) if file]
+    sides = [Path(file.removesuffix(".gz")).suffix[1:].lower() for file in files]
     sides = sides[::-1] if options.swap else sides
     if len(languages) != 2 or len(sides) != 2 or sides[0] == sides[1] or sides != languages[::-1]:
         return None

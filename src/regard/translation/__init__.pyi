@@ -29,6 +29,9 @@ from regard.translation.decoding.strategies import Sample as Sample
 from regard.translation.evaluation import Scores as Scores
 from regard.translation.evaluation import by_length as by_length
 from regard.translation.evaluation import evaluate as evaluate
+from regard.translation.simultaneous import Emission as Emission
+from regard.translation.simultaneous import average_lagging as average_lagging
+from regard.translation.simultaneous import translate_simultaneously as translate_simultaneously
 from regard.translation.tokens import Segmentation as Segmentation
 from regard.translation.tokens import Tokenizer as Tokenizer
 from regard.translation.tokens import TokenizerPair as TokenizerPair

@@ -4,6 +4,8 @@ A small corpus needs a small model, a small vocabulary and much regularization; 
 opposite. Sennrich and Zhang 2019 and Araabi and Monz 2020 measure the same trends.
 """
 
+from bisect import bisect_left
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from regard.translation.config import Model, TranslationConfig
@@ -98,11 +100,8 @@ def _tokens(statistics: CorpusStatistics, row: _Row) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if characters > _MANY_CHARACTERS:
         settings["character_coverage"] = 0.9995
-        total, covered = sum(statistics.alphabet.values()), 0
-        for characters, (_, count) in enumerate(statistics.alphabet.most_common(), 1):
-            covered += count
-            if covered >= 0.9995 * total:
-                break
+        counts = list(accumulate(count for _, count in statistics.alphabet.most_common()))
+        characters = 1 + bisect_left(counts, 0.9995 * counts[-1])
     size = min(max(statistics.tokens // _TOKENS_PER_ENTRY, _MIN_VOCABULARY), row.vocabulary)
     size = round(max(size, 1.5 * characters + 50), -2 if size >= 1000 else -1)
     return settings | {"size": int(size)}

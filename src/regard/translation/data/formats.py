@@ -1,4 +1,4 @@
-"""Read and write files of sentence pairs: two text files, TSV or JSON lines. Files are streamed."""
+"""Read and write files of sentence pairs: two text files, TSV, CSV or JSON lines. Files are streamed."""
 
 import gzip
 import json
@@ -15,9 +15,11 @@ from regard._util.files import open_atomic
 from regard._util.text import pluralize, shorten
 from regard.errors import ArgumentError
 from regard.translation.data.pairs import Pair
+from regard.translation.data.spreadsheet import parse_csv
 
-Format = Literal["tsv", "jsonl"]
+Format = Literal["tsv", "csv", "jsonl"]
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+_SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
 _GZIP = b"\x1f\x8b"
 _MAX_LINE_BYTES = 2**24  # longer lines are not sentences and could exhaust memory
 
@@ -28,10 +30,11 @@ def read_pairs(source: _Path, target: _Path | None = None, *, format: Format | N
     Two files: line n of `target` translates line n of `source`. One file, or "-" for standard input:
 
         tsv    source⇥target; other columns are ignored, and quotes have no special meaning
+        csv    a spreadsheet, see `spreadsheet.parse_csv`: any separator, with or without quotes and header
         jsonl  {"source": "…", "target": "…"} on each line; other keys are ignored
 
-    format: "tsv" or "jsonl". Default: from the extension (.tsv, .tab, .txt; .jsonl, .ndjson, .json; also
-        with .gz), otherwise from the first line. Any file may be gzipped, whatever its name.
+    format: "tsv", "csv" or "jsonl". Default: from the extension (.tsv, .tab, .txt; .csv; .jsonl, .ndjson,
+        .json; also with .gz), otherwise from the first line. Any file may be gzipped, whatever its name.
 
     Text is UTF-8; lines end with \n or \r\n. An empty line is a pair of empty sentences, which `clean_pairs`
     drops. An error is raised when its line is reached; a difference in the number of lines is reported last.
@@ -45,7 +48,7 @@ def read_pairs(source: _Path, target: _Path | None = None, *, format: Format | N
     Pair(source='two dogs', target='zwei Hunde')
     """
     if format is not None and format not in get_args(Format):
-        raise ArgumentError(f"Unknown format {format!r}. Use {' or '.join(map(repr, get_args(Format)))}.")
+        raise ArgumentError(f"Unknown format {format!r}. Use {', '.join(map(repr, get_args(Format)))}.")
     source = os.fsdecode(source)
     if target is None:
         _check_readable(source)
@@ -75,17 +78,18 @@ def read_lines(path: _Path) -> Iterator[str]:
 def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
     """Write pairs as TSV and return their number. The file appears only when complete.
 
-    path: output file; compressed if it ends in .gz.
-    pairs: any iterable.
+        path: output file; compressed if it ends in .gz.
+        pairs: any iterable.
 
-    >>> import tempfile
-    >>> from regard.translation.data.pairs import Pair
-    >>> from regard.translation.data.formats import read_pairs, write_pairs
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     print(write_pairs(f"{folder}/pairs.tsv", [Pair("two dogs", "zwei Hunde")]))
-    ...     print(*read_pairs(f"{folder}/pairs.tsv"))
-    1
-    Pair(source='two dogs', target='zwei Hunde')
+        >>> import tempfile
+        >>> from regard.translation.data.pairs import Pair
+    from regard.translation.data.spreadsheet import parse_csv
+        >>> from regard.translation.data.formats import read_pairs, write_pairs
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print(write_pairs(f"{folder}/pairs.tsv", [Pair("two dogs", "zwei Hunde")]))
+        ...     print(*read_pairs(f"{folder}/pairs.tsv"))
+        1
+        Pair(source='two dogs', target='zwei Hunde')
     """
     number = 0
     path = os.fsdecode(path)
@@ -126,6 +130,8 @@ def _check_readable(name: str) -> None:
         return
     if not os.path.exists(name):
         raise ArgumentError(f"No such file: {name!r}.")
+    if Path(name).suffix.lower() in _SPREADSHEETS:
+        raise ArgumentError(f"{name!r} is a spreadsheet. Export it as CSV in UTF-8, and pass the .csv file.")
     if os.path.isdir(name):
         raise ArgumentError(f"{name!r} is a folder. Pass a file in it.")
     if not os.access(name, os.R_OK):
@@ -147,6 +153,9 @@ def _from_two(source: str, target: str) -> Iterator[Pair]:
 
 def _from_one(path: str, format: Format | None) -> Iterator[Pair]:
     format = format or _FORMAT_OF.get(_extension(path))
+    if format == "csv":
+        yield from parse_csv(_lines(path), _name(path))
+        return
     for line, text in enumerate(_lines(path), 1):
         format = format or ("jsonl" if text.lstrip().startswith("{") else "tsv")
         where = f"{_name(path)}, line {line:,}"
@@ -195,6 +204,7 @@ class _Format(NamedTuple):
 
 _FORMATS: dict[Format, _Format] = {
     "tsv": _Format((".tsv", ".tab", ".txt"), _from_tsv),
+    "csv": _Format((".csv",), _from_tsv),  # read by parse_csv, because cells may contain line breaks
     "jsonl": _Format((".jsonl", ".ndjson", ".json"), _from_json),
 }
 _FORMAT_OF = {extension: name for name, (extensions, _) in _FORMATS.items() for extension in extensions}

@@ -49,7 +49,7 @@ class SubwordSampler:
     def create_pair(
         cls, tokens: TokenizerPair, rate: float
     ) -> "tuple[SubwordSampler, SubwordSampler] | None":
-        """Create samplers for source and target, the same if they share a vocabulary; None if the rate is 0."""
+        """Create samplers for source and target, equal if they share a vocabulary; None if the rate is 0."""
         if not rate:
             return None
         source = cls(tokens.source, rate)

@@ -119,9 +119,7 @@ class Trainer:
             SubwordSampler.create_pair(tokens, training.subword_sampling),
         )
         self.epoch_updates = max(1, len(self.batches.epoch(0)) // training.accumulate)
-        self.steps = (
-            training.updates or training.epochs * self.epoch_updates
-        )  # estimated for training.minutes
+        self.steps = training.updates or training.epochs * self.epoch_updates
         # several epochs if the corpus is tiny: validation would take longer than training
         self.period = self.epoch_updates * -(-_MIN_PERIOD // self.epoch_updates)
         self.dev = DevSet.from_pairs(data.dev, tokens)

@@ -1,4 +1,4 @@
-"""Validation during training: token loss, BLEU, exact match, a sample translation; a warning on overfitting."""
+"""Validation during training: token loss, BLEU, exact match, a sample translation, overfitting."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
