@@ -78,18 +78,17 @@ def read_lines(path: _Path) -> Iterator[str]:
 def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
     """Write pairs as TSV and return their number. The file appears only when complete.
 
-        path: output file; compressed if it ends in .gz.
-        pairs: any iterable.
+    path: output file; compressed if it ends in .gz.
+    pairs: any iterable.
 
-        >>> import tempfile
-        >>> from regard.translation.data.pairs import Pair
-    from regard.translation.data.spreadsheet import parse_csv
-        >>> from regard.translation.data.formats import read_pairs, write_pairs
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     print(write_pairs(f"{folder}/pairs.tsv", [Pair("two dogs", "zwei Hunde")]))
-        ...     print(*read_pairs(f"{folder}/pairs.tsv"))
-        1
-        Pair(source='two dogs', target='zwei Hunde')
+    >>> import tempfile
+    >>> from regard.translation.data.pairs import Pair
+    >>> from regard.translation.data.formats import read_pairs, write_pairs
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     print(write_pairs(f"{folder}/pairs.tsv", [Pair("two dogs", "zwei Hunde")]))
+    ...     print(*read_pairs(f"{folder}/pairs.tsv"))
+    1
+    Pair(source='two dogs', target='zwei Hunde')
     """
     number = 0
     path = os.fsdecode(path)

@@ -20,9 +20,9 @@ _TARGET = {"target", "tgt", "trg", "translation", "output", "to"}
 _LANGUAGE_NAMES = """
     ar arabic العربية bg bulgarian български cs cz czech čeština da danish dansk de german deutsch el greek
     ελληνικά en english es spanish español et estonian eesti fa persian فارسی fi finnish suomi fr french
-    français he hebrew עברית hi hindi हिन्दी hr croatian hrvatski hu hungarian magyar id indonesian it italian
+    français he hebrew עברית hi hindi हिन्दी hr croatian hrvatski hu hungarian magyar indonesian it italian
     italiano ja japanese 日本語 ko korean 한국어 la latin lt lithuanian lietuvių lv latvian latviešu nl dutch
-    nederlands no nb norwegian norsk pl polish polski pt portuguese português ro romanian română ru russian
+    nederlands nb norwegian norsk pl polish polski pt portuguese português ro romanian română ru russian
     русский sk slovak slovenčina sl slovenian slovenščina sr serbian српски sv swedish svenska sw swahili th
     thai ไทย tr turkish türkçe uk ukrainian українська vi vietnamese zh chinese 中文
 """

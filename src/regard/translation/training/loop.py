@@ -35,6 +35,7 @@ from regard.translation.training.validation import DevSet, OverfittingMonitor, v
 
 _REPORT_EVERY = 50  # updates
 _MAX_SILENCE = 30.0  # seconds without a report
+_COMPLETE = 0.9  # a run for training.minutes that took this fraction of the time is not continued
 _MIN_PERIOD = 50  # updates between validations, unless validate_every is set
 
 
@@ -150,12 +151,15 @@ class Trainer:
     def _plan(self) -> None:
         """Measure the speed, and plan the number of updates if the duration is given in minutes."""
         progress, minutes = self.progress, self.config.training.minutes
+        if minutes and progress.steps:  # planned by an earlier run
+            self.steps = progress.steps
         speed = self._measure_speed()
         self.stats = RunningStats(progress.seconds, progress.validation_seconds, speed)
-        if minutes and progress.step < progress.steps:
-            self.steps = progress.steps
-        elif minutes and speed:
+        elapsed = progress.seconds + progress.validation_seconds
+        if minutes and speed and not progress.steps:
             self._fit_steps()
+        elif progress.step >= progress.steps > 0 and elapsed < _COMPLETE * 60 * minutes:  # extended
+            self.steps = max(progress.step + 1, round(progress.steps * 60 * minutes / max(elapsed, 1.0)))
 
     def _measure_speed(self) -> float:
         """Return the seconds that an update takes, from a few forward and backward passes; 0 if unknown."""
@@ -216,11 +220,11 @@ class Trainer:
             progress.step += 1
             stats.add(loss, size)
             progress.seconds = stats.seconds()
-            last = progress.step == self.steps
+            if training.minutes and (self.world.size == 1 or progress.step % _REPORT_EVERY == 0):
+                self._fit_steps()
+            last = progress.step >= self.steps
             validate_now = self._due(training.validate_every) or last
             if progress.step % _REPORT_EVERY == 0 or validate_now or silent:
-                if training.minutes and not last:
-                    self._fit_steps()
                 self.callbacks.on_report(self._report(stats))
             if validate_now:
                 with stats.validation():
