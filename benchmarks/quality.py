@@ -80,7 +80,9 @@ def measure(
     common = [f"training.seed={seed}", *([f"training.minutes={minutes}"] if minutes else []), *settings]
 
     def choose(statistics) -> TranslationConfig:
-        return _config(choose_config(statistics), variant).override([*VARIANTS[variant], *common])
+        return _config(choose_config(statistics, minutes=minutes or None), variant).override(
+            [*VARIANTS[variant], *common]
+        )
 
     start, cpu = time.monotonic(), time.process_time()
     train(folder, islice(train_set, pairs), dev=dev, config=choose, callbacks=[create_display()])

@@ -21,6 +21,22 @@ def test_a_larger_corpus_never_gets_a_smaller_model():
     assert all(config.model.width % config.model.heads == 0 for config in configs)
 
 
+def test_regularization_follows_the_length_of_training():
+    statistics = CorpusStatistics(pairs=29_000, characters=3.9e6)
+    configs = [choose_config(statistics, epochs=epochs) for epochs in (1, 8, 20, 60)]
+    assert [config.model.dropout for config in configs] == [0.1, 0.1, 0.2, 0.3]
+    assert [config.training.epochs for config in configs] == [1, 8, 20, 60]
+    quick, slow = (choose_config(statistics, minutes=minutes) for minutes in (0.01, 10_000))
+    assert (quick.model.dropout, slow.model.dropout) == (0.1, 0.3)
+    assert (quick.training.minutes, slow.training.minutes) == (0.01, 10_000)
+
+
+def test_a_large_corpus_gets_a_smaller_model_if_there_is_little_time():
+    statistics = CorpusStatistics(pairs=10**7, characters=2e9)
+    models = [choose_config(statistics, minutes=minutes).model for minutes in (1, 10**7)]
+    assert [model.width for model in models] == [256, 512]
+
+
 def test_every_model_and_size_gives_a_valid_config():
     for n in (0, *SIZES):
         for model in ("transformer", "recurrent", "plain"):

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _model_option = partial(typer.Option, rich_help_panel="Model")
 _data_option = partial(typer.Option, rich_help_panel="Data and length")
 _BUILT_IN = ("embedded", "bible")  # corpora
+_UNSET = 10**11  # epochs
 _EXAMPLE_PAIRS, _EXAMPLE_CHARACTERS = 29_000, 3_900_000  # --print-config without a corpus: as in Multi30k
 # names of our settings in other programs
 _SYNONYMS = {
@@ -302,11 +303,24 @@ def _config(
     preset, model = options.preset or DEFAULT_PRESET, options.model or "transformer"
     by_model: Any = partial(TranslationConfig.preset, preset)
     if preset == "auto":
-        by_model = partial(choose_config, statistics)
+        by_model = partial(choose_config, statistics, **_duration(toml, options.settings))
     config: TranslationConfig = by_model(model).replace(toml)
     if options.model is not None:
         config = config.replace({"model": {"kind": options.model}})
     return config.override(options.settings)
+
+
+def _duration(toml: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Return the requested epochs and minutes, on which the preset auto depends; None if not requested."""
+    section = toml.get("training")
+    from_file = section if isinstance(section, Mapping) else {}
+    durations = {name: from_file[name] for name in ("epochs", "minutes") if name in from_file}
+    config = TranslationConfig().replace({"training": {"epochs": _UNSET} | durations})
+    names = ("training.epochs", "training.minutes")
+    chosen = [setting for setting in settings if setting.partition("=")[0].strip() in names]
+    training = config.override(chosen).training
+    epochs = None if training.epochs == _UNSET else training.epochs
+    return {"epochs": epochs, "minutes": training.minutes or None}
 
 
 def _print_config(options: TrainOptions, format: Format | None, choose: "ConfigChoice") -> None:

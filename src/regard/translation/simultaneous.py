@@ -131,24 +131,24 @@ class _PrefixDecoder:
             if name == self._layer:
                 recorded.append(weights)
 
-        def step(token: int) -> tuple[int, Tensor]:
-            """Feed a token; return the next one and the attention over the source tokens."""
+        def step(token: int) -> tuple[int, Weights]:
+            """Feed a token; return the next one, and the weights of the alignment layer."""
             recorded.clear()
             logits = model.step(torch.tensor([token], device=model.output_weight.device), state)[0]
             logits[[PADDING, START]] = -math.inf
-            return int(logits.argmax()), self._attention(recorded[0], len(source.ids))
+            return int(logits.argmax()), recorded[0]
 
         with eval_mode(model), watch_layers(model, record):
             state = model.start(Packed.of([[*source.ids, END]], model.output_weight.device))
-            following, attention = step(START)
+            following, weights = step(START)
             for token in self._tokens:
-                following, attention = step(token)
+                following, weights = step(token)
             limit = min(max_translation_tokens(len(source.ids)), model.max_length or sys.maxsize)
             while following != END and len(self._tokens) < limit:
-                token, before = following, attention
-                following, attention = step(token)
-                aligned = before if self._head.shift == "output" else attention
-                word = source.word_of[int(aligned.argmax())]
+                token, before = following, weights
+                following, weights = step(token)
+                aligned = before if self._head.shift == "output" else weights
+                word = source.word_of[int(self._attention(aligned, len(source.ids)).argmax())]
                 if max_word is not None and word >= max_word:
                     return
                 self._append(token, word, source)

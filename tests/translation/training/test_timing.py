@@ -68,7 +68,7 @@ def test_the_first_batch_does_not_count_for_the_speed(clock):
 
 
 def test_a_run_for_some_minutes_ends_in_time(tmp_path):
-    """It plans updates from the measured speed, the learning rate falls, and resuming does not continue it."""
+    """Updates follow the measured speed, the learning rate falls, and resuming does not continue."""
     recorder = Recorder()
     config = small_config("plain", "minutes=0.03", "updates=none", "validate_every=20", "schedule=cosine")
     result = small_trainer(tmp_path, config, callbacks=[recorder]).run()
