@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import shutil
+import tomllib
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,7 +13,8 @@ import pytest
 
 pytest.importorskip("typer")
 
-from regard.cli.train import _SYNONYMS, _find_setting
+from regard.cli.resume import TrainOptions
+from regard.cli.train import _SYNONYMS, _check_direction, _find_setting
 from regard.translation.config import TranslationConfig
 from regard.translation.model_folder import read_config
 from regard.translation.training.loop import TrainingResult
@@ -203,3 +205,34 @@ def test_a_folder_name_that_is_not_utf8_is_rejected_early(corpus, tmp_path, caps
             capsys, *command
         )
     assert not folder.exists()
+
+
+def test_the_default_preset_is_chosen_from_the_corpus(corpus, capsys):
+    run("train", corpus / "a.en", corpus / "a.de", "--print-config", "--set", "model.dropout=0.25")
+    shown = capsys.readouterr().out
+    assert shown.startswith("# preset auto for ")
+    config = tomllib.loads(shown)
+    assert config["model"]["width"] == 128
+    assert config["model"]["dropout"] == 0.25
+    run("train", "--print-config", "--minutes", "15")  # without a corpus: as for Multi30k
+    assert tomllib.loads(capsys.readouterr().out)["training"]["minutes"] == 15
+
+
+def test_lengths_of_training_exclude_each_other(corpus, capsys):
+    for options in (["--epochs", "2", "--minutes", "3"], ["--updates", "2", "--minutes", "3"]):
+        error = error_of(capsys, "train", corpus / "a.en", corpus / "a.de", "-o", "x", *options)
+        assert "--minutes 3" in error
+
+
+def test_a_folder_named_after_the_other_direction_gives_a_warning():
+    for source, target, swap, folder, warns in [
+        ("a.en", "a.de.gz", False, "de-en", True),
+        ("a.en", "a.de", True, "de-en", False),
+        ("a.de", "a.en", False, "de-en", False),
+        ("a.de", "a.en", False, "model", False),
+        ("pairs.tsv", None, False, "de-en", False),
+        ("a.txt", "b.txt", False, "txt-txt", False),
+    ]:
+        options = TrainOptions(None, None, None, [], source, target, None, swap, "en-de")
+        warning = _check_direction(options, Path("models", folder))
+        assert (warning is not None) == warns, (source, target, folder)

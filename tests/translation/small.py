@@ -97,7 +97,7 @@ def bits(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = content(folder)
     for name in found:
         if name.endswith(STATE):
-            found[name] = json.loads(found[name]) | {"seconds": None}
+            found[name] = json.loads(found[name]) | {"seconds": None, "validation_seconds": None}
         elif name.endswith(CHECKSUMS):
             found[name] = [line for line in found[name].decode().splitlines() if not line.endswith(STATE)]
         else:

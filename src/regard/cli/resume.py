@@ -10,8 +10,8 @@ from regard._util.text import printable
 from regard.errors import ArgumentError
 from regard.translation.config import TranslationConfig
 
-DEFAULT_PRESET = "small"
-_DURATION = ("training.epochs", "training.updates")
+DEFAULT_PRESET = "auto"
+_DURATION = ("training.epochs", "training.updates", "training.minutes")
 _HASHED_BYTES = 1 << 20  # at each end of a file
 _CURE = "Remove it, or choose a new --output."
 
@@ -22,7 +22,7 @@ class TrainOptions(NamedTuple):
     preset: str | None
     model: str | None
     config: Path | None
-    settings: Sequence[str]  # from --set, --epochs and --updates
+    settings: Sequence[str]  # from --set, --epochs, --updates and --minutes
     source: str | None
     target: str | None
     dev: Sequence[str] | None
@@ -34,11 +34,21 @@ class TrainOptions(NamedTuple):
         files = [file for file in (self.source, self.target) if file is not None]
         origin: dict[str, Any] = {"corpus": [_describe_file(file) for file in files], "swap": self.swap}
         origin["preset"] = self.preset or DEFAULT_PRESET
+        origin["settings"] = [*self._config_settings(), *self.settings]
         if self.source == "embedded":
             origin["languages"] = self.languages
         if self.dev is not None:
             origin["dev"] = [_describe_file(file) for file in self.dev]
         return origin
+
+    def _config_settings(self) -> list[str]:
+        """Return the settings of the config file in the form of --set."""
+        sections = {} if self.config is None else TranslationConfig.read_toml(self.config)
+        return [
+            f"{section}.{name}={str(value).lower() if isinstance(value, bool) else value}"
+            for section, values in sections.items()
+            for name, value in values.items()
+        ]
 
 
 def resumed_config(output: Path, options: TrainOptions) -> TranslationConfig | None:
@@ -86,7 +96,8 @@ def _check_duration(
 ) -> TranslationConfig:
     if requested == started or started.is_extended_by(requested):
         return requested
-    option = "--epochs" if started.training.updates is None else "--updates"
+    training = started.training
+    option = "--minutes" if training.minutes else "--epochs" if training.updates is None else "--updates"
     raise ArgumentError(
         f"Cannot shorten {str(output)!r} from {started.training.duration()} to "
         f"{requested.training.duration()}. Use a larger {option}, or choose a new --output."

@@ -4,12 +4,13 @@ import errno
 import os
 import shlex
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -27,17 +28,23 @@ from regard.cli.shared import (
     parse_languages,
 )
 from regard.errors import ArgumentError
-from regard.translation.config import Model, Preset, TranslationConfig
+from regard.translation.automatic import choose_config
+from regard.translation.config import Model, TranslationConfig
+from regard.translation.data.cleaning import clean_pairs
 from regard.translation.data.formats import Format, contains_pairs, read_pairs
 from regard.translation.data.pairs import Pair
+from regard.translation.data.statistics import CorpusStatistics
 from regard.translation.model_folder import CONFIG
 
 if TYPE_CHECKING:
     from regard.translation.training.loop import TrainingResult
+    from regard.translation.training.preparation import ConfigChoice
 
 _model_option = partial(typer.Option, rich_help_panel="Model")
 _data_option = partial(typer.Option, rich_help_panel="Data and length")
 _BUILT_IN = ("embedded", "bible")  # corpora
+_UNSET = 10**11  # epochs
+_EXAMPLE_PAIRS, _EXAMPLE_CHARACTERS = 29_000, 3_900_000  # --print-config without a corpus: as in Multi30k
 # names of our settings in other programs
 _SYNONYMS = {
     "training.learning_rate": "lr rate",
@@ -141,11 +148,11 @@ def train(
         ),
     ] = None,
     preset: Annotated[
-        Preset | None,
+        Literal["auto", "tiny", "small", "base"] | None,
         _model_option(
             metavar="NAME",
-            help="tiny (1-2 minutes), small (20 minutes for 29,000 pairs on two cores) or base (large "
-            "machines).",
+            help="auto (chosen from the size of the corpus), tiny (1-2 minutes), small (3 layers, width 256) "
+            "or base (large machines).",
             show_default=DEFAULT_PRESET,
         ),
     ] = None,
@@ -185,23 +192,29 @@ def train(
         int | None, _data_option(help="Passes over the training data.", show_default="from the preset")
     ] = None,
     updates: Annotated[int | None, _data_option(help="Optimizer updates, instead of --epochs.")] = None,
+    minutes: Annotated[
+        float | None, _data_option(help="Training time in minutes, instead of --epochs.")
+    ] = None,
 ) -> None:
     """Train a translation model on parallel text: two files with one sentence per line.
 
     Pass the output folder to regard translate, align, evaluate, curves, draw or look.
 
     Examples:
+    regard train train.de train.en -o de-en --minutes 15
     regard train train.de train.en -o de-en --dev dev.de dev.en --epochs 20
     regard train pairs.tsv -o small --preset tiny --set model.dropout=0.2
     regard train embedded -o dates --preset tiny  # a built-in corpus
     regard train -o de-en --resume  # after an interruption
     regard train -o de-en --resume --epochs 40  # train longer
-    regard train --print-config --preset base  # all settings
+    regard train train.de train.en --print-config  # all settings
     """
     if output is None and not print_config:
         raise ArgumentError("train needs a folder for the model: --output FOLDER.")
-    if epochs is not None and updates is not None:
-        raise exclusive(f"--epochs {epochs}", f"--updates {updates}")
+    durations = {"--epochs": epochs, "--updates": updates, "--minutes": minutes}
+    given = [f"{name} {value:g}" for name, value in durations.items() if value is not None]
+    if len(given) > 1:
+        raise exclusive(*given[:2])
     dev_files = None if dev is None else [*dev[:1], *filter(None, dev[1:])]
     _check_files(source, target, dev_files, format)
     parse_languages(languages)
@@ -210,15 +223,16 @@ def train(
     settings = list(setting or [])
     settings += [] if epochs is None else [f"training.epochs={epochs}", "training.updates=none"]
     settings += [] if updates is None else [f"training.updates={updates}"]
+    settings += [] if minutes is None else [f"training.minutes={minutes}", "training.updates=none"]
     options = TrainOptions(preset, model, config, settings, source, target, dev_files, swap, languages)
-    with naming(**{"training.epochs": "--epochs", "training.updates": "--updates"}):
-        training_config = _config(options)
+    choose = partial(_config, options, toml=_read_toml(options))
+    with naming(**{f"training.{name[2:]}": name for name in durations}):
+        choose(CorpusStatistics())  # raises for invalid settings
     if print_config:
-        print(training_config.to_toml())
+        _print_config(options, format, choose)
         return
     assert output is not None
-    if resume:
-        training_config = resumed_config(output, options) or training_config
+    training_config = (resumed_config(output, options) if resume else None) or choose
     with _explain_full_disk(output):
         result = _run(output, training_config, options, format=format, resume=resume, shard=shard)
     status = 0 if result.finished else SIGNAL_EXIT + (result.signal or signal.SIGINT)
@@ -278,22 +292,52 @@ def _check_sides(source: str, target: str) -> None:
             )
 
 
-def _config(options: TrainOptions) -> TranslationConfig:
+def _read_toml(options: TrainOptions) -> Mapping[str, Any]:
+    return {} if options.config is None else TranslationConfig.read_toml(options.config)
+
+
+def _config(
+    options: TrainOptions, statistics: CorpusStatistics, *, toml: Mapping[str, Any]
+) -> TranslationConfig:
     """Combine the preset, the config file and individual settings, in this order."""
-    config = TranslationConfig.preset(
-        options.preset or DEFAULT_PRESET,  # type: ignore[arg-type]
-        options.model or "transformer",  # type: ignore[arg-type]
-    )
-    if options.config is not None:
-        config = TranslationConfig.from_toml(options.config, config)
-        if options.model is not None:
-            config = config.replace({"model": {"kind": options.model}})
+    preset, model = options.preset or DEFAULT_PRESET, options.model or "transformer"
+    by_model: Any = partial(TranslationConfig.preset, preset)
+    if preset == "auto":
+        by_model = partial(choose_config, statistics, **_duration(toml, options.settings))
+    config: TranslationConfig = by_model(model).replace(toml)
+    if options.model is not None:
+        config = config.replace({"model": {"kind": options.model}})
     return config.override(options.settings)
+
+
+def _duration(toml: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Return the requested epochs and minutes, on which the preset auto depends; None if not requested."""
+    section = toml.get("training")
+    from_file = section if isinstance(section, Mapping) else {}
+    durations = {name: from_file[name] for name in ("epochs", "minutes") if name in from_file}
+    config = TranslationConfig().replace({"training": {"epochs": _UNSET} | durations})
+    names = ("training.epochs", "training.minutes")
+    chosen = [setting for setting in settings if setting.partition("=")[0].strip() in names]
+    training = config.override(chosen).training
+    epochs = None if training.epochs == _UNSET else training.epochs
+    return {"epochs": epochs, "minutes": training.minutes or None}
+
+
+def _print_config(options: TrainOptions, format: Format | None, choose: "ConfigChoice") -> None:
+    """Print all settings; the preset auto chooses them from the corpus, if there is one."""
+    statistics = CorpusStatistics(pairs=_EXAMPLE_PAIRS, characters=_EXAMPLE_CHARACTERS)
+    if (options.preset or DEFAULT_PRESET) == "auto":
+        if options.source is not None:
+            statistics = CorpusStatistics()
+            pairs, _ = _corpus(options, format)
+            deque(statistics.observe(clean_pairs(pairs or [])), maxlen=0)
+        print(f"# preset auto for {statistics.pairs:,} pairs with {statistics.tokens:,} tokens")
+    print(choose(statistics).to_toml())
 
 
 def _run(
     output: Path,
-    config: TranslationConfig,
+    config: "TranslationConfig | ConfigChoice",
     options: TrainOptions,
     *,
     format: Format | None,
@@ -310,7 +354,10 @@ def _run(
         dev = read_pairs(*options.dev)
     if options.swap:
         pairs, dev = _swapped(pairs), _swapped(dev)
+    display = create_display()
     with join_world(shard=shard) as world:
+        if world.rank == 0 and (warning := _check_direction(options, output)):
+            display.on_message(f"Warning: {warning}")
         if world.device.type == "cpu":
             return_memory() if shard else keep_memory()
         return train(
@@ -319,7 +366,7 @@ def _run(
             dev=dev,
             config=config,
             resume=resume,
-            callbacks=[create_display()] if world.rank == 0 else [],
+            callbacks=[display] if world.rank == 0 else [],
             world=world,
             origin=options.origin(),
         )
@@ -342,6 +389,20 @@ def _corpus(
 
     corpus = embedded_corpus(*parse_languages(options.languages))
     return corpus.train, corpus.dev
+
+
+def _check_direction(options: TrainOptions, output: Path) -> str | None:
+    """Return a warning if the folder is named de-en, but the files are train.en and train.de."""
+    languages = output.name.lower().split("-")
+    files = [file for file in (options.source, options.target) if file]
+    sides = [Path(file.removesuffix(".gz")).suffix[1:].lower() for file in files]
+    sides = sides[::-1] if options.swap else sides
+    if len(languages) != 2 or len(sides) != 2 or sides[0] == sides[1] or sides != languages[::-1]:
+        return None
+    return (
+        f"the folder is named {output.name!r}, but the model will translate from {sides[0]} to {sides[1]}. "
+        "Exchange the files if this is not intended."
+    )
 
 
 def _swapped(pairs: Iterable[Pair] | None) -> Iterable[Pair] | None:

@@ -111,9 +111,7 @@ def translate(
     batch: Annotated[int, _decoding(help="Batch size in sentences.")] = 64,
     scores: Annotated[
         bool,
-        _format(
-            "--scores", help="Append the log probability per token (with --sample, the total), after a tab."
-        ),
+        _format("--scores", help="Append the log probability per token, after a tab."),
     ] = False,
     alignment: Annotated[
         bool,

@@ -12,6 +12,7 @@ from regard.translation.alignment.lexical_alignment import LexicalAlignment as L
 from regard.translation.alignment.links import Links as Links
 from regard.translation.alignment.links import symmetrize as symmetrize
 from regard.translation.alignment.links import to_pharaoh as to_pharaoh
+from regard.translation.automatic import choose_config as choose_config
 from regard.translation.config import TranslationConfig as TranslationConfig
 from regard.translation.data.builtin import EmbeddedCorpus as EmbeddedCorpus
 from regard.translation.data.builtin import embedded_corpus as embedded_corpus
@@ -21,6 +22,7 @@ from regard.translation.data.formats import read_pairs as read_pairs
 from regard.translation.data.formats import write_pairs as write_pairs
 from regard.translation.data.pairs import Pair as Pair
 from regard.translation.data.pairs import split_pairs as split_pairs
+from regard.translation.data.statistics import CorpusStatistics as CorpusStatistics
 from regard.translation.decoding.search import Hypothesis as Hypothesis
 from regard.translation.decoding.strategies import Beam as Beam
 from regard.translation.decoding.strategies import Greedy as Greedy
@@ -28,6 +30,9 @@ from regard.translation.decoding.strategies import Sample as Sample
 from regard.translation.evaluation import Scores as Scores
 from regard.translation.evaluation import by_length as by_length
 from regard.translation.evaluation import evaluate as evaluate
+from regard.translation.simultaneous import Emission as Emission
+from regard.translation.simultaneous import average_lagging as average_lagging
+from regard.translation.simultaneous import translate_simultaneously as translate_simultaneously
 from regard.translation.tokens import Segmentation as Segmentation
 from regard.translation.tokens import Tokenizer as Tokenizer
 from regard.translation.tokens import TokenizerPair as TokenizerPair

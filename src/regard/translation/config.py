@@ -173,6 +173,11 @@ class TranslationConfig:
                 f"corpus.max_tokens={self.corpus.max_tokens}: translations need {needed} learned positions. "
                 f"Raise model.max_positions to {needed}, lower corpus.max_tokens, or change model.positions."
             )
+        if self.training.subword_sampling and self.tokens.kind != "unigram":
+            raise ArgumentError(
+                f"training.subword_sampling={self.training.subword_sampling:g} requires unigram tokens, got "
+                f"tokens.kind={self.tokens.kind!r}. Set training.subword_sampling=0."
+            )
         if weight and model.kind != "transformer":
             raise ArgumentError(
                 f"training.guided_alignment_weight={weight:g} requires a transformer, got "
@@ -255,7 +260,7 @@ class TranslationConfig:
         return self.replace(changes)
 
     def is_extended_by(self, other: "TranslationConfig") -> bool:
-        """Return whether `other` differs only by having more epochs, or only by having more updates.
+        """Return whether `other` differs only by having more epochs, updates or minutes.
 
         >>> from regard.translation import TranslationConfig
         >>> config = TranslationConfig.preset("tiny")
@@ -263,9 +268,11 @@ class TranslationConfig:
         [False, False, True]
         """
         old, new = self.training, other.training
-        same_end = dataclasses.replace(new, epochs=old.epochs, updates=old.updates)
+        same_end = dataclasses.replace(new, epochs=old.epochs, updates=old.updates, minutes=old.minutes)
         if dataclasses.replace(other, training=same_end) != self:
             return False
+        if old.minutes or new.minutes:
+            return 0 < old.minutes < new.minutes
         if old.updates is None or new.updates is None:
             return old.updates is new.updates and new.epochs > old.epochs
         return new.updates > old.updates

@@ -198,6 +198,21 @@ class Tokenizer:
             result.word_of.append(len(words) - 1)
         return _drop_empty_words(result)
 
+    def nbest(self, word: str, n: int) -> list[list[int]]:
+        """Return up to n segmentations of a word as token ids, the most probable first. Unigram only.
+
+        >>> from regard.translation import Tokenizer
+        >>> tokenizer = Tokenizer.learn(["ein Hund bellt", "eine Frau lacht"] * 10, size=30)
+        >>> {tokenizer.decode(ids).text for ids in tokenizer.nbest("Hund", 3)}
+        {'Hund'}
+        """
+        if self.kind != "unigram":
+            raise ArgumentError(f"Tokenizer.nbest requires a unigram vocabulary, got kind={self.kind!r}.")
+        try:
+            return self._processor.nbest_encode_as_ids(word, n)
+        except TypeError:
+            raise ArgumentError(_LONE_SURROGATE) from None
+
     def scored_pieces(self) -> list[tuple[str, float]]:
         """Return each token as text and its score in SentencePiece, by id.
 

@@ -39,7 +39,7 @@ class Translation:
     """A source sentence and its translation.
 
     source, text: the sentence, and its translation.
-    score: the ranking score; for beam search, log probability / length ** length_penalty.
+    score: the ranking score: log probability / length ** length_penalty; for samples, per token.
     tokens: the generated tokens.
     note: anything unusual, such as copied words; empty if there is nothing to report.
     alternatives: the next best translations, if more than one was requested.

@@ -21,8 +21,9 @@ from regard.translation.data.batches import InMemoryPairs
 from regard.translation.model_folder import MODEL, OPTIMIZER, STATE
 from regard.translation.training.callbacks import SampleTranslation, ValidationResult
 from regard.translation.training.checkpoint import Checkpoint
-from regard.translation.training.loop import Progress, dropout_seed
+from regard.translation.training.loop import Progress
 from regard.translation.training.objective import Objective
+from regard.translation.training.optimization import dropout_seed
 from regard.translation.training.rendezvous import first_sentence
 from tests.translation.folders import content, no_file_larger_than
 from tests.translation.killing import train_killed
@@ -426,7 +427,7 @@ def test_each_update_has_its_own_stable_dropout_seed(tmp_path, monkeypatch):
         Objective, "forward", lambda *given: used.append(torch.initial_seed()) or forward(*given)
     )
     train_small(tmp_path, small_config("plain", "updates=3", "seed=5", "accumulate=1"))
-    assert used == [(5 * 1_000_003 + step) * 64 for step in range(3)]
+    assert used[-3:] == [(5 * 1_000_003 + step) * 64 for step in range(3)]  # after measuring the speed
     for size in (1, 2, 64):
         assert [dropout_seed(5, 7, rank, size) - 64 * (5 * 1_000_003 + 7) for rank in range(size)] == [
             *range(size)
@@ -436,7 +437,7 @@ def test_each_update_has_its_own_stable_dropout_seed(tmp_path, monkeypatch):
 def test_a_slow_run_reports_regularly(tmp_path, monkeypatch):
     """Reports come after 50 updates or 30 seconds; the clock advances whenever it is read."""
     clock = iter(range(0, 10**6, 2))
-    monkeypatch.setattr("regard.translation.training.loop.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("regard.translation.training.timing.time.monotonic", lambda: next(clock))
     recorder = Recorder()
     config = small_config("plain", "updates=40", "validate_every=100", "save_every=100")
     small_trainer(tmp_path, config, callbacks=[recorder]).run()

@@ -57,6 +57,16 @@ def test_the_origin_is_that_of_the_command(tmp_path):
     assert command == "regard train a.de -o FOLDER --dev x.de x.en"
 
 
+def test_the_command_of_the_preset_auto_repeats_the_settings_that_were_passed():
+    """Its other settings are chosen from the corpus again."""
+    config = TranslationConfig.preset("tiny").override(["training.seed=7", "training.minutes=20"])
+    origin = ORIGIN | {"preset": "auto", "settings": ["training.seed=7", "training.minutes=15"]}
+    words = shlex.split(training_command(config, origin))
+    settings = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    assert settings == ["training.seed=7", "training.minutes=20.0"]  # extended from 15 to 20
+    assert "--preset" not in words
+
+
 def test_an_edited_card_is_kept(folder):
     card = folder / CARD
     written = card.read_text("utf-8")

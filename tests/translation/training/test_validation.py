@@ -11,11 +11,19 @@ from regard.translation.alignment.cross_attention import (
     cross_attention_layers,
     has_cross_attention,
 )
+from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import Batch
 from regard.translation.data.pairs import Pair
 from regard.translation.tokens import END, START
 from regard.translation.training import validation
-from regard.translation.training.validation import DevSet, dev_loss, translate_greedy, validate
+from regard.translation.training.callbacks import ValidationResult
+from regard.translation.training.validation import (
+    DevSet,
+    OverfittingMonitor,
+    dev_loss,
+    translate_greedy,
+    validate,
+)
 from tests.translation.small import DEV, PAIRS, TOKENS, small_config
 
 LONG = [*PAIRS[:7], Pair("1 2 3 4 5 6 7 8 9 0 1", "1 0"), Pair("1", "1 2 3 4 5"), *PAIRS[20:23]]
@@ -121,3 +129,17 @@ def test_the_sample_has_an_alignment(model):
     head = AlignmentHead(layer=min(1, len(cross_attention_layers(model)) - 1), shift="output")
     (wanted,) = align(model, TOKENS, [(sample.source, sample.translation)], head)
     assert sample.alignment == wanted.to_dict()
+
+
+def test_overfitting_is_reported_once_and_only_if_loss_and_bleu_become_worse():
+    def warnings(*scores: tuple[float, float]) -> list[str]:
+        monitor = OverfittingMonitor(TranslationConfig.preset("tiny"))
+        results = [
+            ValidationResult(50 * (i + 1), loss, bleu, 0.0, None) for i, (loss, bleu) in enumerate(scores)
+        ]
+        return [text for result in results if (text := monitor.check(result))]
+
+    assert len(warnings((2, 10), (2.1, 9.5), (2.2, 8.9), (2.3, 8.5), (2.4, 8), (2.5, 7))) == 1
+    assert not warnings((2, 10), (2.1, 10.5), (2.2, 11), (2.3, 11.5), (2.4, 12))  # BLEU improves
+    assert not warnings((2, 10), (1.9, 8), (1.8, 7), (1.7, 6))  # the loss improves
+    assert not warnings((2, 10), (2.001, 9), (2.002, 8), (2.003, 8))  # hardly worse

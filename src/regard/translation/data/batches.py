@@ -17,6 +17,7 @@ from torch import Tensor
 from regard._util.checks import check_int, check_number
 from regard.errors import ArgumentError
 from regard.models.packed import Packed
+from regard.translation.data.subword_sampling import SubwordSampler
 from regard.translation.tokens import END, SPECIAL_TOKENS, START, UNKNOWN
 
 Ids = Sequence[int] | NDArray[numpy.integer]
@@ -95,6 +96,8 @@ class Batches:
         batch may then exceed `batch_tokens`.
     shared: whether source and target share a vocabulary.
     links: alignment links of each pair, as source and target token indices.
+    samplers: split some words of source and target into other subwords; a batch may then exceed
+        `batch_tokens`.
 
     >>> from regard.translation.data.batches import Batches, InMemoryPairs
     >>> batches = Batches(InMemoryPairs([([5] * n, [6] * n) for n in range(1, 9)]), batch_tokens=24)
@@ -110,6 +113,7 @@ class Batches:
     unknown_rate: float = 0.0
     shared: bool = True
     links: EncodedPairs | None = None
+    samplers: tuple[SubwordSampler, SubwordSampler] | None = None
 
     def __post_init__(self) -> None:
         check_int("Batches got batch_tokens", self.batch_tokens, min=1)
@@ -135,12 +139,37 @@ class Batches:
     def get(self, indices: Sequence[int] | Indices, epoch: int) -> Batch:
         """Return the pairs at these indices as a batch.
 
-        Each epoch replaces different tokens with the unknown token.
+        Each epoch splits different words into other subwords, and replaces different tokens with the unknown
+        token.
         """
-        batch = Batch.of([self._pair(int(index), epoch) for index in indices])
-        if self.links is None:
-            return batch
-        return batch._replace(links=tuple(self._links(int(index)) for index in indices))
+        examples = [self._example(int(index), epoch) for index in indices]
+        batch = Batch.of([pair for pair, _ in examples])
+        links = tuple(links for _, links in examples if links is not None)
+        return batch._replace(links=links) if links else batch
+
+    def _example(self, index: int, epoch: int) -> tuple[tuple[Ids, Ids], Tensor | None]:
+        """Return a pair and its links."""
+        pair: tuple[Ids, Ids] = self.pairs[index]
+        links = None if self.links is None else self._links(index)
+        if self.samplers is not None:
+            pair, links = self._resegment(pair, links, numpy.random.default_rng((self.seed, epoch, index, 1)))
+        if self.unknown_rate:
+            pair = self._insert_unknown(pair, numpy.random.default_rng((self.seed, epoch, index)))
+        return pair, links
+
+    def _resegment(
+        self, pair: tuple[Ids, Ids], links: Tensor | None, random: numpy.random.Generator
+    ) -> tuple[tuple[Ids, Ids], Tensor | None]:
+        """Sample the subwords of a pair; links between words are kept."""
+        assert self.samplers is not None
+        words = [sampler.words(ids) for sampler, ids in zip(self.samplers, pair, strict=True)]
+        sampled = [
+            sampler.sample_words(side, random) for sampler, side in zip(self.samplers, words, strict=True)
+        ]
+        source, target = (list(chain.from_iterable(side)) for side in sampled)
+        if links is not None:
+            links = _move_links(links, words, sampled)
+        return (source, target), links
 
     def _links(self, index: int) -> Tensor:
         """Return the links of a pair, (n, 2)."""
@@ -170,13 +199,30 @@ class Batches:
             step, epoch = 0, epoch + 1
             batches = self.epoch(epoch)
 
-    def _pair(self, index: int, epoch: int) -> tuple[Ids, Ids]:
-        source, target = self.pairs[index]
-        if self.unknown_rate:
-            random = numpy.random.default_rng((self.seed, epoch, index))
-            if random.random() < self.unknown_rate:
-                return _replace_by_unknown(list(source), list(target), random, self.shared)
-        return source, target
+    def _insert_unknown(self, pair: tuple[Ids, Ids], random: numpy.random.Generator) -> tuple[Ids, Ids]:
+        if random.random() >= self.unknown_rate:
+            return pair
+        source, target = pair
+        return _replace_by_unknown(list(source), list(target), random, self.shared)
+
+
+def _move_links(
+    links: Tensor, words: Sequence[Sequence[list[int]]], sampled: Sequence[Sequence[list[int]]]
+) -> Tensor:
+    """Convert links between tokens of `words` to links between tokens of `sampled`, source and target each.
+
+    If two tokens are linked, all tokens of their words are.
+    """
+    word_of = [numpy.repeat(numpy.arange(len(side)), [len(word) for word in side]) for side in words]
+    last = [numpy.cumsum([0, *map(len, side)]) for side in sampled]
+    linked = {(word_of[0][i], word_of[1][j]) for i, j in links.tolist()}
+    moved = [
+        (i, j)
+        for source, target in sorted(linked)
+        for i in range(last[0][source], last[0][source + 1])
+        for j in range(last[1][target], last[1][target + 1])
+    ]
+    return torch.tensor(moved, dtype=torch.long).reshape(-1, 2)
 
 
 def _split(order: Indices, sizes: NDArray[numpy.int64], max_tokens: int) -> Iterator[Indices]:

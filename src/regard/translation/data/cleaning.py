@@ -75,6 +75,11 @@ class CleanedPairs(Iterator[Pair]):
                 return pair
         raise StopIteration
 
+    @property
+    def number(self) -> int:
+        """Number of the last pair in the original corpus, counted from 1."""
+        return self.dropped.seen
+
 
 def clean_pairs(pairs: Iterable[Pair], *, max_length: int = 2000, max_ratio: float = 4.0) -> CleanedPairs:
     """Drop pairs that have an empty side, are too long or differ too much in length; normalize whitespace.

@@ -1,4 +1,4 @@
-"""Read and write files of sentence pairs: two text files, TSV, JSON lines, Moses or TMX, streamed."""
+"""Read and write files of sentence pairs: two text files, TSV, CSV, JSON lines, Moses or TMX, streamed."""
 
 import gzip
 import json
@@ -15,10 +15,12 @@ from regard._util.files import open_atomic
 from regard._util.text import pluralize, shorten
 from regard.errors import ArgumentError
 from regard.translation.data.pairs import Pair
+from regard.translation.data.spreadsheet import parse_csv
 from regard.translation.data.tmx import Languages, read_tmx, write_tmx
 
-Format = Literal["tsv", "jsonl", "moses", "tmx"]
+Format = Literal["tsv", "csv", "jsonl", "moses", "tmx"]
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+_SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
 _GZIP = b"\x1f\x8b"
 _SEPARATOR = " ||| "
 _MAX_LINE_BYTES = 2**24  # longer lines are not sentences and could exhaust memory
@@ -36,13 +38,14 @@ def read_pairs(
     Two files: line n of `target` translates line n of `source`. One file, or "-" for standard input:
 
         tsv    source⇥target; other columns are ignored, and quotes have no special meaning
+        csv    a spreadsheet, see `spreadsheet.parse_csv`: any separator, with or without quotes and header
         jsonl  {"source": "…", "target": "…"} on each line; other keys are ignored
         moses  source ||| target, as for fast_align and eflomal
         tmx    a translation memory, TMX 1.4b
 
-    format: one of these names. Default: from the extension (.tsv, .tab, .txt; .jsonl, .ndjson, .json;
-        .src-tgt; .tmx; also with .gz), otherwise from the first line, which cannot identify TMX. Any file may
-        be gzipped, whatever its name.
+    format: one of these names. Default: from the extension (.tsv, .tab, .txt; .csv; .jsonl, .ndjson, .json;
+        .src-tgt; .tmx; also with .gz), otherwise from the first line, which cannot identify CSV or TMX. Any
+        file may be gzipped, whatever its name.
     languages: source and target language of a TMX file with more than two, such as ("de", "en").
 
     Text is UTF-8; lines end with \n or \r\n. An empty line is a pair of empty sentences, which `clean_pairs`
@@ -57,7 +60,7 @@ def read_pairs(
     Pair(source='two dogs', target='zwei Hunde')
     """
     if format is not None and format not in get_args(Format):
-        raise ArgumentError(f"Unknown format {format!r}. Use {', '.join(get_args(Format))}.")
+        raise ArgumentError(f"Unknown format {format!r}. Use {', '.join(map(repr, get_args(Format)))}.")
     source = os.fsdecode(source)
     if target is None:
         _check_readable(source)
@@ -152,6 +155,8 @@ def _check_readable(name: str) -> None:
         return
     if not os.path.exists(name):
         raise ArgumentError(f"No such file: {name!r}.")
+    if Path(name).suffix.lower() in _SPREADSHEETS:
+        raise ArgumentError(f"{name!r} is a spreadsheet. Export it as CSV in UTF-8, and pass the .csv file.")
     if os.path.isdir(name):
         raise ArgumentError(f"{name!r} is a folder. Pass a file in it.")
     if not os.access(name, os.R_OK):
@@ -176,6 +181,9 @@ def _from_one(path: str, format: Format | None, languages: Languages | None) -> 
     if format == "tmx":
         with _open(path) as file, _gzip_errors(_name(path)):
             yield from read_tmx(file, _name(path), languages)
+        return
+    if format == "csv":
+        yield from parse_csv(_lines(path), _name(path))
         return
     for line, text in enumerate(_lines(path), 1):
         format = format or _guess_format(text)
@@ -241,6 +249,7 @@ _FORMAT_OF: dict[str, Format] = {
     ".tsv": "tsv",
     ".tab": "tsv",
     ".txt": "tsv",
+    ".csv": "csv",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "jsonl",

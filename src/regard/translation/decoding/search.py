@@ -31,7 +31,7 @@ class Hypothesis(NamedTuple):
     """A decoded target sentence.
 
     tokens: token ids without start and end token.
-    score: the ranking score; for samples, the log probability.
+    score: the ranking score; for samples, the log probability per token.
     log_probability: sum over all tokens, including the end token.
     finished: whether the end token was generated.
 
@@ -173,7 +173,7 @@ class _BeamExtender(_Extender):
 class _Sampler(_Extender):
     """Extends each hypothesis by a sampled token; each has its own random generator."""
 
-    length_penalty = 0.0
+    length_penalty = 1.0  # the score is the mean log probability per token
 
     def __init__(self, strategy: Sample, source: Packed, device: torch.device) -> None:
         self.strategy, self.rows, self.n_best = strategy, strategy.n_samples, strategy.n_samples

@@ -6,7 +6,6 @@ killed and resumed from a checkpoint therefore gives the same result as an unint
 
 import math
 import signal
-import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
@@ -23,17 +22,20 @@ from torch import nn
 from regard.errors import ArgumentError, RegardError
 from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import Batch, Batches
+from regard.translation.data.subword_sampling import SubwordSampler
 from regard.translation.training.callbacks import Callback, CallbackList, Report
 from regard.translation.training.checkpoint import Checkpoint
 from regard.translation.training.distributed import Candidate, World
 from regard.translation.training.objective import Objective
-from regard.translation.training.optimization import create_optimizer, learning_rate
+from regard.translation.training.optimization import create_optimizer, dropout_seed, learning_rate
 from regard.translation.training.preparation import TrainingData
 from regard.translation.training.rendezvous import first_sentence, is_connection_error
-from regard.translation.training.validation import DevSet, validate
+from regard.translation.training.timing import TIMED_BATCHES, RunningStats, format_minutes, measure_speed
+from regard.translation.training.validation import DevSet, OverfittingMonitor, validate
 
 _REPORT_EVERY = 50  # updates
 _MAX_SILENCE = 30.0  # seconds without a report
+_COMPLETE = 0.9  # a run for training.minutes that took this fraction of the time is not continued
 _MIN_PERIOD = 50  # updates between validations, unless validate_every is set
 
 
@@ -46,6 +48,8 @@ class Progress:
     best: float = -math.inf
     best_step: int = 0
     without_improvement: int = 0
+    validation_seconds: float = 0.0
+    steps: int = 0  # planned updates if training.minutes is set
 
     @property
     def state(self) -> dict[str, Any]:
@@ -107,20 +111,27 @@ class Trainer:
         self.callbacks = CallbackList(callbacks if self.world.rank == 0 else ())
         training = config.training
         self.batches = Batches(
-            data.pairs, training.batch_tokens, training.seed, training.unknown_rate, tokens.shared, data.links
+            data.pairs,
+            training.batch_tokens,
+            training.seed,
+            training.unknown_rate,
+            tokens.shared,
+            data.links,
+            SubwordSampler.create_pair(tokens, training.subword_sampling),
         )
         self.epoch_updates = max(1, len(self.batches.epoch(0)) // training.accumulate)
         self.steps = training.updates or training.epochs * self.epoch_updates
         # several epochs if the corpus is tiny: validation would take longer than training
         self.period = self.epoch_updates * -(-_MIN_PERIOD // self.epoch_updates)
         self.dev = DevSet.from_pairs(data.dev, tokens)
-        self.progress = Progress()
+        self.progress, self.monitor = Progress(), OverfittingMonitor(config)
         self._stop, self._signal = False, 0
 
     def run(self) -> TrainingResult:
         """Train until finished or interrupted."""
         with torch.random.fork_rng(devices=[]), _threads(self.config.training.threads), self._interruptible():
             self._start()
+            self._plan()
             self.callbacks.on_begin(self._describe(), self.progress.step, self.steps)
             finished = self._loop()
         return TrainingResult(self.progress, finished, 0 if finished else self._signal)
@@ -136,6 +147,46 @@ class Trainer:
         if step:
             self._restore(Checkpoint.at(self.folder, step))
             self._prune()  # the run may have been killed before pruning
+
+    def _plan(self) -> None:
+        """Measure the speed, and plan the number of updates if the duration is given in minutes."""
+        progress, minutes = self.progress, self.config.training.minutes
+        if minutes and progress.steps:  # planned by an earlier run
+            self.steps = progress.steps
+        speed = self._measure_speed()
+        self.stats = RunningStats(progress.seconds, progress.validation_seconds, speed)
+        elapsed = progress.seconds + progress.validation_seconds
+        if minutes and speed and not progress.steps:
+            self._fit_steps()
+        elif progress.step >= progress.steps > 0 and elapsed < _COMPLETE * 60 * minutes:  # extended
+            self.steps = max(progress.step + 1, round(progress.steps * 60 * minutes / max(elapsed, 1.0)))
+
+    def _measure_speed(self) -> float:
+        """Return the seconds that an update takes, from a few forward and backward passes; 0 if unknown."""
+        if self.world.size > 1 or self.progress.step >= self.steps:
+            return 0.0
+        batches = islice(self.batches.from_step(0), TIMED_BATCHES)
+        per_token = measure_speed(self._try_batch(epoch, indices) for epoch, indices in batches)
+        self.model.zero_grad()
+        return per_token * self.config.training.batch_tokens * self.config.training.accumulate
+
+    def _try_batch(self, epoch: int, indices: NDArray[numpy.int64]) -> int:
+        """Run a batch forward and backward; return its number of tokens."""
+        part, _ = self._part(epoch, indices)
+        with self._precision():
+            loss = self.objective(part, part.labels)
+        loss.backward()
+        float(loss.detach())  # waits for the device
+        return part.size
+
+    def _fit_steps(self) -> None:
+        """Set the number of updates so that training ends after training.minutes."""
+        progress = self.progress
+        elapsed = progress.seconds + progress.validation_seconds
+        left = 60 * self.config.training.minutes - elapsed
+        period = self.config.training.validate_every or self.period
+        steps = progress.step + self.stats.updates_in(left, period)
+        self.steps = progress.steps = max(int(self.world.sum(steps if self.world.rank == 0 else 0)), 1)
 
     def _build(self) -> Objective:
         return Objective(self.config.model.build(self.tokens.sizes()), self.config.training)
@@ -159,7 +210,7 @@ class Trainer:
         """Run the updates; return whether training has finished."""
         training, progress = self.config.training, self.progress
         batches = self.batches.from_step(progress.step * training.accumulate)
-        stats, silent = RunningStats(progress.seconds), False
+        stats, silent = self.stats, False
         while progress.step < self.steps:
             if progress.step in self.extended_at:  # the checkpoint may be older than the extension
                 progress.without_improvement = 0
@@ -169,13 +220,16 @@ class Trainer:
             progress.step += 1
             stats.add(loss, size)
             progress.seconds = stats.seconds()
-            last = progress.step == self.steps
+            if training.minutes and (self.world.size == 1 or progress.step % _REPORT_EVERY == 0):
+                self._fit_steps()
+            last = progress.step >= self.steps
             validate_now = self._due(training.validate_every) or last
             if progress.step % _REPORT_EVERY == 0 or validate_now or silent:
                 self.callbacks.on_report(self._report(stats))
             if validate_now:
-                self._validate()
-                stats.resume(progress.seconds)
+                with stats.validation():
+                    self._validate()
+                progress.validation_seconds = stats.validation_seconds
             # if one process has to stop or report, all do
             stop, silent = (n > 0 for n in self.world.sums([self._stop, stats.silence() > _MAX_SILENCE]))
             if last or self._due(training.save_every) or self._due(training.validate_every) or stop:
@@ -258,6 +312,8 @@ class Trainer:
         if best:
             candidate.keep()
         self.callbacks.on_validation(result._replace(best=best))
+        if advice := self.monitor.check(result):
+            self.callbacks.on_message(advice)
         return value
 
     def _regular(self) -> list[Checkpoint]:
@@ -287,7 +343,7 @@ class Trainer:
         self.callbacks.on_end(f"{reason} after {step} updates; best model: update {best}.")
         return True
 
-    def _report(self, stats: "RunningStats") -> Report:
+    def _report(self, stats: RunningStats) -> Report:
         progress = self.progress
         loss, tokens_per_second = stats.take()
         loss = self.world.sum(loss)
@@ -299,14 +355,22 @@ class Trainer:
             learning_rate=self.optimizer.param_groups[0]["lr"],
             tokens_per_second=tokens_per_second,
             seconds=progress.seconds,
-            left=(self.steps - progress.step) * progress.seconds / progress.step,
+            left=self._left(),
         )
+
+    def _left(self) -> float:
+        """Return the estimated remaining seconds."""
+        updates = max(self.steps - self.progress.step, 0)
+        validations = math.ceil(updates / (self.config.training.validate_every or self.period))
+        return self.stats.left(updates, validations)
 
     def _describe(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         pairs = len(self.batches.pairs.sizes)
         model, training = self.config.model, self.config.training
         text = f"{model.kind}, {parameters / 1e6:.1f} M parameters, {pairs:,} pairs"
+        if left := self._left():
+            text += f", about {format_minutes(left)} on this machine"
         parts = ["dropout"] if model.dropout else []
         parts += [f"label smoothing {training.label_smoothing:g}"] if training.label_smoothing else []
         parts += ["the alignment loss"] if training.guided_alignment_weight else []
@@ -355,46 +419,3 @@ def _threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def dropout_seed(seed: int, step: int, rank: int, size: int) -> int:
-    """Return the seed of torch's random numbers for one update in process `rank` of `size`.
-
-    Seeds are unique within a training run. torch's CPU generator uses only 32 bits: enough for 67 million
-    updates with up to 64 processes, or for 4 million with 1,000.
-    """
-    # at least 64 apart: the seeds are the same for any number of processes up to 64
-    return ((seed * 1_000_003 + step) * max(64, size) + rank) % 2**64
-
-
-class RunningStats:
-    """Mean loss and throughput since the last report, excluding validation time."""
-
-    def __init__(self, seconds: float) -> None:
-        self.resume(seconds)
-        self._reported, self._size = seconds, 0
-        self._losses: list[float] = []
-
-    def add(self, loss: float, size: int) -> None:
-        """Count an update."""
-        self._losses.append(loss)
-        self._size += size
-
-    def seconds(self) -> float:
-        """Return the training time, including earlier runs."""
-        return self._before + time.monotonic() - self._start
-
-    def silence(self) -> float:
-        """Return the seconds since the last report."""
-        return self.seconds() - self._reported
-
-    def resume(self, seconds: float) -> None:
-        """Restart the clock after a validation."""
-        self._before, self._start = seconds, time.monotonic()
-
-    def take(self) -> tuple[float, float]:
-        """Return the mean loss and tokens per second, and start over."""
-        now = self.seconds()
-        result = sum(self._losses) / len(self._losses), self._size / max(now - self._reported, 1e-9)
-        self._losses, self._size, self._reported = [], 0, now
-        return result

@@ -102,18 +102,40 @@ def training_command(config: TranslationConfig, origin: Mapping[str, Any]) -> st
     'regard train a.de a.en -o FOLDER --preset tiny --set training.seed=3'
     """
     preset = origin.get("preset", "small")
-    base = TranslationConfig.preset(preset if preset in PRESETS else "small", config.model.kind)
     words = ["regard", "train", *(_names(origin, "corpus") or ["SOURCE", "TARGET"]), "-o", "FOLDER"]
-    words += ["--preset", preset] if preset != "small" else []
+    words += ["--preset", preset] if preset != "auto" else []
     words += ["--model", config.model.kind] if config.model.kind != "transformer" else []
     words += ["--languages", str(origin["languages"])] if "languages" in origin else []
     words += ["--dev", *_names(origin, "dev")] if "dev" in origin else []
     words += ["--swap"] if origin.get("swap") else []
-    for section, settings in config.to_dict().items():
-        for name, value in settings.items():
-            if value != base.to_dict()[section][name]:
-                words += ["--set", f"{section}.{name}={value}"]
+    for setting in _changed_settings(config, origin, preset):
+        words += ["--set", setting]
     return shlex.join(printable(word) for word in words)
+
+
+def _changed_settings(config: TranslationConfig, origin: Mapping[str, Any], preset: str) -> list[str]:
+    """Return the settings that differ from the preset, as section.name=value."""
+    if preset == "auto":  # the base depends on the corpus: repeat what was passed, or was extended later
+        passed = origin.get("settings")
+        settings = dict(str(item).partition("=")[::2] for item in passed) if isinstance(passed, list) else {}
+        values = {name: _value(config, name) for name in settings}
+        return [f"{name}={_to_text(value)}" for name, value in values.items()]
+    base = TranslationConfig.preset(preset if preset in PRESETS else "small", config.model.kind).to_dict()
+    return [
+        f"{section}.{name}={_to_text(value)}"
+        for section, settings in config.to_dict().items()
+        for name, value in settings.items()
+        if value != base[section][name]
+    ]
+
+
+def _value(config: TranslationConfig, setting: str) -> Any:
+    section, _, name = setting.strip().partition(".")
+    return config.to_dict()[section][name]
+
+
+def _to_text(value: Any) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _origin(entries: Mapping[str, Any]) -> Mapping[str, Any]:

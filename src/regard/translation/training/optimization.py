@@ -27,6 +27,12 @@ class TrainingConfig(Section):
     updates: int | None = setting(
         None, "Number of optimizer updates; overrides epochs.", min=1, max=_MAX_UPDATES
     )
+    minutes: float = setting(
+        0.0,
+        "Train for this long, validation included, instead of a number of epochs. 0: off.",
+        min=0,
+        max=10_000_000,
+    )
     batch_tokens: int = setting(4096, "Batch size in tokens, source plus target.", min=1, max=100_000_000)
     accumulate: int = setting(1, "Batches per update (gradient accumulation).", min=1, max=100_000)
     learning_rate: float = setting(1e-3, "Peak learning rate.", above=0)
@@ -42,6 +48,12 @@ class TrainingConfig(Section):
         "Fraction of pairs with a token replaced by the unknown token, so the model learns to copy.",
         min=0,
         below=1,
+    )
+    subword_sampling: float = setting(
+        0.0,
+        "Fraction of words split into random subwords in each epoch (Kudo 2018); requires unigram tokens.",
+        min=0,
+        max=1,
     )
     guided_alignment_weight: float = setting(
         0.0,
@@ -73,6 +85,8 @@ class TrainingConfig(Section):
 
     def duration(self) -> str:
         """Return the planned length of training."""
+        if self.minutes:
+            return f"{self.minutes:g} minutes"
         return pluralize(self.epochs, "epoch") if self.updates is None else pluralize(self.updates, "update")
 
 
@@ -110,3 +124,13 @@ def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
     if config.schedule == "cosine":  # Loshchilov and Hutter 2017, eq. 5
         return peak * (1 + math.cos(math.pi * (done - warmup) / max(steps - warmup, 1))) / 2
     return peak
+
+
+def dropout_seed(seed: int, step: int, rank: int, size: int) -> int:
+    """Return the seed of torch's random numbers for one update in process `rank` of `size`.
+
+    Seeds are unique within a training run. torch's CPU generator uses only 32 bits: enough for 67 million
+    updates with up to 64 processes, or for 4 million with 1,000.
+    """
+    # at least 64 apart: the seeds are the same for any number of processes up to 64
+    return ((seed * 1_000_003 + step) * max(64, size) + rank) % 2**64

@@ -22,11 +22,14 @@ from regard.translation.alignment.aer import read_pharaoh
 from regard.translation.alignment.guided_loss import token_links
 from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.alignment.links import Links, to_pharaoh
+from regard.translation.automatic import describe_choice
 from regard.translation.config import CorpusConfig, TokensConfig, TranslationConfig
 from regard.translation.data.cleaning import CleanedPairs, LengthFilter, clean_pairs
+from regard.translation.data.diagnosis import diagnose
 from regard.translation.data.encoded import EncodedCorpus
 from regard.translation.data.formats import read_pairs, write_pairs
 from regard.translation.data.pairs import Pair, Splitter
+from regard.translation.data.statistics import CorpusStatistics
 from regard.translation.model_folder import DATA, DEV, DEV_LINKS, IDS, LINKS, READY, TEXT
 from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.training.checkpoint import read_tokens, token_files, write_tokens
@@ -40,7 +43,11 @@ _SAMPLED, _SAMPLE_LENGTH = 100, 50  # dev sentences to choose an example from, a
 _SLACK = 10  # tokens by which short sentences may differ, whatever the ratio
 _MAX_CHARACTERS = 16  # per token: drops sentences that are far too long before they are tokenized
 
+_MIN_OCCURRENCES = 20  # of a vocabulary entry in the text, on average
+_LARGE_VOCABULARY = 1000  # smaller ones are never too large
+
 _Ids = tuple[list[int], list[int]]
+ConfigChoice = Callable[[CorpusStatistics], TranslationConfig]
 
 
 class TrainingData(NamedTuple):
@@ -139,11 +146,33 @@ def prepare(
 
     dev: validation pairs. Default: held out from `pairs`. notify: called with messages about the data.
     """
+    return prepare_with(folder, lambda statistics: config, pairs, dev, notify)[1]
+
+
+def prepare_with(
+    folder: Path,
+    choose: ConfigChoice,
+    pairs: Iterable[Pair],
+    dev: Iterable[Pair] | None,
+    notify: Callable[[str], None],
+) -> tuple[TranslationConfig, TrainingData]:
+    """Like `prepare`, but choose the config after the pairs are counted; also return it.
+
+    choose: a function of the corpus's statistics, such as `choose_config`. Its sections [corpus] and the seed
+        must not depend on them, because they are needed to read the corpus.
+    """
+    statistics = CorpusStatistics()
+    early = choose(statistics)
     (folder / DATA).mkdir(parents=True, exist_ok=True)
     remove_partial_files(folder / DATA)  # left by a killed run
     for name in (IDS, LINKS, DEV, DEV_LINKS):
         (folder / name).unlink(missing_ok=True)
-    dev_pairs, train = _hold_out(folder / TEXT, config, pairs, dev, notify)
+    dev_pairs, train = _hold_out(folder / TEXT, early, pairs, dev, statistics, notify)
+    config = choose(statistics)
+    for warning in diagnose(statistics, dev_pairs if dev is not None else ()):
+        notify(f"Warning: {warning}")
+    if config != early:
+        notify(describe_choice(statistics, config))
     tokens = _learn_tokens(config.tokens, train, config.training.seed)
     write_tokens(folder, tokens)
     notify(_describe(tokens, config.tokens))
@@ -152,6 +181,8 @@ def prepare(
     sample_size = _GUIDE_PAIRS if guided else _HEAD_PAIRS
     encoded = _encode_and_sample(tokens, train, config.corpus, sample, sample_size, notify)
     corpus = EncodedCorpus.write(folder / IDS, encoded, vocabulary=max(len(side) for side in tokens))
+    if warning := _check_vocabulary(tokens, corpus, config.tokens):
+        notify(f"Warning: {warning}")
     dev_filter = _token_filter(config.corpus)
     dev_pairs = [pair for pair, _ in _encode(tokens, dev_pairs, dev_filter)]
     _report("dev", dev_filter, notify)
@@ -170,7 +201,20 @@ def prepare(
         links = EncodedCorpus.write(folder / LINKS, token_pairs, vocabulary=config.corpus.max_tokens)
     (folder / TEXT).unlink()
     write_checksums(folder / READY, _checksummed(config))
-    return TrainingData(tokens, corpus, dev_pairs, links, dev_links)
+    return config, TrainingData(tokens, corpus, dev_pairs, links, dev_links)
+
+
+def _check_vocabulary(tokens: TokenizerPair, corpus: EncodedCorpus, config: TokensConfig) -> str | None:
+    """Return a warning if the vocabulary is too large for the text; None otherwise."""
+    total, size = int(corpus.sizes.sum()), sum(len(side) for side in dict.fromkeys(tokens))
+    if config.kind not in ("unigram", "bpe") or total >= _MIN_OCCURRENCES * size or size < _LARGE_VOCABULARY:
+        return None
+    better = max(total // (2 * _MIN_OCCURRENCES), _LARGE_VOCABULARY // 2)
+    return (
+        f"the vocabulary of {size:,} tokens is large for a text of {total:,}: each occurs only "
+        f"{total / size:.0f} times on average, too rarely to learn. Set tokens.size={round(better, -2)}, or "
+        "use --preset auto."
+    )
 
 
 def _report(side: str, dropped: LengthFilter, notify: Callable[[str], None], *, always: bool = False) -> None:
@@ -193,6 +237,7 @@ def _hold_out(
     config: TranslationConfig,
     pairs: Iterable[Pair],
     dev: Iterable[Pair] | None,
+    statistics: CorpusStatistics,
     notify: Callable[[str], None],
 ) -> tuple[list[Pair], Iterable[Pair]]:
     """Write the cleaned pairs to `text`, because standard input cannot be read twice.
@@ -201,7 +246,7 @@ def _hold_out(
     """
     cleaned = _clean(pairs, config.corpus)
     splitter = Splitter(config.corpus.dev_size if dev is None else 0, seed=config.training.seed)
-    write_pairs(text, splitter.observe(cleaned))
+    write_pairs(text, splitter.observe(statistics.observe(cleaned)))
     _report("training", cleaned.dropped, notify, always=True)
     splits = splitter.split(lambda: read_pairs(text, format="tsv"))
     if dev is None:

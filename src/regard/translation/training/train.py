@@ -13,8 +13,10 @@ from regard.errors import ArgumentError, DTypeError, RegardError
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import select_alignment_head
 from regard.translation.alignment.cross_attention import AlignmentHead
+from regard.translation.automatic import choose_config
 from regard.translation.config import TranslationConfig
 from regard.translation.data.pairs import Pair
+from regard.translation.data.statistics import CorpusStatistics
 from regard.translation.model_folder import (
     ALIGNMENT,
     CONFIG,
@@ -35,7 +37,7 @@ from regard.translation.training.distributed import World
 from regard.translation.training.logs import CsvLog, SampleLog, TensorBoardLog
 from regard.translation.training.loop import Trainer, TrainingResult
 from regard.translation.training.model_card import write_model_card
-from regard.translation.training.preparation import TrainingData, load_data, prepare
+from regard.translation.training.preparation import ConfigChoice, TrainingData, load_data, prepare_with
 from regard.translation.training.sharding import streamed_model
 
 
@@ -64,7 +66,7 @@ def train(
     pairs: Iterable[Pair] | None = None,
     *,
     dev: Iterable[Pair] | None = None,
-    config: TranslationConfig | None = None,
+    config: TranslationConfig | ConfigChoice | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     world: World | None = None,
@@ -75,7 +77,7 @@ def train(
     folder: model folder; docs/reference/files.md describes its files.
     pairs: training pairs, such as `read_pairs("a.en", "a.de")`. Can be None with `resume`.
     dev: validation pairs. Default: held out from `pairs`.
-    config: all settings. Default: `TranslationConfig.preset("small")`.
+    config: all settings, or a function that chooses them from `CorpusStatistics`. Default: `choose_config`.
     resume: continue from the last checkpoint in the folder, if there is one, with the folder's config. If
         `config` differs only by more epochs or updates, train longer, even after training has finished.
     callbacks: each receives all training events. log.csv, samples.jsonl and, if installed, TensorBoard files
@@ -102,7 +104,7 @@ def train(
     """
     path, world = Path(folder), world or World()
     check_folder_name(path)
-    if config is not None:
+    if config is not None and not callable(config):
         check_type("train got a config", config, TranslationConfig, 'TranslationConfig.preset("tiny")')
     for name, value in (("pairs", pairs), ("dev", dev)):
         if isinstance(value, str | bytes | os.PathLike):
@@ -209,7 +211,7 @@ def _prepare(
     folder: Path,
     pairs: Iterable[Pair] | None,
     dev: Iterable[Pair] | None,
-    config: TranslationConfig | None,
+    config: TranslationConfig | ConfigChoice | None,
     resume: bool,
     callbacks: Callback,
     origin: Mapping[str, Any],
@@ -224,7 +226,8 @@ def _prepare(
         read_config(folder)  # raises unless this is a model folder
         remove_partial_files(folder)  # left by a killed run
         if is_prepared(folder):
-            return _extend(folder, Run.load(folder), config, callbacks)
+            extended = config if isinstance(config, TranslationConfig) else None
+            return _extend(folder, Run.load(folder), extended, callbacks)
         if not _preparation_was_cut_off(folder):
             raise ArgumentError(
                 f"{os.fspath(folder)!r} has a model, but no training data. Copy its data subfolder too, "
@@ -232,10 +235,12 @@ def _prepare(
             )
     if pairs is None:
         raise ArgumentError(f"Nothing to resume in {os.fspath(folder)!r}. Pass the training pairs.")
-    config = config or TranslationConfig.preset("small")
+    choose = config if callable(config) else choose_config if config is None else lambda statistics: config
     entries = {ORIGIN: dict(origin)} if origin else {}
-    write_config(folder, config, **entries)
-    return Run(config, prepare(folder, config, pairs, dev, callbacks.on_message), entries)
+    write_config(folder, choose(CorpusStatistics()), **entries)
+    chosen, data = prepare_with(folder, choose, pairs, dev, callbacks.on_message)
+    write_config(folder, chosen, **entries)
+    return Run(chosen, data, entries)
 
 
 def _extend(folder: Path, run: Run, config: TranslationConfig | None, callbacks: Callback) -> Run:

@@ -1,4 +1,4 @@
-"""Validation during training: token loss, BLEU, exact match and a sample translation."""
+"""Validation during training: token loss, BLEU, exact match, a sample translation, overfitting."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from regard.translation.alignment.cross_attention import (
     cross_attention_layers,
     has_cross_attention,
 )
+from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import Batch, Batches, InMemoryPairs
 from regard.translation.data.pairs import Pair
 from regard.translation.decoding.search import batch_by_length
@@ -24,6 +25,10 @@ from regard.translation.training.callbacks import SampleTranslation, ValidationR
 _BATCH_TOKENS = 4096
 _BATCH_SENTENCES = 100  # translated together
 _MAX_TRANSLATED = 1000  # dev sentences
+# overfitting
+_WORSE = 3  # validations in a row
+_RISE = 0.02  # relative increase of the validation loss
+_FALL = 1.0  # BLEU
 
 
 class DevSet(NamedTuple):
@@ -82,3 +87,53 @@ def translate_greedy(model: Seq2Seq, tokens: TokenizerPair, sources: Sequence[Se
         for i, ids in zip(indices, outputs, strict=True):
             texts[i] = tokens.target.decode(ids).text
     return texts
+
+
+class OverfittingMonitor:
+    """Watches the validations of a training run.
+
+    >>> from regard.translation import TranslationConfig
+    >>> from regard.translation.training.validation import OverfittingMonitor
+    >>> from regard.translation.training.callbacks import ValidationResult
+    >>> monitor = OverfittingMonitor(TranslationConfig.preset("tiny"))
+    >>> for step, loss, bleu in [(50, 2.0, 9.0), (100, 2.1, 8.5), (150, 2.2, 8.2), (200, 2.3, 7.9)]:
+    ...     advice = monitor.check(ValidationResult(step, loss, bleu, 0.0, None))
+    >>> print(advice)
+    The model is overfitting: since update 50, the validation loss has risen from 2.000 to 2.300 and BLEU has
+    fallen from 9.0 to 7.9. The best model is kept, so you can stop now (Ctrl-C). To improve it, add text, or
+    train a new model with more dropout (model.dropout=0.2 instead of 0.1) or fewer updates.
+    """
+
+    def __init__(self, config: TranslationConfig) -> None:
+        self._config, self._done = config, False
+        self._lowest: ValidationResult | None = None  # loss
+        self._highest = 0.0  # BLEU
+        self._worse = 0
+
+    def check(self, result: ValidationResult) -> str | None:
+        """Return a warning if the last validations became worse and worse; None otherwise."""
+        best = self._lowest
+        if best is None or result.loss < best.loss:
+            self._lowest, self._worse = result, 0
+        else:
+            self._worse += 1
+        falling = result.bleu <= self._highest - _FALL
+        self._highest = max(self._highest, result.bleu)
+        if best is None or self._done or self._worse < _WORSE:
+            return None
+        # with label smoothing, BLEU often improves while the loss rises slightly: both must be worse
+        if not falling or result.loss < best.loss * (1 + _RISE):
+            return None
+        self._done = True
+        return self._text(best, result)
+
+    def _text(self, best: ValidationResult, result: ValidationResult) -> str:
+        dropout = self._config.model.dropout
+        more = min(round(dropout + 0.1, 2), 0.5)
+        cure = f"more dropout (model.dropout={more:g} instead of {dropout:g}) or " if more > dropout else ""
+        return (
+            f"The model is overfitting: since update {best.step:,}, the validation loss has risen from "
+            f"{best.loss:.3f} to {result.loss:.3f} and BLEU has\nfallen from {self._highest:.1f} to "
+            f"{result.bleu:.1f}. The best model is kept, so you can stop now (Ctrl-C). To improve it, add "
+            f"text, or\ntrain a new model with {cure}fewer updates."
+        )

@@ -1,0 +1,177 @@
+"""The preset `auto`: settings chosen from the size of the corpus. Does not import torch.
+
+A small corpus needs a small model, a small vocabulary and much regularization; a large one needs the
+opposite. Sennrich and Zhang 2019 and Araabi and Monz 2020 measure the same trends.
+"""
+
+import time
+from bisect import bisect_left
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy
+
+from regard.translation.config import Model, TranslationConfig
+from regard.translation.data.statistics import CorpusStatistics
+
+_TOKENS_PER_ENTRY = 45  # occurrences of an average vocabulary entry in the corpus
+_MIN_VOCABULARY = 200
+_MANY_CHARACTERS = 1000  # distinct characters: a language written with Han characters or syllables
+_VALIDATIONS = 20  # during training
+_MIN_UPDATES = 50  # between validations
+
+
+_MIN_EPOCHS = 4  # in the available time; otherwise a smaller model learns more
+# Efficiency of training, relative to a large matrix product. A rough value suffices, see `_epochs_in`.
+_EFFICIENCY = 0.5
+_MATRIX = 512
+
+
+class _Row(NamedTuple):
+    """Settings for corpora of up to so many tokens, source plus target."""
+
+    max_tokens: float
+    layers: int
+    width: int
+    vocabulary: int  # at most
+    batch_tokens: int
+    learning_rate: float
+    epochs: int
+
+
+# A head has 32 dimensions.
+_TABLE = (
+    #    tokens, layers, width, vocabulary, batch, learning rate, epochs
+    _Row(200_000, 2, 128, 4000, 1500, 2e-3, 40),
+    _Row(500_000, 3, 192, 4000, 2000, 1.5e-3, 30),
+    _Row(2_000_000, 3, 256, 4000, 2500, 1e-3, 20),
+    _Row(10_000_000, 3, 256, 8000, 4000, 1e-3, 12),
+    _Row(100_000_000, 6, 512, 16_000, 8000, 7e-4, 8),
+    _Row(float("inf"), 6, 512, 32_000, 16_000, 7e-4, 4),
+)
+_SMALLEST = 2  # row that limited time may step down to
+
+
+def choose_config(
+    statistics: CorpusStatistics,
+    model: Model = "transformer",
+    *,
+    epochs: int | None = None,
+    minutes: float | None = None,
+) -> TranslationConfig:
+    """Choose all settings for a corpus of this size: the preset `auto`.
+
+    epochs, minutes: length of training. Default: the epochs of the table.
+
+    `train` uses this function by default; to change some settings, pass
+    `config=lambda statistics: choose_config(statistics).override([…])`.
+
+    | tokens | layers | width | vocabulary | batch | learning rate | epochs |
+    |---|---|---|---|---|---|---|
+    | up to 200,000 | 2 | 128 | tokens / 45 | 1,500 | 0.002 | 40 |
+    | up to 500,000 | 3 | 192 | 4,000 | 2,000 | 0.0015 | 30 |
+    | up to 2 million | 3 | 256 | 4,000 | 2,500 | 0.001 | 20 |
+    | up to 10 million | 3 | 256 | 8,000 | 4,000 | 0.001 | 12 |
+    | up to 100 million | 6 | 512 | 16,000 | 8,000 | 0.0007 | 8 |
+    | more | 6 | 512 | 32,000 | 16,000 | 0.0007 | 4 |
+
+    Regularization follows the number of epochs, because a model that sees each pair only a few times cannot
+    overfit: dropout 0.1 below 13 epochs, 0.2 below 25, then 0.3; from 13 epochs on, 10 % of the words are
+    split into random subwords. Training stops early if 6 validations in a row bring no improvement. Recurrent
+    models have one or two layers.
+
+    >>> from regard.translation.automatic import choose_config
+    >>> from regard.translation.data.statistics import CorpusStatistics
+    >>> config = choose_config(CorpusStatistics(pairs=3000, characters=400_000))
+    >>> config.model.width, config.model.layers, config.tokens.size
+    (128, 2, 2000)
+    >>> choose_config(CorpusStatistics(pairs=29_000, characters=3.9e6), epochs=8).model.dropout
+    0.1
+    """
+    row, epochs = _plan(statistics, epochs, minutes)
+    updates = epochs * statistics.tokens / row.batch_tokens
+    settings: dict[str, dict[str, Any]] = {
+        "model": {
+            "width": row.width,
+            "layers": row.layers,
+            "heads": row.width // 32,
+            "dropout": 0.1 if epochs < 13 else 0.2 if epochs < 25 else 0.3,
+        },
+        "tokens": _tokens(statistics, row),
+        "training": {
+            "batch_tokens": row.batch_tokens,
+            "learning_rate": row.learning_rate,
+            "warmup": 400 if row.width <= 256 else 4000,
+            "epochs": epochs,
+            "minutes": float(minutes or 0),
+            "subword_sampling": 0.1 if epochs >= 13 else 0.0,
+            "validate_every": max(_MIN_UPDATES, round(updates / _VALIDATIONS)),
+            "patience": 6,
+        },
+    }
+    base = TranslationConfig.preset("small", model)
+    if model != "transformer":
+        del settings["model"]["layers"], settings["model"]["heads"]
+    return base.replace(settings)
+
+
+def _plan(statistics: CorpusStatistics, epochs: int | None, minutes: float | None) -> tuple[_Row, int]:
+    """Return the row for a corpus and the number of epochs; with little time, the row of a smaller corpus."""
+    index = next(i for i, row in enumerate(_TABLE) if statistics.tokens <= row.max_tokens)
+    if epochs or not minutes:
+        return _TABLE[index], epochs or _TABLE[index].epochs
+    speed = _operations_per_second()
+    while index > _SMALLEST and _epochs_in(minutes, speed, statistics.tokens, _TABLE[index]) < _MIN_EPOCHS:
+        index -= 1
+    return _TABLE[index], _epochs_in(minutes, speed, statistics.tokens, _TABLE[index])
+
+
+def _epochs_in(minutes: float, speed: float, tokens: int, row: _Row) -> int:
+    """Estimate the epochs that fit into a time. Only regularization and validations depend on the result."""
+    # multiplications per token, on average: 12 w² per encoder layer, 16 w² per decoder layer, V w per output
+    parameters = 14 * row.layers * row.width**2 + row.vocabulary * row.width / 2
+    seconds = max(tokens, 1) * 6 * parameters / (_EFFICIENCY * speed)  # forward: 2, backward: 4
+    return max(int(60 * minutes / seconds), 1)
+
+
+def _operations_per_second() -> float:
+    """Measure the speed of a matrix product, the fastest of three."""
+    matrix = numpy.ones((_MATRIX, _MATRIX), numpy.float32)
+    seconds = []
+    for _ in range(4):
+        start = time.perf_counter()
+        matrix @ matrix
+        seconds.append(time.perf_counter() - start)
+    return float(2 * _MATRIX**3 / max(min(seconds[1:]), 1e-9))
+
+
+def _tokens(statistics: CorpusStatistics, row: _Row) -> dict[str, Any]:
+    """Return the vocabulary size and character coverage."""
+    characters = len(statistics.alphabet)
+    settings: dict[str, Any] = {}
+    if characters > _MANY_CHARACTERS:
+        settings["character_coverage"] = 0.9995
+        counts = list(accumulate(count for _, count in statistics.alphabet.most_common()))
+        characters = 1 + bisect_left(counts, 0.9995 * counts[-1])
+    size = min(max(statistics.tokens // _TOKENS_PER_ENTRY, _MIN_VOCABULARY), row.vocabulary)
+    size = round(max(size, 1.5 * characters + 50), -2 if size >= 1000 else -1)
+    return settings | {"size": int(size)}
+
+
+def describe_choice(statistics: CorpusStatistics, config: TranslationConfig) -> str:
+    """Return a line with the size of the corpus and the most important settings.
+
+    >>> from regard.translation.automatic import choose_config, describe_choice
+    >>> from regard.translation.data.statistics import CorpusStatistics
+    >>> statistics = CorpusStatistics(pairs=29_000, characters=3.9e6)
+    >>> print(describe_choice(statistics, choose_config(statistics)))
+    29,000 pairs, 870,000 tokens: 3 layers, width 256, vocabulary 4,000, dropout 0.2, 20 epochs
+    """
+    tokens = float(f"{statistics.tokens:.2g}")
+    size = f"{tokens / 1e6:.1f} M" if tokens >= 1e6 else f"{tokens:,.0f}"
+    model, training = config.model, config.training
+    return (
+        f"{statistics.pairs:,} pairs, {size} tokens: {model.layers} layer{'s' * (model.layers > 1)}, "
+        f"width {model.width}, vocabulary {config.tokens.size:,}, dropout {model.dropout:g}, "
+        f"{training.duration()}"
+    )

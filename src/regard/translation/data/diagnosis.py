@@ -1,0 +1,253 @@
+"""Warnings about a corpus that looks wrong: misaligned, swapped, copied or repeated lines, the wrong script.
+
+All checks read a sample of the pairs. A warning states what was measured, and the cure.
+"""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import log
+from typing import NamedTuple
+
+import numpy
+
+from regard.models.encoders.words import fold, is_word, split_words
+from regard.translation.data.pairs import Pair
+from regard.translation.data.statistics import CorpusStatistics, NumberedPair
+
+_MIN_PAIRS = 100  # fewer say too little
+_MAX_WORDS = 60  # of a sentence, for the lexical check
+# Thresholds: real corpora stay far from them. tests/translation/data/test_diagnosis.py checks several.
+_MIN_WINS = 0.58  # of aligned pairs against shifted ones; 0.5 by chance, 0.8 and more in a real corpus
+_MIN_CORRELATION = 0.25  # of the lengths; 0 by chance, 0.5 and more in a real corpus
+_BLOCKS = 10  # of the sample, to find where a misalignment begins
+_MAX_EQUAL = 0.2  # fraction of pairs with equal sides
+_MAX_OVERLAP = 0.7  # of the word distributions of both sides; German and English: 0.05
+_MAX_DUPLICATES = 0.3
+_MAX_FOREIGN = 0.05  # fraction of lines in another script than the rest
+_MAX_SWAPPED = 0.02  # fraction of pairs
+_SWAP_MARGIN = 3.0  # log odds per side
+_MAX_GARBLED = 0.01  # fraction of pairs
+
+
+def diagnose(statistics: CorpusStatistics, dev: Sequence[Pair] = ()) -> list[str]:
+    """Return warnings about a corpus; an empty list if nothing looks wrong.
+
+    dev: validation pairs, which should have the same direction.
+
+    >>> from regard.translation.data.diagnosis import diagnose
+    >>> from regard.translation.data.pairs import Pair
+    >>> from regard.translation.data.statistics import CorpusStatistics
+    >>> statistics = CorpusStatistics()
+    >>> copied = [Pair(f"dog number {n}", f"dog number {n}") for n in range(200)]
+    >>> for pair in statistics.observe(copied):
+    ...     pass
+    >>> print(diagnose(statistics)[0])
+    200 of 200 pairs have the same text on both sides. Is one file a copy of the other?
+    """
+    if len(statistics.sample) < _MIN_PAIRS:
+        return []
+    sample = _Sample.of(statistics.sample)
+    warnings = [_equal(sample), _duplicates(statistics), _garbled(sample), *_scripts(sample)]
+    if warnings[0] is None:
+        warnings += [_same_language(sample), _swapped(sample), _dev_swapped(sample, dev), _misaligned(sample)]
+    return [warning for warning in warnings if warning is not None]
+
+
+class _Sample(NamedTuple):
+    """Numbered pairs, and the folded words of both sides of each."""
+
+    pairs: list[NumberedPair]
+    words: list[tuple[list[str], list[str]]]
+
+    @classmethod
+    def of(cls, pairs: Sequence[NumberedPair]) -> "_Sample":
+        return cls(list(pairs), [(_words(pair.source), _words(pair.target)) for _, pair in pairs])
+
+    def counts(self) -> tuple[Counter[str], Counter[str]]:
+        """Return how often each word occurs in source and target."""
+        source, target = (Counter(word for pair in self.words for word in pair[side]) for side in (0, 1))
+        return source, target
+
+
+def _words(text: str) -> list[str]:
+    return [fold(word.text) for word in split_words(text)[:_MAX_WORDS] if is_word(word.text)]
+
+
+def _equal(sample: _Sample) -> str | None:
+    equal = sum(pair.source == pair.target and not pair.source.isdigit() for _, pair in sample.pairs)
+    if equal <= _MAX_EQUAL * len(sample.pairs):
+        return None
+    return f"{_of(equal, sample)} have the same text on both sides. Is one file a copy of the other?"
+
+
+def _duplicates(statistics: CorpusStatistics) -> str | None:
+    if statistics.duplicates <= _MAX_DUPLICATES * statistics.pairs:
+        return None
+    return (
+        f"{statistics.duplicates:,} of {statistics.pairs:,} pairs are repetitions. Repeated pairs outweigh "
+        "the others; remove them unless they should."
+    )
+
+
+def _garbled(sample: _Sample) -> str | None:
+    """Detect UTF-8 that was read as Latin-1, such as "Ã¼" for "ü", and replacement characters."""
+    garbled = [text for _, pair in sample.pairs for text in pair if _is_garbled(text)]
+    if len(garbled) <= _MAX_GARBLED * len(sample.pairs):
+        return None
+    return (
+        f"{_of(len(garbled), sample)} contain garbled characters, such as {garbled[0][:40]!r}. Convert the "
+        "text to UTF-8 again, from its original encoding."
+    )
+
+
+def _is_garbled(text: str) -> bool:
+    if "\ufffd" in text:
+        return True
+    return any(first in "ÃÂÐÑÎÏ" and "\u0080" <= second <= "\u00bf" for first, second in pairwise(text))
+
+
+def _scripts(sample: _Sample) -> Iterator[str]:
+    for side, name in enumerate(("source", "target")):
+        scripts = Counter(script for _, pair in sample.pairs if (script := _script(pair[side])))
+        if len(scripts) < 2:
+            continue
+        (main, _), (other, count) = scripts.most_common(2)
+        if count > _MAX_FOREIGN * len(sample.pairs):
+            yield (
+                f"{_of(count, sample)} have a {name} in {other} script, the others in {main}. Are lines of "
+                "different languages mixed?"
+            )
+
+
+def _script(text: str) -> str:
+    """Return the script of most letters: "Latin", "Greek", …; Han, kana and hangul count as one."""
+    names = [unicodedata.name(char, "").partition(" ")[0] for char in text if char.isalpha()]
+    scripts = Counter("East Asian" if name in _EAST_ASIAN else name.capitalize() for name in names)
+    return scripts.most_common(1)[0][0] if scripts else ""
+
+
+_EAST_ASIAN = {"CJK", "HIRAGANA", "KATAKANA", "HANGUL", "KATAKANA-HIRAGANA", "HALFWIDTH", "BOPOMOFO"}
+
+
+def _same_language(sample: _Sample) -> str | None:
+    source, target = sample.counts()
+    totals = max(source.total(), 1), max(target.total(), 1)
+    overlap = sum(min(source[word] / totals[0], target[word] / totals[1]) for word in source)
+    if overlap <= _MAX_OVERLAP:
+        return None
+    return (
+        f"Both sides use the same words ({overlap:.0%} of the text): they look like the same language. If "
+        "this is not intended, check the files."
+    )
+
+
+def _swapped(sample: _Sample) -> str | None:
+    odds = _side_odds(sample)
+    swapped = [
+        numbered.number
+        for numbered, (source, target) in zip(sample.pairs, sample.words, strict=True)
+        if odds(source) < -_SWAP_MARGIN and odds(target) > _SWAP_MARGIN
+    ]
+    if len(swapped) <= _MAX_SWAPPED * len(sample.pairs):
+        return None
+    return (
+        f"{_of(len(swapped), sample)} have their languages swapped, such as pair {swapped[0]:,}. Put the "
+        "same language on the same side of each pair."
+    )
+
+
+def _dev_swapped(sample: _Sample, dev: Sequence[Pair]) -> str | None:
+    odds = _side_odds(sample)
+    source, target = (sum(odds(_words(pair[side])) for pair in dev[: len(sample.pairs)]) for side in (0, 1))
+    if not (source < -_SWAP_MARGIN and target > _SWAP_MARGIN):
+        return None
+    return (
+        "The source of the validation set looks like the target of the training data, and vice versa. Swap "
+        "the files of the validation set (--dev)."
+    )
+
+
+def _side_odds(sample: _Sample) -> "_Odds":
+    return _Odds(*sample.counts())
+
+
+class _Odds:
+    """Log odds that words belong to the source side rather than to the target side."""
+
+    def __init__(self, source: Counter[str], target: Counter[str]) -> None:
+        self._counts = source, target
+        self._total = log((target.total() + 1) / (source.total() + 1))
+
+    def __call__(self, words: Sequence[str]) -> float:
+        source, target = self._counts
+        seen = [word for word in words if word in source or word in target]
+        return sum(log((source[word] + 0.5) / (target[word] + 0.5)) + self._total for word in seen)
+
+
+def _misaligned(sample: _Sample) -> str | None:
+    """Compare pairs with pairs whose target is shifted by one line: words and lengths must match better."""
+    wins = _lexical_wins(sample)
+    lengths = numpy.array([[len(text) for text in pair] for _, pair in sample.pairs], float)
+    if wins.mean() < _MIN_WINS and _correlation(lengths) < _MIN_CORRELATION:
+        return (
+            "Source and target look unrelated: their words and lengths match no better than those of "
+            "shuffled lines. Line n of one side must translate line n of the other."
+        )
+    blocks = numpy.array_split(numpy.arange(len(wins)), _BLOCKS)
+    good = [
+        wins[block].mean() >= _MIN_WINS or _correlation(lengths[block]) >= _MIN_CORRELATION
+        for block in blocks
+    ]
+    bad = next((i for i in range(1, _BLOCKS - 1) if all(good[:i]) and not any(good[i:])), None)
+    if bad is None:
+        return None
+    number = sample.pairs[blocks[bad][0]].number
+    return (
+        f"From about pair {number:,} on, source and target look unrelated. Is a line missing on one side, or "
+        "added? Line n of one side must translate line n of the other."
+    )
+
+
+def _lexical_wins(sample: _Sample) -> numpy.ndarray:
+    """Return for each pair whether its words match better than those of its source and the next target.
+
+    1: yes; 0: no; 0.5: equal. Words match if they co-occur in other pairs (Dice coefficient), or are equal.
+    """
+    counts, together = (Counter[str](), Counter[str]()), Counter[tuple[str, str]]()
+    for words in sample.words:
+        source, target = set(words[0]), set(words[1])
+        counts[0].update(source)
+        counts[1].update(target)
+        together.update((first, second) for first in source for second in target)
+
+    def score(source: set[str], target: set[str], own: bool) -> float:
+        """Return the mean Dice coefficient of each target word's best match, not counting this pair."""
+        total = 0.0
+        for second in target:
+            best = 1.0 if second in source else 0.0
+            for first in source:
+                joint = together[first, second] - own
+                if joint > 0:
+                    best = max(best, 2 * joint / (counts[0][first] + counts[1][second] - own))
+            total += best
+        return total / max(len(target), 1)
+
+    sets = [(set(source), set(target)) for source, target in sample.words]
+    wins = []
+    for (source, target), (_, other) in pairwise([*sets, sets[0]]):
+        aligned, shifted = score(source, target, True), score(source, other, False)
+        wins.append(0.5 if aligned == shifted else float(aligned > shifted))
+    return numpy.array(wins)
+
+
+def _correlation(lengths: numpy.ndarray) -> float:
+    """Return the correlation of source and target lengths; 0 if all are equal."""
+    if (lengths.std(0) == 0).any():
+        return 0.0
+    return float(numpy.corrcoef(lengths.T)[0, 1])
+
+
+def _of(count: int, sample: _Sample) -> str:
+    return f"{count:,} of {len(sample.pairs):,} pairs"

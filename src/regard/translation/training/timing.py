@@ -1,0 +1,114 @@
+"""Training time: mean loss and throughput since the last report, and the remaining time."""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+_WINDOW = 60.0  # seconds of training that count as recent …
+_MIN_UPDATES = 10  # … but at least this many updates
+TIMED_BATCHES, _MAX_TIMED = 5, 3.0  # batches and seconds to measure the speed before training
+_OPTIMIZER = 1.05  # an update takes a little longer than its forward and backward pass
+
+
+class RunningStats:
+    """Mean loss and throughput since the last report, excluding validation time.
+
+    seconds, validation_seconds: time spent in training and in validation, including earlier runs.
+    seconds_per_update: an estimate, used until enough updates have been counted.
+
+    >>> from regard.translation.training.timing import RunningStats
+    >>> stats = RunningStats(seconds=3600.0, seconds_per_update=0.5)  # resumed after an hour
+    >>> stats.left(updates=100, validations=0)
+    50.0
+    """
+
+    def __init__(
+        self, seconds: float = 0.0, validation_seconds: float = 0.0, seconds_per_update: float = 0.0
+    ) -> None:
+        self._before, self._start = seconds, time.monotonic()
+        self.validation_seconds = validation_seconds
+        self._estimate = seconds_per_update
+        self._reported, self._size = seconds, 0
+        self._losses: list[float] = []
+        self._recent: deque[float] = deque([seconds])  # the training time after each recent update
+        self._last_validation = 0.0  # its duration
+
+    def add(self, loss: float, size: int) -> None:
+        """Count an update."""
+        self._losses.append(loss)
+        self._size += size
+        now = self.seconds()
+        self._recent.append(now)
+        while len(self._recent) > _MIN_UPDATES + 1 and now - self._recent[1] > _WINDOW:
+            self._recent.popleft()
+
+    def seconds(self) -> float:
+        """Return the training time, including earlier runs."""
+        return self._before + time.monotonic() - self._start
+
+    def silence(self) -> float:
+        """Return the seconds since the last report."""
+        return self.seconds() - self._reported
+
+    @contextmanager
+    def validation(self) -> Iterator[None]:
+        """Stop the clock of the training time, and measure the validation instead."""
+        seconds, start = self.seconds(), time.monotonic()
+        yield
+        self._last_validation = time.monotonic() - start
+        self.validation_seconds += self._last_validation
+        self._before, self._start = seconds, time.monotonic()
+
+    def take(self) -> tuple[float, float]:
+        """Return the mean loss and tokens per second, and start over."""
+        now = self.seconds()
+        result = sum(self._losses) / len(self._losses), self._size / max(now - self._reported, 1e-9)
+        self._losses, self._size, self._reported = [], 0, now
+        return result
+
+    def left(self, updates: int, validations: float) -> float:
+        """Return the seconds that this many updates and validations will take at the recent speed."""
+        return updates * self.seconds_per_update() + validations * self._last_validation
+
+    def seconds_per_update(self) -> float:
+        """Return the mean duration of the recent updates; 0 if unknown."""
+        updates = len(self._recent) - 1
+        measured = (self._recent[-1] - self._recent[0]) / max(updates, 1)
+        if self._estimate and updates < _MIN_UPDATES:  # the first updates are slow
+            return self._estimate
+        return measured
+
+    def updates_in(self, seconds: float, period: int) -> int:
+        """Return how many updates fit into a time with a validation every `period` updates and at the end."""
+        cost = self.seconds_per_update() + self._last_validation / period
+        return max(int((seconds - self._last_validation) / max(cost, 1e-9)), 0)
+
+
+def measure_speed(batches: Iterable[int]) -> float:
+    """Return the seconds per token of batches that are run while iterating; each yields its number of tokens.
+
+    The first batch is slower and does not count, unless it takes seconds.
+    """
+    times, sizes = [time.monotonic()], []
+    for size in batches:
+        times.append(time.monotonic())
+        sizes.append(size)
+        if times[-1] - times[0] > _MAX_TIMED:
+            break
+    first = 1 if len(sizes) > 1 else 0
+    return _OPTIMIZER * (times[-1] - times[first]) / max(sum(sizes[first:]), 1)
+
+
+def format_minutes(seconds: float) -> str:
+    """Format a duration for people.
+
+    >>> from regard.translation.training.timing import format_minutes
+    >>> [format_minutes(seconds) for seconds in (3, 50, 900, 7200, 200_000)]
+    ['10 seconds', '50 seconds', '15 minutes', '2.0 hours', '2.3 days']
+    """
+    if seconds < 90:
+        return f"{max(round(seconds, -1), 10):.0f} seconds"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours" if seconds < 2 * 86400 else f"{seconds / 86400:.1f} days"

@@ -1,0 +1,57 @@
+"""The preset auto: settings grow with the corpus, and every choice is valid."""
+
+from collections import Counter
+from itertools import pairwise
+
+from regard.translation.automatic import choose_config, describe_choice
+from regard.translation.config import TranslationConfig
+from regard.translation.data.statistics import CorpusStatistics
+
+SIZES = [10**n for n in range(3, 10)]
+
+
+def test_a_larger_corpus_never_gets_a_smaller_model():
+    configs = [choose_config(CorpusStatistics(pairs=n // 100, characters=n)) for n in SIZES]
+    for small, large in pairwise(configs):
+        assert small.model.width <= large.model.width
+        assert small.model.layers <= large.model.layers
+        assert small.tokens.size <= large.tokens.size
+        assert small.model.dropout >= large.model.dropout
+        assert small.training.epochs >= large.training.epochs
+    assert all(config.model.width % config.model.heads == 0 for config in configs)
+
+
+def test_regularization_follows_the_length_of_training():
+    statistics = CorpusStatistics(pairs=29_000, characters=3.9e6)
+    configs = [choose_config(statistics, epochs=epochs) for epochs in (1, 8, 20, 60)]
+    assert [config.model.dropout for config in configs] == [0.1, 0.1, 0.2, 0.3]
+    assert [config.training.epochs for config in configs] == [1, 8, 20, 60]
+    quick, slow = (choose_config(statistics, minutes=minutes) for minutes in (0.01, 10_000))
+    assert (quick.model.dropout, slow.model.dropout) == (0.1, 0.3)
+    assert (quick.training.minutes, slow.training.minutes) == (0.01, 10_000)
+
+
+def test_a_large_corpus_gets_a_smaller_model_if_there_is_little_time():
+    statistics = CorpusStatistics(pairs=10**7, characters=2e9)
+    models = [choose_config(statistics, minutes=minutes).model for minutes in (1, 10**7)]
+    assert [model.width for model in models] == [256, 512]
+
+
+def test_every_model_and_size_gives_a_valid_config():
+    for n in (0, *SIZES):
+        for model in ("transformer", "recurrent", "plain"):
+            statistics = CorpusStatistics(pairs=n, characters=n)
+            config = choose_config(statistics, model)
+            assert config.model.kind == model
+            assert TranslationConfig.from_dict(config.to_dict()) == config
+            assert str(config.model.width) in describe_choice(statistics, config)
+
+
+def test_the_vocabulary_covers_the_characters():
+    many = Counter({chr(0x4E00 + n): 1 + 100_000 // (n + 1) for n in range(3000)})
+    config = choose_config(CorpusStatistics(pairs=1000, characters=1e5, alphabet=many))
+    assert config.tokens.character_coverage < 1
+    assert 1000 < config.tokens.size < 5000
+    few = choose_config(CorpusStatistics(pairs=1000, characters=1e5, alphabet=Counter("abcdef")))
+    assert few.tokens.character_coverage == 1
+    assert few.tokens.size < config.tokens.size

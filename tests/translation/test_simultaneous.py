@@ -1,0 +1,91 @@
+"""Simultaneous translation: with an infinite lag it equals greedy decoding; emitted words never change."""
+
+import math
+
+import pytest
+import torch
+
+from regard.errors import ArgumentError, DTypeError
+from regard.models import RecurrentConfig, RecurrentSeq2Seq, Transformer, TransformerConfig
+from regard.translation import (
+    AlignmentHead,
+    Greedy,
+    Tokenizer,
+    TokenizerPair,
+    Translator,
+    average_lagging,
+    translate_simultaneously,
+)
+
+LINES = ["ein Hund bellt", "eine Katze", "zwei Hunde"]
+
+
+def translator(kind: str, seed: int, shift: str = "output") -> Translator:
+    torch.manual_seed(seed)
+    tokens = Tokenizer.learn(LINES * 5, size=50)
+    if kind == "transformer":
+        model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=2), share=True)
+    else:
+        model = RecurrentSeq2Seq(len(tokens), RecurrentConfig(width=16), share=True)
+    with torch.no_grad():
+        model.output_weight[2] += 0.02  # ends now and then
+    return Translator(
+        model.eval(), TokenizerPair(tokens, tokens), alignment_head=AlignmentHead(0, shift=shift)
+    )
+
+
+@pytest.mark.parametrize("kind", ["transformer", "recurrent"])
+def test_an_infinite_lag_equals_greedy_decoding(kind):
+    for seed in range(1):
+        model = translator(kind, seed)
+        for line in LINES[:2]:
+            emissions = list(translate_simultaneously(model, line.split(), lag=math.inf))
+            (offline,) = model.translate(line, strategy=Greedy())
+            assert " ".join(emission.text for emission in emissions) == offline.text
+            assert {emission.words_read for emission in emissions} <= {len(line.split())}
+
+
+@pytest.mark.parametrize("shift", ["input", "output"])
+def test_words_arrive_in_order_and_a_larger_lag_is_never_earlier(shift):
+    model = translator("transformer", 1, shift)
+    first = []
+    for lag in (0, 1, 3, math.inf):
+        emissions = list(translate_simultaneously(model, iter(LINES[0].split()), lag=lag))
+        reads = [emission.words_read for emission in emissions]
+        assert reads == sorted(set(reads))
+        assert all(emission.text for emission in emissions)
+        assert not reads or reads[0] > min(lag, 2)
+        first.append(reads[0] if reads else len(LINES[0].split()))
+    assert first == sorted(first)
+
+
+def test_words_are_consumed_only_as_needed():
+    model, read = translator("transformer", 1), []
+
+    def words():
+        for word in LINES[0].split():
+            read.append(word)
+            yield word
+
+    for emission in translate_simultaneously(model, words(), lag=1):
+        assert emission.words_read == len(read)
+
+
+def test_average_lagging():
+    """Ma et al. 2019: a full-sentence translation lags by its length, wait-k by k."""
+    for n in (1, 4, 9):
+        assert average_lagging([n] * n, n) == n
+        for k in range(1, n + 1):
+            assert average_lagging([min(k + t, n) for t in range(n)], n) == pytest.approx(k)
+    assert average_lagging([4] * 8, 4) == 4
+    with pytest.raises(ArgumentError, match="0 target words"):
+        average_lagging([], 3)
+
+
+def test_arguments_are_checked():
+    model = translator("transformer", 0)
+    with pytest.raises(DTypeError, match=r"text\.split"):
+        list(translate_simultaneously(model, "ein Hund"))
+    with pytest.raises(ArgumentError, match="lag"):
+        list(translate_simultaneously(model, ["ein"], lag=-1))
+    assert list(translate_simultaneously(model, [])) == []
