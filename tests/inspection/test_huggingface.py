@@ -3,13 +3,15 @@ import sys
 import numpy as np
 import pytest
 import torch
-import transformers
 
 import regard
 from regard.errors import ArgumentError, StaleError
 from regard.inspection.calls import mask_reading
 from regard.inspection.huggingface import hosted_attention, hosted_mask
 from tests.inspection import hosts
+from tests.lazy import lazy_import
+
+transformers = lazy_import("transformers")
 
 KINDS = ("bert", *hosts.WRITERS)
 

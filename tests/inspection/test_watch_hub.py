@@ -10,8 +10,9 @@ from torch import Tensor
 import regard
 from regard.inspection.calls.mask_reading import row_mask
 from regard.inspection.hooks.interface_call import parse
+from tests.lazy import lazy_import
 
-transformers = pytest.importorskip("transformers")
+lazy_import("transformers")
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
 GROUPED = {

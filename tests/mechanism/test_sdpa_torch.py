@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
@@ -217,7 +216,7 @@ SLOW = pytest.mark.slow  # cases that compile, which takes a second each
 )
 def test_compiles_into_one_graph(name: str) -> None:
     torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     args, options = CASES[name]()
     actual = run(torch.compile(ours, backend=counter, fullgraph=True), args, options)
     assert counter.frame_count == 1
@@ -227,7 +226,7 @@ def test_compiles_into_one_graph(name: str) -> None:
 @pytest.mark.parametrize("build", [pytest.param(causal_upper_left, marks=SLOW), causal_lower_right])
 def test_bias_objects_compile_into_one_graph(build: Callable[..., Tensor]) -> None:
     torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     args = [t.half() for t in qkv(1, 1, q=23, k=56, d=15, e=15)]
     bias = build(23, 56)
     with sdpa_kernel(BACKENDS["all"]):
