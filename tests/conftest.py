@@ -19,7 +19,7 @@ disable_broken_amx()
 
 # In CI the same examples every time, so that a red run can be repeated; new ones on every run elsewhere.
 settings.register_profile("quick", deadline=None, derandomize="CI" in os.environ, max_examples=25)
-settings.register_profile("deep", deadline=None, max_examples=200)
+settings.register_profile("deep", deadline=None, max_examples=100)
 settings.load_profile("quick")
 
 # Run in the background by a shell, the tests would ignore Ctrl-C, and so would the programs that they start.
@@ -39,8 +39,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
         for i, call in enumerate([call for call in calls if not _is_slow(call)]):
             if i % sampled.args[0]:
                 call.marks.append(pytest.mark.slow.mark)
-    if metafunc.config.option.markexpr == "not slow" and any(not _is_slow(call) for call in calls):
-        calls[:] = [call for call in calls if not _is_slow(call)]
+    if metafunc.config.option.markexpr == "not slow":
+        calls[:] = [call for call in calls if not _is_slow(call)] or calls[:1]
 
 
 def _is_slow(call: Any) -> bool:
