@@ -24,6 +24,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import Tensor, nn
 
 import regard
@@ -381,40 +382,62 @@ def pairwise(*axes: Iterable[str]) -> list[tuple[str, ...]]:
     return combinations
 
 
-def paired(**axes: Iterable[str]) -> pytest.MarkDecorator:
-    """Parametrize a test with a few combinations that contain every pair of names: see `pairwise`."""
-    return pytest.mark.parametrize(
-        tuple(axes), [pytest.param(*names, id="-".join(names)) for names in sorted(pairwise(*axes.values()))]
-    )
+def covering(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Like `pairwise`, for values of any type.
+
+    >>> covering([1, 2], ["a", "b"], [None, 3.0])
+    [(1, 'a', None), (1, 'b', 3.0), (2, 'a', 3.0), (2, 'b', None)]
+    """
+    values = [list(axis) for axis in axes]
+    names = pairwise(*([f"{i:03}" for i in range(len(axis))] for axis in values))
+    return [tuple(axis[int(name)] for axis, name in zip(values, row, strict=True)) for row in names]
 
 
-def crossed(**axes: Iterable[str]) -> pytest.MarkDecorator:
-    """Parametrize a test with every combination of names; those that are not `paired` are slow tests."""
-    quick = paired(**axes).args[1]
-    others = set(itertools.product(*axes.values())) - {case.values for case in quick}
-    slow = (pytest.param(*names, id="-".join(names), marks=pytest.mark.slow) for names in sorted(others))
-    return pytest.mark.parametrize(tuple(axes), [*quick, *slow])
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def paired(sampled: int = 1, **axes: Iterable[str]) -> Decorator:
+    """Loop over a few combinations that contain every pair of names: see `pairwise`."""
+    return looped(tuple(axes), sorted(pairwise(*axes.values())), sampled=sampled)
+
+
+def crossed(sampled: int = 1, **axes: Iterable[str]) -> Decorator:
+    """Like `paired`; `make test-slow` loops over every combination of names."""
+    quick = sorted(pairwise(*axes.values()))
+    others = sorted({*itertools.product(*axes.values())} - {*quick})
+    return looped(tuple(axes), quick, sampled=sampled, slow=others)
 
 
 def looped(
-    names: str | Sequence[str], values: Iterable[Any], ids: Any = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    names: str | Sequence[str],
+    values: Iterable[Any],
+    ids: Any = None,
+    *,
+    sampled: int = 1,
+    slow: Iterable[Any] = (),
+) -> Decorator:
     """Like `pytest.mark.parametrize`, but all cases are one test, whose error names the case.
 
     For cases of milliseconds, of which pytest takes as many for each. Every case begins with the same random
     numbers; fixtures are shared.
+
+    sampled: `make test` runs every n-th case, `make test-slow` all of them.
+    slow: cases that only `make test-slow` runs.
     """
     names = names.replace(",", " ").split() if isinstance(names, str) else names
-    cases = [tuple(value) if len(names) > 1 else (value,) for value in values]
+    values, slow = list(values), list(slow)
+    cases = [tuple(value) if len(names) > 1 else (value,) for value in [*values, *slow]]
     spell = ids if callable(ids) else repr
     labels = ["-".join(map(str, map(spell, case))) for case in cases] if callable(ids) or not ids else ids
+    table = list(zip(labels, cases, strict=True))
 
     def wrap(test: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(test)
 
         @functools.wraps(test)
         def every(*args: Any, **fixtures: Any) -> None:
-            for label, case in zip(labels, cases, strict=True):
+            all_cases = settings.get_current_profile_name() == "deep"
+            for label, case in table if all_cases else table[: len(values) : sampled]:
                 torch.manual_seed(0)
                 try:
                     test(*args, **fixtures, **dict(zip(names, case, strict=True)))
@@ -424,7 +447,8 @@ def looped(
 
         rest = [parameter for name, parameter in signature.parameters.items() if name not in names]
         every.__signature__ = signature.replace(parameters=rest)  # type: ignore[attr-defined]
-        return every
+        # `make test-slow` selects this mark
+        return pytest.mark.hypothesis(every) if sampled > 1 or slow else every
 
     return wrap
 

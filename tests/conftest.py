@@ -4,9 +4,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ disable_broken_amx()
 
 # In CI the same examples every time, so that a red run can be repeated; new ones on every run elsewhere.
 settings.register_profile("quick", deadline=None, derandomize="CI" in os.environ, max_examples=25)
-settings.register_profile("deep", deadline=None, max_examples=200)
+settings.register_profile("deep", deadline=None, max_examples=100)
 settings.load_profile("quick")
 
 # Run in the background by a shell, the tests would ignore Ctrl-C, and so would the programs that they start.
@@ -27,17 +27,32 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all but every n-th case of a test with `@pytest.mark.sampled(n)` as slow."""
-    cases: Counter[str] = Counter()
-    for item in items:
-        sampled = item.get_closest_marker("sampled")
-        if sampled and not item.get_closest_marker("slow"):
-            test = item.nodeid.partition("[")[0]
-            if cases[test] % sampled.args[0]:
-                item.add_marker("slow")
-            cases[test] += 1
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Drop the slow cases unless they are selected: creating a case takes as long as running a small one.
+
+    Of a test with `@pytest.mark.sampled(n)`, all but every n-th case are slow.
+    """
+    yield
+    calls = metafunc._calls
+    if sampled := metafunc.definition.get_closest_marker("sampled"):
+        for i, call in enumerate([call for call in calls if not _is_slow(call)]):
+            if i % sampled.args[0]:
+                call.marks.append(pytest.mark.slow.mark)
+    if metafunc.config.option.markexpr == "not slow":
+        calls[:] = [call for call in calls if not _is_slow(call)] or calls[:1]
+
+
+def _is_slow(call: Any) -> bool:
+    return any(mark.name == "slow" for mark in call.marks)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for docstring examples only in files that have some."""
+    collectors = yield
+    with_examples = file_path.suffix == ".py" and ">>> " in file_path.read_text("utf-8")
+    return [collector for collector in collectors if with_examples or type(collector) is pytest.Module]
 
 
 def pytest_collection_finish() -> None:

@@ -12,7 +12,7 @@ import torch
 import regard
 from regard.mechanism.masks import Causal
 from tests import naive
-from tests.cases import pairs
+from tests.cases import looped, pairs
 from tests.fuzz import __main__ as command
 from tests.fuzz import oracle, runner
 from tests.fuzz.case import Case, Failure
@@ -37,8 +37,7 @@ def test_a_minute_finds_nothing():
 # The oracle
 
 
-@pytest.mark.parametrize("case", pairs(masks=["no mask", "union", "padding"]), ids=lambda case: case.name)
-@pytest.mark.sampled(3)
+@looped("case", pairs(masks=["no mask", "union", "padding"]), ids=lambda case: case.name, sampled=4)
 def test_the_oracle_agrees_with_the_formulas_pair_by_pair(case):
     inputs, options = case.tensors(), case.options()
     output, expected = naive.attention(*inputs, **options)

@@ -12,6 +12,7 @@ from torch import nn
 
 import regard
 from regard._util.guesses import hint_arguments, suggest_command, suggest_option
+from tests.cases import looped
 from tests.cli.running import error_of, run
 
 b, h, n, d = 2, 3, 5, 7
@@ -243,7 +244,7 @@ def _answer(code, names):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("code", "answer"),
     [
         *((f"regard.attention(x, x, x, {keyword})", answer) for keyword, answer in KEYWORDS.items()),
@@ -257,7 +258,7 @@ def test_a_guess_is_answered_in_one_line_with_the_right_spelling(code, answer, n
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("code", ACCEPTED)
+@looped("code", ACCEPTED)
 def test_a_guess_is_accepted(code, names):
     assert eval(code, dict(names)) is not None
 
@@ -332,7 +333,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize(("command", "answer"), COMMANDS.items())
+@looped(("command", "answer"), COMMANDS.items())
 def test_commands_and_options(command, answer, capsys):
     assert answer in error_of(capsys, *command.split())
 

@@ -10,6 +10,7 @@ import pytest
 from regard.app import bundle as module
 from regard.app.bundle import bundle, bundle_page, join, static, static_names, style, top_level
 from regard.errors import ArgumentError
+from tests.cases import looped
 
 NODE = shutil.which("node")
 ENTRIES = ["attention/export.js", "attention/widget.js"]
@@ -52,7 +53,7 @@ def test_duplicate_names_are_refused():
         join({"a.js": "const one = 1;", "b.js": "function one() {}"}, "b.js")
 
 
-@pytest.mark.parametrize(
+@looped(
     "line",
     [
         'import one from "./a.js";',

@@ -23,6 +23,7 @@ from regard.app.standalone import make_page, show, write_page
 from regard.app.view_model import ViewModel
 from regard.errors import ArgumentError
 from regard.translation import Alignment, Translation
+from tests.cases import looped
 
 HOSTILE = [
     "</script><script>document.title='run'</script>",
@@ -156,7 +157,7 @@ def test_many_layers_are_pooled_to_a_smaller_size_and_large_vectors_omitted(monk
     assert page.inputs[0]["layers"][0]["vectors"] is False
 
 
-@pytest.mark.parametrize("shape", [(2, 0, 0), (2, 0, 3), (1, 1, 1), (0, 0), (2, 3)])
+@looped("shape", [(2, 0, 0), (2, 0, 3), (1, 1, 1), (0, 0), (2, 3)])
 def test_empty_pages_and_pages_of_tiny_matrices(shape):
     empty = Page(written())
     assert empty.inputs == empty.data["inputs"] == []
@@ -164,7 +165,7 @@ def test_empty_pages_and_pages_of_tiny_matrices(shape):
     assert page.layer()["weights"]["shape"] == [*([1] if len(shape) == 2 else []), *shape]
 
 
-@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, -0.25, 1.5])
+@looped("odd", [math.nan, math.inf, -math.inf, -0.25, 1.5])
 def test_invalid_weights_do_not_break_the_page(odd):
     weights = torch.tensor([[odd, 0.5]])
     page = Page(written(translated(["ein", "Hund"], ["dog"], weights, score=odd)))
@@ -187,7 +188,7 @@ def test_words_never_become_markup(source, target, title, about):
     assert [text["tokens"] for text in item["texts"]] == shown
 
 
-@pytest.mark.parametrize("token", [*HOSTILE, "", "x" * 10_000])
+@looped("token", [*HOSTILE, "", "x" * 10_000])
 def test_tokens_titles_and_names_never_become_markup(token):
     page = Page(make_page({token: torch.eye(1)}, title=token, about=token))
     assert page.elements == Page(written()).elements

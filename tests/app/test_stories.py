@@ -13,6 +13,7 @@ from regard.app.stories.training import CONFIG, consistency, held_out_loss
 from regard.app.stories.words import BOYS, COLORS, GIRLS
 from regard.models import LanguageModel, Packed, TextModel
 from regard.models.text_model import SHIPPED, split_tokens
+from tests.cases import looped
 
 HELD_OUT = [story.split() for story in stories(100, seed=987_654)]
 PRONOUNS = dict.fromkeys(("she", "her"), GIRLS) | dict.fromkeys(("he", "his", "him"), BOYS)
@@ -45,7 +46,7 @@ def test_stories_depend_on_the_seed_alone() -> None:
     assert list(stories(50, seed=1)) != list(stories(50, seed=2))
 
 
-@pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.__name__)
+@looped("plot", PLOTS, ids=lambda plot: plot.__name__)
 def test_stories_do_not_contradict_themselves(plot: Callable[[Random], list[str]]) -> None:
     for seed in range(100):
         story = " ".join(plot(Random(seed)))

@@ -26,6 +26,7 @@ from regard.app.view_model import (
 from regard.errors import ArgumentError
 from regard.models import RecurrentConfig, RecurrentSeq2Seq, Transformer, TransformerConfig
 from regard.translation import Alignment, Tokenizer, TokenizerPair, Translation, Translator
+from tests.cases import looped
 
 H, Q, K, D = 3, 5, 7, 11
 DECODER = [f"decoder {n}{end}" for n in (0, 1) for end in ("", " to source")]
@@ -72,7 +73,7 @@ def test_keys_default_to_queries_and_tokens_to_numbers():
     assert [text["tokens"] for text in item["texts"]] == [["1", "2"], ["1", "2", "3"]]
 
 
-@pytest.mark.parametrize("lead", [(), (H,), (1, H), (2, H), (2, 3, H)])
+@looped("lead", [(), (H,), (1, H), (2, H), (2, 3, H)])
 def test_each_batch_entry_is_an_input(lead):
     x = torch.randn(*lead, Q, D, generator=torch.Generator().manual_seed(1))
     weights = regard.attend(x, x, x)[1]
@@ -107,9 +108,7 @@ def test_watched_layers_have_labels_and_tokens():
     assert layer.size == (2, 3)  # the steps of the decoder are joined
 
 
-@pytest.mark.parametrize(
-    "value", [3, "text", None, {"a": 1}, {"a": torch.rand(3)}, {}, torch.rand(65, 2, 3, 3)]
-)
+@looped("value", [3, "text", None, {"a": 1}, {"a": torch.rand(3)}, {}, torch.rand(65, 2, 3, 3)])
 def test_other_types_and_large_batches_are_refused(value):
     with pytest.raises((regard.DTypeError, regard.ArgumentError)):
         ViewModel.of(value)
@@ -129,9 +128,9 @@ def test_each_row_and_column_needs_its_token():
 # Questions
 
 
-@pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("mask", [None, regard.Causal()])
-@pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Entmax15(), regard.Relu()])
+@looped("dense", [False, True])
+@looped("mask", [None, regard.Causal()])
+@looped("normalize", [regard.Softmax(), regard.Entmax15(), regard.Relu()])
 def test_a_tile_is_the_mean_of_its_blocks(dense, mask, normalize):
     weights = lazy(mask=mask, normalize=normalize)
     whole = weights.dense()
@@ -170,7 +169,7 @@ def test_received_is_the_sum_over_queries(dense):
     np.testing.assert_allclose(received.bins, [expected[:3].mean(), expected[3:].mean()], atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "formula"),
     [
         ({}, lambda score, tau: math.exp(score - tau)),
@@ -249,8 +248,8 @@ def test_nan_weights_are_shown_as_zero():
         assert all(is_finite(view.ask(question)) for question in ("topk", "received", "heads", *vectors))
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(0, 0), (0, 4), (4, 0), (1, 1), (1, 4), (4, 1)])
-@pytest.mark.parametrize("dense", [False, True])
+@looped(("queries", "keys"), [(0, 0), (0, 4), (4, 0), (1, 1), (1, 4), (4, 1)])
+@looped("dense", [False, True])
 def test_empty_and_tiny_inputs(queries, keys, dense):
     weights = lazy(2, queries, keys)
     view = ViewModel.of(weights.dense() if dense else weights)
@@ -366,7 +365,7 @@ def test_tiles_are_limited_in_size():
         view.ask("tile", {"height": 512, "width": 512})
 
 
-@pytest.mark.parametrize(
+@looped(
     ("question", "arguments", "expected"),
     [
         ("tile", {}, H * Q * K),

@@ -102,10 +102,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [os.fspath(root / "transformer"), os.fspath(root / "plain"), *["minilm"] * ENCODER]
 
 
+@pytest.fixture(scope="session")
+def registry(folders: list[str]) -> Registry:
+    return Registry.load(folders)
+
+
 @pytest.fixture(scope="module")
-def address(browser, folders: list[str]) -> Iterator[str]:
+def address(browser, registry: Registry) -> Iterator[str]:
     """The address of a server with small models."""
-    with serving(AppState(Registry.load(folders))) as server:
+    with serving(AppState(registry)) as server:
         yield f"{server.address}/"
 
 

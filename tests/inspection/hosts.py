@@ -4,8 +4,11 @@ import logging
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
+
+from tests.lazy import lazy_import
+
+transformers = lazy_import("transformers")
 
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
 _SIZES |= {"vocab_size": 50, "max_position_embeddings": 64}

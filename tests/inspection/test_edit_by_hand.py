@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import ArgumentError
+from tests.cases import looped
 
 B, H, N, K, D = 2, 3, 5, 7, 4
 
@@ -78,9 +79,9 @@ INTERVENTIONS = (
 )
 
 
-@pytest.mark.parametrize("function", [with_matmul, with_bmm, with_einsum, with_transposes])
-@pytest.mark.parametrize("intervention", INTERVENTIONS, ids=lambda x: type(x).__name__)
-@pytest.mark.parametrize("heads", [None, [0, 2]])
+@looped("function", [with_matmul, with_bmm, with_einsum, with_transposes])
+@looped("intervention", INTERVENTIONS, ids=lambda x: type(x).__name__)
+@looped("heads", [None, [0, 2]])
 def test_edits_by_hand_equal_edits_of_sdpa(function, intervention, heads) -> None:
     outputs = []
     for model, layer in ((Model(function), "attention"), (Model(with_sdpa), "attention")):

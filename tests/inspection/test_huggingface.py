@@ -3,13 +3,16 @@ import sys
 import numpy as np
 import pytest
 import torch
-import transformers
 
 import regard
 from regard.errors import ArgumentError, StaleError
 from regard.inspection.calls import mask_reading
 from regard.inspection.huggingface import hosted_attention, hosted_mask
+from tests.cases import looped
 from tests.inspection import hosts
+from tests.lazy import lazy_import
+
+transformers = lazy_import("transformers")
 
 KINDS = ("bert", *hosts.WRITERS)
 
@@ -87,7 +90,7 @@ def test_weights_of_a_generation_survive_overwriting_a_static_cache():
             torch.testing.assert_close(weights.dense(), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "mistral", "gpt-oss", "gemma2", "t5"])
+@looped("name", ["bert", "llama", "mistral", "gpt-oss", "gemma2", "t5"])
 def test_gradients_equal_eager_attention(name):
     # eager attention computes softmax in float32: rows without keys, such as windows in padding, become NaN
     side = "none" if name in ("mistral", "gemma2") else "right"
@@ -259,8 +262,8 @@ def on(model, implementation, inputs):
         return model(**inputs)[0]
 
 
-@pytest.mark.parametrize("side", ["none", "right", "left"])
-@pytest.mark.parametrize("name", READERS_OF_MASKS)
+@looped("side", ["none", "right", "left"])
+@looped("name", READERS_OF_MASKS)
 def test_models_that_rely_on_their_masks_equal_eager(name, side):
     torch.manual_seed(1)
     model, inputs = reader_of_masks(name), to_read(name, side)
@@ -268,7 +271,7 @@ def test_models_that_rely_on_their_masks_equal_eager(name, side):
     torch.testing.assert_close(on(model, "regard", inputs), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [*READERS_OF_MASKS, *hosts.WRITERS])
+@looped("name", [*READERS_OF_MASKS, *hosts.WRITERS])
 def test_no_output_depends_on_later_tokens(name):
     torch.manual_seed(1)
     if name in READERS_OF_MASKS:
@@ -343,7 +346,7 @@ def test_masks_are_dense_if_no_flag_says_causal():
         assert torch.equal((mask == 0)[0, 0], expected)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@looped("seed", range(20))
 def test_compact_masks_equal_the_dense_mask(seed):
     draw = np.random.default_rng(seed)
     b, h, q, k = draw.integers(1, 4, 4)

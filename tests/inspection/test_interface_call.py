@@ -10,8 +10,9 @@ import regard
 from regard.inspection.hooks.interface_call import parse
 from regard.inspection.huggingface import hosted_attention
 from tests.inspection import hosts
+from tests.lazy import lazy_import
 
-transformers = pytest.importorskip("transformers")
+lazy_import("transformers")
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 
 

@@ -11,6 +11,7 @@ import regard
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.interventions import attentions
 from regard.models import LanguageModel, MultiHeadAttention, Transformer, TransformerConfig
+from tests.cases import looped
 from tests.inspection import hosts
 
 HOSTS = ("gpt2", "bert", "llama", "t5")
@@ -149,7 +150,7 @@ PROJECTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTS)
+@looped("name", HOSTS)
 def test_zero_ablation_equals_a_zero_input_of_the_projection(name):
     model, run = host(name, "sdpa")
     with regard.edit(model, 0, None, regard.ZeroAblation()):
@@ -271,7 +272,7 @@ def test_layers_by_number_name_and_pattern():
             pass
 
 
-@pytest.mark.parametrize(
+@looped(
     ("layers", "heads", "intervention", "error", "message"),
     [
         ("nowhere", None, regard.ZeroAblation(), ArgumentError, r"'nowhere'.*decoder.blocks.0.attention"),
@@ -464,7 +465,7 @@ INTERVENTIONS = (
 )
 
 
-@pytest.mark.parametrize("intervention", INTERVENTIONS, ids=lambda x: type(x).__name__)
+@looped("intervention", INTERVENTIONS, ids=lambda x: type(x).__name__)
 def test_sdpa_imported_by_name_is_edited(intervention):
     x, outputs = torch.randn(1, 2, 3, 5), []
     for model in (ByName(), Direct()):
@@ -476,9 +477,9 @@ def test_sdpa_imported_by_name_is_edited(intervention):
     assert not _get_current_function_mode_stack()
 
 
-@pytest.mark.parametrize("module", [ByName, Direct])
-@pytest.mark.parametrize("intervention", INTERVENTIONS, ids=lambda x: type(x).__name__)
-@pytest.mark.parametrize("watch_first", [True, False])
+@looped("module", [ByName, Direct])
+@looped("intervention", INTERVENTIONS, ids=lambda x: type(x).__name__)
+@looped("watch_first", [True, False])
 def test_an_edited_call_is_recorded_once(module, intervention, watch_first):
     """An intervention may itself compute what watch takes for attention."""
     model, x = module(), torch.randn(1, 2, 3, 5)

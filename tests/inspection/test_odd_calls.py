@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import ArgumentError
+from tests.cases import looped
 
 
 class HandAttention(nn.Module):
@@ -51,7 +52,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-@pytest.mark.parametrize(
+@looped(
     ("transform", "build"),
     [
         *(("grad", build) for build in (HandAttention, DirectAttention, TorchAttention, own)),
@@ -81,8 +82,8 @@ def test_edits_by_hand_inside_a_transform_are_refused() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("build", [HandAttention, DirectAttention])
+@looped("dtype", [torch.float16, torch.bfloat16])
+@looped("build", [HandAttention, DirectAttention])
 def test_norms_of_models_in_half_precision(build, dtype: torch.dtype) -> None:
     model, x = build(), torch.randn(2, 5, 8)
     with regard.watch(model, values=True) as expected:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 import regard
+from tests.lazy import lazy_import
 
-transformers = pytest.importorskip("transformers")
+transformers = lazy_import("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # the other packages' own
 
 IDS = torch.tensor([[4, 5, 6, 7, 8, 5, 6]])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
+from tests.cases import looped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SDPA, MULTIHEAD, LAYER = (
@@ -38,11 +39,11 @@ def causal_mask(n: int) -> Tensor:
 # nn.MultiheadAttention
 
 
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize(
+@looped("batch_first", [True, False])
+@looped(
     "options", [{}, {"kdim": 6, "vdim": 10}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"bias": False}]
 )
-@pytest.mark.parametrize("masks", ["none", "padding", "causal", "both", "heads", "added"])
+@looped("masks", ["none", "padding", "causal", "both", "heads", "added"])
 def test_multihead_attention_returns_the_same_weights(
     batch_first: bool, options: dict[str, Any], masks: str
 ) -> None:
@@ -105,8 +106,8 @@ def encoder(norm_first: bool = False, nested: bool = False) -> nn.TransformerEnc
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).eval()
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
-@pytest.mark.parametrize("masks", ["none", "causal", "padding"])
+@looped("norm_first", [True, False])
+@looped("masks", ["none", "causal", "padding"])
 def test_the_fast_path_is_recorded(norm_first: bool, masks: str) -> None:
     model, x = encoder(norm_first), torch.randn(2, 5, 16)
     inputs: dict[str, Any] = {
@@ -189,7 +190,7 @@ def expected_sdpa(query: Tensor, key: Tensor, **options: Any) -> Tensor:
     return SDPA(query, key, torch.eye(key.shape[-2]).expand(*key.shape[:-1], key.shape[-2]), **options)
 
 
-@pytest.mark.parametrize(
+@looped(
     "options",
     [
         {},

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import regard
 from regard.errors import ArgumentError
 from regard.inspection.calls.windows import runs
+from tests.cases import looped
 
 
 def image_map(blocks: torch.Tensor, batch: int, height: int, width: int, window: int, shift: int):
@@ -247,8 +248,8 @@ def test_runs_cover_exactly_the_positions() -> None:
         assert sorted(covered) == sorted(p for p in row if p >= 0)
 
 
-@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"])
-@pytest.mark.parametrize("fused", [True, False])
+@looped("name", ["swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"])
+@looped("fused", [True, False])
 def test_windows_of_timm(name: str, fused: bool) -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)

@@ -130,7 +130,7 @@ def test_third_derivatives(normalize: regard.Normalizer) -> None:
         close(expected, rev(rev(rev(by_hand)))(x))
 
 
-@pytest.mark.parametrize("name", ["ScaledDot", "Entmax15", "relative bias", "Additive", "everything"])
+@looped("name", ["ScaledDot", "Entmax15", "relative bias", "Additive", "everything"])
 def test_many_cotangents_at_once(name: str) -> None:
     """torch.autograd.grad(..., is_grads_batched=True), as used by vectorized Jacobians."""
     case = make(name)

@@ -13,7 +13,7 @@ import regard
 from regard import ALiBi, ClippedRelativeBias, RelativeBias, T5Bias
 from regard.mechanism.biases import expand_line, sum_diagonals
 from tests import naive
-from tests.cases import crossed, tiles_of
+from tests.cases import crossed, looped, tiles_of
 
 few = settings(max_examples=40)
 SIZES = [(5, 5), (3, 7), (7, 3), (1, 6)]
@@ -58,7 +58,7 @@ def test_alibi_has_one_slope_per_head(heads):
     assert all(0 < slope < 1 for slope in slopes)
 
 
-@pytest.mark.parametrize(("queries", "keys"), SIZES)
+@looped(("queries", "keys"), SIZES)
 def test_alibi_falls_with_the_distance(queries, keys):
     bias = ALiBi(3)
     expected = torch.stack([matrix(queries, keys, lambda r, m=m: -m * abs(r)) for m in bias.slopes.tolist()])
@@ -74,8 +74,8 @@ def test_alibi_has_no_parameters_and_no_state():
 # T5
 
 
-@pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(
+@looped("bidirectional", [True, False])
+@looped(
     ("buckets", "reach"), [(32, 128), (32, 64), (16, 100), (64, 256), (8, 20), (4, 300), (10, 40), (15, 50)]
 )
 def test_t5_buckets_pair_by_pair(buckets, reach, bidirectional):
@@ -98,8 +98,8 @@ def test_t5_buckets_are_all_used_and_grow_outwards(bidirectional):
         assert (actual[300:] == 0).all()
 
 
-@pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(("queries", "keys"), SIZES)
+@looped("bidirectional", [True, False])
+@looped(("queries", "keys"), SIZES)
 def test_t5_looks_up_its_table(queries, keys, bidirectional):
     bias = T5Bias(3, 8, 20, bidirectional)
     table = bias.table.tolist()
@@ -177,12 +177,12 @@ def test_the_dot_product_test_can_fail():
         )
 
 
-@pytest.mark.parametrize(
+@looped(
     "bias",
     [ALiBi(2), T5Bias(2, 8, 20), ClippedRelativeBias(torch.randn(2, 5)), ClippedRelativeBias(torch.randn(5))],
     ids=str,
 )
-@pytest.mark.parametrize(("queries", "keys"), [*SIZES, (0, 4), (4, 0), (0, 0)])
+@looped(("queries", "keys"), [*SIZES, (0, 4), (4, 0), (0, 0)])
 def test_dense_is_the_line_spread_out(bias, queries, keys):
     line = bias.line(queries, keys, "cpu")
     assert line.shape[-1] == max(queries + keys - 1, 0)
@@ -248,11 +248,11 @@ def test_a_vector_that_is_not_a_parameter_can_require_grad():
     torch.testing.assert_close(actual, dense)
 
 
-@pytest.mark.parametrize(
+@looped(
     "shape",
     [(), (1,), (7,), (5, 1), (1, 7), (5, 7), (2, 1, 1), (2, 5, 7), (3, 1, 1, 7), (1, 2, 5, 1), (3, 2, 5, 7)],
 )
-@pytest.mark.parametrize("implementation", ["reference", "tiled"])
+@looped("implementation", ["reference", "tiled"])
 def test_a_dense_bias_broadcasts_and_its_gradient_is_summed(shape, implementation):
     bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     query, key, value = inputs(3, 2, queries=5, keys=7)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
@@ -190,7 +189,7 @@ def test_compiled_dropout_draws_the_same_numbers(options: dict[str, Any]) -> Non
 )
 def test_masks_as_arguments_of_a_compiled_function(build: Callable[[int], Any], most: int) -> None:
     args = qkv()
-    counter = CompileCounter()
+    counter = torch._dynamo.testing.CompileCounter()
     call = compiled(lambda q, k, v, mask: regard.attention(q, k, v, mask=mask), counter)
     for number in range(4):
         close(call(*args, build(number)), regard.attention(*args, mask=build(number)))
@@ -267,7 +266,7 @@ LENGTHS = [(6, 8), (7, 9), (17, 8), (33, 40)]
 
 def check_dynamic(call: Callable[..., Tensor], extra: Any = lambda q, k: ()) -> None:
     """Changing lengths cause no recompilation after the first call."""
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     function = compiled(call, counter, dynamic=True)
     first = None
     for queries, keys in LENGTHS:

@@ -9,6 +9,7 @@ import torch
 
 import regard
 from regard.mechanism import dispatch, fused, operator, reference, tiled
+from tests.cases import looped
 from tests.custom import LearnedSoftmax, OwnSoftmax
 from tests.fresh import run_fresh
 
@@ -252,7 +253,7 @@ def my_score(query, key):
     return query @ key.mT
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "implementation", "reason"),
     [
         ({}, "fused", "kernels"),

@@ -28,12 +28,13 @@ from tests.cases import (
     TABLE,
     Case,
     Shape,
+    covering,
     crossed,
     instruction_set,
     leaves,
     looped,
     paired,
-    product,
+    pairs,
     upstream,
 )
 
@@ -198,15 +199,13 @@ def check(case: Case, layout: str = "plain", above: str = "plain", roundings: fl
         assert all(ran[kernel] for kernel in ("forward", "backward", "weights"))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
+@looped("case", TABLE, ids=lambda case: case.name, sampled=3)
 def test_the_kernels_agree_with_the_formulas(case):
     check(case)
 
 
 # all instruction sets compile the same code, so a few cases run every line of it
-@pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
-@pytest.mark.sampled(4)
+@looped("case", TABLE, ids=lambda case: case.name, sampled=4)
 @pytest.mark.parametrize("isa", fused._KERNELS.available()[1:][-1:] if fused.available() else [])
 def test_the_most_basic_instruction_set_agrees_with_the_formulas(isa, case):
     with instruction_set(isa):
@@ -278,8 +277,7 @@ def test_results_do_not_depend_on_sizes_and_strides(sizes, score, normalize, mas
     check(Case("heads", score, normalize, mask, bias, sizes=sizes), layout, above, roundings=12)
 
 
-@looped("normalize", ["softmax", "relu", "sparsemax"])
-@looped("width", WIDTHS)
+@looped(("width", "normalize"), rotated(WIDTHS, ["softmax", "relu", "sparsemax"]))
 def test_any_width_of_the_additive_scores(width, normalize):
     sizes = Shape((2, 70, 6), (2, 75, 6), (2, 75, width))
     for kind in (regard.Additive, regard.Concat):
@@ -394,8 +392,7 @@ def test_more_terms_than_the_kernels_take_are_left_to_tiles():
     assert not ran
 
 
-@looped("normalize", PLAIN)
-@looped("shared", [(2, 4), (2, 1), (1, 4), ()], ids=str)
+@looped(("normalize", "shared"), rotated(PLAIN, [(2, 4), (2, 1), (1, 4), ()]))
 def test_a_bias_may_hide(shared, normalize):
     hidden = ~holes(*shared, Q, K)
 
@@ -470,8 +467,7 @@ def attention_of(
     return [output, *torch.autograd.grad(output, learned, upstream(output), materialize_grads=True)]
 
 
-@pytest.mark.sampled(3)
-@crossed(learning=LEARNING, normalize=PLAIN, hiding=HIDING)
+@crossed(3, learning=LEARNING, normalize=PLAIN, hiding=HIDING)
 def test_masked_keys_may_contain_anything(learning, normalize, hiding):
     if learning == "sink" and normalize != "softmax1":
         return
@@ -488,9 +484,10 @@ def test_masked_keys_may_contain_anything(learning, normalize, hiding):
             torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=2e-6)
 
 
-@looped("bad", [math.nan, math.inf, -math.inf], ids=str)
-@looped("where", ["query", "key", "value", "bias"])
-@looped("normalize", PLAIN)
+@looped(
+    ("normalize", "where", "bad"),
+    covering(PLAIN, ["query", "key", "value", "bias"], [math.nan, math.inf, -math.inf]),
+)
 def test_visible_nonfinite_values_match_the_tiled_result(normalize, where, bad):
     generator = torch.Generator().manual_seed(6)
     # more keys than one tile
@@ -541,8 +538,8 @@ SIGNS = {"+": torch.ones(8), "−": -torch.ones(8), "±": torch.tensor([-1.0, -1
 LARGE = {f"{sign}{size}": (float(size), SIGNS[sign]) for sign in SIGNS for size in ("1e30", "1e38")}
 
 
-@pytest.mark.sampled(3)
 @paired(
+    3,
     normalize=NORMALIZERS,
     score=["scaled dot", "dot", "softcap"],
     sizes=OVERFLOWING,
@@ -631,12 +628,12 @@ def test_dropout_drops_the_same_weights_as_tiles(normalize, dropout):
 @looped("dtype", [torch.bfloat16, torch.float16])
 @looped(
     "case",
-    product(
-        ("grouped",),
-        ("scaled dot", "additive"),
+    pairs(
+        ["grouped"],
+        ["scaled dot", "additive"],
         PLAIN,
-        ("causal", "tensor"),
-        ("no bias", "relative"),
+        ["causal", "tensor"],
+        ["no bias", "relative"],
         sizes=LONG,
     ),
     ids=lambda case: case.name,
@@ -749,9 +746,7 @@ def test_the_fast_path_equals_the_general_path(sizes, score, normalize, mask, la
         assert one.shape == other.shape
 
 
-@looped("score", MATCHES * 2)  # twice, to read what was cached
-@looped("normalize", ALIKE)
-@looped("mask", POSITIONS)
+@looped(("score", "normalize", "mask"), covering(MATCHES, ALIKE, POSITIONS) * 2)  # twice, to read the cache
 def test_calls_of_equal_sizes_are_distinguished(score, normalize, mask):
     x, y = (numbers.float() for numbers in Case("heads").tensors()[:2])
     y = y[..., :5, :].repeat(1, 1, 3, 1)

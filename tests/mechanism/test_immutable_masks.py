@@ -122,7 +122,7 @@ def test_attributes_of_a_mask_are_copies():
     assert documents.queries.tolist() == [2, 3, 1, 4]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("mask", "name", "value"),
     [
         (Padding(BEFORE), "lengths", torch.tensor(AFTER)),

@@ -24,7 +24,7 @@ from regard.mechanism.call.arguments import Call, Layout, prepare
 from regard.mechanism.call.problem import Problem, ProblemConfig, empty_results
 from regard.mechanism.normalizers import Softmax
 from regard.mechanism.scores import Prepared, ScaledDot
-from tests.cases import NORMALIZERS, Case, Shape, crossed, instruction_set, leaves, upstream
+from tests.cases import NORMALIZERS, Case, Shape, crossed, instruction_set, leaves, looped, upstream
 from tests.fresh import run_fresh
 from tests.recorder import Largest
 
@@ -120,7 +120,7 @@ def test_neither_threads_nor_repetition_change_a_bit(name):
             same_bits(first, run(threads))
 
 
-@pytest.mark.parametrize("normalize", PLAIN)
+@looped("normalize", PLAIN)
 def test_a_row_does_not_depend_on_other_sequences(normalize):
     for queries, keys in ((70, 150), (1, 3000)):
         options = {"normalize": NORMALIZERS[normalize](WHOLE, None), "mask": regard.Causal()}
@@ -398,7 +398,7 @@ def test_a_truncated_encoding_is_rejected():
             fused._KERNELS.forward(wrong, call.factors, 1)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("at", "number"),
     [(0, 0), (0, 11), (0, -1), (1, -2), (5, 2**50), (10, 3), (11, 6), (11, -1), (16, 5), (17, 3), (18, 5)],
 )
@@ -547,8 +547,8 @@ def far(axis: int, seed: int) -> Tensor:
     return x.copy_(numbers(3, 3, 18, seed=seed))
 
 
-@pytest.mark.parametrize("axis", [0, 1], ids=["sequences", "rows"])
-@pytest.mark.parametrize("normalize", ["softmax", "mean", "entmax15"])
+@looped("axis", [0, 1], ids=["sequences", "rows"])
+@looped("normalize", ["softmax", "mean", "entmax15"])
 def test_offsets_need_more_than_32_bits(normalize, axis):
     options = {"normalize": NORMALIZERS[normalize](WHOLE, None)}
     try:
@@ -631,8 +631,7 @@ TRANSFORMS: dict[str, Callable[[Attention, list[Tensor]], Any]] = {
 }
 
 
-@crossed(name=SMALL, transform=TRANSFORMS)
-@pytest.mark.sampled(2)
+@crossed(2, name=SMALL, transform=TRANSFORMS)
 def test_transforms_of_the_kernels_agree_with_those_of_float64(name, transform):
     """test_autograd.py tests the transforms in float64."""
     results = []

@@ -183,11 +183,7 @@ def spoil(tensors: list[Tensor], where: str, at: int, bad: float) -> list[Tensor
 @pytest.mark.parametrize("where", ["key", "value"])
 @looped(
     ("score", "normalize"),
-    [
-        (score, normalize)
-        for i, score in enumerate(FAMILIES)
-        for normalize in ("softmax", "learned sink", "sparsemax", "mean")[i % 2 :: 2]
-    ],
+    zip(FAMILIES, itertools.cycle(["softmax", "learned sink", "sparsemax", "mean"]), strict=False),
 )
 def test_masked_keys_and_values_do_not_leak(attention, score, normalize, where):
     options = {
@@ -250,8 +246,7 @@ def test_masked_keys_do_not_leak_from_score_functions(attention):
     )
 
 
-@looped("where", ["key", "value"])
-@looped("score", FAMILIES)
+@looped(("score", "where"), zip(FAMILIES, itertools.cycle(["key", "value"]), strict=False))
 def test_a_late_nan_does_not_affect_earlier_rows(attention, score, where):
     clean, score = inputs(q=7), build(SCORES, score)
     wanted = attention(*clean, score=score, mask=regard.Causal())
@@ -287,27 +282,28 @@ def test_zero_weights_ignore_their_values(attend, normalize):
         assert grad.isfinite().all()
 
 
-@looped("normalize", NORMALIZERS)
-def test_a_row_that_sees_infinity_or_nan_in_a_bias_is_nan(attend, normalize):
+@looped(("normalize", "bad"), zip(NORMALIZERS, itertools.cycle([math.inf, math.nan]), strict=False))
+def test_a_row_that_sees_infinity_or_nan_in_a_bias_is_nan(attend, normalize, bad):
     # as in torch's softmax, for every normalizer; other rows are unaffected
-    for lines, bad in ((False, math.inf), (True, math.nan)):
-        query, key, value = inputs(q=5, k=5)
-        bias = torch.zeros((9, 1) if lines else (5, 5), dtype=DTYPE)
-        bias[6 if lines else 1, 0 if lines else 3] = bad  # at distance 2, or in row 1
-        given = regard.ClippedRelativeBias(nn.Parameter(bias.flatten())) if lines else bias.requires_grad_()
-        options = {"normalize": build(NORMALIZERS, normalize)}
-        rows = [0, 1, 2] if lines else [1]
-        others = [i for i in range(5) if i not in rows]
-        output, weights = attend(query, key, value, bias=given, **options)
-        assert output[:, rows].isnan().all()
-        assert weights.dense()[:, rows].isnan().all()
-        assert weights.tau[:, rows].isnan().all()
-        assert weights.entropy()[:, rows].isnan().all()
-        plain, plain_weights = attend(query, key, value, **options)
-        close(output[:, others], plain[:, others])
-        close(weights.dense()[:, others], plain_weights.dense()[:, others])
-        learned = (query, key, value, *leaves(options))
-        close(gradients(output[:, others], *learned), gradients(plain[:, others], *learned))
+    query, key, value = inputs(q=5, k=5)
+    if bad is math.inf:
+        bias, rows = torch.zeros(5, 5, dtype=DTYPE), [1]
+        bias[1, 3] = bad
+        bias.requires_grad_()
+    else:
+        line, rows = torch.zeros(9, dtype=DTYPE), [0, 1, 2]
+        line[6] = bad  # at distance 2
+        bias = regard.ClippedRelativeBias(nn.Parameter(line))
+    others = [i for i in range(5) if i not in rows]
+    options = {"normalize": build(NORMALIZERS, normalize)}
+    output, weights = attend(query, key, value, bias=bias, **options)
+    for part in (output, weights.dense(), weights.tau, weights.entropy()):
+        assert part[:, rows].isnan().all()
+    plain, plain_weights = attend(query, key, value, **options)
+    close(output[:, others], plain[:, others])
+    close(weights.dense()[:, others], plain_weights.dense()[:, others])
+    learned = (query, key, value, *leaves(options))
+    close(gradients(output[:, others], *learned), gradients(plain[:, others], *learned))
 
 
 def test_a_visible_nan_is_not_hidden(attention):
@@ -369,8 +365,13 @@ def test_the_number_of_threads_changes_no_more_than_the_last_digit(attention, sc
 # Numbers
 
 
-@looped(("spread", "offset"), [(1.0, 1e4), (1.0, -1e4), (1e4, 0.0)])
-@looped("normalize", NORMALIZERS)
+LARGE = [(1.0, 1e4), (1.0, -1e4), (1e4, 0.0)]  # spread and offset
+
+
+@looped(
+    ("normalize", "spread", "offset"),
+    [(name, *at) for name, at in zip(NORMALIZERS, itertools.cycle(LARGE), strict=False)],
+)
 def test_large_scores_stay_finite_and_accurate(attend, normalize, spread, offset):
     # with a single feature of 1, the scores are the keys, in float32 and float64
     key = (normal(1, 29, 1) * spread + offset).float()
@@ -459,7 +460,8 @@ def test_axes_of_size_zero(attend, axis):
     lead, n_q, n_k = (sizes["batch"], sizes["heads"]), sizes["queries"], sizes["keys"]
     masks = [None, regard.Causal(), regard.Window(2), regard.Padding(n_k), torch.ones(n_q, n_k) > 0]
     refused = {"width": MIXED_WIDTHS, "heads": {"learned sink"}}.get(axis, set())  # such parameters are empty
-    for (score, normalize), mask in zip(EVERY, itertools.cycle(masks), strict=False):
+    some = EVERY[list(SIZES).index(axis) % 2 :: 2]
+    for (score, normalize), mask in zip(some, itertools.cycle(masks), strict=False):
         if {score, normalize} & refused:
             continue
         query, key, value = inputs(lead=lead, q=n_q, k=n_k, d=sizes["width"], e=sizes["value width"])

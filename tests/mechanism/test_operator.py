@@ -54,8 +54,7 @@ def close(actual: Any, wanted: Any, within: float = 1e-10) -> None:
 # Against the formulas
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
+@looped("case", TABLE, ids=lambda case: case.name, sampled=3)
 def test_implementations_agree_with_the_formulas(case):
     query, key, value = case.tensors(requires_grad=True)
     options = case.options()
@@ -188,7 +187,7 @@ VARIED = [
 ]
 
 
-@pytest.mark.parametrize("case", VARIED, ids=lambda case: case.name)
+@looped("case", VARIED, ids=lambda case: case.name)
 def test_gradients_are_those_of_finite_differences(case):
     check_gradients(case)
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
@@ -104,7 +103,7 @@ class _Duck:
         return "quack" if function is F.scaled_dot_product_attention else NotImplemented
 
 
-@pytest.mark.parametrize("place", range(4))
+@looped("place", range(4))
 def test_a_subclass_intercepts_one_call(place: int) -> None:
     args: list[Tensor] = [*qkv(B, H), draw(Q, K)]
     expected = theirs(*args)
@@ -183,7 +182,7 @@ def test_autocast(dtype: torch.dtype, given: tuple[torch.dtype, ...]) -> None:
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.float32, torch.bfloat16, torch.float64], ids=str)
+@looped("mask_dtype", [torch.bool, torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_autocast_with_a_mask(mask_dtype: torch.dtype) -> None:
     args = [t.float().requires_grad_() for t in qkv(B, H)]
     mask = boolean(Q, K) if mask_dtype is torch.bool else draw(Q, K, dtype=mask_dtype)
@@ -217,7 +216,7 @@ SLOW = pytest.mark.slow  # cases that compile, which takes a second each
 )
 def test_compiles_into_one_graph(name: str) -> None:
     torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     args, options = CASES[name]()
     actual = run(torch.compile(ours, backend=counter, fullgraph=True), args, options)
     assert counter.frame_count == 1
@@ -227,7 +226,7 @@ def test_compiles_into_one_graph(name: str) -> None:
 @pytest.mark.parametrize("build", [pytest.param(causal_upper_left, marks=SLOW), causal_lower_right])
 def test_bias_objects_compile_into_one_graph(build: Callable[..., Tensor]) -> None:
     torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     args = [t.half() for t in qkv(1, 1, q=23, k=56, d=15, e=15)]
     bias = build(23, 56)
     with sdpa_kernel(BACKENDS["all"]):
@@ -542,7 +541,7 @@ check()
 """
 
 
-@pytest.mark.parametrize("case", REPLACED)
+@looped("case", REPLACED)
 def test_wrappers_around_regard_do_not_recurse(case: str) -> None:
     before, after = REPLACED[case]
     program = SWAPPED.format(before=before, after=after)

@@ -12,6 +12,7 @@ from torch import Tensor
 import regard
 from regard.models import Packed, pack
 from regard.models.packed import ModelInput, as_packed, as_padded, reorder, reversed_order, token_mask
+from tests.cases import looped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -194,7 +195,7 @@ def long(*numbers: int) -> Tensor:
     return torch.tensor(numbers, dtype=torch.long)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("make", "error", "message"),
     [
         (

@@ -16,6 +16,7 @@ from regard.errors import ArgumentError, DTypeError, RegardError, ShapeError
 from regard.models import Packed
 from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from regard.models.recurrent_cells import SourceAttention
+from tests.cases import looped
 
 START, END, SOURCE, TARGET, WIDTH = 1, 2, 11, 13, 14
 
@@ -395,9 +396,9 @@ def test_bahdanau_equations(layers: int) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("attention", ["dot", "general", "concat"])
-@pytest.mark.parametrize("input_feeding", [False, True])
+@looped("layers", [1, 3])
+@looped("attention", ["dot", "general", "concat"])
+@looped("input_feeding", [False, True])
 def test_luong_equations(attention: str, input_feeding: bool, layers: int) -> None:
     model = make(replace(CONFIGS[f"gru {attention}{' fed' if input_feeding else ''}"], layers=layers))
     source, target = [3, 5, 8, 4], [START, 6, 9]
@@ -534,7 +535,7 @@ def test_any_lengths_in_any_format(data: st.DataObject) -> None:
 # Mistakes
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "message"),
     [
         (
@@ -567,7 +568,7 @@ def test_odd_width_without_bidirectional() -> None:
 ONES = torch.ones(2, 3, dtype=torch.long)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("error", "message", "source", "options"),
     [
         (ArgumentError, "Token 11 is out of range for a vocabulary of 11", ONES * 11, {}),
@@ -623,7 +624,7 @@ def test_invalid_steps() -> None:
         model.step(ONES[:, 0], 3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("vocabulary", [0, -1, 2.5, (5, 0)])
+@looped("vocabulary", [0, -1, 2.5, (5, 0)])
 def test_invalid_vocab_sizes(vocabulary: object) -> None:
     with pytest.raises(RegardError, match="vocab_size"):
         RecurrentSeq2Seq(vocabulary)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.models import Packed, Transformer, TransformerConfig
 from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from regard.models.seq2seq import Seq2Seq, State
+from tests.cases import looped
 
 START, END, WORDS = 1, 2, 11
 
@@ -169,7 +170,7 @@ def test_greedy_stops_at_the_end_token() -> None:
     assert model.read == [[START] * 4, [5, 6, 3], [7, 4], [8]]  # only unfinished sentences
 
 
-@pytest.mark.parametrize("most", [0, 1, 2, 3])
+@looped("most", [0, 1, 2, 3])
 def test_greedy_respects_max_new_tokens(most: int) -> None:
     actual = Teller().greedy(Packed.of([[5, END], [6, 7, 8]]), start=START, end=END, max_new_tokens=most)
     assert actual == [[5][:most], [6, 7, 8][:most]]

@@ -31,6 +31,7 @@ from regard.models import (
     pack,
 )
 from regard.models.layers.positions import Positions
+from tests.cases import looped
 from tests.models.exact import close
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -194,8 +195,8 @@ def test_mixed_formats_give_the_shape_of_the_target() -> None:
     close(torch.cat(rows(actual, target)), expected)
 
 
-@pytest.mark.parametrize("side", ["source", "target"])
-@pytest.mark.parametrize("other", ["packed", "padded"])
+@looped("side", ["source", "target"])
+@looped("other", ["packed", "padded"])
 def test_packed_batches_reject_lengths(side: str, other: str) -> None:
     batches = {"source": Packed.of(SOURCE), "target": Packed.of(TARGET)}
     given: dict[str, Any] = {
@@ -342,8 +343,8 @@ def test_generation_with_a_mask_equals_the_full_forward_pass(name: str, mask: re
     assert not torch.allclose(model(whole, mask=mask), model(whole))
 
 
-@pytest.mark.parametrize("lengths", [None, torch.tensor([5, 3, 2])])
-@pytest.mark.parametrize("mask", [regard.Window(2), torch.eye(4, dtype=torch.bool)], ids=repr)
+@looped("lengths", [None, torch.tensor([5, 3, 2])])
+@looped("mask", [regard.Window(2), torch.eye(4, dtype=torch.bool)], ids=repr)
 def test_loss_with_a_mask(lengths: Tensor | None, mask: Any) -> None:
     model = made(LanguageModel, CONFIGS["rotary"])
     tokens = torch.tensor([[5, 6, 7, 8, 9], [3, 4, 5, 0, 0], [9, 8, 0, 0, 0]])
@@ -421,7 +422,7 @@ def test_sampling_with_a_temperature() -> None:
     assert draws[1] != draws[5]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "error", "message"),
     [
         ({"prompt": [], "max_new_tokens": 3}, regard.ArgumentError, "empty prompt"),
@@ -532,7 +533,7 @@ def test_saved_model_gives_the_same_output(kind: str, name: str, tmp_path: Path)
     assert torch.equal(loss(copy.deepcopy(model)), loss(model))
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@looped("kind", MODELS)
 def test_dropout_only_in_training(kind: str) -> None:
     make, loss = MODELS[kind]
     model = make(replace(CONFIG, dropout=0.3))
@@ -598,7 +599,7 @@ def test_mask_tokens_of_an_empty_batch() -> None:
     assert len(seen.tokens) == len(labels) == 0
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "message"),
     [
         ({"mask_id": WORDS, "vocab_size": WORDS}, "Token 23 is out of range for a vocabulary of 23"),
@@ -732,7 +733,7 @@ def test_int32_tokens() -> None:
     assert torch.equal(model(tokens.int()), model(tokens))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "error", "message"),
     [
         (
@@ -765,13 +766,13 @@ def test_int32_tokens() -> None:
         (lambda m: m(torch.tensor([[5, 6]]), [2]), regard.DTypeError, "lengths of type list"),
     ],
 )
-@pytest.mark.parametrize("kind", [LanguageModel, MaskedLanguageModel])
+@looped("kind", [LanguageModel, MaskedLanguageModel])
 def test_invalid_batches(kind: Any, call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(made(kind))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("source", "target", "error", "message"),
     [
         ([[5], [6]], [[1]], regard.ShapeError, "source has 2 sentences and target has 1"),
@@ -779,7 +780,7 @@ def test_invalid_batches(kind: Any, call: Any, error: type[Exception], message: 
         ([[5]], [[1, 23]], regard.ArgumentError, "Token 23 is out of range"),
     ],
 )
-@pytest.mark.parametrize("layout", ["packed", "padded"])
+@looped("layout", ["packed", "padded"])
 def test_invalid_pairs(layout: str, source: Any, target: Any, error: type[Exception], message: str) -> None:
     batches = [Packed.of(source), Packed.of(target)]
     with pytest.raises(error, match=message):
@@ -835,14 +836,14 @@ def test_generation_beyond_learned_positions_is_rejected() -> None:
         model.generate([5], max_new_tokens=12)
 
 
-@pytest.mark.parametrize("words", [0, -3])
-@pytest.mark.parametrize("kind", [Transformer, LanguageModel, MaskedLanguageModel])
+@looped("words", [0, -3])
+@looped("kind", [Transformer, LanguageModel, MaskedLanguageModel])
 def test_invalid_vocab_sizes(kind: Any, words: int) -> None:
     with pytest.raises(regard.ArgumentError, match="vocab_size"):
         kind(words, CONFIG)
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@looped("config", CONFIGS.values(), ids=CONFIGS)
 def test_stack_continues_after_its_caches(config: TransformerConfig) -> None:
     torch.manual_seed(0)
     stack, x = Stack(config, causal=True).double().eval(), torch.randn(3, 7, 12, dtype=torch.float64)

@@ -11,21 +11,27 @@ from pages import verified
 from pages.__main__ import ROOT, all_pages, main, update
 from pages.runner import code_blocks, differences, outputs_match, page_environment, problems, run, undrawn
 from pages.verified import is_verified
+from tests.cases import looped
+
+every_page = pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
-def pages() -> list:
-    """All pages; those that have not changed since they last ran, nor their code, are slow tests."""
-    return [
-        pytest.param(page, marks=[pytest.mark.slow] * is_verified(page), id=page.relative_to(ROOT).as_posix())
-        for page in all_pages()
-    ]
+@every_page
+def test_changed_page_runs_and_its_outputs_match(page, tmp_path):
+    if not is_verified(page):
+        check(page, tmp_path)
 
 
-@pytest.mark.parametrize("page", pages())
+@pytest.mark.slow
+@every_page
 def test_page_runs_and_its_outputs_match(page, tmp_path):
-    with page_environment(tmp_path):
+    check(page, tmp_path)
+
+
+def check(page: Path, folder: Path) -> None:
+    with page_environment(folder):
         result = run(page)
-    assert not problems(page, tmp_path, result)
+    assert not problems(page, folder, result)
 
 
 def write_page(folder: Path, text: str) -> Path:
@@ -57,7 +63,7 @@ def test_failing_block_is_reported_with_page_and_line(text, message, tmp_path):
         run(write_page(tmp_path, text))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("expected", "printed", "same"),
     [
         ("0.123 of 12,345\n", "0.124 of 12,345\n", True),  # last digit

@@ -22,6 +22,7 @@ from regard.plot.curves import draw_curves
 from regard.plot.grids import GridOptions, Panel, _Grid
 from regard.plot.heatmaps import draw_weights, heatmap
 from regard.translation.training.logs import LogRow
+from tests.cases import looped
 
 HOSTILE = [
     "$x_1^$",
@@ -278,8 +279,8 @@ def test_signed_colors_are_symmetric_around_the_background(theme):
     assert np.allclose(light, light[::-1], atol=6)
 
 
-@pytest.mark.parametrize("theme", [style.LIGHT, style.DARK])
-@pytest.mark.parametrize("limits", [(-1, 3), (-3, 1), (-2, 0), (-5, -2), (-1, 100)])
+@looped("theme", [style.LIGHT, style.DARK])
+@looped("limits", [(-1, 3), (-3, 1), (-2, 0), (-5, -2), (-1, 100)])
 def test_asymmetric_limits_cut_the_symmetric_colormap(theme, limits):
     """0 has the background's color, and equal distances from it are equally strong."""
     axes = Figure(facecolor=theme.background).subplots()
@@ -310,7 +311,7 @@ def test_numbers_are_readable_on_every_color(theme):
         assert (values[1] + 0.05) / (values[0] + 0.05) >= 4.5
 
 
-@pytest.mark.parametrize(
+@looped(
     ("figure", "axes", "dark"),
     [("white", "white", False), ("black", "black", True), ("black", "none", True), ("black", "white", False)],
 )

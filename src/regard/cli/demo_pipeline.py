@@ -30,6 +30,7 @@ from regard.translation.translator import Translation, Translator, load_translat
 # Sized for two minutes on two cores. The vocabulary is small, so all numbers share the same tokens.
 _TOKENS = ["tokens.kind=bpe", "tokens.size=300"]
 _EPOCHS = {"transformer": 3, "recurrent": 6, "plain": 10}
+_DEV = 300  # pairs for validation, after every epoch
 _SHOWN = 3  # pairs and translations printed
 _ON_PAGE = 30  # translations on the HTML page
 _MARKER = ".demo"  # marks a folder that the next demo may replace; contains the languages
@@ -103,7 +104,7 @@ def _train(folder: Path, config: TranslationConfig, corpus: EmbeddedCorpus, lang
     (folder / _MARKER).write_text(languages)
     keep_memory()
     result = train(
-        folder, corpus.train, dev=corpus.dev, config=config, resume=True, callbacks=[create_display()]
+        folder, corpus.train, dev=corpus.dev[:_DEV], config=config, resume=True, callbacks=[create_display()]
     )
     if not result.finished:
         console().print(f"Resume with: regard train --output {printable(str(folder))} --resume")

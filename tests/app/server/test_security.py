@@ -8,6 +8,7 @@ from starlette.datastructures import Headers
 
 from regard.app.server.security import CONTENT_SECURITY_POLICY, RequestError, SecurityMiddleware, read_json
 from tests.app.server.client import error
+from tests.cases import looped
 
 LOOKUP = {"query": [[1]], "key": [[1]], "value": [[1]]}
 
@@ -37,7 +38,7 @@ def test_a_wildcard_accepts_ip_addresses_but_no_foreign_names():
     assert not SecurityMiddleware(None, "127.0.0.1", 8000)._is_own_host("192.168.1.7:8000")
 
 
-@pytest.mark.parametrize(
+@looped(
     ("offered", "sent"),
     [
         ("https://x.org:443", "https://x.org"),

@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 from random import Random
 
-import pytest
-
 from regard.app.site_models import _export_word_piece, export_tokenizer
 from regard.translation import Tokenizer
 from tests.app.site.backend import needs_deno, run_script
 from tests.browser.visit import needs_encoder
+from tests.cases import looped
 
 pytestmark = needs_deno
 KINDS = ("unigram", "bpe", "words", "characters")
@@ -88,7 +87,7 @@ def test_word_piece(tmp_path: Path) -> None:
         assert answer["ids"] == expected.ids, repr(line)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@looped("kind", KINDS)
 def test_vocabularies_are_exported_whole(kind: str) -> None:
     tokenizer = Tokenizer.learn([WORDS] * 50, kind=kind, size=90)
     exported = export_tokenizer(tokenizer)

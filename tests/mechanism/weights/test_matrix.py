@@ -399,7 +399,7 @@ def test_topk_and_argmax_are_the_largest_weights(call):
     assert torch.equal(dense.gather(-1, keys[..., None])[..., 0], dense.amax(-1))
 
 
-@pytest.mark.parametrize(
+@looped(
     "spoil",
     [
         lambda top: top._replace(values=top.values.flip(-1)),
@@ -502,7 +502,7 @@ def test_pool_of_a_part_next_to_a_broken_key():
     torch.testing.assert_close(part, weights.dense()[2:4, 1:3], equal_nan=True)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("size", "part", "message"),
     [
         *(((2, 2), part, "without steps") for part in (slice(0, 4, 2), 3, None)),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import regard
 from regard.mechanism import tiled
-from tests.cases import crossed
+from tests.cases import crossed, looped
 
 B, H, N, D = 2, 3, 7, 5
 
@@ -40,8 +40,7 @@ def product(stack: list[regard.Weights], residual: float = 0.5) -> Tensor:
 TILES = {"many tiles": 30, "one tile": 2**20}
 
 
-@pytest.mark.sampled(2)
-@crossed(lead=LEADS, residual=["0.0", "0.5", "0.9", "1.0"], tile=TILES)
+@crossed(2, lead=LEADS, residual=["0.0", "0.5", "0.9", "1.0"], tile=TILES)
 def test_rollout_is_the_product_of_the_matrices(lead, residual, tile, monkeypatch):
     monkeypatch.setattr(tiled, "TILE", TILES[tile])
     stack, residual = layers(LEADS[lead]), float(residual)
@@ -134,7 +133,7 @@ def test_queries_in_a_tensor_or_an_array(queries):
     torch.testing.assert_close(regard.rollout(stack, queries), product(stack)[[4, 0]])
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "message"),
     [
         *(({"queries": queries}, "rollout got query") for queries in (N, -N - 1, 100, [0, N])),

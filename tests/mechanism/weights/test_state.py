@@ -318,7 +318,7 @@ def test_results_do_not_depend_on_the_grad_mode_of_the_read(options: str, mode: 
     assert torch.equal(weights.dense(), expected["dense"])  # nor on the mode of an earlier read
 
 
-@pytest.mark.parametrize("options", READ)
+@looped("options", READ)
 def test_weights_that_were_made_under_autocast(options: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         weights = regard.attend(*read_from(), **READ[options])[1]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import regard
+from tests.cases import looped
 
 
 def some_weights(*shape: int) -> regard.Weights:
@@ -20,8 +21,8 @@ def equal_weights(requires_grad: bool) -> regard.Weights:
     return regard.attend(x, x, x)[1]
 
 
-@pytest.mark.parametrize("dim", [-1, -2])
-@pytest.mark.parametrize("requires_grad", [False, True])
+@looped("dim", [-1, -2])
+@looped("requires_grad", [False, True])
 def test_the_first_of_equal_weights_is_the_maximum(dim: int, requires_grad: bool) -> None:
     weights = equal_weights(requires_grad)
     dense = weights.dense()

@@ -296,7 +296,7 @@ def test_long_weights_are_reduced_in_linear_memory(long):
 # What a lazy matrix cannot do
 
 
-@pytest.mark.parametrize(
+@looped(
     "change",
     [
         lambda w: w.mul_(2),

@@ -15,6 +15,7 @@ from regard.errors import ArgumentError, DTypeError
 from regard.models.encoders.base import Comparison, Neighbor, TokenVectors, WordEncoder, WordVectors
 from regard.models.encoders.words import Vocabulary, close_words, fold, split_words
 from regard.models.layers.attention import MultiHeadAttention
+from tests.cases import looped
 
 WIDTH = 6
 
@@ -60,7 +61,7 @@ def texts(sentence: str) -> list[str]:
     return [word.text for word in split_words(sentence)]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("sentence", "words"),
     [
         ("Dogs may bark, loudly.", ["Dogs", "may", "bark", ",", "loudly", "."]),

@@ -17,6 +17,7 @@ from regard.models.encoders.elmo import ElmoEncoder, ScalarMix
 from regard.models.encoders.static import StaticEncoder
 from regard.models.encoders.words import Vocabulary
 from regard.models.packed import Packed
+from tests.cases import looped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -203,7 +204,7 @@ def test_compile_and_meta_device():
     assert meta.loss(padded.to("meta"), packed.lengths.to("meta")).shape == ()
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "message"),
     [
         (lambda: ElmoEncoder(Vocabulary(["a"])), "with its special tokens"),

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from regard.errors import ArgumentError, DTypeError, RegardError, ShapeError
 from regard.models.encoders import static
 from regard.models.encoders.static import StaticEncoder
+from tests.cases import looped
 
 WORDS = ["dogs", "bark", "trees", "Paris", ","]
 DOGS, TREES = "Dogs may bark at strangers.", "Trees shed bark in winter."
@@ -72,7 +73,7 @@ def test_static_encoder_has_no_attention(encoder):
         encoder.attended_words("dogs bark", "bark")
 
 
-@pytest.mark.parametrize(
+@looped(
     ("words", "vectors", "error", "message"),
     [
         (WORDS, torch.ones(4, 7), ShapeError, r"5 words and vectors of shape \(4, 7\)"),
@@ -143,7 +144,7 @@ def test_extra_width_is_zero():
     assert encoder.vectors.isfinite().all()
 
 
-@pytest.mark.parametrize(
+@looped(
     ("sentences", "options", "message"),
     [
         ([], {}, "0 sentences, but no word occurs 1 time;"),

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard
 from regard.models import Attends, KeyValues, KVCache, MultiHeadAttention, RotaryPositions, SelfAttention
 from tests import naive
+from tests.cases import looped
 from tests.models.exact import close, filled, normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -107,7 +108,7 @@ BIASES: dict[str, Callable[[int, int], Any]] = {
 # One head after the other
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+@looped("kind", LAYERS)
 def test_heads_equal_separate_attentions(kind: str) -> None:
     layer, x, source, value = LAYERS[kind](), normal(2, 3, 12), normal(2, 5, 12), normal(2, 5, 12, seed=1)
     close(layer(x), by_hand(layer, x, x, x))
@@ -115,8 +116,8 @@ def test_heads_equal_separate_attentions(kind: str) -> None:
     close(layer(x, source, value), by_hand(layer, x, source, value))
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("bias", BIASES)
+@looped("mask", MASKS)
+@looped("bias", BIASES)
 def test_any_mask_and_bias(mask: str, bias: str) -> None:
     layer, x, source = layer_of(key_heads=2), normal(2, 3, 12), normal(2, 5, 12)
     for y in (x, source):
@@ -126,7 +127,7 @@ def test_any_mask_and_bias(mask: str, bias: str) -> None:
     close(layer(x, **options), by_hand(layer, x, x, x, **options))
 
 
-@pytest.mark.parametrize("widths", [7, (7, 5), (12, 5), (7, 12)])
+@looped("widths", [7, (7, 5), (12, 5), (7, 12)])
 def test_sources_of_other_widths(widths: Any) -> None:
     layer = layer_of(source_width=widths, key_heads=2, head_width=(2, 3))
     wide, wider = widths if isinstance(widths, tuple) else (widths, widths)
@@ -141,7 +142,7 @@ def test_self_attention_needs_equal_widths() -> None:
         layer_of(source_width=7)(normal(3, 12))
 
 
-@pytest.mark.parametrize("lead", [(), (2,), (2, 3), (0,)])
+@looped("lead", [(), (2,), (2, 3), (0,)])
 def test_any_leading_axes(lead: tuple[int, ...]) -> None:
     layer, x = layer_of(key_heads=2), normal(*lead, 5, 12)
     actual = layer(x, mask=regard.Causal())
@@ -176,7 +177,7 @@ class Products(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "products"),
     [
         (lambda layer, x: layer(x), 2),
@@ -204,7 +205,7 @@ def test_projection_matches_the_state_dict(options: dict[str, Any]) -> None:
 # Projected sources and caches
 
 
-@pytest.mark.parametrize("kind", ["plain", "two key heads", "head widths", "additive"])
+@looped("kind", ["plain", "two key heads", "head widths", "additive"])
 def test_projected_source_gives_the_same_output(kind: str) -> None:
     layer, x, source = LAYERS[kind](), normal(2, 3, 12), normal(2, 5, 12)
     projected = layer.project_source(source)
@@ -281,7 +282,7 @@ def test_rows_are_selected_repeated_and_reordered(before: int) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kept", [0, 2, 17, 19, 50])
+@looped("kept", [0, 2, 17, 19, 50])
 def test_crop(kept: int) -> None:
     layer, x, cache, more = layer_of(), normal(2, 19, 12), KVCache(), normal(2, 3, 12)
     for i in range(19):
@@ -368,7 +369,7 @@ def test_key_values_exclude_value_and_cache(more: dict[str, Any]) -> None:
 # Training
 
 
-@pytest.mark.parametrize("kind", ["plain", "two key heads", "not linear_bias", "general", "additive", "sink"])
+@looped("kind", ["plain", "two key heads", "not linear_bias", "general", "additive", "sink"])
 def test_gradients_equal_finite_differences(kind: str) -> None:
     layer, x, source = LAYERS[kind](), normal(2, 12), normal(3, 12)
     names, values = zip(*((n, p.detach().clone()) for n, p in layer.named_parameters()), strict=True)
@@ -384,7 +385,7 @@ def test_gradients_equal_finite_differences(kind: str) -> None:
     assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind != "hard"])
+@looped("kind", [kind for kind in LAYERS if kind != "hard"])
 def test_gradients_reach_every_parameter(kind: str) -> None:
     layer = LAYERS[kind]()
     layer(normal(2, 3, 12), mask=regard.Causal()).square().sum().backward()
@@ -401,7 +402,7 @@ def test_dropout_only_in_training() -> None:
     close(layer(x), by_hand(layer, x, x, x))
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+@looped("kind", LAYERS)
 def test_state_dict_is_complete(kind: str) -> None:
     layer, x = LAYERS[kind](), normal(2, 3, 12)
     other = LAYERS[kind]()
@@ -415,7 +416,7 @@ def test_state_dict_is_complete(kind: str) -> None:
 # What cannot be
 
 
-@pytest.mark.parametrize(
+@looped(
     ("make", "error", "message"),
     [
         (
@@ -439,7 +440,7 @@ def test_invalid_layers(make: Any, error: type[Exception], message: str) -> None
         make()
 
 
-@pytest.mark.parametrize(
+@looped(
     ("call", "error", "message"),
     [
         (lambda layer: layer(normal(3, 11)), regard.ShapeError, r"query has shape \(3, 11\)"),

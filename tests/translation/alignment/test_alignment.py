@@ -27,6 +27,7 @@ from regard.translation.alignment.alignment import (
 from regard.translation.alignment.cross_attention import AlignmentHead, cross_weights
 from regard.translation.alignment.links import Links
 from regard.translation.tokens import END, START
+from tests.cases import looped
 
 SOURCES = [[5, 6, 7, 8, 9], [10, 11], [12], [13, 5, 14]]
 TARGETS = [[20, 21, 22], [23, 24, 25, 26, 27, 28, 29], [], [20]]
@@ -97,7 +98,7 @@ def test_batches_are_limited_in_size():
         assert sum(longest) * len(batch) <= cross_attention._BATCH_TOKENS or batch == [7]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("kind", "shift", "known"),
     [
         *(("transformer", "output", 3), ("transformer", "input", 2), ("general", "output", 3)),
@@ -158,7 +159,7 @@ def test_alignment_heads_round_trip(head):
     assert AlignmentHead.from_dict(head.to_dict()) == head
 
 
-@pytest.mark.parametrize(
+@looped(
     "values",
     [
         *({"layer": layer} for layer in ("0", True, 1.0)),

@@ -172,12 +172,7 @@ class Language:
 
     def time(self, moment: time) -> str:
         """Format a time on a 12-hour clock, with the part of the day."""
-        from babel.dates import format_time
-
-        default = str(self._locale.datetime_skeletons.get("Bhm", "h:mm B"))
-        pattern = _TIMES.get(self._base, re.sub("B+", "BBBB", default))  # BBBB: not abbreviated
-        digits = format_time(moment, pattern, locale=self._locale)
-        return self._in_words(re.sub(r"(\d)[:.](\d)", r"\1 \2", digits))
+        return self._in_words(_time_in_digits(moment, self.code))
 
     def money(self, number: int, currency: str) -> str:
         """Format an amount of money, such as "twenty-one euros"."""
@@ -243,6 +238,17 @@ def _locale(code: str) -> Any:
     from babel import Locale
 
     return Locale.parse(code)
+
+
+@cache
+def _time_in_digits(moment: time, code: str) -> str:
+    """Format a time as "3 45 in the afternoon"."""
+    from babel.dates import format_time
+
+    locale = _locale(code)
+    default = str(locale.datetime_skeletons.get("Bhm", "h:mm B"))
+    pattern = _TIMES.get(code.partition("_")[0], re.sub("B+", "BBBB", default))  # BBBB: not abbreviated
+    return re.sub(r"(\d)[:.](\d)", r"\1 \2", format_time(moment, pattern, locale=locale))
 
 
 @cache

@@ -15,7 +15,7 @@ from regard._util.files import open_atomic
 from regard._util.text import pluralize, shorten
 from regard.errors import ArgumentError
 from regard.translation.data.pairs import Pair
-from regard.translation.data.spreadsheet import parse_csv
+from regard.translation.data.spreadsheet import parse_csv, write_csv
 from regard.translation.data.tmx import Languages, read_tmx, write_tmx
 
 Format = Literal["tsv", "csv", "jsonl", "moses", "tmx"]
@@ -90,8 +90,8 @@ def read_lines(path: _Path) -> Iterator[str]:
 def write_pairs(path: _Path, pairs: Iterable[tuple[str, str]], *, languages: Languages | None = None) -> int:
     """Write pairs to a file and return their number. The file appears only when complete.
 
-    path: output file; the format is Moses (source ||| target) for .src-tgt, TMX for .tmx, otherwise TSV. The
-        file is compressed if its name ends in .gz.
+    path: output file; the format is Moses (source ||| target) for .src-tgt, CSV for .csv, TMX for .tmx,
+        otherwise TSV. The file is compressed if its name ends in .gz.
     pairs: any iterable. languages: language tags of source and target in a TMX file.
 
     >>> import tempfile
@@ -110,6 +110,8 @@ def write_pairs(path: _Path, pairs: Iterable[tuple[str, str]], *, languages: Lan
     with open_atomic(path) as raw, compressed(raw, path) as file:
         if format == "tmx":
             return write_tmx(file, ((pair, {}) for pair in pairs), languages or ("x-source", "x-target"))
+        if format == "csv":
+            return write_csv(file, pairs)
         for number, (source, target) in enumerate(pairs, 1):
             _check_writable(number, source, target, separator)
             file.write(f"{source}{separator}{target}\n".encode())

@@ -5,8 +5,10 @@ around cells that contain the separator, and with line breaks inside such cells.
 """
 
 import csv
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
+from typing import IO
 
 from regard._util.text import shorten
 from regard.errors import ArgumentError
@@ -59,6 +61,27 @@ def parse_csv(lines: Iterable[str], name: str) -> Iterator[Pair]:
             f"{name}, line {reader.line_num:,}: not valid CSV ({error}). A cell with a quote must be quoted, "
             'and its quotes doubled: "say ""hi""". Export the sheet again as CSV.'
         ) from None
+
+
+def write_csv(file: IO[bytes], pairs: Iterable[tuple[str, str]]) -> int:
+    r"""Write pairs as CSV with a header, for a spreadsheet; return their number.
+
+    >>> import io
+    >>> from regard.translation.data.spreadsheet import write_csv
+    >>> file = io.BytesIO()
+    >>> write_csv(file, [("Ja, bitte.", "Yes, please.")])
+    1
+    >>> file.getvalue().decode().splitlines()
+    ['"source","target"', '"Ja, bitte.","Yes, please."']
+    """
+    text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+    writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerow(("source", "target"))
+    number = 0
+    for number, pair in enumerate(pairs, 1):  # noqa: B007 (returned)
+        writer.writerow(pair)
+    text.detach()
+    return number
 
 
 def _find_separator(lines: Sequence[str]) -> str:

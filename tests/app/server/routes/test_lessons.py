@@ -19,6 +19,7 @@ from regard.app.server.routes.lessons import (
 )
 from regard.errors import ArgumentError, ShapeError
 from regard.models.layers.positions.sinusoidal import SinusoidalPositions
+from tests.cases import looped
 
 QUERY = [[1.0, 0.0, 0.5], [0.0, 2.0, -1.0]]
 KEY = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.5], [-1.0, 0.2, 0.3], [0.3, 0.3, -0.4]]
@@ -45,7 +46,7 @@ SCORES = {
 }
 
 
-@pytest.mark.parametrize("score", get_args(ScoreName))
+@looped("score", get_args(ScoreName))
 def test_scores_follow_their_formula(score):
     result = lookup(LookupRequest(query=QUERY, key=KEY, value=VALUE, score=score))
     query, key = torch.tensor(QUERY, dtype=torch.float64), torch.tensor(KEY, dtype=torch.float64)
@@ -53,9 +54,9 @@ def test_scores_follow_their_formula(score):
     assert torch.allclose(torch.tensor(result.scores), torch.tensor(expected), atol=1e-9)
 
 
-@pytest.mark.parametrize("normalize", get_args(NormalizerName))
-@pytest.mark.parametrize("mask", get_args(MaskName))
-@pytest.mark.parametrize("temperature", [1.0, 0.3])
+@looped("normalize", get_args(NormalizerName))
+@looped("mask", get_args(MaskName))
+@looped("temperature", [1.0, 0.3])
 def test_weights_and_output_follow_from_the_scores(normalize, mask, temperature):
     """The displayed formulas give the displayed numbers."""
     payload = LookupRequest(
@@ -84,7 +85,7 @@ def test_masks_and_low_temperature():
     assert "0.001" in cold.formula.normalize
 
 
-@pytest.mark.parametrize(
+@looped(
     ("query", "key", "value", "message"),
     [
         ([[1, 2]], [[1, 2], [1]], [[1], [1]], "key: row 0 has 2 numbers and row 1 has 1"),
@@ -92,7 +93,7 @@ def test_masks_and_low_temperature():
         ([[1]], [[1], [2]], [[1]], "1"),
     ],
 )
-@pytest.mark.parametrize("score", ["scaled", "additive"])
+@looped("score", ["scaled", "additive"])
 def test_tables_of_wrong_shape_are_refused(query, key, value, message, score):
     with pytest.raises(ShapeError, match=message):
         lookup(LookupRequest(query=query, key=key, value=value, score=score))
@@ -113,7 +114,7 @@ def test_without_positions_outputs_only_change_their_order():
     assert torch.allclose(before[0], before[3])  # the same word twice
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "rotary", "alibi", "t5"])
+@looped("kind", ["sinusoidal", "learned", "rotary", "alibi", "t5"])
 def test_with_positions_outputs_depend_on_order(kind):
     result = order(OrderRequest(sentence=SENTENCE, order=SHUFFLED, positions=kind))
     assert max(result.change) > 1e-3

@@ -1,0 +1,22 @@
+"""Packages that take seconds to import, imported by the first test that uses them."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+
+def lazy_import(name: str) -> Any:
+    """Like `pytest.importorskip`, but import the package when an attribute of it is used."""
+    if find_spec(name) is None:
+        pytest.skip(f"needs the package {name}", allow_module_level=True)
+    return _Module(name)
+
+
+class _Module:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(import_module(self._name), attribute)
