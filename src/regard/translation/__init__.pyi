@@ -20,7 +20,7 @@ from regard.translation.data.formats import read_pairs as read_pairs
 from regard.translation.data.formats import write_pairs as write_pairs
 from regard.translation.data.pairs import Pair as Pair
 from regard.translation.data.pairs import split_pairs as split_pairs
-from regard.translation.decoding.search import Hypothesis as Hypothesis
+from regard.translation.decoding.hypothesis import Hypothesis as Hypothesis
 from regard.translation.decoding.strategies import Beam as Beam
 from regard.translation.decoding.strategies import Greedy as Greedy
 from regard.translation.decoding.strategies import Sample as Sample

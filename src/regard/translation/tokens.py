@@ -14,6 +14,7 @@ from regard._util.checks import check_int, check_number
 from regard._util.extras import require
 from regard._util.files import read_regular, write_atomic
 from regard.errors import ArgumentError
+from regard.models.generation import SpecialTokens
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -75,6 +76,8 @@ class Tokenizer:
     >>> segmentation.word_of[-1], segmentation.unknown
     (1, {2: '漢字'})
     """
+
+    special = SpecialTokens()
 
     def __init__(self, content: bytes, kind: Kind) -> None:
         self.content, self.kind = content, kind
@@ -198,6 +201,10 @@ class Tokenizer:
             result.word_of.append(len(words) - 1)
         return _drop_empty_words(result)
 
+    def piece(self, token: int) -> str:
+        """Return a token as text; also a special token, such as "</s>"."""
+        return self._pieces[token]
+
     def scored_pieces(self) -> list[tuple[str, float]]:
         """Return each token as text and its score in SentencePiece, by id.
 
@@ -267,6 +274,11 @@ class TokenizerPair(NamedTuple):
     def shared(self) -> bool:
         """Whether source and target share a vocabulary."""
         return self.source is self.target
+
+    @property
+    def special(self) -> SpecialTokens:
+        """Ids of the special tokens, and which of them surround a sentence."""
+        return self.target.special
 
     def sizes(self) -> int | tuple[int, int]:
         """Return the vocabulary size: one number if shared, otherwise (source, target)."""

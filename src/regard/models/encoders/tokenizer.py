@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from regard._util.extras import require
 from regard._util.text import shorten
 from regard.errors import ArgumentError, MissingExtraError
-from regard.models.encoders.checkpoint_layouts import CheckpointLayout, read_json, read_text
+from regard.models.checkpoint_files import read_json, read_text
+from regard.models.encoders.checkpoint_layouts import CheckpointLayout
 
 # Limits for tokenizer.json. The Rust library aborts the process if it runs out of memory, so anything far
 # beyond real tokenizers is rejected.

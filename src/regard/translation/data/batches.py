@@ -16,8 +16,9 @@ from torch import Tensor
 
 from regard._util.checks import check_int, check_number
 from regard.errors import ArgumentError
+from regard.models.generation import SpecialTokens
 from regard.models.packed import Packed
-from regard.translation.tokens import END, SPECIAL_TOKENS, START, UNKNOWN
+from regard.translation.tokens import SPECIAL_TOKENS, UNKNOWN
 
 Ids = Sequence[int] | NDArray[numpy.integer]
 Indices = NDArray[numpy.int64]
@@ -74,11 +75,15 @@ class Batch(NamedTuple):
         return Batch(source, target, tuple(links.to(device) for links in self.links))
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[Ids, Ids]]) -> "Batch":
+    def of(
+        cls,
+        pairs: Sequence[tuple[Ids, Ids]],
+        special: SpecialTokens = SpecialTokens(),  # noqa: B008 (a frozen value)
+    ) -> "Batch":
         """Pack pairs of token ids; adds start and end tokens."""
         return cls(
-            _pack([[*source, END] for source, _ in pairs]),
-            _pack([[START, *target, END] for _, target in pairs]),
+            _pack([special.source(source) for source, _ in pairs]),
+            _pack([special.target(target) for _, target in pairs]),
         )
 
 
@@ -95,6 +100,7 @@ class Batches:
         batch may then exceed `batch_tokens`.
     shared: whether source and target share a vocabulary.
     links: alignment links of each pair, as source and target token indices.
+    special: the special tokens around each sentence.
 
     >>> from regard.translation.data.batches import Batches, InMemoryPairs
     >>> batches = Batches(InMemoryPairs([([5] * n, [6] * n) for n in range(1, 9)]), batch_tokens=24)
@@ -110,6 +116,7 @@ class Batches:
     unknown_rate: float = 0.0
     shared: bool = True
     links: EncodedPairs | None = None
+    special: SpecialTokens = SpecialTokens()  # noqa: RUF009 (a frozen value)
 
     def __post_init__(self) -> None:
         check_int("Batches got batch_tokens", self.batch_tokens, min=1)
@@ -137,7 +144,7 @@ class Batches:
 
         Each epoch replaces different tokens with the unknown token.
         """
-        batch = Batch.of([self._pair(int(index), epoch) for index in indices])
+        batch = Batch.of([self._pair(int(index), epoch) for index in indices], self.special)
         if self.links is None:
             return batch
         return batch._replace(links=tuple(self._links(int(index)) for index in indices))
@@ -175,7 +182,9 @@ class Batches:
         if self.unknown_rate:
             random = numpy.random.default_rng((self.seed, epoch, index))
             if random.random() < self.unknown_rate:
-                return _replace_by_unknown(list(source), list(target), random, self.shared)
+                return _replace_by_unknown(
+                    list(source), list(target), random, self.shared, self.special.unknown
+                )
         return source, target
 
 
@@ -192,7 +201,11 @@ def _split(order: Indices, sizes: NDArray[numpy.int64], max_tokens: int) -> Iter
 
 
 def _replace_by_unknown(
-    source: list[int], target: list[int], random: numpy.random.Generator, shared: bool
+    source: list[int],
+    target: list[int],
+    random: numpy.random.Generator,
+    shared: bool,
+    unknown: int = UNKNOWN,
 ) -> tuple[list[int], list[int]]:
     """Replace one token that occurs exactly once on each side with the unknown token.
 
@@ -205,10 +218,10 @@ def _replace_by_unknown(
     ]
     if common:
         token = common[random.integers(len(common))]
-        source[source.index(token)] = target[target.index(token)] = UNKNOWN
+        source[source.index(token)] = target[target.index(token)] = unknown
     else:
-        source.append(UNKNOWN)
-        target.append(UNKNOWN)
+        source.append(unknown)
+        target.append(unknown)
     return source, target
 
 
