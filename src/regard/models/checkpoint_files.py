@@ -20,7 +20,7 @@ from regard.errors import ArgumentError
 
 MAX_JSON_BYTES = 64 * 2**20  # the largest known tokenizer.json is about 34 MB
 _CONVERT = (
-    'python -c "from transformers import AutoModel as M; '
+    'python -c "from transformers import {convert} as M; '
     "M.from_pretrained('{folder}').save_pretrained('{folder}')\""
 )
 
@@ -54,13 +54,16 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
 
 
 @contextmanager
-def open_tensors(folder: Path) -> Iterator[dict[str, tuple[Any, Any]]]:
-    """Open the safetensors files of a folder; yield the file and the slice of each tensor by name."""
+def open_tensors(folder: Path, *, convert: str = "AutoModel") -> Iterator[dict[str, tuple[Any, Any]]]:
+    """Open the safetensors files of a folder; yield the file and the slice of each tensor by name.
+
+    convert: the class of transformers that converts pickled weights, for the error message.
+    """
     from safetensors import SafetensorError, safe_open
 
     with ExitStack() as stack:
         slices: dict[str, Any] = {}
-        for path in _files(folder):
+        for path in _files(folder, convert):
             try:
                 check_loadable(path)
                 file = stack.enter_context(safe_open(path, framework="pt"))
@@ -88,7 +91,7 @@ def read_tensor(folder: Path, files: Mapping[str, Any], shape: tuple[int, ...]) 
     return result
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path, convert: str) -> list[Path]:
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file():
         return [whole]
@@ -104,9 +107,10 @@ def _files(folder: Path) -> list[Path]:
         )
     pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern)]
     if pickled:
+        command = _CONVERT.format(folder=folder, convert=convert)
         raise ArgumentError(
             f"{folder} has its weights in {pickled[0]}, a pickle file, which can execute code; regard reads "
-            f"only safetensors. If you trust the file, convert it: {_CONVERT.format(folder=folder)}"
+            f"only safetensors. If you trust the file, convert it: {command}"
         )
     raise ArgumentError(f"{folder} has no weights; add model.safetensors.")
 

@@ -186,11 +186,11 @@ class Tokenizer:
         words: list[str] = []
         result = Segmentation(words, [], [], [], {})
         for position, token in enumerate(ids):
-            if token < SPECIAL_TOKENS and token != UNKNOWN:
-                piece = ""
-            elif token == UNKNOWN:
+            if token == self.special.unknown:
                 result.unknown[position] = surfaces.get(position, "⁇")
                 piece = (SPACE if self.kind == "words" else "") + result.unknown[position]
+            elif self._is_control(token):
+                piece = ""
             else:
                 piece = self._pieces[token]
             if piece.startswith(SPACE) or not words:
@@ -201,9 +201,17 @@ class Tokenizer:
             result.word_of.append(len(words) - 1)
         return _drop_empty_words(result)
 
+    def _is_control(self, token: int) -> bool:
+        """Return whether a token has no text, such as the end token."""
+        return token < SPECIAL_TOKENS
+
     def piece(self, token: int) -> str:
         """Return a token as text; also a special token, such as "</s>"."""
         return self._pieces[token]
+
+    def pieces(self) -> list[str]:
+        """Return all tokens as text, by id."""
+        return self._pieces
 
     def scored_pieces(self) -> list[tuple[str, float]]:
         """Return each token as text and its score in SentencePiece, by id.

@@ -23,6 +23,7 @@ from regard.translation.alignment.cross_attention import (
 )
 from regard.translation.decoding.search import Hypothesis, batch_by_length, search
 from regard.translation.decoding.strategies import Beam, Strategy, check_batch_size
+from regard.translation.pretrained.loader import check_no_languages, is_pretrained
 from regard.translation.sentence_splitter import Line, Part, max_translation_tokens
 from regard.translation.streaming import batch_lines
 from regard.translation.tokens import Segmentation, TokenizerPair
@@ -324,14 +325,30 @@ def _notes(candidate: _Candidate, words: Sequence[TargetWord]) -> Iterator[str]:
         yield f"unknown words copied: {', '.join(copied[:_MAX_LISTED])}{more}"
 
 
-def load_translator(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Translator:
-    """Load the translator from a model folder written by `regard train`. device: for example "cuda".
+def load_translator(
+    folder: str | os.PathLike[str],
+    *,
+    source: str | None = None,
+    target: str | None = None,
+    device: torch.device | str = "cpu",
+) -> Translator:
+    """Load a translator from a folder written by `regard train` or in Hugging Face format.
+
+    folder: in Hugging Face format, Marian (OPUS-MT), M2M-100, NLLB, mBART, T5 or mT5 with config.json,
+        safetensors and SentencePiece models or tokenizer.json. Nothing is downloaded, and no pickle is read.
+    source, target: languages of a multilingual model, such as "de" and "en".
+    device: for example "cuda".
 
     >>> import regard
     >>> regard.load_translator("no/such/folder")
     Traceback (most recent call last):
     regard.errors.ArgumentError: 'no/such/folder' does not exist. ...
     """
+    if is_pretrained(folder):
+        from regard.translation.pretrained.translator import load_pretrained  # imports this module
+
+        return load_pretrained(folder, source, target, device)
+    check_no_languages(folder, source, target)
     model, tokens, config = load_model(folder)
     model.to(device)
     head = config.get("alignment")
