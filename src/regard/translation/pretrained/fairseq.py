@@ -52,8 +52,8 @@ def read_tokenizer(
     languages = {code: len(pieces) + 1 + i for i, code in enumerate(listed or codes)}
     if max([*ids.values(), *languages.values()]) >= size:
         raise ArgumentError(
-            f"{folder / MODEL} and {len(languages)} languages have "
-            f"{len(pieces) + 1 + len(languages)} tokens, but config.json has vocab_size={size}; use a tokenizer and a model from the same folder."
+            f"{folder / MODEL} and {len(languages)} languages have {len(pieces) + 1 + len(languages)} "
+            f"tokens, but config.json has vocab_size={size}; use a tokenizer and a model from the same folder."
         )
     result = SentencePieceTokenizer(processor, {**ids, **languages}, special, size)
     result.controls |= set(languages.values())

@@ -100,3 +100,11 @@ def read_pretrained(
     tokens = family.read_tokens(path, layout, choice)
     config.check_rest(GENERATION_KEYS)
     return PretrainedFolder(path, layout, tokens, choice)
+
+
+def load_origin(
+    folder: str | os.PathLike[str], translator: object, source: str | None, target: str | None
+) -> PretrainedFolder | None:
+    """Return the pretrained folder that a translator comes from, or None if regard trained it from scratch."""
+    contents = getattr(translator, "folder", None)
+    return contents if isinstance(contents, PretrainedFolder) else None

@@ -113,6 +113,10 @@ class SentencePieceTokenizer(PretrainedTokenizer):
     def _processor(self) -> Any:  # type: ignore[override]
         return self._model
 
+    def serialized(self) -> bytes:
+        """Return the SentencePiece model."""
+        return self._model.serialized_model_proto()
+
 
 class JsonTokenizer(PretrainedTokenizer):
     """A tokenizer.json. Special tokens in a text are read as text."""
@@ -120,6 +124,10 @@ class JsonTokenizer(PretrainedTokenizer):
     def __init__(self, tokenizer: Any, special: SpecialTokens, vocab_size: int) -> None:
         super().__init__(tokenizer.get_vocab(with_added_tokens=True), special, vocab_size)
         self._tokenizer = tokenizer
+
+    def to_json(self) -> str:
+        """Return the content of tokenizer.json."""
+        return self._tokenizer.to_str(pretty=True)
 
     def tokens(self, text: str, words: Sequence[str]) -> Iterator[Token]:
         with guard_tokenizer("Cannot tokenize this text"):
@@ -189,7 +197,7 @@ def read_tokenizer_json(path: Path, vocab_size: int) -> Any:
     kinds = [part.get("type") for part in [decoder, *(decoder or {}).get("decoders", [])] if part]
     if "Metaspace" not in kinds or settings["model"].get("type") not in ("BPE", "Unigram"):
         raise ArgumentError(
-            f"{path} has a {short(settings['model'].get('type'))} model with the decoder {short(kinds)}; regard "
+            f"{path} has the model {short(settings['model'].get('type'))} and the decoder {short(kinds)}; regard "
             f"supports BPE and Unigram with Metaspace, which marks the beginning of a word with {SPACE}."
         )
     SubwordTokenizer(tokenizer, vocab_size, path.parent)  # checks the ids
