@@ -11,7 +11,9 @@ import torch
 MAX_NEW_TOKENS = 60
 
 
-def decode_ctranslate2(folder: Path, sources: Sequence[Sequence[str]], prefix: Sequence[str] = ()) -> list[list[str]]:
+def decode_ctranslate2(
+    folder: Path, sources: Sequence[Sequence[str]], prefix: Sequence[str] = ()
+) -> list[list[str]]:
     """Decode token strings with CTranslate2."""
     import ctranslate2
 
@@ -38,12 +40,16 @@ def decode_onnx(folder: Path, sources: Sequence[Sequence[int]]) -> list[list[int
     )
     results: list[list[int]] = []
     for first in range(0, len(sources), 50):
-        batch = [[*config["source_prefix"], *ids, *config["source_suffix"]] for ids in sources[first : first + 50]]
+        batch = [
+            [*config["source_prefix"], *ids, *config["source_suffix"]] for ids in sources[first : first + 50]
+        ]
         results += _decode_batch(encoder, decoder, config, batch)
     return results
 
 
-def _decode_batch(encoder: Any, decoder: Any, config: dict[str, Any], batch: list[list[int]]) -> list[list[int]]:
+def _decode_batch(
+    encoder: Any, decoder: Any, config: dict[str, Any], batch: list[list[int]]
+) -> list[list[int]]:
     length = max(map(len, batch))
     tokens = numpy.array([ids + [0] * (length - len(ids)) for ids in batch])
     mask = numpy.array([[1] * len(ids) + [0] * (length - len(ids)) for ids in batch])
@@ -59,7 +65,9 @@ def _decode_batch(encoder: Any, decoder: Any, config: dict[str, Any], batch: lis
     for _ in range(MAX_NEW_TOKENS - len(config["target_start"]) + 1):
         inputs = {"input_ids": new, "attention_mask": mask, **cross, **past}
         outputs = dict(zip(names, decoder.run(None, inputs), strict=True))
-        past = {name.replace("present", "past"): x for name, x in outputs.items() if name.startswith("present")}
+        past = {
+            name.replace("present", "past"): x for name, x in outputs.items() if name.startswith("present")
+        }
         new = outputs["logits"][:, -1].argmax(-1)[:, None]
         for row in sorted(open_rows):
             if new[row, 0] == config["end"]:
@@ -84,7 +92,12 @@ def decode_huggingface(folder: Path, sources: Sequence[Sequence[int]], **options
         tokens = torch.tensor([ids + [pad] * (length - len(ids)) for ids in batch])
         mask = torch.tensor([[1] * len(ids) + [0] * (length - len(ids)) for ids in batch])
         output = model.generate(
-            tokens, attention_mask=mask, num_beams=1, do_sample=False, max_new_tokens=MAX_NEW_TOKENS, **options
+            tokens,
+            attention_mask=mask,
+            num_beams=1,
+            do_sample=False,
+            max_new_tokens=MAX_NEW_TOKENS,
+            **options,
         )
         for ids in output[:, 1:].tolist():
             results.append(ids[: ids.index(end)] if end in ids else ids)

@@ -15,6 +15,7 @@ import typer
 
 from regard._util.text import pluralize, shorten
 from regard.cli.shared import (
+    Languages,
     ModelFolder,
     OutputFile,
     check_input,
@@ -25,6 +26,7 @@ from regard.cli.shared import (
     load,
     naming,
     open_output,
+    parse_languages,
 )
 from regard.errors import ArgumentError
 from regard.translation.alignment.links import SymmetrizationMethod, check_threshold
@@ -65,6 +67,7 @@ def align(
         bool, typer.Option("--text", help="Treat SOURCE and TARGET as sentences (in quotes), not files.")
     ] = False,
     output: OutputFile = None,
+    languages: Languages = None,
     reverse_model: Annotated[
         Path | None,
         _both(
@@ -157,8 +160,10 @@ def align(
     if gold is not None:
         pairs = list(pairs)
         gold_links = _read_gold(gold, index_base, pairs)
-    forward = load(model, aligning=overrides.keys() != {"layer", "heads", "shift"})
-    backward = None if reverse_model is None else load(reverse_model, aligning=True)
+    needs_head = overrides.keys() != {"layer", "heads", "shift"}
+    forward = load(model, aligning=needs_head, languages=languages)
+    reverse = None if languages is None else "-".join(reversed(parse_languages(languages)))
+    backward = None if reverse_model is None else load(reverse_model, aligning=True, languages=reverse)
     forward.alignment_head = _alignment_head(forward, overrides)
     predicted: list[Links] = []
     stdout = sys.stdout if gold is None else StringIO()  # with --gold, only the error rate is printed

@@ -10,7 +10,7 @@ from regard._util.text import printable
 from regard.errors import ArgumentError
 from regard.translation.config import TranslationConfig
 
-DEFAULT_PRESET = "small"
+DEFAULT_PRESET, DEFAULT_LANGUAGES = "small", "en-de"
 _DURATION = ("training.epochs", "training.updates")
 _HASHED_BYTES = 1 << 20  # at each end of a file
 _CURE = "Remove it, or choose a new --output."
@@ -28,12 +28,15 @@ class TrainOptions(NamedTuple):
     dev: Sequence[str] | None
     swap: bool
     languages: str
+    start: Path | None = None  # --from
 
     def origin(self) -> dict[str, Any]:
         """Describe the origin of the data for config.json; files are described by name and digest."""
         files = [file for file in (self.source, self.target) if file is not None]
         origin: dict[str, Any] = {"corpus": [_describe_file(file) for file in files], "swap": self.swap}
         origin["preset"] = self.preset or DEFAULT_PRESET
+        if self.start is not None:
+            origin["from"] = self.start.name
         if self.source == "embedded":
             origin["languages"] = self.languages
         if self.dev is not None:
@@ -118,6 +121,7 @@ def _check_origin(output: Path, started: dict[str, Any], options: TrainOptions) 
             requested.pop("swap")
     for name, option in (
         ("preset", "--preset"),
+        ("from", "--from"),
         ("corpus", "the corpus"),
         ("languages", "--languages"),
         ("dev", "--dev"),

@@ -15,7 +15,7 @@ import typer
 
 from regard._util.text import printable
 from regard.cli import app
-from regard.cli.resume import DEFAULT_PRESET, TrainOptions, resumed_config
+from regard.cli.resume import DEFAULT_LANGUAGES, DEFAULT_PRESET, TrainOptions, resumed_config
 from regard.cli.shared import (
     SIGNAL_EXIT,
     check_folder,
@@ -30,9 +30,10 @@ from regard.errors import ArgumentError
 from regard.translation.config import Model, Preset, TranslationConfig
 from regard.translation.data.formats import Format, contains_pairs, read_pairs
 from regard.translation.data.pairs import Pair
-from regard.translation.model_folder import CONFIG
+from regard.translation.model_folder import CONFIG, is_pretrained
 
 if TYPE_CHECKING:
+    from regard.translation.training.initialization import InitialModel
     from regard.translation.training.loop import TrainingResult
 
 _model_option = partial(typer.Option, rich_help_panel="Model")
@@ -122,6 +123,15 @@ def train(
         Path | None,
         typer.Option("--output", "-o", metavar="FOLDER", help="Where to save the model. Required."),
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FOLDER",
+            help="Fine-tune this model: a folder written by regard train, or in Hugging Face format. Keeps its "
+            "architecture and vocabulary; the default learning rate is 1e-4.",
+        ),
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -179,8 +189,13 @@ def train(
         bool, _data_option("--swap", help="Train in the other direction, TARGET to SOURCE.")
     ] = False,
     languages: Annotated[
-        str, _data_option(metavar="FROM-TO", help="Languages of the embedded corpus.")
-    ] = "en-de",
+        str | None,
+        _data_option(
+            metavar="FROM-TO",
+            help="Languages of the embedded corpus, or of a multilingual model given by --from.",
+            show_default=DEFAULT_LANGUAGES,
+        ),
+    ] = None,
     epochs: Annotated[
         int | None, _data_option(help="Passes over the training data.", show_default="from the preset")
     ] = None,
@@ -194,6 +209,7 @@ def train(
     regard train train.de train.en -o de-en --dev dev.de dev.en --epochs 20
     regard train pairs.tsv -o small --preset tiny --set model.dropout=0.2
     regard train embedded -o dates --preset tiny  # a built-in corpus
+    regard train train.de train.en --from opus-mt-de-en -o tuned --epochs 3  # fine-tune
     regard train -o de-en --resume  # after an interruption
     regard train -o de-en --resume --epochs 40  # train longer
     regard train --print-config --preset base  # all settings
@@ -204,15 +220,29 @@ def train(
         raise exclusive(f"--epochs {epochs}", f"--updates {updates}")
     dev_files = None if dev is None else [*dev[:1], *filter(None, dev[1:])]
     _check_files(source, target, dev_files, format)
-    parse_languages(languages)
+    parse_languages(languages or DEFAULT_LANGUAGES)
+    if start is not None:
+        _check_start(start, preset, model, shard)
     if output is not None and not print_config:
         _check_folder(source, output, resume)
     settings = list(setting or [])
     settings += [] if epochs is None else [f"training.epochs={epochs}", "training.updates=none"]
     settings += [] if updates is None else [f"training.updates={updates}"]
-    options = TrainOptions(preset, model, config, settings, source, target, dev_files, swap, languages)
+    options = TrainOptions(
+        preset,
+        model,
+        config,
+        settings,
+        source,
+        target,
+        dev_files,
+        swap,
+        languages or DEFAULT_LANGUAGES,
+        start,
+    )
+    initial = _initial(start, languages)
     with naming(**{"training.epochs": "--epochs", "training.updates": "--updates"}):
-        training_config = _config(options)
+        training_config = _config(options, initial)
     if print_config:
         print(training_config.to_toml())
         return
@@ -220,7 +250,9 @@ def train(
     if resume:
         training_config = resumed_config(output, options) or training_config
     with _explain_full_disk(output):
-        result = _run(output, training_config, options, format=format, resume=resume, shard=shard)
+        result = _run(
+            output, training_config, options, format=format, resume=resume, shard=shard, initial=initial
+        )
     status = 0 if result.finished else SIGNAL_EXIT + (result.signal or signal.SIGINT)
     if os.environ.get("RANK", "0") != "0":  # only the first of torchrun's processes prints
         raise SystemExit(status)
@@ -278,12 +310,33 @@ def _check_sides(source: str, target: str) -> None:
             )
 
 
-def _config(options: TrainOptions) -> TranslationConfig:
-    """Combine the preset, the config file and individual settings, in this order."""
+def _check_start(start: Path, preset: Preset | None, model: Model | None, shard: bool) -> None:
+    """Raise unless --from is a model, and no option contradicts it."""
+    check_model(start)
+    if model is not None:
+        raise exclusive(f"--from {str(start)!r}", f"--model {model}")
+    if shard:
+        raise ArgumentError("--from cannot be combined with --shard; fine-tune without --shard.")
+
+
+def _initial(start: Path | None, languages: str | None) -> "InitialModel | None":
+    """Return the model to start from, with the languages of a multilingual one."""
+    if start is None:
+        return None
+    from regard.translation.training.initialization import InitialModel
+
+    chosen = is_pretrained(start) and languages is not None
+    return InitialModel(start, *parse_languages(languages or "")) if chosen else InitialModel(start)
+
+
+def _config(options: TrainOptions, initial: "InitialModel | None" = None) -> TranslationConfig:
+    """Combine the preset, the model to start from, the config file and individual settings, in this order."""
     config = TranslationConfig.preset(
         options.preset or DEFAULT_PRESET,  # type: ignore[arg-type]
         options.model or "transformer",  # type: ignore[arg-type]
     )
+    if initial is not None:
+        config = initial.config(config)
     if options.config is not None:
         config = TranslationConfig.from_toml(options.config, config)
         if options.model is not None:
@@ -299,6 +352,7 @@ def _run(
     format: Format | None,
     resume: bool,
     shard: bool,
+    initial: "InitialModel | None" = None,
 ) -> "TrainingResult":
     from regard.models.layers.allocation import keep_memory, return_memory
     from regard.translation.training.distributed import join_world
@@ -322,6 +376,7 @@ def _run(
             callbacks=[create_display()] if world.rank == 0 else [],
             world=world,
             origin=options.origin(),
+            initial=initial,
         )
 
 

@@ -78,6 +78,7 @@ class Tokenizer:
     """
 
     special = SpecialTokens()
+    origin: object = None  # the pretrained folder that the vocabulary belongs to
 
     def __init__(self, content: bytes, kind: Kind) -> None:
         self.content, self.kind = content, kind

@@ -23,7 +23,8 @@ from regard.translation.alignment.cross_attention import (
 )
 from regard.translation.decoding.search import Hypothesis, batch_by_length, search
 from regard.translation.decoding.strategies import Beam, Strategy, check_batch_size
-from regard.translation.pretrained.loader import check_no_languages, is_pretrained
+from regard.translation.model_folder import is_pretrained
+from regard.translation.pretrained.loader import check_no_languages
 from regard.translation.sentence_splitter import Line, Part, max_translation_tokens
 from regard.translation.streaming import batch_lines
 from regard.translation.tokens import Segmentation, TokenizerPair

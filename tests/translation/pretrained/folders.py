@@ -19,7 +19,12 @@ LINES = [
     "translate English to German: two children play football",
     "zwei Kinder spielen Fußball auf der Straße .",
 ] * 4
-SOURCES = ["ein Hund bellt", "der Mann liest eine Zeitung .", "eine Frau", "zwei Kinder spielen laut im Garten ."]
+SOURCES = [
+    "ein Hund bellt",
+    "der Mann liest eine Zeitung .",
+    "eine Frau",
+    "zwei Kinder spielen laut im Garten .",
+]
 SIZES: dict[str, Any] = {
     "d_model": 16,
     "encoder_layers": 2,
@@ -85,7 +90,10 @@ def make_marian(folder: Path, *, seed: int = 0, **options: Any) -> Any:
     joint = ["</s>", "<unk>", *dict.fromkeys([*pieces(source)[3:], *pieces(target)[3:]])]
     ids = {piece: i for i, piece in enumerate([*joint, "<pad>"])}
     write_json(folder / "vocab.json", ids)
-    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "MarianTokenizer", "source_lang": "de", "target_lang": "en"})
+    write_json(
+        folder / "tokenizer_config.json",
+        {"tokenizer_class": "MarianTokenizer", "source_lang": "de", "target_lang": "en"},
+    )
     pad = ids["<pad>"]
     config = MarianConfig(
         **{

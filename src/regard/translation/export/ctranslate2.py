@@ -30,7 +30,6 @@ def export_ctranslate2(plan: Plan, folder: Path) -> None:
     from ctranslate2.specs import common_spec, transformer_spec
 
     _check(plan)
-    encoder_config, decoder_config = plan.configs
     layer, heads = plan.alignment()
     options: list[dict[str, Any]] = []
     for config in plan.configs:
@@ -61,7 +60,7 @@ def export_ctranslate2(plan: Plan, folder: Path) -> None:
         spec.decoder.scale_outputs = model.output_scale
     spec.register_source_vocabulary(plan.pieces("source"))
     spec.register_target_vocabulary(plan.pieces("target"))
-    _set_config(plan, spec.config, decoder_config.eps)
+    _set_config(plan, spec.config)
     spec.validate()
     spec.save(str(folder))
     for side in ("source", "target"):
@@ -78,13 +77,13 @@ def _check(plan: Plan) -> None:
     plan.require_same("eps", "norm", "positions")
 
 
-def _set_config(plan: Plan, config: Any, eps: float) -> None:
+def _set_config(plan: Plan, config: Any) -> None:
     special, source, target = plan.tokens.special, plan.tokens.source, plan.tokens.target
     config.bos_token = config.decoder_start_token = target.piece(special.start)
     config.eos_token = source.piece(special.end)
     config.unk_token = target.piece(special.unknown)
     config.add_source_eos = special.source([]) == [special.end]
-    config.layer_norm_epsilon = eps
+    config.layer_norm_epsilon = plan.configs[1].eps
 
 
 def _fill_stack(plan: Plan, spec: Any, side: str) -> None:

@@ -13,7 +13,7 @@ from regard.translation.export.huggingface import export_huggingface
 from regard.translation.export.onnx import export_onnx
 from regard.translation.export.plan import Plan, check_output
 from regard.translation.export.readme import describe
-from regard.translation.pretrained.loader import PretrainedFolder, load_origin
+from regard.translation.pretrained.loader import PretrainedFolder
 from regard.translation.translator import Translator, load_translator
 
 Format = Literal["ctranslate2", "onnx", "huggingface"]
@@ -47,12 +47,12 @@ def export_translator(
     destination = Path(output)
     check_output(destination)
     translator = load_translator(folder, source=source, target=target)
-    origin = load_origin(folder, translator, source, target)
+    origin = translator.tokens.target.origin
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".regard-", dir=destination.parent) as temporary:
         part = Path(temporary) / "export"
         part.mkdir()
-        _write(translator, origin, to, part)
+        _write(translator, origin if isinstance(origin, PretrainedFolder) else None, to, part)
         if destination.exists():
             destination.rmdir()  # empty
         shutil.move(part, destination)

@@ -1,8 +1,8 @@
 """Export to Hugging Face format: config.json, model.safetensors, generation_config.json and a tokenizer.
 
-A model that regard trained becomes a Marian model (post-norm) or a Pegasus model (pre-norm), both with MarianTokenizer.
-Their sinusoidal features are in another order than regard's: all sin, then all cos. The model dimension is
-permuted accordingly, which does not change the output. A pretrained model keeps its format.
+A model that regard trained becomes a Marian model (post-norm) or a Pegasus model (pre-norm), both with
+MarianTokenizer. Their sinusoidal features are in another order than regard's: all sin, then all cos. The model
+dimension is permuted accordingly, which does not change the output. A pretrained model keeps its format.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ def _export_pretrained(plan: Plan, folder: Path, origin: PretrainedFolder) -> No
         if ours.endswith(".positions.vectors"):
             tensor = torch.cat([tensor.new_zeros(layout.position_offset, tensor.shape[1]), tensor])
         parts = tensor.reshape(len(theirs) * shape[0], *shape[1:]).split(shape[0])
-        tensors |= {name: part for name, part in zip(theirs, parts, strict=True)}
+        tensors |= dict(zip(theirs, parts, strict=True))
     for path in origin.files():
         write_atomic(folder / path.name, read_regular(path, _MAX_FILE_BYTES))
     _write_tensors(folder, tensors)
@@ -142,6 +142,9 @@ def _own_tensors(plan: Plan) -> Iterator[tuple[str, Tensor]]:
         yield "model.decoder.embed_tokens.weight", state["embedding.weight"][:, order].contiguous()
     if model.matrix is not None:
         yield "lm_head.weight", state["matrix"][:, order].contiguous()
+    for side in ("encoder", "decoder"):
+        table = torch.from_numpy(plan.positions(side))
+        yield f"model.{side}.embed_positions.weight", table[:, order].contiguous()
     bias = torch.from_numpy(plan.output_bias())
     yield "final_logits_bias", torch.where(bias <= SUPPRESSED, 0.0, bias)[None]
 

@@ -1,4 +1,4 @@
-"""Export to ONNX: encoder.onnx, decoder.onnx and the tokenizers. Written with the package onnx, without tracing.
+"""Export to ONNX: encoder.onnx, decoder.onnx and the tokenizers, written with the package onnx.
 
 encoder.onnx   input_ids (b, s), attention_mask (b, s) → cross_key.i, cross_value.i (b, h, s, d) of each layer
 decoder.onnx   input_ids (b, t), attention_mask (b, s), cross_*.i, past_key.i, past_value.i (b, h, p, d)

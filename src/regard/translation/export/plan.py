@@ -36,12 +36,12 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, translator: Translator, target: str) -> "Plan":
-        """Check that the model is a Transformer with one attention normalizer and one head count per layer."""
+        """Check that the model is a Transformer with softmax attention."""
         model = translator.model
         if not isinstance(model, Transformer):
             raise ArgumentError(
-                f"{target} export needs a Transformer, got a {type(model).__name__}; train one with model.kind="
-                "transformer."
+                f"{target} export needs a Transformer, got a {type(model).__name__}; train one with "
+                "model.kind=transformer."
             )
         plan = cls(model, translator.tokens, translator.alignment_head, target)
         for config in plan.configs:
@@ -71,8 +71,8 @@ class Plan(NamedTuple):
         for name in names:
             if getattr(encoder, name) != getattr(decoder, name):
                 raise ArgumentError(
-                    f"{self.target} cannot express an encoder with {name}={getattr(encoder, name)} and a decoder "
-                    f"with {name}={getattr(decoder, name)}."
+                    f"{self.target} cannot express an encoder with {name}={getattr(encoder, name)} and a "
+                    f"decoder with {name}={getattr(decoder, name)}."
                 )
 
     def output_bias(self) -> Array:

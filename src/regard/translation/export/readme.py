@@ -88,6 +88,7 @@ Run this in the folder:
 ```python
 {code}```
 
-Word alignments: the cross-attention weights of decoder layer {layer}, mean of the heads {heads} (counted from 0), at the
-step that {which} a target token. CTranslate2 and ONNX return them as `attention` and `alignment`.
+Word alignments: the cross-attention weights of decoder layer {layer}, averaged over the heads {heads}
+(counted from 0), at the step that {which} a target token. CTranslate2 and ONNX return them as `attention` and
+`alignment`.
 """

@@ -1,15 +1,14 @@
 """Load a translator from a folder in Hugging Face format. Nothing is downloaded, and no pickle is read."""
 
-import json
 import os
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from regard._util.files import MAX_TEXT_BYTES, read_regular
-from regard.errors import ArgumentError, RegardError
+from regard.errors import ArgumentError
 from regard.models.checkpoint_files import short
 from regard.models.transformer import Transformer
+from regard.translation.model_folder import TRANSLATORS
 from regard.translation.pretrained import m2m_100, marian, mbart, t5
 from regard.translation.pretrained.framing import Choice
 from regard.translation.pretrained.layout import Layout
@@ -22,7 +21,15 @@ from regard.translation.pretrained.settings import (
 )
 from regard.translation.tokens import TokenizerPair
 
-FAMILIES: dict[str, ModuleType] = {"marian": marian, "m2m_100": m2m_100, "mbart": mbart, "t5": t5, "mt5": t5}
+FAMILIES: dict[str, ModuleType] = {
+    "marian": marian,
+    "pegasus": marian,
+    "m2m_100": m2m_100,
+    "mbart": mbart,
+    "t5": t5,
+    "mt5": t5,
+}
+assert set(FAMILIES) == set(TRANSLATORS)
 
 
 class PretrainedFolder(NamedTuple):
@@ -49,21 +56,6 @@ class PretrainedFolder(NamedTuple):
         """Return the files of the folder, without the parameters."""
         names = (CONFIG, GENERATION, *FAMILIES[self.layout.family].FILES)
         return [path for path in (self.path / name for name in dict.fromkeys(names)) if path.exists()]
-
-
-def is_pretrained(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a folder is in Hugging Face format: its config.json has a model_type.
-
-    >>> from regard.translation.pretrained.loader import is_pretrained
-    >>> is_pretrained("no/such/folder")
-    False
-    """
-    path = Path(folder) / CONFIG
-    try:
-        settings = json.loads(read_regular(path, MAX_TEXT_BYTES))
-    except (OSError, ValueError, RecursionError, RegardError):
-        return False
-    return isinstance(settings, dict) and "model_type" in settings and "format" not in settings
 
 
 def check_no_languages(folder: str | os.PathLike[str], source: str | None, target: str | None) -> None:
@@ -99,12 +91,7 @@ def read_pretrained(
     choice = Choice.load(path, config, generation, source, target)
     tokens = family.read_tokens(path, layout, choice)
     config.check_rest(GENERATION_KEYS)
-    return PretrainedFolder(path, layout, tokens, choice)
-
-
-def load_origin(
-    folder: str | os.PathLike[str], translator: object, source: str | None, target: str | None
-) -> PretrainedFolder | None:
-    """Return the pretrained folder that a translator comes from, or None if regard trained it from scratch."""
-    contents = getattr(translator, "folder", None)
-    return contents if isinstance(contents, PretrainedFolder) else None
+    contents = PretrainedFolder(path, layout, tokens, choice)
+    for tokenizer in tokens:
+        tokenizer.origin = contents
+    return contents

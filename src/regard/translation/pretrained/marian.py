@@ -24,17 +24,18 @@ _POSITIONS = frozenset(f"model.{side}.embed_positions.weight" for side in ("enco
 
 
 def read_layout(settings: Settings) -> Layout:
-    """Read the architecture: post-norm, with sinusoidal positions that are not interleaved."""
+    """Read the architecture: post-norm (Pegasus: pre-norm), with sin and cos positions side by side."""
     settings.require("static_position_embeddings", True)
+    pegasus = settings.get("model_type") == "pegasus"
     encoder, decoder = bart.read_stacks(
         settings,
         activation="gelu",
         scale_embedding=False,
-        norm_first=False,
+        norm_first=pegasus,
         positions="sinusoidal",
         sinusoids="concatenated",
     )
-    share = settings.flag("share_encoder_decoder_embeddings", True)
+    share = pegasus or settings.flag("share_encoder_decoder_embeddings", True)
     tied = settings.flag("tie_word_embeddings", True)
     size = settings.integer("vocab_size")
     sizes = size, settings.integer("decoder_vocab_size", size)
@@ -59,7 +60,7 @@ def read_layout(settings: Settings) -> Layout:
     copies = bart.copies(tied=tied) if share else {"lm_head.weight": _DECODER} if tied else {}
     return Layout(
         settings.path,
-        "marian",
+        "pegasus" if pegasus else "marian",
         encoder,
         decoder,
         sizes,

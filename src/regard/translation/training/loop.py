@@ -23,9 +23,11 @@ from torch import nn
 from regard.errors import ArgumentError, RegardError
 from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import Batch, Batches
+from regard.translation.pretrained.origin import build_model
 from regard.translation.training.callbacks import Callback, CallbackList, Report
 from regard.translation.training.checkpoint import Checkpoint
 from regard.translation.training.distributed import Candidate, World
+from regard.translation.training.initialization import load_initial
 from regard.translation.training.objective import Objective
 from regard.translation.training.optimization import create_optimizer, learning_rate
 from regard.translation.training.preparation import TrainingData
@@ -107,7 +109,13 @@ class Trainer:
         self.callbacks = CallbackList(callbacks if self.world.rank == 0 else ())
         training = config.training
         self.batches = Batches(
-            data.pairs, training.batch_tokens, training.seed, training.unknown_rate, tokens.shared, data.links
+            data.pairs,
+            training.batch_tokens,
+            training.seed,
+            training.unknown_rate,
+            tokens.shared,
+            data.links,
+            tokens.special,
         )
         self.epoch_updates = max(1, len(self.batches.epoch(0)) // training.accumulate)
         self.steps = training.updates or training.epochs * self.epoch_updates
@@ -138,7 +146,9 @@ class Trainer:
             self._prune()  # the run may have been killed before pruning
 
     def _build(self) -> Objective:
-        return Objective(self.config.model.build(self.tokens.sizes()), self.config.training)
+        model = build_model(self.config.model, self.tokens)
+        load_initial(self.folder, model)
+        return Objective(model, self.config.training)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:

@@ -27,7 +27,7 @@ from regard.translation.data.cleaning import CleanedPairs, LengthFilter, clean_p
 from regard.translation.data.encoded import EncodedCorpus
 from regard.translation.data.formats import read_pairs, write_pairs
 from regard.translation.data.pairs import Pair, Splitter
-from regard.translation.model_folder import DATA, DEV, DEV_LINKS, IDS, LINKS, READY, TEXT
+from regard.translation.model_folder import DATA, DEV, DEV_LINKS, IDS, LINKS, PRETRAINED, READY, TEXT
 from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.training.checkpoint import read_tokens, token_files, write_tokens
 from regard.translation.training.rendezvous import first_sentence
@@ -66,7 +66,7 @@ def load_data(folder: Path, config: TranslationConfig) -> TrainingData:
     """Load the data written by `prepare`."""
     _check_version(folder, config)
     try:
-        verify_checksums(folder / READY, _checksummed(config))
+        verify_checksums(folder / READY, _checksummed(folder, config))
         data = TrainingData(
             read_tokens(folder, config.tokens),
             EncodedCorpus(folder / IDS),
@@ -99,9 +99,11 @@ def _check_version(folder: Path, config: TranslationConfig) -> None:
         )
 
 
-def _checksummed(config: TranslationConfig) -> list[str]:
+def _checksummed(folder: Path, config: TranslationConfig) -> list[str]:
     """Return the files whose checksums are in `ready`; train.ids and links.ids contain their own."""
-    tokens = dict.fromkeys(token_files(config.tokens.shared))
+    tokens: Iterable[str] = dict.fromkeys(token_files(config.tokens.shared))
+    if (folder / PRETRAINED).is_dir():
+        tokens = sorted(f"{PRETRAINED}/{path.name}" for path in (folder / PRETRAINED).iterdir())
     links = [] if config.model.kind == "plain" else [Path(DEV_LINKS).name]
     return [Path(DEV).name, *links, *(f"../{name}" for name in tokens)]
 
@@ -134,17 +136,20 @@ def prepare(
     pairs: Iterable[Pair],
     dev: Iterable[Pair] | None = None,
     notify: Callable[[str], None] = print,
+    tokens: TokenizerPair | None = None,
 ) -> TrainingData:
     """Clean and split the pairs, learn vocabularies, and write everything into a model folder.
 
     dev: validation pairs. Default: held out from `pairs`. notify: called with messages about the data.
+    tokens: the vocabularies of a model to start from; default: learn them.
     """
     (folder / DATA).mkdir(parents=True, exist_ok=True)
     remove_partial_files(folder / DATA)  # left by a killed run
     for name in (IDS, LINKS, DEV, DEV_LINKS):
         (folder / name).unlink(missing_ok=True)
     dev_pairs, train = _hold_out(folder / TEXT, config, pairs, dev, notify)
-    tokens = _learn_tokens(config.tokens, train, config.training.seed)
+    if tokens is None:
+        tokens = _learn_tokens(config.tokens, train, config.training.seed)
     write_tokens(folder, tokens)
     notify(_describe(tokens, config.tokens))
     guided = config.training.guided_alignment_weight
@@ -169,7 +174,7 @@ def prepare(
         token_pairs = _align_tokens(tokens, filtered, LexicalAligner.learn(sample))
         links = EncodedCorpus.write(folder / LINKS, token_pairs, vocabulary=config.corpus.max_tokens)
     (folder / TEXT).unlink()
-    write_checksums(folder / READY, _checksummed(config))
+    write_checksums(folder / READY, _checksummed(folder, config))
     return TrainingData(tokens, corpus, dev_pairs, links, dev_links)
 
 
