@@ -128,8 +128,8 @@ def train(
         typer.Option(
             "--from",
             metavar="FOLDER",
-            help="Fine-tune this model: a folder written by regard train, or in Hugging Face format. Keeps its "
-            "architecture and vocabulary; the default learning rate is 1e-4.",
+            help="Fine-tune this model: a folder written by regard train, or in Hugging Face format. Keeps "
+            "its architecture and vocabulary; the default learning rate is 1e-4.",
         ),
     ] = None,
     resume: Annotated[

@@ -64,18 +64,20 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value))
 
 
-def randomize(model: torch.nn.Module, seed: int = 0, scale: float = 2.0) -> None:
-    """Draw parameters that are large enough for different translations."""
+def randomize(model: torch.nn.Module, seed: int = 0) -> None:
+    """Draw parameters with which translations differ and end."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "embed_positions" in name and not parameter.requires_grad:
                 continue
-            std = scale * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.2
+            is_table = parameter.dim() > 1 and ("shared" in name or "embed" in name)
+            std = 0.25 if is_table else 1.5 * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.2
             base = 1.0 if "norm" in name and name.endswith("weight") else 0.0
             parameter.copy_(base + std * torch.randn(parameter.shape, generator=generator))
         if hasattr(model, "final_logits_bias"):
             bias = torch.randn(model.final_logits_bias.shape, generator=generator) * 0.5
+            bias[0, model.config.eos_token_id] += 1
             model.final_logits_bias.copy_(bias)
 
 
@@ -177,12 +179,12 @@ def make_t5(folder: Path, *, seed: int = 0, **options: Any) -> Any:
     )
     model = T5ForConditionalGeneration(config).eval()
     model.generation_config.update(max_length=24, num_beams=5)
-    return save(model, folder, seed, scale=0.7)
+    return save(model, folder, seed)
 
 
-def save(model: Any, folder: Path, seed: int, scale: float = 2.0) -> Any:
+def save(model: Any, folder: Path, seed: int) -> Any:
     """Draw the parameters and save the model."""
-    randomize(model, seed, scale)
+    randomize(model, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.save_pretrained(folder)

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from regard.errors import ArgumentError
-from regard.models.checkpoint_files import short
 from regard.models.layers.blocks import TransformerConfig
 from regard.translation.pretrained.layout import Mapped, attention, linear, norm
 from regard.translation.pretrained.settings import Settings
@@ -35,18 +33,15 @@ def read_stacks(
         "scale_embedding": settings.flag("scale_embedding", scale_embedding),
         **options,
     }
-    try:
-        encoder, decoder = (
-            TransformerConfig(
-                layers=settings.integer(f"{side}_layers", max=1024),
-                heads=settings.integer(f"{side}_attention_heads", max=4096),
-                ffn_dim=settings.integer(f"{side}_ffn_dim"),
-                **shared,
-            )
-            for side in ("encoder", "decoder")
-        )
-    except ArgumentError as error:
-        raise ArgumentError(f"{settings.path} is invalid: {short(str(error))}") from None
+    sizes = [
+        {
+            "layers": settings.integer(f"{side}_layers", max=1024),
+            "heads": settings.integer(f"{side}_attention_heads", max=4096),
+            "ffn_dim": settings.integer(f"{side}_ffn_dim"),
+        }
+        for side in ("encoder", "decoder")
+    ]
+    encoder, decoder = (settings.architecture(**size, **shared) for size in sizes)
     return encoder, decoder
 
 

@@ -1,5 +1,6 @@
 """Tokenizers of NLLB and mBART: tokenizer.json, or a SentencePiece model with fairseq's numbering."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ JSON, MODEL, SPECIAL = "tokenizer.json", "sentencepiece.bpe.model", "special_tok
 FILES = (JSON, MODEL, SPECIAL, "tokenizer_config.json")
 _FIRST = ("<s>", "<pad>", "</s>", "<unk>")
 UNKNOWN = 3
+_CODE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]+")  # a language token, such as deu_Latn or de_DE
 
 
 def read_tokenizer(
@@ -35,7 +37,8 @@ def read_tokenizer(
     if (folder / JSON).exists():
         tokenizer = read_tokenizer_json(folder / JSON, size)
         ids = tokenizer.get_vocab(with_added_tokens=True)
-        languages = {code: ids[code] for code in (listed or codes) if code in ids}
+        names = listed or codes or [token for token in ids if _CODE.fullmatch(token)]
+        languages = {code: ids[code] for code in names if code in ids}
         if ids.get("<unk>") != UNKNOWN:
             raise ArgumentError(
                 f"{folder / JSON} gives <unk> the id {ids.get('<unk>')}; it must be {UNKNOWN}."
@@ -52,8 +55,8 @@ def read_tokenizer(
     languages = {code: len(pieces) + 1 + i for i, code in enumerate(listed or codes)}
     if max([*ids.values(), *languages.values()]) >= size:
         raise ArgumentError(
-            f"{folder / MODEL} and {len(languages)} languages have {len(pieces) + 1 + len(languages)} "
-            f"tokens, but config.json has vocab_size={size}; use a tokenizer and a model from the same folder."
+            f"{folder / MODEL} has {len(pieces)} tokens and {len(languages)} languages, but config.json has "
+            f"vocab_size={size}; use a tokenizer and a model from the same folder."
         )
     result = SentencePieceTokenizer(processor, {**ids, **languages}, special, size)
     result.controls |= set(languages.values())
@@ -77,4 +80,4 @@ def _listed(folder: Path, choice: Choice) -> list[str]:
     if not isinstance(tokens, list):
         return []
     names = [token.get("content") if isinstance(token, dict) else token for token in tokens]
-    return [name for name in names if isinstance(name, str) and "_" in name.strip("<>") and name[0] != "<"]
+    return [name for name in names if isinstance(name, str) and _CODE.fullmatch(name)]

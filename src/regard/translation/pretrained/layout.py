@@ -121,7 +121,28 @@ class Layout:
             for ours, theirs, shape in parameters
         }
         self._check_copies(folder, slices, source)
+        self._check_positions(folder, slices)
         return tensors
+
+    def _check_positions(self, folder: Path, slices: Mapping[str, Any]) -> None:
+        """Raise if a stored table of sinusoidal positions differs from the one that regard computes."""
+        if self.encoder.positions != "sinusoidal":
+            return
+        for name in self.ignored & slices.keys():
+            file, part = slices[name]
+            rows, *width = part.get_shape()
+            if width != [self.encoder.width] or rows > 2**20:
+                raise ArgumentError(
+                    f"{short(name)} in {folder} has shape {tuple(part.get_shape())}; config.json requires "
+                    f"{self.encoder.width} columns. Use a config and weights from the same folder."
+                )
+            first = 2 if self.encoder.sinusoids == "fairseq" else 0  # rows that are never used
+            computed = self.encoder.make_positions(causal=False)(torch.arange(rows - first))
+            if not torch.allclose(file.get_tensor(name)[first:].float(), computed, atol=1e-4):
+                raise ArgumentError(
+                    f"{short(name)} in {folder} is not a table of sinusoidal positions, which config.json "
+                    "requires; use a config and weights from the same folder."
+                )
 
     def _adapt(self, ours: str, tensor: Tensor) -> Tensor:
         """Convert a tensor to the shape of our parameter."""

@@ -16,7 +16,7 @@ _MAX_FILE_BYTES = 1 << 28
 
 
 def write_origin(folder: Path, origin: PretrainedFolder) -> None:
-    """Copy the config and tokenizer files of a pretrained model into FOLDER/pretrained/, with its languages."""
+    """Copy the config and tokenizer files of a pretrained model, and its languages, to FOLDER/pretrained/."""
     path = folder / PRETRAINED
     path.mkdir(exist_ok=True)
     for file in origin.files():

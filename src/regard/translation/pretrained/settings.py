@@ -7,6 +7,7 @@ from typing import Any
 from regard.errors import ArgumentError
 from regard.models.checkpoint_files import read_json, short
 from regard.models.configs import Activation
+from regard.models.layers.blocks import TransformerConfig
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 _MAX_BYTES = 2**20
@@ -137,6 +138,13 @@ class Settings:
                 f"{self.path} has {name}={short(value)}; regard supports {', '.join(_ACTIVATIONS)}."
             )
         return _ACTIVATIONS[value]
+
+    def architecture(self, **options: Any) -> TransformerConfig:
+        """Return the config of a stack; raise if the settings contradict each other."""
+        try:
+            return TransformerConfig(**options)
+        except ArgumentError as error:
+            raise ArgumentError(f"{self.path} is invalid: {error}") from None
 
     def require(self, name: str, *allowed: Any) -> None:
         """Raise unless a setting is missing or has one of these values."""

@@ -68,11 +68,9 @@ def read_layout(settings: Settings) -> Layout:
         "scale_scores": False,
         "scale_embedding": False,
     }
-    try:
-        encoder = TransformerConfig(layers=layers, **shared)
-        decoder = TransformerConfig(layers=settings.integer("num_decoder_layers", layers, max=1024), **shared)
-    except ArgumentError as error:
-        raise ArgumentError(f"{settings.path} is invalid: {short(str(error))}") from None
+    decoder_layers = settings.integer("num_decoder_layers", layers, max=1024)
+    encoder = settings.architecture(layers=layers, **shared)
+    decoder = settings.architecture(layers=decoder_layers, **shared)
     size, width = settings.integer("vocab_size"), encoder.width
 
     def parameters() -> Iterator[Mapped]:

@@ -197,8 +197,8 @@ def read_tokenizer_json(path: Path, vocab_size: int) -> Any:
     kinds = [part.get("type") for part in [decoder, *(decoder or {}).get("decoders", [])] if part]
     if "Metaspace" not in kinds or settings["model"].get("type") not in ("BPE", "Unigram"):
         raise ArgumentError(
-            f"{path} has the model {short(settings['model'].get('type'))} and the decoder {short(kinds)}; regard "
-            f"supports BPE and Unigram with Metaspace, which marks the beginning of a word with {SPACE}."
+            f"{path} has the model {short(settings['model'].get('type'))} and the decoder {short(kinds)}; "
+            f"regard supports BPE and Unigram with Metaspace, which marks word beginnings with {SPACE}."
         )
     SubwordTokenizer(tokenizer, vocab_size, path.parent)  # checks the ids
     tokenizer.encode_special_tokens = True  # as text

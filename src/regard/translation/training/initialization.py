@@ -113,6 +113,6 @@ def load_initial(folder: Path, model: Seq2Seq) -> None:
             model.load_state_dict(read_parameters(path, model))
         except ValueError as error:
             raise ArgumentError(
-                f"{os.fspath(path)!r} does not match the config of its folder ({error}). Copy the folder again, "
-                "or train in a new one."
+                f"{os.fspath(path)!r} does not match the config of its folder ({error}). Copy the folder "
+                "again, or train in a new one."
             ) from None

@@ -85,9 +85,9 @@ def train(
         are always written.
     world: the processes that train together; see `join_world`.
     origin: where the pairs come from; stored in config.json.
-    initial: folder of a model to start from (fine-tuning), written by `train` or in Hugging Face format, or an
-        `InitialModel` with the languages of a multilingual one. Its architecture and vocabulary are used; the
-        default learning rate is 1e-4.
+    initial: folder of a model to start from (fine-tuning), written by `train` or in Hugging Face format, or
+        an `InitialModel` with the languages of a multilingual one. Its architecture and vocabulary are used;
+        the default learning rate is 1e-4.
 
     On a CPU, call `regard.models.keep_memory()` first to train faster; with sharded parameters, call
     `regard.models.return_memory()` to save memory.
