@@ -22,6 +22,7 @@ def decode_ctranslate2(
         [list(source) for source in sources],
         target_prefix=[list(prefix)] * len(sources) if prefix else None,
         beam_size=1,
+        min_decoding_length=0,
         max_decoding_length=MAX_NEW_TOKENS,
         max_batch_size=64,
     )

@@ -1,6 +1,6 @@
 """Special tokens of a sequence-to-sequence model, and how its own library decodes. Does not import torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,16 +44,16 @@ class SpecialTokens:
         """`suppressed`, or its default if None."""
         return (self.padding, self.start) if self.suppressed is None else self.suppressed
 
-    def source(self, ids: Sequence[int]) -> list[int]:
+    def source(self, ids: Iterable[int]) -> list[int]:
         """Return the input of the encoder for a sentence."""
         suffix = (self.end,) if self.source_suffix is None else self.source_suffix
         return [*self.source_prefix, *ids, *suffix]
 
-    def target_inputs(self, ids: Sequence[int]) -> list[int]:
+    def target_inputs(self, ids: Iterable[int]) -> list[int]:
         """Return the input of the decoder for a sentence."""
         return [*self.target_start, *ids]
 
-    def target(self, ids: Sequence[int]) -> list[int]:
+    def target(self, ids: Iterable[int]) -> list[int]:
         """Return a whole target, from the start to the end token."""
         return [*self.target_start, *ids, self.end]
 

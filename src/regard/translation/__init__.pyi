@@ -27,9 +27,11 @@ from regard.translation.decoding.strategies import Sample as Sample
 from regard.translation.evaluation import Scores as Scores
 from regard.translation.evaluation import by_length as by_length
 from regard.translation.evaluation import evaluate as evaluate
+from regard.translation.export.export import export_translator as export_translator
 from regard.translation.tokens import Segmentation as Segmentation
 from regard.translation.tokens import Tokenizer as Tokenizer
 from regard.translation.tokens import TokenizerPair as TokenizerPair
+from regard.translation.training.initialization import InitialModel as InitialModel
 from regard.translation.training.logs import read_log as read_log
 from regard.translation.training.loop import TrainingResult as TrainingResult
 from regard.translation.training.train import train as train

@@ -1,4 +1,4 @@
-"""Exported models give the same greedy translations without regard; what a format cannot express is refused."""
+"""Exported models translate alike without regard; what a format cannot express is refused."""
 
 import json
 from pathlib import Path

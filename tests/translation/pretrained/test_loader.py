@@ -220,7 +220,7 @@ FC1 = "model.encoder.layers.1.fc1.weight"
         (change_config(activation_function="tanh"), "activation_function='tanh'; regard supports relu"),
         (change_tensors(lambda tensors: tensors.pop(FC1)), f"lack '{FC1}'"),  # type: ignore[arg-type,return-value]
         (change_tensors(lambda tensors: tensors.update(extra=torch.ones(2))), "have 'extra', which regard"),
-        (change_tensors(lambda tensors: tensors[FC1].fill_(torch.nan) and None), "NaN or infinite"),
+        (change_tensors(lambda tensors: tensors.update({FC1: tensors[FC1] * torch.nan})), "NaN or infinite"),
         (only_pickle, "convert it: python -c .*AutoModelForSeq2SeqLM"),
         (named_pipe, "is a named pipe"),
         (bad_vocabulary, "the id 1000000000"),

@@ -12,7 +12,7 @@ source = sentencepiece.SentencePieceProcessor(model_file="source.spm")
 target = sentencepiece.SentencePieceProcessor(model_file="target.spm")
 translator = ctranslate2.Translator(".")
 pieces = {before}source.encode("A sentence.", out_type=str){after}
-(result,) = translator.translate_batch([pieces]{prefix}, return_attention=True)
+(result,) = translator.translate_batch([pieces]{prefix}, min_decoding_length=0, return_attention=True)
 print(target.decode(result.hypotheses[0]{skip}))
 """
 

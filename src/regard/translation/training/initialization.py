@@ -28,7 +28,15 @@ _FREE = {"dropout"}  # settings of a model that training may change
 
 
 class InitialModel(NamedTuple):
-    """The model that training starts from. source, target: its languages, if it is multilingual."""
+    """The model that training starts from.
+
+    folder: written by `train`, or in Hugging Face format. source, target: languages of a multilingual model.
+
+    >>> from pathlib import Path
+    >>> from regard.translation import InitialModel
+    >>> InitialModel(Path("m2m100_418M"), source="de", target="en").target
+    'en'
+    """
 
     folder: Path
     source: str | None = None
