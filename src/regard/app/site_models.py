@@ -22,6 +22,7 @@ from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.translator import Translator
 
 # normalizers of static/local/engine/normalizers.js
+_ACTIVATIONS = ("relu", "gelu", "swiglu")
 _NORMALIZERS = {
     "softmax": Softmax(),
     "softmax1": Softmax1(),
@@ -60,6 +61,11 @@ def export_translator(translator: Translator, info: Mapping[str, Any]) -> SiteMo
         raise ArgumentError(
             f"{info['name']!r} is a {type(model).__name__}; a static site runs Transformers only. Train one: "
             "regard train --model transformer."
+        )
+    if translator.tokens.target.origin is not None:
+        raise ArgumentError(
+            f"{info['name']!r} is a pretrained model in Hugging Face format; a static site runs models that "
+            "regard trained from scratch. Use regard look."
         )
     return _export(
         model,
@@ -130,6 +136,16 @@ def export_config(config: TransformerConfig, name: str) -> dict[str, Any]:
     if normalize is None:
         raise ArgumentError(
             f"{name!r} uses normalize={config.normalize!r}; a static site supports {', '.join(_NORMALIZERS)}."
+        )
+    if config.activation not in _ACTIVATIONS:
+        raise ArgumentError(
+            f"{name!r} uses activation={config.activation!r}; a static site supports "
+            f"{', '.join(_ACTIVATIONS)}."
+        )
+    if config.resolved_head_width * config.heads != config.width:
+        raise ArgumentError(
+            f"{name!r} has width={config.width} and {config.heads} heads of width {config.head_width}; a "
+            "static site supports heads of width / heads."
         )
     names = ("width", "heads", "layers", "activation", "norm", "eps", "norm_first", "positions")
     return {

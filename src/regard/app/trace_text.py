@@ -10,11 +10,9 @@ from regard.errors import ArgumentError
 from regard.models.encoders.bert import BertEncoder
 from regard.models.encoders.pretrained import PretrainedEncoder
 from regard.models.text_model import TextModel
-from regard.translation.tokens import END, START
 from regard.translation.translator import Translator
 
 MAX_TOKENS = 64  # in a traced text; the response then has several hundred thousand numbers
-_START_MARK, _END_MARK = "<s>", "</s>"
 
 
 class TracedText(NamedTuple):
@@ -126,23 +124,28 @@ def _trace_translation(model: Translator, text: str, target: str | None) -> Trac
     source = model.tokens.source.segment(text)
     if not source.ids:
         raise ArgumentError("The source has no tokens; type at least one word.")
-    check_length("The source", [*source.ids, END], model.max_tokens + 1)
+    special = model.tokens.special
+    check_length("The source", special.source(source.ids), model.max_tokens + 1)
     if target is None:
         translation = model.translate([text])[0]
         ids, pieces, unknown = list(translation.token_ids), list(translation.tokens), {}
     else:
         segments = model.tokens.target.segment(target)
         ids, pieces, unknown = list(segments.ids), list(segments.pieces), segments.unknown
-    check_length("The target", [START, *ids], model.max_tokens + 1)
-    trace = trace_ids(
-        model.model,
-        [*source.ids, END],
-        [START, *ids],
-        tokens=[*source.pieces, _END_MARK],
-        target_tokens=[_START_MARK, *pieces],
-    )
+    check_length("The target", special.target_inputs(ids), model.max_tokens + 1)
 
     def token(new: int) -> str:
-        return {START: _START_MARK, END: _END_MARK}.get(new) or model.tokens.target.decode([new]).pieces[0]
+        return model.tokens.target.decode([new]).pieces[0] or model.tokens.target.piece(new)
+
+    around = special.source([])
+    first = len(special.source_prefix)
+    marks = [model.tokens.source.piece(i) for i in around]
+    trace = trace_ids(
+        model.model,
+        special.source(source.ids),
+        special.target_inputs(ids),
+        tokens=[*marks[:first], *source.pieces, *marks[first:]],
+        target_tokens=[*map(token, special.target_start), *pieces],
+    )
 
     return TracedText(trace, token, lambda new: model.tokens.target.decode([*ids, new], unknown).text)

@@ -317,12 +317,26 @@ def _translator_input(translator: Translator, translation: Translation) -> Input
         return replace(words, note=join_notes(words.note, reason))
     if not source.ids:
         return words
-    texts = [
-        TextView((*source.pieces, END_MARK), special=(len(source.pieces),)),
-        TextView((START_MARK, *pieces), special=(0,)),
-    ]
+    texts = list(_token_texts(translator, source.pieces, pieces))
     layers = _attention_layers(translator.model, source.ids, ids, len(words.texts))
     return replace(words, texts=[*words.texts, *texts], layers=[*words.layers, *layers])
+
+
+def _token_texts(translator: Translator, source: Sequence[str], target: Sequence[str]) -> Iterator[TextView]:
+    """Yield the tokens of source and target, with the special tokens around them."""
+    special, around = translator.tokens.special, translator.tokens.special.source([])
+    if translator.tokens.target.origin is None:  # a model that regard trained from scratch
+        before, after, start = [], [END_MARK], [START_MARK]
+    else:
+        first = len(special.source_prefix)
+        before, after = (
+            [translator.tokens.source.piece(i) for i in part] for part in (around[:first], around[first:])
+        )
+        start = [translator.tokens.target.piece(i) for i in special.target_start]
+    last = len(before) + len(source)
+    marked = (*range(len(before)), *range(last, last + len(after)))
+    yield TextView((*before, *source, *after), special=marked)
+    yield TextView((*start, *target), special=tuple(range(len(start))))
 
 
 def _attention_layers(

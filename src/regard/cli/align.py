@@ -34,6 +34,7 @@ from regard.translation.alignment.output import (
     write_aligned_tmx,
 )
 from regard.translation.data.formats import Format, read_pairs
+from regard.translation.model_folder import is_pretrained
 
 if TYPE_CHECKING:
     from regard.translation.alignment.aer import GoldAlignment
@@ -62,8 +63,8 @@ def align(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="Source sentences, one per line. Without TARGET: sentence pairs (.tsv, .jsonl, .tmx, "
-            ".src-tgt, - for stdin). Files may be gzipped.",
+            help="Source sentences, one per line. Without TARGET: sentence pairs (.tsv, .csv, .jsonl, "
+            ".tmx, .src-tgt, - for stdin). Files may be gzipped.",
         ),
     ],
     target: Annotated[
@@ -121,7 +122,8 @@ def align(
         str | None,
         _input(
             metavar="FROM-TO",
-            help="Languages to read from a .tmx file and to write into one, such as de-en.",
+            help="Languages to read from a .tmx file and to write into one, or of a multilingual --model, "
+            "such as de-en.",
             show_default="the only two",
         ),
     ] = None,
@@ -149,7 +151,13 @@ def align(
         _gold(help="Index of the first word in the gold file: 0 or 1.", show_default="0"),
     ] = None,
     model: Annotated[
-        Path | None, _head("--model", "-m", metavar="FOLDER", help="Folder written by regard train.")
+        Path | None,
+        _head(
+            "--model",
+            "-m",
+            metavar="FOLDER",
+            help="Folder written by regard train, or in Hugging Face format.",
+        ),
     ] = None,
     reverse_model: Annotated[
         Path | None,
@@ -216,7 +224,7 @@ def align(
         pairs = list(pairs)
         gold_links = _read_gold(gold, index_base, pairs)
     aligned = (
-        _align_with_attention(pairs, model, reverse_model, overrides, threshold, symmetrize)
+        _align_with_attention(pairs, model, reverse_model, languages, overrides, threshold, symmetrize)
         if model is not None
         else _align_lexically(pairs, aligner, save, threshold, symmetrize or "grow-diag-final-and")
     )
@@ -308,13 +316,19 @@ def _align_with_attention(
     pairs: Iterable[Pair],
     model: Path,
     reverse_model: Path | None,
+    languages: str | None,
     overrides: dict[str, Any],
     threshold: float | None,
     method: SymmetrizationMethod | None,
 ) -> "Iterator[AlignedPair]":
     """Align with the cross-attention of a translation model, or of one for each direction."""
-    forward = load(model, aligning=overrides.keys() != {"layer", "heads", "shift"})
-    backward = None if reverse_model is None else load(reverse_model, aligning=True)
+    needs_head = overrides.keys() != {"layer", "heads", "shift"}
+    forward = load(model, aligning=needs_head, languages=languages if is_pretrained(model) else None)
+    backward = None
+    if reverse_model is not None:
+        multilingual = languages is not None and is_pretrained(reverse_model)
+        reverse = "-".join(reversed(parse_languages(languages or ""))) if multilingual else None
+        backward = load(reverse_model, aligning=True, languages=reverse)
     forward.alignment_head = _alignment_head(forward, overrides)
     for batch in batch_pairs(pairs, _BATCH_PAIRS, _BATCH_CELLS):
         alignments = forward.align(batch)

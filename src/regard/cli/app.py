@@ -22,6 +22,7 @@ COMMANDS = {
         "align": "Align the words of existing translations.",
         "evaluate": "Score translations: BLEU, chrF, exact match and speed.",
         "curves": "Draw training curves.",
+        "export": "Export a model to CTranslate2, ONNX or Hugging Face format.",
     },
     "Contextual word vectors": {
         "compare": "Compare a word's vectors in two sentences, layer by layer.",

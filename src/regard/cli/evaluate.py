@@ -26,11 +26,13 @@ from regard.cli.shared import (
 from regard.errors import ArgumentError
 from regard.translation.data.formats import read_lines, read_pairs
 from regard.translation.decoding.strategies import Beam, check_batch_size
+from regard.translation.model_folder import is_pretrained
 
 if TYPE_CHECKING:
     from regard.translation.evaluation import Scores
 
 _decoding = partial(typer.Option, rich_help_panel="Decoding")
+_LANGUAGES = "en-de"  # of the embedded corpus
 _report = partial(typer.Option, rich_help_panel="Report")
 
 
@@ -79,8 +81,13 @@ def evaluate(
     beam: Annotated[int, _decoding(help="Beam size; 1 is greedy decoding.")] = Beam.size,
     batch: Annotated[int, _decoding(help="Batch size in sentences.")] = 64,
     languages: Annotated[
-        str, typer.Option(metavar="FROM-TO", help="Languages of the embedded corpus.")
-    ] = "en-de",
+        str | None,
+        typer.Option(
+            metavar="FROM-TO",
+            help="Languages of the embedded corpus, or of multilingual models.",
+            show_default=_LANGUAGES,
+        ),
+    ] = None,
     tokenize: Annotated[
         str,
         _report(metavar="NAME", help="sacreBLEU tokenizer: 13a, intl, zh, ja-mecab, ko-mecab, char or none."),
@@ -116,8 +123,8 @@ def evaluate(
     with naming(size="--beam", batch_size="--batch"):
         strategy = Beam(beam)
         check_batch_size(batch)
-    _check_corpus(source, reference, languages)
-    pairs = _pairs(source, reference, languages)
+    _check_corpus(source, reference, languages or _LANGUAGES)
+    pairs = _pairs(source, reference, languages or _LANGUAGES)
     sources, references = [source for source, _ in pairs], [target for _, target in pairs]
     existing = [list(read_lines(file)) for file in files]
     _check_lines(files, existing, len(references))
@@ -130,7 +137,8 @@ def evaluate(
         options["sources"] = sources
     evaluations = []
     for folder, name in zip(folders, names, strict=False):
-        written, tokens, seconds = _translate(folder, name, sources, strategy, batch)
+        chosen = languages if is_pretrained(folder) else None
+        written, tokens, seconds = _translate(folder, name, sources, strategy, batch, chosen)
         scores = score(written, references, **options)
         evaluations.append(Evaluation(name, written, scores, tokens, seconds))
     for written, name in zip(existing, names[len(folders) :], strict=True):
@@ -203,7 +211,7 @@ def _check_lines(files: Sequence[Path], contents: Sequence[Sequence[str]], expec
 
 
 def _translate(
-    folder: Path, name: str, sources: list[str], strategy: Beam, batch: int
+    folder: Path, name: str, sources: list[str], strategy: Beam, batch: int, languages: str | None = None
 ) -> tuple[list[str], int, float]:
     """Return the translations, their number of target tokens, and the time in seconds."""
     from rich.console import Console
@@ -211,7 +219,7 @@ def _translate(
 
     status = f"{printable(name)}: translating {len(sources):,} sentences …"
     with Console(stderr=True).status(Text(status)):
-        translator = load(folder)
+        translator = load(folder, languages=languages)
         translator.translate(sources[:1], strategy=strategy, batch_size=batch)  # warm-up
         start = time.perf_counter()
         translations = translator.translate(sources, strategy=strategy, batch_size=batch)

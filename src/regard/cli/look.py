@@ -15,8 +15,9 @@ import typer
 from regard import __version__
 from regard._util.text import printable
 from regard.cli import INTERRUPTED
-from regard.cli.shared import check_encoder, console, naming
+from regard.cli.shared import Languages, check_encoder, console, naming, parse_languages
 from regard.errors import ArgumentError
+from regard.translation.model_folder import is_pretrained_translator
 
 if TYPE_CHECKING:
     from regard.app.server.registry import Registry
@@ -44,10 +45,12 @@ def look(
         list[str] | None,
         typer.Argument(
             metavar="FOLDER",
-            help='Folders written by regard train, encoder folders, or "minilm".',
+            help="Folders written by regard train, translators or encoders in Hugging Face format, or "
+            '"minilm".',
             show_default="minilm if installed, two small models, and the demo translator if trained",
         ),
     ] = None,
+    languages: Languages = None,
     recording: Annotated[
         list[str] | None,
         typer.Option(
@@ -87,6 +90,8 @@ def look(
     """
     for folder in folders or []:
         check_encoder(folder)
+    if languages is not None:
+        parse_languages(languages)
     if not host:
         raise ArgumentError("--host is empty; pass an address, such as --host 127.0.0.1.")
     if origin is not None and not re.fullmatch(r"https?://[a-z0-9.-]+(:\d+)?", origin):
@@ -106,7 +111,7 @@ def look(
     demo = _Demo() if not folders and not recordings else None
     state = None
     try:
-        registry = _load(folders, recordings, demo)
+        registry = _load(folders, recordings, demo, languages)
         from regard.app.server.run import serve
         from regard.app.server.state import AppState
 
@@ -210,14 +215,17 @@ def _is_trained() -> bool:
     return is_trained(_DEMO)
 
 
-def _load(folders: list[str] | None, recordings: list[str], demo: "_Demo | None") -> "Registry":
+def _load(
+    folders: list[str] | None, recordings: list[str], demo: "_Demo | None", languages: str | None
+) -> "Registry":
     from regard.app.server.registry import Registry
 
     screen = console()
     if folders or recordings:
         screen.print(f"Loading {', '.join(map(printable, [*(folders or []), *recordings]))} …", style="dim")
         sys.stdout.flush()
-    registry = Registry.load(folders or [])
+    chosen = [folder for folder in folders or [] if languages and is_pretrained_translator(folder)]
+    registry = Registry.load(folders or [], dict.fromkeys(chosen, languages or ""))
     if demo is not None:
         _expect_defaults(registry, demo)
     registry.add_recordings(recordings)

@@ -10,7 +10,7 @@ from regard._util.text import printable
 from regard.errors import ArgumentError
 from regard.translation.config import TranslationConfig
 
-DEFAULT_PRESET = "auto"
+DEFAULT_PRESET, DEFAULT_LANGUAGES = "auto", "en-de"
 _DURATION = ("training.epochs", "training.updates", "training.minutes")
 _HASHED_BYTES = 1 << 20  # at each end of a file
 _CURE = "Remove it, or choose a new --output."
@@ -28,6 +28,7 @@ class TrainOptions(NamedTuple):
     dev: Sequence[str] | None
     swap: bool
     languages: str
+    start: Path | None = None  # --from
 
     def origin(self) -> dict[str, Any]:
         """Describe the origin of the data for config.json; files are described by name and digest."""
@@ -35,6 +36,8 @@ class TrainOptions(NamedTuple):
         origin: dict[str, Any] = {"corpus": [_describe_file(file) for file in files], "swap": self.swap}
         origin["preset"] = self.preset or DEFAULT_PRESET
         origin["settings"] = [*self._config_settings(), *self.settings]
+        if self.start is not None:
+            origin["from"] = self.start.name
         if self.source == "embedded":
             origin["languages"] = self.languages
         if self.dev is not None:
@@ -129,6 +132,7 @@ def _check_origin(output: Path, started: dict[str, Any], options: TrainOptions) 
             requested.pop("swap")
     for name, option in (
         ("preset", "--preset"),
+        ("from", "--from"),
         ("corpus", "the corpus"),
         ("languages", "--languages"),
         ("dev", "--dev"),

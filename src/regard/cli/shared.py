@@ -15,7 +15,7 @@ import typer
 from regard._util.files import open_atomic
 from regard._util.text import format_bytes, printable
 from regard.errors import ArgumentError, RegardError
-from regard.translation.model_folder import CONFIG, check_folder_name, read_config
+from regard.translation.model_folder import CONFIG, check_folder_name, is_pretrained, read_config
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,14 @@ _MAX_BYTES = 1 << 28  # maximum size of a text file
 
 # options shared by several commands
 ModelFolder = Annotated[
-    Path, typer.Option("--model", "-m", metavar="FOLDER", help="Folder written by regard train.")
+    Path,
+    typer.Option(
+        "--model", "-m", metavar="FOLDER", help="Folder written by regard train, or in Hugging Face format."
+    ),
+]
+Languages = Annotated[
+    str | None,
+    typer.Option("--languages", metavar="FROM-TO", help="Languages of a multilingual model, such as de-en."),
 ]
 OutputFile = Annotated[
     Path | None,
@@ -168,7 +175,8 @@ def _check_access(path: Path, mode: int, shown: Path) -> None:
 def check_model(folder: Path) -> None:
     """Raise unless this is the folder of a translation model. Does not import torch."""
     check_folder_name(folder)
-    read_config(folder)
+    if not is_pretrained(folder):
+        read_config(folder)
 
 
 def check_encoder(name: str) -> None:
@@ -198,7 +206,12 @@ def open_output(path: Path) -> Iterator[IO[str]]:
 
 
 def load(
-    folder: Path, *, device: "str | torch.device | None" = None, aligning: bool = False, quiet: bool = False
+    folder: Path,
+    *,
+    device: "str | torch.device | None" = None,
+    aligning: bool = False,
+    quiet: bool = False,
+    languages: str | None = None,
 ) -> "Translator":
     """Load the translator from a model folder, onto the GPU if there is one.
 
@@ -210,7 +223,10 @@ def load(
     from regard.translation.translator import load_translator
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    translator = load_translator(folder, device=device)
+    source, target = (None, None) if languages is None else parse_languages(languages)
+    translator = load_translator(folder, source=source, target=target, device=device)
+    if is_pretrained(folder):
+        return translator  # guesses its alignment head
     if aligning and has_cross_attention(translator.model) and not translator.config.get("alignment"):
         _select_head(translator, folder, quiet)
     return translator

@@ -16,7 +16,7 @@ import typer
 
 from regard._util.text import printable
 from regard.cli import app
-from regard.cli.resume import DEFAULT_PRESET, TrainOptions, resumed_config
+from regard.cli.resume import DEFAULT_LANGUAGES, DEFAULT_PRESET, TrainOptions, resumed_config
 from regard.cli.shared import (
     SIGNAL_EXIT,
     check_folder,
@@ -34,9 +34,10 @@ from regard.translation.data.cleaning import clean_pairs
 from regard.translation.data.formats import Format, contains_pairs, read_pairs
 from regard.translation.data.pairs import Pair
 from regard.translation.data.statistics import CorpusStatistics
-from regard.translation.model_folder import CONFIG
+from regard.translation.model_folder import CONFIG, is_pretrained
 
 if TYPE_CHECKING:
+    from regard.translation.training.initialization import InitialModel
     from regard.translation.training.loop import TrainingResult
     from regard.translation.training.preparation import ConfigChoice
 
@@ -129,6 +130,15 @@ def train(
         Path | None,
         typer.Option("--output", "-o", metavar="FOLDER", help="Where to save the model. Required."),
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FOLDER",
+            help="Fine-tune this model: a folder written by regard train, or in Hugging Face format. Keeps "
+            "its architecture and vocabulary; the default learning rate is 1e-4.",
+        ),
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -186,8 +196,13 @@ def train(
         bool, _data_option("--swap", help="Train in the other direction, TARGET to SOURCE.")
     ] = False,
     languages: Annotated[
-        str, _data_option(metavar="FROM-TO", help="Languages of the embedded corpus.")
-    ] = "en-de",
+        str | None,
+        _data_option(
+            metavar="FROM-TO",
+            help="Languages of the embedded corpus, or of a multilingual model given by --from.",
+            show_default=DEFAULT_LANGUAGES,
+        ),
+    ] = None,
     epochs: Annotated[
         int | None, _data_option(help="Passes over the training data.", show_default="from the preset")
     ] = None,
@@ -205,6 +220,7 @@ def train(
     regard train train.de train.en -o de-en --dev dev.de dev.en --epochs 20
     regard train pairs.tsv -o small --preset tiny --set model.dropout=0.2
     regard train embedded -o dates --preset tiny  # a built-in corpus
+    regard train train.de train.en --from opus-mt-de-en -o tuned --epochs 3  # fine-tune
     regard train -o de-en --resume  # after an interruption
     regard train -o de-en --resume --epochs 40  # train longer
     regard train train.de train.en --print-config  # all settings
@@ -217,15 +233,29 @@ def train(
         raise exclusive(*given[:2])
     dev_files = None if dev is None else [*dev[:1], *filter(None, dev[1:])]
     _check_files(source, target, dev_files, format)
-    parse_languages(languages)
+    parse_languages(languages or DEFAULT_LANGUAGES)
+    if start is not None:
+        _check_start(start, preset, model, shard)
     if output is not None and not print_config:
         _check_folder(source, output, resume)
     settings = list(setting or [])
     settings += [] if epochs is None else [f"training.epochs={epochs}", "training.updates=none"]
     settings += [] if updates is None else [f"training.updates={updates}"]
     settings += [] if minutes is None else [f"training.minutes={minutes}", "training.updates=none"]
-    options = TrainOptions(preset, model, config, settings, source, target, dev_files, swap, languages)
-    choose = partial(_config, options, toml=_read_toml(options))
+    options = TrainOptions(
+        preset,
+        model,
+        config,
+        settings,
+        source,
+        target,
+        dev_files,
+        swap,
+        languages or DEFAULT_LANGUAGES,
+        start,
+    )
+    initial = _initial(start, languages)
+    choose = partial(_config, options, toml=_read_toml(options), initial=initial)
     with naming(**{f"training.{name[2:]}": name for name in durations}):
         choose(CorpusStatistics())  # raises for invalid settings
     if print_config:
@@ -234,7 +264,9 @@ def train(
     assert output is not None
     training_config = (resumed_config(output, options) if resume else None) or choose
     with _explain_full_disk(output):
-        result = _run(output, training_config, options, format=format, resume=resume, shard=shard)
+        result = _run(
+            output, training_config, options, format=format, resume=resume, shard=shard, initial=initial
+        )
     status = 0 if result.finished else SIGNAL_EXIT + (result.signal or signal.SIGINT)
     if os.environ.get("RANK", "0") != "0":  # only the first of torchrun's processes prints
         raise SystemExit(status)
@@ -292,19 +324,45 @@ def _check_sides(source: str, target: str) -> None:
             )
 
 
+def _check_start(start: Path, preset: str | None, model: Model | None, shard: bool) -> None:
+    """Raise unless --from is a model, and no option contradicts it."""
+    check_model(start)
+    if model is not None:
+        raise exclusive(f"--from {str(start)!r}", f"--model {model}")
+    if shard:
+        raise ArgumentError("--from cannot be combined with --shard; fine-tune without --shard.")
+
+
+def _initial(start: Path | None, languages: str | None) -> "InitialModel | None":
+    """Return the model to start from, with the languages of a multilingual one."""
+    if start is None:
+        return None
+    from regard.translation.training.initialization import InitialModel
+
+    chosen = is_pretrained(start) and languages is not None
+    return InitialModel(start, *parse_languages(languages or "")) if chosen else InitialModel(start)
+
+
 def _read_toml(options: TrainOptions) -> Mapping[str, Any]:
     return {} if options.config is None else TranslationConfig.read_toml(options.config)
 
 
 def _config(
-    options: TrainOptions, statistics: CorpusStatistics, *, toml: Mapping[str, Any]
+    options: TrainOptions,
+    statistics: CorpusStatistics,
+    *,
+    toml: Mapping[str, Any],
+    initial: "InitialModel | None" = None,
 ) -> TranslationConfig:
-    """Combine the preset, the config file and individual settings, in this order."""
+    """Combine the preset, the model to start from, the config file and individual settings, in this order."""
     preset, model = options.preset or DEFAULT_PRESET, options.model or "transformer"
     by_model: Any = partial(TranslationConfig.preset, preset)
     if preset == "auto":
         by_model = partial(choose_config, statistics, **_duration(toml, options.settings))
-    config: TranslationConfig = by_model(model).replace(toml)
+    config: TranslationConfig = by_model(model)
+    if initial is not None:
+        config = initial.config(config)
+    config = config.replace(toml)
     if options.model is not None:
         config = config.replace({"model": {"kind": options.model}})
     return config.override(options.settings)
@@ -343,6 +401,7 @@ def _run(
     format: Format | None,
     resume: bool,
     shard: bool,
+    initial: "InitialModel | None" = None,
 ) -> "TrainingResult":
     from regard.models.layers.allocation import keep_memory, return_memory
     from regard.translation.training.distributed import join_world
@@ -369,6 +428,7 @@ def _run(
             callbacks=[display] if world.rank == 0 else [],
             world=world,
             origin=options.origin(),
+            initial=initial,
         )
 
 

@@ -14,6 +14,7 @@ import typer
 
 from regard._util.text import printable
 from regard.cli.shared import (
+    Languages,
     ModelFolder,
     OutputFile,
     check_input,
@@ -92,6 +93,7 @@ def translate(
         ),
     ] = None,
     output: OutputFile = None,
+    languages: Languages = None,
     beam: Annotated[
         int | None,
         _decoding(help="Beam size; 1 is greedy decoding, which is fastest.", show_default=str(Beam.size)),
@@ -140,6 +142,7 @@ def translate(
     regard translate -m de-en "Zwei Hunde spielen."
     regard translate -m de-en --file test.de -o test.out
     regard translate -m de-en "Zwei Hunde." --n-best 3 --scores --alignment
+    regard translate -m m2m100_418M --languages de-en "Zwei Hunde."
     """
     _check_inputs(sentences, file, output)
     check_model(model)
@@ -150,7 +153,8 @@ def translate(
     from regard.translation.training.distributed import join_world
 
     with join_world() as world:
-        translator = load(model, device=world.device, aligning=alignment, quiet=world.rank > 0)
+        quiet = world.rank > 0
+        translator = load(model, device=world.device, aligning=alignment, quiet=quiet, languages=languages)
         writer = Writer(translator, strategy, batch, output_format)
         with _progress(output) as writer.report:
             if world.size > 1 and file is not None and output is not None:

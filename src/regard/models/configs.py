@@ -7,7 +7,10 @@ from regard._util.checks import check_bool, check_choice, check_int, check_numbe
 from regard.errors import ArgumentError
 from regard.models.layers.positions import Positions
 
-Activation = Literal["relu", "gelu", "swiglu"]
+Activation = Literal[
+    "relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"
+]  # those that end in "glu" or "glu_tanh" have a gate
+Sinusoids = Literal["interleaved", "concatenated", "fairseq"]
 Norm = Literal["layer", "rms", "none"]
 Cell = Literal["lstm", "gru"]
 AttentionKind = Literal["none", "additive", "dot", "general", "concat"]
@@ -36,20 +39,33 @@ class TransformerSettings:
     dropout: float = 0.1
     positions: Positions = "sinusoidal"
     max_positions: int = 512
+    head_width: int | None = None
+    scale_scores: bool = True
+    scale_embedding: bool = True
+    embedding_norm: bool = False
+    attention_dropout: float | None = None
+    activation_dropout: float | None = None
+    sinusoids: Sinusoids = "interleaved"
+    buckets: int = 32
+    max_distance: int = 128
 
     def __post_init__(self) -> None:
         for name in ("width", "layers", "heads", "max_positions"):
             check_int(f"TransformerConfig got {name}", getattr(self, name), min=1)
-        for name in ("norm_first", "linear_bias"):
+        for name in ("norm_first", "linear_bias", "scale_scores", "scale_embedding", "embedding_norm"):
             check_bool(f"TransformerConfig got {name}", getattr(self, name))
         check_int("TransformerConfig got ffn_dim", self.resolved_ffn_dim, min=1)
-        if self.key_heads is not None:
-            check_int("TransformerConfig got key_heads", self.key_heads, min=1)
-        check_number("TransformerConfig got dropout", self.dropout, min=0, below=1)
+        for name in ("key_heads", "head_width"):
+            if getattr(self, name) is not None:
+                check_int(f"TransformerConfig got {name}", getattr(self, name), min=1)
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            if getattr(self, name) is not None:
+                check_number(f"TransformerConfig got {name}", getattr(self, name), min=0, below=1)
         check_number("TransformerConfig got eps", self.eps, above=0)
-        for name, choices in (("activation", Activation), ("norm", Norm), ("positions", Positions)):
-            check_choice(f"TransformerConfig got {name}", getattr(self, name), get_args(choices))
-        if self.width % self.heads:
+        choices = {"activation": Activation, "norm": Norm, "positions": Positions, "sinusoids": Sinusoids}
+        for name, values in choices.items():
+            check_choice(f"TransformerConfig got {name}", getattr(self, name), get_args(values))
+        if self.head_width is None and self.width % self.heads:
             raise ArgumentError(
                 f"TransformerConfig got width={self.width} and heads={self.heads}; width must be a multiple "
                 "of heads."
@@ -64,6 +80,21 @@ class TransformerSettings:
     def resolved_ffn_dim(self) -> int:
         """`ffn_dim`, or its default if None."""
         return 4 * self.width if self.ffn_dim is None else self.ffn_dim
+
+    @property
+    def resolved_head_width(self) -> int:
+        """`head_width`, or its default if None."""
+        return self.width // self.heads if self.head_width is None else self.head_width
+
+    @property
+    def resolved_attention_dropout(self) -> float:
+        """`attention_dropout`, or its default if None."""
+        return self.dropout if self.attention_dropout is None else self.attention_dropout
+
+    @property
+    def resolved_activation_dropout(self) -> float:
+        """`activation_dropout`, or its default if None."""
+        return self.dropout if self.activation_dropout is None else self.activation_dropout
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ training:   source, target → hidden → logits = hidden · output_weightᵀ + 
 decoding:   state = start(source); logits = step(tokens, state); logits = step(tokens, state); …
 """
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from regard._util.checks import check_int
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.torch_state import concrete
+from regard.models.generation import DecodingDefaults, SpecialTokens
 from regard.models.layers.dropout import eval_mode
 from regard.models.loss import IGNORE, vocabulary_loss
 from regard.models.packed import Packed, check_batch, token_mask
@@ -59,6 +61,8 @@ class Seq2Seq(nn.Module):
     """
 
     max_length: int | None = None  # maximum number of tokens per sentence, including the start or end token
+    special_tokens = SpecialTokens()  # start, end, …; a pretrained model has its own
+    decoding: DecodingDefaults | None = None  # beam search as its own library runs it
 
     @property
     def output_weight(self) -> Tensor:
@@ -134,18 +138,28 @@ class Seq2Seq(nn.Module):
         self,
         source: Tensor | Packed,
         *,
-        start: int,
+        start: int | Sequence[int],
         end: int,
         max_new_tokens: int,
         source_lengths: Tensor | None = None,
     ) -> list[list[int]]:
-        """Decode greedily until `end` or `max_new_tokens`. The results contain neither `start` nor `end`."""
-        for name, value in (("start", start), ("end", end), ("max_new_tokens", max_new_tokens)):
+        """Decode greedily until `end` or `max_new_tokens`. The results contain neither `start` nor `end`.
+
+        start: the start token, or several tokens with which every target begins.
+        """
+        first = list(start) if isinstance(start, Sequence) else [start]
+        for name, value in (
+            *(("start", token) for token in first),
+            ("end", end),
+            ("max_new_tokens", max_new_tokens),
+        ):
             check_int(f"greedy got {name}", value)
         with eval_mode(self):
             state, outputs = self.start(source, source_lengths), [list[int]() for _ in range(len(source))]
             active = list(range(len(outputs)))  # sentence index of each unfinished row
-            tokens = torch.full((len(outputs),), start, device=self.output_weight.device)
+            for token in first[:-1]:
+                self.step(torch.full((len(outputs),), token, device=self.output_weight.device), state)
+            tokens = torch.full((len(outputs),), first[-1], device=self.output_weight.device)
             for _ in range(max_new_tokens):
                 tokens = self.step(tokens, state).argmax(-1)
                 unfinished = (tokens != end).nonzero().squeeze(1)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard._util.checks import check_type
 from regard._util.guesses import hint_arguments
-from regard.errors import ShapeError
+from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Documents, Padding
 from regard.models.layers.blocks import TransformerConfig
@@ -45,6 +45,10 @@ class Transformer(Seq2Seq):
 
     vocab_size: one size, or a pair (source, target). config: the architecture.
     share: use one matrix for source, target and output embeddings (section 3.4); requires one vocabulary.
+    decoder_config: the architecture of the decoder, if it differs: layers, heads, ffn_dim and so on.
+    tie_output: whether the output uses the target embeddings; default: share.
+    output_bias: whether the logits have a bias.
+    output_scale: factor of the decoder output; T5 uses 1 / √width.
 
     >>> import torch, regard
     >>> from regard.models import Packed, TransformerConfig, Transformer
@@ -61,20 +65,39 @@ class Transformer(Seq2Seq):
         config: TransformerConfig = TransformerConfig(),  # noqa: B008
         *,
         share: bool = False,
+        decoder_config: TransformerConfig | None = None,
+        tie_output: bool | None = None,
+        output_bias: bool = False,
+        output_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        check_type("Transformer got a config", config, TransformerConfig, "TransformerConfig(width=256)")
+        decoder_config = config if decoder_config is None else decoder_config
+        for part in (config, decoder_config):
+            check_type("Transformer got a config", part, TransformerConfig, "TransformerConfig(width=256)")
+        if config.width != decoder_config.width:
+            raise ArgumentError(
+                f"Transformer got an encoder of width {config.width} and a decoder of width "
+                f"{decoder_config.width}; they must be equal."
+            )
         source, target = vocab_sizes("Transformer", vocab_size, share)
-        self.source_embedding = None if share else Embedding(source, config.width)
-        self.embedding = Embedding(target, config.width)
+        width, scale = config.width, config.scale_embedding
+        self.source_embedding = None if share else Embedding(source, width, scale=scale)
+        self.embedding = Embedding(target, width, scale=decoder_config.scale_embedding)
         self.encoder = Stack(config)
-        self.decoder = Stack(config, causal=True, cross=True)
+        self.decoder = Stack(decoder_config, causal=True, cross=True)
         self.max_length = getattr(self.decoder.positions, "max_length", None)
-        self.matrix = None if share else nn.Parameter(torch.randn(target, config.width) * config.width**-0.5)
+        tied = share if tie_output is None else tie_output
+        self.matrix = None if tied else nn.Parameter(torch.randn(target, width) * width**-0.5)
+        self.bias = nn.Parameter(torch.zeros(target)) if output_bias else None
+        self.output_scale = output_scale
 
     @property
     def output_weight(self) -> Tensor:
         return self.embedding.weight if self.matrix is None else self.matrix
+
+    @property
+    def output_bias(self) -> Tensor | None:
+        return self.bias
 
     def encode(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> Tensor:
         """Return encoder outputs: (…, m) for a source of shape (…)."""
@@ -108,13 +131,14 @@ class Transformer(Seq2Seq):
             source_mask = Documents(target.lengths, source.lengths)
         else:
             source_mask = None if source_lengths is None else Padding(source_lengths)
-        return self.decoder(
+        x = self.decoder(
             self.embedding(inputs.tokens),
             x,
             mask=inputs.mask,
             source_mask=source_mask,
             positions=inputs.positions,
         )
+        return x if self.output_scale == 1 else x * self.output_scale
 
     def start(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> TransformerState:
         x = self.encode(source, source_lengths)
@@ -134,4 +158,5 @@ class Transformer(Seq2Seq):
             positions=position,
             caches=state.caches,
         )
-        return self._logits(x[:, 0])
+        x = x[:, 0]
+        return self._logits(x if self.output_scale == 1 else x * self.output_scale)

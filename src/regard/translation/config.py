@@ -53,6 +53,9 @@ class ModelConfig(Section):
     norm_first: bool = setting(True, "Pre-norm if true, post-norm if false.")
     positions: Positions = setting("sinusoidal", f"Position encoding: {', '.join(KINDS)} or none.")
     max_positions: int = setting(1024, "Number of learned positions.", min=1, max=10_000_000)
+    head_width: int | None = setting(
+        None, "Dimension of each attention head. Default: width / heads.", min=1, max=65_536
+    )
     normalize: Normalize = setting(
         "softmax", "Attention normalizer: softmax, softmax1, sparsemax or entmax15."
     )

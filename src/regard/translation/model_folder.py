@@ -7,6 +7,7 @@ FOLDER/checkpoints/step-00001000/   model.safetensors  optimizer.safetensors  st
 FOLDER/data/               training data: train.ids  links.ids  dev.tsv  dev.links  ready
 FOLDER/log.csv  samples.jsonl  tensorboard/
 FOLDER/README.md           model card
+FOLDER/initial.safetensors, pretrained/   of a model trained with --from: see training/initialization.py
 
 Files and checkpoints are written under temporary names and then renamed, so none is ever incomplete.
 Checksums are verified on reading. config.json contains its own checksum; the metadata of model.safetensors
@@ -33,6 +34,7 @@ FORMAT = "regard translator 3"
 _OLD_FORMATS = ("regard translator 1", "regard translator 2")
 CONFIG, MODEL, CARD = "config.json", "model.safetensors", "README.md"
 SHARED, SOURCE, TARGET = "tokens.model", "source.model", "target.model"
+INITIAL, PRETRAINED = "initial.safetensors", "pretrained"
 CHECKPOINTS, OPTIMIZER, STATE = "checkpoints", "optimizer.safetensors", "state.json"
 DATA = "data"
 TEXT, IDS, LINKS, DEV, DEV_LINKS, READY = (
@@ -40,16 +42,45 @@ TEXT, IDS, LINKS, DEV, DEV_LINKS, READY = (
 )
 LOG, SAMPLES, TENSORBOARD = "log.csv", "samples.jsonl", "tensorboard"
 # files written by preparation; READY is written last
-PREPARED = (CONFIG, SHARED, SOURCE, TARGET, TEXT, IDS, LINKS, DEV, DEV_LINKS, READY)
+PREPARED = (CONFIG, INITIAL, SHARED, SOURCE, TARGET, TEXT, IDS, LINKS, DEV, DEV_LINKS, READY)
 # files written by training, as glob patterns; all other files in a folder belong to the user
 OWN_FILES = (
     *(*PREPARED, MODEL, CARD, LOG, SAMPLES, f"{TENSORBOARD}/events.out.tfevents.*"),
+    f"{PRETRAINED}/*",
     *(".regard-*.part", f"{DATA}/.regard-*.part", f"{CHECKPOINTS}/step-*/*", f"{CHECKPOINTS}/.*.part/*"),
 )
 ORIGIN, ALIGNMENT, EXTENDED = "origin", "alignment", "extended"  # keys in config.json
 CHECKSUM = "sha256"
 _KEYS = ("format", "settings", ORIGIN, ALIGNMENT, EXTENDED, CHECKSUM)
-_CURE = "Use a folder written by regard train."
+_CURE = "Use a folder written by regard train, or one in Hugging Face format."
+# values of model_type in config.json of folders in Hugging Face format
+TRANSLATORS = ("marian", "pegasus", "m2m_100", "mbart", "t5", "mt5")
+
+
+def is_pretrained(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a folder is in Hugging Face format: its config.json has a model_type.
+
+    >>> from regard.translation.model_folder import is_pretrained
+    >>> is_pretrained("no/such/folder")
+    False
+    """
+    return _model_type(Path(folder)) is not None
+
+
+def is_pretrained_translator(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a folder is in Hugging Face format and has the type of a translator."""
+    return _model_type(Path(folder)) in TRANSLATORS
+
+
+def _model_type(folder: Path) -> object:
+    try:
+        settings = json.loads(read_regular(folder / CONFIG, MAX_TEXT_BYTES))
+    except (OSError, ValueError, RecursionError, ArgumentError):
+        return None
+    if not isinstance(settings, dict) or "format" in settings:
+        return None
+    kind = settings.get("model_type")
+    return kind if isinstance(kind, str) else None
 
 
 def check_folder_name(folder: str | os.PathLike[str]) -> None:

@@ -14,6 +14,7 @@ from regard._util.checks import check_int, check_number
 from regard._util.extras import require
 from regard._util.files import read_regular, write_atomic
 from regard.errors import ArgumentError
+from regard.models.generation import SpecialTokens
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -75,6 +76,9 @@ class Tokenizer:
     >>> segmentation.word_of[-1], segmentation.unknown
     (1, {2: '漢字'})
     """
+
+    special = SpecialTokens()
+    origin: object = None  # the pretrained folder that the vocabulary belongs to
 
     def __init__(self, content: bytes, kind: Kind) -> None:
         self.content, self.kind = content, kind
@@ -183,11 +187,11 @@ class Tokenizer:
         words: list[str] = []
         result = Segmentation(words, [], [], [], {})
         for position, token in enumerate(ids):
-            if token < SPECIAL_TOKENS and token != UNKNOWN:
-                piece = ""
-            elif token == UNKNOWN:
+            if token == self.special.unknown:
                 result.unknown[position] = surfaces.get(position, "⁇")
                 piece = (SPACE if self.kind == "words" else "") + result.unknown[position]
+            elif self._is_control(token):
+                piece = ""
             else:
                 piece = self._pieces[token]
             if piece.startswith(SPACE) or not words:
@@ -212,6 +216,18 @@ class Tokenizer:
             return self._processor.nbest_encode_as_ids(word, n)
         except TypeError:
             raise ArgumentError(_LONE_SURROGATE) from None
+
+    def _is_control(self, token: int) -> bool:
+        """Return whether a token has no text, such as the end token."""
+        return token < SPECIAL_TOKENS
+
+    def piece(self, token: int) -> str:
+        """Return a token as text; also a special token, such as "</s>"."""
+        return self._pieces[token]
+
+    def pieces(self) -> list[str]:
+        """Return all tokens as text, by id."""
+        return self._pieces
 
     def scored_pieces(self) -> list[tuple[str, float]]:
         """Return each token as text and its score in SentencePiece, by id.
@@ -282,6 +298,11 @@ class TokenizerPair(NamedTuple):
     def shared(self) -> bool:
         """Whether source and target share a vocabulary."""
         return self.source is self.target
+
+    @property
+    def special(self) -> SpecialTokens:
+        """Ids of the special tokens, and which of them surround a sentence."""
+        return self.target.special
 
     def sizes(self) -> int | tuple[int, int]:
         """Return the vocabulary size: one number if shared, otherwise (source, target)."""

@@ -23,9 +23,11 @@ from regard.translation.alignment.cross_attention import (
 )
 from regard.translation.decoding.search import Hypothesis, batch_by_length, search
 from regard.translation.decoding.strategies import Beam, Strategy, check_batch_size
+from regard.translation.model_folder import is_pretrained
+from regard.translation.pretrained.loader import check_no_languages
 from regard.translation.sentence_splitter import Line, Part, max_translation_tokens
 from regard.translation.streaming import batch_lines
-from regard.translation.tokens import UNKNOWN, Segmentation, TokenizerPair
+from regard.translation.tokens import Segmentation, TokenizerPair
 from regard.translation.training.checkpoint import load_model
 from regard.translation.unknown_words import TargetWord, insert_words, replace_unknown, untranslated_words
 
@@ -134,7 +136,8 @@ class Translator:
         ]
         candidates = self._search(lines, strategy, batch_size)
         parts = [part for ranked in candidates for candidate in ranked for part in candidate]
-        weights = self._weigh([part for part in parts if alignment or part.has_unknown])
+        unknown = self.tokens.special.unknown
+        weights = self._weigh([part for part in parts if alignment or part.has_unknown(unknown)])
         translations = []
         for line, ranked in zip(lines, candidates, strict=True):
             best, *others = (self._finish(line, candidate, weights, alignment) for candidate in ranked)
@@ -187,12 +190,18 @@ class Translator:
         parts = [part for line in lines for part in line.parts]
         sources = [part.segmentation.ids for part in parts]
         decoded: dict[int, list[Hypothesis]] = {}
-        for indices, packed in batch_by_length(sources, batch_size, self.model.output_weight.device):
-            limits = [min(max_translation_tokens(len(sources[i])), self._max_positions) for i in indices]
+        device, special = self.model.output_weight.device, self.tokens.special
+        for indices, packed in batch_by_length(sources, batch_size, device, special):
+            limits = [min(self._max_new_tokens(len(sources[i])), self._max_positions) for i in indices]
             hypotheses = search(self.model, packed, strategy, max_new_tokens=limits)
             decoded.update(zip(indices, hypotheses, strict=True))
         numbers = iter(range(len(parts)))
         return [_candidates(line, [decoded[next(numbers)] for _ in line.parts]) for line in lines]
+
+    def _max_new_tokens(self, source_tokens: int) -> int:
+        """Return the maximum length of a translation, including its end token."""
+        limit, decoding = max_translation_tokens(source_tokens), self.model.decoding
+        return limit if decoding is None else decoding.max_new_tokens(default=limit)
 
     def _weigh(self, parts: Sequence["_DecodedPart"]) -> dict[int, Tensor]:
         """Return weights (target tokens, source tokens) by id(part); {} if the model has no attention."""
@@ -224,7 +233,8 @@ class Translator:
 
     def _detokenize(self, part: "_DecodedPart", weights: Tensor | None) -> "_PartText":
         source, ids = part.source, part.hypothesis.tokens
-        replacements = replace_unknown(ids, source, weights, self.tokens.target.kind)
+        unknown = self.tokens.special.unknown
+        replacements = replace_unknown(ids, source, weights, self.tokens.target.kind, unknown)
         segmentation = self.tokens.target.decode(ids, replacements.texts)
         missing = untranslated_words(source, replacements.copied)
         word_weights = merge(source, segmentation, weights) if missing and weights is not None else None
@@ -256,10 +266,9 @@ class _DecodedPart(NamedTuple):
     first_word: int
     hypothesis: Hypothesis
 
-    @property
-    def has_unknown(self) -> bool:
-        """Whether source or target contains an unknown token."""
-        return bool(self.source.unknown) or UNKNOWN in self.hypothesis.tokens
+    def has_unknown(self, unknown: int) -> bool:
+        """Return whether source or target contains an unknown token."""
+        return bool(self.source.unknown) or unknown in self.hypothesis.tokens
 
 
 _Candidate = list[_DecodedPart]  # one translation of a line: a hypothesis for each of its parts
@@ -317,14 +326,30 @@ def _notes(candidate: _Candidate, words: Sequence[TargetWord]) -> Iterator[str]:
         yield f"unknown words copied: {', '.join(copied[:_MAX_LISTED])}{more}"
 
 
-def load_translator(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Translator:
-    """Load the translator from a model folder written by `regard train`. device: for example "cuda".
+def load_translator(
+    folder: str | os.PathLike[str],
+    *,
+    source: str | None = None,
+    target: str | None = None,
+    device: torch.device | str = "cpu",
+) -> Translator:
+    """Load a translator from a folder written by `regard train` or in Hugging Face format.
+
+    folder: in Hugging Face format, Marian (OPUS-MT), M2M-100, NLLB, mBART, T5 or mT5 with config.json,
+        safetensors and SentencePiece models or tokenizer.json. Nothing is downloaded, and no pickle is read.
+    source, target: languages of a multilingual model, such as "de" and "en".
+    device: for example "cuda".
 
     >>> import regard
     >>> regard.load_translator("no/such/folder")
     Traceback (most recent call last):
     regard.errors.ArgumentError: 'no/such/folder' does not exist. ...
     """
+    if is_pretrained(folder):
+        from regard.translation.pretrained.translator import load_pretrained  # imports this module
+
+        return load_pretrained(folder, source, target, device)
+    check_no_languages(folder, source, target)
     model, tokens, config = load_model(folder)
     model.to(device)
     head = config.get("alignment")

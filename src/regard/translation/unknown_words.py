@@ -32,7 +32,11 @@ class TargetWord(NamedTuple):
 
 
 def replace_unknown(
-    ids: Sequence[int], source: Segmentation, weights: Tensor | None, kind: Kind
+    ids: Sequence[int],
+    source: Segmentation,
+    weights: Tensor | None,
+    kind: Kind,
+    unknown: int = UNKNOWN,
 ) -> Replacements:
     """Find the text for each unknown token in `ids`; weights: (target tokens, source tokens).
 
@@ -40,7 +44,7 @@ def replace_unknown(
     weights, they are matched in order. For the remaining unknown target tokens, a word vocabulary copies the
     source word with the largest weight; other vocabularies leave them unknown.
     """
-    targets = [position for position, token in enumerate(ids) if token == UNKNOWN]
+    targets = [position for position, token in enumerate(ids) if token == unknown]
     sources = list(source.unknown)
     pairs = list(zip(targets, sources, strict=False))
     if weights is not None and targets and sources:

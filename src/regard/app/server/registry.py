@@ -24,7 +24,7 @@ from regard.models.encoders.static import StaticEncoder
 from regard.models.layers.attention import Attends
 from regard.models.text_model import FORMAT as LANGUAGE_MODEL_FORMAT
 from regard.models.text_model import SHIPPED, TextModel, load_language_model
-from regard.translation.model_folder import CONFIG, DEV, FORMAT, LOG, MODEL
+from regard.translation.model_folder import CONFIG, DEV, FORMAT, LOG, MODEL, is_pretrained_translator
 from regard.translation.translator import Translator, load_translator
 
 _EXAMPLES = (
@@ -226,6 +226,8 @@ class Registry:
                 self._add_translator(name, folder, languages)
             else:
                 self.expect(name, folder, languages, lambda: True)
+        elif is_pretrained_translator(folder):
+            self._add_translator(name, folder, languages)
         elif folder.is_dir():
             self._add_entry(Entry.of(name, load_encoder(folder)))
         else:
@@ -244,9 +246,13 @@ class Registry:
 
     def _add_translator(self, name: str, folder: Path, languages: str) -> None:
         examples = _read_examples(folder)
+        chosen: dict[str, str] = {}
+        if languages and is_pretrained_translator(folder):
+            chosen = dict(zip(("source", "target"), languages.split("-"), strict=True))
         if folder == DATES:
             languages, examples = _DATES_LANGUAGES, [*_DATES_EXAMPLES, *examples]
-        self._add_entry(Entry.of(name, load_translator(folder), languages=languages, examples=examples))
+        translator = load_translator(folder, **chosen)
+        self._add_entry(Entry.of(name, translator, languages=languages, examples=examples))
 
     def _add_entry(self, entry: Entry) -> None:
         self.entries = {**self.entries, entry.name: entry}

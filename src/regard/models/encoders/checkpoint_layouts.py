@@ -4,26 +4,18 @@ The supported models share BERT's encoder (Devlin et al. 2019) but have differen
 positions also start at a different index.
 """
 
-import json
-import math
-import reprlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regard._util.checks import check_number
-from regard._util.files import read_regular
-from regard._util.text import type_name
 from regard.errors import ArgumentError
+from regard.models.checkpoint_files import check_tensor, open_tensors, read_json, read_tensor, short, some
 from regard.models.configs import Activation
 from regard.models.layers.blocks import TransformerConfig
-
-MAX_JSON_BYTES = 64 * 2**20  # the largest known tokenizer.json is about 17 MB
 
 # Our parameter names → names of the checkpoint's tensors, which are concatenated.
 _BERT = {
@@ -131,7 +123,7 @@ def read_layout(folder: Path) -> CheckpointLayout:
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ArgumentError(
-            f"{path} has model_type={_short(kind)}; load_encoder supports {', '.join(FAMILIES)} (MiniLM is "
+            f"{path} has model_type={short(kind)}; load_encoder supports {', '.join(FAMILIES)} (MiniLM is "
             "a BERT model)."
         )
     family = FAMILIES[kind]
@@ -173,12 +165,12 @@ def _check_supported(path: Path, settings: Mapping[str, Any]) -> None:
     for name in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
         if settings.get(name):
             raise ArgumentError(
-                f"{path} has {name}={_short(settings[name])}; load_encoder supports only encoder models."
+                f"{path} has {name}={short(settings[name])}; load_encoder supports only encoder models."
             )
     kind = settings.get("position_embedding_type", "absolute")
     if kind != "absolute":
         raise ArgumentError(
-            f"{path} has position_embedding_type={_short(kind)}; load_encoder supports only "
+            f"{path} has position_embedding_type={short(kind)}; load_encoder supports only "
             "'absolute' positions."
         )
     if settings.get("quantization_config"):
@@ -192,7 +184,7 @@ def _activation(path: Path, settings: Mapping[str, Any], name: str) -> Activatio
     value = settings.get(name, "gelu")
     if value in ("gelu", "relu"):
         return value
-    raise ArgumentError(f"{path} has {name}={_short(value)}; load_encoder supports gelu (exact) and relu.")
+    raise ArgumentError(f"{path} has {name}={short(value)}; load_encoder supports gelu (exact) and relu.")
 
 
 def _integer(
@@ -200,7 +192,7 @@ def _integer(
 ) -> int:
     value = settings.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not min <= value < 2**31:
-        problem = f"has {name}={_short(value)}" if name in settings else f"lacks {name}"
+        problem = f"has {name}={short(value)}" if name in settings else f"lacks {name}"
         raise ArgumentError(
             f"{path} {problem}; it must be an integer of at least {min}. Use the config.json that belongs "
             "to the weights."
@@ -208,115 +200,18 @@ def _integer(
     return value
 
 
-def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Read a JSON object from a file of limited size."""
-    try:
-        content = json.loads(read_text(path, max_bytes))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ArgumentError):
-            raise
-        raise ArgumentError(
-            f"{path} is not valid JSON: {_short(str(error))}. Copy or download it again."
-        ) from None
-    if not isinstance(content, dict):
-        raise ArgumentError(f"{path} contains {type_name(content)}; it must contain an object, {{…}}.")
-    return content
-
-
-def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
-    """Read a text file of limited size."""
-    try:
-        return read_regular(path, max_bytes).decode()
-    except OSError as error:
-        raise ArgumentError(
-            f"Cannot read {path}: {error.strerror}. The folder needs config.json, safetensors and "
-            "a tokenizer."
-        ) from None
-    except UnicodeDecodeError:
-        raise ArgumentError(f"{path} is not UTF-8 text. Copy or download it again.") from None
-
-
 def read_tensors(folder: Path, layout: CheckpointLayout) -> dict[str, Tensor]:
     """Read the parameters under our names, in float32. Names and shapes are validated before reading."""
-    from safetensors import SafetensorError, safe_open
-
-    with ExitStack() as stack:
-        slices: dict[str, Any] = {}
-        for path in _files(folder):
-            try:
-                file = stack.enter_context(safe_open(path, framework="pt"))
-                slices |= {name: (file, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
-            except (SafetensorError, OSError, RuntimeError, MemoryError) as error:
-                raise ArgumentError(
-                    f"{path} is not a complete safetensors file, or it does not fit in memory: "
-                    f"{_short(str(error))}. Copy or download it again."
-                ) from None
+    with open_tensors(folder) as slices:
         names = _encoder_names(folder, slices)
         _check_names(folder, names, layout)
         for _, theirs, shape in layout.tensors():
             for name in theirs:
-                _check_tensor(folder, name, slices[names[name]][1], shape)
-        try:
-            return {
-                ours: _read(folder, {names[name]: slices[names[name]][0] for name in theirs}, shape)
-                for ours, theirs, shape in layout.tensors()
-            }
-        except (SafetensorError, RuntimeError, MemoryError) as error:
-            raise ArgumentError(
-                f"Cannot read the weights in {folder}: {_short(str(error))}. Is there enough memory?"
-            ) from None
-
-
-def _read(folder: Path, files: Mapping[str, Any], shape: tuple[int, ...]) -> Tensor:
-    """Read and concatenate tensors of the same shape, without an intermediate copy."""
-    result = torch.empty(len(files) * shape[0], *shape[1:], dtype=torch.float32, device="cpu")
-    for (name, file), part in zip(files.items(), result.split(shape[0]), strict=True):
-        part.copy_(file.get_tensor(name))
-        if not all(math.isfinite(bound) for bound in part.aminmax()):
-            raise ArgumentError(f"{name} in {folder} has NaN or infinite values. Use an earlier checkpoint.")
-    return result
-
-
-def _files(folder: Path) -> list[Path]:
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if whole.is_file():
-        return [whole]
-    if index.is_file():
-        return _shards(folder, index)
-    paths = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
-    if len(paths) == 1:
-        return paths
-    if paths:
-        raise ArgumentError(
-            f"{folder} has {len(paths)} safetensors files, but no model.safetensors and no index; keep one "
-            "file, or add model.safetensors.index.json."
-        )
-    pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern)]
-    if pickled:
-        raise ArgumentError(
-            f"{folder} has its weights in {pickled[0]}, a pickle file, which can execute code; regard reads "
-            "only safetensors. If you trust the file, convert it with transformers' save_pretrained."
-        )
-    raise ArgumentError(f"{folder} has no weights; add model.safetensors.")
-
-
-def _shards(folder: Path, index: Path) -> list[Path]:
-    files = read_json(index).get("weight_map")
-    if not isinstance(files, dict) or not files or not all(isinstance(name, str) for name in files.values()):
-        raise ArgumentError(f"{index} has no valid weight_map, which maps tensor names to file names.")
-    names = sorted(set(files.values()))
-    for name in names:
-        if Path(name).name != name or "\\" in name or "\0" in name or not name.endswith(".safetensors"):
-            raise ArgumentError(
-                f"{index} refers to {_short(name)}; only safetensors files in the same folder are allowed."
-            )
-    paths = [folder / name for name in names]
-    for path in paths:
-        if not path.is_file():
-            raise ArgumentError(
-                f"{index} refers to {_short(path.name)}, which does not exist; copy the whole folder."
-            )
-    return paths
+                check_tensor(folder, name, slices[names[name]][1], shape)
+        return {
+            ours: read_tensor(folder, {names[name]: slices[names[name]][0] for name in theirs}, shape)
+            for ours, theirs, shape in layout.tensors()
+        }
 
 
 def _encoder_names(folder: Path, slices: Mapping[str, Any]) -> dict[str, str]:
@@ -326,7 +221,7 @@ def _encoder_names(folder: Path, slices: Mapping[str, Any]) -> dict[str, str]:
         names = ", ".join(sorted(slices)[:3]) or "none at all"
         raise ArgumentError(
             f"The weights in {folder} lack {_WORDS}, even with the prefixes {', '.join(_PREFIXES[1:])}; "
-            f"they have {_short(names)}, … Is this a BERT, RoBERTa or DistilBERT model?"
+            f"they have {short(names)}, … Is this a BERT, RoBERTa or DistilBERT model?"
         )
     names_in_file: dict[str, str] = {}
     for name in slices:
@@ -337,7 +232,7 @@ def _encoder_names(folder: Path, slices: Mapping[str, Any]) -> dict[str, str]:
             new = new.replace("LayerNorm.beta", "LayerNorm.bias")
             if new in names_in_file:
                 raise ArgumentError(
-                    f"{folder} has both {_short(names_in_file[new])} and {_short(name)}, two names for "
+                    f"{folder} has both {short(names_in_file[new])} and {short(name)}, two names for "
                     "the same tensor; remove one."
                 )
             names_in_file[new] = name
@@ -356,34 +251,9 @@ def _check_names(folder: Path, names: Mapping[str, str], layout: CheckpointLayou
     expected = {name for _, theirs, _ in layout.tensors() for name in theirs}
     missing, extra = sorted(expected - names.keys()), sorted(names.keys() - expected)
     if missing:
-        raise ArgumentError(f"The weights in {folder} lack {_some(missing)}; copy the whole folder.")
+        raise ArgumentError(f"The weights in {folder} lack {some(missing)}; copy the whole folder.")
     if extra:
         raise ArgumentError(
-            f"The weights in {folder} have {_some(extra)}, which regard does not support; the output "
+            f"The weights in {folder} have {some(extra)}, which regard does not support; the output "
             "would be wrong without them."
         )
-
-
-def _check_tensor(folder: Path, name: str, part: Any, shape: tuple[int, ...]) -> None:
-    if tuple(part.get_shape()) != shape:
-        raise ArgumentError(
-            f"{name} in {folder} has shape {tuple(part.get_shape())}; config.json requires {shape}. Use "
-            "a config and weights from the same folder."
-        )
-    if part.get_dtype() not in ("F64", "F32", "F16", "BF16"):
-        raise ArgumentError(
-            f"{name} in {folder} has dtype {part.get_dtype()}; load_encoder needs floating-point weights. "
-            "Save the model before quantization."
-        )
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(_short(name) for name in names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
-
-
-def _short(value: object) -> str:
-    """Return a short repr of a value from an untrusted file."""
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = 120
-    return short.repr(value)

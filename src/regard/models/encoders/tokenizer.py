@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from regard._util.extras import require
 from regard._util.text import shorten
 from regard.errors import ArgumentError, MissingExtraError
-from regard.models.encoders.checkpoint_layouts import CheckpointLayout, read_json, read_text
+from regard.models.checkpoint_files import read_json, read_text
+from regard.models.encoders.checkpoint_layouts import CheckpointLayout
 
 # Limits for tokenizer.json. The Rust library aborts the process if it runs out of memory, so anything far
 # beyond real tokenizers is rejected.
@@ -44,7 +45,7 @@ class SubwordTokenizer:
     """A tokenizer from the package `tokenizers`, validated against the model's vocabulary."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, folder: Path) -> None:
-        with _guard(f"Cannot use the tokenizer in {folder}"):
+        with guard_tokenizer(f"Cannot use the tokenizer in {folder}"):
             tokenizer.no_truncation()  # the encoder raises an error for texts that are too long
             tokenizer.no_padding()
             largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -59,13 +60,13 @@ class SubwordTokenizer:
 
     def __call__(self, sentences: Sequence[str]) -> list[Encoding]:
         """Tokenize sentences and add special tokens."""
-        with _guard("Cannot tokenize these sentences"):
+        with guard_tokenizer("Cannot tokenize these sentences"):
             encodings = self.tokenizer.encode_batch(list(sentences))
         return [Encoding(encoding.ids, encoding.tokens, _spans(encoding)) for encoding in encodings]
 
     def ids(self, sentences: Sequence[str]) -> list[list[int]]:
         """Return only the token ids of sentences."""
-        with _guard("Cannot tokenize these sentences"):
+        with guard_tokenizer("Cannot tokenize these sentences"):
             return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(sentences))]
 
 
@@ -75,7 +76,7 @@ def _spans(encoding: Any) -> list[tuple[int, int] | None]:
 
 
 @contextmanager
-def _guard(message: str) -> Iterator[None]:
+def guard_tokenizer(message: str) -> Iterator[None]:
     """Convert errors from `tokenizers` to ArgumentError, including Rust panics, which are not Exceptions."""
     try:
         yield
@@ -89,16 +90,7 @@ def read_tokenizer(folder: Path, layout: CheckpointLayout) -> SubwordTokenizer:
     """Read tokenizer.json, or vocab.txt (BERT), or vocab.json and merges.txt (RoBERTa)."""
     if (folder / "tokenizer.json").exists():
         path = folder / "tokenizer.json"
-        settings = read_json(path)
-        try:
-            _check(settings)
-        except (ValueError, TypeError, AttributeError, LookupError) as error:
-            raise ArgumentError(f"{path} is not supported: {shorten(str(error), 200)}") from None
-        # Serialize again: for duplicate keys, Rust could read other values than the ones checked here.
-        text = json.dumps(settings | {"decoder": None, "truncation": None, "padding": None})
-        with _guard(f"{path} is not a valid tokenizer"):
-            tokenizer = _package().Tokenizer.from_str(text)
-        return SubwordTokenizer(tokenizer, layout.vocab_size, folder)
+        return SubwordTokenizer(check_tokenizer_json(path, read_json(path)), layout.vocab_size, folder)
     if not layout.family.bytes and (folder / "vocab.txt").exists():
         tokenizer = _read_word_piece(folder, layout.vocab_size)
     elif layout.family.bytes and (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
@@ -107,6 +99,18 @@ def read_tokenizer(folder: Path, layout: CheckpointLayout) -> SubwordTokenizer:
         files = "vocab.json and merges.txt" if layout.family.bytes else "vocab.txt"
         raise ArgumentError(f"{folder} has no tokenizer; add tokenizer.json, or {files}.")
     return SubwordTokenizer(tokenizer, layout.vocab_size, folder)
+
+
+def check_tokenizer_json(path: Path, settings: Mapping[str, Any]) -> Any:
+    """Build the tokenizer from the content of a tokenizer.json, after checking it."""
+    try:
+        _check(settings)
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise ArgumentError(f"{path} is not supported: {shorten(str(error), 200)}") from None
+    # Serialize again: for duplicate keys, Rust could read other values than the ones checked here.
+    text = json.dumps({**settings, "decoder": None, "truncation": None, "padding": None})
+    with guard_tokenizer(f"{path} is not a valid tokenizer"):
+        return _package().Tokenizer.from_str(text)
 
 
 def _check(tokenizer: Mapping[str, Any]) -> None:
@@ -233,7 +237,7 @@ def _read_word_piece(folder: Path, vocab_size: int) -> Any:
     required = ["[CLS]", "[SEP]", "[UNK]"]
     special = _special_tokens(folder / "vocab.txt", ids, vocab_size, required, ["[PAD]", "[MASK]"])
     options = _options(folder)
-    with _guard(f"{folder / 'vocab.txt'} is not a valid vocabulary"):
+    with guard_tokenizer(f"{folder / 'vocab.txt'} is not a valid vocabulary"):
         tokenizer = package.Tokenizer(package.models.WordPiece(ids, unk_token="[UNK]"))
         tokenizer.normalizer = package.normalizers.BertNormalizer(
             clean_text=True,
@@ -261,7 +265,7 @@ def _read_byte_bpe(folder: Path, vocab_size: int) -> Any:
     lines = read_text(folder / "merges.txt").replace("\r\n", "\n").split("\n")
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     prefix_space = _options(folder).get("add_prefix_space") is True
-    with _guard(f"{folder / 'vocab.json'} and merges.txt are not a valid tokenizer"):
+    with guard_tokenizer(f"{folder / 'vocab.json'} and merges.txt are not a valid tokenizer"):
         tokenizer = package.Tokenizer(package.models.BPE(ids, merges))
         tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
         tokenizer.add_special_tokens(special)

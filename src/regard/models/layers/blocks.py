@@ -7,6 +7,7 @@ norm_first=False:   norm(x + f(x))      post-norm: Vaswani et al. 2017, section 
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Unpack, get_args
 
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from regard.errors import DTypeError
 from regard.mechanism.biases import RelativeBias
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax
+from regard.mechanism.scores import Dot, ScaledDot
 from regard.models.configs import Activation, TransformerSettings
 from regard.models.layers.attention import MultiHeadAttention, SelfAttentionOptions
 from regard.models.layers.dropout import Dropout
@@ -33,14 +35,22 @@ class TransformerConfig(TransformerSettings):
     width: model dimension. ffn_dim: feed-forward dimension; default: 4 × width. layers: blocks per stack.
     heads: number of attention heads. key_heads: number of key and value heads (grouped-query attention);
         default: heads.
-    activation: "relu" (Vaswani et al. 2017), "gelu" (BERT) or "swiglu" (Shazeer 2020).
+    activation: "relu" (Vaswani et al. 2017), "gelu" (BERT), "gelu_tanh" (its approximation) or "silu";
+        with a gate: "reglu", "geglu", "geglu_tanh" (T5 1.1) or "swiglu" (Shazeer 2020).
     norm: "layer", "rms" (Zhang and Sennrich 2019) or "none". eps: constant added to the variance.
     norm_first: pre-norm if True (Xiong et al. 2020), post-norm if False (Vaswani et al. 2017).
     linear_bias: whether projections and feed-forward layers have a bias.
     dropout: dropout probability for weights, embeddings, feed-forward activations and residual branches.
     positions: "sinusoidal", "learned", "rotary", "alibi", "t5" or "none". max_positions: size of a learned
-        table.
+        table. sinusoids: order of the sinusoidal features: "interleaved" (Vaswani et al. 2017),
+        "concatenated" (Marian) or "fairseq" (M2M-100). buckets, max_distance: of "t5", see `T5Bias`.
     normalize: normalizer of every attention layer; each layer gets its own copy.
+    head_width: dimension of each head; default: width / heads.
+    scale_scores: whether scores are divided by √head_width; T5 leaves them unscaled.
+    scale_embedding: whether embeddings are multiplied by √width (Vaswani et al. 2017, section 3.4).
+    embedding_norm: whether embeddings are normalized after positions are added (BART).
+    attention_dropout, activation_dropout: dropout probability for weights and for feed-forward activations;
+        default: dropout.
 
     >>> import regard
     >>> regard.models.TransformerConfig(width=256, heads=8, layers=3, positions="rotary").resolved_ffn_dim
@@ -63,9 +73,11 @@ class TransformerConfig(TransformerSettings):
             self.width,
             self.heads,
             key_heads=self.key_heads,
+            head_width=self.head_width,
             linear_bias=self.linear_bias,
+            score=ScaledDot() if self.scale_scores else Dot(),
             normalize=copy.deepcopy(self.normalize),  # a Sink has parameters
-            dropout=self.dropout,
+            dropout=self.resolved_attention_dropout,
         )
 
     def make_norm(self) -> nn.Module:
@@ -82,20 +94,43 @@ class TransformerConfig(TransformerSettings):
             self.resolved_ffn_dim,
             self.activation,
             linear_bias=self.linear_bias,
-            dropout=self.dropout,
+            dropout=self.resolved_activation_dropout,
         )
 
     def make_positions(self, causal: bool) -> PositionEncoding | RelativeBias:
         """Create the position encoding."""
-        sizes = PositionSizes(self.width, self.heads, self.width // self.heads, self.max_positions, causal)
+        sizes = PositionSizes(
+            self.width,
+            self.heads,
+            self.resolved_head_width,
+            self.max_positions,
+            causal,
+            sinusoids=self.sinusoids,
+            buckets=self.buckets,
+            max_distance=self.max_distance,
+        )
         return make_positions(self.positions, sizes)
 
 
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+_GATES = {
+    "reglu": "relu",
+    "geglu": "gelu",
+    "geglu_tanh": "gelu_tanh",
+    "swiglu": "silu",
+}  # activation of a gate
+
+
 class FeedForward(nn.Module):
-    """act(x W) V at each position (Vaswani et al. 2017, eq. 2; for "swiglu", Shazeer 2020, eq. 6).
+    """act(x W) V at each position (Vaswani et al. 2017, eq. 2; with a gate, Shazeer 2020, eq. 5 and 6).
 
     width: input and output dimension. ffn_dim: inner dimension.
-    activation: "relu", "gelu" or "swiglu" (with a third matrix).
+    activation: see `TransformerConfig`; "reglu", "geglu", "geglu_tanh" and "swiglu" have a third matrix.
     linear_bias: whether both layers have a bias. dropout: dropout probability for the activations.
 
     >>> import torch, regard
@@ -117,20 +152,20 @@ class FeedForward(nn.Module):
         check_int("FeedForward got width", width, min=1)
         check_int("FeedForward got ffn_dim", ffn_dim, min=1)
         self.activation = activation
-        self.in_proj = nn.Linear(width, (2 if activation == "swiglu" else 1) * ffn_dim, bias=linear_bias)
+        self.in_proj = nn.Linear(width, (2 if activation in _GATES else 1) * ffn_dim, bias=linear_bias)
         self.out_proj = nn.Linear(ffn_dim, width, bias=linear_bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the feed-forward layer: (…, m) → (…, m)."""
         hidden = self.in_proj(x)
-        if self.activation == "swiglu":
-            gate, hidden = hidden.chunk(2, -1)
-            hidden = F.silu(gate) * hidden
-        elif self.activation == "gelu":
-            hidden = F.gelu(hidden)
-        else:
+        if self.activation == "relu":
             return self.out_proj(self.dropout.relu(hidden))
+        if self.activation in _GATES:
+            gate, hidden = hidden.chunk(2, -1)
+            hidden = _ACTIVATIONS[_GATES[self.activation]](gate) * hidden
+        else:
+            hidden = _ACTIVATIONS[self.activation](hidden)
         return self.out_proj(self.dropout(hidden))
 
     def extra_repr(self) -> str:

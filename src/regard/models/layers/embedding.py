@@ -13,7 +13,7 @@ from regard.mechanism.torch_state import concrete
 class Embedding(nn.Embedding):
     """Token embedding, scaled by √m (Vaswani et al. 2017, section 3.4).
 
-    vocab_size: number of tokens in the vocabulary. width: vector dimension m.
+    vocab_size: number of tokens in the vocabulary. width: vector dimension m. scale: whether to scale.
 
     >>> import torch, regard
     >>> embedding = regard.models.Embedding(100, 16)
@@ -24,15 +24,17 @@ class Embedding(nn.Embedding):
     regard.errors.ArgumentError: Token 100 is out of range for a vocabulary of 100; ...
     """
 
-    def __init__(self, vocab_size: int, width: int) -> None:
+    def __init__(self, vocab_size: int, width: int, *, scale: bool = True) -> None:
         check_int("Embedding got vocab_size", vocab_size, min=1)
         super().__init__(vocab_size, width)
+        self.scale = scale
         nn.init.normal_(self.weight, std=width**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the vectors of tokens: (…) → (…, m)."""
         try:
-            return super().forward(tokens) * math.sqrt(self.embedding_dim)
+            vectors = super().forward(tokens)
+            return vectors * math.sqrt(self.embedding_dim) if self.scale else vectors
         except IndexError:
             raise ArgumentError(out_of_range(tokens, self.num_embeddings)) from None
         except RuntimeError as error:

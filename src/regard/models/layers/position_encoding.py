@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.mechanism.biases import RelativeBias
 from regard.mechanism.torch_state import concrete
+from regard.models.configs import Sinusoids
 from regard.models.layers.positions import Positions
 
 
@@ -52,6 +53,7 @@ class PositionSizes(NamedTuple):
 
     width: model dimension. heads: number of attention heads. head_width: dimension of each head.
     max_positions: size of a learned table. causal: whether queries see only keys at or before their position.
+    sinusoids: order of sinusoidal features. buckets, max_distance: of a T5 bias.
     """
 
     width: int
@@ -59,6 +61,9 @@ class PositionSizes(NamedTuple):
     head_width: int
     max_positions: int
     causal: bool = False
+    sinusoids: Sinusoids = "interleaved"
+    buckets: int = 32
+    max_distance: int = 128
 
 
 def make_positions(kind: Positions, sizes: PositionSizes) -> PositionEncoding | RelativeBias:

@@ -43,6 +43,7 @@ class Stack(nn.Module):
         self.positions = config.make_positions(causal)
         block = DecoderBlock if cross else EncoderBlock
         self.blocks = nn.ModuleList(block(config) for _ in range(config.layers))
+        self.embedding_norm = config.make_norm() if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
         self.norm = config.make_norm() if config.norm_first else nn.Identity()
 
@@ -82,7 +83,7 @@ class Stack(nn.Module):
                 f"Stack has {len(self.blocks)} blocks, but got {len(caches)} caches; pass one per block: "
                 "stack.caches()."
             )
-        states = [self.dropout(x)]
+        states = [self.dropout(self.embedding_norm(x))]
         for i, block in enumerate(self.blocks):
             cache = None if caches is None else caches[i]
             if source is None:

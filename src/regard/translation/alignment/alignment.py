@@ -236,7 +236,8 @@ def rate_alignment_heads(
             weights = torch.cat([weights.mean(1, keepdim=True), weights], 1)
             for i, heads in zip(batch, weights, strict=True):
                 for shift in shifts:
-                    token_weights = drop_special_tokens(heads, len(targets[i]), len(sources[i]), shift)
+                    lengths = len(targets[i]), len(sources[i])
+                    token_weights = drop_special_tokens(heads, *lengths, shift, model.special_tokens)
                     hits = _count_hits(merge(*segmented[i], token_weights), reference[i])
                     counts[layer, shift] = counts.get((layer, shift), 0) + hits
     sure = sum(len(links.sure) for links in reference)

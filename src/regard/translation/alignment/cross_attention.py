@@ -13,11 +13,11 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.mechanism.weights.matrix import Weights
+from regard.models.generation import SpecialTokens
 from regard.models.layers.attention import Attends, is_cross_attention, watch_layers
 from regard.models.layers.dropout import eval_mode
 from regard.models.packed import Packed, as_padded
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.tokens import END, START
 
 Shift = Literal["input", "output"]
 
@@ -91,22 +91,30 @@ def cross_weights(
     sources, targets: token ids without special tokens. The weight of the source's end token is dropped
     without renormalization, so rows sum to at most 1.
     """
-    name, shift = layer_name(model, alignment_head), alignment_head.shift
+    name, shift, special = layer_name(model, alignment_head), alignment_head.shift, model.special_tokens
     results: dict[int, Tensor] = {}
     for batch, recorded in watch_forced_decoding(model, sources, targets, [name]):
         weights = torch.cat([_mean(call, alignment_head.heads) for call in recorded[name]], -2)
         for i, matrix in zip(batch, weights, strict=True):
-            results[i] = drop_special_tokens(matrix, len(targets[i]), len(sources[i]), shift).clone()
+            weights_of_tokens = drop_special_tokens(matrix, len(targets[i]), len(sources[i]), shift, special)
+            results[i] = weights_of_tokens.clone()
     return [results[i] for i in range(len(sources))]
 
 
-def drop_special_tokens(weights: Tensor, target: int, source: int, shift: Shift) -> Tensor:
+def drop_special_tokens(
+    weights: Tensor,
+    target: int,
+    source: int,
+    shift: Shift,
+    special: SpecialTokens = SpecialTokens(),  # noqa: B008 (a frozen value)
+) -> Tensor:
     """Drop the rows and columns of special tokens: (…, 1 + target, source + 1) → (…, target, source).
 
     Row i belongs to the step that reads token i − 1 (or the start token) and predicts token i.
     """
-    first = 1 if shift == "input" else 0
-    return weights[..., first : first + target, :source]
+    first = len(special.target_prefix) + (1 if shift == "input" else 0)
+    column = len(special.source_prefix)
+    return weights[..., first : first + target, column : column + source]
 
 
 def watch_forced_decoding(
@@ -129,8 +137,10 @@ def watch_forced_decoding(
             if name in recorded:
                 recorded[name].append(weights)
 
-        source, source_lengths = as_padded(Packed.of([[*sources[i], END] for i in batch], device))
-        target, target_lengths = as_padded(Packed.of([[START, *targets[i]] for i in batch], device))
+        special = model.special_tokens
+        source, source_lengths = as_padded(Packed.of([special.source(sources[i]) for i in batch], device))
+        inputs = [special.target_inputs(targets[i]) for i in batch]
+        target, target_lengths = as_padded(Packed.of(inputs, device))
         with torch.no_grad(), eval_mode(model), watch_layers(model, record):
             # padded, not packed: a recurrent model pads anyway, and a batch has one dense tensor of weights
             model.hidden(source, target, source_lengths=source_lengths, target_lengths=target_lengths)

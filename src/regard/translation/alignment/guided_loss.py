@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from regard._util.text import type_name
 from regard.errors import ArgumentError
 from regard.mechanism.scores import ScaledDot
+from regard.models.generation import SpecialTokens
 from regard.models.layers.attention import MultiHeadAttention
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
@@ -36,8 +37,13 @@ from regard.translation.tokens import Segmentation
 class GuidedLoss:
     """Alignment loss of one attention head; created by `guide_head`."""
 
-    def __init__(self, head: int, shift: Shift) -> None:
-        self.head, self.shift = head, shift
+    def __init__(
+        self,
+        head: int,
+        shift: Shift,
+        special: SpecialTokens = SpecialTokens(),  # noqa: B008 (a frozen value)
+    ) -> None:
+        self.head, self.shift, self.special = head, shift, special
         self._query: Tensor | None = None
         self._key: Tensor | None = None
 
@@ -70,6 +76,7 @@ class GuidedLoss:
         sentence = torch.arange(len(links)).repeat_interleave(torch.tensor([len(pair) for pair in links]))
         column, row = torch.cat([*links, torch.zeros(0, 2, dtype=torch.long)]).T
         linked = torch.zeros_like(scores, dtype=torch.bool)
+        row, column = row + len(self.special.target_prefix), column + len(self.special.source_prefix)
         linked[sentence, row + (self.shift == "input"), column] = True
         has_link = linked.any(-1)
         scores, linked = scores[has_link], linked[has_link]
@@ -105,7 +112,7 @@ def guide_head(model: Seq2Seq, alignment_head: AlignmentHead) -> Iterator[Guided
         raise ArgumentError(
             f"guide_head got {type_name(model)}; it needs a Transformer with ScaledDot scores."
         )
-    guided = GuidedLoss(heads[0], alignment_head.shift)
+    guided = GuidedLoss(heads[0], alignment_head.shift, model.special_tokens)
     handle = module.register_forward_pre_hook(guided.record)
     try:
         yield guided

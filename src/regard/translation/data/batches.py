@@ -16,9 +16,10 @@ from torch import Tensor
 
 from regard._util.checks import check_int, check_number
 from regard.errors import ArgumentError
+from regard.models.generation import SpecialTokens
 from regard.models.packed import Packed
 from regard.translation.data.subword_sampling import SubwordSampler
-from regard.translation.tokens import END, SPECIAL_TOKENS, START, UNKNOWN
+from regard.translation.tokens import SPECIAL_TOKENS, UNKNOWN
 
 Ids = Sequence[int] | NDArray[numpy.integer]
 Indices = NDArray[numpy.int64]
@@ -75,11 +76,15 @@ class Batch(NamedTuple):
         return Batch(source, target, tuple(links.to(device) for links in self.links))
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[Ids, Ids]]) -> "Batch":
+    def of(
+        cls,
+        pairs: Sequence[tuple[Ids, Ids]],
+        special: SpecialTokens = SpecialTokens(),  # noqa: B008 (a frozen value)
+    ) -> "Batch":
         """Pack pairs of token ids; adds start and end tokens."""
         return cls(
-            _pack([[*source, END] for source, _ in pairs]),
-            _pack([[START, *target, END] for _, target in pairs]),
+            _pack([special.source(source) for source, _ in pairs]),
+            _pack([special.target(target) for _, target in pairs]),
         )
 
 
@@ -98,6 +103,7 @@ class Batches:
     links: alignment links of each pair, as source and target token indices.
     samplers: split some words of source and target into other subwords; a batch may then exceed
         `batch_tokens`.
+    special: the special tokens around each sentence.
 
     >>> from regard.translation.data.batches import Batches, InMemoryPairs
     >>> batches = Batches(InMemoryPairs([([5] * n, [6] * n) for n in range(1, 9)]), batch_tokens=24)
@@ -114,6 +120,7 @@ class Batches:
     shared: bool = True
     links: EncodedPairs | None = None
     samplers: tuple[SubwordSampler, SubwordSampler] | None = None
+    special: SpecialTokens = SpecialTokens()  # noqa: RUF009 (a frozen value)
 
     def __post_init__(self) -> None:
         check_int("Batches got batch_tokens", self.batch_tokens, min=1)
@@ -143,7 +150,7 @@ class Batches:
         token.
         """
         examples = [self._example(int(index), epoch) for index in indices]
-        batch = Batch.of([pair for pair, _ in examples])
+        batch = Batch.of([pair for pair, _ in examples], self.special)
         links = tuple(links for _, links in examples if links is not None)
         return batch._replace(links=links) if links else batch
 
@@ -203,7 +210,7 @@ class Batches:
         if random.random() >= self.unknown_rate:
             return pair
         source, target = pair
-        return _replace_by_unknown(list(source), list(target), random, self.shared)
+        return _replace_by_unknown(list(source), list(target), random, self.shared, self.special.unknown)
 
 
 def _move_links(
@@ -238,7 +245,11 @@ def _split(order: Indices, sizes: NDArray[numpy.int64], max_tokens: int) -> Iter
 
 
 def _replace_by_unknown(
-    source: list[int], target: list[int], random: numpy.random.Generator, shared: bool
+    source: list[int],
+    target: list[int],
+    random: numpy.random.Generator,
+    shared: bool,
+    unknown: int = UNKNOWN,
 ) -> tuple[list[int], list[int]]:
     """Replace one token that occurs exactly once on each side with the unknown token.
 
@@ -251,10 +262,10 @@ def _replace_by_unknown(
     ]
     if common:
         token = common[random.integers(len(common))]
-        source[source.index(token)] = target[target.index(token)] = UNKNOWN
+        source[source.index(token)] = target[target.index(token)] = unknown
     else:
-        source.append(UNKNOWN)
-        target.append(UNKNOWN)
+        source.append(unknown)
+        target.append(unknown)
     return source, target
 
 

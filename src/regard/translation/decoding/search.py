@@ -18,32 +18,15 @@ from torch import Tensor
 from regard._util import interrupt
 from regard._util.checks import check_int, check_type
 from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard.models.generation import SpecialTokens
 from regard.models.layers.dropout import eval_mode
 from regard.models.packed import Packed
-from regard.models.seq2seq import Seq2Seq
+from regard.models.seq2seq import Seq2Seq, State
+from regard.translation.decoding.hypothesis import Hypothesis
+from regard.translation.decoding.refilled_beam import resolve_beam, search_refilled
 from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
-from regard.translation.tokens import END, PADDING, START
 
 _BLOCK = 64  # tokens per block in the two-stage topk; 20 to 100 are fastest for a vocabulary of 8,000
-
-
-class Hypothesis(NamedTuple):
-    """A decoded target sentence.
-
-    tokens: token ids without start and end token.
-    score: the ranking score; for samples, the log probability per token.
-    log_probability: sum over all tokens, including the end token.
-    finished: whether the end token was generated.
-
-    >>> from regard.translation.decoding.search import Hypothesis
-    >>> Hypothesis([5, 6], score=-0.5, log_probability=-1.5, finished=True).tokens
-    [5, 6]
-    """
-
-    tokens: list[int]
-    score: float
-    log_probability: float
-    finished: bool
 
 
 def search(
@@ -75,13 +58,19 @@ def search(
     limits = _limits(max_new_tokens, len(source))
     if not len(source):
         return []
+    if isinstance(strategy, Beam):
+        strategy = resolve_beam(strategy, model)
+        if strategy.early_stopping is not None:
+            return search_refilled(model, source, strategy, limits)
     with torch.inference_mode(), eval_mode(model):
         device = model.output_weight.device
-        suppressed = torch.tensor([PADDING, START], device=device)
+        special = model.special_tokens
+        suppressed = torch.tensor(special.never_generated, dtype=torch.long, device=device)
         make = next(make for kind, make in _EXTENDERS.items() if isinstance(strategy, kind))
         extender = make(strategy, source, device)
-        results = _Results(extender, torch.tensor(limits, device=device))
-        live, state = _Live.start(len(source), extender.rows, device), model.start(source)
+        results = _Results(extender, torch.tensor(limits, device=device), special)
+        live, state = _Live.start(len(source), extender.rows, device, special), model.start(source)
+        feed_prefix(model, state, special.target_start[:-1], len(source))
         state_rows, rows = len(source), live.sentences  # rows: for each hypothesis, its row in the state
         while True:
             interrupt.check()
@@ -98,14 +87,23 @@ def search(
             state_rows, (live, rows) = len(rows), extender.extend(live, log_probabilities)
 
 
+def feed_prefix(model: Seq2Seq, state: State, tokens: Sequence[int], rows: int) -> None:
+    """Feed the tokens with which every target begins, without reading the logits."""
+    for token in tokens:
+        model.step(torch.full((rows,), token, device=model.output_weight.device), state)
+
+
 def batch_by_length(
-    sources: Sequence[Sequence[int]], size: int, device: torch.device
+    sources: Sequence[Sequence[int]],
+    size: int,
+    device: torch.device,
+    special: SpecialTokens = SpecialTokens(),  # noqa: B008 (a frozen value)
 ) -> Iterator[tuple[list[int], Packed]]:
-    """Yield indices and packed sources in batches of similar lengths, shortest first; adds end tokens."""
+    """Yield indices and packed sources in batches of similar lengths, shortest first; adds special tokens."""
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     for first in range(0, len(order), size):
         indices = order[first : first + size]
-        yield indices, Packed.of([[*sources[i], END] for i in indices], device)
+        yield indices, Packed.of([special.source(sources[i]) for i in indices], device)
 
 
 class _Live(NamedTuple):
@@ -117,11 +115,12 @@ class _Live(NamedTuple):
     tokens: Tensor  # n t, with the start token
 
     @classmethod
-    def start(cls, sentences: int, rows: int, device: torch.device) -> "_Live":
-        """Create `rows` hypotheses per sentence, each with only the start token."""
+    def start(cls, sentences: int, rows: int, device: torch.device, special: SpecialTokens) -> "_Live":
+        """Create `rows` hypotheses per sentence, each with only the tokens that start a target."""
         origins = torch.arange(sentences * rows, device=device)
         totals = torch.zeros(len(origins), dtype=torch.float64, device=device)
-        return cls(origins // rows, origins, totals, torch.full((len(origins), 1), START, device=device))
+        first = torch.tensor(special.target_start, device=device)
+        return cls(origins // rows, origins, totals, first.expand(len(origins), -1))
 
     def take(self, rows: Tensor) -> "_Live":
         """Select rows."""
@@ -214,15 +213,16 @@ _EXTENDERS: dict[type, Callable[[Any, Packed, torch.device], _Extender]] = {
 class _Results:
     """The ended hypotheses of each sentence, and the score that a new one must exceed to be returned."""
 
-    def __init__(self, extender: _Extender, limits: Tensor) -> None:
+    def __init__(self, extender: _Extender, limits: Tensor, special: SpecialTokens) -> None:
         self.extender, self.limits = extender, limits
+        self.end, self.first = special.end, len(special.target_start)
         self.hypotheses: list[list[Hypothesis]] = [[] for _ in range(len(limits))]
         self.threshold = torch.full(limits.shape, -math.inf, dtype=torch.float64, device=limits.device)
 
     def collect(self, live: _Live) -> Tensor:
         """Store the hypotheses that ended or reached their limit; return a mask (n) of those still active."""
         length = live.tokens.shape[1] - 1
-        ended = live.tokens[:, -1] == END
+        ended = (live.tokens[:, -1] == self.end) & (live.tokens.shape[1] > self.first)
         cut = ~ended & (self.limits[live.sentences] <= length)
         self._store(live.take(ended), length, finished=True)
         self._store(live.take(cut), length, finished=False)
@@ -238,7 +238,9 @@ class _Results:
         columns = (live.sentences, live.tokens, scores, live.totals)
         for sentence, tokens, score, total in zip(*(column.tolist() for column in columns), strict=True):
             hypotheses = self.hypotheses[sentence]
-            hypotheses.append(Hypothesis(tokens[1:-1] if finished else tokens[1:], score, total, finished))
+            hypotheses.append(
+                Hypothesis(tokens[self.first : -1 if finished else None], score, total, finished)
+            )
             finished_scores = sorted((h.score for h in hypotheses if h.finished), reverse=True)
             if len(finished_scores) >= n_best:
                 self.threshold[sentence] = finished_scores[n_best - 1]

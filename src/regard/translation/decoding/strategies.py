@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from regard._util.checks import check_int, check_number
 from regard._util.guesses import hint_arguments
 from regard.errors import ArgumentError
+from regard.models.generation import EarlyStopping
 
 MAX_HYPOTHESES = 10_000  # beam size, or samples per sentence
 MAX_BATCH_SIZE = 100_000  # sentences decoded together
@@ -29,10 +30,17 @@ class Beam:
 
     size: beam size. n_best: number of hypotheses to return, at most `size`.
     length_penalty: hypotheses are ranked by log probability / length ** length_penalty; 0 favors short
-        outputs, 1 ranks by mean log probability per token.
+        outputs, 1 ranks by mean log probability per token. For a pretrained translator in Hugging Face
+        format, the default of 1 stands for the value in its generation_config.json.
     prune_threshold: drop hypotheses whose log probability is lower than the best by more than this (relative
         threshold pruning, Freitag and Al-Onaizan 2017). A threshold of 3 saves a fifth of the time and rarely
         changes the translation. Fewer than `n_best` hypotheses may be returned.
+    early_stopping: when the search of a sentence ends. None: when no other hypothesis can become one of the
+        n best; a finished one keeps its slot in the beam. The other values work as in `transformers`, which
+        refills the slots of finished hypotheses. True: when `size` hypotheses have finished. False: when the
+        best unfinished one, at its current length, scores below them. "never": likewise, at any length up to
+        the maximum. Default: for a pretrained translator in Hugging Face format, the value in its
+        generation_config.json; otherwise None.
 
     >>> from regard.translation.decoding.strategies import Beam
     >>> Beam(size=4, n_best=5)
@@ -44,6 +52,7 @@ class Beam:
     length_penalty: float = 1.0
     n_best: int = 1
     prune_threshold: float = math.inf
+    early_stopping: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
         check_int("Beam got size", self.size, min=1)
@@ -52,6 +61,10 @@ class Beam:
         check_number("Beam got length_penalty", self.length_penalty, min=0)
         if self.prune_threshold != math.inf:
             check_number("Beam got prune_threshold", self.prune_threshold, min=0)
+        if self.early_stopping is not None and self.early_stopping not in (True, False, "never"):
+            raise ArgumentError(
+                f"Beam got early_stopping={self.early_stopping!r}; it must be True, False, 'never' or None."
+            )
         if self.n_best > self.size:
             raise ArgumentError(
                 f"Beam got size={self.size} and n_best={self.n_best}; n_best cannot exceed size. Use "

@@ -42,6 +42,7 @@ from regard.translation.model_folder import (
     is_training,
     read_config,
 )
+from regard.translation.pretrained.origin import build_model, origin_checksums, read_origin
 from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.training.sharding import Shard, write_sharded
 
@@ -80,9 +81,9 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
         if config.layers > tensors:  # checked before building them
             raise ValueError(f"{CONFIG} has {config.layers} layers, but {MODEL} has {tensors} tensors")
         with meta_device():  # allocates no memory until the sizes are checked
-            model = config.build(tokens.sizes())
+            model = build_model(config, tokens)
         parameters = read_parameters(path / MODEL, model)
-        _check_parameters(parameters, json.loads(metadata.get(_CHECKSUMS, "{}")), tokens)
+        _check_parameters(parameters, json.loads(metadata.get(_CHECKSUMS, "{}")), path, tokens)
         # float16 only saves space: CPUs compute in float32, and bfloat16 keeps its range
         if all(tensor.dtype == torch.float16 for tensor in parameters.values()):
             parameters = {name: tensor.float() for name, tensor in parameters.items()}
@@ -102,12 +103,17 @@ def token_files(shared: bool) -> tuple[str, str]:
 
 def read_tokens(folder: Path, config: TokensConfig) -> TokenizerPair:
     """Load the vocabularies of a folder."""
+    origin = read_origin(folder)
+    if origin is not None:
+        return origin.tokens
     sides = {name: Tokenizer.load(folder / name, config.kind) for name in set(token_files(config.shared))}
     return TokenizerPair(*(sides[name] for name in token_files(config.shared)))
 
 
 def write_tokens(folder: Path, tokens: TokenizerPair) -> None:
-    """Save the vocabularies in a folder."""
+    """Save the vocabularies in a folder; those of a pretrained model are already there."""
+    if tokens.target.origin is not None:
+        return
     for name, side in dict(zip(token_files(tokens.shared), tokens, strict=True)).items():
         side.save(folder / name)
 
@@ -129,15 +135,21 @@ def _checksums(folder: Path, tensor_checksum: str) -> dict[str, str]:
     for name in (SHARED, SOURCE, TARGET):
         if (folder / name).is_file():
             sums[name] = hashlib.sha256(Tokenizer.read(folder / name)).hexdigest()
+    sums |= origin_checksums(folder)
     return {_CHECKSUMS: json.dumps(sums)}
 
 
 def _check_parameters(
-    parameters: Mapping[str, Tensor], sums: Mapping[str, str], tokens: TokenizerPair
+    parameters: Mapping[str, Tensor], sums: Mapping[str, str], folder: Path, tokens: TokenizerPair
 ) -> None:
     """Raise ValueError unless tensors and vocabularies match their checksums."""
     if sums.get(CHECKSUM) != checksum(parameters, parameters.__getitem__):
         raise ValueError(f"{MODEL} does not match its checksum")
+    for name, digest in origin_checksums(folder).items():
+        if sums.get(name) != digest:
+            raise ValueError(f"{name} is not the file that {MODEL} was trained with")
+    if tokens.target.origin is not None:
+        return
     for name, side in zip(token_files(tokens.shared), tokens, strict=True):
         if sums.get(name) != hashlib.sha256(side.content).hexdigest():
             raise ValueError(f"{name} is not the vocabulary that {MODEL} was trained with")

@@ -23,9 +23,11 @@ from regard.errors import ArgumentError, RegardError
 from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import Batch, Batches
 from regard.translation.data.subword_sampling import SubwordSampler
+from regard.translation.pretrained.origin import build_model
 from regard.translation.training.callbacks import Callback, CallbackList, Report
 from regard.translation.training.checkpoint import Checkpoint
 from regard.translation.training.distributed import Candidate, World
+from regard.translation.training.initialization import load_initial
 from regard.translation.training.objective import Objective
 from regard.translation.training.optimization import create_optimizer, dropout_seed, learning_rate
 from regard.translation.training.preparation import TrainingData
@@ -118,6 +120,7 @@ class Trainer:
             tokens.shared,
             data.links,
             SubwordSampler.create_pair(tokens, training.subword_sampling),
+            tokens.special,
         )
         self.epoch_updates = max(1, len(self.batches.epoch(0)) // training.accumulate)
         self.steps = training.updates or training.epochs * self.epoch_updates
@@ -189,7 +192,9 @@ class Trainer:
         self.steps = progress.steps = max(int(self.world.sum(steps if self.world.rank == 0 else 0)), 1)
 
     def _build(self) -> Objective:
-        return Objective(self.config.model.build(self.tokens.sizes()), self.config.training)
+        model = build_model(self.config.model, self.tokens)
+        load_initial(self.folder, model)
+        return Objective(model, self.config.training)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:

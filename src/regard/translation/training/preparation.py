@@ -30,7 +30,7 @@ from regard.translation.data.encoded import EncodedCorpus
 from regard.translation.data.formats import read_pairs, write_pairs
 from regard.translation.data.pairs import Pair, Splitter
 from regard.translation.data.statistics import CorpusStatistics
-from regard.translation.model_folder import DATA, DEV, DEV_LINKS, IDS, LINKS, READY, TEXT
+from regard.translation.model_folder import DATA, DEV, DEV_LINKS, IDS, LINKS, PRETRAINED, READY, TEXT
 from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.training.checkpoint import read_tokens, token_files, write_tokens
 from regard.translation.training.rendezvous import first_sentence
@@ -73,7 +73,7 @@ def load_data(folder: Path, config: TranslationConfig) -> TrainingData:
     """Load the data written by `prepare`."""
     _check_version(folder, config)
     try:
-        verify_checksums(folder / READY, _checksummed(config))
+        verify_checksums(folder / READY, _checksummed(folder, config))
         data = TrainingData(
             read_tokens(folder, config.tokens),
             EncodedCorpus(folder / IDS),
@@ -106,9 +106,11 @@ def _check_version(folder: Path, config: TranslationConfig) -> None:
         )
 
 
-def _checksummed(config: TranslationConfig) -> list[str]:
+def _checksummed(folder: Path, config: TranslationConfig) -> list[str]:
     """Return the files whose checksums are in `ready`; train.ids and links.ids contain their own."""
-    tokens = dict.fromkeys(token_files(config.tokens.shared))
+    tokens: Iterable[str] = dict.fromkeys(token_files(config.tokens.shared))
+    if (folder / PRETRAINED).is_dir():
+        tokens = sorted(f"{PRETRAINED}/{path.name}" for path in (folder / PRETRAINED).iterdir())
     links = [] if config.model.kind == "plain" else [Path(DEV_LINKS).name]
     return [Path(DEV).name, *links, *(f"../{name}" for name in tokens)]
 
@@ -141,12 +143,14 @@ def prepare(
     pairs: Iterable[Pair],
     dev: Iterable[Pair] | None = None,
     notify: Callable[[str], None] = print,
+    tokens: TokenizerPair | None = None,
 ) -> TrainingData:
     """Clean and split the pairs, learn vocabularies, and write everything into a model folder.
 
     dev: validation pairs. Default: held out from `pairs`. notify: called with messages about the data.
+    tokens: the vocabularies of a model to start from; default: learn them.
     """
-    return prepare_with(folder, lambda statistics: config, pairs, dev, notify)[1]
+    return prepare_with(folder, lambda statistics: config, pairs, dev, notify, tokens)[1]
 
 
 def prepare_with(
@@ -155,6 +159,7 @@ def prepare_with(
     pairs: Iterable[Pair],
     dev: Iterable[Pair] | None,
     notify: Callable[[str], None],
+    tokens: TokenizerPair | None = None,
 ) -> tuple[TranslationConfig, TrainingData]:
     """Like `prepare`, but choose the config after the pairs are counted; also return it.
 
@@ -173,7 +178,9 @@ def prepare_with(
         notify(f"Warning: {warning}")
     if config != early:
         notify(describe_choice(statistics, config))
-    tokens = _learn_tokens(config.tokens, train, config.training.seed)
+    learned = tokens is None
+    if tokens is None:
+        tokens = _learn_tokens(config.tokens, train, config.training.seed)
     write_tokens(folder, tokens)
     notify(_describe(tokens, config.tokens))
     guided = config.training.guided_alignment_weight
@@ -181,7 +188,7 @@ def prepare_with(
     sample_size = _GUIDE_PAIRS if guided else _HEAD_PAIRS
     encoded = _encode_and_sample(tokens, train, config.corpus, sample, sample_size, notify)
     corpus = EncodedCorpus.write(folder / IDS, encoded, vocabulary=max(len(side) for side in tokens))
-    if warning := _check_vocabulary(tokens, corpus, config.tokens):
+    if learned and (warning := _check_vocabulary(tokens, corpus, config.tokens)):
         notify(f"Warning: {warning}")
     dev_filter = _token_filter(config.corpus)
     dev_pairs = [pair for pair, _ in _encode(tokens, dev_pairs, dev_filter)]
@@ -200,7 +207,7 @@ def prepare_with(
         token_pairs = _align_tokens(tokens, filtered, LexicalAligner.learn(sample))
         links = EncodedCorpus.write(folder / LINKS, token_pairs, vocabulary=config.corpus.max_tokens)
     (folder / TEXT).unlink()
-    write_checksums(folder / READY, _checksummed(config))
+    write_checksums(folder / READY, _checksummed(folder, config))
     return config, TrainingData(tokens, corpus, dev_pairs, links, dev_links)
 
 

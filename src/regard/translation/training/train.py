@@ -31,9 +31,11 @@ from regard.translation.model_folder import (
     read_config,
     write_config,
 )
+from regard.translation.pretrained.origin import build_model
 from regard.translation.training.callbacks import Callback, CallbackList, Report, ValidationResult
 from regard.translation.training.checkpoint import Checkpoint, load_model
 from regard.translation.training.distributed import World
+from regard.translation.training.initialization import InitialModel
 from regard.translation.training.logs import CsvLog, SampleLog, TensorBoardLog
 from regard.translation.training.loop import Trainer, TrainingResult
 from regard.translation.training.model_card import write_model_card
@@ -71,6 +73,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     world: World | None = None,
     origin: Mapping[str, Any] | None = None,
+    initial: InitialModel | str | os.PathLike[str] | None = None,
 ) -> TrainingResult:
     """Train a translator in a model folder. Load it with `load_translator(folder)`.
 
@@ -84,6 +87,9 @@ def train(
         are always written.
     world: the processes that train together; see `join_world`.
     origin: where the pairs come from; stored in config.json.
+    initial: folder of a model to start from (fine-tuning), written by `train` or in Hugging Face format, or
+        an `InitialModel` with the languages of a multilingual one. Its architecture and vocabulary are used;
+        the default learning rate is 1e-4.
 
     On a CPU, call `regard.models.keep_memory()` first to train faster; with sharded parameters, call
     `regard.models.return_memory()` to save memory.
@@ -117,7 +123,8 @@ def train(
         return _train(path, Run.load(path), callbacks, world)
     with lock_folder(path):
         with _clean_up_on_error(path), world.sync_errors():
-            run = _prepare(path, pairs, dev, config, resume, CallbackList(callbacks), origin or {})
+            start = initial if isinstance(initial, InitialModel | None) else InitialModel(Path(initial))
+            run = _prepare(path, pairs, dev, config, resume, CallbackList(callbacks), origin or {}, start)
         return _train(path, run, callbacks, world)
 
 
@@ -215,6 +222,7 @@ def _prepare(
     resume: bool,
     callbacks: Callback,
     origin: Mapping[str, Any],
+    initial: InitialModel | None = None,
 ) -> Run:
     """Prepare the training data, or load it if the folder already has it."""
     if any(not path.name.startswith(".") for path in folder.glob("*")):
@@ -235,12 +243,32 @@ def _prepare(
             )
     if pairs is None:
         raise ArgumentError(f"Nothing to resume in {os.fspath(folder)!r}. Pass the training pairs.")
-    choose = config if callable(config) else choose_config if config is None else lambda statistics: config
+    if initial is not None and isinstance(config, TranslationConfig):
+        initial.check(config)
+    choose = _config_choice(config, initial)
     entries = {ORIGIN: dict(origin)} if origin else {}
     write_config(folder, choose(CorpusStatistics()), **entries)
-    chosen, data = prepare_with(folder, choose, pairs, dev, callbacks.on_message)
+    tokens = None if initial is None else initial.write(folder)
+    chosen, data = prepare_with(folder, choose, pairs, dev, callbacks.on_message, tokens)
     write_config(folder, chosen, **entries)
     return Run(chosen, data, entries)
+
+
+def _config_choice(
+    config: TranslationConfig | ConfigChoice | None, initial: InitialModel | None
+) -> ConfigChoice:
+    """Return a function that chooses the config; one for fine-tuning must fit the initial model."""
+    if isinstance(config, TranslationConfig):
+        return lambda statistics: config
+    if initial is None:
+        return config or choose_config
+
+    def choose(statistics: CorpusStatistics) -> TranslationConfig:
+        chosen = initial.config(choose_config(statistics)) if config is None else config(statistics)
+        initial.check(chosen)
+        return chosen
+
+    return choose
 
 
 def _extend(folder: Path, run: Run, config: TranslationConfig | None, callbacks: Callback) -> Run:
@@ -282,7 +310,7 @@ def _select_head(folder: Path, run: Run) -> None:
     config, data = run.config, run.data
     if config.model.kind == "plain" or not (folder / MODEL).exists():
         return
-    with streamed_model(lambda: config.model.build(data.tokens.sizes()), folder / MODEL) as model:
+    with streamed_model(lambda: build_model(config.model, data.tokens), folder / MODEL) as model:
         head = _best_head(model, data)
     write_config(folder, config, **run.entries | {ALIGNMENT: head.to_dict()})
 

@@ -19,7 +19,7 @@ from regard.translation.data.pairs import Pair
 from regard.translation.decoding.search import batch_by_length
 from regard.translation.evaluation import evaluate
 from regard.translation.sentence_splitter import max_translation_tokens
-from regard.translation.tokens import END, START, TokenizerPair
+from regard.translation.tokens import TokenizerPair
 from regard.translation.training.callbacks import SampleTranslation, ValidationResult
 
 _BATCH_TOKENS = 4096
@@ -43,7 +43,8 @@ class DevSet(NamedTuple):
         """Encode sentence pairs."""
         sources = tokens.source.encode_batch([pair.source for pair in pairs])
         targets = tokens.target.encode_batch([pair.target for pair in pairs])
-        batches = Batches(InMemoryPairs(list(zip(sources, targets, strict=True))), _BATCH_TOKENS)
+        encoded_pairs = InMemoryPairs(list(zip(sources, targets, strict=True)))
+        batches = Batches(encoded_pairs, _BATCH_TOKENS, special=tokens.special)
         encoded = [batches.get(indices, 0) for indices in batches.epoch(0)]
         return cls(pairs, encoded, sources[:_MAX_TRANSLATED])
 
@@ -81,9 +82,10 @@ def dev_loss(model: Seq2Seq, batches: Sequence[Batch]) -> float:
 def translate_greedy(model: Seq2Seq, tokens: TokenizerPair, sources: Sequence[Sequence[int]]) -> list[str]:
     """Translate greedily, in batches of similar lengths."""
     texts = [""] * len(sources)
-    for indices, packed in batch_by_length(sources, _BATCH_SENTENCES, model.output_weight.device):
+    device, special = model.output_weight.device, tokens.special
+    for indices, packed in batch_by_length(sources, _BATCH_SENTENCES, device, special):
         limit = max_translation_tokens(max(len(sources[i]) for i in indices))
-        outputs = model.greedy(packed, start=START, end=END, max_new_tokens=limit)
+        outputs = model.greedy(packed, start=special.target_start, end=special.end, max_new_tokens=limit)
         for i, ids in zip(indices, outputs, strict=True):
             texts[i] = tokens.target.decode(ids).text
     return texts

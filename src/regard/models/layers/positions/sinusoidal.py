@@ -1,16 +1,18 @@
 """Sinusoidal position embeddings."""
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from regard._util.checks import check_int, check_number
+from regard._util.checks import check_choice, check_int, check_number
+from regard.models.configs import Sinusoids
 from regard.models.layers.position_encoding import PositionEncoding, PositionSizes, waves
 
 
 def make(sizes: PositionSizes) -> "SinusoidalPositions":
-    return SinusoidalPositions(sizes.width)
+    return SinusoidalPositions(sizes.width, layout=sizes.sinusoids)
 
 
 class SinusoidalPositions(PositionEncoding):
@@ -18,6 +20,9 @@ class SinusoidalPositions(PositionEncoding):
 
     width: vector dimension.
     base: longest wavelength divided by 2π; default: 10,000. Increase base for longer texts.
+    layout: order of the features. "interleaved": sin at even and cos at odd indices; "concatenated": all sin,
+        then all cos (Marian); "fairseq": likewise, with wavelengths up to exactly base · 2π and positions
+        counted from 2 (M2M-100).
 
     The module has no parameters and no maximum position.
 
@@ -26,15 +31,24 @@ class SinusoidalPositions(PositionEncoding):
     torch.Size([3, 4])
     """
 
-    def __init__(self, width: int, base: float = 10_000.0) -> None:
+    def __init__(self, width: int, base: float = 10_000.0, *, layout: Sinusoids = "interleaved") -> None:
         super().__init__()
         check_int("SinusoidalPositions got width", width, min=1)
         check_number("SinusoidalPositions got base", base, above=1)
-        self.width, self.base = width, float(base)
+        check_choice("SinusoidalPositions got layout", layout, get_args(Sinusoids))
+        self.width, self.base, self.layout = width, float(base), layout
 
     def forward(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the vectors of positions, (…) → (…, m), with sin at even and cos at odd indices."""
+        """Return the vectors of positions, (…) → (…, m)."""
+        if self.layout == "fairseq":
+            half = self.width // 2
+            # waves uses base^(−2i / width); fairseq, base^(−i / (half − 1))
+            base = self.base ** (half / max(half - 1, 1))
+            parts = waves(positions + 2, 2 * half, base, dtype)
+            return F.pad(torch.cat(parts, -1), (0, self.width % 2))
         sin, cos = waves(positions, self.width, self.base, dtype)
+        if self.layout == "concatenated":
+            return torch.cat([sin, cos], -1)[..., : self.width]
         return torch.stack([sin, cos], -1).flatten(-2)[..., : self.width]
 
     def encode(self, x: Tensor, positions: Tensor) -> tuple[Tensor, dict[str, Any]]:
@@ -44,4 +58,4 @@ class SinusoidalPositions(PositionEncoding):
         return {"": self(torch.arange(length))}
 
     def extra_repr(self) -> str:
-        return str(self.width)
+        return str(self.width) if self.layout == "interleaved" else f"{self.width}, layout={self.layout!r}"

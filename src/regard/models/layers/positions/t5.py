@@ -11,7 +11,7 @@ from regard.models.layers.position_encoding import PositionSizes
 
 
 def make(sizes: PositionSizes) -> "T5Bias":
-    return T5Bias(sizes.heads, bidirectional=not sizes.causal)
+    return T5Bias(sizes.heads, sizes.buckets, sizes.max_distance, bidirectional=not sizes.causal)
 
 
 class T5Bias(RelativeBias):

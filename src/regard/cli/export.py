@@ -1,0 +1,40 @@
+"""`regard export`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from regard._util.text import printable
+from regard.cli.shared import Languages, check_folder, check_model, console, parse_languages
+
+
+def export(
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="Folder written by regard train, or in Hugging Face format."),
+    ],
+    to: Annotated[Literal["ctranslate2", "onnx", "huggingface"], typer.Option("--to", help="Format.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="New folder for the exported model.")
+    ],
+    languages: Languages = None,
+) -> None:
+    """Export a translation model to CTranslate2, ONNX or Hugging Face format.
+
+    The exported folder contains the vocabularies and a README.md that shows how to use it without regard.
+    It gives the same greedy translations. The alignment head is marked.
+
+    Examples:
+    regard export de-en --to ctranslate2 -o de-en-ct2
+    regard export de-en --to huggingface -o de-en-hf
+    regard export m2m100_418M --languages de-en --to onnx -o de-en-onnx
+    """
+    check_model(model)
+    check_folder(output)
+    source, target = (None, None) if languages is None else parse_languages(languages)
+    from regard.translation.export.export import export_translator
+
+    export_translator(model, to, output, source=source, target=target)
+    readme = printable(str(output / "README.md"))
+    console().print(f"Exported to {printable(str(output))}; {readme} shows how to use it.")

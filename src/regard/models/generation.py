@@ -1,0 +1,81 @@
+"""Special tokens of a sequence-to-sequence model, and how its own library decodes. Does not import torch."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids of the special tokens, and which of them surround a sentence.
+
+    The defaults are those of every model that regard trains from scratch.
+
+    padding, start, end, unknown: token ids.
+    source_prefix, source_suffix: ids around a source sentence, such as a language token; default suffix: end.
+    target_prefix: ids between the start token and a target sentence.
+    suppressed: ids that are never generated; default: padding and start.
+
+    >>> from regard.models.generation import SpecialTokens
+    >>> SpecialTokens().source([5, 6]), SpecialTokens().target([5, 6])
+    ([5, 6, 2], [1, 5, 6, 2])
+    >>> SpecialTokens(start=2, source_prefix=(9,), target_prefix=(8,)).target_inputs([5, 6])
+    [2, 8, 5, 6]
+    """
+
+    padding: int = 0
+    start: int = 1
+    end: int = 2
+    unknown: int = 3
+    source_prefix: tuple[int, ...] = ()
+    source_suffix: tuple[int, ...] | None = None
+    target_prefix: tuple[int, ...] = ()
+    suppressed: tuple[int, ...] | None = None
+
+    @property
+    def target_start(self) -> tuple[int, ...]:
+        """The tokens with which every target begins."""
+        return (self.start, *self.target_prefix)
+
+    @property
+    def never_generated(self) -> tuple[int, ...]:
+        """`suppressed`, or its default if None."""
+        return (self.padding, self.start) if self.suppressed is None else self.suppressed
+
+    def source(self, ids: Iterable[int]) -> list[int]:
+        """Return the input of the encoder for a sentence."""
+        suffix = (self.end,) if self.source_suffix is None else self.source_suffix
+        return [*self.source_prefix, *ids, *suffix]
+
+    def target_inputs(self, ids: Iterable[int]) -> list[int]:
+        """Return the input of the decoder for a sentence."""
+        return [*self.target_start, *ids]
+
+    def target(self, ids: Iterable[int]) -> list[int]:
+        """Return a whole target, from the start to the end token."""
+        return [*self.target_start, *ids, self.end]
+
+
+@dataclass(frozen=True)
+class DecodingDefaults:
+    """Beam search as the library of a pretrained model runs it: the options that `Beam` leaves open.
+
+    early_stopping, length_penalty: see `regard.translation.Beam`.
+    max_length: maximum length of a target, including the start token; None: twice the source.
+    forced_end: whether a hypothesis of maximum length ends with the end token, at no cost.
+
+    >>> from regard.models.generation import DecodingDefaults
+    >>> DecodingDefaults(max_length=200).max_new_tokens(default=30)
+    199
+    """
+
+    early_stopping: EarlyStopping = False
+    length_penalty: float = 1.0
+    max_length: int | None = None
+    forced_end: bool = False
+
+    def max_new_tokens(self, default: int) -> int:
+        """Return the maximum number of tokens after the start token."""
+        return default if self.max_length is None else self.max_length - 1

@@ -1,0 +1,70 @@
+"""Export a translator to the format of another library."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Literal, get_args
+
+from regard._util.checks import check_choice
+from regard._util.files import write_atomic
+from regard.translation.export.ctranslate2 import export_ctranslate2
+from regard.translation.export.huggingface import export_huggingface
+from regard.translation.export.onnx import export_onnx
+from regard.translation.export.plan import Plan, check_output
+from regard.translation.export.readme import describe
+from regard.translation.pretrained.loader import PretrainedFolder
+from regard.translation.translator import Translator, load_translator
+
+Format = Literal["ctranslate2", "onnx", "huggingface"]
+NAMES: dict[str, str] = {"ctranslate2": "CTranslate2", "onnx": "ONNX", "huggingface": "Hugging Face"}
+
+
+def export_translator(
+    folder: str | os.PathLike[str],
+    to: Format,
+    output: str | os.PathLike[str],
+    *,
+    source: str | None = None,
+    target: str | None = None,
+) -> Path:
+    """Write a translator in the format of another library, with its vocabularies; return the new folder.
+
+    folder: written by `regard train`, or in Hugging Face format.
+    to: "ctranslate2", "onnx" or "huggingface".
+    output: a new or empty folder. It appears only when it is complete; its README.md shows how to use it.
+    source, target: languages of a multilingual model.
+
+    The exported model gives the same greedy translations, and marks the alignment head. A setting that the
+    format cannot express raises an error.
+
+    >>> from regard.translation.export.export import export_translator
+    >>> export_translator("de-en", "tensorflow", "out")
+    Traceback (most recent call last):
+    regard.errors.ArgumentError: export_translator got to='tensorflow'; choose one of ctranslate2, onnx, ...
+    """
+    check_choice("export_translator got to", to, get_args(Format))
+    destination = Path(output)
+    check_output(destination)
+    translator = load_translator(folder, source=source, target=target)
+    origin = translator.tokens.target.origin
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".regard-", dir=destination.parent) as temporary:
+        part = Path(temporary) / "export"
+        part.mkdir()
+        _write(translator, origin if isinstance(origin, PretrainedFolder) else None, to, part)
+        if destination.exists():
+            destination.rmdir()  # empty
+        shutil.move(part, destination)
+    return destination
+
+
+def _write(translator: Translator, origin: PretrainedFolder | None, to: Format, folder: Path) -> None:
+    plan = Plan.of(translator, NAMES[to])
+    if to == "ctranslate2":
+        export_ctranslate2(plan, folder)
+    elif to == "onnx":
+        export_onnx(plan, folder)
+    else:
+        export_huggingface(plan, folder, origin)
+    write_atomic(folder / "README.md", describe(plan, to, folder).encode())

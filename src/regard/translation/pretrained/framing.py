@@ -1,0 +1,105 @@
+"""The settings that determine special tokens and languages, and the caller's choice of languages."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from regard.errors import ArgumentError
+from regard.models.checkpoint_files import read_json, short
+from regard.models.generation import DecodingDefaults
+from regard.translation.pretrained.settings import Settings
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The languages to translate between, and the settings in a folder.
+
+    source, target: language codes, or None for the folder's own.
+    config, generation, tokenizer: config.json, generation_config.json and tokenizer_config.json.
+    """
+
+    folder: Path
+    source: str | None
+    target: str | None
+    config: Settings
+    generation: Settings
+    tokenizer: Settings
+
+    @classmethod
+    def load(
+        cls, folder: Path, config: Settings, generation: Settings, source: str | None, target: str | None
+    ) -> "Choice":
+        """Read tokenizer_config.json, if there is one."""
+        path = folder / "tokenizer_config.json"
+        return cls(
+            folder,
+            source,
+            target,
+            config,
+            generation,
+            Settings(path, read_json(path) if path.exists() else {}),
+        )
+
+    def token(self, name: str, default: int | None = None) -> int:
+        """Return a token id from the settings of generation, or from config.json."""
+        settings = self.generation if self.generation.get(name) is not None else self.config
+        value = settings.get(name)
+        if isinstance(value, list) and len(value) == 1:
+            settings = Settings(settings.path, {name: value[0]})
+        return settings.integer(name, default, min=0)
+
+    def suppressed(self) -> tuple[int, ...]:
+        """Return the ids of tokens that are never generated."""
+        ids = list(self.generation.get("suppress_tokens", []))
+        for word in self.generation.get("bad_words_ids", []):
+            if not isinstance(word, list) or len(word) != 1:
+                raise ArgumentError(
+                    f"{self.generation.path} has bad_words_ids with {short(word)}; regard supports only "
+                    "single tokens."
+                )
+            ids += word
+        for i in ids:
+            if isinstance(i, bool) or not isinstance(i, int) or i < 0:
+                raise ArgumentError(f"{self.generation.path} suppresses {short(i)}, which is not a token id.")
+        return tuple(dict.fromkeys(ids))
+
+    def decoding(self) -> DecodingDefaults:
+        """Return how the folder's own library decodes."""
+        early = self.generation.get("early_stopping", False)
+        if early not in (True, False, "never"):
+            raise ArgumentError(
+                f"{self.generation.path} has early_stopping={short(early)}; it must be a boolean."
+            )
+        max_length = self.generation.get("max_length")
+        new = self.generation.get("max_new_tokens")
+        forced = self.generation.get("forced_eos_token_id")
+        if forced is not None and forced not in (self.token("eos_token_id"), [self.token("eos_token_id")]):
+            raise ArgumentError(
+                f"{self.generation.path} has forced_eos_token_id={short(forced)} and "
+                f"eos_token_id={self.token('eos_token_id')}; regard supports only equal ids."
+            )
+        if new is not None:
+            max_length = self.generation.integer("max_new_tokens") + 1
+        elif max_length is not None:
+            max_length = self.generation.integer("max_length", min=2)
+        return DecodingDefaults(
+            early_stopping=early,
+            length_penalty=self.generation.number("length_penalty", 1.0, below=1e6),
+            max_length=max_length,
+            forced_end=forced is not None,
+        )
+
+    def language(self, side: str) -> str | None:
+        """Return the caller's language for "source" or "target", or that of tokenizer_config.json."""
+        given = self.source if side == "source" else self.target
+        own = self.tokenizer.get("src_lang" if side == "source" else "tgt_lang")
+        return given if given is not None else own if isinstance(own, str) else None
+
+    def check_fixed(self, side: str, key: str) -> None:
+        """Raise if the caller chose another language than the only one of the folder."""
+        given = self.source if side == "source" else self.target
+        own = self.tokenizer.get(key)
+        if given is not None and given != own:
+            reason = f"its {side} language is {own!r}" if own else f"it does not state its {side} language"
+            raise ArgumentError(
+                f"{self.folder} translates one language pair, and {reason}; it got {side}={given!r}. Omit it."
+            )

@@ -1,0 +1,54 @@
+"""Translator of a pretrained model, which selects its alignment head on first use."""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regard.translation.alignment.cross_attention import AlignmentHead
+from regard.translation.pretrained.alignment_head import guess_alignment_head
+from regard.translation.pretrained.loader import PretrainedFolder, read_pretrained
+from regard.translation.translator import Translator
+
+if TYPE_CHECKING:
+    from regard.models.transformer import Transformer
+
+
+class PretrainedTranslator(Translator):
+    """A translator loaded from a folder in Hugging Face format.
+
+    model, folder: the model, and what the folder says about it.
+
+    Its alignment head is guessed on first use, see `guess_alignment_head`. To select it with sentence pairs:
+    `translator.alignment_head = select_alignment_head(translator.model, translator.tokens, pairs)`.
+    """
+
+    _head: AlignmentHead | None = None
+
+    def __init__(self, model: "Transformer", folder: PretrainedFolder) -> None:
+        self.folder = folder
+        config: dict[str, Any] = {"pretrained": folder.layout.family}
+        super().__init__(model, folder.tokens, config=config)
+        self._head = None
+
+    @property
+    def alignment_head(self) -> AlignmentHead:  # type: ignore[override]
+        """The layer and heads from which alignments are read."""
+        if self._head is None:
+            self._head = guess_alignment_head(self.model, self.tokens)
+        return self._head
+
+    @alignment_head.setter
+    def alignment_head(self, head: AlignmentHead) -> None:
+        self._head = head
+
+
+def load_pretrained(
+    folder: str | os.PathLike[str],
+    source: str | None = None,
+    target: str | None = None,
+    device: torch.device | str = "cpu",
+) -> PretrainedTranslator:
+    """Load a translator from a folder in Hugging Face format; see `load_translator`."""
+    contents = read_pretrained(folder, source, target)
+    return PretrainedTranslator(contents.load().to(device), contents)

@@ -1,0 +1,173 @@
+"""Exported models translate alike without regard; what a format cannot express is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard.errors import ArgumentError
+from regard.models import Transformer, TransformerConfig
+from regard.translation import Greedy, Tokenizer, TokenizerPair, Translator
+from regard.translation.alignment.cross_attention import AlignmentHead
+from regard.translation.decoding.search import batch_by_length, search
+from regard.translation.export.export import NAMES, _write
+from regard.translation.export.plan import Plan
+from tests.translation.exported import (
+    MAX_NEW_TOKENS,
+    decode_ctranslate2,
+    decode_huggingface,
+    decode_onnx,
+)
+from tests.translation.pretrained.folders import LINES, SOURCES, make_m2m_100, make_t5
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
+FORMATS = ["ctranslate2", "onnx", "huggingface"]
+
+
+def own_translator(**options: Any) -> Translator:
+    """Return a random model with regard's vocabulary."""
+    torch.manual_seed(0)
+    tokens = Tokenizer.learn(LINES, kind="bpe", size=70)
+    config = TransformerConfig(width=16, heads=4, layers=2, ffn_dim=24, **options)
+    model = Transformer(len(tokens), config, share=True).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "embedding" not in name:
+                parameter.mul_(2)
+    return Translator(model, TokenizerPair(tokens, tokens), alignment_head=AlignmentHead(1, (2,), "input"))
+
+
+def greedy(translator: Translator, sentences: list[str]) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the source ids and the greedy translations."""
+    ids = [translator.tokens.source.encode(sentence) for sentence in sentences]
+    outputs: list[list[int]] = [[] for _ in ids]
+    for indices, packed in batch_by_length(ids, 64, torch.device("cpu"), translator.tokens.special):
+        found = search(translator.model, packed, Greedy(), max_new_tokens=MAX_NEW_TOKENS)
+        for i, hypotheses in zip(indices, found, strict=True):
+            outputs[i] = hypotheses[0].tokens
+    return ids, outputs
+
+
+def decode(translator: Translator, folder: Path, to: str, ids: list[list[int]]) -> list[list[int]]:
+    """Decode with the library of a format."""
+    special, target = translator.tokens.special, translator.tokens.target
+    if to == "onnx":
+        return decode_onnx(folder, ids)
+    sources = [special.source(sentence) for sentence in ids]
+    if to == "ctranslate2":
+        pieces = [[translator.tokens.source.piece(i) for i in sentence] for sentence in sources]
+        if special.source([]) == [special.end]:
+            pieces = [sentence[:-1] for sentence in pieces]  # it adds the end token
+        prefix = [target.piece(i) for i in special.target_prefix]
+        numbers = {piece: i for i, piece in enumerate(target.pieces())}
+        outputs = decode_ctranslate2(folder, pieces, prefix)
+        return [[numbers[piece] for piece in output] for output in outputs]
+    options = {"forced_bos_token_id": special.target_prefix[0]} if special.target_prefix else {}
+    outputs = decode_huggingface(folder, sources, decoder_start_token_id=special.start, **options)
+    return [output[len(special.target_prefix) :] for output in outputs]
+
+
+def check(translator: Translator, to: str, folder: Path, sentences: list[str]) -> None:
+    """Export, and compare the greedy translations."""
+    pytest.importorskip({"onnx": "onnxruntime", "huggingface": "transformers"}.get(to, to))
+    folder.mkdir(exist_ok=True)
+    origin: Any = translator.tokens.target.origin
+    _write(translator, origin, to, folder)  # type: ignore[arg-type]
+    ids, expected = greedy(translator, sentences)
+    limit = MAX_NEW_TOKENS - 5  # libraries count the start and end tokens differently
+    outputs = decode(translator, folder, to, ids)
+    assert [output[:limit] for output in outputs] == [output[:limit] for output in expected]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("norm_first", [True, False], ids=["pre-norm", "post-norm"])
+def test_greedy_translations_are_the_same(to: str, norm_first: bool, tmp_path: Path) -> None:
+    check(own_translator(norm_first=norm_first), to, tmp_path, SOURCES)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("family", ["m2m_100", "t5"])
+def test_pretrained_models_are_exported(to: str, family: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    if family == "m2m_100":
+        make_m2m_100(tmp_path / "model")
+        translator = regard.load_translator(tmp_path / "model", source="de", target="en")
+    else:
+        make_t5(tmp_path / "model", d_kv=8)
+        translator = regard.load_translator(tmp_path / "model")
+    check(translator, to, tmp_path / "export", SOURCES)
+
+
+def test_an_export_to_hugging_face_can_be_loaded_again(tmp_path: Path) -> None:
+    translator = own_translator()
+    _write(translator, None, "huggingface", tmp_path)
+    again = regard.load_translator(tmp_path)
+    assert greedy(again, SOURCES) == greedy(translator, SOURCES)
+    generation = json.loads((tmp_path / "generation_config.json").read_text())
+    assert generation["alignment_heads"] == [[1, 2]]
+
+
+def test_ctranslate2_reads_the_alignment_head(tmp_path: Path) -> None:
+    """The attention of CTranslate2 equals the weights of the head, at the step that predicts a token."""
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    translator = own_translator()
+    translator.alignment_head = AlignmentHead(1, (2,), "output")
+    _write(translator, None, "ctranslate2", tmp_path)
+    segmentation = translator.tokens.source.segment(SOURCES[1])
+    (result,) = ctranslate2.Translator(str(tmp_path)).translate_batch(
+        [segmentation.pieces], beam_size=1, return_attention=True, max_decoding_length=8
+    )
+    from regard.translation.alignment.cross_attention import cross_weights
+
+    ids = {piece: i for i, piece in enumerate(translator.tokens.target.pieces())}
+    target = [ids[piece] for piece in result.hypotheses[0]]
+    (weights,) = cross_weights(translator.model, [segmentation.ids], [target], translator.alignment_head)
+    attention = torch.tensor(result.attention[0])[: len(target), : len(segmentation.ids)]
+    assert torch.allclose(attention, weights, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "to", "message"),
+    [
+        (
+            {"positions": "rotary"},
+            "huggingface",
+            "Hugging Face cannot express positions=rotary; it supports sinus",
+        ),
+        ({"positions": "alibi"}, "onnx", "ONNX cannot express positions=alibi"),
+        ({"key_heads": 2}, "ctranslate2", "CTranslate2 cannot express key_heads=2; it supports 4"),
+        ({"norm": "rms"}, "huggingface", "cannot express norm=rms; it supports layer"),
+        ({"normalize": regard.Sparsemax()}, "onnx", "cannot express normalize=Sparsemax"),
+        ({"activation": "swiglu"}, "huggingface", "cannot express activation=swiglu; it supports relu"),
+    ],
+)
+def test_what_a_format_cannot_express_is_refused(
+    options: dict[str, Any], to: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        _write(own_translator(**options), None, to, tmp_path)  # type: ignore[arg-type]
+    assert not list(tmp_path.glob("model*"))
+
+
+def test_recurrent_models_are_refused() -> None:
+    from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
+
+    tokens = Tokenizer.learn(LINES, kind="bpe", size=70)
+    model = RecurrentSeq2Seq(len(tokens), RecurrentConfig(width=8))
+    with pytest.raises(ArgumentError, match="needs a Transformer, got a RecurrentSeq2Seq"):
+        Plan.of(Translator(model, TokenizerPair(tokens, tokens)), NAMES["onnx"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", FORMATS)
+def test_thousand_sentences(to: str, tmp_path: Path) -> None:
+    from regard.translation import TranslationConfig, embedded_corpus, train
+
+    corpus = embedded_corpus("en", "de")
+    config = TranslationConfig.preset("tiny").override(["training.updates=150"])
+    train(tmp_path / "dates", corpus.train, dev=corpus.dev, config=config)
+    sentences = list(dict.fromkeys(pair.source for pair in corpus.train))[:1000]
+    check(regard.load_translator(tmp_path / "dates"), to, tmp_path / "export", sentences)

@@ -1,0 +1,235 @@
+"""Pretrained translators agree with transformers, and reject invalid folders."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import regard
+from regard.app.view_model import look_at_translations
+from regard.errors import ArgumentError
+from regard.translation import Beam
+from tests.translation.pretrained.conftest import Pretrained
+from tests.translation.pretrained.folders import SOURCES, make_mbart, make_t5
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore"),  # of transformers
+]
+
+
+def pad(sentences: list[list[int]], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return padded ids and their mask."""
+    length = max(map(len, sentences))
+    ids = [ids + [padding] * (length - len(ids)) for ids in sentences]
+    mask = [[1] * len(ids) + [0] * (length - len(ids)) for ids in sentences]
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+def compare_logits(folder: Path, model: Any, **languages: str) -> float:
+    """Return the largest difference of logits, over a padded batch."""
+    translator = regard.load_translator(folder, **languages)
+    special = translator.tokens.special
+    sources = [special.source(translator.tokens.source.encode(text)) for text in SOURCES]
+    ids, mask = pad(sources, special.padding)
+    targets = torch.tensor([special.target_inputs([5, 9, 11, 20])] * len(SOURCES))
+    with torch.no_grad():
+        ours = translator.model(ids, targets, source_lengths=mask.sum(1))
+        theirs = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
+    return float((ours - theirs).abs().max())
+
+
+def test_logits_equal_those_of_transformers(folder: Pretrained) -> None:
+    assert compare_logits(folder.path, folder.model, **folder.languages) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "languages"),
+    [
+        (make_mbart, {"fifty": False}, {"source": "de", "target": "en_XX"}),
+        (make_t5, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, {}),
+    ],
+    ids=["mbart-25", "t5-1.1"],
+)
+def test_variants(
+    make: Callable[..., Any], options: dict[str, Any], languages: dict[str, str], tmp_path: Path
+) -> None:
+    assert compare_logits(tmp_path / "model", make(tmp_path / "model", **options), **languages) < 1e-4
+
+
+@pytest.mark.parametrize("early_stopping", [True, False, pytest.param("never", marks=pytest.mark.slow)])
+def test_beam_search_equals_generate(folder: Pretrained, early_stopping: Any) -> None:
+    translator = regard.load_translator(folder.path, **folder.languages)
+    special = translator.tokens.special
+    ids, mask = pad(
+        [special.source(translator.tokens.source.encode(text)) for text in SOURCES], special.padding
+    )
+    options: dict[str, Any] = {"decoder_start_token_id": special.start}
+    if special.target_prefix:
+        options["forced_bos_token_id"] = special.target_prefix[0]
+    theirs = folder.model.generate(
+        ids, attention_mask=mask, num_beams=5, do_sample=False, early_stopping=early_stopping, **options
+    )
+    ours = translator.translate(SOURCES, strategy=Beam(5, early_stopping=early_stopping))
+    first = len(special.target_start)
+    for output, translation in zip(theirs.tolist(), ours, strict=True):
+        tokens = output[first:]
+        assert translation.token_ids == (
+            tokens[: tokens.index(special.end)] if special.end in tokens else tokens
+        )
+
+
+def test_alignment_view_and_watch(folder: Pretrained) -> None:
+    translator = regard.load_translator(folder.path, **folder.languages)
+    (translation,) = translator.translate(SOURCES[1], alignment=True)
+    assert translation.alignment.weights.shape[1] == len(SOURCES[1].split())
+    (aligned,) = translator.align([("ein Hund bellt", "a dog barks")])
+    assert aligned.weights.shape == (3, 3)
+    assert bool((aligned.weights.sum(-1) <= 1 + 1e-5).all())
+    (view,) = look_at_translations(translator, [translation]).inputs
+    special = translator.tokens.special
+    tokens = translator.tokens.source.segment(SOURCES[1]).pieces
+    assert len(view.texts[-2].tokens) == len(special.source([])) + len(tokens)
+    with regard.watch(translator.model) as seen:
+        translator.translate(SOURCES[0])
+    assert any("cross" in name for name in seen)
+
+
+def test_special_tokens_are_dropped_from_alignments(m2m_100: Pretrained) -> None:
+    """The columns of an alignment belong to the words, not to the language token before them."""
+    translator = regard.load_translator(m2m_100.path, **m2m_100.languages)
+    from regard.translation.alignment.cross_attention import AlignmentHead, cross_weights, layer_name
+
+    head, special = AlignmentHead(-1, (0,), "output"), translator.tokens.special
+    source, target = translator.tokens.source.encode(SOURCES[0]), [5, 6]
+    (weights,) = cross_weights(translator.model, [source], [target], head)
+    with regard.watch(translator.model) as seen, torch.no_grad():
+        translator.model(
+            torch.tensor([special.source(source)]), torch.tensor([special.target_inputs(target)])
+        )
+    dense = seen[layer_name(translator.model, head)].dense()[..., 0, :, :].reshape(3 + 1, -1)
+    assert torch.allclose(weights, dense[1:3, 1 : 1 + len(source)], atol=1e-6)
+
+
+def test_languages(m2m_100: Pretrained, marian: Pretrained) -> None:
+    with pytest.raises(ArgumentError, match="100 languages; choose source from af, am"):
+        regard.load_translator(m2m_100.path)
+    with pytest.raises(ArgumentError, match="no language 'xx'; choose target from af, am"):
+        regard.load_translator(m2m_100.path, source="de", target="xx")
+    with pytest.raises(ArgumentError, match="its target language is 'en'"):
+        regard.load_translator(marian.path, target="fr")
+    assert regard.load_translator(marian.path, source="de", target="en").model is not None
+
+
+def test_language_codes_are_those_of_transformers() -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES as m2m
+    from transformers.models.mbart.tokenization_mbart import FAIRSEQ_LANGUAGE_CODES as mbart_25
+    from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES as mbart_50
+
+    from regard.translation.pretrained.languages import M2M_100, MBART_25, MBART_50, WMT_21
+
+    assert [m2m["m2m100"], m2m["wmt21"], mbart_25, mbart_50] == [M2M_100, WMT_21, MBART_25, MBART_50]
+
+
+def test_token_ids_equal_those_of_transformers(marian: Pretrained, m2m_100: Pretrained) -> None:
+    from transformers import M2M100Tokenizer, MarianTokenizer
+
+    texts = [*SOURCES, "  zwei   Kinder! ½ ﬁn", "ein 漢字 Hund", "a\u00a0dog ´x"]
+    for folder, tokenizer in (
+        (marian, MarianTokenizer.from_pretrained(marian.path)),
+        (m2m_100, M2M100Tokenizer.from_pretrained(m2m_100.path, src_lang="de", tgt_lang="en")),
+    ):
+        tokens = regard.load_translator(folder.path, **folder.languages).tokens
+        for text in texts:
+            segmentation = tokens.source.segment(text)
+            assert tokens.special.source(segmentation.ids) == tokenizer(text).input_ids
+            assert segmentation.ids == tokens.source.encode(text)
+            assert all(0 <= word < len(segmentation.words) for word in segmentation.word_of)
+
+
+def test_shards_are_read(marian: Pretrained, tmp_path: Path) -> None:
+    shutil.copytree(marian.path, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[:20], "b.safetensors": names[20:]}
+    for file, own in parts.items():
+        save_file({name: tensors[name] for name in own}, tmp_path / file)
+    index = {"weight_map": {name: file for file, own in parts.items() for name in own}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert compare_logits(tmp_path, marian.model) < 1e-4
+
+
+def change_config(**values: Any) -> Callable[[Path], None]:
+    """Return a function that changes config.json of a folder."""
+
+    def change(folder: Path) -> None:
+        settings = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**settings, **values}))
+
+    return change
+
+
+def change_tensors(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
+    """Return a function that changes model.safetensors of a folder."""
+
+    def apply(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return apply
+
+
+def only_pickle(folder: Path) -> None:
+    """Leave only pickled weights."""
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def named_pipe(folder: Path) -> None:
+    """Replace the vocabulary with a named pipe."""
+    (folder / "source.spm").unlink()
+    os.mkfifo(folder / "source.spm")
+
+
+def bad_vocabulary(folder: Path) -> None:
+    """Give a piece an id outside the vocabulary."""
+    ids = json.loads((folder / "vocab.json").read_text())
+    (folder / "vocab.json").write_text(json.dumps({**ids, "x": 10**9}))
+
+
+FC1 = "model.encoder.layers.1.fc1.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (change_config(model_type="bart"), "model_type='bart'; load_translator supports marian"),
+        (change_config(encoder_layers=10**9), "must be an integer from 1 to 1024"),
+        (change_config(encoder_layers=3), "has 3 layers, but the weights have 2"),
+        (change_config(d_model=32), r"has shape \(\d+, 16\); config.json requires \(\d+, 32\)"),
+        (change_config(normalize_before=True), "normalize_before=True; regard supports only False"),
+        (change_config(moe_experts=8), "moe_experts=8, which regard does not support"),
+        (change_config(activation_function="tanh"), "activation_function='tanh'; regard supports relu"),
+        (change_tensors(lambda tensors: tensors.pop(FC1)), f"lack '{FC1}'"),  # type: ignore[arg-type,return-value]
+        (change_tensors(lambda tensors: tensors.update(extra=torch.ones(2))), "have 'extra', which regard"),
+        (change_tensors(lambda tensors: tensors.update({FC1: tensors[FC1] * torch.nan})), "NaN or infinite"),
+        (only_pickle, "convert it: python -c .*AutoModelForSeq2SeqLM"),
+        (named_pipe, "is a named pipe"),
+        (bad_vocabulary, "the id 1000000000"),
+    ],
+)
+def test_invalid_folders_are_refused(
+    marian: Pretrained, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    shutil.copytree(marian.path, tmp_path, dirs_exist_ok=True)
+    damage(tmp_path)
+    with pytest.raises(ArgumentError, match=message):
+        regard.load_translator(tmp_path)
