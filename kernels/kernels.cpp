@@ -4,7 +4,9 @@
 #include "dropout.h"
 #include "forward.h"
 #include "inspect.h"
+#include "linear.h"
 #include "single.h"
+#include "vocabulary.h"
 
 namespace regard {
 namespace {
@@ -51,6 +53,14 @@ bool topk(const Problem& p, int threads) {
   return false;
 }
 
+}  // namespace
+}  // namespace regard
+
+#include "step.h"
+
+namespace regard {
+namespace {
+
 // Only multiplications and additions, on numbers in the L1 cache.
 double peak() {
   constexpr int R = tall(MAX_VECTORS), DEPTH = 1 << 14;
@@ -68,6 +78,7 @@ double peak() {
 #define TABLE_(isa) kernels_##isa
 #define TABLE(isa) TABLE_(isa)
 extern const Kernels TABLE(ISA);
-const Kernels TABLE(ISA) = {NAME(ISA), W, forward, backward, weights, entropy, topk, dropout, peak};
+const Kernels TABLE(ISA) = {NAME(ISA), W, forward, backward, weights, entropy, topk, dropout, linear, linear_int8, best,
+                            step, peak};
 
 }  // namespace regard

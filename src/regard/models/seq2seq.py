@@ -17,6 +17,7 @@ from regard.models.layers.dropout import eval_mode
 from regard.models.loss import IGNORE, vocabulary_loss
 from regard.models.packed import Packed, check_batch, token_mask
 
+INT8_OUTPUT = "int8_output"  # the module that replaces output_weight and output_bias: see `quantize`
 StateType = TypeVar("StateType", bound="State")
 
 
@@ -127,6 +128,10 @@ class Seq2Seq(nn.Module):
 
     def _logits(self, x: Tensor) -> Tensor:
         """Project to the vocabulary: (…, m) → (…, V)."""
+        int8_output = self._modules.get(INT8_OUTPUT)
+        if int8_output is not None:
+            logits: Tensor = int8_output(x)
+            return logits
         return F.linear(x, self.output_weight, self.output_bias)
 
     @torch.no_grad()

@@ -3,6 +3,9 @@
 Batches are `Packed` (no padding) or padded token ids (b, l) with lengths; both give the same results.
 """
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -11,12 +14,13 @@ from regard._util.guesses import hint_arguments
 from regard.errors import ShapeError
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Documents, Padding
+from regard.models.layers import decoder_step
 from regard.models.layers.blocks import TransformerConfig
 from regard.models.layers.embedding import Embedding
 from regard.models.layers.kv_cache import KeyValues, KVCache, RowMap
 from regard.models.layers.stack import Stack
 from regard.models.packed import ModelInput, Packed, as_packed, as_padded, check_batch, full_lengths
-from regard.models.seq2seq import Seq2Seq, State, check_state, vocab_sizes
+from regard.models.seq2seq import INT8_OUTPUT, Seq2Seq, State, check_state, vocab_sizes
 
 
 class TransformerState(State):
@@ -25,6 +29,7 @@ class TransformerState(State):
     def __init__(self, sources: list[KeyValues], lengths: Tensor, caches: list[KVCache]) -> None:
         self.sources, self.mask, self.caches = sources, Padding(lengths), caches
         self.row_map = RowMap(len(lengths))
+        self.fast: decoder_step.Source | None = None  # the sources for `decode_step`, if it applies
 
     def select(self, rows: Tensor) -> None:
         self.row_map, kept = self.row_map.select(rows)
@@ -32,6 +37,8 @@ class TransformerState(State):
             self.sources = [source.select(kept) for source in self.sources]
             self.mask = Padding(self.mask.lengths[kept])
         self.sources = [source._replace(row_map=self.row_map) for source in self.sources]
+        if self.fast is not None:
+            self.fast = self.fast.select(kept, self.row_map)
         for cache in self.caches:
             cache.select(rows)
 
@@ -120,18 +127,40 @@ class Transformer(Seq2Seq):
         x = self.encode(source, source_lengths)
         if isinstance(source, Packed):
             x, source_lengths = source.pad(x), source.lengths
-        return TransformerState(
-            self.decoder.project_source(x), full_lengths(x, source_lengths), self.decoder.caches()
-        )
+        lengths = full_lengths(x, source_lengths)
+        state = TransformerState(self.decoder.project_source(x), lengths, self.decoder.caches())
+        if x.is_contiguous() and decoder_step.supports(self.decoder):
+            state.fast = decoder_step.Source.of(self.decoder, state.sources, lengths, state.row_map)
+        return state
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
         state = check_state(tokens, state, TransformerState)
         position = torch.tensor([state.caches[0].length], device=tokens.device)
+        embedded = self.embedding(tokens)[:, None]
+        if state.fast is not None and not torch.is_grad_enabled():
+            logits = self._fast_step(embedded, position, state)
+            if logits is not None:
+                return logits
         x = self.decoder(
-            self.embedding(tokens)[:, None],
+            embedded,
             state.sources,
             source_mask=state.mask,
             positions=position,
             caches=state.caches,
         )
         return self._logits(x[:, 0])
+
+    def _fast_step(self, embedded: Tensor, position: Tensor, state: TransformerState) -> Tensor | None:
+        """Compute the logits with `decoder_step`; return None if they are not finite."""
+        assert state.fast is not None
+        encoded, _ = self.decoder.positions.encode(embedded, position)
+        x = encoded.squeeze(1)
+        int8_output = self._modules.get(INT8_OUTPUT)
+        output: Any = SimpleNamespace(weight=self.output_weight, bias=None, out_features=len(self.output_weight))
+        logits = decoder_step.compiled_step(
+            self.decoder, x.clone(), state.fast, state.caches, output if int8_output is None else int8_output
+        )
+        if logits is not None:
+            return logits
+        hidden = decoder_step.decode_step(self.decoder, x, state.fast, state.caches)
+        return None if hidden is None else self._logits(hidden)

@@ -13,6 +13,7 @@ from torch import Tensor
 from regard._util.checks import check_sentences, check_type
 from regard._util.text import shorten
 from regard.errors import DTypeError
+from regard.models.quantization import Precision, quantize
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import Alignment, align, check_size, merge
 from regard.translation.alignment.cross_attention import (
@@ -79,6 +80,8 @@ class Translator:
     model, tokens: a trained model, and the vocabularies of source and target.
     alignment_head: the layer and heads from which alignments are read.
     config: the contents of the model folder's config.json.
+    dtype: precision of the computation: "float32", "bfloat16" or "int8" (see `regard.models.quantize`); None
+        keeps the model as it is.
 
     >>> import torch
     >>> from regard.models import TransformerConfig, Transformer
@@ -101,8 +104,9 @@ class Translator:
         *,
         alignment_head: AlignmentHead | None = None,
         config: Mapping[str, Any] | None = None,
+        dtype: Precision | None = None,
     ) -> None:
-        self.model, self.tokens = model, tokens
+        self.model, self.tokens = model if dtype is None else quantize(model, dtype), tokens
         self.alignment_head, self.config = alignment_head or AlignmentHead(), config or {}
         settings = self.config.get("settings", {})
         self._max_positions = model.max_length or sys.maxsize
@@ -317,8 +321,12 @@ def _notes(candidate: _Candidate, words: Sequence[TargetWord]) -> Iterator[str]:
         yield f"unknown words copied: {', '.join(copied[:_MAX_LISTED])}{more}"
 
 
-def load_translator(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Translator:
-    """Load the translator from a model folder written by `regard train`. device: for example "cuda".
+def load_translator(
+    folder: str | os.PathLike[str], *, device: torch.device | str = "cpu", dtype: Precision | None = None
+) -> Translator:
+    """Load the translator from a model folder written by `regard train`.
+
+    device: for example "cuda". dtype: "int8" is fastest on a CPU; default: as trained. See `Translator`.
 
     >>> import regard
     >>> regard.load_translator("no/such/folder")
@@ -329,5 +337,9 @@ def load_translator(folder: str | os.PathLike[str], *, device: torch.device | st
     model.to(device)
     head = config.get("alignment")
     return Translator(
-        model, tokens, alignment_head=AlignmentHead.from_dict(head) if head else None, config=config
+        model,
+        tokens,
+        alignment_head=AlignmentHead.from_dict(head) if head else None,
+        config=config,
+        dtype=dtype,
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +17,13 @@ from torch import Tensor
 import regard
 from regard.models import Packed, RecurrentConfig, RecurrentSeq2Seq, Transformer, TransformerConfig
 from regard.models.seq2seq import Seq2Seq, State
-from regard.translation.decoding.search import Hypothesis, _best_extensions, _Live, search
+from regard.translation.decoding.search import (
+    Hypothesis,
+    _best_extensions,
+    _best_tokens,
+    _Live,
+    search,
+)
 from regard.translation.decoding.strategies import Beam, Greedy, Sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -395,23 +402,24 @@ def test_sampling_at_low_temperature_is_greedy():
     k=st.integers(1, 9),
     seed=st.integers(0, 9),
 )
-def test_two_stage_topk_equals_topk(rows, columns, k, seed):
+def test_the_best_extensions_are_those_of_all_pairs(rows, columns, k, seed):
     draw = torch.Generator().manual_seed(seed)
-    x = torch.randn(sum(rows), columns, generator=draw)
-    x[:, 1::5] = -math.inf
-    sentences = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows))
-    totals = torch.randn(sum(rows), generator=draw).double()
-    first = torch.tensor([sum(rows[:i]) for i in range(len(rows))])
-    results = _best_extensions(_Live(sentences, sentences, totals, sentences[:, None]), x, first, k)
-    exhaustive = (totals[:, None] + x).split(rows)
-    for scores, values, parents, tokens in zip(exhaustive, *results, strict=True):
-        best = scores.flatten().sort(descending=True).values[:k]
-        assert torch.equal(values[: len(best)], best)
-        assert bool((values[len(best) :] == -math.inf).all())
-        valid = values > -math.inf
-        parents, tokens = parents[valid], tokens[valid]
-        assert torch.equal((totals[:, None] + x)[parents, tokens], values[valid])
-        assert len(set(zip(parents.tolist(), tokens.tolist(), strict=True))) == len(parents)
+    logits = torch.randn(sum(rows), 2 + columns, generator=draw)
+    logits[:, 3::5] = -math.inf
+    sentences, totals = numpy.repeat(numpy.arange(len(rows)), rows), numpy.linspace(-1, 1, sum(rows))
+    x = (logits.double().log_softmax(-1)).numpy()
+    x[:, :2] = -math.inf
+    values, tokens = (y.numpy() for y in _best_tokens(logits, min(k, columns)))
+    live = _Live(sentences, sentences, totals, sentences[:, None])
+    best, parents, ranks = _best_extensions(live, values, k)
+    for sentence, (scores, found) in enumerate(zip(best, parents, strict=True)):
+        every = numpy.sort((totals[:, None] + x)[sentences == sentence].flatten())[::-1]
+        valid = scores > -math.inf
+        numpy.testing.assert_allclose(scores[valid], every[: valid.sum()], atol=1e-5)
+        assert valid.sum() == min(k, (every > -math.inf).sum())
+        chosen = tokens[found, ranks[sentence]][valid]
+        numpy.testing.assert_allclose((totals[:, None] + x)[found[valid], chosen], scores[valid], atol=1e-5)
+        assert len(set(zip(found[valid].tolist(), chosen.tolist(), strict=True))) == valid.sum()
 
 
 # Errors
