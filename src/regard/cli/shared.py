@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from regard.models.configs import Precision
     from regard.translation.translator import Translator
 
 SIGNAL_EXIT = 128  # exit status of a process ended by signal n: 128 + n
@@ -198,9 +199,14 @@ def open_output(path: Path) -> Iterator[IO[str]]:
 
 
 def load(
-    folder: Path, *, device: "str | torch.device | None" = None, aligning: bool = False, quiet: bool = False
+    folder: Path,
+    *,
+    device: "str | torch.device | None" = None,
+    dtype: "Precision | None" = None,
+    aligning: bool = False,
+    quiet: bool = False,
 ) -> "Translator":
-    """Load the translator from a model folder, onto the GPU if there is one.
+    """Load the translator from a model folder, onto the GPU if there is one; int8 runs on the CPU.
 
     aligning: select the best alignment head if training has not done so yet; print a note unless `quiet`.
     """
@@ -209,8 +215,13 @@ def load(
     from regard.translation.alignment.cross_attention import has_cross_attention
     from regard.translation.translator import load_translator
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    translator = load_translator(folder, device=device)
+    device = device or ("cuda" if torch.cuda.is_available() and dtype != "int8" else "cpu")
+    translator = load_translator(folder, device=device, dtype=dtype)
+    if dtype == "bfloat16" and str(device) == "cpu" and not quiet:
+        from regard.models.quantization import multiplies_bfloat16
+
+        if not multiplies_bfloat16():
+            print("regard: this processor has no bfloat16 products; float32 and int8 are faster.", file=sys.stderr)
     if aligning and has_cross_attention(translator.model) and not translator.config.get("alignment"):
         _select_head(translator, folder, quiet)
     return translator

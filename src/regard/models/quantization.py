@@ -2,18 +2,17 @@
 
 import copy
 from types import SimpleNamespace
-from typing import Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from regard._util.checks import check_choice
 from regard.errors import ArgumentError
 from regard.mechanism import fused
+from regard.models.configs import Precision, check_precision
 from regard.models.layers.linear import Int8Linear
 from regard.models.seq2seq import INT8_OUTPUT, Seq2Seq
 
-Precision = Literal["float32", "bfloat16", "int8"]
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -38,13 +37,11 @@ def quantize(module: Model, dtype: Precision) -> Model:
     Traceback (most recent call last):
     regard.errors.ArgumentError: This model is quantized to int8, for inference only. ...
     """
-    check_choice("quantize got dtype", dtype, get_args(Precision))
-    shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-    copied = copy.deepcopy(module, shared)
+    check_precision(dtype)
     if dtype != "int8":
-        return copied.to(getattr(torch, dtype))
+        return copy.deepcopy(module).to(getattr(torch, dtype))
     _check_int8(module)
-    copied.float().eval().requires_grad_(False)
+    copied = _copy_frozen(module).eval()
     for parent in list(copied.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Linear:
@@ -53,6 +50,15 @@ def quantize(module: Model, dtype: Precision) -> Model:
         output = SimpleNamespace(weight=copied.output_weight, bias=copied.output_bias)
         copied.add_module(INT8_OUTPUT, Int8Linear(output))  # type: ignore[arg-type]
     return copied
+
+
+def _copy_frozen(module: Model) -> Model:
+    """Copy a module; parameters become float32 without gradients, and share memory if they were float32."""
+    frozen: dict[int, Any] = {
+        id(parameter): nn.Parameter(parameter.detach().float(), requires_grad=False)
+        for parameter in module.parameters()
+    }
+    return copy.deepcopy(module, frozen)
 
 
 def is_quantized(module: nn.Module) -> bool:

@@ -3,8 +3,7 @@
 Batches are `Packed` (no padding) or padded token ids (b, l) with lengths; both give the same results.
 """
 
-from types import SimpleNamespace
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from regard.models.layers import decoder_step
 from regard.models.layers.blocks import TransformerConfig
 from regard.models.layers.embedding import Embedding
 from regard.models.layers.kv_cache import KeyValues, KVCache, RowMap
+from regard.models.layers.positions.sinusoidal import SinusoidalPositions
 from regard.models.layers.stack import Stack
 from regard.models.packed import ModelInput, Packed, as_packed, as_padded, check_batch, full_lengths
 from regard.models.seq2seq import INT8_OUTPUT, Seq2Seq, State, check_state, vocab_sizes
@@ -135,32 +135,44 @@ class Transformer(Seq2Seq):
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
         state = check_state(tokens, state, TransformerState)
-        position = torch.tensor([state.caches[0].length], device=tokens.device)
-        embedded = self.embedding(tokens)[:, None]
         if state.fast is not None and not torch.is_grad_enabled():
-            logits = self._fast_step(embedded, position, state)
+            logits = self._fast_step(tokens, state.fast, state.caches)
             if logits is not None:
                 return logits
         x = self.decoder(
-            embedded,
+            self.embedding(tokens)[:, None],
             state.sources,
             source_mask=state.mask,
-            positions=position,
+            positions=torch.tensor([state.caches[0].length], device=tokens.device),
             caches=state.caches,
         )
         return self._logits(x[:, 0])
 
-    def _fast_step(self, embedded: Tensor, position: Tensor, state: TransformerState) -> Tensor | None:
+    def _fast_step(
+        self, tokens: Tensor, source: decoder_step.Source, caches: list[KVCache]
+    ) -> Tensor | None:
         """Compute the logits with `decoder_step`; return None if they are not finite."""
-        assert state.fast is not None
-        encoded, _ = self.decoder.positions.encode(embedded, position)
-        x = encoded.squeeze(1)
-        int8_output = self._modules.get(INT8_OUTPUT)
-        output: Any = SimpleNamespace(weight=self.output_weight, bias=None, out_features=len(self.output_weight))
-        logits = decoder_step.compiled_step(
-            self.decoder, x.clone(), state.fast, state.caches, output if int8_output is None else int8_output
-        )
+        x, positions, position = self.embedding(tokens), self.decoder.positions, caches[0].length
+        if isinstance(positions, SinusoidalPositions):
+            x += positions.row(position)
+        else:
+            encoded, _ = positions.encode(x[:, None], torch.tensor([position]))
+            x = encoded[:, 0].clone()
+        output = self._modules.get(INT8_OUTPUT) or OutputProjection(self.output_weight)
+        logits = decoder_step.compiled_step(self.decoder, x, source, caches, output)  # type: ignore[arg-type]
         if logits is not None:
             return logits
-        hidden = decoder_step.decode_step(self.decoder, x, state.fast, state.caches)
+        hidden = decoder_step.decode_step(self.decoder, x, source, caches)
         return None if hidden is None else self._logits(hidden)
+
+
+class OutputProjection(NamedTuple):
+    """The output embedding matrix (V, m) as a linear layer without bias."""
+
+    weight: Tensor
+    bias: None = None
+
+    @property
+    def out_features(self) -> int:
+        """The size of the vocabulary."""
+        return len(self.weight)

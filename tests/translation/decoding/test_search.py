@@ -21,7 +21,7 @@ from regard.translation.decoding.search import (
     Hypothesis,
     _best_extensions,
     _best_tokens,
-    _Live,
+    _first_rows,
     search,
 )
 from regard.translation.decoding.strategies import Beam, Greedy, Sample
@@ -410,8 +410,7 @@ def test_the_best_extensions_are_those_of_all_pairs(rows, columns, k, seed):
     x = (logits.double().log_softmax(-1)).numpy()
     x[:, :2] = -math.inf
     values, tokens = (y.numpy() for y in _best_tokens(logits, min(k, columns)))
-    live = _Live(sentences, sentences, totals, sentences[:, None])
-    best, parents, ranks = _best_extensions(live, values, k)
+    best, parents, ranks = _best_extensions(totals, values, _first_rows(sentences), k)
     for sentence, (scores, found) in enumerate(zip(best, parents, strict=True)):
         every = numpy.sort((totals[:, None] + x)[sentences == sentence].flatten())[::-1]
         valid = scores > -math.inf

@@ -101,8 +101,8 @@ def compiled_step(
 ) -> Tensor | None:
     """Apply all blocks and the output projection to one token per row, (n, m) → (n, V).
 
-    x: embeddings with positions, overwritten. Returns None, with unchanged caches, if the kernels do not
-    support the call or a result is not finite.
+    x: embeddings with positions. Returns None, with unchanged caches, if the kernels do not support the
+    call or a result is not finite.
     """
     int8 = isinstance(output, Int8Linear)
     if source.addresses is None or not (int8 or len(x) <= MAX_ROWS):
@@ -113,13 +113,14 @@ def compiled_step(
     buffers = [cache.reserve(x, (groups, head, head)) for cache in caches]
     rows, logits = source.row_map, x.new_empty(n, output.out_features)
     sizes = (n * width, n * width, n * (queries + row), n * queries, n * inner)
+    changed = x.clone()
     spread = 0 if rows.index is None else 2 * rows.sources * rows.slots * queries
     scratch = x.new_empty(sum(sizes) + spread)
     address = scratch.data_ptr()
     numbers = [n, width, groups, layer.heads // groups, head, inner, output.out_features]
     numbers += (caches[0].length, buffers[0].shape[1], rows.sources, rows.slots, source.key_values[0].shape[1])
     numbers += (0 if rows.index is None else rows.index.data_ptr(), source.lengths.data_ptr())
-    numbers += (x.data_ptr(), logits.data_ptr())
+    numbers += (changed.data_ptr(), logits.data_ptr())
     for size in (0, *sizes):
         address += 4 * size
         numbers.append(address)

@@ -91,7 +91,7 @@ def search(
                 live, rows = live.take(active), rows[active]
             if not len(rows):
                 return results.ranked()
-            if len(rows) != state_rows or (rows != numpy.arange(state_rows)).any():
+            if len(rows) != state_rows or not numpy.array_equal(rows, numpy.arange(state_rows)):
                 state.select(torch.from_numpy(rows).to(device))
             logits = model.step(torch.from_numpy(live.tokens[:, -1].copy()).to(device), state)
             _check_logits(logits, vocabulary)
@@ -158,21 +158,20 @@ class _BeamExtender(_Extender):
         self.slots = numpy.full(len(source), beam.size)
 
     def extend(self, live: _Live, logits: Tensor) -> tuple[_Live, Array]:
-        slots = self.slots[live.sentences]
+        first = _first_rows(live.sentences)
+        slots = self.slots[live.sentences[first]]
         most = int(slots.max())
         values, tokens = (
             x.cpu().numpy() for x in _best_tokens(logits, min(most, logits.shape[1] - _SUPPRESSED))
         )
-        if not (values.max(1, initial=-math.inf) > -math.inf).all():  # also false for NaN
+        if not (values[:, :1] > -math.inf).all():  # also false for NaN
             raise _not_a_distribution()
-        totals, parents, at = _best_extensions(live, values, most)
-        tokens = tokens[parents, at]
-        rank = numpy.arange(totals.shape[1])
-        first = _first_rows(live.sentences)
-        kept = (rank < slots[first, None]) & (totals > -math.inf)
+        totals, parents, ranks = _best_extensions(live.totals, values, first, most)
+        kept = (numpy.arange(totals.shape[1]) < slots[:, None]) & (totals > -math.inf)
         if self.prune_threshold < math.inf:
             kept &= totals >= totals[:, :1] - self.prune_threshold
-        return live.extend(parents[kept], tokens[kept], totals[kept]), parents[kept]
+        parents = parents[kept]
+        return live.extend(parents, tokens[parents, ranks[kept]], totals[kept]), parents
 
     def finish(self, sentences: Array) -> None:
         numpy.subtract.at(self.slots, sentences, 1)
@@ -267,24 +266,29 @@ class _Results:
 
 def _first_rows(sentences: Array) -> Array:
     """Return the first row of each distinct sentence; rows are grouped by sentence."""
-    return numpy.flatnonzero(numpy.diff(sentences, prepend=-1))
+    if sentences[0] == sentences[-1]:
+        return numpy.zeros(1, dtype=int)
+    return numpy.flatnonzero(numpy.concatenate([[True], sentences[1:] != sentences[:-1]]))
 
 
-def _best_extensions(live: _Live, values: Array, k: int) -> tuple[Array, Array, Array]:
+def _best_extensions(totals: Array, values: Array, first: Array, k: int) -> tuple[Array, Array, Array]:
     """Return the k best extensions of each sentence: log probabilities, parent rows and ranks, all (s, ≤ k).
 
-    values: log probabilities of the best tokens of each row, (n, ·), best first. If a sentence has fewer
-    extensions than another, the rest have log probability −∞.
+    values: log probabilities of the best tokens of each row, (n, ·), best first. first: the first row of
+    each sentence. If a sentence has fewer extensions than another, the rest have log probability −∞.
     """
-    tokens, first = values.shape[1], _first_rows(live.sentences)
-    rows = numpy.diff(first, append=len(values))  # of each sentence
-    slot = numpy.arange(len(values)) - numpy.repeat(first, rows)
-    table = numpy.full((len(first), int(rows.max()), tokens), -math.inf)
-    table[numpy.repeat(numpy.arange(len(first)), rows), slot] = live.totals[:, None] + values
-    table = table.reshape(len(first), -1)
-    best = numpy.argsort(-table, axis=1, kind="stable")[:, :k]
-    parents = numpy.minimum(first[:, None] + best // tokens, len(values) - 1)
-    return numpy.take_along_axis(table, best, 1), parents, best % tokens
+    n, tokens = values.shape
+    extended = totals[:, None] + values
+    if len(first) > 1:
+        rows = numpy.diff(first, append=n)  # of each sentence
+        slot = numpy.arange(n) - numpy.repeat(first, rows)
+        table = numpy.full((len(first), int(rows.max()), tokens), -math.inf)
+        table[numpy.repeat(numpy.arange(len(first)), rows), slot] = extended
+        extended = table
+    extended = extended.reshape(len(first), -1)
+    best = (-extended).argsort(axis=1, kind="stable")[:, :k]
+    parents = numpy.minimum(first[:, None] + best // tokens, n - 1)
+    return numpy.take_along_axis(extended, best, 1), parents, best % tokens
 
 
 def _best_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:

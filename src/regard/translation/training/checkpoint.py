@@ -43,7 +43,6 @@ from regard.translation.model_folder import (
     read_config,
 )
 from regard.translation.tokens import Tokenizer, TokenizerPair
-from regard.translation.training.sharding import Shard, write_sharded
 
 _CHECKSUMS = "checksums"  # in the metadata of model.safetensors
 _STEP = re.compile(r"step-([0-9]+)")
@@ -114,6 +113,8 @@ def write_tokens(folder: Path, tokens: TokenizerPair) -> None:
 
 def write_parameters(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Atomically replace the parameters of the best model."""
+    from regard.translation.training.sharding import Shard, write_sharded  # imports torch.distributed
+
     part = folder / CHECKPOINTS / ".best.part"
     with temporary_folder(folder / MODEL, part):
         metadata = _checksums(folder, checksum(tensors, tensors.__getitem__))
