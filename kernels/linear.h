@@ -20,7 +20,7 @@ namespace {
 constexpr int COLUMNS = 16, VECTORS = COLUMNS / W;      // of a block
 constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;      // of a tile, so that its sums fit into registers
 constexpr int FLOAT_ROWS = 5;                            // of a tile of two columns
-constexpr int64_t MIN_PRODUCTS = int64_t(1) << 17;       // for a second thread
+constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21;       // for a second thread, which has to be woken up
 constexpr float TINY = 1e-30f;                           // rows of smaller numbers count as zeros
 typedef int16_t narrow __attribute__((vector_size(2 * W), aligned(2), may_alias));
 
@@ -169,7 +169,7 @@ void linear_int8(const Linear& l, int threads) {
       w.scales[row] = quantize_row(w.l.x + row * w.l.depth, w.l.depth,
                                    reinterpret_cast<int16_t*>(w.x + row * w.pairs), w.limit);
   };
-  parallel((l.rows + QUANTIZED - 1) / QUANTIZED, l.rows * l.depth < MIN_PRODUCTS ? 1 : threads, quantize, &work);
+  parallel((l.rows + QUANTIZED - 1) / QUANTIZED, l.rows * l.depth < MIN_PRODUCTS / 16 ? 1 : threads, quantize, &work);
   const auto multiply = [](void* context, int64_t item) {
     const Work& w = *static_cast<const Work*>(context);
     const int64_t end = (item + 1) * BLOCKS < w.blocks ? (item + 1) * BLOCKS : w.blocks;

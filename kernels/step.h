@@ -72,7 +72,7 @@ INLINE bool attend(const Step& s, const float* query, int64_t query_row, const f
     p.stop[0].type = Type::int64;
     p.stop[0].lead[0] = batch == 1 ? 0 : 1;
   }
-  return forward(p, threads);
+  return forward(p, batch * queries * length * width < MIN_PRODUCTS / 4 ? 1 : threads);
 }
 
 INLINE void add(float* x, const float* y, int64_t count) {

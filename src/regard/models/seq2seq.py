@@ -37,6 +37,21 @@ class State:
         """Keep only these batch rows, in this order. Rows may be repeated (for beam search)."""
         raise NotImplementedError(f"{type(self).__name__} must implement select(rows)")
 
+    def record_queries(self, layer: int) -> bool:
+        """Record the queries of a cross-attention layer from now on; return False if this is not possible."""
+        return False
+
+    def queries(self, rows: Tensor) -> Tensor:
+        """Return the recorded queries of these rows: (rows, steps, heads · d)."""
+        raise NotImplementedError(f"{type(self).__name__} does not record queries")
+
+    def weights(self, sentences: Tensor, queries: Tensor) -> Tensor:
+        """Return the weights (…, heads, steps, s) of recorded queries (…, steps, heads · d).
+
+        sentences: for each item, the index of its source in the batch that `start` received.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not record queries")
+
     def __len__(self) -> int:
         """Return the number of batch rows."""
         raise NotImplementedError(f"{type(self).__name__} must implement __len__()")

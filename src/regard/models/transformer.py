@@ -13,6 +13,7 @@ from regard._util.guesses import hint_arguments
 from regard.errors import ShapeError
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Documents, Padding
+from regard.mechanism.operator import attend
 from regard.models.layers import decoder_step
 from regard.models.layers.blocks import TransformerConfig
 from regard.models.layers.embedding import Embedding
@@ -39,8 +40,27 @@ class TransformerState(State):
         self.sources = [source._replace(row_map=self.row_map) for source in self.sources]
         if self.fast is not None:
             self.fast = self.fast.select(kept, self.row_map)
-        for cache in self.caches:
+        recorded = [] if self.fast is None or self.fast.recorded is None else [self.fast.recorded[1]]
+        for cache in (*self.caches, *recorded):
             cache.select(rows)
+
+    def record_queries(self, layer: int) -> bool:
+        if self.fast is None or not -len(self.sources) <= layer < len(self.sources):
+            return False
+        layer %= len(self.sources)
+        self.fast = self.fast._replace(recorded=(layer, KVCache()))
+        self._recorded_source = self.sources[layer].key, self.mask
+        return True
+
+    def queries(self, rows: Tensor) -> Tensor:
+        assert self.fast is not None and self.fast.recorded is not None
+        return self.fast.recorded[1].rows(rows)
+
+    def weights(self, sentences: Tensor, queries: Tensor) -> Tensor:
+        key, mask = self._recorded_source
+        key, width = key[sentences], key.shape[-1]
+        query = queries.unflatten(-1, (-1, width)).transpose(-3, -2)
+        return attend(query, key, key, mask=Padding(mask.lengths[sentences]))[1].dense()
 
     def __len__(self) -> int:
         return len(self.row_map)

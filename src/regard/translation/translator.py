@@ -20,6 +20,7 @@ from regard.translation.alignment.cross_attention import (
     AlignmentHead,
     cross_attention_layers,
     cross_weights,
+    drop_special_tokens,
     has_cross_attention,
 )
 from regard.translation.decoding.search import Hypothesis, batch_by_length, search
@@ -136,7 +137,7 @@ class Translator:
             Line.of(text, self.tokens.source.segment(text), self.max_tokens)
             for text in check_sentences(texts)
         ]
-        candidates = self._search(lines, strategy, batch_size)
+        candidates = self._search(lines, strategy, batch_size, alignment)
         parts = [part for ranked in candidates for candidate in ranked for part in candidate]
         weights = self._weigh([part for part in parts if alignment or part.has_unknown])
         translations = []
@@ -186,14 +187,19 @@ class Translator:
     def __repr__(self) -> str:
         return f"Translator({type(self.model).__name__}, {self.tokens!r})"
 
-    def _search(self, lines: Sequence[Line], strategy: Strategy, batch_size: int) -> list[list["_Candidate"]]:
+    def _search(
+        self, lines: Sequence[Line], strategy: Strategy, batch_size: int, alignment: bool
+    ) -> list[list["_Candidate"]]:
         """Decode each line; return its candidates, best first. Parts of similar lengths share a batch."""
+        layer = self.alignment_head.layer if alignment else None
         parts = [part for line in lines for part in line.parts]
         sources = [part.segmentation.ids for part in parts]
         decoded: dict[int, list[Hypothesis]] = {}
         for indices, packed in batch_by_length(sources, batch_size, self.model.output_weight.device):
             limits = [min(max_translation_tokens(len(sources[i])), self._max_positions) for i in indices]
-            hypotheses = search(self.model, packed, strategy, max_new_tokens=limits)
+            hypotheses = search(
+                self.model, packed, strategy, max_new_tokens=limits, attention_layer=layer
+            )
             decoded.update(zip(indices, hypotheses, strict=True))
         numbers = iter(range(len(parts)))
         return [_candidates(line, [decoded[next(numbers)] for _ in line.parts]) for line in lines]
@@ -202,10 +208,13 @@ class Translator:
         """Return weights (target tokens, source tokens) by id(part); {} if the model has no attention."""
         if not parts or not has_cross_attention(self.model):
             return {}
+        recorded = {id(part): part.recorded_weights(self.alignment_head) for part in parts}
+        known = {part: matrix for part, matrix in recorded.items() if matrix is not None}
+        parts = [part for part in parts if id(part) not in known]
         sources = [part.source.ids for part in parts]
         targets = [part.hypothesis.tokens for part in parts]
         weights = cross_weights(self.model, sources, targets, self.alignment_head)
-        return {id(part): matrix for part, matrix in zip(parts, weights, strict=True)}
+        return known | {id(part): matrix for part, matrix in zip(parts, weights, strict=True)}
 
     def _finish(
         self, line: Line, candidate: "_Candidate", weights: Mapping[int, Tensor], alignment: bool
@@ -264,6 +273,15 @@ class _DecodedPart(NamedTuple):
     def has_unknown(self) -> bool:
         """Whether source or target contains an unknown token."""
         return bool(self.source.unknown) or UNKNOWN in self.hypothesis.tokens
+
+    def recorded_weights(self, head: AlignmentHead) -> Tensor | None:
+        """Return the weights (target tokens, source tokens) that the search recorded, or None."""
+        weights, finished = self.hypothesis.weights, self.hypothesis.finished
+        if weights is None or not (finished or head.shift == "output"):
+            return None
+        selected = weights if head.heads is None else weights[list(head.heads)]
+        target, source = len(self.hypothesis.tokens), len(self.source.ids)
+        return drop_special_tokens(selected.mean(0), target, source, head.shift)
 
 
 _Candidate = list[_DecodedPart]  # one translation of a line: a hypothesis for each of its parts

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.models import Packed, RecurrentConfig, RecurrentSeq2Seq, Transformer, TransformerConfig
+from regard.mechanism import fused
+from regard.models import Packed, RecurrentConfig, RecurrentSeq2Seq, Transformer, TransformerConfig, quantize
 from regard.models.seq2seq import Seq2Seq, State
+from regard.translation.alignment.cross_attention import AlignmentHead, cross_weights, drop_special_tokens
 from regard.translation.decoding.search import (
     Hypothesis,
     _best_extensions,
@@ -470,3 +472,39 @@ def test_models_that_return_nan_or_too_few_logits(strategy):
     ):
         with pytest.raises(error, match=message):
             search(ScriptedModel({3: [row]}), Packed.of([[3]]), strategy, max_new_tokens=3)
+
+
+# Cross-attention weights
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_recorded_weights_equal_those_of_forced_decoding(precision):
+    if not fused.available():
+        pytest.skip("queries are recorded by fast decoding steps, which need the kernels")
+    torch.manual_seed(0)
+    model = quantize(Transformer(WORDS, replace(CONFIG, key_heads=1)).eval(), precision)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    sources = [*SOURCES, [4, 5, 2], [6, 6, 6, 2]]
+    for strategy in (Greedy(), Beam(4, n_best=3), Sample(n_samples=2)):
+        results = search(model, Packed.of(sources), strategy, max_new_tokens=6, attention_layer=-2)
+        plain = search(model, Packed.of(sources), strategy, max_new_tokens=6)
+        assert [[h[:4] for h in ranked] for ranked in results] == [[h[:4] for h in row] for row in plain]
+        pairs = [
+            (source, h) for source, ranked in zip(sources, results, strict=True) for h in ranked if h.tokens
+        ]
+        targets = [h.tokens for _, h in pairs]
+        for shift in ("input", "output"):
+            head = AlignmentHead(layer=-2, heads=(1,), shift=shift)
+            expected = cross_weights(model, [source[:-1] for source, _ in pairs], targets, head)
+            for (source, h), matrix in zip(pairs, expected, strict=True):
+                if h.finished or shift == "output":
+                    rows = drop_special_tokens(h.weights[1], len(h.tokens), len(source) - 1, shift)
+                    torch.testing.assert_close(rows, matrix, atol=1e-5, rtol=1e-4)
+
+
+def test_models_that_record_nothing_return_no_weights():
+    for name in ("bahdanau", "entmax15"):
+        (ranked,) = search(make(name), Packed.of(SOURCES[:1]), max_new_tokens=3, attention_layer=0)
+        assert ranked[0].weights is None

@@ -33,12 +33,14 @@ class Source(NamedTuple):
     """Projected sources of a batch: keys and values (sources, s, 2 g d) per block, lengths and row map.
 
     addresses: the addresses of each block's parameters, if `compiled_step` supports the decoder.
+    recorded: a block and a cache for its cross-attention queries, if they are recorded; see `record`.
     """
 
     key_values: list[Tensor]
     lengths: Tensor
     row_map: RowMap
     addresses: list[list[int]] | None = None
+    recorded: tuple[int, KVCache] | None = None
 
     @classmethod
     def of(cls, stack: Stack, sources: list[KeyValues], lengths: Tensor, row_map: RowMap) -> "Source":
@@ -125,8 +127,13 @@ def compiled_step(
         address += 4 * size
         numbers.append(address)
     numbers += (stack.config.norm_first, len(buffers))
-    for buffer, key_values, parameters in zip(buffers, source.key_values, source.addresses, strict=True):
-        numbers += (buffer.data_ptr(), key_values.data_ptr(), 0, *parameters)
+    recorded: dict[int, int] = {}
+    if source.recorded is not None:
+        block, queries_cache = source.recorded
+        caches = [*caches, queries_cache]
+        recorded[block] = queries_cache.reserve(x, (layer.heads, head, 0)).data_ptr()
+    for i, (buffer, key_values) in enumerate(zip(buffers, source.key_values, strict=True)):
+        numbers += (buffer.data_ptr(), key_values.data_ptr(), recorded.get(i, 0), *source.addresses[i])
     numbers += _norm_addresses(stack.norm) + _layer_addresses(output)
     if not fused.decode_step(numbers, stack.config.eps):
         return None
@@ -173,17 +180,18 @@ def decode_step(stack: Stack, x: Tensor, source: Source, caches: list[KVCache]) 
     x: embeddings with positions. Returns None, with unchanged caches, if a result is not finite.
     """
     length = caches[0].length
-    for block, key_values, cache in zip(stack.blocks, source.key_values, caches, strict=True):
+    for i, (block, key_values, cache) in enumerate(zip(stack.blocks, source.key_values, caches, strict=True)):
+        recorder = source.recorded[1] if source.recorded is not None and source.recorded[0] == i else None
         assert isinstance(block, DecoderBlock)
         after = _residual(block.attention_residual, x, lambda y: _self_attention(block.attention, y, cache))  # noqa: B023
         if after is not None:
             after = _residual(
                 block.cross_residual,
                 after,
-                lambda y: _cross_attention(block.cross, y, key_values, source),  # noqa: B023
+                lambda y: _cross_attention(block.cross, y, key_values, source, recorder),  # noqa: B023
             )
         if after is None:
-            for changed in caches:
+            for changed in (*caches, *([] if source.recorded is None else [source.recorded[1]])):
                 changed.length = length
             return None
         x = _residual(block.feed_forward_residual, after, lambda y: _feed_forward(block.feed_forward, y))  # type: ignore[assignment]  # noqa: B023
@@ -230,12 +238,15 @@ def _self_attention(layer: MultiHeadAttention, x: Tensor, cache: KVCache) -> Ten
 
 
 def _cross_attention(
-    layer: MultiHeadAttention, x: Tensor, key_values: Tensor, source: Source
+    layer: MultiHeadAttention, x: Tensor, key_values: Tensor, source: Source, recorder: KVCache | None
 ) -> Tensor | None:
     """All rows of a source are queries of one call, so its keys are read once."""
     width, rows = layer.head_width, source.row_map
     queries = layer.heads * width
-    projected = rows.spread(_project_queries(layer, x, queries))
+    projected = _project_queries(layer, x, queries)
+    if recorder is not None:
+        recorder.append(projected, (layer.heads, width, 0))
+    projected = rows.spread(projected)
     output = torch.empty_like(projected)
     per_group, slots = layer.heads // layer.key_heads, rows.slots
     count, keys, row = key_values.shape

@@ -183,6 +183,11 @@ class KVCache:
         self._recycles = True
         return self._buffer
 
+    def rows(self, rows: Tensor) -> Tensor:
+        """Return a copy of everything that `append` has stored in these rows: (rows, tokens, g d + g e)."""
+        assert self._buffer is not None
+        return self._buffer[:, : self.length].index_select(0, rows)
+
     @contextmanager
     def extending(self, key: Tensor, value: Tensor) -> Iterator[KeyValues]:
         """Context manager like `extend`, but undoes the change if the `with` block raises an exception."""

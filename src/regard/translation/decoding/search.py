@@ -21,7 +21,7 @@ from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism import fused
 from regard.models.layers.dropout import eval_mode
 from regard.models.packed import Packed
-from regard.models.seq2seq import Seq2Seq
+from regard.models.seq2seq import Seq2Seq, State
 from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
 from regard.translation.tokens import END, PADDING, START
 
@@ -36,6 +36,8 @@ class Hypothesis(NamedTuple):
     score: the ranking score; for samples, the log probability.
     log_probability: sum over all tokens, including the end token.
     finished: whether the end token was generated.
+    weights: cross-attention weights (heads, steps, source tokens) of the requested layer, or None. A step reads
+        one token, the start token first; a hypothesis without end token has not read its last token.
 
     >>> from regard.translation.decoding.search import Hypothesis
     >>> Hypothesis([5, 6], score=-0.5, log_probability=-1.5, finished=True).tokens
@@ -46,6 +48,7 @@ class Hypothesis(NamedTuple):
     score: float
     log_probability: float
     finished: bool
+    weights: Tensor | None = None
 
 
 def search(
@@ -54,10 +57,13 @@ def search(
     strategy: Strategy = Beam(),  # noqa: B008 (a frozen value)
     *,
     max_new_tokens: int | Sequence[int],
+    attention_layer: int | None = None,
 ) -> list[list[Hypothesis]]:
     """Decode each sentence; return its hypotheses, finished ones first, then by score.
 
     max_new_tokens: maximum length including the end token: one number, or one per sentence.
+    attention_layer: decoder layer whose cross-attention weights to return with the hypotheses, if the model's
+        state can record its queries; others return None.
 
     Padding and start tokens are never generated; probabilities are not renormalized. A hypothesis is dropped
     when it can no longer become one of the n best; this never changes the result. A tight `max_new_tokens`
@@ -81,12 +87,13 @@ def search(
         device = model.output_weight.device
         make = next(make for kind, make in _EXTENDERS.items() if isinstance(strategy, kind))
         extender = make(strategy, source)
-        results = _Results(extender, numpy.array(limits))
         live, state = _Live.start(len(source), extender.rows), model.start(source)
+        recorded = attention_layer is not None and state.record_queries(attention_layer)
+        results = _Results(extender, numpy.array(limits), state if recorded else None)
         state_rows, rows = len(source), live.sentences  # rows: for each hypothesis, its row in the state
         while True:
             interrupt.check()
-            active = results.collect(live)
+            active = results.collect(live, rows)
             if not active.all():
                 live, rows = live.take(active), rows[active]
             if not len(rows):
@@ -223,45 +230,71 @@ _EXTENDERS: dict[type, Callable[[Any, Packed], _Extender]] = {
 class _Results:
     """The ended hypotheses of each sentence, and the score that a new one must exceed to be returned."""
 
-    def __init__(self, extender: _Extender, limits: Array) -> None:
-        self.extender, self.limits = extender, limits
+    def __init__(self, extender: _Extender, limits: Array, recorder: State | None) -> None:
+        self.extender, self.limits, self.recorder = extender, limits, recorder
         self.hypotheses: list[list[Hypothesis]] = [[] for _ in range(len(limits))]
         self.threshold = numpy.full(limits.shape, -math.inf)
 
-    def collect(self, live: _Live) -> Array:
-        """Store the hypotheses that ended or reached their limit; return a mask (n) of those still active."""
+    def collect(self, live: _Live, rows: Array) -> Array:
+        """Store the hypotheses that ended or reached their limit; return a mask (n) of those still active.
+
+        rows: for each hypothesis, its row in the state.
+        """
         length = live.tokens.shape[1] - 1
         limits = self.limits[live.sentences]
         ended = live.tokens[:, -1] == END
         cut = ~ended & (limits <= length)
         if ended.any():
-            self._store(live.take(ended), length, finished=True)
+            self._store(live.take(ended), rows[ended], length, finished=True)
             self.extender.finish(live.sentences[ended])
         if cut.any():
-            self._store(live.take(cut), length, finished=False)
+            self._store(live.take(cut), rows[cut], length, finished=False)
         # Log probabilities only decrease, so this bounds the score of every continuation. Lower-ranked
         # hypotheses have lower bounds, so the slot of a dropped one need not be refilled.
         bound = live.totals / numpy.maximum(limits, 1).astype(float) ** self.extender.length_penalty
         active: Array = ~ended & ~cut & (bound > self.threshold[live.sentences])
         return active
 
-    def _store(self, live: _Live, length: int, finished: bool) -> None:
+    def _store(self, live: _Live, rows: Array, length: int, finished: bool) -> None:
         n_best = self.extender.n_best
+        queries: Any = [None] * len(rows)
+        if self.recorder is not None and length:
+            queries = self.recorder.queries(torch.from_numpy(rows))
         scores = live.totals / max(length, 1) ** self.extender.length_penalty
         columns = (live.sentences, live.tokens, scores, live.totals)
-        for sentence, tokens, score, total in zip(*(column.tolist() for column in columns), strict=True):
+        for sentence, tokens, score, total, query in zip(
+            *(column.tolist() for column in columns), queries, strict=True
+        ):
             hypotheses = self.hypotheses[sentence]
-            hypotheses.append(Hypothesis(tokens[1:-1] if finished else tokens[1:], score, total, finished))
+            tokens = tokens[1:-1] if finished else tokens[1:]
+            hypotheses.append(Hypothesis(tokens, score, total, finished, query))
             finished_scores = sorted((h.score for h in hypotheses if h.finished), reverse=True)
             if len(finished_scores) >= n_best:
                 self.threshold[sentence] = finished_scores[n_best - 1]
 
     def ranked(self) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each sentence, best first."""
-        return [
+        best = [
             sorted(hypotheses, key=lambda h: (h.finished, h.score), reverse=True)[: self.extender.n_best]
             for hypotheses in self.hypotheses
         ]
+        return best if self.recorder is None else _with_weights(best, self.recorder)
+
+
+def _with_weights(best: list[list[Hypothesis]], state: State) -> list[list[Hypothesis]]:
+    """Replace the recorded queries of hypotheses by their weights, in one call for all of them."""
+    recorded = [(i, h.weights) for i, ranked in enumerate(best) for h in ranked if h.weights is not None]
+    if not recorded:
+        return best
+    queries = torch.nn.utils.rnn.pad_sequence([query for _, query in recorded], batch_first=True)
+    weights = iter(state.weights(torch.tensor([i for i, _ in recorded]), queries))
+    return [
+        [
+            h if h.weights is None else h._replace(weights=next(weights)[:, : len(h.weights)])
+            for h in ranked
+        ]
+        for ranked in best
+    ]
 
 
 def _first_rows(sentences: Array) -> Array:
