@@ -1,4 +1,7 @@
-"""Run benchmarks and write benchmarks.json. Default: all groups except long, watching, sharding, flex and busy."""
+"""Run benchmarks and write benchmarks.json.
+
+Default: all groups except long, watching, sharding, flex and busy.
+"""
 
 import argparse
 import json
@@ -25,7 +28,13 @@ from benchmarks import (
 from regard._util.files import write_atomic
 from tests.processor import disable_broken_amx
 
-SPEED = (*(name for name in speed.GROUPS if name != "flex"), "memory", "training", "translating", "end-to-end")
+SPEED = (
+    *(name for name in speed.GROUPS if name != "flex"),
+    "memory",
+    "training",
+    "translating",
+    "end-to-end",
+)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """How much slower work becomes beside a process that occupies one core: goal at most 2.5 ×.
 
-Half of a machine with two cores remains, so 2 × is the least that work on two threads can expect, and 1 × that of
-work on one thread. More comes from threads that wait for each other: OpenMP's threads spin by default, so a
-thread that is not running delays all others by a whole time slice. The worker processes therefore set
+One of two cores remains, so work on two threads takes at least 1.5 to 2 times as long. More comes from
+threads that wait for each other: OpenMP's threads spin by default, so that a thread that is not running
+delays the others by a whole time slice. The worker processes therefore set
 GOMP_SPINCOUNT as the command line does; --spin measures the default.
 """
 

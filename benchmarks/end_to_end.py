@@ -1,8 +1,7 @@
-"""Translation from text to text, with start-up excluded: `Translator.translate` and CTranslate2, float32 and int8.
+"""Translation from text to text, without start-up: `Translator.translate` and CTranslate2, float32 and int8.
 
-Both libraries use the same parameters, the same SentencePiece model and two threads. Each runs in its own process; the
-processes alternate chunk by chunk, and only one runs at a time. CTranslate2 has no alignments here, so regard is
-measured with and without them.
+Both libraries use the same parameters, the same SentencePiece model and two threads. Each entry runs in its
+own process; only one works at a time, in random order. regard is measured with and without alignments.
 """
 
 import argparse

@@ -221,7 +221,10 @@ def load(
         from regard.models.quantization import multiplies_bfloat16
 
         if not multiplies_bfloat16():
-            print("regard: this processor has no bfloat16 products; float32 and int8 are faster.", file=sys.stderr)
+            print(
+                "regard: this processor has no bfloat16 products; float32 and int8 are faster.",
+                file=sys.stderr,
+            )
     if aligning and has_cross_attention(translator.model) and not translator.config.get("alignment"):
         _select_head(translator, folder, quiet)
     return translator

@@ -300,7 +300,12 @@ def decode(
     batch, groups, per_group, queries, keys, width = sizes
     numbers = [3, batch, groups, per_group, queries, keys, width, width, queries, 0, 0, _SOFTMAX]
     numbers += (0, 0, 1, 0, 0, 0, 0 if stop is None else 1)
-    shapes = {"query": (per_group, queries), "output": (per_group, queries), "key": (1, keys), "value": (1, keys)}
+    shapes = {
+        "query": (per_group, queries),
+        "output": (per_group, queries),
+        "key": (1, keys),
+        "value": (1, keys),
+    }
     for name, (address, strides) in tensors.items():
         numbers += (SLOTS[name], _FLOAT32, 0, address, batch, groups, *shapes[name], width, *strides)
     if stop is not None:

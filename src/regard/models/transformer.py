@@ -53,7 +53,8 @@ class TransformerState(State):
         return True
 
     def queries(self, rows: Tensor) -> Tensor:
-        assert self.fast is not None and self.fast.recorded is not None
+        assert self.fast is not None
+        assert self.fast.recorded is not None
         return self.fast.recorded[1].rows(rows)
 
     def weights(self, sentences: Tensor, queries: Tensor) -> Tensor:
@@ -168,9 +169,7 @@ class Transformer(Seq2Seq):
         )
         return self._logits(x[:, 0])
 
-    def _fast_step(
-        self, tokens: Tensor, source: decoder_step.Source, caches: list[KVCache]
-    ) -> Tensor | None:
+    def _fast_step(self, tokens: Tensor, source: decoder_step.Source, caches: list[KVCache]) -> Tensor | None:
         """Compute the logits with `decoder_step`; return None if they are not finite."""
         x, positions, position = self.embedding(tokens), self.decoder.positions, caches[0].length
         if isinstance(positions, SinusoidalPositions):

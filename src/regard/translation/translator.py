@@ -197,9 +197,7 @@ class Translator:
         decoded: dict[int, list[Hypothesis]] = {}
         for indices, packed in batch_by_length(sources, batch_size, self.model.output_weight.device):
             limits = [min(max_translation_tokens(len(sources[i])), self._max_positions) for i in indices]
-            hypotheses = search(
-                self.model, packed, strategy, max_new_tokens=limits, attention_layer=layer
-            )
+            hypotheses = search(self.model, packed, strategy, max_new_tokens=limits, attention_layer=layer)
             decoded.update(zip(indices, hypotheses, strict=True))
         numbers = iter(range(len(parts)))
         return [_candidates(line, [decoded[next(numbers)] for _ in line.parts]) for line in lines]

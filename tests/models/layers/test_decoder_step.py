@@ -1,4 +1,4 @@
-"""Fast decoding steps equal teacher forcing, for any rows; watched and unusual models take the general path."""
+"""Fast decoding steps equal teacher forcing; watched and unusual models take the general path."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def make(config):
 
 
 def compare(model, copies, selections):
-    """Decode with `copies` rows per source, selecting rows between the steps; compare with teacher forcing."""
+    """Decode with `copies` rows per source, select rows between steps; compare with teacher forcing."""
     sources = [[5, 6, 7, 2], [8, 2], [9, 9, 4, 6, 11, 2]]
     rows = [[i] for i in range(3) for _ in range(copies)]  # source, then tokens
     with torch.no_grad():

@@ -120,7 +120,13 @@ def compiled_step(
     scratch = x.new_empty(sum(sizes) + spread)
     address = scratch.data_ptr()
     numbers = [n, width, groups, layer.heads // groups, head, inner, output.out_features]
-    numbers += (caches[0].length, buffers[0].shape[1], rows.sources, rows.slots, source.key_values[0].shape[1])
+    numbers += (
+        caches[0].length,
+        buffers[0].shape[1],
+        rows.sources,
+        rows.slots,
+        source.key_values[0].shape[1],
+    )
     numbers += (0 if rows.index is None else rows.index.data_ptr(), source.lengths.data_ptr())
     numbers += (changed.data_ptr(), logits.data_ptr())
     for size in (0, *sizes):

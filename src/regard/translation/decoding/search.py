@@ -36,8 +36,8 @@ class Hypothesis(NamedTuple):
     score: the ranking score; for samples, the log probability.
     log_probability: sum over all tokens, including the end token.
     finished: whether the end token was generated.
-    weights: cross-attention weights (heads, steps, source tokens) of the requested layer, or None. A step reads
-        one token, the start token first; a hypothesis without end token has not read its last token.
+    weights: cross-attention weights (heads, steps, source tokens) of the requested layer, or None. A step
+        reads one token, the start token first; an unfinished hypothesis has not read its last token.
 
     >>> from regard.translation.decoding.search import Hypothesis
     >>> Hypothesis([5, 6], score=-0.5, log_probability=-1.5, finished=True).tokens
@@ -289,10 +289,7 @@ def _with_weights(best: list[list[Hypothesis]], state: State) -> list[list[Hypot
     queries = torch.nn.utils.rnn.pad_sequence([query for _, query in recorded], batch_first=True)
     weights = iter(state.weights(torch.tensor([i for i, _ in recorded]), queries))
     return [
-        [
-            h if h.weights is None else h._replace(weights=next(weights)[:, : len(h.weights)])
-            for h in ranked
-        ]
+        [h if h.weights is None else h._replace(weights=next(weights)[:, : len(h.weights)]) for h in ranked]
         for ranked in best
     ]
 
