@@ -1,4 +1,7 @@
-"""Run benchmarks and write benchmarks.json. Default: all groups except long, watching, sharding and flex."""
+"""Run benchmarks and write benchmarks.json.
+
+Default: all groups except long, watching, sharding, flex and busy.
+"""
 
 import argparse
 import json
@@ -9,11 +12,29 @@ import time
 import torch
 
 import regard
-from benchmarks import long, machine, memory, sharding, speed, table, training, translating, watching
+from benchmarks import (
+    busy,
+    end_to_end,
+    long,
+    machine,
+    memory,
+    sharding,
+    speed,
+    table,
+    training,
+    translating,
+    watching,
+)
 from regard._util.files import write_atomic
 from tests.processor import disable_broken_amx
 
-SPEED = (*(name for name in speed.GROUPS if name != "flex"), "memory", "training", "translating")
+SPEED = (
+    *(name for name in speed.GROUPS if name != "flex"),
+    "memory",
+    "training",
+    "translating",
+    "end-to-end",
+)
 
 
 def main() -> None:
@@ -52,6 +73,10 @@ def main() -> None:
         results += training.main(args.quick)
     if "translating" in groups:
         results += translating.main(args.quick)
+    if "end-to-end" in groups:
+        report["end-to-end"] = end_to_end.main(args.quick)
+    if "busy" in args.groups:
+        report["busy"] = busy.main(args.quick)
     report["comparisons"] = results
     if "memory" in groups:
         report["memory"] = memory.main(args.quick)
@@ -65,7 +90,7 @@ def main() -> None:
 
 
 def _group_names() -> list[str]:
-    return ["speed", *SPEED, "long", "watching", "sharding", "flex"]
+    return ["speed", *SPEED, "long", "watching", "sharding", "flex", "busy"]
 
 
 if __name__ == "__main__":

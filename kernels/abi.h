@@ -155,6 +155,51 @@ struct Drop {
   float kept;
 };
 
+// A linear layer: see linear.h. For int8, the weight is packed, and scales and bias are padded to whole blocks.
+struct Linear {
+  const float* x;      // rows × depth
+  const void* weight;  // float32: columns × depth
+  const float *scales, *bias;
+  float* out;  // rows × columns
+  int64_t rows, depth, columns;
+};
+
+// The most probable tokens: see vocabulary.h.
+struct Best {
+  const float* logits;  // rows × columns
+  float* values;        // rows × k
+  int64_t* tokens;      // rows × k
+  int64_t rows, columns, first, k;
+};
+
+// A decoding step of a Transformer decoder: see step.h. Pointers to scratch memory are last.
+struct Step {
+  struct Norm {
+    const float *weight, *bias;
+  };
+  struct Layer {
+    const void* weight;
+    const float *scales, *bias;
+  };
+  struct Block {
+    Norm norms[3];
+    Layer in_proj, out_proj, query, cross_out, ffn_in, ffn_out;
+    float *cache, *source, *queries;  // queries: receives those of cross-attention, or is null
+  };
+  int64_t rows, width, groups, per_group, head, inner, vocabulary;
+  int64_t length, capacity;  // cached tokens before this step, and capacity
+  int64_t sources, slots, keys;
+  const int64_t *index, *lengths;  // index: place of each row among the slots, or null
+  bool norm_first;
+  float eps;
+  int64_t layers;
+  const Block* blocks;
+  Norm norm;
+  Layer output;
+  float *x, *logits;  // rows × width, changed; rows × vocabulary
+  float *normed, *y, *projected, *attended, *hidden, *spread;
+};
+
 // The kernels of one instruction set. Each returns whether its results are finite.
 struct Kernels {
   const char* name;
@@ -166,6 +211,10 @@ struct Kernels {
   bool (*topk)(const Problem&, int threads);
   bool (*sums)(const Problem&, int threads);  // over sets of keys
   void (*dropout)(const Drop&, int threads);
+  void (*linear)(const Linear&, int threads);
+  void (*linear_int8)(const Linear&, int threads);
+  void (*best)(const Best&, int threads);
+  bool (*step)(const Step&, int threads);
   double (*peak)();  // runs a loop in registers for about a millisecond; returns its FLOPs
 };
 

@@ -4,7 +4,9 @@
 #include "dropout.h"
 #include "forward.h"
 #include "inspect.h"
+#include "linear.h"
 #include "single.h"
+#include "vocabulary.h"
 
 namespace regard {
 namespace {
@@ -59,6 +61,15 @@ bool sums(const Problem& p, int threads) {
   return false;
 }
 
+}  // namespace
+}  // namespace regard
+
+#include "step.h"
+
+namespace regard {
+namespace {
+
+
 // Only multiplications and additions, on numbers in the L1 cache.
 double peak() {
   constexpr int R = tall(MAX_VECTORS), DEPTH = 1 << 14;
@@ -76,6 +87,7 @@ double peak() {
 #define TABLE_(isa) kernels_##isa
 #define TABLE(isa) TABLE_(isa)
 extern const Kernels TABLE(ISA);
-const Kernels TABLE(ISA) = {NAME(ISA), W, forward, backward, weights, entropy, topk, sums, dropout, peak};
+const Kernels TABLE(ISA) = {NAME(ISA), W, forward, backward, weights, entropy, topk, sums, dropout, linear, linear_int8,
+                            best, step, peak};
 
 }  // namespace regard

@@ -273,6 +273,79 @@ void drop(int64_t kind, int64_t x, int64_t y, int64_t out, int64_t size, uint32_
   chosen->dropout(d, threads);
 }
 
+// Addresses and sizes of `Linear`; scales are 0 for float32, and bias may be 0. See linear.h.
+void multiply(int64_t x, int64_t weight, int64_t scales, int64_t bias, int64_t out, int64_t rows, int64_t depth,
+              int64_t columns, int threads) {
+  const Linear l = {reinterpret_cast<const float*>(x),
+                    reinterpret_cast<const void*>(weight),
+                    reinterpret_cast<const float*>(scales),
+                    reinterpret_cast<const float*>(bias),
+                    reinterpret_cast<float*>(out),
+                    rows,
+                    depth,
+                    columns};
+  nb::gil_scoped_release release;
+  (scales ? chosen->linear_int8 : chosen->linear)(l, threads);
+}
+
+// Addresses and sizes of `Best`. See vocabulary.h.
+void best(int64_t logits, int64_t values, int64_t tokens, int64_t rows, int64_t columns, int64_t first, int64_t k,
+          int threads) {
+  const Best b = {reinterpret_cast<const float*>(logits),
+                  reinterpret_cast<float*>(values),
+                  reinterpret_cast<int64_t*>(tokens),
+                  rows,
+                  columns,
+                  first,
+                  k};
+  nb::gil_scoped_release release;
+  chosen->best(b, threads);
+}
+
+// The numbers of `Step`, in its order. Returns whether the result is finite.
+bool step(nb::handle described, double eps, int threads) {
+  Numbers numbers(described);
+  const auto real = [&] { return reinterpret_cast<float*>(numbers.next()); };
+  const auto whole = [&] { return reinterpret_cast<const int64_t*>(numbers.next()); };
+  const auto norm = [&] {
+    Step::Norm n;
+    n.weight = real();
+    n.bias = real();
+    return n;
+  };
+  const auto layer = [&] {
+    Step::Layer l;
+    l.weight = real();
+    l.scales = real();
+    l.bias = real();
+    return l;
+  };
+  Step s;
+  for (int64_t* size : {&s.rows, &s.width, &s.groups, &s.per_group, &s.head, &s.inner, &s.vocabulary, &s.length,
+                        &s.capacity, &s.sources, &s.slots, &s.keys})
+    *size = numbers.next(0, int64_t(1) << 40, "a size");
+  s.index = whole();
+  s.lengths = whole();
+  s.x = real();
+  s.logits = real();
+  for (float** scratch : {&s.normed, &s.y, &s.projected, &s.attended, &s.hidden, &s.spread}) *scratch = real();
+  s.norm_first = numbers.next() != 0;
+  s.eps = float(eps);
+  s.layers = numbers.next(1, 1 << 16, "the number of layers");
+  std::vector<Step::Block> blocks(static_cast<size_t>(s.layers));
+  for (Step::Block& b : blocks) {
+    for (float** data : {&b.cache, &b.source, &b.queries}) *data = real();
+    for (Step::Norm& n : b.norms) n = norm();
+    for (Step::Layer* l : {&b.in_proj, &b.out_proj, &b.query, &b.cross_out, &b.ffn_in, &b.ffn_out}) *l = layer();
+  }
+  s.blocks = blocks.data();
+  s.norm = norm();
+  s.output = layer();
+  if (!numbers.done()) throw std::out_of_range("a decoding step has too many numbers");
+  nb::gil_scoped_release release;
+  return chosen->step(s, threads);
+}
+
 // Peak throughput of multiplications and additions on this many threads, in FLOP/s.
 double peak(int threads) {
   struct Run {
@@ -316,6 +389,9 @@ NB_MODULE(_kernels, m) {
   m.def("weights", &call<&Kernels::weights>);
   m.def("entropy", &call<&Kernels::entropy>);
   m.def("dropout", &drop);
+  m.def("linear", &multiply);
+  m.def("best", &best);
+  m.def("step", &step);
   m.def("topk", &call<&Kernels::topk>);
   m.def("sums", &call<&Kernels::sums>);
 #define NAME(name, ...) #name,

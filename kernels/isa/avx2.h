@@ -14,6 +14,7 @@ constexpr int tall(int V) { return V == 1 ? 8 : V == 2 ? 6 : 4; }
 typedef float vec __attribute__((vector_size(4 * W)));
 typedef int32_t ivec __attribute__((vector_size(4 * W)));
 typedef uint32_t uvec __attribute__((vector_size(4 * W)));
+typedef int16_t shorts __attribute__((vector_size(4 * W)));
 
 INLINE vec max(vec a, vec b) { return (vec)_mm256_max_ps((__m256)a, (__m256)b); }
 INLINE vec min(vec a, vec b) { return (vec)_mm256_min_ps((__m256)a, (__m256)b); }
@@ -33,6 +34,16 @@ INLINE int64_t widen_halves(float* to, const uint16_t* from, int64_t count) {
   for (; i + W <= count; i += W)
     _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
   return i;
+}
+
+// Reads W pairs of int8 as W pairs of int16.
+INLINE shorts widen_bytes(const int8_t* from) {
+  return (shorts)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+
+// Adds the products of two pairs of int16 to each lane.
+INLINE ivec add_pairs(ivec sum, shorts a, shorts b) {
+  return sum + (ivec)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 }
 
 }  // namespace

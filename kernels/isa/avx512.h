@@ -14,6 +14,7 @@ constexpr int tall(int V) { return V <= 2 ? 12 : V == 3 ? 8 : 6; }
 typedef float vec __attribute__((vector_size(4 * W)));
 typedef int32_t ivec __attribute__((vector_size(4 * W)));
 typedef uint32_t uvec __attribute__((vector_size(4 * W)));
+typedef int16_t shorts __attribute__((vector_size(4 * W)));
 
 INLINE vec max(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE vec min(vec a, vec b) { return (vec)_mm512_min_ps((__m512)a, (__m512)b); }
@@ -38,6 +39,16 @@ INLINE int64_t widen_halves(float* to, const uint16_t* from, int64_t count) {
   for (; i + W <= count; i += W)
     _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
   return i;
+}
+
+// Reads W pairs of int8 as W pairs of int16.
+INLINE shorts widen_bytes(const int8_t* from) {
+  return (shorts)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+
+// Adds the products of two pairs of int16 to each lane.
+INLINE ivec add_pairs(ivec sum, shorts a, shorts b) {
+  return sum + (ivec)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 }
 
 }  // namespace

@@ -29,5 +29,17 @@ INLINE vec scale_by_power(vec fraction, vec, vec shifted, vec x, float lowest) {
 // Converts float16 to float, in whole vectors; returns how many were converted, here none.
 INLINE int64_t widen_halves(float*, const uint16_t*, int64_t) { return 0; }
 
+// Reads W pairs of int8 as W pairs of int16.
+INLINE shorts widen_bytes(const int8_t* from) {
+  typedef int8_t bytes __attribute__((vector_size(2 * W), aligned(1), may_alias));
+  return __builtin_convertvector(*reinterpret_cast<const bytes*>(from), shorts);
+}
+
+// Adds the products of two pairs of int16 to each lane.
+INLINE ivec add_pairs(ivec sum, shorts a, shorts b) {
+  const ivec low_a = ((ivec)a << 16) >> 16, low_b = ((ivec)b << 16) >> 16;
+  return sum + low_a * low_b + ((ivec)a >> 16) * ((ivec)b >> 16);
+}
+
 }  // namespace
 }  // namespace regard

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from regard.models.configs import Precision
     from regard.translation.translator import Translator
 
 SIGNAL_EXIT = 128  # exit status of a process ended by signal n: 128 + n
@@ -209,11 +210,12 @@ def load(
     folder: Path,
     *,
     device: "str | torch.device | None" = None,
+    dtype: "Precision | None" = None,
     aligning: bool = False,
     quiet: bool = False,
     languages: str | None = None,
 ) -> "Translator":
-    """Load the translator from a model folder, onto the GPU if there is one.
+    """Load the translator from a model folder, onto the GPU if there is one; int8 runs on the CPU.
 
     aligning: select the best alignment head if training has not done so yet; print a note unless `quiet`.
     """
@@ -222,9 +224,17 @@ def load(
     from regard.translation.alignment.cross_attention import has_cross_attention
     from regard.translation.translator import load_translator
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or ("cuda" if torch.cuda.is_available() and dtype != "int8" else "cpu")
     source, target = (None, None) if languages is None else parse_languages(languages)
-    translator = load_translator(folder, source=source, target=target, device=device)
+    translator = load_translator(folder, source=source, target=target, device=device, dtype=dtype)
+    if dtype == "bfloat16" and str(device) == "cpu" and not quiet:
+        from regard.models.quantization import multiplies_bfloat16
+
+        if not multiplies_bfloat16():
+            print(
+                "regard: this processor has no bfloat16 products; float32 and int8 are faster.",
+                file=sys.stderr,
+            )
     if is_pretrained(folder):
         return translator  # guesses its alignment head
     if aligning and has_cross_attention(translator.model) and not translator.config.get("alignment"):

@@ -45,6 +45,7 @@ from regard.models.model_summary import Summary as Summary
 from regard.models.model_summary import summary as summary
 from regard.models.packed import Packed as Packed
 from regard.models.packed import pack as pack
+from regard.models.quantization import quantize as quantize
 from regard.models.recurrent import RecurrentSeq2Seq as RecurrentSeq2Seq
 from regard.models.seq2seq import Seq2Seq as Seq2Seq
 from regard.models.seq2seq import State as State

@@ -14,6 +14,22 @@ Sinusoids = Literal["interleaved", "concatenated", "fairseq"]
 Norm = Literal["layer", "rms", "none"]
 Cell = Literal["lstm", "gru"]
 AttentionKind = Literal["none", "additive", "dot", "general", "concat"]
+Precision = Literal["float32", "bfloat16", "int8"]
+
+
+def check_precision(dtype: str) -> Precision:
+    """Return `dtype` if it is the name of a precision for inference; otherwise raise an error.
+
+    >>> from regard.models.configs import check_precision
+    >>> check_precision("int4")
+    Traceback (most recent call last):
+    regard.errors.ArgumentError: quantize got dtype='int4'; choose one of float32, bfloat16, int8.
+    """
+    for name in get_args(Precision):
+        if dtype == name:
+            precision: Precision = name
+            return precision
+    raise ArgumentError(f"quantize got dtype={dtype!r}; choose one of {', '.join(get_args(Precision))}.")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from regard.models.layers.dropout import eval_mode
 from regard.models.loss import IGNORE, vocabulary_loss
 from regard.models.packed import Packed, check_batch, token_mask
 
+INT8_OUTPUT = "int8_output"  # the module that replaces output_weight and output_bias: see `quantize`
 StateType = TypeVar("StateType", bound="State")
 
 
@@ -37,6 +38,21 @@ class State:
     def select(self, rows: Tensor) -> None:
         """Keep only these batch rows, in this order. Rows may be repeated (for beam search)."""
         raise NotImplementedError(f"{type(self).__name__} must implement select(rows)")
+
+    def record_queries(self, layer: int) -> bool:
+        """Record the queries of a cross-attention layer from now on; return False if this is not possible."""
+        return False
+
+    def queries(self, rows: Tensor) -> Tensor:
+        """Return the recorded queries of these rows: (rows, steps, heads · d)."""
+        raise NotImplementedError(f"{type(self).__name__} does not record queries")
+
+    def weights(self, sentences: Tensor, queries: Tensor) -> Tensor:
+        """Return the weights (…, heads, steps, s) of recorded queries (…, steps, heads · d).
+
+        sentences: for each item, the index of its source in the batch that `start` received.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not record queries")
 
     def __len__(self) -> int:
         """Return the number of batch rows."""
@@ -131,6 +147,10 @@ class Seq2Seq(nn.Module):
 
     def _logits(self, x: Tensor) -> Tensor:
         """Project to the vocabulary: (…, m) → (…, V)."""
+        int8_output = self._modules.get(INT8_OUTPUT)
+        if int8_output is not None:
+            logits: Tensor = int8_output(x)
+            return logits
         return F.linear(x, self.output_weight, self.output_bias)
 
     @torch.no_grad()

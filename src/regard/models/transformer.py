@@ -3,6 +3,8 @@
 Batches are `Packed` (no padding) or padded token ids (b, l) with lengths; both give the same results.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -11,12 +13,15 @@ from regard._util.guesses import hint_arguments
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Documents, Padding
+from regard.mechanism.operator import attend
+from regard.models.layers import decoder_step
 from regard.models.layers.blocks import TransformerConfig
 from regard.models.layers.embedding import Embedding
 from regard.models.layers.kv_cache import KeyValues, KVCache, RowMap
+from regard.models.layers.positions.sinusoidal import SinusoidalPositions
 from regard.models.layers.stack import Stack
 from regard.models.packed import ModelInput, Packed, as_packed, as_padded, check_batch, full_lengths
-from regard.models.seq2seq import Seq2Seq, State, check_state, vocab_sizes
+from regard.models.seq2seq import INT8_OUTPUT, Seq2Seq, State, check_state, vocab_sizes
 
 
 class TransformerState(State):
@@ -25,6 +30,7 @@ class TransformerState(State):
     def __init__(self, sources: list[KeyValues], lengths: Tensor, caches: list[KVCache]) -> None:
         self.sources, self.mask, self.caches = sources, Padding(lengths), caches
         self.row_map = RowMap(len(lengths))
+        self.fast: decoder_step.Source | None = None  # the sources for `decode_step`, if it applies
 
     def select(self, rows: Tensor) -> None:
         self.row_map, kept = self.row_map.select(rows)
@@ -32,8 +38,30 @@ class TransformerState(State):
             self.sources = [source.select(kept) for source in self.sources]
             self.mask = Padding(self.mask.lengths[kept])
         self.sources = [source._replace(row_map=self.row_map) for source in self.sources]
-        for cache in self.caches:
+        if self.fast is not None:
+            self.fast = self.fast.select(kept, self.row_map)
+        recorded = [] if self.fast is None or self.fast.recorded is None else [self.fast.recorded[1]]
+        for cache in (*self.caches, *recorded):
             cache.select(rows)
+
+    def record_queries(self, layer: int) -> bool:
+        if self.fast is None or not -len(self.sources) <= layer < len(self.sources):
+            return False
+        layer %= len(self.sources)
+        self.fast = self.fast._replace(recorded=(layer, KVCache()))
+        self._recorded_source = self.sources[layer].key, self.mask
+        return True
+
+    def queries(self, rows: Tensor) -> Tensor:
+        assert self.fast is not None
+        assert self.fast.recorded is not None
+        return self.fast.recorded[1].rows(rows)
+
+    def weights(self, sentences: Tensor, queries: Tensor) -> Tensor:
+        key, mask = self._recorded_source
+        key, width = key[sentences], key.shape[-1]
+        query = queries.unflatten(-1, (-1, width)).transpose(-3, -2)
+        return attend(query, key, key, mask=Padding(mask.lengths[sentences]))[1].dense()
 
     def __len__(self) -> int:
         return len(self.row_map)
@@ -144,19 +172,53 @@ class Transformer(Seq2Seq):
         x = self.encode(source, source_lengths)
         if isinstance(source, Packed):
             x, source_lengths = source.pad(x), source.lengths
-        return TransformerState(
-            self.decoder.project_source(x), full_lengths(x, source_lengths), self.decoder.caches()
-        )
+        lengths = full_lengths(x, source_lengths)
+        state = TransformerState(self.decoder.project_source(x), lengths, self.decoder.caches())
+        if x.is_contiguous() and decoder_step.supports(self.decoder):
+            state.fast = decoder_step.Source.of(self.decoder, state.sources, lengths, state.row_map)
+        return state
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
         state = check_state(tokens, state, TransformerState)
-        position = torch.tensor([state.caches[0].length], device=tokens.device)
+        if state.fast is not None and not torch.is_grad_enabled():
+            logits = self._fast_step(tokens, state.fast, state.caches)
+            if logits is not None:
+                return logits
         x = self.decoder(
             self.embedding(tokens)[:, None],
             state.sources,
             source_mask=state.mask,
-            positions=position,
+            positions=torch.tensor([state.caches[0].length], device=tokens.device),
             caches=state.caches,
         )
         x = x[:, 0]
         return self._logits(x if self.output_scale == 1 else x * self.output_scale)
+
+    def _fast_step(self, tokens: Tensor, source: decoder_step.Source, caches: list[KVCache]) -> Tensor | None:
+        """Compute the logits with `decoder_step`; return None if they are not finite."""
+        x, positions, position = self.embedding(tokens), self.decoder.positions, caches[0].length
+        if isinstance(positions, SinusoidalPositions):
+            x += positions.row(position)
+        else:
+            encoded, _ = positions.encode(x[:, None], torch.tensor([position]))
+            x = encoded[:, 0].clone()
+        x = self.decoder.embedding_norm(x)
+        if self.output_scale == 1:
+            output = self._modules.get(INT8_OUTPUT) or OutputProjection(self.output_weight, self.output_bias)
+            logits = decoder_step.compiled_step(self.decoder, x, source, caches, output)  # type: ignore[arg-type]
+            if logits is not None:
+                return logits
+        hidden = decoder_step.decode_step(self.decoder, x, source, caches)
+        return None if hidden is None else self._logits(hidden * self.output_scale)
+
+
+class OutputProjection(NamedTuple):
+    """The output embedding matrix (V, m) and bias as a linear layer."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def out_features(self) -> int:
+        """The size of the vocabulary."""
+        return len(self.weight)

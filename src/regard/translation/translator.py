@@ -13,12 +13,16 @@ from torch import Tensor
 from regard._util.checks import check_sentences, check_type
 from regard._util.text import shorten
 from regard.errors import DTypeError
+from regard.models.configs import Precision
+from regard.models.generation import SpecialTokens
+from regard.models.quantization import quantize
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import Alignment, align, check_size, merge
 from regard.translation.alignment.cross_attention import (
     AlignmentHead,
     cross_attention_layers,
     cross_weights,
+    drop_special_tokens,
     has_cross_attention,
 )
 from regard.translation.decoding.search import Hypothesis, batch_by_length, search
@@ -81,6 +85,8 @@ class Translator:
     model, tokens: a trained model, and the vocabularies of source and target.
     alignment_head: the layer and heads from which alignments are read.
     config: the contents of the model folder's config.json.
+    dtype: precision of the computation: "float32", "bfloat16" or "int8" (see `regard.models.quantize`); None
+        keeps the model as it is.
 
     >>> import torch
     >>> from regard.models import TransformerConfig, Transformer
@@ -103,8 +109,9 @@ class Translator:
         *,
         alignment_head: AlignmentHead | None = None,
         config: Mapping[str, Any] | None = None,
+        dtype: Precision | None = None,
     ) -> None:
-        self.model, self.tokens = model, tokens
+        self.model, self.tokens = model if dtype is None else quantize(model, dtype), tokens
         self.alignment_head, self.config = alignment_head or AlignmentHead(), config or {}
         settings = self.config.get("settings", {})
         self._max_positions = model.max_length or sys.maxsize
@@ -134,7 +141,7 @@ class Translator:
             Line.of(text, self.tokens.source.segment(text), self.max_tokens)
             for text in check_sentences(texts)
         ]
-        candidates = self._search(lines, strategy, batch_size)
+        candidates = self._search(lines, strategy, batch_size, alignment)
         parts = [part for ranked in candidates for candidate in ranked for part in candidate]
         unknown = self.tokens.special.unknown
         weights = self._weigh([part for part in parts if alignment or part.has_unknown(unknown)])
@@ -185,15 +192,18 @@ class Translator:
     def __repr__(self) -> str:
         return f"Translator({type(self.model).__name__}, {self.tokens!r})"
 
-    def _search(self, lines: Sequence[Line], strategy: Strategy, batch_size: int) -> list[list["_Candidate"]]:
+    def _search(
+        self, lines: Sequence[Line], strategy: Strategy, batch_size: int, alignment: bool
+    ) -> list[list["_Candidate"]]:
         """Decode each line; return its candidates, best first. Parts of similar lengths share a batch."""
+        layer = self.alignment_head.layer if alignment else None
         parts = [part for line in lines for part in line.parts]
         sources = [part.segmentation.ids for part in parts]
         decoded: dict[int, list[Hypothesis]] = {}
         device, special = self.model.output_weight.device, self.tokens.special
         for indices, packed in batch_by_length(sources, batch_size, device, special):
             limits = [min(self._max_new_tokens(len(sources[i])), self._max_positions) for i in indices]
-            hypotheses = search(self.model, packed, strategy, max_new_tokens=limits)
+            hypotheses = search(self.model, packed, strategy, max_new_tokens=limits, attention_layer=layer)
             decoded.update(zip(indices, hypotheses, strict=True))
         numbers = iter(range(len(parts)))
         return [_candidates(line, [decoded[next(numbers)] for _ in line.parts]) for line in lines]
@@ -207,10 +217,15 @@ class Translator:
         """Return weights (target tokens, source tokens) by id(part); {} if the model has no attention."""
         if not parts or not has_cross_attention(self.model):
             return {}
+        recorded = {
+            id(part): part.recorded_weights(self.alignment_head, self.tokens.special) for part in parts
+        }
+        known = {part: matrix for part, matrix in recorded.items() if matrix is not None}
+        parts = [part for part in parts if id(part) not in known]
         sources = [part.source.ids for part in parts]
         targets = [part.hypothesis.tokens for part in parts]
         weights = cross_weights(self.model, sources, targets, self.alignment_head)
-        return {id(part): matrix for part, matrix in zip(parts, weights, strict=True)}
+        return known | {id(part): matrix for part, matrix in zip(parts, weights, strict=True)}
 
     def _finish(
         self, line: Line, candidate: "_Candidate", weights: Mapping[int, Tensor], alignment: bool
@@ -269,6 +284,15 @@ class _DecodedPart(NamedTuple):
     def has_unknown(self, unknown: int) -> bool:
         """Return whether source or target contains an unknown token."""
         return bool(self.source.unknown) or unknown in self.hypothesis.tokens
+
+    def recorded_weights(self, head: AlignmentHead, special: SpecialTokens) -> Tensor | None:
+        """Return the weights (target tokens, source tokens) that the search recorded, or None."""
+        weights, finished = self.hypothesis.weights, self.hypothesis.finished
+        if weights is None or not (finished or head.shift == "output"):
+            return None
+        selected = weights if head.heads is None else weights[list(head.heads)]
+        target, source = len(self.hypothesis.tokens), len(self.source.ids)
+        return drop_special_tokens(selected.mean(0), target, source, head.shift, special)
 
 
 _Candidate = list[_DecodedPart]  # one translation of a line: a hypothesis for each of its parts
@@ -332,13 +356,14 @@ def load_translator(
     source: str | None = None,
     target: str | None = None,
     device: torch.device | str = "cpu",
+    dtype: Precision | None = None,
 ) -> Translator:
     """Load a translator from a folder written by `regard train` or in Hugging Face format.
 
     folder: in Hugging Face format, Marian (OPUS-MT), M2M-100, NLLB, mBART, T5 or mT5 with config.json,
         safetensors and SentencePiece models or tokenizer.json. Nothing is downloaded, and no pickle is read.
     source, target: languages of a multilingual model, such as "de" and "en".
-    device: for example "cuda".
+    device: for example "cuda". dtype: "int8" is fastest on a CPU; default: as trained. See `Translator`.
 
     >>> import regard
     >>> regard.load_translator("no/such/folder")
@@ -348,11 +373,15 @@ def load_translator(
     if is_pretrained(folder):
         from regard.translation.pretrained.translator import load_pretrained  # imports this module
 
-        return load_pretrained(folder, source, target, device)
+        return load_pretrained(folder, source, target, device, dtype)
     check_no_languages(folder, source, target)
     model, tokens, config = load_model(folder)
     model.to(device)
     head = config.get("alignment")
     return Translator(
-        model, tokens, alignment_head=AlignmentHead.from_dict(head) if head else None, config=config
+        model,
+        tokens,
+        alignment_head=AlignmentHead.from_dict(head) if head else None,
+        config=config,
+        dtype=dtype,
     )

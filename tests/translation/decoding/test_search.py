@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,9 +15,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.models import Packed, RecurrentConfig, RecurrentSeq2Seq, Transformer, TransformerConfig
+from regard.mechanism import fused
+from regard.models import Packed, RecurrentConfig, RecurrentSeq2Seq, Transformer, TransformerConfig, quantize
 from regard.models.seq2seq import Seq2Seq, State
-from regard.translation.decoding.search import Hypothesis, _best_extensions, _Live, search
+from regard.translation.alignment.cross_attention import AlignmentHead, cross_weights, drop_special_tokens
+from regard.translation.decoding.search import (
+    Hypothesis,
+    _best_extensions,
+    _best_tokens,
+    _first_rows,
+    search,
+)
 from regard.translation.decoding.strategies import Beam, Greedy, Sample
 from tests.cases import looped
 
@@ -396,23 +405,23 @@ def test_sampling_at_low_temperature_is_greedy():
     k=st.integers(1, 9),
     seed=st.integers(0, 9),
 )
-def test_two_stage_topk_equals_topk(rows, columns, k, seed):
+def test_the_best_extensions_are_those_of_all_pairs(rows, columns, k, seed):
     draw = torch.Generator().manual_seed(seed)
-    x = torch.randn(sum(rows), columns, generator=draw)
-    x[:, 1::5] = -math.inf
-    sentences = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows))
-    totals = torch.randn(sum(rows), generator=draw).double()
-    first = torch.tensor([sum(rows[:i]) for i in range(len(rows))])
-    results = _best_extensions(_Live(sentences, sentences, totals, sentences[:, None]), x, first, k)
-    exhaustive = (totals[:, None] + x).split(rows)
-    for scores, values, parents, tokens in zip(exhaustive, *results, strict=True):
-        best = scores.flatten().sort(descending=True).values[:k]
-        assert torch.equal(values[: len(best)], best)
-        assert bool((values[len(best) :] == -math.inf).all())
-        valid = values > -math.inf
-        parents, tokens = parents[valid], tokens[valid]
-        assert torch.equal((totals[:, None] + x)[parents, tokens], values[valid])
-        assert len(set(zip(parents.tolist(), tokens.tolist(), strict=True))) == len(parents)
+    logits = torch.randn(sum(rows), 2 + columns, generator=draw)
+    logits[:, 3::5] = -math.inf
+    sentences, totals = numpy.repeat(numpy.arange(len(rows)), rows), numpy.linspace(-1, 1, sum(rows))
+    x = (logits.double().log_softmax(-1)).numpy()
+    x[:, :2] = -math.inf
+    values, tokens = (y.numpy() for y in _best_tokens(logits, min(k, columns)))
+    best, parents, ranks = _best_extensions(totals, values, _first_rows(sentences), k)
+    for sentence, (scores, found) in enumerate(zip(best, parents, strict=True)):
+        every = numpy.sort((totals[:, None] + x)[sentences == sentence].flatten())[::-1]
+        valid = scores > -math.inf
+        numpy.testing.assert_allclose(scores[valid], every[: valid.sum()], atol=1e-5)
+        assert valid.sum() == min(k, (every > -math.inf).sum())
+        chosen = tokens[found, ranks[sentence]][valid]
+        numpy.testing.assert_allclose((totals[:, None] + x)[found[valid], chosen], scores[valid], atol=1e-5)
+        assert len(set(zip(found[valid].tolist(), chosen.tolist(), strict=True))) == valid.sum()
 
 
 # Errors
@@ -464,3 +473,39 @@ def test_models_that_return_nan_or_too_few_logits(strategy):
     ):
         with pytest.raises(error, match=message):
             search(ScriptedModel({3: [row]}), Packed.of([[3]]), strategy, max_new_tokens=3)
+
+
+# Cross-attention weights
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_recorded_weights_equal_those_of_forced_decoding(precision):
+    if not fused.available():
+        pytest.skip("queries are recorded by fast decoding steps, which need the kernels")
+    torch.manual_seed(0)
+    model = quantize(Transformer(WORDS, replace(CONFIG, key_heads=1)).eval(), precision)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    sources = [*SOURCES, [4, 5, 2], [6, 6, 6, 2]]
+    for strategy in (Greedy(), Beam(4, n_best=3), Sample(n_samples=2)):
+        results = search(model, Packed.of(sources), strategy, max_new_tokens=6, attention_layer=-2)
+        plain = search(model, Packed.of(sources), strategy, max_new_tokens=6)
+        assert [[h[:4] for h in ranked] for ranked in results] == [[h[:4] for h in row] for row in plain]
+        pairs = [
+            (source, h) for source, ranked in zip(sources, results, strict=True) for h in ranked if h.tokens
+        ]
+        targets = [h.tokens for _, h in pairs]
+        for shift in ("input", "output"):
+            head = AlignmentHead(layer=-2, heads=(1,), shift=shift)
+            expected = cross_weights(model, [source[:-1] for source, _ in pairs], targets, head)
+            for (source, h), matrix in zip(pairs, expected, strict=True):
+                if h.finished or shift == "output":
+                    rows = drop_special_tokens(h.weights[1], len(h.tokens), len(source) - 1, shift)
+                    torch.testing.assert_close(rows, matrix, atol=1e-5, rtol=1e-4)
+
+
+def test_models_that_record_nothing_return_no_weights():
+    for name in ("bahdanau", "entmax15"):
+        (ranked,) = search(make(name), Packed.of(SOURCES[:1]), max_new_tokens=3, attention_layer=0)
+        assert ranked[0].weights is None

@@ -14,7 +14,6 @@ from typing import Any, Never, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from regard._util.checks import check_int, check_number
 from regard._util.guesses import hint_arguments
@@ -27,6 +26,7 @@ from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.kv_cache import KeyValues, KVCache
+from regard.models.layers.linear import Int8Linear, project
 from regard.models.layers.positions.rotary import Rotation
 
 Watcher = Callable[[Weights], None]
@@ -203,7 +203,7 @@ class MultiHeadAttention(Attends):
         self.score, self.normalize, self.dropout = score, normalize, dropout
         sizes = heads * self.head_width, key_heads * self.head_width, key_heads * self.head_value_width
         self._sizes = sizes
-        self.in_proj: nn.Linear | nn.ModuleList
+        self.in_proj: nn.Linear | Int8Linear | nn.ModuleList
         if self.key_width == self.value_width == width:
             # one matrix product for query, key and value
             self.in_proj = _linear(width, sum(sizes), linear_bias, parts=sizes)
@@ -252,7 +252,7 @@ class MultiHeadAttention(Attends):
                 )
             queries, projected = self._project_self(query)
         else:
-            queries = self._split(F.linear(query, *self.projection(0)), self.heads)
+            queries = self._split(self._project(query, 0), self.heads)
             projected = key if isinstance(key, KeyValues) else self.project_source(key, value)
         if rotation is not None:
             queries = rotation(queries)
@@ -280,26 +280,32 @@ class MultiHeadAttention(Attends):
         self._check("key", key, self.key_width)
         self._check("value", value, self.value_width)
         if value is key and not isinstance(self.in_proj, nn.ModuleList):
-            first = self._sizes[0]
-            bias = None if self.in_proj.bias is None else self.in_proj.bias[first:]
-            both = F.linear(key, self.in_proj.weight[first:], bias)
+            both = project(key, self.in_proj, self._sizes[0], sum(self._sizes))
             keys, values = both.split(self._sizes[1:], -1)
         else:
-            keys, values = F.linear(key, *self.projection(1)), F.linear(value, *self.projection(2))
+            keys, values = self._project(key, 1), self._project(value, 2)
         return KeyValues(self._split(keys, self.key_heads), self._split(values, self.key_heads))
 
     def _project_self(self, x: Tensor) -> tuple[Tensor, KeyValues]:
         if isinstance(self.in_proj, nn.ModuleList):
-            return self._split(F.linear(x, *self.projection(0)), self.heads), self.project_source(x)
+            return self._split(self._project(x, 0), self.heads), self.project_source(x)
         queries, keys, values = self.in_proj(x).split(self._sizes, -1)
         projected = KeyValues(self._split(keys, self.key_heads), self._split(values, self.key_heads))
         return self._split(queries, self.heads), projected
+
+    def _project(self, x: Tensor, which: int) -> Tensor:
+        """Project to queries (0), keys (1) or values (2)."""
+        if isinstance(self.in_proj, nn.ModuleList):
+            projected: Tensor = self.in_proj[which](x)
+            return projected
+        start = sum(self._sizes[:which])
+        return project(x, self.in_proj, start, start + self._sizes[which])
 
     def projection(self, which: int) -> tuple[Tensor, Tensor | None]:
         """Return the weight and bias of the projection for queries (0), keys (1) or values (2)."""
         if isinstance(self.in_proj, nn.ModuleList):
             linear = self.in_proj[which]
-            assert isinstance(linear, nn.Linear)
+            assert isinstance(linear, nn.Linear | Int8Linear)
             return linear.weight, linear.bias
         start = sum(self._sizes[:which])
         rows = slice(start, start + self._sizes[which])

@@ -161,12 +161,14 @@ class FeedForward(nn.Module):
         hidden = self.in_proj(x)
         if self.activation == "relu":
             return self.out_proj(self.dropout.relu(hidden))
+        return self.out_proj(self.dropout(self.activate(hidden)))
+
+    def activate(self, hidden: Tensor) -> Tensor:
+        """Apply the activation, and the gate if there is one."""
         if self.activation in _GATES:
             gate, hidden = hidden.chunk(2, -1)
-            hidden = _ACTIVATIONS[_GATES[self.activation]](gate) * hidden
-        else:
-            hidden = _ACTIVATIONS[self.activation](hidden)
-        return self.out_proj(self.dropout(hidden))
+            return _ACTIVATIONS[_GATES[self.activation]](gate) * hidden
+        return _ACTIVATIONS[self.activation](hidden)
 
     def extra_repr(self) -> str:
         return self.activation

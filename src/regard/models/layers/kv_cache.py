@@ -29,6 +29,8 @@ class RowMap:
 
     def __init__(self, sources: int, source_of_row: Tensor | None = None) -> None:
         self.sources, self.source_of_row, self.slots = sources, source_of_row, 1
+        self._full = True  # every source has `slots` rows, in order
+        self.index: Tensor | None = None  # the place of each row in `spread`, unless it is its own
         if source_of_row is None:
             return
         row = torch.arange(len(source_of_row), device=source_of_row.device)
@@ -40,10 +42,14 @@ class RowMap:
         slot = torch.empty_like(source_of_row).scatter_(0, order, row - first[source_of_row[order]])
         self.slots = int(counts.max())
         self._index = source_of_row * self.slots + slot
+        self._full = len(row) == sources * self.slots and torch.equal(self._index, row)
+        self.index = None if self._full else self._index
 
     def select(self, rows: Tensor) -> "tuple[RowMap, Tensor | None]":
         """Select batch rows; return a new map, and the source rows to keep if at least 25% are unused."""
         selected = rows.long() if self.source_of_row is None else self.source_of_row[rows]
+        if self.source_of_row is not None and torch.equal(selected, self.source_of_row):
+            return self, None
         used, renumbered = selected.unique(return_inverse=True)
         if 4 * len(used) <= 3 * self.sources:
             return RowMap(len(used), renumbered), used
@@ -63,6 +69,16 @@ class RowMap:
             return output
         output = output.unflatten(2, (self.slots, -1)).transpose(1, 2).flatten(0, 1)
         return output.index_select(0, self._index)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Place the rows of each source next to each other: b m -> (sources slots) m, with zeros between."""
+        if self._full:
+            return x
+        return x.new_zeros(self.sources * self.slots, x.shape[1]).index_copy_(0, self._index, x)
+
+    def collect(self, x: Tensor) -> Tensor:
+        """Undo `spread`: (sources slots) m -> b m."""
+        return x if self._full else x.index_select(0, self._index)
 
     def __len__(self) -> int:
         return self.sources if self.source_of_row is None else len(self.source_of_row)
@@ -122,10 +138,13 @@ class KVCache:
         # … k (g d + g e), with spare capacity. One tensor for keys and values: beam search copies whole rows.
         self._buffer: Tensor | None = None
         self._sizes = 0, 0, 0  # g, d, e
+        self._spare: Tensor | None = None  # the buffer before the last `select`, which nobody has views of
+        self._recycles = False  # nobody has views of the buffer: it was filled by `append` only
 
     def extend(self, key: Tensor, value: Tensor) -> KeyValues:
         """Append keys and values (…, g, k, ·) and return all of them."""
         self._check(key, value)
+        self._spare, self._recycles = None, False  # the caller may keep views of the buffer
         self._sizes = key.shape[-3], key.shape[-1], value.shape[-1]
         previous, self.length = self.length, self.length + key.shape[-2]
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
@@ -138,6 +157,36 @@ class KVCache:
             # .data: earlier slices do not change, so their version counters must not change either
             slot.data.copy_(new.detach())
         return self._view(0)
+
+    def append(self, row: Tensor, sizes: tuple[int, int, int]) -> Tensor:
+        """Append the keys and values of one token per row, (b, g d + g e), without checks or gradients.
+
+        Returns the buffer (b, capacity, g d + g e). It is valid until the next call of any method: `select`
+        recycles it.
+        """
+        buffer = self.reserve(row, sizes)
+        buffer[:, self.length] = row
+        self.length += 1
+        return buffer
+
+    def reserve(self, like: Tensor, sizes: tuple[int, int, int]) -> Tensor:
+        """Return the buffer (b, capacity, g d + g e) with room for one more token; see `append`.
+
+        like: a tensor with b rows. sizes: g, d, e.
+        """
+        self._sizes, length, (heads, width, value_width) = sizes, self.length, sizes
+        if self._buffer is None or self._buffer.shape[1] <= length:
+            buffer = like.new_empty(len(like), max(16, 2 * length), heads * (width + value_width))
+            if self._buffer is not None:
+                buffer[:, :length] = self._buffer[:, :length]
+            self._buffer, self._spare = buffer, None
+        self._recycles = True
+        return self._buffer
+
+    def rows(self, rows: Tensor) -> Tensor:
+        """Return a copy of everything that `append` has stored in these rows: (rows, tokens, g d + g e)."""
+        assert self._buffer is not None
+        return self._buffer[:, : self.length].index_select(0, rows)
 
     @contextmanager
     def extending(self, key: Tensor, value: Tensor) -> Iterator[KeyValues]:
@@ -196,11 +245,20 @@ class KVCache:
         if self._buffer.requires_grad:
             self._buffer = self._buffer.index_select(0, rows)
             return
-        # a new buffer: the caller may still hold views of the old one
-        buffer = self._buffer.new_empty(len(rows), *self._buffer.shape[1:])
+        # another buffer: the caller of `extend` may still hold views of the old one
+        buffer = self._other(len(rows))
         source, target = self._buffer[..., : self.length, :], buffer[..., : self.length, :]
         torch.index_select(source, 0, rows, out=target)
+        self._spare = self._buffer if self._recycles else None
         self._buffer = buffer
+
+    def _other(self, rows: int) -> Tensor:
+        """Return an uninitialized buffer with this number of rows, recycled if possible."""
+        assert self._buffer is not None
+        spare, shape = self._spare, self._buffer.shape[1:]
+        if spare is not None and spare.shape[1:] == shape and len(spare) >= rows:
+            return spare[:rows]
+        return self._buffer.new_empty(rows, *shape)
 
     def crop(self, length: int) -> None:
         """Keep only the first `length` tokens."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from regard._util import interrupt
 from regard._util.checks import check_int, check_type
 from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard.mechanism import fused
 from regard.models.generation import SpecialTokens
 from regard.models.layers.dropout import eval_mode
 from regard.models.packed import Packed
@@ -26,7 +27,7 @@ from regard.translation.decoding.hypothesis import Hypothesis
 from regard.translation.decoding.refilled_beam import resolve_beam, search_refilled
 from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
 
-_BLOCK = 64  # tokens per block in the two-stage topk; 20 to 100 are fastest for a vocabulary of 8,000
+Array = numpy.ndarray[Any, Any]
 
 
 def search(
@@ -35,10 +36,13 @@ def search(
     strategy: Strategy = Beam(),  # noqa: B008 (a frozen value)
     *,
     max_new_tokens: int | Sequence[int],
+    attention_layer: int | None = None,
 ) -> list[list[Hypothesis]]:
     """Decode each sentence; return its hypotheses, finished ones first, then by score.
 
     max_new_tokens: maximum length including the end token: one number, or one per sentence.
+    attention_layer: decoder layer whose cross-attention weights to return with the hypotheses, if the model's
+        state can record its queries; others return None.
 
     Padding and start tokens are never generated; probabilities are not renormalized. A hypothesis is dropped
     when it can no longer become one of the n best; this never changes the result. A tight `max_new_tokens`
@@ -65,26 +69,25 @@ def search(
     with torch.inference_mode(), eval_mode(model):
         device = model.output_weight.device
         special = model.special_tokens
-        suppressed = torch.tensor(special.never_generated, dtype=torch.long, device=device)
         make = next(make for kind, make in _EXTENDERS.items() if isinstance(strategy, kind))
-        extender = make(strategy, source, device)
-        results = _Results(extender, torch.tensor(limits, device=device), special)
-        live, state = _Live.start(len(source), extender.rows, device, special), model.start(source)
+        extender = make(strategy, source, special.never_generated)
+        live, state = _Live.start(len(source), extender.rows, special), model.start(source)
+        recorded = attention_layer is not None and state.record_queries(attention_layer)
+        results = _Results(extender, numpy.array(limits), state if recorded else None, special)
         feed_prefix(model, state, special.target_start[:-1], len(source))
         state_rows, rows = len(source), live.sentences  # rows: for each hypothesis, its row in the state
         while True:
             interrupt.check()
-            active = results.collect(live)
-            live, rows = live.take(active), rows[active]
+            active = results.collect(live, rows)
+            if not active.all():
+                live, rows = live.take(active), rows[active]
             if not len(rows):
                 return results.ranked()
-            if len(rows) != state_rows or not torch.equal(rows, torch.arange(state_rows, device=device)):
-                state.select(rows)
-            logits = model.step(live.tokens[:, -1], state)
+            if len(rows) != state_rows or not numpy.array_equal(rows, numpy.arange(state_rows)):
+                state.select(torch.from_numpy(rows).to(device))
+            logits = model.step(torch.from_numpy(live.tokens[:, -1].copy()).to(device), state)
             _check_logits(logits, vocabulary)
-            log_probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-            log_probabilities.index_fill_(1, suppressed, -math.inf)
-            state_rows, (live, rows) = len(rows), extender.extend(live, log_probabilities)
+            state_rows, (live, rows) = len(rows), extender.extend(live, logits)
 
 
 def feed_prefix(model: Seq2Seq, state: State, tokens: Sequence[int], rows: int) -> None:
@@ -107,28 +110,27 @@ def batch_by_length(
 
 
 class _Live(NamedTuple):
-    """The n unfinished hypotheses, grouped by sentence."""
+    """The n unfinished hypotheses, grouped by sentence. NumPy is faster than torch for arrays this small."""
 
-    sentences: Tensor  # n
-    origins: Tensor  # n: the initial row of each hypothesis
-    totals: Tensor  # n: log probabilities
-    tokens: Tensor  # n t, with the start token
+    sentences: Array  # n
+    origins: Array  # n: the initial row of each hypothesis
+    totals: Array  # n: log probabilities, in float64
+    tokens: Array  # n t, with the start token
 
     @classmethod
-    def start(cls, sentences: int, rows: int, device: torch.device, special: SpecialTokens) -> "_Live":
+    def start(cls, sentences: int, rows: int, special: SpecialTokens) -> "_Live":
         """Create `rows` hypotheses per sentence, each with only the tokens that start a target."""
-        origins = torch.arange(sentences * rows, device=device)
-        totals = torch.zeros(len(origins), dtype=torch.float64, device=device)
-        first = torch.tensor(special.target_start, device=device)
-        return cls(origins // rows, origins, totals, first.expand(len(origins), -1))
+        origins = numpy.arange(sentences * rows)
+        first = numpy.tile(numpy.array(special.target_start), (len(origins), 1))
+        return cls(origins // rows, origins, numpy.zeros(len(origins)), first)
 
-    def take(self, rows: Tensor) -> "_Live":
+    def take(self, rows: Array) -> "_Live":
         """Select rows."""
         return _Live(*(field[rows] for field in self))
 
-    def extend(self, parents: Tensor, tokens: Tensor, totals: Tensor) -> "_Live":
+    def extend(self, parents: Array, tokens: Array, totals: Array) -> "_Live":
         """Append one token to each of the `parents`."""
-        tokens = torch.cat([self.tokens[parents], tokens[:, None]], 1)
+        tokens = numpy.concatenate([self.tokens[parents], tokens[:, None]], 1)
         return _Live(self.sentences[parents], self.origins[parents], totals, tokens)
 
 
@@ -139,10 +141,10 @@ class _Extender(Protocol):
     n_best: int  # hypotheses returned per sentence
     length_penalty: float
 
-    def extend(self, live: _Live, log_probabilities: Tensor) -> tuple[_Live, Tensor]:
+    def extend(self, live: _Live, logits: Tensor) -> tuple[_Live, Array]:
         """Return the extended hypotheses, grouped by sentence, and the rows of their parents."""
 
-    def finish(self, sentences: Tensor) -> None:
+    def finish(self, sentences: Array) -> None:
         """Called with the sentence of each hypothesis that has finished."""
 
 
@@ -151,22 +153,30 @@ class _BeamExtender(_Extender):
 
     rows = 1  # more would be identical
 
-    def __init__(self, strategy: Greedy | Beam, source: Packed, device: torch.device) -> None:
+    def __init__(self, strategy: Greedy | Beam, source: Packed, suppressed: Sequence[int]) -> None:
+        self.suppressed = suppressed
         beam = strategy if isinstance(strategy, Beam) else Beam(1)
         self.length_penalty, self.n_best = beam.length_penalty, beam.n_best
         self.prune_threshold = beam.prune_threshold
-        self.slots = torch.full((len(source),), beam.size, device=device)
+        self.slots = numpy.full(len(source), beam.size)
 
-    def extend(self, live: _Live, log_probabilities: Tensor) -> tuple[_Live, Tensor]:
-        sentences, first = _first_rows(live.sentences)
-        slots = self.slots[sentences, None]
-        totals, parents, tokens = _best_extensions(live, log_probabilities, first, int(slots.max()))
-        kept = torch.arange(totals.shape[1], device=totals.device) < slots
-        kept &= (totals > -math.inf) & (totals >= totals[:, :1] - self.prune_threshold)
-        return live.extend(parents[kept], tokens[kept], totals[kept]), parents[kept]
+    def extend(self, live: _Live, logits: Tensor) -> tuple[_Live, Array]:
+        first = _first_rows(live.sentences)
+        slots = self.slots[live.sentences[first]]
+        most = int(slots.max())
+        k = min(most, logits.shape[1] - len(set(self.suppressed)))
+        values, tokens = (x.cpu().numpy() for x in _best_tokens(logits, k, self.suppressed))
+        if not (values[:, :1] > -math.inf).all():  # also false for NaN
+            raise _not_a_distribution()
+        totals, parents, ranks = _best_extensions(live.totals, values, first, most)
+        kept = (numpy.arange(totals.shape[1]) < slots[:, None]) & (totals > -math.inf)
+        if self.prune_threshold < math.inf:
+            kept &= totals >= totals[:, :1] - self.prune_threshold
+        parents = parents[kept]
+        return live.extend(parents, tokens[parents, ranks[kept]], totals[kept]), parents
 
-    def finish(self, sentences: Tensor) -> None:
-        self.slots.index_add_(0, sentences, torch.ones_like(sentences), alpha=-1)
+    def finish(self, sentences: Array) -> None:
+        numpy.subtract.at(self.slots, sentences, 1)
 
 
 class _Sampler(_Extender):
@@ -174,7 +184,8 @@ class _Sampler(_Extender):
 
     length_penalty = 1.0  # the score is the mean log probability per token
 
-    def __init__(self, strategy: Sample, source: Packed, device: torch.device) -> None:
+    def __init__(self, strategy: Sample, source: Packed, suppressed: Sequence[int]) -> None:
+        self.suppressed = suppressed
         self.strategy, self.rows, self.n_best = strategy, strategy.n_samples, strategy.n_samples
         self.generators = [
             numpy.random.default_rng([strategy.seed, i, *sentence.tolist()])
@@ -182,8 +193,10 @@ class _Sampler(_Extender):
             for i in range(strategy.n_samples)
         ]
 
-    def extend(self, live: _Live, log_probabilities: Tensor) -> tuple[_Live, Tensor]:
-        _check_probabilities(log_probabilities)
+    def extend(self, live: _Live, logits: Tensor) -> tuple[_Live, Array]:
+        log_probabilities = _log_probabilities(logits, self.suppressed)
+        if not bool((log_probabilities.amax(-1) > -math.inf).all()):  # also false for NaN
+            raise _not_a_distribution()
         probabilities = (log_probabilities.double() / self.strategy.temperature).softmax(-1)
         order = None
         if self.strategy.top_p < 1:
@@ -192,18 +205,18 @@ class _Sampler(_Extender):
             probabilities = probabilities.masked_fill(outside_nucleus, 0)
         cumulative = probabilities.cumsum(-1)
         # float32: the product with the float64 sum stays below the sum
-        uniform = [float(self.generators[i].random(dtype=numpy.float32)) for i in live.origins.tolist()]
+        uniform = [float(self.generators[i].random(dtype=numpy.float32)) for i in live.origins]
         at = (
             cumulative[:, -1:] * torch.tensor(uniform, dtype=torch.float64, device=cumulative.device)[:, None]
         )
         tokens = torch.searchsorted(cumulative, at, right=True)  # n 1
         tokens = tokens if order is None else order.gather(1, tokens)
-        totals = live.totals + log_probabilities.gather(1, tokens)[:, 0]
-        rows = torch.arange(len(totals), device=totals.device)
-        return live.extend(rows, tokens[:, 0], totals), rows
+        totals = live.totals + log_probabilities.gather(1, tokens)[:, 0].cpu().numpy()
+        rows = numpy.arange(len(totals))
+        return live.extend(rows, tokens[:, 0].cpu().numpy(), totals), rows
 
 
-_EXTENDERS: dict[type, Callable[[Any, Packed, torch.device], _Extender]] = {
+_EXTENDERS: dict[type, Callable[[Any, Packed, Sequence[int]], _Extender]] = {
     Greedy: _BeamExtender,
     Beam: _BeamExtender,
     Sample: _Sampler,
@@ -213,85 +226,115 @@ _EXTENDERS: dict[type, Callable[[Any, Packed, torch.device], _Extender]] = {
 class _Results:
     """The ended hypotheses of each sentence, and the score that a new one must exceed to be returned."""
 
-    def __init__(self, extender: _Extender, limits: Tensor, special: SpecialTokens) -> None:
-        self.extender, self.limits = extender, limits
+    def __init__(
+        self, extender: _Extender, limits: Array, recorder: State | None, special: SpecialTokens
+    ) -> None:
+        self.extender, self.limits, self.recorder = extender, limits, recorder
         self.end, self.first = special.end, len(special.target_start)
         self.hypotheses: list[list[Hypothesis]] = [[] for _ in range(len(limits))]
-        self.threshold = torch.full(limits.shape, -math.inf, dtype=torch.float64, device=limits.device)
+        self.threshold = numpy.full(limits.shape, -math.inf)
 
-    def collect(self, live: _Live) -> Tensor:
-        """Store the hypotheses that ended or reached their limit; return a mask (n) of those still active."""
+    def collect(self, live: _Live, rows: Array) -> Array:
+        """Store the hypotheses that ended or reached their limit; return a mask (n) of those still active.
+
+        rows: for each hypothesis, its row in the state.
+        """
         length = live.tokens.shape[1] - 1
+        limits = self.limits[live.sentences]
         ended = (live.tokens[:, -1] == self.end) & (live.tokens.shape[1] > self.first)
-        cut = ~ended & (self.limits[live.sentences] <= length)
-        self._store(live.take(ended), length, finished=True)
-        self._store(live.take(cut), length, finished=False)
-        self.extender.finish(live.sentences[ended])
+        cut = ~ended & (limits <= length)
+        if ended.any():
+            self._store(live.take(ended), rows[ended], length, finished=True)
+            self.extender.finish(live.sentences[ended])
+        if cut.any():
+            self._store(live.take(cut), rows[cut], length, finished=False)
         # Log probabilities only decrease, so this bounds the score of every continuation. Lower-ranked
         # hypotheses have lower bounds, so the slot of a dropped one need not be refilled.
-        bound = live.totals / self.limits[live.sentences].double() ** self.extender.length_penalty
-        return ~ended & ~cut & (bound > self.threshold[live.sentences])
+        bound = live.totals / numpy.maximum(limits, 1).astype(float) ** self.extender.length_penalty
+        active: Array = ~ended & ~cut & (bound > self.threshold[live.sentences])
+        return active
 
-    def _store(self, live: _Live, length: int, finished: bool) -> None:
+    def _store(self, live: _Live, rows: Array, length: int, finished: bool) -> None:
         n_best = self.extender.n_best
+        queries: Any = [None] * len(rows)
+        if self.recorder is not None and length:
+            queries = self.recorder.queries(torch.from_numpy(rows))
         scores = live.totals / max(length, 1) ** self.extender.length_penalty
         columns = (live.sentences, live.tokens, scores, live.totals)
-        for sentence, tokens, score, total in zip(*(column.tolist() for column in columns), strict=True):
+        for sentence, tokens, score, total, query in zip(
+            *(column.tolist() for column in columns), queries, strict=True
+        ):
             hypotheses = self.hypotheses[sentence]
-            hypotheses.append(
-                Hypothesis(tokens[self.first : -1 if finished else None], score, total, finished)
-            )
+            tokens = tokens[self.first : -1 if finished else None]
+            hypotheses.append(Hypothesis(tokens, score, total, finished, query))
             finished_scores = sorted((h.score for h in hypotheses if h.finished), reverse=True)
             if len(finished_scores) >= n_best:
                 self.threshold[sentence] = finished_scores[n_best - 1]
 
     def ranked(self) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each sentence, best first."""
-        return [
+        best = [
             sorted(hypotheses, key=lambda h: (h.finished, h.score), reverse=True)[: self.extender.n_best]
             for hypotheses in self.hypotheses
         ]
+        return best if self.recorder is None else _with_weights(best, self.recorder)
 
 
-def _first_rows(sentences: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct sentences and the first row of each."""
-    distinct, rows = sentences.unique_consecutive(return_counts=True)
-    return distinct, rows.cumsum(0) - rows
+def _with_weights(best: list[list[Hypothesis]], state: State) -> list[list[Hypothesis]]:
+    """Replace the recorded queries of hypotheses by their weights, in one call for all of them."""
+    recorded = [(i, h.weights) for i, ranked in enumerate(best) for h in ranked if h.weights is not None]
+    if not recorded:
+        return best
+    queries = torch.nn.utils.rnn.pad_sequence([query for _, query in recorded], batch_first=True)
+    weights = iter(state.weights(torch.tensor([i for i, _ in recorded]), queries))
+    return [
+        [h if h.weights is None else h._replace(weights=next(weights)[:, : len(h.weights)]) for h in ranked]
+        for ranked in best
+    ]
 
 
-def _best_extensions(
-    live: _Live, log_probabilities: Tensor, first: Tensor, k: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the k best extensions of each sentence: log probabilities, parent rows and tokens, all (s, k).
+def _first_rows(sentences: Array) -> Array:
+    """Return the first row of each distinct sentence; rows are grouped by sentence."""
+    if sentences[0] == sentences[-1]:
+        return numpy.zeros(1, dtype=int)
+    return numpy.flatnonzero(numpy.concatenate([[True], sentences[1:] != sentences[:-1]]))
 
-    This takes two stages, which is much faster than one topk: the k blocks of tokens with the largest maxima
-    contain the k best tokens. If a sentence has fewer than k extensions, the rest have log probability −∞.
+
+def _best_extensions(totals: Array, values: Array, first: Array, k: int) -> tuple[Array, Array, Array]:
+    """Return the k best extensions of each sentence: log probabilities, parent rows and ranks, all (s, ≤ k).
+
+    values: log probabilities of the best tokens of each row, (n, ·), best first. first: the first row of
+    each sentence. If a sentence has fewer extensions than another, the rest have log probability −∞.
     """
-    n, vocabulary = log_probabilities.shape
-    row = torch.arange(n, device=first.device)
-    sentence = torch.searchsorted(first, row, right=True) - 1
-    slot = row - first[sentence]
-    maxima = _block_maxima(log_probabilities)  # n blocks
-    _check_probabilities(maxima)
-    blocks = maxima.shape[1]
-    table = live.totals.new_full((len(first), int(slot.max()) + 1, blocks), -math.inf)
-    table[sentence, slot] = live.totals[:, None] + maxima
-    values, at = table.flatten(1).topk(min(k, table[0].numel()))
-    rows = (first[:, None] + at // blocks).clamp(max=n - 1)  # s k
-    tokens = at[..., None] % blocks * _BLOCK + torch.arange(_BLOCK, device=at.device)  # s k block
-    valid = (tokens < vocabulary) & (values[..., None] > -math.inf)
-    candidates = log_probabilities[rows[..., None], tokens.clamp(max=vocabulary - 1)]
-    candidates = (live.totals[rows][..., None] + candidates).masked_fill(~valid, -math.inf).flatten(1)
-    totals, at = candidates.topk(min(k, candidates.shape[1]))
-    return totals, rows.gather(1, at // _BLOCK), tokens.flatten(1).gather(1, at)
+    n, tokens = values.shape
+    extended = totals[:, None] + values
+    if len(first) > 1:
+        rows = numpy.diff(first, append=n)  # of each sentence
+        slot = numpy.arange(n) - numpy.repeat(first, rows)
+        table = numpy.full((len(first), int(rows.max()), tokens), -math.inf)
+        table[numpy.repeat(numpy.arange(len(first)), rows), slot] = extended
+        extended = table
+    extended = extended.reshape(len(first), -1)
+    best = (-extended).argsort(axis=1, kind="stable")[:, :k]
+    parents = numpy.minimum(first[:, None] + best // tokens, n - 1)
+    return numpy.take_along_axis(extended, best, 1), parents, best % tokens
 
 
-def _block_maxima(x: Tensor) -> Tensor:
-    """Return the maximum of each block of columns; the last block may be shorter."""
-    blocks = x.shape[1] // _BLOCK
-    whole, rest = x[:, : blocks * _BLOCK], x[:, blocks * _BLOCK :]
-    maxima = whole.unflatten(1, (blocks, _BLOCK)).amax(-1)
-    return torch.cat([maxima, rest.amax(-1, keepdim=True)], 1) if rest.shape[1] else maxima
+def _best_tokens(logits: Tensor, k: int, suppressed: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the log probabilities and ids of the k most probable tokens of each row, (n, k), best first."""
+    first = len(suppressed)  # the kernel suppresses the first ids
+    is_prefix = sorted(suppressed) == list(range(first))
+    if is_prefix and fused.available() and logits.dtype is torch.float32 and logits.device.type == "cpu":
+        return fused.best_tokens(logits, k, first=first)
+    values, tokens = _log_probabilities(logits, suppressed).topk(k)
+    return values, tokens
+
+
+def _log_probabilities(logits: Tensor, suppressed: Sequence[int]) -> Tensor:
+    """Return log probabilities (n, V), −∞ for suppressed tokens."""
+    log_probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    log_probabilities[:, list(suppressed)] = -math.inf
+    return log_probabilities
 
 
 def _check_logits(logits: Tensor, vocabulary: int) -> None:
@@ -302,11 +345,10 @@ def _check_logits(logits: Tensor, vocabulary: int) -> None:
         )
 
 
-def _check_probabilities(log_probabilities: Tensor) -> None:
-    if not bool((log_probabilities.amax(-1) > -math.inf).all()):  # also false for NaN
-        raise ArgumentError(
-            "The model returned NaN, or zero probability for every allowed token. Check its parameters."
-        )
+def _not_a_distribution() -> ArgumentError:
+    return ArgumentError(
+        "The model returned NaN, or zero probability for every allowed token. Check its parameters."
+    )
 
 
 def _limits(max_new_tokens: int | Sequence[int], sentences: int) -> list[int]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard.models.configs import Precision
 from regard.translation.alignment.cross_attention import AlignmentHead
 from regard.translation.pretrained.alignment_head import guess_alignment_head
 from regard.translation.pretrained.loader import PretrainedFolder, read_pretrained
@@ -25,10 +26,12 @@ class PretrainedTranslator(Translator):
 
     _head: AlignmentHead | None = None
 
-    def __init__(self, model: "Transformer", folder: PretrainedFolder) -> None:
+    def __init__(
+        self, model: "Transformer", folder: PretrainedFolder, *, dtype: Precision | None = None
+    ) -> None:
         self.folder = folder
         config: dict[str, Any] = {"pretrained": folder.layout.family}
-        super().__init__(model, folder.tokens, config=config)
+        super().__init__(model, folder.tokens, config=config, dtype=dtype)
         self._head = None
 
     @property
@@ -48,7 +51,8 @@ def load_pretrained(
     source: str | None = None,
     target: str | None = None,
     device: torch.device | str = "cpu",
+    dtype: Precision | None = None,
 ) -> PretrainedTranslator:
     """Load a translator from a folder in Hugging Face format; see `load_translator`."""
     contents = read_pretrained(folder, source, target)
-    return PretrainedTranslator(contents.load().to(device), contents)
+    return PretrainedTranslator(contents.load().to(device), contents, dtype=dtype)

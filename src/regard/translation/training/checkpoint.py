@@ -44,7 +44,6 @@ from regard.translation.model_folder import (
 )
 from regard.translation.pretrained.origin import build_model, origin_checksums, read_origin
 from regard.translation.tokens import Tokenizer, TokenizerPair
-from regard.translation.training.sharding import Shard, write_sharded
 
 _CHECKSUMS = "checksums"  # in the metadata of model.safetensors
 _STEP = re.compile(r"step-([0-9]+)")
@@ -120,6 +119,8 @@ def write_tokens(folder: Path, tokens: TokenizerPair) -> None:
 
 def write_parameters(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Atomically replace the parameters of the best model."""
+    from regard.translation.training.sharding import Shard, write_sharded  # imports torch.distributed
+
     part = folder / CHECKPOINTS / ".best.part"
     with temporary_folder(folder / MODEL, part):
         metadata = _checksums(folder, checksum(tensors, tensors.__getitem__))

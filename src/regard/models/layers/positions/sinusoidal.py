@@ -10,6 +10,8 @@ from regard._util.checks import check_choice, check_int, check_number
 from regard.models.configs import Sinusoids
 from regard.models.layers.position_encoding import PositionEncoding, PositionSizes, waves
 
+_MIN_TABLE = 128
+
 
 def make(sizes: PositionSizes) -> "SinusoidalPositions":
     return SinusoidalPositions(sizes.width, layout=sizes.sinusoids)
@@ -37,6 +39,7 @@ class SinusoidalPositions(PositionEncoding):
         check_number("SinusoidalPositions got base", base, above=1)
         check_choice("SinusoidalPositions got layout", layout, get_args(Sinusoids))
         self.width, self.base, self.layout = width, float(base), layout
+        self._table: Tensor | None = None  # of the first positions, for decoding
 
     def forward(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return the vectors of positions, (…) → (…, m)."""
@@ -53,6 +56,13 @@ class SinusoidalPositions(PositionEncoding):
 
     def encode(self, x: Tensor, positions: Tensor) -> tuple[Tensor, dict[str, Any]]:
         return x + self(positions, x.dtype), {}
+
+    def row(self, position: int) -> Tensor:
+        """Return the vector of one position, (1, m), in float32 on the CPU."""
+        if self._table is None or len(self._table) <= position:
+            size = max(_MIN_TABLE, 2 * position)
+            self._table = self(torch.arange(size), torch.float32)
+        return self._table[position : position + 1]
 
     def tables(self, length: int) -> dict[str, Tensor]:
         return {"": self(torch.arange(length))}

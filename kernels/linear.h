@@ -1,0 +1,184 @@
+// Linear layers for decoding, which has few rows:  out = x · weightᵀ + bias.
+//
+// float32: for up to about 8 rows, which a general matrix product handles badly. Each weight is read once, in place; sums
+// are vectors along the depth.
+//
+// int8: each column of weightᵀ has its own scale, and each row of x is quantized here with its own scale, so a row's result
+// does not depend on the other rows. Values of x become 16-bit integers with as many bits as fit: the sum of `depth`
+// products with weights of up to 127 must stay below 2^31. Pairs of 16-bit products are summed in 32 bits (vpmaddwd), so
+// nothing saturates, and only the weights lose precision noticeably.
+//
+// weight: blocks of 16 columns, [block][pair of the depth][column][2]; columns and depth are padded with zeros.
+#pragma once
+
+#include "arena.h"
+#include "vector.h"
+
+namespace regard {
+namespace {
+
+constexpr int COLUMNS = 16, VECTORS = COLUMNS / W;      // of a block
+constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;      // of a tile, so that its sums fit into registers
+constexpr int FLOAT_ROWS = 5;                            // of a tile of two columns
+constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21;       // for a second thread, which has to be woken up
+constexpr float TINY = 1e-30f;                           // rows of smaller numbers count as zeros
+typedef int16_t narrow __attribute__((vector_size(2 * W), aligned(2), may_alias));
+
+// R rows and C columns of a float32 product.
+template <int R, int C>
+INLINE void float_tile(const Linear& l, int64_t row, int64_t column) {
+  const float *x = l.x + row * l.depth, *w = static_cast<const float*>(l.weight) + column * l.depth;
+  vec sums[R][C] = {};
+  int64_t i = 0;
+  for (; i + W <= l.depth; i += W) {
+    vec y[C];
+#pragma GCC unroll 2
+    for (int c = 0; c < C; ++c) y[c] = load(w + c * l.depth + i);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const vec v = load(x + r * l.depth + i);
+#pragma GCC unroll 2
+      for (int c = 0; c < C; ++c) sums[r][c] += v * y[c];
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) {
+      float total = sum(sums[r][c]);
+      for (int64_t j = i; j < l.depth; ++j) total += x[r * l.depth + j] * w[c * l.depth + j];
+      l.out[(row + r) * l.columns + column + c] = l.bias ? total + l.bias[column + c] : total;
+    }
+}
+
+template <int R, int C>
+INLINE void float_rows(const Linear& l, int64_t row, int64_t column) {
+  if constexpr (R > 1) {
+    if (l.rows - row < R) return float_rows<R - 1, C>(l, row, column);
+  }
+  float_tile<R, C>(l, row, column);
+}
+
+void linear(const Linear& l, int threads) {
+  constexpr int64_t GROUP = 32;  // columns of an item
+  if (l.rows * l.depth * l.columns < MIN_PRODUCTS) threads = 1;
+  parallel((l.columns + GROUP - 1) / GROUP, threads,
+           [](void* context, int64_t item) {
+             const Linear& l = *static_cast<const Linear*>(context);
+             const int64_t end = (item + 1) * GROUP < l.columns ? (item + 1) * GROUP : l.columns;
+             int64_t column = item * GROUP;
+             for (; column + 2 <= end; column += 2)
+               for (int64_t row = 0; row < l.rows; row += FLOAT_ROWS) float_rows<FLOAT_ROWS, 2>(l, row, column);
+             for (; column < end; ++column)
+               for (int64_t row = 0; row < l.rows; row += FLOAT_ROWS) float_rows<FLOAT_ROWS, 1>(l, row, column);
+           },
+           const_cast<Linear*>(&l));
+}
+
+// Quantizes a row; returns its scale: NaN if the row is not finite.
+INLINE float quantize_row(const float* x, int64_t depth, int16_t* to, float limit) {
+  vec largest{}, zero{};
+  int64_t i = 0;
+  for (; i + W <= depth; i += W) {
+    const vec v = load(x + i);
+    largest = max(largest, max(v, -v));
+    zero += v * 0.0f;
+  }
+  float top = 0, rest = sum(zero);
+  for (int lane = 0; lane < W; ++lane) top = largest[lane] > top ? largest[lane] : top;
+  for (int64_t j = i; j < depth; ++j) {
+    const float size = x[j] < 0 ? -x[j] : x[j];
+    top = size > top ? size : top;
+    rest += x[j] * 0.0f;
+  }
+  const bool empty = !(top > TINY) || rest != 0;
+  const float factor = empty ? 0 : limit / top;
+  const vec magic = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer
+  for (i = 0; i + W <= depth && !empty; i += W) {
+    const ivec q = (ivec)(load(x + i) * factor + magic) - 0x4B400000;
+    *reinterpret_cast<narrow*>(to + i) = __builtin_convertvector(q, narrow);
+  }
+  for (; i < depth; ++i) to[i] = empty ? int16_t(0) : int16_t(__builtin_lrintf(x[i] * factor));
+  if (depth % 2) to[depth] = 0;
+  return rest != 0 ? __builtin_nanf("") : empty ? 0 : top / limit;
+}
+
+// One block of columns of R rows. x: pairs of quantized numbers.
+template <int R>
+INLINE void int8_tile(const Linear& l, const int32_t* x, const float* scales, int64_t row, int64_t block) {
+  const int64_t pairs = (l.depth + 1) / 2;
+  const int8_t* w = static_cast<const int8_t*>(l.weight) + block * pairs * 2 * COLUMNS;
+  ivec sums[R][VECTORS] = {};
+  for (int64_t p = 0; p < pairs; ++p, w += 2 * COLUMNS) {
+    shorts wide[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) wide[v] = widen_bytes(w + v * 2 * W);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const shorts both = (shorts)(x[r * pairs + p] - ivec{});
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_pairs(sums[r][v], both, wide[v]);
+    }
+  }
+  const int64_t first = block * COLUMNS, columns = l.columns - first < COLUMNS ? l.columns - first : COLUMNS;
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    alignas(64) float y[COLUMNS];
+    float* out = l.out + (row + r) * l.columns + first;
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) {
+      const vec scale = scales[r] * load(l.scales + first + v * W);
+      const vec result = __builtin_convertvector(sums[r][v], vec) * scale;
+      store(columns == COLUMNS ? out + v * W : y + v * W,
+            l.bias ? result + load(l.bias + first + v * W) : result);
+    }
+    if (columns < COLUMNS) memcpy(out, y, size_t(columns) * sizeof(float));
+  }
+}
+
+template <int R>
+INLINE void int8_rows(const Linear& l, const int32_t* x, const float* scales, int64_t row, int64_t block) {
+  const int64_t left = l.rows - row;
+  if constexpr (R > 1) {
+    if (left < R) return int8_rows<R - 1>(l, x, scales, row, block);
+  }
+  int8_tile<R>(l, x, scales, row, block);
+}
+
+void linear_int8(const Linear& l, int threads) {
+  constexpr int64_t BLOCKS = 4, QUANTIZED = 16;  // of an item: blocks of columns, or rows
+  const ItemScratch scratch;
+  struct Work {
+    const Linear& l;
+    int32_t* x;
+    float* scales;
+    float limit;
+    int64_t pairs, blocks;
+  };
+  const int64_t pairs = (l.depth + 1) / 2, blocks = (l.columns + COLUMNS - 1) / COLUMNS;
+  const int64_t largest = INT32_MAX / (127 * 2 * pairs);
+  Work work{l,
+            arena.take<int32_t>(l.rows * pairs),
+            arena.take<float>(l.rows),
+            float(largest < INT16_MAX ? largest : INT16_MAX),
+            pairs,
+            blocks};
+  if (l.rows * l.depth * l.columns < MIN_PRODUCTS) threads = 1;
+  const auto quantize = [](void* context, int64_t item) {
+    const Work& w = *static_cast<const Work*>(context);
+    const int64_t end = (item + 1) * QUANTIZED < w.l.rows ? (item + 1) * QUANTIZED : w.l.rows;
+    for (int64_t row = item * QUANTIZED; row < end; ++row)
+      w.scales[row] = quantize_row(w.l.x + row * w.l.depth, w.l.depth,
+                                   reinterpret_cast<int16_t*>(w.x + row * w.pairs), w.limit);
+  };
+  parallel((l.rows + QUANTIZED - 1) / QUANTIZED, l.rows * l.depth < MIN_PRODUCTS / 16 ? 1 : threads, quantize, &work);
+  const auto multiply = [](void* context, int64_t item) {
+    const Work& w = *static_cast<const Work*>(context);
+    const int64_t end = (item + 1) * BLOCKS < w.blocks ? (item + 1) * BLOCKS : w.blocks;
+    for (int64_t block = item * BLOCKS; block < end; ++block)
+      for (int64_t row = 0; row < w.l.rows; row += ROWS)
+        int8_rows<ROWS>(w.l, w.x + row * w.pairs, w.scales + row, row, block);
+  };
+  parallel((blocks + BLOCKS - 1) / BLOCKS, threads, multiply, &work);
+}
+
+}  // namespace
+}  // namespace regard

@@ -1,0 +1,285 @@
+"""One decoding step of a Transformer decoder, without the checks and views of the general layers.
+
+At a batch of a few rows, these take longer than the products. The results are the same up to rounding.
+
+compiled_step   a single call of the kernels: for int8 weights, or float32 with few rows
+decode_step     torch's products, and the kernels' attention: for float32 with many rows
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.mechanism import fused
+from regard.mechanism.fused import Strided
+from regard.mechanism.normalizers import Softmax
+from regard.mechanism.scores import ScaledDot
+from regard.mechanism.torch_state import plain_cpu
+from regard.models.layers.attention import Attends, MultiHeadAttention
+from regard.models.layers.blocks import DecoderBlock, FeedForward, Residual
+from regard.models.layers.kv_cache import KeyValues, KVCache, RowMap
+from regard.models.layers.linear import MAX_ROWS, Int8Linear, few_rows_linear, project
+from regard.models.layers.stack import Stack
+
+_ATTENTION = Attends.attention  # `regard.watch` and `regard.edit` replace it
+_MODULES = (Stack, DecoderBlock, MultiHeadAttention, FeedForward, Residual, nn.LayerNorm, nn.RMSNorm)
+_LAYERS = (nn.Linear, Int8Linear, nn.Identity, nn.ModuleList, nn.Dropout)
+
+
+class Source(NamedTuple):
+    """Projected sources of a batch: keys and values (sources, s, 2 g d) per block, lengths and row map.
+
+    addresses: the addresses of each block's parameters, if `compiled_step` supports the decoder.
+    recorded: a block and a cache for its cross-attention queries, if they are recorded; see `record`.
+    """
+
+    key_values: list[Tensor]
+    lengths: Tensor
+    row_map: RowMap
+    addresses: list[list[int]] | None = None
+    recorded: tuple[int, KVCache] | None = None
+
+    @classmethod
+    def of(cls, stack: Stack, sources: list[KeyValues], lengths: Tensor, row_map: RowMap) -> "Source":
+        """Create from keys and values (b, g, s, d)."""
+        joined = [
+            torch.cat([part.transpose(1, 2).flatten(2) for part in (source.key, source.value)], -1)
+            for source in sources
+        ]
+        compiled = all(map(_is_compiled, stack.blocks)) and isinstance(stack.norm, nn.LayerNorm | nn.Identity)
+        addresses = [_block_addresses(block) for block in stack.blocks] if compiled else None  # type: ignore[arg-type]
+        return cls(joined, lengths.long().contiguous(), row_map, addresses)
+
+    def select(self, kept: Tensor | None, row_map: RowMap) -> "Source":
+        """Select sources; None keeps all."""
+        if kept is None:
+            return self._replace(row_map=row_map)
+        key_values = [source[kept] for source in self.key_values]
+        return self._replace(key_values=key_values, lengths=self.lengths[kept], row_map=row_map)
+
+
+def supports(stack: Stack) -> bool:
+    """Return whether `decode_step` computes the same as the stack, which nobody watches or edits now."""
+    return (
+        fused.available()
+        and not stack.training
+        and Attends.attention is _ATTENTION
+        and not torch.is_grad_enabled()
+        and all(_is_plain(module) for module in stack.modules())
+        and all(p.dtype is torch.float32 and p.is_contiguous() for p in stack.parameters())
+        and plain_cpu(*stack.parameters())
+    )
+
+
+def _is_plain(module: nn.Module) -> bool:
+    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        return False
+    if isinstance(module, MultiHeadAttention):
+        return (
+            type(module) is MultiHeadAttention
+            and not module.watchers
+            and "attention" not in vars(module)
+            and module.normalize == Softmax()
+            and module.score == ScaledDot()
+            and isinstance(module.in_proj, nn.Linear | Int8Linear)
+            and module.head_width == module.head_value_width
+        )
+    return type(module) in _MODULES or isinstance(module, _LAYERS) or _is_position_encoding(module)
+
+
+def _is_position_encoding(module: nn.Module) -> bool:
+    """Whether a module adds positions to the input of the first block only; the caller encodes them."""
+    from regard.models.layers.position_encoding import PositionEncoding
+    from regard.models.layers.positions.rotary import RotaryPositions
+
+    return isinstance(module, PositionEncoding) and not isinstance(module, RotaryPositions)
+
+
+def compiled_step(
+    stack: Stack, x: Tensor, source: Source, caches: list[KVCache], output: nn.Linear | Int8Linear
+) -> Tensor | None:
+    """Apply all blocks and the output projection to one token per row, (n, m) → (n, V).
+
+    x: embeddings with positions. Returns None, with unchanged caches, if the kernels do not support the
+    call or a result is not finite.
+    """
+    int8 = isinstance(output, Int8Linear)
+    if source.addresses is None or not (int8 or len(x) <= MAX_ROWS):
+        return None
+    layer: MultiHeadAttention = stack.blocks[0].attention  # type: ignore[assignment]
+    n, width, head, groups = len(x), x.shape[1], layer.head_width, layer.key_heads
+    queries, row, inner = layer.heads * head, 2 * groups * head, stack.config.resolved_ffn_dim
+    buffers = [cache.reserve(x, (groups, head, head)) for cache in caches]
+    rows, logits = source.row_map, x.new_empty(n, output.out_features)
+    sizes = (n * width, n * width, n * (queries + row), n * queries, n * inner)
+    changed = x.clone()
+    spread = 0 if rows.index is None else 2 * rows.sources * rows.slots * queries
+    scratch = x.new_empty(sum(sizes) + spread)
+    address = scratch.data_ptr()
+    numbers = [n, width, groups, layer.heads // groups, head, inner, output.out_features]
+    numbers += (
+        caches[0].length,
+        buffers[0].shape[1],
+        rows.sources,
+        rows.slots,
+        source.key_values[0].shape[1],
+    )
+    numbers += (0 if rows.index is None else rows.index.data_ptr(), source.lengths.data_ptr())
+    numbers += (changed.data_ptr(), logits.data_ptr())
+    for size in (0, *sizes):
+        address += 4 * size
+        numbers.append(address)
+    numbers += (stack.config.norm_first, len(buffers))
+    recorded: dict[int, int] = {}
+    if source.recorded is not None:
+        block, queries_cache = source.recorded
+        caches = [*caches, queries_cache]
+        recorded[block] = queries_cache.reserve(x, (layer.heads, head, 0)).data_ptr()
+    for i, (buffer, key_values) in enumerate(zip(buffers, source.key_values, strict=True)):
+        numbers += (buffer.data_ptr(), key_values.data_ptr(), recorded.get(i, 0), *source.addresses[i])
+    numbers += _norm_addresses(stack.norm) + _layer_addresses(output)
+    if not fused.decode_step(numbers, stack.config.eps):
+        return None
+    for cache in caches:
+        cache.length += 1
+    return logits
+
+
+def _is_compiled(block: nn.Module) -> bool:
+    """Whether the kernels support a block: layer norm and ReLU."""
+    assert isinstance(block, DecoderBlock)
+    residuals = (block.attention_residual, block.cross_residual, block.feed_forward_residual)
+    norms = all(isinstance(residual.norm, nn.LayerNorm) for residual in residuals)
+    return norms and block.feed_forward.activation == "relu"
+
+
+def _block_addresses(block: DecoderBlock) -> list[int]:
+    residuals = (block.attention_residual, block.cross_residual, block.feed_forward_residual)
+    layers = (
+        *(block.attention.in_proj, block.attention.out_proj, block.cross.in_proj, block.cross.out_proj),
+        *(block.feed_forward.in_proj, block.feed_forward.out_proj),
+    )
+    norms = [address for residual in residuals for address in _norm_addresses(residual.norm)]
+    return norms + [address for layer in layers for address in _layer_addresses(layer)]  # type: ignore[arg-type]
+
+
+def _norm_addresses(norm: nn.Module) -> list[int]:
+    return [0, 0] if isinstance(norm, nn.Identity) else [_address(norm.weight), _address(norm.bias)]
+
+
+def _layer_addresses(layer: nn.Linear | Int8Linear) -> list[int]:
+    if isinstance(layer, Int8Linear):
+        return [_address(layer.packed), _address(layer.scales), _address(layer.bias)]
+    return [_address(layer.weight), 0, _address(layer.bias)]
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def decode_step(stack: Stack, x: Tensor, source: Source, caches: list[KVCache]) -> Tensor | None:
+    """Apply all blocks to one token per row, (n, m) → (n, m), and append to the caches.
+
+    x: embeddings with positions. Returns None, with unchanged caches, if a result is not finite.
+    """
+    length = caches[0].length
+    for i, (block, key_values, cache) in enumerate(zip(stack.blocks, source.key_values, caches, strict=True)):
+        recorder = source.recorded[1] if source.recorded is not None and source.recorded[0] == i else None
+        assert isinstance(block, DecoderBlock)
+        after = _residual(block.attention_residual, x, lambda y: _self_attention(block.attention, y, cache))  # noqa: B023
+        if after is not None:
+            after = _residual(
+                block.cross_residual,
+                after,
+                lambda y: _cross_attention(block.cross, y, key_values, source, recorder),  # noqa: B023
+            )
+        if after is None:
+            for changed in (*caches, *([] if source.recorded is None else [source.recorded[1]])):
+                changed.length = length
+            return None
+        x = _residual(block.feed_forward_residual, after, lambda y: _feed_forward(block.feed_forward, y))  # type: ignore[assignment]  # noqa: B023
+    normalized: Tensor = stack.norm(x)
+    return normalized
+
+
+def _residual(residual: Residual, x: Tensor, sublayer: Callable[[Tensor], Tensor | None]) -> Tensor | None:
+    y = sublayer(residual.norm(x) if residual.norm_first else x)
+    if y is None:
+        return None
+    y += x
+    normalized: Tensor = y if residual.norm_first else residual.norm(y)
+    return normalized
+
+
+def linear(x: Tensor, layer: nn.Linear | Int8Linear) -> Tensor:
+    """Apply a linear layer to a few rows (n, m)."""
+    if isinstance(layer, Int8Linear):
+        return layer(x)
+    return few_rows_linear(x, layer.weight, layer.bias)
+
+
+def _self_attention(layer: MultiHeadAttention, x: Tensor, cache: KVCache) -> Tensor | None:
+    n, width = len(x), layer.head_width
+    projected = linear(x, layer.in_proj)  # type: ignore[arg-type]
+    queries = layer.heads * width
+    buffer = cache.append(projected[:, queries:], (layer.key_heads, width, width))
+    output = x.new_empty(n, queries)
+    per_group = layer.heads // layer.key_heads
+    row, capacity = buffer.shape[-1], buffer.shape[-2]
+    strides = (capacity * row, width, 0, row, 1)
+    address = buffer.data_ptr()
+    tensors = {
+        "query": Strided(projected.data_ptr(), (projected.shape[1], per_group * width, width, 0, 1)),
+        "key": Strided(address, strides),
+        "value": Strided(address + 4 * layer.key_heads * width, strides),
+        "output": Strided(output.data_ptr(), (queries, per_group * width, width, 0, 1)),
+    }
+    sizes = (n, layer.key_heads, per_group, 1, cache.length, width)
+    if not fused.decode(sizes, tensors, width**-0.5):
+        return None
+    return linear(output, layer.out_proj)
+
+
+def _cross_attention(
+    layer: MultiHeadAttention, x: Tensor, key_values: Tensor, source: Source, recorder: KVCache | None
+) -> Tensor | None:
+    """All rows of a source are queries of one call, so its keys are read once."""
+    width, rows = layer.head_width, source.row_map
+    queries = layer.heads * width
+    projected = _project_queries(layer, x, queries)
+    if recorder is not None:
+        recorder.append(projected, (layer.heads, width, 0))
+    projected = rows.spread(projected)
+    output = torch.empty_like(projected)
+    per_group, slots = layer.heads // layer.key_heads, rows.slots
+    count, keys, row = key_values.shape
+    strides = (keys * row, width, 0, row, 1)
+    address = key_values.data_ptr()
+    own = (slots * queries, per_group * width, width, queries, 1)
+    tensors = {
+        "query": Strided(projected.data_ptr(), own),
+        "key": Strided(address, strides),
+        "value": Strided(address + 4 * layer.key_heads * width, strides),
+        "output": Strided(output.data_ptr(), own),
+    }
+    sizes = (count, layer.key_heads, per_group, slots, keys, width)
+    if not fused.decode(sizes, tensors, width**-0.5, source.lengths):
+        return None
+    return linear(rows.collect(output), layer.out_proj)
+
+
+def _project_queries(layer: MultiHeadAttention, x: Tensor, queries: int) -> Tensor:
+    in_proj = layer.in_proj
+    assert isinstance(in_proj, nn.Linear | Int8Linear)
+    if isinstance(in_proj, Int8Linear):
+        return project(x, in_proj, 0, queries)
+    bias = None if in_proj.bias is None else in_proj.bias[:queries]
+    return few_rows_linear(x, in_proj.weight[:queries], bias)
+
+
+def _feed_forward(layer: FeedForward, x: Tensor) -> Tensor:
+    hidden = linear(x, layer.in_proj)
+    hidden = hidden.relu_() if layer.activation == "relu" else layer.activate(hidden)
+    return linear(hidden, layer.out_proj)

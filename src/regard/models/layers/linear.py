@@ -1,0 +1,121 @@
+"""Linear layers for inference: int8 weights, and products with few rows."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.errors import ArgumentError, DTypeError
+from regard.mechanism import fused
+
+_COLUMNS = 16  # per block of the packed weights, as in kernels/linear.h
+_MIN_ROWS, MAX_ROWS = 2, 8  # with fewer or more rows, torch's product is as fast
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with int8 weights, for inference on the CPU. `quantize` creates one.
+
+    linear: the layer to convert, or anything with its `weight` (n, m) and `bias`.
+
+    Each output has its own scale. Each row of the input is quantized with its own scale to as many bits as a
+    sum of 32 bits allows (up to 16), so nearly all of the error comes from the weights, and a row's result
+    does not depend on the rest of the batch.
+
+    >>> import torch
+    >>> from regard.models.layers.linear import Int8Linear
+    >>> layer, x = torch.nn.Linear(64, 32), torch.randn(5, 64)
+    >>> with torch.no_grad():
+    ...     error = Int8Linear(layer)(x) - layer(x)
+    >>> bool(error.abs().max() < 0.02)
+    True
+    """
+
+    packed: Tensor
+    scales: Tensor
+    bias: Tensor | None
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight, bias = linear.weight.detach(), linear.bias
+        self.out_features, self.in_features = weight.shape
+        packed, scales = _pack(weight)
+        self.register_buffer("packed", packed)
+        self.register_buffer("scales", scales)
+        self.register_buffer("bias", None if bias is None else _pad(bias.detach().float()))
+        self.eval()
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights as float32, (n, m); computed on each access."""
+        blocks, pairs = self.packed.shape[:2]
+        weight = self.packed.transpose(1, 2).reshape(blocks * _COLUMNS, 2 * pairs) * self.scales[:, None]
+        return weight[: self.out_features, : self.in_features]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer: (…, m) → (…, n)."""
+        return self.columns(x, 0, self.out_features)
+
+    def columns(self, x: Tensor, start: int, stop: int) -> Tensor:
+        """Compute only the outputs from `start` to `stop`."""
+        if not fused.supports_linear(x):
+            raise _unsupported(x)
+        if start % _COLUMNS or (stop % _COLUMNS and stop != self.out_features):
+            return self(x)[..., start:stop]
+        first, last = start // _COLUMNS, -(-stop // _COLUMNS)
+        bias = None if self.bias is None else self.bias[start:]
+        return fused.linear(x, self.packed[first:last], self.scales[start:], bias, stop - start)
+
+    def train(self, mode: bool = True) -> "Int8Linear":
+        """Raise an error for mode=True: int8 weights have no gradients."""
+        if mode:
+            raise ArgumentError(
+                "This model is quantized to int8, for inference only. Train the float32 model, then quantize "
+                "it."
+            )
+        return super().train(mode)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+
+
+def project(x: Tensor, layer: nn.Linear | Int8Linear, start: int, stop: int) -> Tensor:
+    """Compute only the outputs from `start` to `stop` of a linear layer."""
+    if isinstance(layer, Int8Linear):
+        return layer.columns(x, start, stop)
+    return F.linear(x, layer.weight[start:stop], None if layer.bias is None else layer.bias[start:stop])
+
+
+def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute F.linear(x, weight, bias) for contiguous float32 tensors; faster if x (n, m) has few rows.
+
+    The results differ from torch's by rounding only.
+    """
+    if not _MIN_ROWS <= len(x) <= MAX_ROWS:
+        return F.linear(x, weight, bias)
+    return fused.linear(x, weight, None, bias, len(weight))
+
+
+def _pack(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize a matrix (n, m); return blocks [n / 16][m / 2][16][2] of int8, and the padded scales."""
+    if not bool(weight.isfinite().all()):
+        raise ArgumentError("A weight matrix has NaN or infinite values, so it cannot be quantized to int8.")
+    weight = F.pad(weight.float(), (0, weight.shape[1] % 2))
+    scales = weight.abs().amax(1) / 127
+    quantized = (weight / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round()
+    quantized = F.pad(quantized, (0, 0, 0, -len(weight) % _COLUMNS)).to(torch.int8)
+    packed = quantized.view(-1, _COLUMNS, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
+    return packed, _pad(scales)
+
+
+def _pad(x: Tensor) -> Tensor:
+    return F.pad(x, (0, -len(x) % _COLUMNS)).contiguous()
+
+
+def _unsupported(x: Tensor) -> Exception:
+    if x.requires_grad:
+        return ArgumentError(
+            "A layer with int8 weights has no gradients; call it under torch.no_grad(), or use float32."
+        )
+    return DTypeError(
+        f"A layer with int8 weights got an input of {x.dtype} on {x.device.type!r}; it needs float32 on the "
+        "CPU."
+    )
