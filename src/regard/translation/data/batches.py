@@ -17,6 +17,7 @@ from torch import Tensor
 from regard._util.checks import check_int, check_number
 from regard.errors import ArgumentError
 from regard.models.packed import Packed
+from regard.translation.data.copyable import COPY_FACTOR, Copyable, hide_words
 from regard.translation.tokens import END, SPECIAL_TOKENS, START, UNKNOWN
 
 Ids = Sequence[int] | NDArray[numpy.integer]
@@ -94,6 +95,9 @@ class Batches:
         copy (Luong et al. 2015b). If no token occurs on both sides, an unknown token is appended to both; the
         batch may then exceed `batch_tokens`.
     shared: whether source and target share a vocabulary.
+    copyable: words with the same letters in both languages; see `find_copyable`. One or two of them are
+        hidden in a pair that has some, and such pairs are chosen five times as often. In other pairs, an
+        unknown token is appended to both sides.
     links: alignment links of each pair, as source and target token indices.
 
     >>> from regard.translation.data.batches import Batches, InMemoryPairs
@@ -110,6 +114,7 @@ class Batches:
     unknown_rate: float = 0.0
     shared: bool = True
     links: EncodedPairs | None = None
+    copyable: Copyable | None = None
 
     def __post_init__(self) -> None:
         check_int("Batches got batch_tokens", self.batch_tokens, min=1)
@@ -174,8 +179,14 @@ class Batches:
         source, target = self.pairs[index]
         if self.unknown_rate:
             random = numpy.random.default_rng((self.seed, epoch, index))
-            if random.random() < self.unknown_rate:
-                return _replace_by_unknown(list(source), list(target), random, self.shared)
+            chance = random.random()
+            if self.copyable is not None and chance < min(COPY_FACTOR * self.unknown_rate, 0.5):
+                words = self.copyable.common(source, target)
+                if words:
+                    return hide_words(list(source), list(target), words, random)
+            if chance < self.unknown_rate:
+                by_token = self.shared and self.copyable is None
+                return _replace_by_unknown(list(source), list(target), random, by_token)
         return source, target
 
 
@@ -192,7 +203,7 @@ def _split(order: Indices, sizes: NDArray[numpy.int64], max_tokens: int) -> Iter
 
 
 def _replace_by_unknown(
-    source: list[int], target: list[int], random: numpy.random.Generator, shared: bool
+    source: list[int], target: list[int], random: numpy.random.Generator, by_token: bool
 ) -> tuple[list[int], list[int]]:
     """Replace one token that occurs exactly once on each side with the unknown token.
 
@@ -201,7 +212,7 @@ def _replace_by_unknown(
     common = [
         token
         for token in source
-        if shared and token >= SPECIAL_TOKENS and source.count(token) == 1 and target.count(token) == 1
+        if by_token and token >= SPECIAL_TOKENS and source.count(token) == 1 and target.count(token) == 1
     ]
     if common:
         token = common[random.integers(len(common))]

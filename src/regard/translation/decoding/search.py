@@ -21,6 +21,7 @@ from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.models.layers.dropout import eval_mode
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
+from regard.translation.decoding.constraints import Constraints, extend_constrained
 from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
 from regard.translation.tokens import END, PADDING, START
 
@@ -52,10 +53,12 @@ def search(
     strategy: Strategy = Beam(),  # noqa: B008 (a frozen value)
     *,
     max_new_tokens: int | Sequence[int],
+    constraints: Constraints | None = None,
 ) -> list[list[Hypothesis]]:
     """Decode each sentence; return its hypotheses, finished ones first, then by score.
 
     max_new_tokens: maximum length including the end token: one number, or one per sentence.
+    constraints: phrases that each translation must contain, and limits on unknown tokens.
 
     Padding and start tokens are never generated; probabilities are not renormalized. A hypothesis is dropped
     when it can no longer become one of the n best; this never changes the result. A tight `max_new_tokens`
@@ -73,6 +76,8 @@ def search(
         raise DTypeError(f"search got strategy={strategy!r}; pass Greedy(), Beam(5) or Sample().")
     vocabulary = len(model.output_weight)
     limits = _limits(max_new_tokens, len(source))
+    if constraints is not None:
+        constraints.check(strategy, limits)
     if not len(source):
         return []
     with torch.inference_mode(), eval_mode(model):
@@ -80,6 +85,8 @@ def search(
         suppressed = torch.tensor([PADDING, START], device=device)
         make = next(make for kind, make in _EXTENDERS.items() if isinstance(strategy, kind))
         extender = make(strategy, source, device)
+        if constraints is not None and any(constraints.phrases):
+            extender = _ConstrainedExtender(strategy, source, device, constraints, limits)
         results = _Results(extender, torch.tensor(limits, device=device))
         live, state = _Live.start(len(source), extender.rows, device), model.start(source)
         state_rows, rows = len(source), live.sentences  # rows: for each hypothesis, its row in the state
@@ -95,6 +102,8 @@ def search(
             _check_logits(logits, vocabulary)
             log_probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
             log_probabilities.index_fill_(1, suppressed, -math.inf)
+            if constraints is not None:
+                constraints.mask(live.sentences, live.tokens, log_probabilities)
             state_rows, (live, rows) = len(rows), extender.extend(live, log_probabilities)
 
 
@@ -168,6 +177,46 @@ class _BeamExtender(_Extender):
 
     def finish(self, sentences: Tensor) -> None:
         self.slots.index_add_(0, sentences, torch.ones_like(sentences), alpha=-1)
+
+
+class _ConstrainedExtender(_BeamExtender):
+    """Beam search in which the sentences with phrases share their beam among banks; see `constraints`."""
+
+    def __init__(
+        self,
+        strategy: Greedy | Beam,
+        source: Packed,
+        device: torch.device,
+        constraints: Constraints,
+        limits: Sequence[int],
+    ) -> None:
+        super().__init__(strategy, source, device)
+        self.phrases, self.limits = constraints.phrases, limits
+        self.slots = torch.tensor(constraints.beam_sizes(strategy), device=device)
+
+    def extend(self, live: _Live, log_probabilities: Tensor) -> tuple[_Live, Tensor]:
+        extended, parents = super().extend(live, log_probabilities)
+        blocks, block_parents = [], []
+        for sentence in live.sentences.unique_consecutive().tolist():
+            if not self.phrases[sentence]:
+                own = extended.sentences == sentence
+                blocks.append(extended.take(own))
+                block_parents.append(parents[own])
+                continue
+            rows = (live.sentences == sentence).nonzero()[:, 0]
+            own, tokens, totals = extend_constrained(
+                live.tokens[rows, 1:].tolist(),
+                live.totals[rows],
+                log_probabilities[rows],
+                self.phrases[sentence],
+                int(self.slots[sentence]),
+                self.limits[sentence],
+            )
+            origin = rows[own]
+            blocks.append(live.extend(origin, origin.new_tensor(tokens), live.totals.new_tensor(totals)))
+            block_parents.append(origin)
+        joined = _Live(*(torch.cat(column) for column in zip(*blocks, strict=True)))
+        return joined, torch.cat(block_parents)
 
 
 class _Sampler(_Extender):

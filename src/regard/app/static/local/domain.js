@@ -1,4 +1,4 @@
-// Warnings about sentences outside a translator's domain; the rules are those of regard.app.server.domain.
+// Warnings about sentences outside a translator's domain; the rules are those of regard.translation.text.domain.
 
 const MAX_LISTED = 5;
 const MAX_LETTERS = 40; // of a listed word
@@ -7,10 +7,12 @@ const [FACTOR, MARGIN] = [2, 0.1]; // a score is low if below factor × the lowe
 const shorten = (word) => (word.length > MAX_LETTERS ? `${word.slice(0, MAX_LETTERS - 1)}…` : word);
 const formatScore = (score) => score.toFixed(2).replace("-", "−");
 
-// words: lowercase words of the training data, or null; lowest: lowest score of the validation examples, or null
-export function domainWarning({ words, lowest }, source, score) {
-  const unknown = words ? (source.match(/[\p{L}\p{N}]+/gu) ?? []).filter((word) => !words.includes(word.toLowerCase())) : [];
-  if (unknown.length) {
+// words: lowercase words of the training data, or null; lowest: lowest score of the validation sentences, or null;
+// unseen: the largest fraction of words in a validation sentence that are not in the training data
+export function domainWarning({ words, lowest, unseen = 0 }, source, score) {
+  const found = source.match(/\p{L}+/gu) ?? [];
+  const unknown = words ? found.filter((word) => !words.includes(word.toLowerCase())) : [];
+  if (unknown.length > unseen * found.length) {
     let named = [...new Set(unknown)].map((word) => `“${shorten(word)}”`);
     if (named.length > MAX_LISTED) named = [...named.slice(0, MAX_LISTED), `${named.length - MAX_LISTED} others`];
     const list = [named.slice(0, -1).join(", "), named.at(-1)].filter(Boolean).join(" and ");

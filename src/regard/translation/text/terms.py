@@ -1,0 +1,95 @@
+"""Terminology: target terms that must appear where their source terms occur."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+from regard._util.text import shorten
+from regard.errors import ArgumentError, DTypeError
+from regard.translation.data.formats import read_pairs
+from regard.translation.text.casing import fold
+from regard.translation.text.spans import word_core
+from regard.translation.tokens import UNKNOWN, Tokenizer
+
+
+class Terms:
+    """Target terms by source term; source terms match whole words, in any letter case.
+
+    pairs: (source term, target term).
+
+    >>> from regard.translation import Tokenizer
+    >>> from regard.translation.text.terms import Terms
+    >>> tokenizer = Tokenizer.learn(["a big red fire engine", "dog"] * 9, kind="words")
+    >>> terms = Terms.of({"Feuer": "fire", "rotes Auto": "red engine"}, tokenizer)
+    >>> [tokenizer.decode(ids).text for ids in terms.find(["Ein", "ROTES", "Auto."])]
+    ['red engine']
+    """
+
+    def __init__(self, phrases: Mapping[tuple[str, ...], list[int]]) -> None:
+        self._phrases = phrases
+        self._longest = max(map(len, phrases), default=0)
+
+    @classmethod
+    def of(cls, terms: "Mapping[str, str] | Terms | None", tokenizer: Tokenizer) -> "Terms":
+        """Tokenize terms; raise ArgumentError if they contradict each other or cannot be written."""
+        if isinstance(terms, Terms):
+            return terms
+        if terms is not None and not isinstance(terms, Mapping):
+            raise DTypeError(
+                f"translate got terms of type {type(terms).__name__}; pass a dictionary, such as "
+                '{"Hund": "hound"}.'
+            )
+        phrases: dict[tuple[str, ...], list[int]] = {}
+        written: dict[tuple[str, ...], tuple[str, str]] = {}
+        for source, target in (terms or {}).items():
+            key = tuple(map(_key, str(source).split()))
+            if not key or not str(target).split():
+                raise ArgumentError(f"The term {source!r} → {target!r} has an empty side. Remove it.")
+            if key in written and written[key][1] != target:
+                raise ArgumentError(
+                    f"The terms {written[key][0]!r} → {written[key][1]!r} and {source!r} → {target!r} have "
+                    "the same source, because letter case is ignored. Remove one of them."
+                )
+            segmentation = tokenizer.segment(target)
+            if UNKNOWN in segmentation.ids:
+                unknown = next(iter(segmentation.unknown.values()))
+                raise ArgumentError(
+                    f"The model cannot write the term {shorten(target)!r}: its vocabulary does not contain "
+                    f"{shorten(unknown)!r}. Use another term."
+                )
+            written[key], phrases[key] = (source, target), segmentation.ids
+        return cls(phrases)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], tokenizer: Tokenizer) -> "Terms":
+        """Read a TSV file with a source term and a target term per line."""
+        terms: dict[str, str] = {}
+        for source, target in read_pairs(path, format="tsv"):
+            if terms.setdefault(source.strip(), target.strip()) != target.strip():
+                raise ArgumentError(
+                    f"{os.fspath(path)!r} has two translations of {source!r}: {terms[source.strip()]!r} and "
+                    f"{target!r}. Remove one of them."
+                )
+        return cls.of(terms, tokenizer)
+
+    def find(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of the target term of each source term in a sentence.
+
+        Where source terms overlap, the first one counts; of those that start at the same word, the longest.
+        """
+        if not self._phrases:
+            return []
+        keys = [_key(word) for word in words]
+        result, at = [], 0
+        while at < len(keys):
+            length = next(
+                (n for n in range(self._longest, 0, -1) if tuple(keys[at : at + n]) in self._phrases), 0
+            )
+            if length:
+                result.append(self._phrases[tuple(keys[at : at + length])])
+            at += max(length, 1)
+        return result
+
+
+def _key(word: str) -> str:
+    start, stop = word_core(word)
+    return fold(word[start:stop])
