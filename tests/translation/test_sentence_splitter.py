@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.translation.sentence_splitter import Line, Part
+from regard.translation.sentence_splitter import Part, split_tokens
 from regard.translation.tokens import Segmentation
 
 WORDS = st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["", ".", ",", "!»"])), max_size=60)
@@ -18,7 +18,7 @@ def segmented(words: list[tuple[int, str]]) -> Segmentation:
 
 
 def parts(segmentation: Segmentation, max_tokens: int) -> list[Part]:
-    return Line.of("", segmentation, max_tokens).parts
+    return split_tokens(segmentation, max_tokens)
 
 
 @given(WORDS, st.integers(1, 30))

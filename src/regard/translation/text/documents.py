@@ -2,6 +2,7 @@
 
 A document is a list of pieces: some are translated, the others are copied. Joined, they are the document.
 """
+# ruff: noqa: SIM905 (words are easier to read without quotes)
 
 import html
 import re
@@ -24,7 +25,7 @@ _EXTENSIONS: dict[str, Format] = {
 # elements that can be part of a sentence; all others separate sentences
 _INLINE = frozenset(
     "a abbr acronym b bdi bdo big cite code data del dfn em font i img ins kbd mark q s samp "
-    "small span strike strong sub sup time tt u var wbr".split()  # noqa: SIM905
+    "small span strike strong sub sup time tt u var wbr".split()
 )
 _MARKUP = re.compile(
     rf"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<[!?][^>]*>|<(?P<opaque>{'|'.join(OPAQUE)})\b[^>]*(?<!/)>.*?(?:</(?P=opaque)\s*>|\Z)"

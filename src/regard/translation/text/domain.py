@@ -12,7 +12,8 @@ _MAX_LISTED = 5
 _FACTOR, _MARGIN = 2.0, 0.1  # a score is low if below factor × the lowest validation score − margin
 _FALLBACK = -0.5  # lowest score per token to expect from a model that was not calibrated
 _FALLBACK_UNSEEN = 1 / 3  # fraction of unseen words to expect
-_WORD = re.compile(r"[^\W\d_]+")
+_WORD = re.compile(r"[^\W_]+")
+_NUMERIC = ("number", "code", "currency")
 
 
 class Domain(NamedTuple):
@@ -48,7 +49,7 @@ class Domain(NamedTuple):
 
     def unseen_words(self, source: str) -> tuple[list[str], float]:
         """Return the distinct words of a sentence that are not in the training data, and their fraction."""
-        for span in reversed(find_spans(source)):
+        for span in reversed(find_spans(source, unprotected=_NUMERIC)):  # URLs have no words
             source = f"{source[: span.start]} {source[span.stop :]}"
         words = _WORD.findall(source)
         unseen = [word for word in words if self.words and word.lower() not in self.words]
@@ -77,7 +78,7 @@ def words_of(texts: Iterable[str]) -> frozenset[str]:
 
     >>> from regard.translation.text.domain import words_of
     >>> sorted(words_of(["Two dogs", "a T-shirt, 5"]))
-    ['a', 'dogs', 'shirt', 't', 'two']
+    ['5', 'a', 'dogs', 'shirt', 't', 'two']
     """
     return frozenset(word for text in texts for word in _WORD.findall(text.lower()))
 

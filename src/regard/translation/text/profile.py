@@ -30,6 +30,7 @@ _MAX_EXAMINED = 10_000  # training pairs examined when an older folder is loaded
 _MAX_WORDS = 300_000  # words kept, the most frequent ones
 _MIN_SPANS = 20  # fewer spans of a kind show nothing
 _COPIED = 0.5  # a kind of span is copied if at least this fraction is copied in the training text
+_CONTENT = 0.25  # a kind of span that makes up this fraction of the words is what the text is about
 _TURKISH = 0.005  # fraction of words with a dotless ı
 _QUANTILE = 0.95
 
@@ -77,11 +78,12 @@ class TextProfile:
 
     @cached_property
     def unprotected(self) -> frozenset[str]:
-        """Kinds of spans that the training text translates instead of copying them."""
+        """Kinds of spans that the training text does not copy, or that make up much of it."""
+        words = sum(self.words.values())
         return frozenset(
             kind
             for kind, (seen, copied) in self.spans.items()
-            if seen >= _MIN_SPANS and copied < _COPIED * seen
+            if seen >= _MIN_SPANS and (copied < _COPIED * seen or seen > _CONTENT * words)
         )
 
     @cached_property

@@ -1,4 +1,5 @@
 """Find sentence ends by rules that need no language: punctuation, abbreviations, ordinals, quotes, CJK."""
+# ruff: noqa: SIM905 (words are easier to read without quotes)
 
 import re
 from collections.abc import Sequence
@@ -16,21 +17,21 @@ _ORDINAL_DIGITS = 3  # "19. Jahrhundert" may continue the sentence, "1999. Danac
 _TITLES = frozenset(
     "dr prof mr mrs ms mme mlle sr sra st hr fr frl dipl ing jr lt sgt capt maj nr núm abs kap bd "
     "vol abb vgl cf ca approx zb bzw evtl ggf inkl exkl tel dept hrsg eds vs gegr geb gest jan "
-    "feb apr jun jul aug sept okt oct nov dez d.h z.b u.a i.e e.g p.ex".split()  # noqa: SIM905
+    "feb apr jun jul aug sept okt oct nov dez d.h z.b u.a i.e e.g p.ex".split()
 )
 _BEFORE_NUMBERS = frozenset(
-    "no nos num art fig tab max min op eq sec dec sep p pp".split()  # noqa: SIM905
+    "no nos num art fig tab max min op eq sec dec sep p pp".split()
 )
 # an abbreviation that often ends a sentence: only a sentence starter after it ends it
 _FINAL = frozenset(
-    "etc usw u.s.w inc ltd corp co al a.m p.m u.s u.k d.c ph.d b.a m.a gmbh bros jh".split()  # noqa: SIM905
+    "etc usw u.s.w inc ltd corp co al a.m p.m u.s u.k d.c ph.d b.a m.a gmbh bros jh".split()
 )
 _STARTERS = frozenset(
     "der die das den dem ein eine einen einem einer er sie es wir ich ihr du man mein sein dieser "
     "diese dieses in im auf mit und aber dann danach heute zwei drei viele the a an he she it "
     "they we i you this that these those his her their my our there then two three some in on at "
     "and but le la les un une il elle ils elles on nous vous je tu ce cette ces des deux el los "
-    "las una ella ellos yo este esta il lo gli uno lui lei loro un'".split()  # noqa: SIM905
+    "las una ella ellos yo este esta il lo gli uno lui lei loro un'".split()
 )
 
 

@@ -267,6 +267,7 @@ def segment_words(
     for number, word in enumerate(words):
         if number not in spans:
             own = tokenizer.segment(word)
+            result.unknown.update({len(result.ids) + at: text for at, text in own.unknown.items()})
             _append(result, number, own.ids, own.pieces)
             continue
         position = 0
@@ -311,11 +312,9 @@ def cut_spans(part: SourcePart, tokenizer: Tokenizer) -> SourcePart:
     result = Segmentation(list(part.segmentation.words), [], [], [], {})
     for number, word in enumerate(part.normalized):
         rest = without_copies(word, part.copies.get(number, ()))
-        if number not in part.copies:
-            own = tokenizer.segment(word)
-            _append(result, number, own.ids, own.pieces)
-        elif any(map(str.isalnum, rest)) or not result.ids:
+        if number not in part.copies or any(map(str.isalnum, rest)) or not result.ids:
             own = tokenizer.segment(rest)
+            result.unknown.update({len(result.ids) + at: text for at, text in own.unknown.items()})
             _append(result, number, own.ids, own.pieces)
         else:
             _append(result, number, *_continuation(tokenizer, rest.lstrip("([{\"'„“«»"), False))

@@ -1,4 +1,5 @@
 """Inline tags such as <b>: removed before translation, then put around the words that they enclosed."""
+# ruff: noqa: SIM905 (words are easier to read without quotes)
 
 import re
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ _TAG = re.compile(
 _NAME = re.compile(r"</?([A-Za-z][\w:.-]*)")
 _PUNCTUATION = ".,;:!?…。！？"  # after the last enclosed word, and outside its tags
 _EMPTY = frozenset(
-    "area base br col embed hr img input link meta param source track wbr".split()  # noqa: SIM905
+    "area base br col embed hr img input link meta param source track wbr".split()
 )
 
 

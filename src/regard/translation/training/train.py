@@ -297,11 +297,13 @@ def _calibrate(folder: Path, run: Run) -> None:
         return
     translator = load_translator(folder)
     sources = [pair.source for pair in run.data.dev[:_CALIBRATED]]
-    translations = translator.translate(sources, strategy=Greedy())
-    scores = [math.log(max(translation.confidence, 1e-30)) for translation in translations]
+    translated = [each for each in translator.translate(sources, strategy=Greedy()) if each.tokens]
+    if not translated:  # only text that is copied
+        return
+    scores = [math.log(max(translation.confidence, 1e-30)) for translation in translated]
     assert translator.domain is not None
-    entries = _read_config(folder)[1] | {CALIBRATION: calibrate(translator.domain, sources, scores)}
-    write_config(folder, run.config, **entries)
+    calibration = calibrate(translator.domain, [each.source for each in translated], scores)
+    write_config(folder, run.config, **_read_config(folder)[1] | {CALIBRATION: calibration})
 
 
 def load_alignment_head(folder: str | os.PathLike[str]) -> AlignmentHead | None:

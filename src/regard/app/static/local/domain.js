@@ -10,7 +10,7 @@ const formatScore = (score) => score.toFixed(2).replace("-", "−");
 // words: lowercase words of the training data, or null; lowest: lowest score of the validation sentences, or null;
 // unseen: the largest fraction of words in a validation sentence that are not in the training data
 export function domainWarning({ words, lowest, unseen = 0 }, source, score) {
-  const found = source.match(/\p{L}+/gu) ?? [];
+  const found = source.match(/[\p{L}\p{N}]+/gu) ?? [];
   const unknown = words ? found.filter((word) => !words.includes(word.toLowerCase())) : [];
   if (unknown.length > unseen * found.length) {
     let named = [...new Set(unknown)].map((word) => `“${shorten(word)}”`);
