@@ -2,7 +2,7 @@
 
     python -m benchmarks.robust --model de-en --lines 200
 
-Prints BLEU for each kind of input, and how many URLs, numbers, tags, … appear exactly once in the translation.
+Prints BLEU for each kind of input, and how many URLs, numbers, tags, … the translations keep.
 """
 
 import argparse

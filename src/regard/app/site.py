@@ -92,7 +92,14 @@ def _load(name: str, path: str) -> SiteModel:
         exported = export_translator(model, info)
         domain = domain_of(model, registry.folders.get(entry.name), list(entry.examples))
         words = None if domain.words is None else sorted(domain.words)
-        about = {"domain": {"words": words, "lowest": domain.lowest, "unseen": domain.unseen}}
+        about = {
+            "domain": {
+                "words": words,
+                "lowest": domain.lowest,
+                "unseen": domain.unseen,
+                "factor": domain.factor,
+            }
+        }
         return exported._replace(about=exported.about | about)
     if isinstance(model, TextModel):
         return export_language_model(model.model, model.tokens, sorted(model.capitalized), info)

@@ -204,7 +204,7 @@ def translate(
         if terms is not None:
             from regard.translation.text.terms import Terms
 
-            writer.options["terms"] = Terms.load(terms, translator.tokens.target)
+            writer.options["terms"] = Terms.load(terms)
         with _progress(output) as writer.report:
             if document is not None and file is not None:
                 with nullcontext(sys.stdout) if output is None else open_output(output, newline="") as to:

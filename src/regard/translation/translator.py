@@ -35,7 +35,7 @@ from regard.translation.text.profile import TextProfile, load_profile
 from regard.translation.text.source import SourceLine, SourcePart, SourceReader, cut_spans
 from regard.translation.text.tags import place_tags, write_tags
 from regard.translation.text.target import DecodedPart, TargetPart, lost_spans, write_part
-from regard.translation.text.terms import Terms
+from regard.translation.text.terms import Terms, encode_terms
 from regard.translation.tokens import UNKNOWN, TokenizerPair
 from regard.translation.training.checkpoint import load_model
 
@@ -179,9 +179,10 @@ class Translator:
         check_batch_size(batch_size)
         if alignment:
             cross_attention_layers(self.model)  # raises for a model without attention, before decoding
-        chosen = Terms.of(terms, self.tokens.target)
-        lines = [self._reader.read(text) for text in check_sentences(texts)]
-        candidates = self._search(lines, strategy, batch_size, chosen)
+        if terms is not None and not isinstance(terms, Terms):
+            terms = Terms(terms)
+        lines = [self._reader.read(text, terms) for text in check_sentences(texts)]
+        candidates = self._search(lines, strategy, batch_size)
         weights = self._weigh(
             [
                 part
@@ -252,11 +253,11 @@ class Translator:
         return f"Translator({type(self.model).__name__}, {self.tokens!r})"
 
     def _search(
-        self, lines: Sequence[SourceLine], strategy: Strategy, batch_size: int, terms: Terms
+        self, lines: Sequence[SourceLine], strategy: Strategy, batch_size: int
     ) -> list[list["_Candidate"]]:
         """Decode each line; return its candidates, best first. Parts of similar lengths share a batch."""
         parts = [part for line in lines for part in line.parts]
-        hypotheses = self._decode(parts, strategy, batch_size, terms)
+        hypotheses = self._decode(parts, strategy, batch_size)
         lost = [
             number
             for number, part in enumerate(parts)
@@ -266,20 +267,20 @@ class Translator:
         ]
         for number in lost:
             parts[number] = cut_spans(parts[number], self.tokens.source)
-        again = self._decode([parts[number] for number in lost], strategy, batch_size, terms)
+        again = self._decode([parts[number] for number in lost], strategy, batch_size)
         for number, ranked in zip(lost, again, strict=True):
             hypotheses[number] = ranked
         decoded = iter(zip(parts, hypotheses, strict=True))
         return [_candidates([next(decoded) for _ in line.parts]) for line in lines]
 
     def _decode(
-        self, parts: Sequence[SourcePart], strategy: Strategy, batch_size: int, terms: Terms
+        self, parts: Sequence[SourcePart], strategy: Strategy, batch_size: int
     ) -> list[list[Hypothesis]]:
         """Decode parts in batches of similar lengths; a part with nothing to translate is not decoded."""
         decoded = {i: [_NOTHING] for i, part in enumerate(parts) if not part.has_text}
         indices = [i for i in range(len(parts)) if i not in decoded]
         sources = [parts[i].ids for i in indices]
-        phrases = [terms.find(parts[i].segmentation.words) for i in indices]
+        phrases = [encode_terms(parts[i].terms, self.tokens.target) for i in indices]
         by_token = self.tokens.target.kind == "words"  # unknown words are then copied by alignment
         for batch, packed in batch_by_length(sources, batch_size, self.model.output_weight.device):
             limits = [
@@ -402,7 +403,7 @@ def _join(line: SourceLine, texts: Sequence[TargetPart], words: Sequence[str]) -
         row += len(text.words)
         separator = text.decoded.part.separator or " "
         result += (separator if result and part else "") + part
-    return result if words or not line.tags else "".join(tag.text for tag in line.tags)
+    return result or "".join(words)  # a line of tags has no parts
 
 
 def _mean_log_probability(candidate: _Candidate) -> float:
@@ -435,7 +436,9 @@ def _notes(line: SourceLine, candidate: _Candidate, texts: Sequence[TargetPart])
         repr(shorten(word.text))
         for text in texts
         for word in text.words
-        if word.copied is not None and text.decoded.is_unknown(word.copied)
+        if word.copied is not None
+        and text.decoded.is_unknown(word.copied)
+        and any(map(str.isalnum, word.text))
     ]
     if copied:
         more = " …" if len(copied) > _MAX_LISTED else ""

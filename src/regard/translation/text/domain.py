@@ -9,11 +9,11 @@ from regard.translation.text.profile import TextProfile
 from regard.translation.text.spans import find_spans
 
 _MAX_LISTED = 5
-_FACTOR, _MARGIN = 2.0, 0.1  # a score is low if below factor × the lowest validation score − margin
+_MARGIN = 0.1  # a score is low if below factor × the lowest validation score − margin
 _FALLBACK = -0.5  # lowest score per token to expect from a model that was not calibrated
 _FALLBACK_UNSEEN = 1 / 3  # fraction of unseen words to expect
 _WORD = re.compile(r"[^\W_]+")
-_NUMERIC = ("number", "code", "currency")
+_NUMERIC = frozenset(["number", "code", "currency"])
 
 
 class Domain(NamedTuple):
@@ -22,6 +22,8 @@ class Domain(NamedTuple):
     words: lowercase source words of the training data; None if unknown or too many to collect.
     lowest: the lowest score per token of validation sentences, ignoring the lowest 1 %; None if unknown.
     unseen: the largest fraction of words in a validation sentence that the training data does not contain.
+    factor: a score is low below factor × lowest: 1 if `lowest` comes from many sentences, otherwise 2.
+    translated: kinds of spans whose words count; those of others, such as URLs, are copied.
 
     >>> from regard.translation.text.domain import Domain
     >>> Domain(frozenset({"at", "noon"}), -0.1).warning("The weather at noon", -0.2)
@@ -33,6 +35,8 @@ class Domain(NamedTuple):
     words: frozenset[str] | None
     lowest: float | None
     unseen: float = 0.0
+    factor: float = 2.0
+    translated: frozenset[str] = _NUMERIC
 
     @classmethod
     def of(cls, profile: TextProfile, calibration: dict[str, Any] | None) -> "Domain":
@@ -44,12 +48,13 @@ class Domain(NamedTuple):
         if profile.complete:
             words = words_of(profile.words)
         if calibration is None:
-            return cls(words, _FALLBACK, _FALLBACK_UNSEEN)
-        return cls(words, float(calibration["lowest"]), float(calibration["unseen"]))
+            return cls(words, _FALLBACK, _FALLBACK_UNSEEN, translated=profile.unprotected)
+        lowest, unseen = float(calibration["lowest"]), float(calibration["unseen"])
+        return cls(words, lowest, unseen, 1.0, profile.unprotected)
 
     def unseen_words(self, source: str) -> tuple[list[str], float]:
         """Return the distinct words of a sentence that are not in the training data, and their fraction."""
-        for span in reversed(find_spans(source, unprotected=_NUMERIC)):  # URLs have no words
+        for span in reversed(find_spans(source, self.translated)):
             source = f"{source[: span.start]} {source[span.stop :]}"
         words = _WORD.findall(source)
         unseen = [word for word in words if self.words and word.lower() not in self.words]
@@ -67,7 +72,7 @@ class Domain(NamedTuple):
             return (
                 f"Outside the training data: {words} {verb} not occur in it. Do not trust this translation."
             )
-        if self.lowest is not None and score < _FACTOR * self.lowest - _MARGIN:
+        if self.lowest is not None and score < self.factor * self.lowest - _MARGIN:
             shown, lowest = (f"{value:.2f}".replace("-", "−") for value in (score, self.lowest))
             return f"The model is unsure: score {shown} per token, {lowest} or more on validation sentences."
         return ""

@@ -19,13 +19,9 @@ _TITLES = frozenset(
     "vol abb vgl cf ca approx zb bzw evtl ggf inkl exkl tel dept hrsg eds vs gegr geb gest jan "
     "feb apr jun jul aug sept okt oct nov dez d.h z.b u.a i.e e.g p.ex".split()
 )
-_BEFORE_NUMBERS = frozenset(
-    "no nos num art fig tab max min op eq sec dec sep p pp".split()
-)
+_BEFORE_NUMBERS = frozenset("no nos num art fig tab max min op eq sec dec sep p pp".split())
 # an abbreviation that often ends a sentence: only a sentence starter after it ends it
-_FINAL = frozenset(
-    "etc usw u.s.w inc ltd corp co al a.m p.m u.s u.k d.c ph.d b.a m.a gmbh bros jh".split()
-)
+_FINAL = frozenset("etc usw u.s.w inc ltd corp co al a.m p.m u.s u.k d.c ph.d b.a m.a gmbh bros jh".split())
 _STARTERS = frozenset(
     "der die das den dem ein eine einen einem einer er sie es wir ich ihr du man mein sein dieser "
     "diese dieses in im auf mit und aber dann danach heute zwei drei viele the a an he she it "

@@ -3,7 +3,8 @@
 line → text without tags → words and spans → sentences → parts, each with the tokens that the model reads
 """
 
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -13,8 +14,11 @@ from regard.translation.text.profile import TextProfile
 from regard.translation.text.sentences import group_sentences, sentence_ends
 from regard.translation.text.spans import Span, find_spans, merge_spans, split_words, word_core
 from regard.translation.text.tags import Tag, strip_tags
+from regard.translation.text.terms import Terms
 from regard.translation.tokens import SPACE, UNKNOWN, Segmentation, Tokenizer
 
+_BRACKETS = {"(": ")", "[": "]", "{": "}", "„": "“", "“": "”", '"': '"', "'": "'", "«": "»", "»": "«"}
+_INVISIBLE = "\ufeff\u2060\u00ad"  # byte order mark, word joiner, soft hyphen
 _MIN_NAME = 3  # letters of an unknown name
 _NAME_TOKENS = 0.5  # a name's tokens are shorter than this fraction of the mean token
 
@@ -27,6 +31,7 @@ class SourcePart:
     normalized: the words in the letter case of the training text.
     copies: the text of each protected span, by the word that it belongs to. unknown: the unknown words.
     was_upper: whether each word was in capitals. separator: the whitespace before the part.
+    terms: the terms that the translation must contain, if they are not in `copies`.
     """
 
     first_word: int
@@ -36,6 +41,7 @@ class SourcePart:
     unknown: frozenset[int]
     was_upper: list[bool]
     separator: str = ""
+    terms: Sequence[str] = ()
 
     @property
     def ids(self) -> list[int]:
@@ -45,11 +51,7 @@ class SourcePart:
     @cached_property
     def has_text(self) -> bool:
         """Whether there is anything to translate besides the protected spans."""
-        if not self.ids:
-            return False
-        if not self.copies:
-            return True
-        return any(
+        return bool(self.ids) and any(
             any(map(str.isalnum, without_copies(word, self.copies.get(number, ()))))
             for number, word in enumerate(self.normalized)
         )
@@ -97,15 +99,19 @@ class SourceReader:
         self._tokenizer, self._profile, self.copies = tokenizer, profile, copies
         self.max_tokens = min(max_tokens, profile.max_tokens or max_tokens)
 
-    def read(self, text: str) -> SourceLine:
-        """Split a line into parts and protect what must be copied."""
-        plain, tags = strip_tags(text)
+    def read(self, text: str, terms: Terms | None = None) -> SourceLine:
+        """Split a line into parts and protect what must be copied; terms: source terms with translations."""
+        plain, tags = strip_tags(_remove_controls(text))
         spans = find_spans(plain, self._profile.unprotected)
         ranges = split_words(plain, spans)
         words = [plain[start:stop] for start, stop in ranges]
         ends = sentence_ends(plain, spans)
         starts = self._part_starts(plain, ends)
-        parts = self._parts(plain, spans, ranges, starts)
+        parts = [
+            part
+            for words_of_part in self._parts(plain, spans, ranges, starts)
+            for part in self._sentence(plain, *words_of_part, terms)
+        ]
         return SourceLine(text, words, ranges, tags, parts, len(ends))
 
     def _part_starts(self, text: str, ends: Sequence[int]) -> list[int]:
@@ -122,8 +128,8 @@ class SourceReader:
 
     def _parts(
         self, text: str, spans: list[Span], ranges: list[tuple[int, int]], starts: list[int]
-    ) -> list[SourcePart]:
-        parts: list[SourcePart] = []
+    ) -> Iterator[tuple[list[tuple[int, int]], list[Span], int, str]]:
+        """Yield the ranges of the words of each part, its spans, its first word, and the space before it."""
         word = 0
         for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
             while word < len(ranges) and ranges[word][1] <= start:
@@ -135,8 +141,7 @@ class SourceReader:
                 own = [(max(a, start), min(b, stop)) for a, b in ranges[word:last]]
                 inside = [span for span in spans if start <= span.start < stop]
                 separator = text[start : own[0][0]] if start else ""
-                parts += self._sentence(text, own, inside, word, separator)
-        return parts
+                yield own, inside, word, separator
 
     def _sentence(
         self,
@@ -145,11 +150,15 @@ class SourceReader:
         spans: list[Span],
         first_word: int,
         separator: str,
+        terms: Terms | None,
     ) -> list[SourcePart]:
         """Return the parts of a sentence: one, unless it is too long for the model."""
         words = [text[start:stop] for start, stop in ranges]
-        by_word = _spans_by_word(ranges, spans)
+        by_word = _spans_by_word(words, ranges, spans)
         normalized, was_upper = self._normalize(words, by_word)
+        found_terms = terms.find(words) if terms is not None else []
+        if self.copies:
+            _insert_terms(normalized, by_word, found_terms)
         self._protect_unknown(normalized, by_word)
         copies = {
             word: [normalized[word][start:stop] for start, stop, _ in found]
@@ -159,7 +168,14 @@ class SourceReader:
         segmentation = segment_words(self._tokenizer, normalized, as_unknown)._replace(words=words)
         unknown = [word for word, found in by_word.items() if found[0][2] == "unknown"]
         whole = SourcePart(
-            first_word, segmentation, normalized, copies, frozenset(unknown), was_upper, separator
+            first_word,
+            segmentation,
+            normalized,
+            copies,
+            frozenset(unknown),
+            was_upper,
+            separator,
+            [] if self.copies else [target for *_, target in found_terms],
         )
         if len(segmentation.ids) <= self.max_tokens:
             return [whole]
@@ -226,6 +242,7 @@ def _cut(whole: SourcePart, part: Part, separator: str) -> SourcePart:
         frozenset(word - first for word in whole.unknown if first <= word < stop),
         whole.was_upper[first:stop],
         separator,
+        whole.terms if first == 0 else (),
     )
 
 
@@ -236,17 +253,45 @@ def without_copies(word: str, copies: Iterable[str]) -> str:
     return word
 
 
+def _remove_controls(text: str) -> str:
+    """Remove control characters and byte order marks, which have no translation; keep whitespace."""
+    if text.isprintable():
+        return text
+    return "".join(
+        " " if character == "\u200b" else character
+        for character in text
+        if character.isspace() or (unicodedata.category(character) != "Cc" and character not in _INVISIBLE)
+    )
+
+
+def _insert_terms(
+    words: list[str],
+    by_word: dict[int, list[tuple[int, int, str]]],
+    terms: Sequence[tuple[int, int, str]],
+) -> None:
+    """Replace each source term by its target term, as a span to copy."""
+    for first, stop, target in terms:
+        lead = words[first][: word_core(words[first])[0]]
+        trail = words[stop - 1][word_core(words[stop - 1])[1] :]
+        words[first:stop] = [lead + target + trail, *[""] * (stop - first - 1)]
+        for word in range(first, stop):
+            by_word.pop(word, None)
+        by_word[first] = [(len(lead), len(lead) + len(target), "term")]
+
+
 def _spans_by_word(
-    ranges: Sequence[tuple[int, int]], spans: Sequence[Span]
+    words: Sequence[str], ranges: Sequence[tuple[int, int]], spans: Sequence[Span]
 ) -> dict[int, list[tuple[int, int, str]]]:
-    """Return the spans of each word, relative to its start."""
+    """Return the spans of each word, relative to its start; brackets around a span belong to it."""
     result: dict[int, list[tuple[int, int, str]]] = {}
     word = 0
     for start, stop, kind in merge_spans("", spans):
         while ranges[word][1] <= start:
             word += 1
-        base = ranges[word][0]
-        result.setdefault(word, []).append((start - base, min(stop, ranges[word][1]) - base, kind))
+        first, last = start - ranges[word][0], min(stop, ranges[word][1]) - ranges[word][0]
+        if first and _BRACKETS.get(words[word][first - 1]) == words[word][last : last + 1]:
+            first, last = first - 1, last + 1
+        result.setdefault(word, []).append((first, last, kind))
     return result
 
 

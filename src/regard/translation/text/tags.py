@@ -28,9 +28,7 @@ _TAG = re.compile(
 )
 _NAME = re.compile(r"</?([A-Za-z][\w:.-]*)")
 _PUNCTUATION = ".,;:!?…。！？"  # after the last enclosed word, and outside its tags
-_EMPTY = frozenset(
-    "area base br col embed hr img input link meta param source track wbr".split()
-)
+_EMPTY = frozenset("area base br col embed hr img input link meta param source track wbr".split())
 
 
 class Tag(NamedTuple):

@@ -127,11 +127,16 @@ def _surfaces(
     for target, token in replacements.pairs:
         word_of, last = source.word_of, len(source.ids) - 1
         if source.pieces[token] == source.unknown[token]:  # a protected span, not a piece of a word
-            begins = token == 0 or word_of[token - 1] != word_of[token]
+            begins = token == 0 or word_of[token - 1] != word_of[token] or not _joins(source, token - 1)
             ends = token == last or word_of[token + 1] != word_of[token] or not _is_letter(source, token + 1)
             texts[target] = f"{SPACE if begins else ''}{texts[target]}{SPACE if ends else ''}"
     # an unknown token with nothing to copy is left out
     return {at: texts.get(at, "") for at, token in enumerate(ids) if token == UNKNOWN}
+
+
+def _joins(source: Segmentation, token: int) -> bool:
+    """Return whether a token is joined to the next: a letter or a hyphen, but not a bracket."""
+    return source.pieces[token][-1:].isalnum() or source.pieces[token][-1:] in "-/"
 
 
 def _is_letter(source: Segmentation, token: int) -> bool:

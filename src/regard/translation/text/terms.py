@@ -1,7 +1,7 @@
 """Terminology: target terms that must appear where their source terms occur."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from regard._util.text import shorten
 from regard.errors import ArgumentError, DTypeError
@@ -14,33 +14,22 @@ from regard.translation.tokens import UNKNOWN, Tokenizer
 class Terms:
     """Target terms by source term; source terms match whole words, in any letter case.
 
-    pairs: (source term, target term).
+    terms: target terms by source term. Terms that contradict each other raise ArgumentError.
 
-    >>> from regard.translation import Tokenizer
     >>> from regard.translation.text.terms import Terms
-    >>> tokenizer = Tokenizer.learn(["a big red fire engine", "dog"] * 9, kind="words")
-    >>> terms = Terms.of({"Feuer": "fire", "rotes Auto": "red engine"}, tokenizer)
-    >>> [tokenizer.decode(ids).text for ids in terms.find(["Ein", "ROTES", "Auto."])]
-    ['red engine']
+    >>> terms = Terms({"Feuer": "fire", "rotes Auto": "red engine", "Auto": "car"})
+    >>> terms.find(["Ein", "ROTES", "Auto."])
+    [(1, 3, 'red engine')]
     """
 
-    def __init__(self, phrases: Mapping[tuple[str, ...], list[int]]) -> None:
-        self._phrases = phrases
-        self._longest = max(map(len, phrases), default=0)
-
-    @classmethod
-    def of(cls, terms: "Mapping[str, str] | Terms | None", tokenizer: Tokenizer) -> "Terms":
-        """Tokenize terms; raise ArgumentError if they contradict each other or cannot be written."""
-        if isinstance(terms, Terms):
-            return terms
-        if terms is not None and not isinstance(terms, Mapping):
+    def __init__(self, terms: Mapping[str, str]) -> None:
+        if not isinstance(terms, Mapping):
             raise DTypeError(
                 f"translate got terms of type {type(terms).__name__}; pass a dictionary, such as "
                 '{"Hund": "hound"}.'
             )
-        phrases: dict[tuple[str, ...], list[int]] = {}
         written: dict[tuple[str, ...], tuple[str, str]] = {}
-        for source, target in (terms or {}).items():
+        for source, target in terms.items():
             key = tuple(map(_key, str(source).split()))
             if not key or not str(target).split():
                 raise ArgumentError(f"The term {source!r} → {target!r} has an empty side. Remove it.")
@@ -49,18 +38,12 @@ class Terms:
                     f"The terms {written[key][0]!r} → {written[key][1]!r} and {source!r} → {target!r} have "
                     "the same source, because letter case is ignored. Remove one of them."
                 )
-            segmentation = tokenizer.segment(target)
-            if UNKNOWN in segmentation.ids:
-                unknown = next(iter(segmentation.unknown.values()))
-                raise ArgumentError(
-                    f"The model cannot write the term {shorten(target)!r}: its vocabulary does not contain "
-                    f"{shorten(unknown)!r}. Use another term."
-                )
-            written[key], phrases[key] = (source, target), segmentation.ids
-        return cls(phrases)
+            written[key] = source, target
+        self._targets = {key: " ".join(target.split()) for key, (_, target) in written.items()}
+        self._longest = max(map(len, written), default=0)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], tokenizer: Tokenizer) -> "Terms":
+    def load(cls, path: str | os.PathLike[str]) -> "Terms":
         """Read a TSV file with a source term and a target term per line."""
         terms: dict[str, str] = {}
         for source, target in read_pairs(path, format="tsv"):
@@ -69,25 +52,40 @@ class Terms:
                     f"{os.fspath(path)!r} has two translations of {source!r}: {terms[source.strip()]!r} and "
                     f"{target!r}. Remove one of them."
                 )
-        return cls.of(terms, tokenizer)
+        return cls(terms)
 
-    def find(self, words: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of the target term of each source term in a sentence.
+    def find(self, words: Sequence[str]) -> list[tuple[int, int, str]]:
+        """Return the range of words of each source term in a sentence, and its target term.
 
         Where source terms overlap, the first one counts; of those that start at the same word, the longest.
         """
-        if not self._phrases:
+        if not self._targets:
             return []
         keys = [_key(word) for word in words]
         result, at = [], 0
         while at < len(keys):
             length = next(
-                (n for n in range(self._longest, 0, -1) if tuple(keys[at : at + n]) in self._phrases), 0
+                (n for n in range(self._longest, 0, -1) if tuple(keys[at : at + n]) in self._targets), 0
             )
             if length:
-                result.append(self._phrases[tuple(keys[at : at + length])])
+                result.append((at, at + length, self._targets[tuple(keys[at : at + length])]))
             at += max(length, 1)
         return result
+
+
+def encode_terms(targets: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the token ids of target terms, for constrained search."""
+    phrases = []
+    for target in targets:
+        segmentation = tokenizer.segment(target)
+        if UNKNOWN in segmentation.ids:
+            unknown = next(iter(segmentation.unknown.values()))
+            raise ArgumentError(
+                f"The model cannot write the term {shorten(target)!r}: its vocabulary does not contain "
+                f"{shorten(unknown)!r}. Use another term."
+            )
+        phrases.append(segmentation.ids)
+    return phrases
 
 
 def _key(word: str) -> str:
