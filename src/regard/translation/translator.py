@@ -288,10 +288,17 @@ class Translator:
                 for i in batch
             ]
             unknown = [sources[i].count(UNKNOWN) for i in batch]
-            constraints = Constraints([phrases[i] for i in batch], None if by_token else unknown)
+            inner = self._inner_tokens if any(phrases[i] for i in batch) else ()
+            constraints = Constraints([phrases[i] for i in batch], None if by_token else unknown, inner)
             hypotheses = search(self.model, packed, strategy, max_new_tokens=limits, constraints=constraints)
             decoded.update((indices[i], ranked) for i, ranked in zip(batch, hypotheses, strict=True))
         return [decoded[i] for i in range(len(parts))]
+
+    @cached_property
+    def _inner_tokens(self) -> list[int]:
+        """The target tokens that continue a word."""
+        pieces = self.tokens.target.scored_pieces()
+        return [token for token, (piece, _) in enumerate(pieces) if piece[:1].isalnum()]
 
     def _weigh(self, parts: Sequence[DecodedPart]) -> dict[int, Tensor]:
         """Return weights (target tokens, source tokens) by id(part); {} if the model has no attention."""

@@ -25,6 +25,7 @@ class Constraints(NamedTuple):
 
     phrases: token sequences that the translation must contain; one phrase may be listed several times.
     max_unknown: the most unknown tokens that the translation may contain; None for no limit.
+    inner: tokens that continue a word; they do not follow a phrase.
 
     >>> from regard.models import Packed, TransformerConfig, Transformer
     >>> from regard.translation.decoding.constraints import Constraints
@@ -39,6 +40,7 @@ class Constraints(NamedTuple):
 
     phrases: Sequence[Sequence[Sequence[int]]]
     max_unknown: Sequence[int] | None = None
+    inner: Sequence[int] = ()
 
     def check(self, strategy: Strategy, limits: Sequence[int]) -> None:
         """Raise unless the constraints fit the batch and can be met."""
@@ -106,6 +108,10 @@ def count_phrases(tokens: Sequence[int], phrases: Sequence[Sequence[int]]) -> tu
     return met + begun, following
 
 
+def _ends_with(tokens: Sequence[int], phrase: Sequence[int]) -> bool:
+    return list(tokens[-len(phrase) :]) == list(phrase)
+
+
 def allocate(banks: Sequence[int], slots: int) -> list[int]:
     """Choose candidates for the beam; banks: the bank of each candidate, best candidate first.
 
@@ -136,15 +142,21 @@ def extend_constrained(
     phrases: Sequence[Sequence[int]],
     slots: int,
     limit: int,
+    inner: Sequence[int] = (),
 ) -> tuple[list[int], list[int], list[float]]:
     """Extend the hypotheses of one sentence; return parents, tokens and log probabilities, best first.
 
     tokens: of each hypothesis, without the start token. totals, log_probabilities: (n) and (n, V).
     limit: maximum length including the end token. Near it, only the missing phrase tokens are added.
+    inner: tokens that do not follow a phrase.
     """
     needed = sum(map(len, phrases))
     candidates: dict[tuple[int, int], float] = {}
     scores = (totals[:, None] + log_probabilities).double()
+    whole = [any(_ends_with(own, phrase) for phrase in phrases) for own in tokens]
+    if inner and any(whole):
+        rows = torch.tensor(whole, device=scores.device).nonzero()
+        scores[rows, torch.tensor(inner, device=scores.device)] = -math.inf
     best, at = scores.flatten().topk(min(2 * slots, scores.numel()))
     for value, flat in zip(best.tolist(), at.tolist(), strict=True):
         candidates[divmod(flat, scores.shape[1])] = value

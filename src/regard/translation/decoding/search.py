@@ -191,7 +191,7 @@ class _ConstrainedExtender(_BeamExtender):
         limits: Sequence[int],
     ) -> None:
         super().__init__(strategy, source, device)
-        self.phrases, self.limits = constraints.phrases, limits
+        self.phrases, self.limits, self.inner = constraints.phrases, limits, constraints.inner
         self.slots = torch.tensor(constraints.beam_sizes(strategy), device=device)
 
     def extend(self, live: _Live, log_probabilities: Tensor) -> tuple[_Live, Tensor]:
@@ -211,6 +211,7 @@ class _ConstrainedExtender(_BeamExtender):
                 self.phrases[sentence],
                 int(self.slots[sentence]),
                 self.limits[sentence],
+                self.inner,
             )
             origin = rows[own]
             blocks.append(live.extend(origin, origin.new_tensor(tokens), live.totals.new_tensor(totals)))

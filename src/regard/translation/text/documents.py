@@ -198,14 +198,17 @@ def _tsv(text: str, column: int) -> Iterator[Piece]:
     for number, line in enumerate(re.findall(r"[^\n]*\n|[^\n]+", text), 1):
         content = line.rstrip("\r\n")
         cells = content.split("\t")
-        if content and len(cells) < column:
+        if not content.strip():
+            yield Piece(line)
+            continue
+        if len(cells) < column:
             raise ArgumentError(
                 f"Line {number:,} has {len(cells)} columns, but column {column} is to be translated. Add the "
                 "missing tabs, or choose another column."
             )
         before = "".join(f"{cell}\t" for cell in cells[: column - 1])
         after = "".join(f"\t{cell}" for cell in cells[column:])
-        cell = cells[column - 1] if content else ""
+        cell = cells[column - 1]
         stripped = cell.strip()
         start = cell.index(stripped)
         yield from (

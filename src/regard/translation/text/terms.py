@@ -65,7 +65,12 @@ class Terms:
         result, at = [], 0
         while at < len(keys):
             length = next(
-                (n for n in range(self._longest, 0, -1) if tuple(keys[at : at + n]) in self._targets), 0
+                (
+                    n
+                    for n in range(min(self._longest, len(keys) - at), 0, -1)
+                    if tuple(keys[at : at + n]) in self._targets
+                ),
+                0,
             )
             if length:
                 result.append((at, at + length, self._targets[tuple(keys[at : at + length])]))
