@@ -27,6 +27,10 @@ from regard.translation.decoding.strategies import Sample as Sample
 from regard.translation.evaluation import Scores as Scores
 from regard.translation.evaluation import by_length as by_length
 from regard.translation.evaluation import evaluate as evaluate
+from regard.translation.text.documents import Document as Document
+from regard.translation.text.documents import translate_document as translate_document
+from regard.translation.text.memory import Match as Match
+from regard.translation.text.terms import Terms as Terms
 from regard.translation.tokens import Segmentation as Segmentation
 from regard.translation.tokens import Tokenizer as Tokenizer
 from regard.translation.tokens import TokenizerPair as TokenizerPair

@@ -88,8 +88,8 @@ def _period_ends_sentence(word: str, following: str) -> bool:
 
 def _starts_word(text: str, match: re.Match[str]) -> bool:
     """Return whether a capitalized word follows a period without a space, and a lowercase letter precedes."""
-    first, second = text[match.end() : match.end() + 2]
-    return text[match.start() - 1].islower() and first.isupper() and second.islower()
+    end = match.end()
+    return text[match.start() - 1].islower() and text[end].isupper() and text[end + 1].islower()
 
 
 def group_sentences(lengths: Sequence[int], max_sentences: int, max_length: int) -> list[int]:
