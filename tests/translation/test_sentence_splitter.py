@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.translation.sentence_splitter import Line, Part
+from regard.translation.sentence_splitter import Part, split_tokens
 from regard.translation.tokens import Segmentation
 from tests.cases import looped
 
@@ -18,7 +18,7 @@ def segmented(words: list[tuple[int, str]]) -> Segmentation:
 
 
 def parts(segmentation: Segmentation, max_tokens: int) -> list[Part]:
-    return Line.of("", segmentation, max_tokens).parts
+    return split_tokens(segmentation, max_tokens)
 
 
 @given(WORDS, st.integers(1, 30))

@@ -1,6 +1,7 @@
 """Translator: order, batches, long lines, alternatives, alignments and unknown words."""
 
 import json
+import math
 import re
 import time
 from pathlib import Path
@@ -134,7 +135,7 @@ class TestLongLines:
     LINE = "ein Hund bellt laut. zwei Katzen schlafen heute gern! " * 9
 
     def parts(self, translator, line):
-        return module.Line.of(line, translator.tokens.source.segment(line), translator.max_tokens).parts
+        return translator._reader.read(line).parts
 
     def test_long_lines_are_translated_in_parts(self, translator):
         (translation,) = translator.translate(self.LINE)
@@ -301,13 +302,13 @@ class TestUnknown:
 
     def test_untranslated_unknown_words_are_inserted(self, translator, monkeypatch):
         scripted = Scripted(translator, monkeypatch)
-        segmentation = scripted.translator.tokens.source.segment("ein 漢字 Hund 🍕.")
+        segmentation = scripted.translator.tokens.source.segment("ein 漢字 Hund Ψ.")
         hund = segmentation.word_of.index(2)
         dog = len(scripted.ids("a"))
-        translation = scripted.translate("ein 漢字 Hund 🍕.", "a dog", dict.fromkeys(range(dog, 9), hund))
-        assert translation.text == "a 漢字 dog 🍕"
-        assert translation.note == "unknown words copied: '漢字', '🍕'"
-        assert translation.alignment.target_words == ("a", "漢字", "dog", "🍕")
+        translation = scripted.translate("ein 漢字 Hund Ψ.", "a dog", dict.fromkeys(range(dog, 9), hund))
+        assert translation.text == "a 漢字 dog Ψ"
+        assert translation.note == "unknown words copied: '漢字', 'Ψ'"
+        assert translation.alignment.target_words == ("a", "漢字", "dog", "Ψ")
         assert translation.alignment.to_pharaoh() == "0-0 1-1 2-2 3-3"
 
     def test_the_known_part_of_a_word_is_replaced(self, translator, monkeypatch):
@@ -329,6 +330,80 @@ class TestUnknown:
         translations = request.getfixturevalue(kind).translate(["ein 漢字 Hund", "Ω", "zwei Łódź 🍕!"])
         for translation, letters in zip(translations, ("漢字", "Ω", "Ł🍕"), strict=True):
             assert set(letters) <= set(translation.text)
+
+
+class TestInput:
+    SPANS = ("15:30", "https://a.de/b?c=1&d=2", "x.y@z.org", "3,50", "{name}", "%s", "🍕", "漢字", "Łódź")
+
+    @pytest.mark.parametrize("kind", ["translator", "plain"])
+    def test_protected_text_survives_once(self, kind, request):
+        """Whatever a model writes: the parameters of this one are random."""
+        lines = [f"ein Hund {span} bellt laut." for span in self.SPANS]
+        lines += [" ".join(self.SPANS), "ein " + " Hund ".join(self.SPANS), *self.SPANS]
+        for strategy in (Greedy(), Beam(3, n_best=2)):
+            for translation in request.getfixturevalue(kind).translate(lines, strategy=strategy):
+                for each in (translation, *translation.alternatives):
+                    for span in self.SPANS:
+                        assert each.text.count(span) == translation.source.count(span)
+                    assert "⁇" not in each.text
+                    assert each.words == each.text.split()
+
+    def test_tags_keep_their_order(self, translator):
+        for line in ("ein <b>Hund</b> <i class='x y'>bellt <br/>laut</i>.", "<b>ein", "</i> Hund", "<br>"):
+            (translation,) = translator.translate(line)
+            assert re.findall(r"<[^<>]*>", translation.text) == re.findall(r"<[^<>]*>", line)
+            assert not any("<" in word for word in translation.words)
+
+    def test_sentences_are_translated_alone(self, translator):
+        sentences = ["Ein Hund bellt.", "Zwei Katzen schlafen!", "Eine Frau singt?"]
+        joined = "  ".join(sentences)
+        (together,) = translator.translate(joined, confidence=True)
+        alone = translator.translate(sentences, confidence=True)
+        assert together.text == "  ".join(texts(alone))
+        assert together.note.startswith("3 sentences, ")
+        assert together.word_confidences == pytest.approx(
+            [c for each in alone for c in each.word_confidences]
+        )
+        expected = torch.block_diag(*(each.alignment.weights for each in alone))
+        torch.testing.assert_close(together.alignment.weights, expected)
+
+    def test_confidence_is_the_mean_token_probability(self, translator):
+        for translation in translator.translate(SENTENCES):
+            if translation.tokens:
+                assert math.log(translation.confidence) == pytest.approx(translation.score, abs=1e-4)
+            assert all(0 <= value <= 1 for value in translation.word_confidences)
+            assert len(translation.word_confidences) == len(translation.words)
+
+    @pytest.mark.parametrize("copies", [True, False])
+    def test_terms_appear(self, copies, translator):
+        translator = translator if copies else Translator(translator.model, translator.tokens)
+        terms = {"Hund": "two cats", "eine Frau": "a woman"}
+        lines = ["ein Hund bellt", "Eine Frau und ein hund und ein Hund", "zwei Katzen"]
+        for strategy in (Greedy(), Beam(5)):
+            texts = [each.text for each in translator.translate(lines, strategy=strategy, terms=terms)]
+            assert "two cats" in texts[0]
+            assert "a woman" in texts[1]
+            assert texts[1].count("two cats") >= 2
+            assert texts[2] == translator.translate(lines[2], strategy=strategy)[0].text
+
+    def test_any_text_is_translated(self, translator):
+        lines = [
+            "ein Hund " * 60,
+            "a" * 300,
+            "שלום",
+            "a\u200bb\ufeff",
+            "<b",
+            "\x00ein\x00",
+            "...",
+            "\r\n",
+            "̈",
+        ]
+        for translation in translator.translate(lines, strategy=Greedy(), alignment=True):
+            assert translation.alignment.target_words == tuple(translation.words)
+
+    def test_matches_need_training_pairs(self, translator):
+        with pytest.raises(ArgumentError, match="has no training pairs to search"):
+            translator.matches("ein Hund")
 
 
 class TestStream:

@@ -23,7 +23,7 @@ def test_all_unknown_words_are_copied_once(unknown, targets, has_weights, random
     segmentation = source(unknown)
     written = [f"target{i}" for i in range(targets)]
     weights = torch.rand(targets, len(unknown), generator=torch.Generator().manual_seed(random.randrange(99)))
-    missing = untranslated_words(segmentation, set())
+    missing = dict.fromkeys(untranslated_words(segmentation, set()), ())
     target_words = insert_words(written, segmentation, missing, weights if has_weights else None)
     assert [word.text for word in target_words if word.own is not None] == written
     assert [word.own for word in target_words if word.own is not None] == list(range(targets))
@@ -66,13 +66,13 @@ def test_the_largest_weight_wins(unknown):
 def test_adjacent_words_keep_their_order():
     segmentation = source([False, True, True, True])
     weights = torch.tensor([[0.9, 0.0, 0.0, 0.1], [0.2, 0.3, 0.3, 0.2]])
-    target_words = insert_words(["a", "b"], segmentation, [1, 2, 3], weights)
+    target_words = insert_words(["a", "b"], segmentation, dict.fromkeys([1, 2, 3], ()), weights)
     assert [word.text for word in target_words] == ["a", "Ω1", "Ω2", "Ω3", "b"]
 
 
 def test_punctuation_around_a_word_is_not_copied():
     segmentation = Segmentation(["(Ωx),"], [5, UNKNOWN, 6, 7], ["(", "Ω", "x", "),"], [0, 0, 0, 0], {1: "Ω"})
-    assert [word.text for word in insert_words([], segmentation, [0], None)] == ["Ωx"]
+    assert [word.text for word in insert_words([], segmentation, {0: ()}, None)] == ["Ωx"]
 
 
 def test_a_word_of_control_characters_is_ignored():

@@ -16,7 +16,7 @@ from regard._util.files import write_atomic
 from regard.translation.config import TranslationConfig
 from regard.translation.data.builtin import EmbeddedCorpus, embedded_corpus
 from regard.translation.evaluation import evaluate
-from regard.translation.model_folder import CONFIG, DATA, DEV, MODEL, SHARED
+from regard.translation.model_folder import CONFIG, DATA, DEV, MODEL, PROFILE, SHARED
 from regard.translation.training.checkpoint import write_parameters
 from regard.translation.training.progress import create_display
 from regard.translation.training.train import train
@@ -48,7 +48,7 @@ def train_dates(output: Path, updates: int | None = None) -> None:
 def compact(folder: Path, output: Path) -> None:
     """Copy the files needed for translation, with parameters as float16."""
     (output / DATA).mkdir(parents=True, exist_ok=True)
-    for name in (CONFIG, SHARED):
+    for name in (CONFIG, PROFILE, SHARED):
         write_atomic(output / name, (folder / name).read_bytes())
     lines = (folder / DEV).read_text("utf-8").splitlines(keepends=True)
     write_atomic(output / DEV, "".join(lines[:_EXAMPLES]).encode())

@@ -94,7 +94,15 @@ def _load(name: str, path: str) -> SiteModel:
         exported = export_translator(model, info)
         domain = domain_of(model, registry.folders.get(entry.name), list(entry.examples))
         words = None if domain.words is None else sorted(domain.words)
-        return exported._replace(about=exported.about | {"domain": {"words": words, "lowest": domain.lowest}})
+        about = {
+            "domain": {
+                "words": words,
+                "lowest": domain.lowest,
+                "unseen": domain.unseen,
+                "factor": domain.factor,
+            }
+        }
+        return exported._replace(about=exported.about | about)
     if isinstance(model, TextModel):
         return export_language_model(model.model, model.tokens, sorted(model.capitalized), info)
     return export_encoder(model, info)

@@ -198,10 +198,10 @@ def check_encoder(name: str) -> None:
 
 
 @contextmanager
-def open_output(path: Path) -> Iterator[IO[str]]:
-    """Open a text file that replaces `path` only when writing has succeeded."""
+def open_output(path: Path, newline: str = "\n") -> Iterator[IO[str]]:
+    """Open a text file that replaces `path` only when writing has succeeded; newline: see `open`."""
     with open_atomic(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
+        text = io.TextIOWrapper(file, encoding="utf-8", newline=newline)
         yield text
         text.detach()  # flush without closing
 

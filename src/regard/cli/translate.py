@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -12,7 +12,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard._util.text import printable
+from regard._util.checks import check_int
+from regard._util.text import printable, shorten
 from regard.cli.shared import (
     Languages,
     ModelFolder,
@@ -24,13 +25,16 @@ from regard.cli.shared import (
     load,
     naming,
     open_output,
+    read,
 )
 from regard.errors import ArgumentError
 from regard.models.configs import check_precision
 from regard.translation.data.formats import read_lines
 from regard.translation.decoding.strategies import Beam, Sample, Strategy, check_batch_size
+from regard.translation.text.documents import Format, format_of
 
 if TYPE_CHECKING:
+    from regard.translation.text.memory import Match
     from regard.translation.training.distributed import World
     from regard.translation.translator import Translation, Translator
 
@@ -47,11 +51,17 @@ class OutputFormat(NamedTuple):
     scores: bool
     alignment: bool
     json: bool
+    matches: int = 0
 
-    def lines(self, number: int, translation: "Translation") -> Iterator[str]:
+    def lines(
+        self, number: int, translation: "Translation", matches: "Sequence[Match]" = ()
+    ) -> Iterator[str]:
         """Yield the lines of a translation; `number` is its source line, counted from 1."""
         if self.json:
-            yield json.dumps(self._to_dict(translation), ensure_ascii=False)
+            values = self._to_dict(translation)
+            if self.matches:
+                values["matches"] = [match._asdict() for match in matches]
+            yield json.dumps(values, ensure_ascii=False)
             return
         for alternative in [translation, *translation.alternatives]:
             yield "\t".join(
@@ -62,16 +72,23 @@ class OutputFormat(NamedTuple):
                     *([alternative.alignment.to_pharaoh()] if self.alignment else []),
                 ]
             )
+        for match in matches:
+            yield "\t".join([f"# {match.similarity:.0%}", match.source, match.target])
 
     def _to_dict(self, translation: "Translation") -> dict[str, Any]:
         values: dict[str, Any] = {
             "source": translation.source,
             "text": translation.text,
             "score": translation.score,
+            "confidence": round(translation.confidence, 4),
             "tokens": translation.tokens,
+            "words": translation.words,
+            "word_confidences": [round(value, 4) for value in translation.word_confidences],
         }
         if translation.note:
             values["note"] = translation.note
+        if translation.warning:
+            values["warning"] = translation.warning
         if self.alignment:
             values["alignment"] = translation.alignment.to_dict()
         if self.n_best:
@@ -89,12 +106,36 @@ def translate(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Text file with one sentence per line, optionally gzipped; - for stdin."
-        ),
+        typer.Option(metavar="FILE", help="File to translate; - for stdin. Files of lines may be gzipped."),
     ] = None,
     output: OutputFile = None,
     languages: Languages = None,
+    format: Annotated[
+        Format | None,
+        typer.Option(
+            help="What the file contains: lines (one sentence per line), text (paragraphs), html or tsv. "
+            "Tags, blank lines and other columns are kept.",
+            show_default="by file extension, otherwise lines",
+        ),
+    ] = None,
+    column: Annotated[
+        int | None,
+        typer.Option(help="Column of a TSV file to translate, counted from 1.", show_default="1"),
+    ] = None,
+    terms: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="TSV file with a source term and a target term per line. Where the source term occurs, the "
+            "translation contains the target term.",
+        ),
+    ] = None,
+    matches: Annotated[
+        int,
+        typer.Option(
+            help="Also print this many training pairs similar to each sentence: # similarity, source, target."
+        ),
+    ] = 0,
     beam: Annotated[
         int | None,
         _decoding(help="Beam size; 1 is greedy decoding, which is fastest.", show_default=str(Beam.size)),
@@ -141,8 +182,9 @@ def translate(
 ) -> None:
     """Translate sentences, a file or stdin, line by line.
 
-    With --n-best, each line starts with the sentence number. Empty lines stay empty. Very long lines
-    are translated in parts. Unknown words are copied.
+    With --n-best, each line starts with the sentence number. Empty lines stay empty. Lines with more
+    sentences than those of the training text are translated sentence by sentence. Numbers, URLs, tags,
+    placeholders, emoji and unknown words are copied. Notes about unusual lines are printed to stderr.
 
     Under torchrun, the lines of --file are divided among the processes. To continue after an
     interruption, run the same command again.
@@ -152,12 +194,17 @@ def translate(
     regard translate -m de-en --file test.de -o test.out
     regard translate -m de-en "Zwei Hunde." --n-best 3 --scores --alignment
     regard translate -m m2m100_418M --languages de-en "Zwei Hunde."
+    regard translate -m de-en --file page.html -o page.en.html --terms terms.tsv
     """
     _check_inputs(sentences, file, output)
+    document = _document_format(
+        format, column, file, n_best > 1 or scores or alignment or as_json or matches > 0
+    )
+    _check_terms(terms, matches)
     check_model(model)
     with naming(batch_size="--batch"):
         check_batch_size(batch)
-    output_format = OutputFormat(n_best > 1, scores, alignment, as_json)
+    output_format = OutputFormat(n_best > 1, scores, alignment, as_json, matches)
     strategy = _strategy(beam, n_best, sample, {"temperature": temperature, "top_p": top_p, "seed": seed})
     with naming(dtype="--dtype"):
         precision = None if dtype is None else check_precision(dtype)
@@ -168,8 +215,15 @@ def translate(
         options = {"device": world.device, "dtype": precision, "languages": languages}
         translator = load(model, **options, aligning=alignment, quiet=world.rank > 0)
         writer = Writer(translator, strategy, batch, output_format)
+        if terms is not None:
+            from regard.translation.text.terms import Terms
+
+            writer.options["terms"] = Terms.load(terms)
         with _progress(output) as writer.report:
-            if world.size > 1 and file is not None and output is not None:
+            if document is not None and file is not None:
+                with nullcontext(sys.stdout) if output is None else open_output(output, newline="") as to:
+                    writer.write_document(read(file), document, column or 1, to)
+            elif world.size > 1 and file is not None and output is not None:
                 _write_shards(writer, model, file, output, world)
             else:
                 _write(writer, sentences, file, output)
@@ -249,6 +303,7 @@ class Writer:
             "strategy": strategy,
             "batch_size": batch,
             "alignment": format.alignment,
+            "confidence": format.json,
         }
         self.notes: list[str] = []  # at most _MAX_NOTES
         self.noted = self.number = 0  # lines with a note; number of the last line
@@ -265,10 +320,24 @@ class Writer:
         """Translate lines as they arrive."""
         self._write(self.translator.stream(lines, **self.options), to)
 
+    def write_document(self, text: str, format: Format, column: int, to: IO[str]) -> None:
+        """Translate a document and keep its structure."""
+        from regard.translation.text.documents import translate_document
+
+        document = translate_document(self.translator, text, format, column=column, **self.options)
+        to.write(document.text)
+        self.noted = len(document.notes)
+        self.notes = [f"{shorten(source, 60)!r}: {note}." for source, note in document.notes[:_MAX_NOTES]]
+
     def _write(self, translations: Iterable["Translation"], to: IO[str]) -> None:
         for translation in translations:
             self.number += 1
-            for line in self.format.lines(self.number, translation):
+            similar = (
+                self.translator.matches(translation.source, self.format.matches)
+                if self.format.matches and translation.source.strip()
+                else []
+            )
+            for line in self.format.lines(self.number, translation, similar):
                 to.write(f"{line}\n")
             to.flush()
             if translation.note:
@@ -298,6 +367,37 @@ def _check_inputs(sentences: list[str] | None, file: Path | None, output: Path |
         path = printable(sentences[0])
         print(f"regard: {path!r} is a file; to translate its lines, use --file {path}", file=sys.stderr)
     check_output(output)
+
+
+def _document_format(
+    format: Format | None, column: int | None, file: Path | None, has_columns: bool
+) -> Format | None:
+    """Return the format of a document; None to translate line by line."""
+    chosen = format or ("lines" if file is None or has_columns else format_of(file.name))
+    if column is not None:
+        if chosen != "tsv":
+            raise ArgumentError(f"--column {column} requires --format tsv; add it, or remove --column.")
+        with naming(column="--column"):
+            check_int("translate got column", column, min=1)
+    if chosen == "lines":
+        return None
+    if file is None:
+        raise ArgumentError(f"--format {chosen} requires --file; pass a file, or - for stdin.")
+    if has_columns:
+        raise ArgumentError(
+            f"--format {chosen} writes a document, without scores or alternatives; remove --n-best, "
+            "--scores, --alignment, --matches and --json, or use --format lines."
+        )
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ArgumentError(f"Under torchrun, --format {chosen} is not supported; start one process.")
+    return chosen
+
+
+def _check_terms(terms: Path | None, matches: int) -> None:
+    if terms is not None:
+        check_input(terms, "--terms")
+    with naming(matches="--matches"):
+        check_int("translate got matches", matches)
 
 
 def _strategy(beam: int | None, n_best: int, sample: bool, sampling: dict[str, Any]) -> Strategy:

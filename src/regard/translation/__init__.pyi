@@ -34,6 +34,10 @@ from regard.translation.export.export import export_translator as export_transla
 from regard.translation.simultaneous import Emission as Emission
 from regard.translation.simultaneous import average_lagging as average_lagging
 from regard.translation.simultaneous import translate_simultaneously as translate_simultaneously
+from regard.translation.text.documents import Document as Document
+from regard.translation.text.documents import translate_document as translate_document
+from regard.translation.text.memory import Match as Match
+from regard.translation.text.terms import Terms as Terms
 from regard.translation.tokens import Segmentation as Segmentation
 from regard.translation.tokens import Tokenizer as Tokenizer
 from regard.translation.tokens import TokenizerPair as TokenizerPair

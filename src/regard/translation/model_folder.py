@@ -1,6 +1,7 @@
 """Layout of a model folder: file names, config.json and the lock of a training run. Does not import torch.
 
-FOLDER/config.json         settings, origin of the data, alignment head
+FOLDER/config.json         settings, origin of the data, alignment head, calibration of scores
+FOLDER/text.json           statistics of the training text: line lengths, words, letter case, copied spans
 FOLDER/tokens.model        vocabulary; or source.model and target.model
 FOLDER/model.safetensors   parameters of the best model so far
 FOLDER/checkpoints/step-00001000/   model.safetensors  optimizer.safetensors  state.json  SHA256SUMS
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 FORMAT = "regard translator 3"
 _OLD_FORMATS = ("regard translator 1", "regard translator 2")
 CONFIG, MODEL, CARD = "config.json", "model.safetensors", "README.md"
+PROFILE = "text.json"
 SHARED, SOURCE, TARGET = "tokens.model", "source.model", "target.model"
 INITIAL, PRETRAINED = "initial.safetensors", "pretrained"
 CHECKPOINTS, OPTIMIZER, STATE = "checkpoints", "optimizer.safetensors", "state.json"
@@ -42,7 +44,7 @@ TEXT, IDS, LINKS, DEV, DEV_LINKS, READY = (
 )
 LOG, SAMPLES, TENSORBOARD = "log.csv", "samples.jsonl", "tensorboard"
 # files written by preparation; READY is written last
-PREPARED = (CONFIG, INITIAL, SHARED, SOURCE, TARGET, TEXT, IDS, LINKS, DEV, DEV_LINKS, READY)
+PREPARED = (CONFIG, INITIAL, PROFILE, SHARED, SOURCE, TARGET, TEXT, IDS, LINKS, DEV, DEV_LINKS, READY)
 # files written by training, as glob patterns; all other files in a folder belong to the user
 OWN_FILES = (
     *(*PREPARED, MODEL, CARD, LOG, SAMPLES, f"{TENSORBOARD}/events.out.tfevents.*"),
@@ -50,8 +52,9 @@ OWN_FILES = (
     *(".regard-*.part", f"{DATA}/.regard-*.part", f"{CHECKPOINTS}/step-*/*", f"{CHECKPOINTS}/.*.part/*"),
 )
 ORIGIN, ALIGNMENT, EXTENDED = "origin", "alignment", "extended"  # keys in config.json
+CALIBRATION = "calibration"
 CHECKSUM = "sha256"
-_KEYS = ("format", "settings", ORIGIN, ALIGNMENT, EXTENDED, CHECKSUM)
+_KEYS = ("format", "settings", ORIGIN, ALIGNMENT, EXTENDED, CALIBRATION, CHECKSUM)
 _CURE = "Use a folder written by regard train, or one in Hugging Face format."
 # values of model_type in config.json of folders in Hugging Face format
 TRANSLATORS = ("marian", "pegasus", "m2m_100", "mbart", "t5", "mt5")

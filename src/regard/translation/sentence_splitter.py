@@ -17,21 +17,16 @@ class Part(NamedTuple):
     segmentation: Segmentation
 
 
-class Line(NamedTuple):
-    """A line of text, its words, and the parts to translate separately: usually a single part."""
+def split_tokens(segmentation: Segmentation, max_tokens: int) -> list[Part]:
+    """Split a tokenized text into parts of up to `max_tokens` tokens, preferably at sentence ends.
 
-    text: str
-    words: list[str]
-    parts: list[Part]
-
-    @classmethod
-    def of(cls, text: str, segmentation: Segmentation, max_tokens: int) -> "Line":
-        """Split a line into parts of up to `max_tokens` tokens, preferably at sentence ends."""
-        return cls(
-            text,
-            segmentation.words,
-            [_part(segmentation, first, stop) for first, stop in _spans(segmentation, max_tokens)],
-        )
+    >>> from regard.translation import Segmentation
+    >>> from regard.translation.sentence_splitter import split_tokens
+    >>> segmentation = Segmentation(["a", "dog.", "two"], [5, 6, 7], ["▁a", "▁dog.", "▁two"], [0, 1, 2], {})
+    >>> [part.segmentation.text for part in split_tokens(segmentation, 2)]
+    ['a dog.', 'two']
+    """
+    return [_part(segmentation, first, stop) for first, stop in _spans(segmentation, max_tokens)]
 
 
 def _spans(segmentation: Segmentation, max_tokens: int) -> Iterator[tuple[int, int]]:

@@ -182,20 +182,27 @@ class Tokenizer:
         return result
 
     def decode(self, ids: Sequence[int], unknown: Mapping[int, str] | None = None) -> Segmentation:
-        """Convert token ids to text; `unknown` maps positions of unknown tokens to text."""
+        """Convert token ids to text; `unknown` maps positions of unknown tokens to text.
+
+        Text that begins with ▁ begins a new word; text that ends with ▁ ends its word.
+        """
         surfaces = unknown or {}
         words: list[str] = []
+        ends_word = False
         result = Segmentation(words, [], [], [], {})
         for position, token in enumerate(ids):
             if token == self.special.unknown:
-                result.unknown[position] = surfaces.get(position, "⁇")
-                piece = (SPACE if self.kind == "words" else "") + result.unknown[position]
+                text = surfaces.get(position, "⁇")
+                result.unknown[position] = text.strip(SPACE)
+                piece = text if text.startswith(SPACE) or self.kind != "words" else SPACE + text
             elif self._is_control(token):
                 piece = ""
             else:
                 piece = self._pieces[token]
-            if piece.startswith(SPACE) or not words:
+            if piece.startswith(SPACE) or not words or (ends_word and piece[:1].isalnum()):
                 words.append("")
+            ends_word = token == self.special.unknown and piece.endswith(SPACE)
+            piece = piece.removesuffix(SPACE) if ends_word else piece
             words[-1] += piece.removeprefix(SPACE)
             result.ids.append(token)
             result.pieces.append(piece)
@@ -228,6 +235,25 @@ class Tokenizer:
     def pieces(self) -> list[str]:
         """Return all tokens as text, by id."""
         return self._pieces
+
+    def decode_batch(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Convert the token ids of several sentences to text, faster than `decode`.
+
+        >>> from regard.translation import Tokenizer
+        >>> tokenizer = Tokenizer.learn(["a dog barks"] * 9, kind="bpe", size=20)
+        >>> tokenizer.decode_batch([tokenizer.encode("a dog"), []])
+        ['a dog', '']
+        """
+        return self._processor.decode([list(sentence) for sentence in ids])
+
+    def token_ids(self, pieces: Sequence[str]) -> list[int]:
+        """Return the id of each token given as text; the unknown token's if there is no such token.
+
+        >>> from regard.translation import Tokenizer
+        >>> Tokenizer.learn(["a dog"] * 9, kind="characters").token_ids(["d", "dog"])
+        [6, 3]
+        """
+        return [self._processor.piece_to_id(piece) for piece in pieces]
 
     def scored_pieces(self) -> list[tuple[str, float]]:
         """Return each token as text and its score in SentencePiece, by id.

@@ -1,11 +1,12 @@
 """Translator: text in, text out, with scores, alternatives and word alignments."""
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,26 +15,32 @@ from regard._util.checks import check_sentences, check_type
 from regard._util.text import shorten
 from regard.errors import DTypeError
 from regard.models.configs import Precision
-from regard.models.generation import SpecialTokens
 from regard.models.quantization import quantize
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.alignment.alignment import Alignment, align, check_size, merge
+from regard.translation.alignment.alignment import Alignment, align, check_size
 from regard.translation.alignment.cross_attention import (
     AlignmentHead,
     cross_attention_layers,
     cross_weights,
-    drop_special_tokens,
     has_cross_attention,
 )
+from regard.translation.decoding.constraints import Constraints
+from regard.translation.decoding.scoring import token_log_probabilities
 from regard.translation.decoding.search import Hypothesis, batch_by_length, search
-from regard.translation.decoding.strategies import Beam, Strategy, check_batch_size
-from regard.translation.model_folder import is_pretrained
+from regard.translation.decoding.strategies import Beam, Sample, Strategy, check_batch_size
+from regard.translation.model_folder import CALIBRATION, is_pretrained
 from regard.translation.pretrained.loader import check_no_languages
-from regard.translation.sentence_splitter import Line, Part, max_translation_tokens
+from regard.translation.sentence_splitter import max_translation_tokens
 from regard.translation.streaming import batch_lines
-from regard.translation.tokens import Segmentation, TokenizerPair
+from regard.translation.text.domain import Domain
+from regard.translation.text.memory import Match, TranslationMemory
+from regard.translation.text.profile import TextProfile, load_profile
+from regard.translation.text.source import SourceLine, SourcePart, SourceReader, cut_spans
+from regard.translation.text.tags import place_tags, write_tags
+from regard.translation.text.target import DecodedPart, TargetPart, lost_spans, write_part
+from regard.translation.text.terms import Terms, encode_terms
+from regard.translation.tokens import TokenizerPair
 from regard.translation.training.checkpoint import load_model
-from regard.translation.unknown_words import TargetWord, insert_words, replace_unknown, untranslated_words
 
 MAX_TOKENS = 256  # source tokens translated at once, if the model's config has no corpus.max_tokens
 _SORTED_BATCHES = 8  # batches sorted by length together
@@ -44,10 +51,13 @@ _MAX_LISTED = 5  # copied words listed in a note
 class Translation:
     """A source sentence and its translation.
 
-    source, text: the sentence, and its translation.
+    source, text: the sentence, and its translation. words: the words of the translation, without tags.
     score: the ranking score: log probability / length ** length_penalty; for samples, per token.
     tokens: the generated tokens.
     note: anything unusual, such as copied words; empty if there is nothing to report.
+    warning: why the translation may be wrong: the text is outside what the model knows. `note` contains it.
+    confidence: the geometric mean of the token probabilities, end tokens included: between 0 and 1.
+    word_confidences: for each word, the geometric mean of the probabilities of its tokens; 1 for a copy.
     alternatives: the next best translations, if more than one was requested.
 
     >>> import torch
@@ -68,12 +78,21 @@ class Translation:
     note: str = ""
     alternatives: list["Translation"] = field(default_factory=list)
     _align: Callable[[], Alignment] = field(kw_only=True, repr=False)
+    _word_confidences: Callable[[], list[float]] = field(kw_only=True, repr=False)
     token_ids: list[int] = field(default_factory=list, kw_only=True, repr=False)
+    words: list[str] = field(default_factory=list, kw_only=True, repr=False)
+    confidence: float = field(default=1.0, kw_only=True)
+    warning: str = field(default="", kw_only=True, repr=False)
 
     @cached_property
     def alignment(self) -> Alignment:
         """The word alignment, computed on first use in a second pass over the sentence pair."""
         return self._align()
+
+    @cached_property
+    def word_confidences(self) -> list[float]:
+        """The confidence of each word, computed on first use in a second pass over the sentence pair."""
+        return self._word_confidences()
 
     def __str__(self) -> str:
         return self.text
@@ -87,6 +106,8 @@ class Translator:
     config: the contents of the model folder's config.json.
     dtype: precision of the computation: "float32", "bfloat16" or "int8" (see `regard.models.quantize`); None
         keeps the model as it is.
+    profile: what the training text is like. Default: unknown; each line is split into sentences.
+    memory: a function that loads the training pairs, for `matches`.
 
     >>> import torch
     >>> from regard.models import TransformerConfig, Transformer
@@ -110,6 +131,8 @@ class Translator:
         alignment_head: AlignmentHead | None = None,
         config: Mapping[str, Any] | None = None,
         dtype: Precision | None = None,
+        profile: TextProfile | None = None,
+        memory: Callable[[], TranslationMemory] | None = None,
     ) -> None:
         self.model, self.tokens = model if dtype is None else quantize(model, dtype), tokens
         self.alignment_head, self.config = alignment_head or AlignmentHead(), config or {}
@@ -117,6 +140,24 @@ class Translator:
         self._max_positions = model.max_length or sys.maxsize
         max_tokens = settings.get("corpus", {}).get("max_tokens", MAX_TOKENS)
         self.max_tokens: int = min(max_tokens, self._max_positions - 1)  # one position is for the end token
+        self.profile = profile or TextProfile()
+        copies = bool(settings.get("training", {}).get("unknown_rate"))
+        self._reader = SourceReader(tokens.source, self.profile, max_tokens=self.max_tokens, copies=copies)
+        self._load_memory = memory
+
+    @cached_property
+    def domain(self) -> Domain | None:
+        """The words and scores to expect; None for a translator that does not come from a model folder."""
+        return Domain.of(self.profile, self.config.get(CALIBRATION)) if self.config else None
+
+    @cached_property
+    def memory(self) -> TranslationMemory:
+        """The training pairs, indexed for `matches` on first use."""
+        return self._load_memory() if self._load_memory else TranslationMemory.missing()
+
+    def matches(self, text: str, n: int = 3) -> list[Match]:
+        """Return the n training pairs whose source is most similar to a text; see `TranslationMemory`."""
+        return self.memory.matches(text, n)
 
     def translate(
         self,
@@ -125,29 +166,52 @@ class Translator:
         strategy: Strategy = Beam(),  # noqa: B008 (a frozen value)
         batch_size: int = 64,
         alignment: bool = False,
+        confidence: bool = False,
+        terms: Mapping[str, str] | Terms | None = None,
     ) -> list[Translation]:
         """Translate sentences; return the translations in the same order.
 
         strategy: `Beam(5)`, `Greedy()` or `Sample()`. `Beam(5, n_best=3)` adds two alternatives per sentence.
         batch_size: sentences decoded together.
-        alignment: compute all alignments now, in batches, which is faster than one by one on first use.
+        alignment, confidence: compute all alignments, or the confidence of every word, now, in batches, which
+            is faster than one by one on first use.
+        terms: target terms by source term. Where a source term occurs, in any letter case, the translation
+            contains the target term.
 
-        A sentence longer than `max_tokens` is translated in parts; its `note` says so.
+        A line with more sentences, or longer, than those of the training text is translated in parts; its
+        `note` says so. Numbers, URLs, e-mail addresses, tags, placeholders, emoji and unknown words are
+        copied.
         """
         check_batch_size(batch_size)
         if alignment:
             cross_attention_layers(self.model)  # raises for a model without attention, before decoding
-        lines = [
-            Line.of(text, self.tokens.source.segment(text), self.max_tokens)
-            for text in check_sentences(texts)
-        ]
+        if terms is not None and not isinstance(terms, Terms):
+            terms = Terms(terms)
+        lines = [self._reader.read(text, terms) for text in check_sentences(texts)]
         candidates = self._search(lines, strategy, batch_size, alignment)
-        parts = [part for ranked in candidates for candidate in ranked for part in candidate]
         unknown = self.tokens.special.unknown
-        weights = self._weigh([part for part in parts if alignment or part.has_unknown(unknown)])
+        weights = self._weigh(
+            [
+                part
+                for line, ranked in zip(lines, candidates, strict=True)
+                for candidate in ranked
+                for part in candidate
+                if part.part.ids and (alignment or line.tags or part.needs_weights(unknown))
+            ]
+        )
+        parts = [part for ranked in candidates for candidate in ranked for part in candidate]
+        rates = self._rate(parts) if confidence else None
         translations = []
         for line, ranked in zip(lines, candidates, strict=True):
-            best, *others = (self._finish(line, candidate, weights, alignment) for candidate in ranked)
+            finished = [self._finish(line, candidate, weights, rates) for candidate in ranked]
+            best, *others = finished
+            if isinstance(strategy, Sample):  # a sample's probability shows nothing about its source
+                for translation in finished:
+                    translation.note = translation.note.removesuffix(translation.warning).removesuffix("; ")
+                    translation.warning = ""
+            if alignment:
+                for translation in finished:
+                    translation.alignment = translation._align()
             best.alternatives.extend(others)
             translations.append(best)
         return translations
@@ -159,10 +223,11 @@ class Translator:
         strategy: Strategy = Beam(),  # noqa: B008
         batch_size: int = 64,
         alignment: bool = False,
+        **options: Any,
     ) -> Iterator[Translation]:
         """Translate lines as they arrive, in order. Lines that arrive together form a batch.
 
-        strategy, batch_size, alignment: see `translate`.
+        strategy, batch_size, alignment, and other options: see `translate`.
 
         >>> import sys
         >>> from regard.translation.translator import Translator
@@ -175,7 +240,9 @@ class Translator:
             raise DTypeError("stream got a string; pass an iterable of lines: a list or an open file.")
         for batch in batch_lines(lines, batch_size * _SORTED_BATCHES):
             texts = [line.rstrip("\r\n") for line in batch]
-            yield from self.translate(texts, strategy=strategy, batch_size=batch_size, alignment=alignment)
+            yield from self.translate(
+                texts, strategy=strategy, batch_size=batch_size, alignment=alignment, **options
+            )
 
     def align(
         self, pairs: Sequence[tuple[str, str]], alignment_head: AlignmentHead | None = None
@@ -193,27 +260,72 @@ class Translator:
         return f"Translator({type(self.model).__name__}, {self.tokens!r})"
 
     def _search(
-        self, lines: Sequence[Line], strategy: Strategy, batch_size: int, alignment: bool
+        self, lines: Sequence[SourceLine], strategy: Strategy, batch_size: int, alignment: bool
     ) -> list[list["_Candidate"]]:
         """Decode each line; return its candidates, best first. Parts of similar lengths share a batch."""
-        layer = self.alignment_head.layer if alignment else None
         parts = [part for line in lines for part in line.parts]
-        sources = [part.segmentation.ids for part in parts]
-        decoded: dict[int, list[Hypothesis]] = {}
+        layer = self.alignment_head.layer if alignment else None
+        hypotheses = self._decode(parts, strategy, batch_size, layer)
+        lost = [
+            number
+            for number, part in enumerate(parts)
+            if part.copies
+            and not self._reader.copies
+            and lost_spans(part, self.tokens.target.decode(hypotheses[number][0].tokens).text)
+        ]
+        for number in lost:
+            parts[number] = cut_spans(parts[number], self.tokens.source)
+        again = self._decode([parts[number] for number in lost], strategy, batch_size, layer)
+        for number, ranked in zip(lost, again, strict=True):
+            hypotheses[number] = ranked
+        decoded = iter(zip(parts, hypotheses, strict=True))
+        return [_candidates([next(decoded) for _ in line.parts]) for line in lines]
+
+    def _decode(
+        self, parts: Sequence[SourcePart], strategy: Strategy, batch_size: int, layer: int | None
+    ) -> list[list[Hypothesis]]:
+        """Decode parts in batches of similar lengths; a part with nothing to translate is not decoded.
+
+        layer: the decoder layer whose cross-attention to record, if any.
+        """
+        decoded = {i: [_NOTHING] for i, part in enumerate(parts) if not part.has_text}
+        indices = [i for i in range(len(parts)) if i not in decoded]
+        sources = [parts[i].ids for i in indices]
+        phrases = [encode_terms(parts[i].terms, self.tokens.target) for i in indices]
+        by_token = self.tokens.target.kind == "words"  # unknown words are then copied by alignment
         device, special = self.model.output_weight.device, self.tokens.special
-        for indices, packed in batch_by_length(sources, batch_size, device, special):
-            limits = [min(self._max_new_tokens(len(sources[i])), self._max_positions) for i in indices]
-            hypotheses = search(self.model, packed, strategy, max_new_tokens=limits, attention_layer=layer)
-            decoded.update(zip(indices, hypotheses, strict=True))
-        numbers = iter(range(len(parts)))
-        return [_candidates(line, [decoded[next(numbers)] for _ in line.parts]) for line in lines]
+        source_unknown = self.tokens.source.special.unknown
+        for batch, packed in batch_by_length(sources, batch_size, device, special):
+            limits = [
+                min(self._max_new_tokens(len(sources[i])) + sum(map(len, phrases[i])), self._max_positions)
+                for i in batch
+            ]
+            unknown = [sources[i].count(source_unknown) for i in batch]
+            inner = self._inner_tokens if any(phrases[i] for i in batch) else ()
+            constraints = Constraints([phrases[i] for i in batch], None if by_token else unknown, inner)
+            hypotheses = search(
+                self.model,
+                packed,
+                strategy,
+                max_new_tokens=limits,
+                attention_layer=layer,
+                constraints=constraints,
+            )
+            decoded.update((indices[i], ranked) for i, ranked in zip(batch, hypotheses, strict=True))
+        return [decoded[i] for i in range(len(parts))]
 
     def _max_new_tokens(self, source_tokens: int) -> int:
         """Return the maximum length of a translation, including its end token."""
         limit, decoding = max_translation_tokens(source_tokens), self.model.decoding
         return limit if decoding is None else decoding.max_new_tokens(default=limit)
 
-    def _weigh(self, parts: Sequence["_DecodedPart"]) -> dict[int, Tensor]:
+    @cached_property
+    def _inner_tokens(self) -> list[int]:
+        """The target tokens that continue a word."""
+        pieces = self.tokens.target.scored_pieces()
+        return [token for token, (piece, _) in enumerate(pieces) if piece[:1].isalnum()]
+
+    def _weigh(self, parts: Sequence[DecodedPart]) -> dict[int, Tensor]:
         """Return weights (target tokens, source tokens) by id(part); {} if the model has no attention."""
         if not parts or not has_cross_attention(self.model):
             return {}
@@ -228,104 +340,114 @@ class Translator:
         return known | {id(part): matrix for part, matrix in zip(parts, weights, strict=True)}
 
     def _finish(
-        self, line: Line, candidate: "_Candidate", weights: Mapping[int, Tensor], alignment: bool
+        self,
+        line: SourceLine,
+        candidate: "_Candidate",
+        weights: Mapping[int, Tensor],
+        rates: Mapping[int, list[float]] | None,
     ) -> Translation:
-        """Convert token ids to text and copy unknown words."""
-        texts = [self._detokenize(part, weights.get(id(part))) for part in candidate]
-        words = [word for text in texts for word in text.words]
+        """Convert token ids to text, copy what must be copied, and join the parts."""
+        turkish = self.profile.target_turkish
+        texts = [
+            write_part(part, weights.get(id(part)), self.tokens.target, turkish=turkish) for part in candidate
+        ]
+        words = [word.text for text in texts for word in text.words]
+        warning = self._warning(line, candidate)
+        notes = [*_notes(line, candidate, texts), *([warning] if warning else [])]
         translation = Translation(
             line.text,
-            " ".join(word.text for word in words),
+            _join(line, texts, self._place(line, texts, words)),
             _score(candidate),
             [piece for text in texts for piece in text.segmentation.pieces],
-            "; ".join(_notes(candidate, words)),
+            "; ".join(notes),
+            words=words,
+            confidence=math.exp(_mean_log_probability(candidate)),
+            warning=warning,
             _align=partial(self._align, line, texts),
+            _word_confidences=partial(self._rate_words, texts),
             token_ids=[token for text in texts for token in text.segmentation.ids],
         )
-        if alignment:
-            translation.alignment = translation._align()
+        if rates is not None:
+            translation.word_confidences = self._rate_words(texts, rates)
         return translation
 
-    def _detokenize(self, part: "_DecodedPart", weights: Tensor | None) -> "_PartText":
-        source, ids = part.source, part.hypothesis.tokens
-        unknown = self.tokens.special.unknown
-        replacements = replace_unknown(ids, source, weights, self.tokens.target.kind, unknown)
-        segmentation = self.tokens.target.decode(ids, replacements.texts)
-        missing = untranslated_words(source, replacements.copied)
-        word_weights = merge(source, segmentation, weights) if missing and weights is not None else None
-        return _PartText(
-            part, segmentation, insert_words(segmentation.words, source, missing, word_weights), weights
-        )
+    def _warning(self, line: SourceLine, candidate: "_Candidate") -> str:
+        if self.domain is None or not any(part.part.has_text for part in candidate):
+            return ""
+        return self.domain.warning(" ".join(line.words), _mean_log_probability(candidate)).rstrip(".")
 
-    def _align(self, line: Line, texts: Sequence["_PartText"]) -> Alignment:
+    def _place(self, line: SourceLine, texts: Sequence[TargetPart], words: list[str]) -> list[str]:
+        """Return the words with the tags of the line."""
+        if not line.tags:
+            return words
+        ready = all(text.weights is not None or not text.decoded.part.ids for text in texts)
+        weights = self._align(line, texts).weights if ready and has_cross_attention(self.model) else None
+        return write_tags(line.tags, place_tags(line.tags, line.ranges, len(words), weights), words)
+
+    def _align(self, line: SourceLine, texts: Sequence[TargetPart]) -> Alignment:
         """Align a finished translation: word weights, and weight 1 for each copied word."""
         words = [word.text for text in texts for word in text.words]
         check_size("the line", "words", len(line.words), len(words))
         if texts:
             cross_attention_layers(self.model)  # raises for a model without attention
-        computed = self._weigh([text.part for text in texts if text.weights is None])
+        unread = [text.decoded for text in texts if text.weights is None and text.decoded.part.ids]
+        computed = self._weigh(unread)
         weights, row = torch.zeros(len(words), len(line.words)), 0
         for text in texts:
-            token_weights = computed.get(id(text.part), text.weights)
-            assert token_weights is not None
-            block, column = text.word_weights(token_weights), text.part.first_word
+            part = text.decoded.part
+            nothing = torch.zeros(len(text.segmentation.ids), len(part.ids))
+            token_weights = computed.get(id(text.decoded), nothing if text.weights is None else text.weights)
+            block, column = text.word_weights(token_weights), part.first_word
             weights[row : row + len(block), column : column + block.shape[1]] = block
             row += len(block)
         return Alignment(tuple(line.words), tuple(words), weights)
 
+    def _rate(self, parts: Sequence[DecodedPart]) -> dict[int, list[float]]:
+        """Return the log probabilities of the tokens of each part by id(part)."""
+        sources, targets = [part.part.ids for part in parts], [part.hypothesis.tokens for part in parts]
+        values = token_log_probabilities(self.model, sources, targets)
+        return {id(part): own for part, own in zip(parts, values, strict=True)}
 
-class _DecodedPart(NamedTuple):
-    """A part of a line and its hypothesis."""
-
-    source: Segmentation
-    first_word: int
-    hypothesis: Hypothesis
-
-    def has_unknown(self, unknown: int) -> bool:
-        """Return whether source or target contains an unknown token."""
-        return bool(self.source.unknown) or unknown in self.hypothesis.tokens
-
-    def recorded_weights(self, head: AlignmentHead, special: SpecialTokens) -> Tensor | None:
-        """Return the weights (target tokens, source tokens) that the search recorded, or None."""
-        weights, finished = self.hypothesis.weights, self.hypothesis.finished
-        if weights is None or not (finished or head.shift == "output"):
-            return None
-        selected = weights if head.heads is None else weights[list(head.heads)]
-        target, source = len(self.hypothesis.tokens), len(self.source.ids)
-        return drop_special_tokens(selected.mean(0), target, source, head.shift, special)
+    def _rate_words(
+        self, texts: Sequence[TargetPart], rates: Mapping[int, list[float]] | None = None
+    ) -> list[float]:
+        """Return the confidence of each word."""
+        if rates is None:
+            rates = self._rate([text.decoded for text in texts])
+        return [math.exp(value) for text in texts for value in text.mean_over_words(rates[id(text.decoded)])]
 
 
-_Candidate = list[_DecodedPart]  # one translation of a line: a hypothesis for each of its parts
+_Candidate = list[DecodedPart]  # one translation of a line: a hypothesis for each of its parts
+_NOTHING = Hypothesis([], 0.0, 0.0, finished=True)
 
 
-class _PartText(NamedTuple):
-    """A decoded part as text: the generated tokens, the words including copies, and the token weights."""
+def _candidates(parts: Sequence[tuple[SourcePart, Sequence[Hypothesis]]]) -> list[_Candidate]:
+    """Join the best hypotheses of all parts, then the second best, …; for an empty line, return [[]].
 
-    part: _DecodedPart
-    segmentation: Segmentation
-    words: list[TargetWord]
-    weights: Tensor | None
-
-    def word_weights(self, weights: Tensor) -> Tensor:
-        """Convert token weights to (target words, source words)."""
-        source = self.part.source
-        generated = merge(source, self.segmentation, weights)
-        result = torch.zeros(len(self.words), len(source.words))
-        for row, word in enumerate(self.words):
-            if word.own is not None:
-                result[row] = generated[word.own]
-            elif word.copied is not None:
-                result[row, word.copied] = 1
-        return result
+    A part with fewer hypotheses than others, such as a URL, repeats its last.
+    """
+    count = min((len(ranked) for part, ranked in parts if part.has_text), default=1)
+    return [
+        [DecodedPart(part, ranked[min(i, len(ranked) - 1)]) for part, ranked in parts] for i in range(count)
+    ]
 
 
-def _candidates(line: Line, hypotheses: Sequence[Sequence[Hypothesis]]) -> list[_Candidate]:
-    """Join the best hypotheses of all parts, then the second best, …; for an empty line, return [[]]."""
+def _join(line: SourceLine, texts: Sequence[TargetPart], words: Sequence[str]) -> str:
+    """Join words with spaces, and parts with the whitespace of the source."""
+    result, row = "", 0
+    for text in texts:
+        part = " ".join(words[row : row + len(text.words)])
+        row += len(text.words)
+        separator = text.decoded.part.separator or " "
+        result += (separator if result and part else "") + part
+    return result or "".join(words)  # a line of tags has no parts
 
-    def decoded(part: Part, hypothesis: Hypothesis) -> _DecodedPart:
-        return _DecodedPart(part.segmentation, part.first_word, hypothesis)
 
-    return [list(map(decoded, line.parts, ranked)) for ranked in zip(*hypotheses, strict=False)] or [[]]
+def _mean_log_probability(candidate: _Candidate) -> float:
+    """Return the log probability per token, end tokens included, of what the model has translated."""
+    translated = [part.hypothesis for part in candidate if part.part.has_text]
+    length = sum(len(hypothesis.tokens) + hypothesis.finished for hypothesis in translated)
+    return sum(hypothesis.log_probability for hypothesis in translated) / max(length, 1)
 
 
 def _score(candidate: _Candidate) -> float:
@@ -337,14 +459,24 @@ def _score(candidate: _Candidate) -> float:
     return sum(score * n for score, n in zip(scores, lengths, strict=True)) / max(sum(lengths), 1)
 
 
-def _notes(candidate: _Candidate, words: Sequence[TargetWord]) -> Iterator[str]:
+def _notes(line: SourceLine, candidate: _Candidate, texts: Sequence[TargetPart]) -> Iterator[str]:
     """Yield a note for anything unusual."""
     if len(candidate) > 1:
         lengths = [len(part.source.ids) for part in candidate]
-        yield f"{sum(lengths)} tokens, translated in {len(candidate)} parts of up to {max(lengths)}"
+        sentences = f"{line.sentences} sentences, " if line.sentences > 1 else ""
+        yield (
+            f"{sentences}{sum(lengths)} tokens, translated in {len(candidate)} parts of up to {max(lengths)}"
+        )
     if not all(part.hypothesis.finished for part in candidate):
         yield "cut off at the maximum length"
-    copied = [repr(shorten(word.text)) for word in words if word.copied is not None]
+    copied = [
+        repr(shorten(word.text))
+        for text in texts
+        for word in text.words
+        if word.copied is not None
+        and text.decoded.is_unknown(word.copied)
+        and any(map(str.isalnum, word.text))
+    ]
     if copied:
         more = " …" if len(copied) > _MAX_LISTED else ""
         yield f"unknown words copied: {', '.join(copied[:_MAX_LISTED])}{more}"
@@ -384,4 +516,6 @@ def load_translator(
         alignment_head=AlignmentHead.from_dict(head) if head else None,
         config=config,
         dtype=dtype,
+        profile=load_profile(folder, tokens),
+        memory=partial(TranslationMemory.open, folder, tokens),
     )

@@ -6,21 +6,29 @@ inserted at the matching position.
 """
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from regard.translation.tokens import UNKNOWN, Kind, Segmentation
 
+_SENTENCE_ENDS = ".!?…。！？"
+_ORDER = 0.5  # weight by which an alignment that changes the order must be clearer
 _MIN_KNOWN = 3  # minimum number of known characters to recognize an unknown source word in the target
 
 
 class Replacements(NamedTuple):
-    """Text for each unknown target token, by position, and the indices of the copied source tokens."""
+    """Text for each unknown target token, by position, and the (target, source) tokens of each copy."""
 
     texts: dict[int, str]
-    copied: set[int]
+    pairs: list[tuple[int, int]]
+
+    @property
+    def copied(self) -> set[int]:
+        """The source tokens that were copied."""
+        return {source for _, source in self.pairs}
 
 
 class TargetWord(NamedTuple):
@@ -49,17 +57,22 @@ def replace_unknown(
     pairs = list(zip(targets, sources, strict=False))
     if weights is not None and targets and sources:
         pairs = _match(targets, sources, weights)
-    texts = {target: _printable(source.unknown[token]) for target, token in pairs}
+    texts = {target: printable_text(source.unknown[token]) for target, token in pairs}
     if weights is not None and kind == "words" and source.ids:
         for target in targets:
             word = source.words[source.word_of[int(weights[target].argmax())]]
-            texts.setdefault(target, _printable(word))
-    return Replacements(texts, {token for _, token in pairs})
+            texts.setdefault(target, printable_text(word))
+    return Replacements(texts, pairs)
 
 
 def _match(targets: Sequence[int], sources: Sequence[int], weights: Tensor) -> list[tuple[int, int]]:
-    """Match targets to sources greedily by descending weight, using each at most once."""
+    """Match targets to sources greedily by descending weight, using each at most once.
+
+    If weights differ little, the order of the source is kept.
+    """
     table = weights[list(targets)][:, list(sources)]
+    rows_at, columns_at = (torch.arange(n, dtype=table.dtype) / max(n - 1, 1) for n in table.shape)
+    table = table - _ORDER * (rows_at[:, None] - columns_at).abs()
     rows, columns, pairs = set[int](), set[int](), []
     for flat in table.flatten().argsort(descending=True, stable=True).tolist():
         row, column = divmod(flat, len(sources))
@@ -73,36 +86,51 @@ def _match(targets: Sequence[int], sources: Sequence[int], weights: Tensor) -> l
 def untranslated_words(source: Segmentation, copied: set[int]) -> list[int]:
     """Return the source words with unknown tokens, unless one of these tokens was copied."""
     translated = {source.word_of[token] for token in copied}
-    words = {source.word_of[token] for token, text in source.unknown.items() if _printable(text)}
+    words = {source.word_of[token] for token, text in source.unknown.items() if printable_text(text)}
     return sorted(words - translated)
 
 
 def insert_words(
-    words: Sequence[str], source: Segmentation, missing: Sequence[int], weights: Tensor | None
+    words: Sequence[str], source: Segmentation, missing: Mapping[int, Sequence[str]], weights: Tensor | None
 ) -> list[TargetWord]:
     """Insert copies of the missing source words; weights: (target words, source words).
 
-    A copy replaces the target word that consists of its known characters. Otherwise it follows the target
-    word that attends most to the preceding source word; without weights, its relative position is kept.
+    missing: for each source word, its parts to copy; if empty, the word without punctuation is copied. A copy
+    of a whole word replaces the target word that consists of its known characters. Otherwise a copy follows
+    the target word that attends most to the preceding source word; without weights, its relative position is
+    kept.
     """
     own = [TargetWord(word, own=number) for number, word in enumerate(words)]
     inserted: dict[int, list[TargetWord]] = {}  # by the target word they follow; −1 for the start
-    for word in missing:
+    for word in sorted(missing):
         core, known = _core(source, word)
-        if len(known) >= _MIN_KNOWN and known in words:
+        if not missing[word] and len(known) >= _MIN_KNOWN and known in words:
             own[words.index(known)] = TargetWord(core, copied=word)
         else:
             previous = _preceding_word(word, len(words), len(source.words), missing, weights)
-            inserted.setdefault(previous, []).append(TargetWord(core, copied=word))
+            copies = [TargetWord(text, copied=word) for text in missing[word] or [core]]
+            inserted.setdefault(previous, []).extend(copies)
+    last = len(words) - 1
+    if words and last in inserted and own[last].own is not None:
+        own[last], inserted[last][-1] = _move_punctuation(own[last], inserted[last][-1])
     result = list(inserted.get(-1, []))
     for number, target_word in enumerate(own):
         result += [target_word, *inserted.get(number, [])]
     return result
 
 
+def _move_punctuation(last: TargetWord, inserted: TargetWord) -> tuple[TargetWord, TargetWord]:
+    """Move the end of the sentence behind a copy: "snow. 15:30" becomes "snow 15:30."."""
+    text = last.text.rstrip(_SENTENCE_ENDS)
+    ending = last.text[len(text) :]
+    if not text or not ending or inserted.text.endswith(tuple(_SENTENCE_ENDS)):
+        return last, inserted
+    return last._replace(text=text), inserted._replace(text=inserted.text + ending)
+
+
 def _core(source: Segmentation, word: int) -> tuple[str, str]:
     """Return a source word without surrounding punctuation, and its known characters."""
-    text = _printable(source.words[word])
+    text = printable_text(source.words[word])
     unknown = {
         letter for token, piece in source.unknown.items() if source.word_of[token] == word for letter in piece
     }
@@ -112,10 +140,12 @@ def _core(source: Segmentation, word: int) -> tuple[str, str]:
 
 
 def _preceding_word(
-    word: int, targets: int, sources: int, missing: Sequence[int], weights: Tensor | None
+    word: int, targets: int, sources: int, missing: Mapping[int, Sequence[str]], weights: Tensor | None
 ) -> int:
     """Return the target word after which to insert a missing source word; −1 for the start."""
     known = [other for other in range(word) if other not in missing]
+    if weights is not None and targets:
+        known = [other for other in known if weights[:, other].any()]  # has tokens
     if not known or not targets:
         return -1
     if weights is None:
@@ -123,6 +153,6 @@ def _preceding_word(
     return int(weights[:, known[-1]].argmax())
 
 
-def _printable(text: str) -> str:
+def printable_text(text: str) -> str:
     """Remove control characters, which a terminal would interpret."""
     return "".join(letter for letter in text if unicodedata.category(letter) != "Cc")

@@ -7,8 +7,9 @@ import pytest
 
 from regard.app.server.domain import Domain, domain_of
 from regard.app.server.registry import Registry
+from regard.translation.model_folder import CALIBRATION
 from regard.translation.training.train import train
-from regard.translation.translator import load_translator
+from regard.translation.translator import Translator, load_translator
 from tests.translation.small import PAIRS, small_config
 
 QUICK = ("training.updates=2", "training.validate_every=2", "training.accumulate=1")
@@ -21,8 +22,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def load_uncalibrated(folder: Path) -> Translator:
+    """Load a folder as an earlier version would have written it."""
+    translator = load_translator(folder)
+    translator.config = {name: value for name, value in translator.config.items() if name != CALIBRATION}
+    return translator
+
+
+def test_the_calibration_of_training_is_used(trained: Path) -> None:
+    translator = load_translator(trained)
+    assert domain_of(translator, None, []) == translator.domain
+    assert translator.domain.lowest == translator.config[CALIBRATION]["lowest"] < 0
+    assert "“weather” does not occur" in translator.domain.warning("weather", 0.0)
+
+
 def test_words_of_the_training_data_are_known_and_others_are_named(trained: Path) -> None:
-    domain = domain_of(load_translator(trained), trained, [])
+    domain = domain_of(load_uncalibrated(trained), trained, [])
     sources = [pair.source for pair in PAIRS]
     unknown = [source for source in sources if domain.warning(source, 0.0)]
     assert len(unknown) < len(sources) / 5  # words that are only in the validation set
@@ -31,7 +46,7 @@ def test_words_of_the_training_data_are_known_and_others_are_named(trained: Path
 
 
 def test_only_scores_far_below_those_of_examples_are_low(trained: Path) -> None:
-    translator = load_translator(trained)
+    translator = load_uncalibrated(trained)
     examples = list(Registry.load([os.fspath(trained)]).entry("model").examples)
     assert examples
     domain = domain_of(translator, None, examples)
@@ -46,4 +61,4 @@ def test_unreadable_training_data_gives_no_warning(trained: Path, tmp_path: Path
     if unreadable == "damaged":
         (tmp_path / "data").mkdir()
         (tmp_path / "data" / "train.ids").write_bytes(b"x" * 100)
-    assert domain_of(load_translator(trained), tmp_path, []) == Domain(None, None)
+    assert domain_of(load_uncalibrated(trained), tmp_path, []) == Domain(None, None)

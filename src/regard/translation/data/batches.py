@@ -18,6 +18,7 @@ from regard._util.checks import check_int, check_number
 from regard.errors import ArgumentError
 from regard.models.generation import SpecialTokens
 from regard.models.packed import Packed
+from regard.translation.data.copyable import COPY_FACTOR, Copyable, hide_words
 from regard.translation.data.subword_sampling import SubwordSampler
 from regard.translation.tokens import SPECIAL_TOKENS, UNKNOWN
 
@@ -100,6 +101,9 @@ class Batches:
         copy (Luong et al. 2015b). If no token occurs on both sides, an unknown token is appended to both; the
         batch may then exceed `batch_tokens`.
     shared: whether source and target share a vocabulary.
+    copyable: words with the same letters in both languages; see `find_copyable`. One or two of them are
+        hidden in a pair that has some, and such pairs are chosen five times as often. In other pairs, an
+        unknown token is appended to both sides.
     links: alignment links of each pair, as source and target token indices.
     samplers: split some words of source and target into other subwords; a batch may then exceed
         `batch_tokens`.
@@ -121,6 +125,7 @@ class Batches:
     links: EncodedPairs | None = None
     samplers: tuple[SubwordSampler, SubwordSampler] | None = None
     special: SpecialTokens = SpecialTokens()  # noqa: RUF009 (a frozen value)
+    copyable: Copyable | None = None
 
     def __post_init__(self) -> None:
         check_int("Batches got batch_tokens", self.batch_tokens, min=1)
@@ -207,10 +212,17 @@ class Batches:
             batches = self.epoch(epoch)
 
     def _insert_unknown(self, pair: tuple[Ids, Ids], random: numpy.random.Generator) -> tuple[Ids, Ids]:
-        if random.random() >= self.unknown_rate:
-            return pair
+        """Hide words that are the same on both sides, or insert unknown tokens, in some pairs."""
         source, target = pair
-        return _replace_by_unknown(list(source), list(target), random, self.shared, self.special.unknown)
+        chance, unknown = random.random(), self.special.unknown
+        if self.copyable is not None and chance < min(COPY_FACTOR * self.unknown_rate, 0.5):
+            words = self.copyable.common(source, target)
+            if words:
+                return hide_words(list(source), list(target), words, random, unknown)
+        if chance < self.unknown_rate:
+            by_token = self.shared and self.copyable is None
+            return _replace_by_unknown(list(source), list(target), random, by_token, unknown)
+        return pair
 
 
 def _move_links(
@@ -248,7 +260,7 @@ def _replace_by_unknown(
     source: list[int],
     target: list[int],
     random: numpy.random.Generator,
-    shared: bool,
+    by_token: bool,
     unknown: int = UNKNOWN,
 ) -> tuple[list[int], list[int]]:
     """Replace one token that occurs exactly once on each side with the unknown token.
@@ -258,7 +270,7 @@ def _replace_by_unknown(
     common = [
         token
         for token in source
-        if shared and token >= SPECIAL_TOKENS and source.count(token) == 1 and target.count(token) == 1
+        if by_token and token >= SPECIAL_TOKENS and source.count(token) == 1 and target.count(token) == 1
     ]
     if common:
         token = common[random.integers(len(common))]

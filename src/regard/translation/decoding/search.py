@@ -23,6 +23,7 @@ from regard.models.generation import SpecialTokens
 from regard.models.layers.dropout import eval_mode
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq, State
+from regard.translation.decoding.constraints import Constraints, extend_constrained
 from regard.translation.decoding.hypothesis import Hypothesis
 from regard.translation.decoding.refilled_beam import resolve_beam, search_refilled
 from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
@@ -37,12 +38,14 @@ def search(
     *,
     max_new_tokens: int | Sequence[int],
     attention_layer: int | None = None,
+    constraints: Constraints | None = None,
 ) -> list[list[Hypothesis]]:
     """Decode each sentence; return its hypotheses, finished ones first, then by score.
 
     max_new_tokens: maximum length including the end token: one number, or one per sentence.
     attention_layer: decoder layer whose cross-attention weights to return with the hypotheses, if the model's
         state can record its queries; others return None.
+    constraints: phrases that each translation must contain, and limits on unknown tokens.
 
     Padding and start tokens are never generated; probabilities are not renormalized. A hypothesis is dropped
     when it can no longer become one of the n best; this never changes the result. A tight `max_new_tokens`
@@ -60,17 +63,22 @@ def search(
         raise DTypeError(f"search got strategy={strategy!r}; pass Greedy(), Beam(5) or Sample().")
     vocabulary = len(model.output_weight)
     limits = _limits(max_new_tokens, len(source))
+    if constraints is not None:
+        constraints.check(strategy, limits)
     if not len(source):
         return []
     if isinstance(strategy, Beam):
         strategy = resolve_beam(strategy, model)
-        if strategy.early_stopping is not None:
+        if strategy.early_stopping is not None and not (constraints and any(constraints.phrases)):
             return search_refilled(model, source, strategy, limits)
     with torch.inference_mode(), eval_mode(model):
         device = model.output_weight.device
         special = model.special_tokens
         make = next(make for kind, make in _EXTENDERS.items() if isinstance(strategy, kind))
-        extender = make(strategy, source, special.never_generated)
+        extender = make(strategy, source, special, constraints)
+        if constraints is not None and any(constraints.phrases):
+            assert not isinstance(strategy, Sample)  # checked
+            extender = _ConstrainedExtender(strategy, source, special, constraints, limits)
         live, state = _Live.start(len(source), extender.rows, special), model.start(source)
         recorded = attention_layer is not None and state.record_queries(attention_layer)
         results = _Results(extender, numpy.array(limits), state if recorded else None, special)
@@ -153,8 +161,14 @@ class _BeamExtender(_Extender):
 
     rows = 1  # more would be identical
 
-    def __init__(self, strategy: Greedy | Beam, source: Packed, suppressed: Sequence[int]) -> None:
-        self.suppressed = suppressed
+    def __init__(
+        self,
+        strategy: Greedy | Beam,
+        source: Packed,
+        special: SpecialTokens,
+        constraints: Constraints | None,
+    ) -> None:
+        self.special, self.constraints = special, constraints
         beam = strategy if isinstance(strategy, Beam) else Beam(1)
         self.length_penalty, self.n_best = beam.length_penalty, beam.n_best
         self.prune_threshold = beam.prune_threshold
@@ -164,8 +178,15 @@ class _BeamExtender(_Extender):
         first = _first_rows(live.sentences)
         slots = self.slots[live.sentences[first]]
         most = int(slots.max())
-        k = min(most, logits.shape[1] - len(set(self.suppressed)))
-        values, tokens = (x.cpu().numpy() for x in _best_tokens(logits, k, self.suppressed))
+        suppressed = self.special.never_generated
+        full = _without_unknown(self.constraints, live, self.special)
+        # one token more, because the unknown token may be among the best
+        k = min(most + (full is not None), logits.shape[1] - len(set(suppressed)))
+        values, tokens = (x.cpu().numpy() for x in _best_tokens(logits, k, suppressed))
+        if full is not None:
+            values = numpy.where(full[:, None] & (tokens == self.special.unknown), -math.inf, values)
+            order = (-values).argsort(axis=1, kind="stable")[:, :most]
+            values, tokens = (numpy.take_along_axis(x, order, 1) for x in (values, tokens))
         if not (values[:, :1] > -math.inf).all():  # also false for NaN
             raise _not_a_distribution()
         totals, parents, ranks = _best_extensions(live.totals, values, first, most)
@@ -179,13 +200,62 @@ class _BeamExtender(_Extender):
         numpy.subtract.at(self.slots, sentences, 1)
 
 
+class _ConstrainedExtender(_BeamExtender):
+    """Beam search in which the sentences with phrases share their beam among banks; see `constraints`."""
+
+    def __init__(
+        self,
+        strategy: Greedy | Beam,
+        source: Packed,
+        special: SpecialTokens,
+        constraints: Constraints,
+        limits: Sequence[int],
+    ) -> None:
+        super().__init__(strategy, source, special, constraints)
+        self.phrases, self.limits, self.inner = constraints.phrases, limits, constraints.inner
+        self.slots = numpy.array(constraints.beam_sizes(strategy))
+
+    def extend(self, live: _Live, logits: Tensor) -> tuple[_Live, Array]:
+        extended, parents = super().extend(live, logits)
+        log_probabilities = _log_probabilities(logits, self.special.never_generated).cpu()
+        full = _without_unknown(self.constraints, live, self.special)
+        if full is not None:
+            log_probabilities[torch.from_numpy(full), self.special.unknown] = -math.inf
+        first = len(self.special.target_start)
+        blocks, block_parents = [], []
+        for sentence in live.sentences[_first_rows(live.sentences)].tolist():
+            if not self.phrases[sentence]:
+                own = extended.sentences == sentence
+                blocks.append(extended.take(own))
+                block_parents.append(parents[own])
+                continue
+            rows = numpy.flatnonzero(live.sentences == sentence)
+            chosen, tokens, totals = extend_constrained(
+                live.tokens[rows, first:].tolist(),
+                torch.from_numpy(live.totals[rows]),
+                log_probabilities[torch.from_numpy(rows)],
+                self.phrases[sentence],
+                int(self.slots[sentence]),
+                self.limits[sentence] + 1 - first,
+                self.inner,
+                end=self.special.end,
+            )
+            origin = rows[numpy.array(chosen, dtype=int)]
+            blocks.append(live.extend(origin, numpy.array(tokens, dtype=int), numpy.array(totals)))
+            block_parents.append(origin)
+        joined = _Live(*(numpy.concatenate(column) for column in zip(*blocks, strict=True)))
+        return joined, numpy.concatenate(block_parents)
+
+
 class _Sampler(_Extender):
     """Extends each hypothesis by a sampled token; each has its own random generator."""
 
     length_penalty = 1.0  # the score is the mean log probability per token
 
-    def __init__(self, strategy: Sample, source: Packed, suppressed: Sequence[int]) -> None:
-        self.suppressed = suppressed
+    def __init__(
+        self, strategy: Sample, source: Packed, special: SpecialTokens, constraints: Constraints | None
+    ) -> None:
+        self.special, self.constraints = special, constraints
         self.strategy, self.rows, self.n_best = strategy, strategy.n_samples, strategy.n_samples
         self.generators = [
             numpy.random.default_rng([strategy.seed, i, *sentence.tolist()])
@@ -194,7 +264,10 @@ class _Sampler(_Extender):
         ]
 
     def extend(self, live: _Live, logits: Tensor) -> tuple[_Live, Array]:
-        log_probabilities = _log_probabilities(logits, self.suppressed)
+        log_probabilities = _log_probabilities(logits, self.special.never_generated)
+        full = _without_unknown(self.constraints, live, self.special)
+        if full is not None:
+            log_probabilities[torch.from_numpy(full), self.special.unknown] = -math.inf
         if not bool((log_probabilities.amax(-1) > -math.inf).all()):  # also false for NaN
             raise _not_a_distribution()
         probabilities = (log_probabilities.double() / self.strategy.temperature).softmax(-1)
@@ -216,7 +289,7 @@ class _Sampler(_Extender):
         return live.extend(rows, tokens[:, 0].cpu().numpy(), totals), rows
 
 
-_EXTENDERS: dict[type, Callable[[Any, Packed, Sequence[int]], _Extender]] = {
+_EXTENDERS: dict[type, Callable[[Any, Packed, SpecialTokens, Constraints | None], _Extender]] = {
     Greedy: _BeamExtender,
     Beam: _BeamExtender,
     Sample: _Sampler,
@@ -291,6 +364,15 @@ def _with_weights(best: list[list[Hypothesis]], state: State) -> list[list[Hypot
         [h if h.weights is None else h._replace(weights=next(weights)[:, : len(h.weights)]) for h in ranked]
         for ranked in best
     ]
+
+
+def _without_unknown(constraints: Constraints | None, live: _Live, special: SpecialTokens) -> Array | None:
+    """Return which hypotheses (n) may contain no further unknown token, or None if there is no limit."""
+    if constraints is None or constraints.max_unknown is None:
+        return None
+    unknown = (live.tokens == special.unknown).sum(1)
+    full: Array = unknown >= numpy.array(constraints.max_unknown)[live.sentences]
+    return full
 
 
 def _first_rows(sentences: Array) -> Array:

@@ -81,6 +81,12 @@ class PretrainedTokenizer(Tokenizer):
     def scored_pieces(self) -> list[tuple[str, float]]:
         return [(piece, 0.0) for piece in self._pieces]
 
+    def token_ids(self, pieces: Sequence[str]) -> list[int]:
+        return [self.ids.get(piece, self.special.unknown) for piece in pieces]
+
+    def decode_batch(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        return [self.decode(sentence).text for sentence in ids]
+
 
 class SentencePieceTokenizer(PretrainedTokenizer):
     """A SentencePiece model whose pieces have the ids of the folder.

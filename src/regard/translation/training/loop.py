@@ -22,6 +22,7 @@ from torch import nn
 from regard.errors import ArgumentError, RegardError
 from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import Batch, Batches
+from regard.translation.data.copyable import find_copyable
 from regard.translation.data.subword_sampling import SubwordSampler
 from regard.translation.pretrained.origin import build_model
 from regard.translation.training.callbacks import Callback, CallbackList, Report
@@ -112,6 +113,7 @@ class Trainer:
         self.world = world or World()
         self.callbacks = CallbackList(callbacks if self.world.rank == 0 else ())
         training = config.training
+        pieces = [[piece for piece, _ in side.scored_pieces()] for side in tokens]
         self.batches = Batches(
             data.pairs,
             training.batch_tokens,
@@ -121,6 +123,7 @@ class Trainer:
             data.links,
             SubwordSampler.create_pair(tokens, training.subword_sampling),
             tokens.special,
+            find_copyable(*pieces) if training.unknown_rate else None,
         )
         self.epoch_updates = max(1, len(self.batches.epoch(0)) // training.accumulate)
         self.steps = training.updates or training.epochs * self.epoch_updates

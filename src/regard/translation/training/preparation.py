@@ -30,7 +30,18 @@ from regard.translation.data.encoded import EncodedCorpus
 from regard.translation.data.formats import read_pairs, write_pairs
 from regard.translation.data.pairs import Pair, Splitter
 from regard.translation.data.statistics import CorpusStatistics
-from regard.translation.model_folder import DATA, DEV, DEV_LINKS, IDS, LINKS, PRETRAINED, READY, TEXT
+from regard.translation.model_folder import (
+    DATA,
+    DEV,
+    DEV_LINKS,
+    IDS,
+    LINKS,
+    PRETRAINED,
+    PROFILE,
+    READY,
+    TEXT,
+)
+from regard.translation.text.profile import ProfileBuilder
 from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.training.checkpoint import read_tokens, token_files, write_tokens
 from regard.translation.training.rendezvous import first_sentence
@@ -170,7 +181,7 @@ def prepare_with(
     early = choose(statistics)
     (folder / DATA).mkdir(parents=True, exist_ok=True)
     remove_partial_files(folder / DATA)  # left by a killed run
-    for name in (IDS, LINKS, DEV, DEV_LINKS):
+    for name in (IDS, LINKS, DEV, DEV_LINKS, PROFILE):
         (folder / name).unlink(missing_ok=True)
     dev_pairs, train = _hold_out(folder / TEXT, early, pairs, dev, statistics, notify)
     config = choose(statistics)
@@ -186,10 +197,13 @@ def prepare_with(
     guided = config.training.guided_alignment_weight
     sample: list[Pair] = []  # the first training pairs as text, for lexical aligners
     sample_size = _GUIDE_PAIRS if guided else _HEAD_PAIRS
-    encoded = _encode_and_sample(tokens, train, config.corpus, sample, sample_size, notify)
+    profile = ProfileBuilder()
+    encoded = _encode_and_sample(tokens, train, config.corpus, sample, sample_size, notify, profile)
     corpus = EncodedCorpus.write(folder / IDS, encoded, vocabulary=max(len(side) for side in tokens))
     if learned and (warning := _check_vocabulary(tokens, corpus, config.tokens)):
         notify(f"Warning: {warning}")
+    lengths = corpus.sizes[:, 0]
+    profile.build(int(lengths.max(initial=0)), int(lengths.sum())).save(folder / PROFILE)
     dev_filter = _token_filter(config.corpus)
     dev_pairs = [pair for pair, _ in _encode(tokens, dev_pairs, dev_filter)]
     _report("dev", dev_filter, notify)
@@ -314,12 +328,14 @@ def _encode_and_sample(
     sample: list[Pair],
     sample_size: int,
     notify: Callable[[str], None],
+    profile: ProfileBuilder,
 ) -> Iterator[_Ids]:
-    """Yield the token ids of the training pairs; append the text of the first ones to `sample`."""
+    """Yield the token ids of the training pairs; add them to `profile` and the first ones to `sample`."""
     dropped = _token_filter(config)
     for pair, ids in _encode(tokens, train, dropped):
         if len(sample) < sample_size:
             sample.append(pair)
+        profile.add(pair)
         yield ids
     _report("training", dropped, notify)
 

@@ -1,5 +1,6 @@
 """Train a translator: prepare the data, train, and select the attention head for alignments."""
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from regard.translation.data.pairs import Pair
 from regard.translation.data.statistics import CorpusStatistics
 from regard.translation.model_folder import (
     ALIGNMENT,
+    CALIBRATION,
     CONFIG,
     DATA,
     EXTENDED,
@@ -41,6 +43,8 @@ from regard.translation.training.loop import Trainer, TrainingResult
 from regard.translation.training.model_card import write_model_card
 from regard.translation.training.preparation import ConfigChoice, TrainingData, load_data, prepare_with
 from regard.translation.training.sharding import streamed_model
+
+_CALIBRATED = 200  # validation sentences translated to calibrate the scores
 
 
 class Run(NamedTuple):
@@ -208,6 +212,7 @@ def _train(folder: Path, run: Run, callbacks: Sequence[Callback], world: World) 
     with world.sync_errors():
         if world.rank == 0 and result.finished:
             _select_head(folder, run)
+            _calibrate(folder, run)
         if world.rank == 0 and (folder / MODEL).exists():
             entries = _read_config(folder)[1]  # with the alignment head
             write_model_card(folder, run.config, run.data, entries, finished=result.finished)
@@ -313,6 +318,25 @@ def _select_head(folder: Path, run: Run) -> None:
     with streamed_model(lambda: build_model(config.model, data.tokens), folder / MODEL) as model:
         head = _best_head(model, data)
     write_config(folder, config, **run.entries | {ALIGNMENT: head.to_dict()})
+
+
+def _calibrate(folder: Path, run: Run) -> None:
+    """Store in config.json which scores and how many new words to expect; see `Domain`."""
+    from regard.translation.decoding.strategies import Greedy
+    from regard.translation.text.domain import calibrate
+    from regard.translation.translator import load_translator
+
+    if not (folder / MODEL).exists():
+        return
+    translator = load_translator(folder)
+    sources = [pair.source for pair in run.data.dev[:_CALIBRATED]]
+    translated = [each for each in translator.translate(sources, strategy=Greedy()) if each.tokens]
+    if not translated:  # only text that is copied
+        return
+    scores = [math.log(max(translation.confidence, 1e-30)) for translation in translated]
+    assert translator.domain is not None
+    calibration = calibrate(translator.domain, [each.source for each in translated], scores)
+    write_config(folder, run.config, **_read_config(folder)[1] | {CALIBRATION: calibration})
 
 
 def load_alignment_head(folder: str | os.PathLike[str]) -> AlignmentHead | None:

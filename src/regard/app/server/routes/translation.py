@@ -1,5 +1,6 @@
 """Translation and alignment; waiting requests are translated as one batch."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
@@ -141,11 +142,11 @@ def _info(translation: Translation, aligned: bool, reason: str, domain: Domain) 
         text=translation.text,
         score=translation.score,
         tokens=translation.tokens,
-        note=translation.note,
+        note=translation.note.removesuffix(translation.warning).removesuffix("; "),
         alternatives=[Alternative(text=other.text, score=other.score) for other in translation.alternatives],
         alignment=Alignment(**translation.alignment.to_dict()) if aligned else None,
         reason=reason,
-        warning=domain.warning(translation.source, translation.score),
+        warning=domain.warning(translation.source, math.log(max(translation.confidence, 1e-30))),
     )
 
 

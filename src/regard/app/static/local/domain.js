@@ -1,21 +1,23 @@
-// Warnings about sentences outside a translator's domain; the rules are those of regard.app.server.domain.
+// Warnings about sentences outside a translator's domain; the rules are those of regard.translation.text.domain.
 
 const MAX_LISTED = 5;
 const MAX_LETTERS = 40; // of a listed word
-const [FACTOR, MARGIN] = [2, 0.1]; // a score is low if below factor × the lowest score of an example − margin
+const MARGIN = 0.1; // a score is low if below factor × the lowest score of a validation sentence − margin
 
 const shorten = (word) => (word.length > MAX_LETTERS ? `${word.slice(0, MAX_LETTERS - 1)}…` : word);
 const formatScore = (score) => score.toFixed(2).replace("-", "−");
 
-// words: lowercase words of the training data, or null; lowest: lowest score of the validation examples, or null
-export function domainWarning({ words, lowest }, source, score) {
-  const unknown = words ? (source.match(/[\p{L}\p{N}]+/gu) ?? []).filter((word) => !words.includes(word.toLowerCase())) : [];
-  if (unknown.length) {
+// words: lowercase words of the training data, or null; lowest: lowest score of the validation sentences, or null;
+// unseen: the largest fraction of words in a validation sentence that are not in the training data
+export function domainWarning({ words, lowest, unseen = 0, factor = 2 }, source, score) {
+  const found = source.match(/[\p{L}\p{N}]+/gu) ?? [];
+  const unknown = words ? found.filter((word) => !words.includes(word.toLowerCase())) : [];
+  if (unknown.length > unseen * found.length) {
     let named = [...new Set(unknown)].map((word) => `“${shorten(word)}”`);
     if (named.length > MAX_LISTED) named = [...named.slice(0, MAX_LISTED), `${named.length - MAX_LISTED} others`];
     const list = [named.slice(0, -1).join(", "), named.at(-1)].filter(Boolean).join(" and ");
     return `Outside the training data: ${list} ${named.length === 1 ? "does" : "do"} not occur in it. Do not trust this translation.`;
   }
-  if (lowest === null || score >= FACTOR * lowest - MARGIN) return "";
+  if (lowest === null || score >= factor * lowest - MARGIN) return "";
   return `The model is unsure: score ${formatScore(score)} per token, ${formatScore(lowest)} or more on validation sentences.`;
 }

@@ -1,0 +1,165 @@
+"""Lexically constrained search: phrases that a translation must contain, and a limit on unknown tokens.
+
+Dynamic beam allocation (Post and Vilar 2018): besides its best extensions, every hypothesis is extended by
+the next tokens of the phrases that it lacks. The beam is divided into banks by the number of phrase tokens
+that a hypothesis contains, so hypotheses with and without phrases survive side by side. A hypothesis can end
+only when it contains all its phrases.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError
+from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
+from regard.translation.tokens import END
+
+_MIN_BEAM = 5  # with phrases, a smaller beam would place them without any alternative
+
+
+class Constraints(NamedTuple):
+    """Constraints of each sentence in a batch.
+
+    phrases: token sequences that the translation must contain; one phrase may be listed several times.
+    max_unknown: the most unknown tokens that the translation may contain; None for no limit.
+    inner: tokens that continue a word; they do not follow a phrase.
+
+    >>> from regard.models import Packed, TransformerConfig, Transformer
+    >>> from regard.translation.decoding.constraints import Constraints
+    >>> from regard.translation.decoding.search import search
+    >>> model = Transformer(100, TransformerConfig(width=16, heads=2, layers=1))
+    >>> constraints = Constraints([[[8, 9]]], max_unknown=[0])
+    >>> source = Packed.of([[5, 6, 2]])
+    >>> best = search(model, source, max_new_tokens=9, constraints=constraints)[0][0].tokens
+    >>> (8, 9) in zip(best, best[1:])
+    True
+    """
+
+    phrases: Sequence[Sequence[Sequence[int]]]
+    max_unknown: Sequence[int] | None = None
+    inner: Sequence[int] = ()
+
+    def check(self, strategy: Strategy, limits: Sequence[int]) -> None:
+        """Raise unless the constraints fit the batch and can be met."""
+        if len(self.phrases) != len(limits):
+            raise ShapeError(
+                f"search got {len(limits)} sentences and constraints for {len(self.phrases)}; pass one list "
+                "of phrases per sentence."
+            )
+        if isinstance(strategy, Sample) and any(self.phrases):
+            raise ArgumentError("Phrases cannot be forced when sampling; use Beam() or Greedy().")
+        for phrases, limit in zip(self.phrases, limits, strict=True):
+            needed = sum(map(len, phrases)) + 1
+            if phrases and needed > limit:
+                raise ArgumentError(
+                    f"The phrases of a sentence have {needed - 1} tokens, but its translation has at most "
+                    f"{limit - 1}. Use fewer or shorter phrases."
+                )
+
+    def beam_sizes(self, strategy: Greedy | Beam) -> list[int]:
+        """Return the beam size of each sentence; larger where there are phrases."""
+        size = strategy.size if isinstance(strategy, Beam) else 1
+        return [max(size, _MIN_BEAM) if phrases else size for phrases in self.phrases]
+
+
+def count_phrases(tokens: Sequence[int], phrases: Sequence[Sequence[int]]) -> tuple[int, set[int]]:
+    """Return how many phrase tokens a hypothesis contains, and the tokens that would continue its phrases.
+
+    Phrases are matched from left to right without overlap, the longest first. A phrase that is only begun
+    counts while the hypothesis ends with its first tokens.
+
+    >>> from regard.translation.decoding.constraints import count_phrases
+    >>> count_phrases([4, 8, 9, 7, 5], [[8, 9], [5, 6]])
+    (3, {5, 6})
+    """
+    open_phrases = sorted((list(phrase) for phrase in phrases), key=len, reverse=True)
+    met = position = 0
+    while position < len(tokens) and open_phrases:
+        match = next((p for p in open_phrases if list(tokens[position : position + len(p)]) == p), None)
+        if match is None:
+            position += 1
+        else:
+            open_phrases.remove(match)
+            met += len(match)
+            position += len(match)
+            matched_until = position
+    begun, following = 0, {phrase[0] for phrase in open_phrases}
+    start = matched_until if met else 0
+    for phrase in open_phrases:
+        for length in range(min(len(phrase) - 1, len(tokens) - start), 0, -1):
+            if list(tokens[len(tokens) - length :]) == phrase[:length]:
+                following.add(phrase[length])
+                begun = max(begun, length)
+                break
+    return met + begun, following
+
+
+def _ends_with(tokens: Sequence[int], phrase: Sequence[int]) -> bool:
+    return list(tokens[-len(phrase) :]) == list(phrase)
+
+
+def allocate(banks: Sequence[int], slots: int) -> list[int]:
+    """Choose candidates for the beam; banks: the bank of each candidate, best candidate first.
+
+    Each bank gets an equal share of the slots; shares that a bank cannot fill go to the best remaining
+    candidates.
+
+    >>> from regard.translation.decoding.constraints import allocate
+    >>> allocate([0, 0, 0, 0, 1, 2], slots=4)
+    [0, 1, 4, 5]
+    """
+    if len(banks) <= slots:
+        return list(range(len(banks)))
+    members: dict[int, list[int]] = {}
+    for candidate, bank in enumerate(banks):
+        members.setdefault(bank, []).append(candidate)
+    share = max(slots // len(members), 1)
+    # the fullest banks come first: with few slots, progress counts more than probability
+    chosen = [candidate for bank in sorted(members, reverse=True) for candidate in members[bank][:share]]
+    chosen = chosen[:slots]
+    rest = [candidate for candidate in range(len(banks)) if candidate not in set(chosen)]
+    return sorted([*chosen, *rest[: slots - len(chosen)]])
+
+
+def extend_constrained(
+    tokens: Sequence[Sequence[int]],
+    totals: Tensor,
+    log_probabilities: Tensor,
+    phrases: Sequence[Sequence[int]],
+    slots: int,
+    limit: int,
+    inner: Sequence[int] = (),
+    *,
+    end: int = END,
+) -> tuple[list[int], list[int], list[float]]:
+    """Extend the hypotheses of one sentence; return parents, tokens and log probabilities, best first.
+
+    tokens: of each hypothesis, without the start token. totals, log_probabilities: (n) and (n, V).
+    limit: maximum length including the end token. Near it, only the missing phrase tokens are added.
+    inner: tokens that do not follow a phrase. end: the end token.
+    """
+    needed = sum(map(len, phrases))
+    candidates: dict[tuple[int, int], float] = {}
+    scores = (totals[:, None] + log_probabilities).double()
+    whole = [any(_ends_with(own, phrase) for phrase in phrases) for own in tokens]
+    if inner and any(whole):
+        rows = torch.tensor(whole, device=scores.device).nonzero()
+        scores[rows, torch.tensor(inner, device=scores.device)] = -math.inf
+    best, at = scores.flatten().topk(min(2 * slots, scores.numel()))
+    for value, flat in zip(best.tolist(), at.tolist(), strict=True):
+        candidates[divmod(flat, scores.shape[1])] = value
+    for row, hypothesis in enumerate(tokens):
+        _, following = count_phrases(hypothesis, phrases)
+        for token in (*following, int(scores[row].argmax())):
+            candidates[row, token] = float(scores[row, token])
+    ranked = []
+    for (row, token), value in sorted(candidates.items(), key=lambda item: -item[1]):
+        met, _ = count_phrases([*tokens[row], token] if token != end else tokens[row], phrases)
+        fits = len(tokens[row]) + 2 + needed - met <= limit
+        if value > -math.inf and (met == needed if token == end else fits or met == needed):
+            ranked.append((row, token, value, met))
+    kept = [ranked[i] for i in allocate([met for *_, met in ranked], slots)]
+    return [row for row, *_ in kept], [token for _, token, *_ in kept], [value for _, _, value, _ in kept]

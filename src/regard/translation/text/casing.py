@@ -1,0 +1,141 @@
+"""Letter case: write a text as the training text would, and restore capitals in its translation."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+from regard.translation.text.spans import word_core
+
+_RARE = 0.05  # a kind of line that is rarer than this in the training text is normalized
+
+
+def fold(word: str, turkish: bool = False) -> str:
+    """Return a key that is the same for all ways to capitalize a word; "STRASSE" and "Straße" are the same.
+
+    >>> from regard.translation.text.casing import fold
+    >>> fold("STRASSE") == fold("Straße"), fold("ISI", turkish=True), fold("İZ", turkish=True)
+    (True, 'ısı', 'iz')
+    """
+    return _dotless(word, turkish).casefold()
+
+
+def capitals(text: str, turkish: bool = False) -> str:
+    """Return a text in capitals.
+
+    >>> from regard.translation.text.casing import capitals
+    >>> capitals("Straße im Kies"), capitals("izmir", turkish=True)
+    ('STRASSE IM KIES', 'İZMİR')
+    """
+    return (text.replace("i", "İ") if turkish else text).upper()
+
+
+def is_all_caps(text: str) -> bool:
+    """Return whether a text has at least two capital letters and no lowercase letters.
+
+    >>> from regard.translation.text.casing import is_all_caps
+    >>> is_all_caps("ACHTUNG!"), is_all_caps("A"), is_all_caps("Ein TV"), is_all_caps("漢字")
+    (True, False, False, False)
+    """
+    return text.isupper() and sum(character.isupper() for character in text) > 1
+
+
+class Casing:
+    """How the training text capitalizes words.
+
+    words: counts of the words of the training text, as written.
+    lowercase, uppercase: fraction of the training lines without capitals, and of those in capitals only.
+    initial: fraction of the training lines that begin with a capital.
+    turkish: whether dotless ı is a letter of the language.
+    guess: chooses between ways to write a word that the counts do not contain; default: lowercase.
+
+    >>> from regard.translation.text.casing import Casing
+    >>> casing = Casing({"Ein": 9, "Mann": 8, "geht": 7, "Straße": 2, "ein": 10})
+    >>> casing.normalize(["EIN", "MANN", "GEHT", "(STRASSE)!"])
+    (['Ein', 'Mann', 'geht', '(Straße)!'], [True, True, True, True])
+    >>> casing.normalize(["ein", "mann", "geht."])
+    (['Ein', 'Mann', 'geht.'], [False, False, False])
+    >>> casing.normalize(["Ein", "MANN", "mit", "TV"])  # unknown words are kept
+    (['Ein', 'Mann', 'mit', 'TV'], [False, True, False, False])
+    """
+
+    def __init__(
+        self,
+        words: Mapping[str, int],
+        *,
+        lowercase: float = 0.0,
+        uppercase: float = 0.0,
+        initial: float = 1.0,
+        turkish: bool = False,
+        guess: Callable[[Sequence[str]], str] | None = None,
+    ) -> None:
+        self._words, self._turkish, self._guess = words, turkish, guess
+        self._lowercase, self._uppercase, self._initial = lowercase, uppercase, initial
+
+    def normalize(self, words: Sequence[str], first: bool = True) -> tuple[list[str], list[bool]]:
+        """Return the words of a sentence as the training text writes them, and whether each was in capitals.
+
+        first: whether the first word begins a sentence.
+
+        A sentence in capitals or without capitals is rewritten, unless the training text has such lines. In
+        other sentences, a word is rewritten only if the training text has it, but not as written here.
+        """
+        text = " ".join(words)
+        if self._lowercase > 1 - _RARE:  # an uncased corpus
+            return [_lower(word, self._turkish) for word in words], [is_all_caps(word) for word in words]
+        if is_all_caps(text) and self._uppercase < _RARE:
+            return self._rewrite(words, first), [word.isupper() for word in words]
+        if text.islower() and self._lowercase < _RARE:
+            return self._rewrite(words, first), [False] * len(words)
+        rewritten = [self._rewrite_known(word) for word in words]
+        return rewritten, [
+            new != word and is_all_caps(word) for new, word in zip(rewritten, words, strict=True)
+        ]
+
+    def _rewrite(self, words: Sequence[str], first: bool) -> list[str]:
+        """Return each word as it is written most often; the first with a capital."""
+        result = [self._most_frequent(word) for word in words]
+        if first and result and self._initial > 0.5:
+            start, _ = word_core(result[0])
+            initial = capitals(result[0][start : start + 1], self._turkish)
+            if len(initial) == 1:  # not "ß"
+                result[0] = result[0][:start] + initial + result[0][start + 1 :]
+        return result
+
+    def _most_frequent(self, word: str) -> str:
+        start, stop = word_core(word)
+        core = word[start:stop]
+        if not core.isupper() and not core.islower():
+            return word
+        known = self._variants.get(fold(core, self._turkish))
+        if known is None and "-" in core.strip("-"):
+            known = "-".join(self._most_frequent(part) if part else "" for part in core.split("-"))
+        if known is None:
+            lower = _lower(core, self._turkish)
+            known = self._guess([lower, lower[:1].upper() + lower[1:]]) if self._guess else lower
+        return word[:start] + known + word[stop:]
+
+    def _rewrite_known(self, word: str) -> str:
+        """Return a word in capitals or without capitals as the training text writes it, if it has it."""
+        start, stop = word_core(word)
+        core = word[start:stop]
+        if core in self._words or not (is_all_caps(core) or core.islower()):
+            return word
+        known = self._variants.get(fold(core, self._turkish))
+        return word if known is None else word[:start] + known + word[stop:]
+
+    @cached_property
+    def _variants(self) -> dict[str, str]:
+        """The most frequent way to write each word, by its key."""
+        best: dict[str, tuple[int, str]] = {}
+        for word, count in self._words.items():
+            key = fold(word, self._turkish)
+            if count > best.get(key, (0, ""))[0]:
+                best[key] = count, word
+        return {key: word for key, (_, word) in best.items()}
+
+
+def _dotless(word: str, turkish: bool) -> str:
+    return word.replace("I", "ı").replace("İ", "i") if turkish else word
+
+
+def _lower(word: str, turkish: bool) -> str:
+    return _dotless(word, turkish).lower()

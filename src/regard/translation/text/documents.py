@@ -1,0 +1,221 @@
+"""Translate documents and keep their structure: plain text, HTML and TSV.
+
+A document is a list of pieces: some are translated, the others are copied. Joined, they are the document.
+"""
+# ruff: noqa: SIM905 (words are easier to read without quotes)
+
+import html
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, get_args
+
+from regard._util.checks import check_choice, check_int
+from regard.errors import ArgumentError
+from regard.translation.text.tags import OPAQUE
+
+Format = Literal["lines", "text", "html", "tsv"]
+_EXTENSIONS: dict[str, Format] = {
+    ".html": "html",
+    ".htm": "html",
+    ".xhtml": "html",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+}
+# elements that can be part of a sentence; all others separate sentences
+_INLINE = frozenset(
+    "a abbr acronym b bdi bdo big cite code data del dfn em font i img ins kbd mark q s samp "
+    "small span strike strong sub sup time tt u var wbr".split()
+)
+_MARKUP = re.compile(
+    rf"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<[!?][^>]*>|<(?P<opaque>{'|'.join(OPAQUE)})\b[^>]*(?<!/)>.*?(?:</(?P=opaque)\s*>|\Z)"
+    r"|</?[A-Za-z][^\s/>]*(?:[^>\"']|\"[^\"]*\"|'[^']*')*>",
+    re.DOTALL | re.IGNORECASE,
+)
+_NAME = re.compile(r"</?([A-Za-z][^\s/>]*)")
+_KEPT_ENTITY = re.compile(
+    r"&(?!(?:amp|lt|gt|quot|apos|nbsp|#160|#xa0|#38|#60|#62|#x26|#x3c|#x3e);)[#\w]+;", re.I
+)
+_PREFIX = re.compile(r"\s*(?:(?:[-*+•>]|#{1,6}|\d{1,3}[.)])\s+)*")
+_WRAPPED = 0.6  # in a wrapped paragraph, every line but the last has this fraction of the longest line
+_MIN_WIDTH = 40  # characters of a wrapped line
+
+
+class Piece(NamedTuple):
+    """A piece of a document; translated: whether it is text to translate. width: to wrap it at, or 0."""
+
+    text: str
+    translated: bool = False
+    width: int = 0
+
+
+class Translates(Protocol):
+    """A `Translator`, or anything with its `translate` method."""
+
+    def translate(self, texts: Sequence[str], **options: Any) -> Sequence[Any]:
+        """Translate sentences."""
+
+
+class Document(NamedTuple):
+    """A translated document, and the notes about its sentences, each with the text it is about.
+
+    >>> from regard.translation.text.documents import Document
+    >>> Document("A dog.", [("Ein Hund.", "cut off at the maximum length")]).text
+    'A dog.'
+    """
+
+    text: str
+    notes: list[tuple[str, str]]
+
+
+def format_of(name: str) -> Format:
+    """Return the format that a file's extension stands for; files of other names are read line by line.
+
+    >>> from regard.translation.text.documents import format_of
+    >>> format_of("page.HTML"), format_of("test.de")
+    ('html', 'lines')
+    """
+    extension = "." + name.lower().rpartition(".")[2] if "." in name else ""
+    return _EXTENSIONS.get(extension, "lines")
+
+
+def translate_document(
+    translator: Translates, text: str, format: Format = "text", *, column: int = 1, **options: Any
+) -> Document:
+    """Translate a document; everything that is not text is kept.
+
+    format: "text" keeps blank lines, indentation and list marks, and joins the lines of a wrapped paragraph;
+        "lines" translates line by line; "html" keeps tags, attributes, scripts and comments; "tsv" translates
+        one column.
+    column: the column to translate in a TSV file, counted from 1. options: see `Translator.translate`.
+
+    >>> from types import SimpleNamespace
+    >>> from regard.translation.text.documents import translate_document
+    >>> class Upper:
+    ...     def translate(self, texts, **options):
+    ...         return [SimpleNamespace(text=text.upper(), note="") for text in texts]
+    >>> translate_document(Upper(), "id\\tein Hund", "tsv", column=2).text
+    'id\\tEIN HUND'
+    >>> translate_document(Upper(), "<p class='x'> ein Hund </p>", "html").text
+    "<p class='x'> EIN HUND </p>"
+    """
+    check_choice("translate_document got format", format, get_args(Format))
+    check_int("translate_document got column", column, min=1)
+    pieces = list(_tsv(text, column) if format == "tsv" else _PARSERS[format](text))
+    texts = [piece.text for piece in pieces if piece.translated]
+    translations = iter(translator.translate(texts, **options) if texts else [])
+    written, notes = [], []
+    for piece in pieces:
+        if not piece.translated:
+            written.append(piece.text)
+            continue
+        translation = next(translations)
+        if translation.note:
+            notes.append((piece.text, translation.note))
+        written.append(_wrap(translation.text, piece.width))
+    return Document("".join(written), notes)
+
+
+def _wrap(text: str, width: int) -> str:
+    if not width:
+        return text
+    return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))
+
+
+def _line(text: str) -> Iterator[Piece]:
+    """Yield a line as indentation and list marks, text, and whitespace at the end."""
+    start = len(_PREFIX.match(text)[0])  # type: ignore[index]  # matches the empty string
+    stop = max(len(text.rstrip()), start)
+    yield from (Piece(text[:start]), Piece(text[start:stop], stop > start), Piece(text[stop:]))
+
+
+def _lines(text: str) -> Iterator[Piece]:
+    for line in (
+        text.splitlines(keepends=True)
+        if "\r" not in text
+        else re.findall(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+", text)
+    ):
+        yield from _line(line)
+
+
+def _text(text: str) -> Iterator[Piece]:
+    """Yield paragraphs; the lines of a wrapped paragraph are joined."""
+    for block in re.split(r"(\r?\n(?:[ \t]*\r?\n)+)", text):
+        lines = block.splitlines()
+        if not block.strip() or not _is_wrapped(lines):
+            yield from _lines(block)
+            continue
+        ending = block[len(block.rstrip()) :]
+        start = len(_PREFIX.match(lines[0])[0])  # type: ignore[index]
+        joined = " ".join([lines[0][start:].strip(), *(line.strip() for line in lines[1:])])
+        yield from (Piece(lines[0][:start]), Piece(joined, True, max(map(len, lines))), Piece(ending))
+
+
+def _is_wrapped(lines: Sequence[str]) -> bool:
+    """Return whether lines are a paragraph that was wrapped, not separate sentences or list items."""
+    width = max(map(len, lines), default=0)
+    if len(lines) < 2 or width < _MIN_WIDTH or any(line[:1].isspace() for line in lines):
+        return False
+    if any(_PREFIX.match(line)[0] for line in lines[1:]):  # type: ignore[index]
+        return False
+    full = all(len(line) >= _WRAPPED * width for line in lines[:-1])
+    return full and not all(line.rstrip().endswith((".", "!", "?", ":", "…", '"')) for line in lines[:-1])
+
+
+def _html(text: str) -> Iterator[Piece]:
+    """Yield markup, and the text between block elements with its inline tags."""
+    run, last = "", 0
+    for match in _MARKUP.finditer(text):
+        run += _unescape(text[last : match.start()])
+        name = _NAME.match(match[0])
+        if name and name[1].lower() in _INLINE:
+            run += match[0]
+        else:
+            yield from _run(run)
+            yield Piece(match[0])
+            run = ""
+        last = match.end()
+    yield from _run(run + _unescape(text[last:]))
+
+
+def _unescape(text: str) -> str:
+    """Replace character references, except those of markup characters, which stay as they are."""
+    return _KEPT_ENTITY.sub(lambda match: html.unescape(match[0]), text) if "&" in text else text
+
+
+def _run(text: str) -> Iterator[Piece]:
+    """Yield the text of a run of inline content; nothing to translate if it has no letters outside tags."""
+    stripped = text.strip()
+    if not any(map(str.isalpha, _MARKUP.sub("", stripped))):
+        yield Piece(text)
+        return
+    start = text.index(stripped)
+    stop = start + len(stripped)
+    yield from (Piece(text[:start]), Piece(stripped, True), Piece(text[stop:]))
+
+
+def _tsv(text: str, column: int) -> Iterator[Piece]:
+    for number, line in enumerate(re.findall(r"[^\n]*\n|[^\n]+", text), 1):
+        content = line.rstrip("\r\n")
+        cells = content.split("\t")
+        if not content.strip():
+            yield Piece(line)
+            continue
+        if len(cells) < column:
+            raise ArgumentError(
+                f"Line {number:,} has {len(cells)} columns, but column {column} is to be translated. Add the "
+                "missing tabs, or choose another column."
+            )
+        before = "".join(f"{cell}\t" for cell in cells[: column - 1])
+        after = "".join(f"\t{cell}" for cell in cells[column:])
+        cell = cells[column - 1]
+        stripped = cell.strip()
+        start = cell.index(stripped)
+        yield from (
+            Piece(before + cell[:start]),
+            Piece(stripped, bool(stripped)),
+            Piece(cell[start + len(stripped) :] + after + line[len(content) :]),
+        )
+
+
+_PARSERS: dict[Format, Callable[[str], Iterator[Piece]]] = {"lines": _lines, "text": _text, "html": _html}

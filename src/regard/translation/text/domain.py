@@ -1,0 +1,100 @@
+"""Warn about text outside what a translator knows: words not in its training text, or a low score."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from regard._util.text import shorten
+from regard.translation.text.profile import TextProfile
+from regard.translation.text.spans import find_spans
+
+_MAX_LISTED = 5
+_MARGIN = 0.1  # a score is low if below factor × the lowest validation score − margin
+_FALLBACK = -0.5  # lowest score per token to expect from a model that was not calibrated
+_FALLBACK_UNSEEN = 1 / 3  # fraction of unseen words to expect
+_WORD = re.compile(r"[^\W_]+")
+_NUMERIC = frozenset(["number", "code", "currency"])
+
+
+class Domain(NamedTuple):
+    """The domain of a translator: the words and scores to expect.
+
+    words: lowercase source words of the training data; None if unknown or too many to collect.
+    lowest: the lowest score per token of validation sentences, ignoring the lowest 1 %; None if unknown.
+    unseen: the largest fraction of words in a validation sentence that the training data does not contain.
+    factor: a score is low below factor × lowest: 1 if `lowest` comes from many sentences, otherwise 2.
+    translated: kinds of spans whose words count; those of others, such as URLs, are copied.
+
+    >>> from regard.translation.text.domain import Domain
+    >>> Domain(frozenset({"at", "noon"}), -0.1).warning("The weather at noon", -0.2)
+    'Outside the training data: “The” and “weather” do not occur in it. Do not trust this translation.'
+    >>> Domain(None, -0.1).warning("The weather at noon", -1.5)
+    'The model is unsure: score −1.50 per token, −0.10 or more on validation sentences.'
+    """
+
+    words: frozenset[str] | None
+    lowest: float | None
+    unseen: float = 0.0
+    factor: float = 2.0
+    translated: frozenset[str] = _NUMERIC
+
+    @classmethod
+    def of(cls, profile: TextProfile, calibration: dict[str, Any] | None) -> "Domain":
+        """Return the domain of a model folder; calibration: the entry of its config.json, if it has one.
+
+        Without a calibration, a score below −1.1 per token is low, and a third of the words may be new.
+        """
+        words = None
+        if profile.complete:
+            words = words_of(profile.words)
+        if calibration is None:
+            return cls(words, _FALLBACK, _FALLBACK_UNSEEN, translated=profile.unprotected)
+        lowest, unseen = float(calibration["lowest"]), float(calibration["unseen"])
+        return cls(words, lowest, unseen, 1.0, profile.unprotected)
+
+    def unseen_words(self, source: str) -> tuple[list[str], float]:
+        """Return the distinct words of a sentence that are not in the training data, and their fraction."""
+        for span in reversed(find_spans(source, self.translated)):
+            source = f"{source[: span.start]} {source[span.stop :]}"
+        words = _WORD.findall(source)
+        unseen = [word for word in words if self.words and word.lower() not in self.words]
+        return list(dict.fromkeys(unseen)), len(unseen) / max(len(words), 1)
+
+    def warning(self, source: str, score: float) -> str:
+        """Return a warning about a translation and its score per token; empty if there is none."""
+        unseen, fraction = self.unseen_words(source)
+        if unseen and fraction > self.unseen:
+            named = [f"“{shorten(word, 40)}”" for word in unseen]
+            if len(named) > _MAX_LISTED:
+                named = [*named[:_MAX_LISTED], f"{len(named) - _MAX_LISTED} others"]
+            words = " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
+            verb = "does" if len(named) == 1 else "do"
+            return (
+                f"Outside the training data: {words} {verb} not occur in it. Do not trust this translation."
+            )
+        if self.lowest is not None and score < self.factor * self.lowest - _MARGIN:
+            shown, lowest = (f"{value:.2f}".replace("-", "−") for value in (score, self.lowest))
+            return f"The model is unsure: score {shown} per token, {lowest} or more on validation sentences."
+        return ""
+
+
+def words_of(texts: Iterable[str]) -> frozenset[str]:
+    """Return the lowercase words of some texts.
+
+    >>> from regard.translation.text.domain import words_of
+    >>> sorted(words_of(["Two dogs", "a T-shirt, 5"]))
+    ['5', 'a', 'dogs', 'shirt', 't', 'two']
+    """
+    return frozenset(word for text in texts for word in _WORD.findall(text.lower()))
+
+
+def calibrate(domain: Domain, sources: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
+    """Return the calibration for config.json from the scores per token of validation sentences.
+
+    >>> from regard.translation.text.domain import Domain, calibrate
+    >>> calibrate(Domain(frozenset({"a", "dog"}), None), ["a dog", "a cat"], [-0.2, -0.4])
+    {'lowest': -0.4, 'unseen': 0.5}
+    """
+    unseen = sorted(domain.unseen_words(source)[1] for source in sources)
+    drop = len(scores) // 100
+    return {"lowest": round(sorted(scores)[drop], 4), "unseen": round(unseen[len(unseen) - 1 - drop], 4)}

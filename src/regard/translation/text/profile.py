@@ -1,0 +1,248 @@
+"""What the training text is like: line lengths, words, letter case, and spans that translations copy.
+
+Preparation writes it to text.json in the model folder. Translation compares each input line with it.
+"""
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from regard._util.files import read_regular, write_atomic
+from regard.errors import ArgumentError, RegardError
+from regard.translation.data.encoded import EncodedCorpus
+from regard.translation.data.pairs import Pair
+from regard.translation.model_folder import IDS, PROFILE
+from regard.translation.text.casing import Casing, is_all_caps
+from regard.translation.text.sentences import sentence_ends
+from regard.translation.text.spans import KINDS, find_spans, word_core
+from regard.translation.tokens import TokenizerPair
+
+FORMAT = "regard text 1"
+_MAX_BYTES = 1 << 25
+_MAX_LINES = 200_000  # lines examined; enough for every statistic
+_MAX_EXAMINED = 10_000  # training pairs examined when an older folder is loaded
+_MAX_WORDS = 300_000  # words kept, the most frequent ones
+_MIN_SPANS = 20  # fewer spans of a kind show nothing
+_COPIED = 0.5  # a kind of span is copied if at least this fraction is copied in the training text
+_CONTENT = 0.25  # a kind of span that makes up this fraction of the words is what the text is about
+_TURKISH = 0.005  # fraction of words with a dotless ı
+_QUANTILE = 0.95
+
+
+@dataclass(frozen=True)
+class TextProfile:
+    """Statistics of a training text. The defaults describe an unknown text: one sentence per line.
+
+    lines: number of lines examined; 0 if the training text is unknown.
+    max_sentences: sentences per line; 95 % of the lines have at most this many.
+    max_tokens: tokens of the longest source line; 0 if unknown.
+    characters_per_token: mean length of a token in characters.
+    lowercase, uppercase, initial: fraction of the source lines without capitals, in capitals only, and with a
+        capital at the beginning.
+    turkish, target_turkish: whether source and target use dotless ı.
+    spans: for each kind of span, how many source lines have it and how many are copied to the target.
+    words: counts of the source words. complete: whether these are all words of the training text.
+
+    >>> from regard.translation.text.profile import TextProfile
+    >>> profile = TextProfile.of([("Ein Hund.", "A dog."), ("Zwei Hunde.", "Two dogs.")])
+    >>> profile.max_sentences, profile.words["Hund"], profile.unprotected
+    (1, 1, frozenset())
+    """
+
+    lines: int = 0
+    max_sentences: int = 1
+    max_tokens: int = 0
+    characters_per_token: float = 0.0
+    lowercase: float = 0.0
+    uppercase: float = 0.0
+    initial: float = 1.0
+    turkish: bool = False
+    target_turkish: bool = False
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    words: Mapping[str, int] = field(default_factory=dict, repr=False)
+    complete: bool = False
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]], max_tokens: int = 0, tokens: int = 0) -> "TextProfile":
+        """Examine sentence pairs; max_tokens, tokens: tokens of the longest source line, and of all."""
+        builder = ProfileBuilder()
+        for source, target in pairs:
+            builder.add(Pair(source, target))
+        return builder.build(max_tokens, tokens)
+
+    @cached_property
+    def unprotected(self) -> frozenset[str]:
+        """Kinds of spans that the training text does not copy, or that make up much of it."""
+        words = sum(self.words.values())
+        return frozenset(
+            kind
+            for kind, (seen, copied) in self.spans.items()
+            if seen >= _MIN_SPANS and (copied < _COPIED * seen or seen > _CONTENT * words)
+        )
+
+    @cached_property
+    def casing(self) -> Casing:
+        """How the training text capitalizes words."""
+        return Casing(
+            self.words,
+            lowercase=self.lowercase,
+            uppercase=self.uppercase,
+            initial=self.initial,
+            turkish=self.turkish,
+        )
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """All source words in lowercase."""
+        return frozenset(word.lower() for word in self.words)
+
+    @cached_property
+    def letters(self) -> frozenset[str]:
+        """The letters of the language: those in at least one of 5,000 words, in lowercase."""
+        counts: Counter[str] = Counter()
+        for word, count in self.words.items():
+            for letter in set(word.lower()):
+                counts[letter] += count
+        total = sum(self.words.values())
+        return frozenset(letter for letter, count in counts.items() if count * 5000 >= total)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the statistics as JSON."""
+        values = asdict(self)
+        text = json.dumps(values, ensure_ascii=False, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        write_atomic(
+            path, json.dumps({"format": FORMAT, "sha256": digest, **values}, ensure_ascii=False).encode()
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "TextProfile":
+        """Read a file written by `save`."""
+        try:
+            values = json.loads(read_regular(path, _MAX_BYTES))
+            if values.pop("format") != FORMAT:
+                raise ValueError
+            digest = values.pop("sha256")
+            text = json.dumps(values, ensure_ascii=False, sort_keys=True)
+            if hashlib.sha256(text.encode()).hexdigest() != digest:
+                raise ValueError
+            return _from_dict(values)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            raise ArgumentError(
+                f"{os.fspath(path)!r} is damaged, or from another version of regard. Copy the model "
+                "folder again; or delete this file, and translation will not know the training text."
+            ) from None
+
+
+def _from_dict(values: Mapping[str, Any]) -> TextProfile:
+    """Check the types of the values; a forged file could contain anything."""
+    names = {item.name for item in fields(TextProfile)}
+    if values.keys() != names:
+        raise ValueError
+    for name in ("lines", "max_sentences", "max_tokens"):
+        if type(values[name]) is not int or values[name] < 0:
+            raise ValueError
+    for name in ("characters_per_token", "lowercase", "uppercase", "initial"):
+        if not isinstance(values[name], int | float) or not 0 <= values[name] < 1e6:
+            raise ValueError
+    spans = {kind: (int(seen), int(copied)) for kind, (seen, copied) in values["spans"].items()}
+    words = {str(word): int(count) for word, count in values["words"].items()}
+    profile = TextProfile(**{**values, "spans": spans, "words": words})
+    if profile.max_sentences < 1 or not all(type(getattr(profile, name)) is bool for name in _FLAGS):
+        raise ValueError
+    return profile
+
+
+_FLAGS = ("turkish", "target_turkish", "complete")
+
+
+class ProfileBuilder:
+    """Collects the statistics of a `TextProfile` while the pairs are read."""
+
+    def __init__(self) -> None:
+        self.lines = self.seen = 0
+        self._words: Counter[str] = Counter()
+        self._sentences: Counter[int] = Counter()
+        self._lowercase = self._uppercase = self._initial = self._dotless = self._target_dotless = 0
+        self._target_words = self._characters = 0
+        self._spans: dict[str, list[int]] = {kind: [0, 0] for kind in KINDS}
+
+    def add(self, pair: Pair) -> None:
+        """Examine a pair; pairs after the first 200,000 are only counted."""
+        self.seen += 1
+        if self.lines >= _MAX_LINES:
+            return
+        self.lines += 1
+        source, target = pair
+        spans = find_spans(source)
+        for span in spans:
+            counts = self._spans[span.kind]
+            counts[0] += 1
+            counts[1] += span.of(source) in target
+        self._sentences[len(sentence_ends(source, spans))] += 1
+        self._lowercase += source.islower()
+        self._uppercase += is_all_caps(source)
+        letter = next((character for character in source if character.isalpha()), "")
+        self._initial += letter.isupper()
+        self._characters += len(source)
+        words = source.split()
+        self._words.update(word[slice(*word_core(word))] for word in words)
+        self._dotless += sum("ı" in word for word in words)
+        targets = target.split()
+        self._target_dotless += sum("ı" in word for word in targets)
+        self._target_words += len(targets)
+
+    def build(self, max_tokens: int = 0, tokens: int = 0) -> TextProfile:
+        """Return the statistics; max_tokens, tokens: longest source line and number of source tokens."""
+        if not self.lines:
+            return TextProfile()
+        words = sum(self._words.values())
+        total = 0
+        for max_sentences, count in sorted(self._sentences.items()):  # noqa: B007 (used after the loop)
+            total += count
+            if total >= _QUANTILE * self.lines:
+                break
+        return TextProfile(
+            lines=self.lines,
+            max_sentences=max(max_sentences, 1),
+            max_tokens=max_tokens,
+            characters_per_token=self._characters * self.seen / self.lines / tokens if tokens else 0.0,
+            lowercase=self._lowercase / self.lines,
+            uppercase=self._uppercase / self.lines,
+            initial=self._initial / self.lines,
+            turkish=self._dotless > _TURKISH * words,
+            target_turkish=self._target_dotless > _TURKISH * self._target_words,
+            spans={kind: (seen, copied) for kind, (seen, copied) in self._spans.items() if seen},
+            words=dict(self._words.most_common(_MAX_WORDS)),
+            complete=self.seen == self.lines and len(self._words) <= _MAX_WORDS,
+        )
+
+
+def load_profile(folder: str | os.PathLike[str], tokens: TokenizerPair) -> TextProfile:
+    """Load the profile of a model folder.
+
+    A folder of an earlier version has none: its training pairs are examined if it has them; otherwise the
+    training text is unknown.
+    """
+    path = Path(folder) / PROFILE
+    if path.exists():
+        return TextProfile.load(path)
+    try:
+        corpus = EncodedCorpus(Path(folder) / IDS)
+    except (RegardError, OSError, ValueError):  # absent or damaged
+        return TextProfile()
+    builder = ProfileBuilder()
+    pairs = corpus[:_MAX_EXAMINED]
+    sources = tokens.source.decode_batch([pair.source.tolist() for pair in pairs])
+    targets = tokens.target.decode_batch([pair.target.tolist() for pair in pairs])
+    for source, target in zip(sources, targets, strict=True):
+        builder.add(Pair(source, target))
+    sizes = corpus.sizes[:_MAX_EXAMINED, 0]
+    profile = builder.build(int(sizes.max(initial=0)), int(sizes.sum()))
+    return replace(profile, complete=len(corpus) <= _MAX_EXAMINED)

@@ -1,0 +1,367 @@
+"""Read a line for a translator: remove tags, split it into sentences, protect spans, normalize letter case.
+
+line → text without tags → words and spans → sentences → parts, each with the tokens that the model reads
+"""
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from regard.translation.sentence_splitter import Part, split_tokens
+from regard.translation.text.profile import TextProfile
+from regard.translation.text.sentences import group_sentences, sentence_ends
+from regard.translation.text.spans import Span, find_spans, merge_spans, split_words, word_core
+from regard.translation.text.tags import Tag, strip_tags
+from regard.translation.text.terms import Terms
+from regard.translation.tokens import SPACE, Segmentation, Tokenizer
+
+_BRACKETS = {"(": ")", "[": "]", "{": "}", "„": "“", "“": "”", '"': '"', "'": "'", "«": "»", "»": "«"}
+_INVISIBLE = "\ufeff\u2060\u00ad"  # byte order mark, word joiner, soft hyphen
+_MIN_NAME = 3  # letters of an unknown name
+_NAME_TOKENS = 0.5  # a name's tokens are shorter than this fraction of the mean token
+
+
+@dataclass(frozen=True)
+class SourcePart:
+    """A part of a line that is translated at once: usually a sentence.
+
+    first_word: index of its first word in the line. segmentation: the words, and the tokens the model reads.
+    normalized: the words in the letter case of the training text.
+    copies: the text of each protected span, by the word that it belongs to. unknown: the unknown words.
+    was_upper: whether each word was in capitals. separator: the whitespace before the part.
+    terms: the terms that the translation must contain, if they are not in `copies`.
+    """
+
+    first_word: int
+    segmentation: Segmentation
+    normalized: list[str]
+    copies: dict[int, list[str]]
+    unknown: frozenset[int]
+    was_upper: list[bool]
+    separator: str = ""
+    terms: Sequence[str] = ()
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids that the model reads."""
+        return self.segmentation.ids
+
+    @cached_property
+    def has_text(self) -> bool:
+        """Whether there is anything to translate besides the protected spans."""
+        return bool(self.ids) and any(
+            any(map(str.isalnum, without_copies(word, self.copies.get(number, ()))))
+            for number, word in enumerate(self.normalized)
+        )
+
+    @property
+    def all_upper(self) -> bool:
+        """Whether the whole part was in capitals."""
+        return all(
+            upper or not any(map(str.isalpha, word))
+            for upper, word in zip(self.was_upper, self.segmentation.words, strict=True)
+        ) and any(self.was_upper)
+
+
+class SourceLine(NamedTuple):
+    """A line, its words and their positions in the text without tags, its tags, and its parts."""
+
+    text: str
+    words: list[str]
+    ranges: list[tuple[int, int]]
+    tags: list[Tag]
+    parts: list[SourcePart]
+    sentences: int
+
+
+class SourceReader:
+    """Reads lines for a model.
+
+    tokenizer, max_tokens: the source tokenizer, and the most tokens that the model reads at once.
+    profile: what the training text is like.
+    copies: whether the model has learned to copy the unknown token; spans are then replaced by it.
+
+    >>> from regard.translation import Tokenizer
+    >>> from regard.translation.text.profile import TextProfile
+    >>> from regard.translation.text.source import SourceReader
+    >>> tokenizer = Tokenizer.learn(["Ein Hund bellt um 3.", "Eine Frau lacht."] * 9, kind="bpe", size=60)
+    >>> reader = SourceReader(tokenizer, TextProfile(), max_tokens=40)
+    >>> line = reader.read("Ein Hund bellt um 15:30. Eine Frau lacht.")
+    >>> [part.segmentation.text for part in line.parts], line.parts[0].copies
+    (['Ein Hund bellt um 15:30.', 'Eine Frau lacht.'], {4: ['15:30']})
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, profile: TextProfile, *, max_tokens: int, copies: bool = True
+    ) -> None:
+        self._tokenizer, self._profile, self.copies = tokenizer, profile, copies
+        self.max_tokens = min(max_tokens, profile.max_tokens or max_tokens)
+
+    def read(self, text: str, terms: Terms | None = None) -> SourceLine:
+        """Split a line into parts and protect what must be copied; terms: source terms with translations."""
+        plain, tags = strip_tags(_remove_controls(text))
+        spans = find_spans(plain, self._profile.unprotected)
+        ranges = split_words(plain, spans)
+        words = [plain[start:stop] for start, stop in ranges]
+        ends = sentence_ends(plain, spans)
+        starts = self._part_starts(plain, ends)
+        parts = [
+            part
+            for words_of_part in self._parts(plain, spans, ranges, starts)
+            for part in self._sentence(plain, *words_of_part, terms)
+        ]
+        return SourceLine(text, words, ranges, tags, parts, len(ends))
+
+    def _part_starts(self, text: str, ends: Sequence[int]) -> list[int]:
+        """Return where parts start: after the sentences that the training lines do not exceed."""
+        if len(ends) <= self._profile.max_sentences and (len(ends) <= 1 or not self._profile.max_tokens):
+            return [0]
+        sentences = [text[start:stop] for start, stop in zip([0, *ends[:-1]], ends, strict=True)]
+        lengths = [len(ids) for ids in self._tokenizer.encode_batch(sentences)]
+        starts, sentence = [], 0
+        for count in group_sentences(lengths, self._profile.max_sentences, self.max_tokens):
+            starts.append(0 if sentence == 0 else ends[sentence - 1])
+            sentence += count
+        return starts
+
+    def _parts(
+        self, text: str, spans: list[Span], ranges: list[tuple[int, int]], starts: list[int]
+    ) -> Iterator[tuple[list[tuple[int, int]], list[Span], int, str]]:
+        """Yield the ranges of the words of each part, its spans, its first word, and the space before it."""
+        word = 0
+        for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
+            while word < len(ranges) and ranges[word][1] <= start:
+                word += 1
+            last = word
+            while last < len(ranges) and ranges[last][0] < stop:
+                last += 1
+            if last > word:
+                own = [(max(a, start), min(b, stop)) for a, b in ranges[word:last]]
+                inside = [span for span in spans if start <= span.start < stop]
+                separator = text[start : own[0][0]] if start else ""
+                yield own, inside, word, separator
+
+    def _sentence(
+        self,
+        text: str,
+        ranges: list[tuple[int, int]],
+        spans: list[Span],
+        first_word: int,
+        separator: str,
+        terms: Terms | None,
+    ) -> list[SourcePart]:
+        """Return the parts of a sentence: one, unless it is too long for the model."""
+        words = [text[start:stop] for start, stop in ranges]
+        by_word = _spans_by_word(words, ranges, spans)
+        normalized, was_upper = self._normalize(words, by_word)
+        found_terms = terms.find(words) if terms is not None else []
+        if self.copies:
+            _insert_terms(normalized, by_word, found_terms)
+        self._protect_unknown(normalized, by_word)
+        copies = {
+            word: [normalized[word][start:stop] for start, stop, _ in found]
+            for word, found in by_word.items()
+        }
+        as_unknown = by_word if self.copies else {}
+        segmentation = segment_words(self._tokenizer, normalized, as_unknown)._replace(words=words)
+        unknown = [word for word, found in by_word.items() if found[0][2] == "unknown"]
+        whole = SourcePart(
+            first_word,
+            segmentation,
+            normalized,
+            copies,
+            frozenset(unknown),
+            was_upper,
+            separator,
+            [] if self.copies else [target for *_, target in found_terms],
+        )
+        if len(segmentation.ids) <= self.max_tokens:
+            return [whole]
+        pieces = split_tokens(segmentation, self.max_tokens)
+        return [_cut(whole, part, separator if part is pieces[0] else " ") for part in pieces]
+
+    def _normalize(
+        self, words: list[str], by_word: dict[int, list[tuple[int, int, str]]]
+    ) -> tuple[list[str], list[bool]]:
+        """Normalize the letter case of all words without spans."""
+        if not self._profile.lines:
+            return list(words), [False] * len(words)
+        free = [number for number in range(len(words)) if number not in by_word]
+        rewritten, upper = self._profile.casing.normalize(
+            [words[number] for number in free], 0 not in by_word
+        )
+        result, was_upper = list(words), [False] * len(words)
+        for number, word, is_upper in zip(free, rewritten, upper, strict=True):
+            result[number], was_upper[number] = word, is_upper
+        return result, was_upper
+
+    def _protect_unknown(self, words: list[str], by_word: dict[int, list[tuple[int, int, str]]]) -> None:
+        """Add the words that the model cannot know: their tokens are unknown, or they look like a name."""
+        if not self.copies or self._tokenizer.kind == "words":
+            return
+        free = [number for number in range(len(words)) if number not in by_word]
+        ids = self._tokenizer.encode_batch([words[number] for number in free])
+        unknown = self._tokenizer.special.unknown
+        for number, tokens in zip(free, ids, strict=True):
+            start, stop = word_core(words[number])
+            if unknown in tokens or self._is_name(words[number][start:stop], len(tokens)):
+                by_word[number] = [(start, stop, "unknown")]
+
+    def _is_name(self, word: str, tokens: int) -> bool:
+        """Return whether a word is unknown and has foreign letters, or is capitalized and in many tokens."""
+        profile = self._profile
+        if (
+            len(word) < _MIN_NAME
+            or not profile.words
+            or not word[0].isalpha()
+            or word.lower() in profile.known
+        ):
+            return False
+        if profile.letters and any(
+            letter.isalpha() and letter not in profile.letters for letter in word.lower()
+        ):
+            return True
+        is_split = len(word) < _NAME_TOKENS * profile.characters_per_token * tokens
+        return word[0].isupper() and not word.isupper() and is_split
+
+
+def _cut(whole: SourcePart, part: Part, separator: str) -> SourcePart:
+    """Return a part of a sentence that is too long."""
+    first, stop = part.first_word, part.first_word + len(part.segmentation.words)
+    own = set(part.segmentation.unknown.values())
+    return SourcePart(
+        whole.first_word + first,
+        part.segmentation,
+        whole.normalized[first:stop],
+        {
+            word - first: [text for text in texts if not whole.segmentation.unknown or text in own]
+            for word, texts in whole.copies.items()
+            if first <= word < stop
+        },
+        frozenset(word - first for word in whole.unknown if first <= word < stop),
+        whole.was_upper[first:stop],
+        separator,
+        whole.terms if first == 0 else (),
+    )
+
+
+def without_copies(word: str, copies: Iterable[str]) -> str:
+    """Return a word without its protected spans."""
+    for text in copies:
+        word = word.replace(text, "", 1)
+    return word
+
+
+def _remove_controls(text: str) -> str:
+    """Remove control characters and byte order marks, which have no translation; keep whitespace."""
+    if text.isprintable():
+        return text
+    return "".join(
+        " " if character == "\u200b" else character
+        for character in text
+        if character.isspace() or (unicodedata.category(character) != "Cc" and character not in _INVISIBLE)
+    )
+
+
+def _insert_terms(
+    words: list[str],
+    by_word: dict[int, list[tuple[int, int, str]]],
+    terms: Sequence[tuple[int, int, str]],
+) -> None:
+    """Replace each source term by its target term, as a span to copy."""
+    for first, stop, target in terms:
+        lead = words[first][: word_core(words[first])[0]]
+        trail = words[stop - 1][word_core(words[stop - 1])[1] :]
+        words[first:stop] = [lead + target + trail, *[""] * (stop - first - 1)]
+        for word in range(first, stop):
+            by_word.pop(word, None)
+        by_word[first] = [(len(lead), len(lead) + len(target), "term")]
+
+
+def _spans_by_word(
+    words: Sequence[str], ranges: Sequence[tuple[int, int]], spans: Sequence[Span]
+) -> dict[int, list[tuple[int, int, str]]]:
+    """Return the spans of each word, relative to its start; brackets around a span belong to it."""
+    result: dict[int, list[tuple[int, int, str]]] = {}
+    word = 0
+    for start, stop, kind in merge_spans("", spans):
+        while ranges[word][1] <= start:
+            word += 1
+        first, last = start - ranges[word][0], min(stop, ranges[word][1]) - ranges[word][0]
+        if first and _BRACKETS.get(words[word][first - 1]) == words[word][last : last + 1]:
+            first, last = first - 1, last + 1
+        result.setdefault(word, []).append((first, last, kind))
+    return result
+
+
+def segment_words(
+    tokenizer: Tokenizer, words: Sequence[str], spans: dict[int, list[tuple[int, int, str]]]
+) -> Segmentation:
+    """Tokenize words; each span becomes one unknown token.
+
+    >>> from regard.translation import Tokenizer
+    >>> from regard.translation.text.source import segment_words
+    >>> tokenizer = Tokenizer.learn(["Ein Hund bellt um 3."] * 9, kind="characters")
+    >>> segment_words(tokenizer, ["um", "15:30."], {1: [(0, 5, "number")]}).pieces
+    ['▁', 'u', 'm', '15:30', '.']
+    """
+    if not spans:
+        return tokenizer.segment(" ".join(words))
+    result = Segmentation(list(words), [], [], [], {})
+    for number, word in enumerate(words):
+        if number not in spans:
+            own = tokenizer.segment(word)
+            result.unknown.update({len(result.ids) + at: text for at, text in own.unknown.items()})
+            _append(result, number, own.ids, own.pieces)
+            continue
+        position = 0
+        for start, stop, _ in spans[number]:
+            _append(result, number, *_continuation(tokenizer, word[position:start], position == 0))
+            result.unknown[len(result.ids)] = word[start:stop]
+            _append(result, number, [tokenizer.special.unknown], [word[start:stop]])
+            position = stop
+        _append(result, number, *_continuation(tokenizer, word[position:], False))
+    return result
+
+
+def _append(result: Segmentation, word: int, ids: Sequence[int], pieces: Sequence[str]) -> None:
+    result.ids.extend(ids)
+    result.pieces.extend(pieces)
+    result.word_of.extend([word] * len(ids))
+
+
+def _continuation(tokenizer: Tokenizer, text: str, at_start: bool) -> tuple[list[int], list[str]]:
+    """Tokenize a part of a word; without ▁ unless it begins the word. Unknown characters are left out."""
+    if not text:
+        return [], []
+    own, unknown = tokenizer.segment(text), tokenizer.special.unknown
+    ids, pieces = list(own.ids), list(own.pieces)
+    if not at_start and pieces and pieces[0].startswith(SPACE):
+        rest = pieces[0].removeprefix(SPACE)
+        tokens = tokenizer.token_ids([rest] if rest else [])
+        if unknown in tokens:
+            tokens, rest_pieces = tokenizer.token_ids(list(rest)), list(rest)
+        else:
+            rest_pieces = [rest] if rest else []
+        ids, pieces = [*tokens, *ids[1:]], [*rest_pieces, *pieces[1:]]
+    known = [(token, piece) for token, piece in zip(ids, pieces, strict=True) if token != unknown]
+    return [token for token, _ in known], [piece for _, piece in known]
+
+
+def cut_spans(part: SourcePart, tokenizer: Tokenizer) -> SourcePart:
+    """Remove the protected spans from what the model reads; they remain in `copies`.
+
+    A sentence's final punctuation stays, at the end of the word before.
+    """
+    result = Segmentation(list(part.segmentation.words), [], [], [], {})
+    for number, word in enumerate(part.normalized):
+        rest = without_copies(word, part.copies.get(number, ()))
+        if number not in part.copies or any(map(str.isalnum, rest)) or not result.ids:
+            own = tokenizer.segment(rest)
+            result.unknown.update({len(result.ids) + at: text for at, text in own.unknown.items()})
+            _append(result, number, own.ids, own.pieces)
+        else:
+            _append(result, number, *_continuation(tokenizer, rest.lstrip("([{\"'„“«»"), False))
+    return replace(part, segmentation=result)

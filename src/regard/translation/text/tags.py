@@ -1,0 +1,173 @@
+"""Inline tags such as <b>: removed before translation, then put around the words that they enclosed."""
+# ruff: noqa: SIM905 (words are easier to read without quotes)
+
+import re
+from collections.abc import Sequence
+from itertools import accumulate, takewhile
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OPAQUE = (
+    "code",
+    "kbd",
+    "samp",
+    "script",
+    "style",
+    "svg",
+    "math",
+    "textarea",
+    "template",
+    "pre",
+)  # content is kept
+_TAG = re.compile(
+    rf"<!--.*?-->|<(?P<opaque>{'|'.join(OPAQUE)})\b[^<>]*(?<!/)>.*?</(?P=opaque)\s*>|"
+    r"</?[A-Za-z][\w:.-]*(?:\s+[^\s<>\"'/=]+(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s\"'<>]+))?)*\s*/?>",
+    re.S,
+)
+_NAME = re.compile(r"</?([A-Za-z][\w:.-]*)")
+_PUNCTUATION = ".,;:!?…。！？"  # after the last enclosed word, and outside its tags
+_EMPTY = frozenset("area base br col embed hr img input link meta param source track wbr".split())
+
+
+class Tag(NamedTuple):
+    """A tag in a line: its text, and its position in the text without tags."""
+
+    text: str
+    position: int
+
+    @property
+    def name(self) -> str:
+        """The element's name, in lowercase; empty for a comment."""
+        match = _NAME.match(self.text)
+        return match[1].lower() if match else ""
+
+    @property
+    def opens(self) -> bool:
+        """Whether this is a start tag that needs an end tag."""
+        return bool(self.name) and not self.text.startswith("</") and not self.stands_alone
+
+    @property
+    def closes(self) -> bool:
+        """Whether this is an end tag."""
+        return self.text.startswith("</")
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether this element has no content, such as <br>."""
+        return not self.name or self.text.endswith("/>") or self.name in _EMPTY or self.text.count("<") > 1
+
+
+def strip_tags(text: str) -> tuple[str, list[Tag]]:
+    """Remove the tags of a text; return it and them.
+
+    >>> from regard.translation.text.tags import strip_tags
+    >>> strip_tags("Ein <b>Mann</b>.")
+    ('Ein Mann.', [Tag(text='<b>', position=4), Tag(text='</b>', position=8)])
+    """
+    if "<" not in text:
+        return text, []
+    plain, tags, last, size = [], [], 0, 0
+    for match in _TAG.finditer(text):
+        before = text[last : match.start()]
+        plain.append(before)
+        size += len(before)
+        tags.append(Tag(match[0], size))
+        last = match.end()
+    return "".join([*plain, text[last:]]), tags
+
+
+def place_tags(
+    tags: Sequence[Tag],
+    source: Sequence[tuple[int, int]],
+    targets: int,
+    weights: "Tensor | None",
+) -> list[int]:
+    """Return for each tag the number of target words before it. The order of the tags does not change.
+
+    source: character ranges of the source words in the text without tags. targets: number of target words.
+    weights: (target, source words); without them, positions are proportional. A pair of tags encloses the
+    target words whose best source word it enclosed.
+
+    >>> import torch
+    >>> from regard.translation.text.tags import place_tags, strip_tags
+    >>> text, tags = strip_tags("Hunde <b>heute</b> bellen")
+    >>> place_tags(tags, [(0, 5), (6, 11), (12, 18)], 3, torch.eye(3)[[1, 0, 2]])  # "today dogs bark"
+    [0, 1]
+    """
+    best = _best_sources(len(source), targets, weights)
+    end_of = _pair_tags(tags)
+    positions = [0] * len(tags)
+    for number, tag in enumerate(tags):
+        first = next((i for i, (_, stop) in enumerate(source) if stop > tag.position), len(source))
+        if number in end_of:
+            end = end_of[number]
+            stop = sum(start < tags[end].position for start, _ in source)
+            rows = [row for row, word in enumerate(best) if first <= word < stop]
+            before = _words_before(first, best)
+            positions[number] = min(rows, default=before)
+            positions[end] = max(rows, default=before - 1) + 1
+        elif number not in end_of.values():
+            positions[number] = _words_before(first, best)
+    return list(accumulate(positions, max))
+
+
+def _best_sources(sources: int, targets: int, weights: "Tensor | None") -> list[int]:
+    """Return the best source word of each target word."""
+    if weights is not None and weights.numel():
+        return weights.argmax(-1).tolist()
+    return [row * sources // targets for row in range(targets)]
+
+
+def _pair_tags(tags: Sequence[Tag]) -> dict[int, int]:
+    """Return the end tag of each start tag that has one."""
+    end_of: dict[int, int] = {}
+    opened: list[int] = []
+    for number, tag in enumerate(tags):
+        match = next(
+            (start for start in reversed(opened) if tag.closes and tags[start].name == tag.name), None
+        )
+        if match is not None:
+            end_of[match] = number
+            opened = opened[: opened.index(match)]
+        elif tag.opens:
+            opened.append(number)
+    return end_of
+
+
+def _words_before(first: int, best: Sequence[int]) -> int:
+    """Return after how many target words a tag stands that comes before source word `first`."""
+    before = [row for row, word in enumerate(best) if word < first]
+    if not before:
+        return 0
+    return len(best) if max(best) < first else max(before) + 1
+
+
+def write_tags(tags: Sequence[Tag], positions: Sequence[int], words: Sequence[str]) -> list[str]:
+    """Attach the tags to the target words: end tags to the word before, all others to the word after.
+
+    >>> from regard.translation.text.tags import strip_tags, write_tags
+    >>> write_tags(strip_tags("<b>Hunde</b> bellen")[1], [0, 1], ["dogs", "bark"])
+    ['<b>dogs</b>', 'bark']
+    """
+    if not words:
+        return ["".join(tag.text for tag in tags)] if tags else []
+    result = list(words)
+    for at in sorted(set(positions), reverse=True):
+        here = [tag for tag, position in zip(tags, positions, strict=True) if position == at]
+        closing = list(takewhile(lambda tag: tag.closes, here)) if at else []
+        opening = here[len(closing) :]
+        if at == len(words):
+            closing, opening = here, []
+        if opening:
+            result[at] = "".join(tag.text for tag in opening) + result[at]
+        if closing:
+            word = words[at - 1]
+            core = len(word.rstrip(_PUNCTUATION)) or len(word)
+            inside = result[at - 1].rfind(word)
+            cut = inside + (core if all(tag.closes for tag in closing) else len(word))
+            result[at - 1] = (
+                result[at - 1][:cut] + "".join(tag.text for tag in closing) + result[at - 1][cut:]
+            )
+    return result

@@ -1,0 +1,191 @@
+"""Write a translated part: copy unknown words and protected spans, and restore capitals."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.models.generation import SpecialTokens
+from regard.translation.alignment.alignment import merge
+from regard.translation.alignment.cross_attention import AlignmentHead, drop_special_tokens
+from regard.translation.decoding.hypothesis import Hypothesis
+from regard.translation.text.casing import capitals
+from regard.translation.text.source import SourcePart
+from regard.translation.tokens import SPACE, Segmentation, Tokenizer
+from regard.translation.unknown_words import (
+    Replacements,
+    TargetWord,
+    insert_words,
+    printable_text,
+    replace_unknown,
+    untranslated_words,
+)
+
+
+class DecodedPart(NamedTuple):
+    """A part of a line and its hypothesis."""
+
+    part: SourcePart
+    hypothesis: Hypothesis
+
+    @property
+    def source(self) -> Segmentation:
+        """The source words and tokens."""
+        return self.part.segmentation
+
+    def recorded_weights(self, head: AlignmentHead, special: SpecialTokens) -> Tensor | None:
+        """Return the weights (target tokens, source tokens) that the search recorded, or None."""
+        weights, finished = self.hypothesis.weights, self.hypothesis.finished
+        if weights is None or not (finished or head.shift == "output"):
+            return None
+        selected = weights if head.heads is None else weights[list(head.heads)]
+        target, source = len(self.hypothesis.tokens), len(self.source.ids)
+        return drop_special_tokens(selected.mean(0), target, source, head.shift, special)
+
+    def is_unknown(self, word: int) -> bool:
+        """Whether a copied word is unknown, not protected for another reason, such as a number."""
+        return word in self.part.unknown or word not in self.part.copies
+
+    def needs_weights(self, unknown: int) -> bool:
+        """Whether its text depends on the alignment: something is copied, or some words are in capitals.
+
+        unknown: the unknown token of the target.
+        """
+        has_unknown = bool(self.source.unknown) or unknown in self.hypothesis.tokens
+        some_upper = any(self.part.was_upper) and not self.part.all_upper
+        return bool(self.source.ids) and (has_unknown or bool(self.part.copies) or some_upper)
+
+
+class TargetPart(NamedTuple):
+    """A decoded part as text: the generated tokens, the words including copies, and the token weights."""
+
+    decoded: DecodedPart
+    segmentation: Segmentation
+    words: list[TargetWord]
+    weights: Tensor | None
+
+    def word_weights(self, weights: Tensor) -> Tensor:
+        """Convert token weights to (target words, source words)."""
+        source = self.decoded.source
+        generated = merge(source, self.segmentation, weights)
+        result = torch.zeros(len(self.words), len(source.words))
+        for row, word in enumerate(self.words):
+            if word.copied is not None:
+                result[row, word.copied] = 1
+            elif word.own is not None:
+                result[row] = generated[word.own]
+        return result
+
+    def mean_over_words(self, values: Sequence[float]) -> list[float]:
+        """Average one value per generated token over each word; a copied word has the value 0."""
+        sums, counts = [0.0] * len(self.segmentation.words), [0] * len(self.segmentation.words)
+        for word, value in zip(self.segmentation.word_of, values, strict=True):
+            if sums:
+                sums[word] += value
+                counts[word] += 1
+        return [
+            0.0 if word.own is None or not counts[word.own] else sums[word.own] / counts[word.own]
+            for word in self.words
+        ]
+
+
+def count_span(text: str, span: str) -> int:
+    """Count how often a span occurs in a text, not as a part of a longer word or number.
+
+    >>> from regard.translation.text.target import count_span
+    >>> count_span("at 3 and 13:30", "3"), count_span("(a@b.de)", "a@b.de")
+    (1, 1)
+    """
+    before = r"(?<!\w)" if span[:1].isalnum() else ""
+    after = r"(?![^\W_])" if span[-1:].isalnum() else ""
+    return len(re.findall(before + re.escape(span) + after, text))
+
+
+def lost_spans(part: SourcePart, text: str) -> bool:
+    """Return whether a translation lacks one of the protected spans of its source, or repeats one."""
+    copies = Counter(copy for texts in part.copies.values() for copy in texts)
+    return any(count_span(text, copy) != count for copy, count in copies.items())
+
+
+def write_part(
+    decoded: DecodedPart, weights: Tensor | None, tokenizer: Tokenizer, *, turkish: bool = False
+) -> TargetPart:
+    """Convert token ids to words, copy what must be copied, and restore capitals."""
+    source, ids = decoded.source, decoded.hypothesis.tokens
+    if not decoded.part.has_text:
+        verbatim = [TargetWord(printable_text(word), copied=i) for i, word in enumerate(source.words)]
+        nothing = Segmentation([], [], [], [], {})
+        return TargetPart(decoded, nothing, [word for word in verbatim if word.text], None)
+    unknown = tokenizer.special.unknown
+    replacements = replace_unknown(ids, source, weights, tokenizer.kind, unknown)
+    surfaces = _surfaces(ids, source, replacements, tokenizer.kind, unknown)
+    segmentation = tokenizer.decode(ids, surfaces)
+    missing = {word: [] for word in untranslated_words(source, replacements.copied)}
+    missing |= _missing_copies(decoded.part, segmentation.text, replacements.copied)
+    has_weights = weights is not None and bool(source.ids)
+    word_weights = merge(source, segmentation, weights) if has_weights and weights is not None else None
+    words = insert_words(segmentation.words, source, missing, word_weights)
+    part = TargetPart(decoded, segmentation, words, weights)
+    return part._replace(words=_restore_capitals(part, word_weights, turkish))
+
+
+def _surfaces(
+    ids: Sequence[int], source: Segmentation, replacements: Replacements, kind: str, unknown: int
+) -> dict[int, str]:
+    """Return the text of each unknown target token: ▁ marks where it begins or ends a word."""
+    texts = dict(replacements.texts)
+    if kind == "words":
+        return texts
+    for target, token in replacements.pairs:
+        word_of, last = source.word_of, len(source.ids) - 1
+        if source.pieces[token] == source.unknown[token]:  # a protected span, not a piece of a word
+            begins = token == 0 or word_of[token - 1] != word_of[token] or not _joins(source, token - 1)
+            ends = token == last or word_of[token + 1] != word_of[token] or not _is_letter(source, token + 1)
+            texts[target] = f"{SPACE if begins else ''}{texts[target]}{SPACE if ends else ''}"
+    # an unknown token with nothing to copy is left out
+    return {at: texts.get(at, "") for at, token in enumerate(ids) if token == unknown}
+
+
+def _joins(source: Segmentation, token: int) -> bool:
+    """Return whether a token is joined to the next: a letter or a hyphen, but not a bracket."""
+    return source.pieces[token][-1:].isalnum() or source.pieces[token][-1:] in "-/"
+
+
+def _is_letter(source: Segmentation, token: int) -> bool:
+    return source.pieces[token][:1].isalnum()
+
+
+def _missing_copies(part: SourcePart, text: str, copied: set[int]) -> dict[int, list[str]]:
+    """Return the protected spans that were not copied, by source word."""
+    source = part.segmentation
+    done = Counter((source.word_of[token], source.unknown[token]) for token in copied)
+    found: Counter[str] = Counter()
+    missing: dict[int, list[str]] = {}
+    for word, texts in part.copies.items():
+        for copy in texts:
+            if done[word, copy]:
+                done[word, copy] -= 1
+            elif not source.unknown and found[copy] < count_span(text, copy):
+                found[copy] += 1  # the model has translated it to itself
+            else:
+                missing.setdefault(word, []).append(copy)
+    return missing
+
+
+def _restore_capitals(part: TargetPart, weights: Tensor | None, turkish: bool) -> list[TargetWord]:
+    """Write the words in capitals whose source words were."""
+    source = part.decoded.part
+    if not any(source.was_upper):
+        return part.words
+    copied = {part.segmentation.word_of[at] for at in part.segmentation.unknown}
+    result = []
+    for word in part.words:
+        upper = word.own is not None and word.own not in copied
+        if upper and not source.all_upper:
+            row = None if weights is None or word.own is None else weights[word.own]
+            upper = row is not None and bool(row.numel()) and source.was_upper[int(row.argmax())]
+        result.append(word._replace(text=capitals(word.text, turkish)) if upper else word)
+    return result

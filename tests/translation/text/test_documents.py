@@ -1,0 +1,117 @@
+"""Documents keep their structure: HTML parses to the same tags, blank lines and columns stay."""
+
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.errors import ArgumentError
+from regard.translation.text.documents import translate_document
+
+
+class Upper:
+    """Translates letters to capitals, except in tags."""
+
+    def translate(self, texts, **options):
+        from regard.translation.text.tags import strip_tags, write_tags
+
+        results = []
+        for text in texts:
+            plain, tags = strip_tags(text)
+            counts = [len(plain[: tag.position].split()) for tag in tags]
+            results.append(" ".join(write_tags(tags, counts, plain.upper().split())) or text)
+        return [SimpleNamespace(text=text, note="") for text in results]
+
+
+class Structure(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.events = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.events.append((tag, attributes))
+
+    def handle_endtag(self, tag):
+        self.events.append(f"/{tag}")
+
+    def handle_comment(self, text):
+        self.events.append(f"<!--{text}")
+
+
+PAGE = """<!DOCTYPE html><html><head><title>ein Mann</title>
+<style>p > b {}</style>
+<script>if (a < b) "Hund";</script></head><body class="Hund"><!-- Hund --><p id=x>Ein <b>Mann</b> f&auml;hrt
+&amp; liest <a href="?a=1&amp;b=2">hier</a>.<br>Zwei <i>kleine <b>Hunde</b></i>.
+<ul><li>eins<li><code>x()</code>
+</ul><pre>a  b</pre><img alt="Hund" src=x.png></body></html>"""
+
+
+def test_html():
+    text = translate_document(Upper(), PAGE, "html").text
+    assert Structure(text).events == Structure(PAGE).events
+    for kept in (
+        'if (a < b) "Hund";',
+        "p > b {}",
+        "<pre>a  b</pre>",
+        "<!-- Hund -->",
+        "<code>x()</code>",
+        "?a=1&amp;b=2",
+    ):
+        assert kept in text
+    for translated in ("EIN MANN", "<b>MANN</b> FÄHRT &AMP; LIEST", "<li>EINS<li>"):
+        assert translated.lower() in text.lower()
+
+
+@given(
+    st.lists(
+        st.sampled_from(["<p>", "</p>", "<b>", "</b>", "<", "&lt;", "Hund", " ", "\n", "<br>", "<!--x-->"])
+    )
+)
+def test_html_that_is_not_well_formed(pieces):
+    text = "".join(pieces)
+    result = translate_document(Upper(), text, "html").text
+    assert Structure(result).events == Structure(text).events
+
+
+@given(st.text(st.sampled_from("ab .\n\r\t-#"), max_size=40), st.sampled_from(["lines", "text"]))
+def test_text_keeps_blank_lines_and_indentation(text, format):
+    assert translate_document(Upper(), text, format).text.split() == text.upper().split()
+    if max(map(len, text.splitlines()), default=0) < 40:
+
+        class Same:
+            def translate(self, texts, **options):
+                return [SimpleNamespace(text=text, note="") for text in texts]
+
+        assert translate_document(Same(), text, format).text == text
+
+
+def test_wrapped_paragraphs_are_joined():
+    lines = [
+        "ein sehr langer Satz geht in der nächsten Zeile",
+        "weiter, und noch eine Zeile weiter, bis er",
+        "endet.",
+    ]
+    calls = []
+
+    class Record(Upper):
+        def translate(self, texts, **options):
+            calls.extend(texts)
+            return super().translate(texts)
+
+    text = translate_document(Record(), "\n".join(lines) + "\n\n  x\n", "text").text
+    assert calls == [" ".join(lines), "x"]
+    assert text.endswith(".\n\n  X\n")
+    assert max(map(len, text.splitlines())) <= max(map(len, lines))
+
+
+def test_tsv():
+    assert (
+        translate_document(Upper(), "a\t b \tc\r\n\r\nd\te\n", "tsv", column=2).text
+        == "a\t B \tc\r\n\r\nd\tE\n"
+    )
+    with pytest.raises(ArgumentError, match="Line 2 has 1 columns, but column 2 is to be translated"):
+        translate_document(Upper(), "a\tb\nc\n", "tsv", column=2)

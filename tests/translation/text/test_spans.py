@@ -1,0 +1,36 @@
+"""Protected spans: URLs, numbers, placeholders and emoji are found whole; other words are not."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.translation.text.spans import find_spans, split_words
+
+
+@pytest.mark.parametrize(
+    ("text", "spans"),
+    [
+        ("Um 15:30 am 3.5.2020, 1.234,56 € oder -5 Grad", ["15:30", "3.5.2020", "1.234,56", "€", "-5"]),
+        ("(http://x.de/(a)), www.foo.de/b?x=1&y=2!", ["http://x.de/(a)", "www.foo.de/b?x=1&y=2"]),
+        ("a.b+c@x-y.co.uk, example.com.", ["a.b+c@x-y.co.uk", "example.com"]),
+        ("{name} %s ${x} {{ a b }} %(n)d &amp;", ["{name}", "%s", "${x}", "{{ a b }}", "%(n)d", "&amp;"]),
+        ("🇩🇪 👨‍👩‍👧 👍🏽 ❤️", ["🇩🇪", "👨‍👩‍👧", "👍🏽", "❤️"]),
+        ("A380, 4x4, 5-jährig", ["A380", "4x4", "5"]),
+        ("Ein T-Shirt, U-Bahn: z. B. Müller & Co.", []),
+    ],
+)
+def test_spans(text, spans):
+    assert [span.of(text) for span in find_spans(text)] == spans
+    assert find_spans(text, {span.kind for span in find_spans(text)}) == []
+
+
+@given(st.text(max_size=60))
+def test_spans_are_in_order_and_words_contain_them(text):
+    spans = find_spans(text)
+    assert all(first.stop <= second.start for first, second in pairwise(spans))
+    words = split_words(text, spans)
+    assert all(any(a <= span.start and span.stop <= b for a, b in words) for span in spans)
+    if not any(character.isspace() for span in spans for character in span.of(text)):
+        assert [text[a:b] for a, b in words] == text.split()

@@ -1,0 +1,48 @@
+"""Tags keep their order and stay around the words they enclosed."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.translation.text.tags import place_tags, strip_tags, write_tags
+
+PIECES = st.lists(
+    st.sampled_from(["<b>", "</b>", "<i class='x'>", "</i>", "<br/>", "<!-- a -->", "Hund ", "zwei. ", " "]),
+    max_size=12,
+)
+
+
+def translate(text: str, order: list[int]) -> str:
+    """Reorder the words of a text with tags."""
+    plain, tags = strip_tags(text)
+    words = plain.split()
+    ranges, at = [], 0
+    for word in words:
+        at = plain.index(word, at)
+        ranges.append((at, at + len(word)))
+        at += len(word)
+    target = [words[i] for i in order]
+    weights = torch.eye(len(words))[order] if words else None
+    return " ".join(write_tags(tags, place_tags(tags, ranges, len(target), weights), target))
+
+
+def test_pairs_enclose_the_aligned_words():
+    assert translate("Ein <b>Mann</b> geht.", [0, 1, 2]) == "Ein <b>Mann</b> geht."
+    assert translate("<i>heute <b>bellt</b></i> er", [2, 1, 0]) == "er <i><b>bellt</b> heute</i>"
+    assert translate("Ein Mann<br> geht", [0, 1, 2]) == "Ein Mann <br>geht"
+
+
+@given(PIECES, st.randoms(use_true_random=False))
+def test_tags_and_words_survive_in_any_order(pieces, random):
+    text = "".join(pieces)
+    plain, tags = strip_tags(text)
+    order = list(range(len(plain.split())))
+    random.shuffle(order)
+    result_plain, result_tags = strip_tags(translate(text, order))
+    assert [tag.text for tag in result_tags] == [tag.text for tag in tags]
+    assert sorted(result_plain.split()) == sorted(plain.split())
+
+
+def test_no_tags():
+    for text in ("a < b und c > d", "<3", "x<y", ""):
+        assert strip_tags(text) == (text, [])
