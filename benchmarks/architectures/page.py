@@ -7,11 +7,10 @@ import transformers
 
 from benchmarks.architectures.checks import ROUNDED, Result
 
-
 _PARTLY = (
     "These models have attention of another kind, which `watch` does not record and names in `Seen.unseen`. "
-    "Deformable attention predicts weights on sampled points from the query alone; the assignment of GroupViT "
-    "is a softmax over the queries, not over the keys. Neither is a softmax of query · keyᵀ over the keys."
+    "Deformable attention predicts weights on sampled points from the query alone; GroupViT assigns by a "
+    "softmax over the queries, not over the keys. Neither is a softmax of query · keyᵀ over the keys."
 )
 
 
