@@ -1,8 +1,9 @@
 """How far each measure of attention agrees with true ablation.
 
-For minilm (the similarity of two sentences) and a byte-level language model trained here on the guide's pages
-(the loss per byte), each head, token and edge is really removed, and the absolute change is compared with
-what each measure predicts: Spearman's rank correlation, averaged over texts. 1 means the same order.
+For minilm (the similarity of two sentences) and the language model of stories (the loss per token of
+unseen stories), each head, token and edge is really removed, and the absolute change is compared with what
+each measure predicts: Spearman's rank correlation, the mean over texts and its standard error. 1 means the
+same order.
 
     head    its output is set to zero (Michel et al. 2019)
     token   no other token may read it, in any layer: Block(keys=token)
@@ -14,26 +15,28 @@ what each measure predicts: Spearman's rank correlation, averaged over texts. 1 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
+from regard.app.stories.training import held_out_openings
 from regard.inspection import value_zeroing
-from regard.models import LanguageModel, TransformerConfig
 
 EDGES = 16  # edges per layer and text that are really removed
-UPDATES, CONTEXT = 200, 64
 PAIRS = (
     ("The cat sat on the mat because it was tired.", "A tired animal rested on a rug."),
     ("He opened a bank account before the journey.", "Before travelling, he went to the bank."),
     ("The river bank was flooded after the storm.", "Heavy rain made the river rise."),
     ("She plays the violin in a small orchestra.", "The musician performs with an ensemble."),
+    ("The company raised its prices in the spring.", "Everything became more expensive in April."),
+    ("My brother forgot his keys at the office.", "He left something at work."),
+    ("The old bridge was closed for repairs.", "Cars could no longer cross the river there."),
+    ("They planted an apple tree behind the house.", "There is a garden with fruit."),
 )
-
-Correlations = dict[str, list[float]]
+LEVELS = ("head", "token", "edge")
 
 
 @dataclass
@@ -48,15 +51,27 @@ class Task:
 
 def main() -> None:
     torch.set_num_threads(1)
-    for name, tasks in (("minilm", minilm), ("language model", language_model)):
-        results: dict[str, Correlations] = {}
+    results: dict[tuple[str, str, str], list[float]] = {}  # measure, model and level: a value per text
+    models = {"minilm": minilm, "language model": language_model}
+    for model, tasks in models.items():
         for task in tasks():
             for level, measures in compare(task).items():
                 for measure, value in measures.items():
-                    results.setdefault(level, {}).setdefault(measure, []).append(value)
-        for level, measures in results.items():
-            for measure, values in sorted(measures.items(), key=lambda item: -sum(item[1])):
-                print(f"| {name} | {level} | {measure} | {sum(values) / len(values):.2f} |", flush=True)
+                    results.setdefault((measure, model, level), []).append(value)
+    columns = [(model, level) for model in models for level in LEVELS]
+    print(f"| | {' | '.join(f'{model}: {level}s' for model, level in columns)} |")
+    print("|---" * (len(columns) + 1) + "|")
+    for measure in dict.fromkeys(measure for measure, *_ in results):
+        cells = [_mean(results.get((measure, *column))) for column in columns]
+        print(f"| {measure} | {' | '.join(cells)} |")
+
+
+def _mean(values: list[float] | None) -> str:
+    """Format the mean over texts and its standard error."""
+    if not values:
+        return ""
+    x = torch.tensor(values)
+    return f"{x.mean():.2f} ± {x.std() / len(values) ** 0.5:.2f}".replace("-", "−")
 
 
 # Models
@@ -78,29 +93,15 @@ def minilm() -> list[Task]:
 
 
 def language_model() -> list[Task]:
-    """Train a byte-level language model on the guide."""
-    pages = sorted((Path(__file__).parent.parent / "docs").rglob("*.md"))
-    text = torch.tensor(list(b"".join(page.read_bytes() for page in pages)))
-    generator = torch.Generator().manual_seed(0)
-    torch.manual_seed(0)
-    model = LanguageModel(
-        256, TransformerConfig(width=64, heads=4, layers=3, dropout=0.0, positions="rotary")
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    for _ in range(UPDATES):
-        starts = torch.randint(0, len(text) - CONTEXT, (16,), generator=generator)
-        loss = model.loss(torch.stack([text[start : start + CONTEXT] for start in starts]))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    print(f"language model: loss {loss.item():.2f} nats per byte after {UPDATES} updates", flush=True)
-    model.eval()
+    """Return the loss of the shipped language model on the first two sentences of unseen stories."""
+    stories = regard.load_language_model("stories")
 
-    def task(start: int) -> Task:
-        ids = text[None, start : start + 25]  # the model reads all but the last, which it predicts
-        return Task(model, ids[:, :-1], lambda: model.loss(ids), 24)
+    def task(text: str) -> Task:
+        ids = torch.tensor([stories.encode(text)])
+        # the model reads all tokens but the last, which it predicts
+        return Task(stories.model, ids[:, :-1], lambda: stories.model.loss(ids), ids.shape[-1] - 1)
 
-    return [task(int(start)) for start in torch.randint(0, len(text) - 25, (4,), generator=generator)]
+    return [task(text) for text in islice(held_out_openings(100), 0, 80, 10)]
 
 
 # Removal
@@ -179,21 +180,21 @@ def measures(task: Task, seen: regard.Seen) -> dict[str, dict[str, Tensor]]:
     zeroed = torch.stack([_one(change, 2) for change in value_zeroing(task.model, task.batch).values()])
     return {
         "head": {
-            "largest weight of each row": weights.amax(-1).mean(-1).flatten(),
-            "norms": norms.sum(-1).mean(-1).flatten(),
+            "weights (head: largest of each row)": weights.amax(-1).mean(-1).flatten(),
+            "norms ‖α f(x)‖": norms.sum(-1).mean(-1).flatten(),
             "gradient × weight": products.sum((-2, -1)).abs().flatten(),
         },
         "token": {
-            "weights": _without_diagonal(weights.mean(1)).sum((0, 1)),
+            "weights (head: largest of each row)": _without_diagonal(weights.mean(1)).sum((0, 1)),
             "rollout of weights": _one(seen.rollout(), 1),
-            "norms": _without_diagonal(summed).sum((0, 1)),
+            "norms ‖α f(x)‖": _without_diagonal(summed).sum((0, 1)),
             "value zeroing": _without_diagonal(zeroed).sum((0, 1)),
             "gradient × weight": _without_diagonal(products.sum(1)).sum((0, 1)).abs(),
-            "relevance (its rollout)": _one(seen.relevance(), 1),
+            "relevance: its rollout": _one(seen.relevance(), 1),
         },
         "edge": {
-            "weights": weights.mean(1),
-            "norms": summed,
+            "weights (head: largest of each row)": weights.mean(1),
+            "norms ‖α f(x)‖": summed,
             "value zeroing": zeroed,
             "gradient × weight": products.sum(1).abs(),
         },

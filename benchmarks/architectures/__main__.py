@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.architectures.checks import Result, check
 from regard._util.files import write_atomic
 
-SECONDS = 30  # CPU time limit per model
+SECONDS = 60  # CPU time limit per model
 BATCH = 100  # models per subprocess
 
 

@@ -150,6 +150,10 @@ def distance(expected: Tensor, seen: list[Tensor], batch: dict[str, Tensor]) -> 
         candidates = [weights]
         if weights.dim() > 2:  # longformer: heads after queries; wavlm: mean over heads
             candidates += [weights.transpose(-3, -2), weights.mean(-3, keepdim=True).expand_as(weights)]
+        if weights.dim() > 4:  # hiera: heads before windows
+            candidates.append(weights.movedim(-3, 1))
+        if weights.shape[-1] > expected.shape[-1]:  # t5gemma2: the tokens of the decoder, then of the encoder
+            candidates.append(weights[..., : expected.shape[-1]])
         candidates.append(weights / weights.sum(-1, keepdim=True))  # granite_swa: without the sink
         for candidate in candidates:
             if candidate.shape[-1] > expected.shape[-1] and candidate.shape[:-2] == expected.shape[:-2]:

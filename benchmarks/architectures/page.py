@@ -7,6 +7,12 @@ import transformers
 
 from benchmarks.architectures.checks import ROUNDED, Result
 
+_PARTLY = (
+    "These models have attention of another kind, which `watch` does not record and names in `Seen.unseen`. "
+    "Deformable attention predicts weights on sampled points from the query alone; GroupViT assigns by a "
+    "softmax over the queries, not over the keys. Neither is a softmax of query · keyᵀ over the keys."
+)
+
 
 def _number(x: float | None) -> str:
     return "" if x is None else f"{x:.0e}"
@@ -37,6 +43,7 @@ def render_page(results: list[Result]) -> str:
         f"| of these, output bit-identical while watched | {sum(bool(r.same) for r in built)} |",
         f"| with softmax attention | {len(attending)} |",
         f"| of these, every attention recorded within 1e-5 of eager | {len(whole)} |",
+        f"| the others: what is missing is named in `Seen.unseen` | {sum(bool(r.unseen) for r in partly)} |",
         f"| run on regard | {len(hosted)} |",
         f"| of these, output within 1e-4 of eager | {close} |",
         f"| further from eager, but not further than eager's own rounding | {len(rounded)} |",
@@ -44,8 +51,8 @@ def render_page(results: list[Result]) -> str:
         "",
         "*weights*: largest difference between the weights that `regard.watch` recorded while the model ran "
         "its own kernel and the reference: eager's `output_attentions` or, if it returns none, the "
-        "outputs of its softmax functions (*softmax*). Layers with windows are read from their map of the whole "
-        "image, at the tokens of each window. *stored*: how many attentions are stored as query and "
+        "outputs of its softmax functions (*softmax*). Layers with windows are read from their map of the "
+        "whole image, at the tokens of each window. *stored*: how many attentions are stored as query and "
         "key (lazy) and as weights (dense). *on regard*: largest difference between the outputs of "
         '`attn_implementation="regard"` and eager; empty for models that do not use the attention '
         "interface of transformers.",
@@ -61,7 +68,7 @@ def render_page(results: list[Result]) -> str:
         )
     lines += ["", "## Notes", ""]
     lines += [f"- {r.name}: {_plain(r.note)}" for r in whole if r.note]
-    lines += ["", "## Not recorded, or only in part", ""]
+    lines += ["", "## Not recorded, or only in part", "", _PARTLY, ""]
     lines += [f"- {r.name}: {_account(r)}" for r in partly]
     lines += ["", "## Without softmax attention", "", ", ".join(r.name for r in without) or "none"]
     lines += ["", "## Not built", "", "These could not be built or run with the small sizes and inputs:", ""]

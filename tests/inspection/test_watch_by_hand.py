@@ -631,9 +631,70 @@ class AxialAttention(nn.Module):
     [("rinhd,rjnhd->hnij", (1, 0, 2, 3)), ("icnhd,jcnhd->hcnij", (1, 2, 0, 3, 4))],
 )
 def test_heads_on_the_first_axis_are_heads(equation: str, order: tuple[int, ...]) -> None:
-    model = AxialAttention(equation)
+    """Also if rows, columns or texts are as many as heads."""
+    for size in ((5, 7, 2), (5, 7, 3), (5, 3, 2), (3, 3, 3)):
+        model = AxialAttention(equation)
+        with regard.watch(model, values=True) as seen:
+            model(torch.randn(*size, 12))
+        torch.testing.assert_close(seen[0].dense(), model.used.permute(order), atol=1e-5, rtol=0)
+        assert seen[0].shape[-3] == 3
+        assert len(seen.heads(frame=False)) == 3
+        with pytest.raises(ArgumentError, match="could not be followed"):
+            seen.norms(project=False)
+    edited = regard.edit(model, None, [0], regard.ZeroAblation())
+    with edited, pytest.raises(ArgumentError, match="one tensor of values per head"):
+        model(torch.randn(3, 3, 3, 12))
+
+
+def test_heads_before_windows_are_heads() -> None:
+    """As in Hiera: (b, h, windows, n, d), where the texts are as many as heads."""
+
+    class MaskUnitAttention(nn.Module):
+        num_heads = 2
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.projection = nn.Linear(8, 24)
+
+        def forward(self, x: Tensor) -> Tensor:  # b n d
+            query, key, value = self.projection(x).reshape(2, 5, 3, 3, 2, 4).permute(3, 0, 4, 2, 1, 5)
+            self.used = (query @ key.mT).softmax(-1)
+            return (self.used @ value).sum()
+
+    model = MaskUnitAttention()
     with regard.watch(model) as seen:
-        model(torch.randn(5, 7, 2, 12))
-    torch.testing.assert_close(seen[0].dense(), model.used.permute(order), atol=1e-5, rtol=0)
-    assert seen[0].shape[-3] == 3
-    assert len(seen.heads(frame=False)) == 3
+        model(torch.randn(2, 15, 8))
+    torch.testing.assert_close(seen[0].dense(), model.used.transpose(1, 2), atol=1e-5, rtol=0)
+
+
+def plain_attention(x: Tensor) -> Tensor:
+    return torch.softmax(x @ x.transpose(-2, -1), -1) @ x
+
+
+with warnings.catch_warnings():  # deprecated, but in use
+    warnings.simplefilter("ignore")
+    scripted_attention = torch.jit.script(plain_attention)
+
+
+class CallsScript(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return scripted_attention(x)
+
+
+class Plain(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return plain_attention(x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_named_as_unseen() -> None:
+    x = torch.randn(2, 5, 8)
+    for layer in (CallsScript(), torch.jit.script(Plain()), torch.jit.trace(Plain(), x)):
+        model = nn.Sequential(Plain(), layer)
+        with pytest.warns(UserWarning, match="its softmax runs as TorchScript"), regard.watch(model) as seen:
+            model(x)
+        assert list(seen) == ["0"]
+        name = getattr(layer, "original_name", "CallsScript")
+        assert seen.unseen.startswith(f"{name}: its softmax runs as TorchScript")
+    with pytest.raises(ArgumentError, match="watch\\(\\) got Plain as TorchScript"):
+        regard.watch(torch.jit.script(Plain()))

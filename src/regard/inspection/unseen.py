@@ -4,6 +4,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ _POOLING = (
     "it pools activations with a softmax of learned scores: a weighted mean without queries and keys, "
     "which watch does not record"
 )
-_SCRIPT = "it runs as TorchScript, which watch cannot follow"
+_SCRIPT = "its softmax runs as TorchScript, which watch cannot follow. Use the code before torch.jit.script"
 _THREAD = "it ran in another thread, and watch records only its own thread"
 _COMPILED = (
     "it ran as compiled code, which watch cannot follow if torch.compile is first used inside the block. "
@@ -67,7 +68,7 @@ class Unseen:
         self.candidates = {
             module: clean(name)
             for name, module in model.named_modules()
-            if _ATTENTION_NAME.search(type(module).__name__)
+            if (_ATTENTION_NAME.search(_class_name(module)) or is_scripted(module))
             and not type(module).__module__.startswith(("torch.nn.", "regard."))
             and selection(clean(name))
         }
@@ -101,7 +102,7 @@ class Unseen:
         missing = [module for module in self.candidates if module in self.ran | self.ran_elsewhere]
         missing = [module for module in missing if not self._is_recorded(self.candidates[module], names)]
         inner = [m for m in missing if not any(other in missing for other in list(m.modules())[1:])]
-        reasons = Counter((type(module).__name__, self._reason(module)) for module in inner)
+        reasons = Counter((_class_name(module), self._reason(module)) for module in inner)
         pooled = (m for m in self.pooled if m not in missing and self.names[m] not in names)
         reasons.update((type(module).__name__, _POOLING) for module in pooled)
         return "; ".join(
@@ -118,16 +119,47 @@ class Unseen:
         return any(".".join(parts[:count]) in names for count in range(1, len(parts)))
 
     def _reason(self, module: nn.Module) -> str:
-        if isinstance(module, torch.jit.ScriptModule):
-            return _SCRIPT
         if module not in self.ran:
             return _THREAD
+        if is_scripted(module):
+            return _SCRIPT
         if any(inside in self.softmaxes for inside in module.modules()):
             return _OTHER_SOFTMAX
         name = self.candidates[module]
         if not self.compiler_loaded and any(name.startswith(outer) for outer in compiled(self.model)):
             return _COMPILED
         return _NO_SOFTMAX
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Return whether a module is TorchScript, or calls a function in TorchScript, that computes a softmax.
+
+    >>> import torch
+    >>> from regard.inspection.unseen import is_scripted
+    >>> is_scripted(torch.nn.Softmax(-1))
+    False
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        return _computes_softmax(module)
+    return _calls_scripted_softmax(type(module))
+
+
+@lru_cache(maxsize=1024)
+def _calls_scripted_softmax(cls: type[nn.Module]) -> bool:
+    code = getattr(cls.forward, "__code__", None)
+    functions = (cls.forward.__globals__.get(name) for name in code.co_names) if code is not None else ()
+    return any(isinstance(f, torch.jit.ScriptFunction) and _computes_softmax(f) for f in functions)
+
+
+def _computes_softmax(scripted: Any) -> bool:
+    graph = scripted.inlined_graph
+    return any(
+        graph.findAllNodes(f"aten::{name}", True) for name in ("softmax", "scaled_dot_product_attention")
+    )
+
+
+def _class_name(module: nn.Module) -> str:
+    return getattr(module, "original_name", type(module).__name__)  # of a ScriptModule
 
 
 def nothing_recorded(model: nn.Module, layers: Layers | None) -> str:

@@ -87,6 +87,11 @@ def watch(
             f"watch() got {type_name(model)} without attention layers: it consists only of layers of torch "
             "and regard that compute no attention."
         )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ArgumentError(
+            f"watch() got {model.original_name} as TorchScript, which runs outside of Python. Watch the "
+            "module that was passed to torch.jit.script or torch.jit.trace."
+        )
     selection, seen = LayerSelection(model, layers), Seen(RecordedTexts(tokenizer, tokens))
     recorder = Recorder(model, seen, selection, heads, values=values or gradients, gradients=gradients)
     return Watch(recorder, layers)

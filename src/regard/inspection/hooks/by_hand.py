@@ -10,7 +10,7 @@ from regard.errors import ArgumentError
 from regard.inspection.editing.replacements import Inputs
 from regard.inspection.hooks.operations import Operation, Softmaxed
 from regard.inspection.hooks.products import values
-from regard.inspection.hooks.tracing import head_count, values_in, with_heads
+from regard.inspection.hooks.tracing import has_swapped_heads, head_count, values_in, with_heads
 from regard.mechanism.operator import Options
 from regard.mechanism.scores import Dot
 from regard.mechanism.torch_state import transformed
@@ -37,7 +37,7 @@ class HandCall:
                 "its attention is written by hand. Run the model without the transform."
             )
         weights = with_heads(_operand(operation, node), head_count(module))
-        factor = values(operation, node)
+        factor = None if has_swapped_heads(node, head_count(module)) else values(operation, node)
         size, queries = weights.shape[:-2], weights.shape[-2]
         value = None if factor is None else values_in(size, queries, node, factor)
         if factor is None or value is None or weights.dim() < 3:

@@ -2,12 +2,13 @@
 
 import string
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from regard.inspection.hooks.operations import UNKNOWN, Node, Operation, Softmaxed, SoftmaxedAxis
-from regard.inspection.hooks.score_chain import Scores
+from regard.inspection.hooks.score_chain import Scores, beside
 
 
 def product(operation: Operation) -> Node | None:
@@ -31,6 +32,8 @@ def product(operation: Operation) -> Node | None:
     if is_parameter(key) or not query.is_floating_point():
         return None
     scores = Scores.of(query, key)
+    if name == "einsum":
+        scores = replace(scores, head_axis=_einsum_head_axis(operation))
     if name in ("baddbmm", "baddbmm_"):
         alpha, beta = operation.kwargs.get("alpha", 1), operation.kwargs.get("beta", 1)
         scaled = scores.scaled(float(alpha))
@@ -57,6 +60,17 @@ def _einsum_factors(operation: Operation) -> tuple[Tensor, Tensor] | None:
             return None
     query = _arranged(operands[0], first, [*batch, out[-2]], contracted)
     return query, _arranged(operands[1], second, [*batch, out[-1]], contracted).mT
+
+
+def _einsum_head_axis(operation: Operation) -> int | None:
+    """Return the axis of the output that lies next to the features in the memory of the first factor."""
+    einsum = _Einsum.of(operation)
+    assert einsum is not None
+    axes, query = einsum.first, einsum.operands[0]
+    lead = [axis for axis in einsum.output[:-2] if axis in axes]
+    features = next(i for i in reversed(range(len(axes))) if axes[i] not in einsum.output)
+    heads = beside(query, [axes.index(axis) for axis in lead], features)
+    return None if heads is None else einsum.output.index(axes[heads])
 
 
 def _arranged(x: Tensor, axes: str, lead: list[str], contracted: list[str]) -> Tensor:

@@ -6,7 +6,7 @@ axes, and on the masks and biases, so that the n × n scores need not be stored.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ class Scores:
     capped: c · tanh(x · scale) has been applied to the product, where c is `softcap`.
     sources: the operands of the product, and their version counters at the time.
     tokens: the tokens of the queries and keys in each window, if they are known.
+    head_axis: the leading axis that lies next to the features in the memory of the query, as heads do.
     """
 
     query: Tensor
@@ -48,6 +49,7 @@ class Scores:
     terms: tuple[Term, ...] = ()
     sources: tuple[tuple[Tensor, int], ...] = ()
     tokens: tuple[Tokens, Tokens] | None = None
+    head_axis: int | None = None
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor) -> "Scores":
@@ -56,7 +58,8 @@ class Scores:
         query, key = query.detach(), key.detach()
         sources = tuple((x, _version(x)) for x in (query, key))
         query, key = (x.expand(*frame, *x.shape[-2:]) for x in (query, key))
-        return cls(query, key, frame, frame, sources=sources)
+        head_axis = beside(query, range(len(frame)), query.dim() - 1)
+        return cls(query, key, frame, frame, sources=sources, head_axis=head_axis)
 
     @property
     def shape(self) -> Axes:
@@ -118,13 +121,13 @@ class Scores:
         if tuple(shape[-2:]) != self.shape[-2:] or math.prod(lead) != math.prod(self.lead):
             return None
         if _groups(lead, self.frame) is not None and len(lead) <= len(self.frame):
-            return replace(self, lead=lead)
+            return replace(self, lead=lead, head_axis=self.head_axis if lead == self.lead else None)
         groups = _groups(self.frame, lead)
         if groups is None:
             return None
         terms = tuple(t._replace(tensor=_split(t.tensor, groups)) for t in self.terms)
         query, key = _split(self.query, groups), _split(self.key, groups)
-        return replace(self, query=query, key=key, frame=lead, lead=lead, terms=terms)
+        return replace(self, query=query, key=key, frame=lead, lead=lead, terms=terms, head_axis=None)
 
     def permuted(self, order: Sequence[int]) -> "Scores | None":
         """Permute the leading axes."""
@@ -137,8 +140,9 @@ class Scores:
 
         lead = tuple(self.lead[axis] for axis in axes[:-2])
         terms = tuple(t._replace(tensor=permute(t.tensor)) for t in self.terms)
-        query, key = permute(self.query), permute(self.key)
-        return replace(self, query=query, key=key, frame=lead, lead=lead, terms=terms, tokens=None)
+        moved = replace(self, query=permute(self.query), key=permute(self.key), frame=lead, lead=lead)
+        head_axis = None if self.head_axis is None else axes.index(self.head_axis)
+        return replace(moved, terms=terms, tokens=None, head_axis=head_axis)
 
     def captured(self, heads: int | None = None) -> CapturedCall | None:
         """Return the call, or None if its terms cannot be stored in this form.
@@ -192,6 +196,23 @@ class Scores:
             mask=mask,
             biases=tuple(b.to(self.query.dtype) for b in biases),
         )
+
+
+def beside(x: Tensor, axes: Iterable[int], features: int) -> int | None:
+    """Return the only one of these axes that lies next to the features in memory, or None.
+
+    A projection writes the features of each head side by side, so the heads can be told from an axis of the
+    same size, unless the tensor was copied in another order.
+
+    >>> import torch
+    >>> from regard.inspection.hooks.score_chain import beside
+    >>> query = torch.zeros(2, 5, 2, 4).transpose(1, 2)  # b n h d -> b h n d
+    >>> beside(query, (0, 1), 3)
+    1
+    """
+    step = x.shape[features] * x.stride(features)
+    matching = [axis for axis in axes if x.shape[axis] > 1 and x.stride(axis) == step]
+    return matching[0] if len(matching) == 1 else None
 
 
 def _additive(hidden: Tensor, query: Tensor) -> Tensor:

@@ -113,6 +113,7 @@ def _capture(node: Softmaxed, found: Values | None, module: nn.Module, frame: An
     if call is None:
         call = dense_call(with_heads(node.weights, heads))
     call = add_window_positions(call, node.tokens)
+    found = None if has_swapped_heads(node, heads) else found
     return located(call if found is None else _with_values(call, node, found), module, frame)
 
 
@@ -154,22 +155,33 @@ def head_count(module: nn.Module) -> int | None:
     return None
 
 
-def head_order(lead: Sequence[int], heads: int | None) -> list[int] | None:
-    """Return the order of leading axes that puts the heads last; None if they are last or ambiguous.
+def head_order(lead: Sequence[int], heads: int | None, hint: int | None = None) -> list[int] | None:
+    """Return the order of leading axes that puts the heads last; None if they are last or unknown.
+
+    If several axes have this size, the heads are the axis `hint`, or else the last: the batch comes first.
 
     >>> from regard.inspection.hooks.tracing import head_order
-    >>> head_order((4, 2, 3), 4), head_order((2, 4), 4), head_order((4, 4, 2), 4)
-    ([1, 2, 0], None, None)
+    >>> head_order((4, 2, 3), 4), head_order((2, 4), 4), head_order((4, 4, 2), 4), head_order((4, 4), 4, 0)
+    ([1, 2, 0], None, [0, 2, 1], [1, 0])
     """
-    axes = list(range(len(lead)))
-    if heads is None or len(lead) < 2 or lead[-1] == heads or list(lead).count(heads) != 1:
+    matching = [axis for axis, size in enumerate(lead) if size == heads]
+    if len(lead) < 2 or not matching:
         return None
-    axis = list(lead).index(heads)
-    return [other for other in axes if other != axis] + [axis]
+    axis = hint if hint in matching else matching[-1]
+    order = [other for other in range(len(lead)) if other != axis] + [axis]
+    return None if axis == len(lead) - 1 else order
+
+
+def has_swapped_heads(node: Softmaxed, heads: int | None) -> bool:
+    """Return whether the heads are an axis that its size alone does not tell from the batch."""
+    lead, scores = node.weights.shape[:-2], node.scores
+    if scores is None or scores.lead != tuple(lead):
+        return False
+    return head_order(lead, heads, scores.head_axis) != head_order(lead, heads)
 
 
 def _scores_with_heads(scores: Scores, heads: int | None) -> Scores | None:
-    order = head_order(scores.lead, heads)
+    order = head_order(scores.lead, heads, scores.head_axis)
     if order is None:
         return scores
     count = len(order)
