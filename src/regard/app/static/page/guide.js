@@ -18,6 +18,9 @@ export const CHAPTERS = {
 // base: address of the guide; without one, the chapters are named only
 export function chapterLinks(base, names) {
   if (!names.length) return [];
-  const nodes = names.map((name) => base ? make("a", { href: `${base.replace(/\/$/, "")}/path/${name}.html`, target: "_blank", rel: "noopener" }, CHAPTERS[name]) : make("span", {}, CHAPTERS[name]));
+  const nodes = names.map((name) => {
+    const title = CHAPTERS[name].replace(". ", ".\u00a0"); // no line break after the number
+    return base ? make("a", { href: `${base.replace(/\/$/, "")}/path/${name}.html`, target: "_blank", rel: "noopener" }, title) : make("span", {}, title);
+  });
   return ["Guide: ", ...nodes.flatMap((node, index) => (index ? [", ", node] : [node]))];
 }
