@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+Integers = NDArray[np.int32] | NDArray[np.int64]
 
 _STEM = 5  # characters
 _CJK_STEM = 1
