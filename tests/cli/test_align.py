@@ -226,6 +226,8 @@ def test_a_saved_aligner_aligns_new_text(corpus, tmp_path, capsys):
     assert values["link_scores"] == [values["weights"][1][0], values["weights"][0][1]]
     run("align", *corpus, "--aligner", path)
     assert capsys.readouterr().out == (tmp_path / "links").read_text()
+    run("align", "--text", "rot Haus", "house red", "--aligner", path, "--draw")
+    assert "house" in capsys.readouterr().out
     swapped = error_of(capsys, "align", *reversed(corpus), "--aligner", path)
     assert "SOURCE and TARGET seem to be swapped" in swapped
 
