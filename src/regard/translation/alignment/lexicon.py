@@ -19,7 +19,7 @@ from regard.translation.alignment.vocabulary import Floats, Integers, Vocabulary
 
 Vocabularies = tuple[Vocabulary, Vocabulary]
 
-# Chosen on Greek (books 40 to 44), Romanian and Chinese gold links; see docs/results.md.
+# Chosen on the gold links of docs/results.md, except Greek books 45 to 66.
 _PRIOR = 16.0  # weight of the stem's statistics, in links
 _STEM_PRIOR = 4.0
 _SMOOTHING = 1e-2  # added to each count of two stems
