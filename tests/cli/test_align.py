@@ -64,7 +64,7 @@ def test_files_pairs_and_sentences(model, files, tmp_path, monkeypatch, capsys):
         run("align", "-m", model, *arguments)
         shown = links[:1] if "--text" in arguments else links
         assert capsys.readouterr().out.split("\n") == [*shown, ""]
-    monkeypatch.setattr("regard.cli.align._BATCH_CELLS", 10)  # long pairs are aligned in smaller batches
+    monkeypatch.setattr("regard.cli.aligners._BATCH_CELLS", 10)  # long pairs are aligned in smaller batches
     run("align", "-m", model, *files, "-o", tmp_path / "links")
     assert (tmp_path / "links").read_text().split("\n") == [*links, ""]
     assert capsys.readouterr().out == ""
@@ -226,6 +226,8 @@ def test_a_saved_aligner_aligns_new_text(corpus, tmp_path, capsys):
     assert values["link_scores"] == [values["weights"][1][0], values["weights"][0][1]]
     run("align", *corpus, "--aligner", path)
     assert capsys.readouterr().out == (tmp_path / "links").read_text()
+    run("align", "--text", "rot Haus", "house red", "--aligner", path, "--draw")
+    assert "house" in capsys.readouterr().out
     swapped = error_of(capsys, "align", *reversed(corpus), "--aligner", path)
     assert "SOURCE and TARGET seem to be swapped" in swapped
 

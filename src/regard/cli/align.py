@@ -2,24 +2,22 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from regard._util.text import pluralize, shorten
+from regard.cli.aligners import align_lexically, align_with_attention
 from regard.cli.shared import (
     check_input,
     check_model,
     check_output,
     exclusive,
-    index,
-    load,
     naming,
     open_output,
     parse_languages,
@@ -29,19 +27,14 @@ from regard.translation.alignment.links import SymmetrizationMethod, check_thres
 from regard.translation.alignment.output import (
     AlignedPair,
     Style,
-    batch_pairs,
     write_aligned,
     write_aligned_tmx,
 )
 from regard.translation.data.formats import Format, read_pairs
-from regard.translation.model_folder import is_pretrained
 
 if TYPE_CHECKING:
     from regard.translation.alignment.aer import GoldAlignment
-    from regard.translation.alignment.cross_attention import AlignmentHead
-    from regard.translation.alignment.lexical_aligner import LexicalAligner
     from regard.translation.alignment.links import Links
-    from regard.translation.translator import Translator
 
 Pair = tuple[str, str]
 
@@ -51,11 +44,7 @@ _gold = partial(typer.Option, rich_help_panel="Evaluation")
 _head = partial(typer.Option, rich_help_panel="Translation model, instead of the lexical aligner")
 _input = partial(typer.Option, rich_help_panel="Input format")
 _format = partial(typer.Option, rich_help_panel="Output format")
-_BATCH_PAIRS = 512
-_LEXICAL_BATCH_PAIRS = 10_000
-_BATCH_CELLS = 4_000_000  # source words × target words
 _MIN_PAIRS = 10  # minimum to guess the index base of a gold file
-_FEW_PAIRS = 500  # with fewer, the lexical aligner finds little
 
 
 def align(
@@ -224,11 +213,11 @@ def align(
         pairs = list(pairs)
         gold_links = _read_gold(gold, index_base, pairs)
     aligned = (
-        _align_with_attention(pairs, model, reverse_model, languages, overrides, threshold, symmetrize)
+        align_with_attention(pairs, model, reverse_model, languages, overrides, threshold, symmetrize)
         if model is not None
-        else _align_lexically(pairs, aligner, save, threshold, symmetrize or "grow-diag-final-and")
+        else align_lexically(pairs, aligner, save, threshold, symmetrize or "grow-diag-final-and")
     )
-    style: Style = "json" if as_json else "draw" if draw else "scores" if scores else "links"
+    style: Style = "json" if as_json else "scores" if scores else "links"
     predicted: list[Links] = []
     aligned = _collect(aligned, predicted) if gold_links is not None else aligned
     if is_tmx and output is not None:
@@ -237,11 +226,25 @@ def align(
         # with --gold, only the error rate is printed
         to_stdout = sys.stdout if gold is None else StringIO()
         with nullcontext(to_stdout) if output is None else open_output(output) as file:
-            write_aligned(file, aligned, style)
+            if draw:
+                _draw(aligned, file)
+            else:
+                write_aligned(file, aligned, style)
     if gold_links is not None:
         from regard.translation.alignment.aer import error_rate
 
         print(error_rate(predicted, gold_links))
+
+
+def _draw(aligned: "Iterable[AlignedPair]", file: IO[str]) -> None:
+    from rich.console import Console
+
+    from regard.plot.terminal import draw_alignment
+
+    screen = Console(file=file, highlight=False)
+    for pair in aligned:
+        draw_alignment(pair.alignment, screen)
+        screen.print()
 
 
 def _collect(aligned: "Iterable[AlignedPair]", predicted: "list[Links]") -> "Iterator[AlignedPair]":
@@ -249,93 +252,6 @@ def _collect(aligned: "Iterable[AlignedPair]", predicted: "list[Links]") -> "Ite
     for pair in aligned:
         predicted.append(pair.links)
         yield pair
-
-
-def _align_lexically(
-    pairs: Iterable[Pair],
-    path: Path | None,
-    save: Path | None,
-    threshold: float | None,
-    method: SymmetrizationMethod,
-) -> "Iterator[AlignedPair]":
-    """Align with a saved aligner, or learn one from the pairs and save it if requested."""
-    from regard.translation.alignment.lexical_aligner import LexicalAligner
-
-    if path is not None:
-        aligner = LexicalAligner.load(path)
-    else:
-        pairs = list(pairs)
-        with _show_progress("Learning") as progress:
-            aligner = LexicalAligner.learn(pairs, progress=progress)
-        if len(pairs) < _FEW_PAIRS:
-            print(
-                f"regard: the aligner learned from only {pluralize(len(pairs), 'sentence pair')}; more text "
-                "gives better links.",
-                file=sys.stderr,
-            )
-        if save is not None:
-            aligner.save(save)
-    checked = path is None
-    for batch in batch_pairs(pairs, _LEXICAL_BATCH_PAIRS, _BATCH_CELLS):
-        if not checked:
-            _check_sides(aligner, batch)
-            checked = True
-        for pair, alignment in zip(batch, aligner.align(batch), strict=True):
-            yield AlignedPair(pair, alignment.links(method, threshold), alignment)
-
-
-def _check_sides(aligner: "LexicalAligner", pairs: Sequence[Pair]) -> None:
-    """Raise if source and target seem to be swapped."""
-    sides = list(zip(*pairs, strict=True))
-    known = [[_fraction(*aligner.count_known(texts, side)) for side in (0, 1)] for texts in sides]
-    if known[0][1] > 2 * known[0][0] and known[1][0] > 2 * known[1][1]:
-        raise ArgumentError(
-            f"The aligner knows {known[0][0]:.0%} of the words in SOURCE as source words, but "
-            f"{known[0][1]:.0%} as target words. SOURCE and TARGET seem to be swapped; pass them in the "
-            "other order."
-        )
-
-
-def _fraction(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
-
-
-@contextmanager
-def _show_progress(label: str) -> "Iterator[Callable[[int, int], None]]":
-    """Show a progress bar on the terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    screen = Console(stderr=True)
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _align_with_attention(
-    pairs: Iterable[Pair],
-    model: Path,
-    reverse_model: Path | None,
-    languages: str | None,
-    overrides: dict[str, Any],
-    threshold: float | None,
-    method: SymmetrizationMethod | None,
-) -> "Iterator[AlignedPair]":
-    """Align with the cross-attention of a translation model, or of one for each direction."""
-    needs_head = overrides.keys() != {"layer", "heads", "shift"}
-    forward = load(model, aligning=needs_head, languages=languages if is_pretrained(model) else None)
-    backward = None
-    if reverse_model is not None:
-        multilingual = languages is not None and is_pretrained(reverse_model)
-        reverse = "-".join(reversed(parse_languages(languages or ""))) if multilingual else None
-        backward = load(reverse_model, aligning=True, languages=reverse)
-    forward.alignment_head = _alignment_head(forward, overrides)
-    for batch in batch_pairs(pairs, _BATCH_PAIRS, _BATCH_CELLS):
-        alignments = forward.align(batch)
-        links = [alignment.links(threshold) for alignment in alignments]
-        if backward is not None:
-            links = _symmetrize(links, backward, batch, threshold, method)
-        yield from map(AlignedPair, batch, links, alignments)
 
 
 def _check_inputs(
@@ -424,18 +340,6 @@ def _parse_head(layer: int | None, heads: str | None, shift: str | None) -> dict
     return overrides
 
 
-def _alignment_head(translator: "Translator", overrides: dict[str, Any]) -> "AlignmentHead":
-    """Apply the options to the model's alignment head; negative heads count from the last."""
-    from regard.translation.alignment.cross_attention import cross_attention_layers, layer_name
-
-    heads = overrides.get("heads")
-    head = replace(translator.alignment_head, **{**overrides, "heads": None} if heads else overrides)
-    if not heads:
-        return head
-    count = cross_attention_layers(translator.model)[layer_name(translator.model, head)]
-    return replace(head, heads=tuple(index("--heads", number, count) for number in heads))
-
-
 def _read_gold(path: Path, index_base: int | None, pairs: Sequence[Pair]) -> "list[GoldAlignment]":
     """Read the gold links of all pairs; raise if they do not match the pairs."""
     from regard.translation.alignment.aer import read_gold
@@ -471,19 +375,3 @@ def _check_index_base(path: Path, gold: "Sequence[GoldAlignment]") -> None:
             f"{str(path)!r} never links word 0 in {len(gold):,} pairs, so it seems to count from 1. Use "
             "--index-base 1, or --index-base 0 if it counts from 0."
         )
-
-
-def _symmetrize(
-    forward: "list[Links]",
-    backward: "Translator",
-    pairs: Sequence[Pair],
-    threshold: float | None,
-    method: SymmetrizationMethod | None,
-) -> "list[Links]":
-    from regard.translation.alignment.links import reverse_links, symmetrize
-
-    alignments = backward.align([(target, source) for source, target in pairs])
-    return [
-        symmetrize(links, reverse_links(alignment.links(threshold)), method or "grow-diag-final-and")
-        for links, alignment in zip(forward, alignments, strict=True)
-    ]

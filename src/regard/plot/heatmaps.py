@@ -57,7 +57,7 @@ class AlignmentLike(Protocol):
     @property
     def target_words(self) -> Sequence[str]: ...
     @property
-    def weights(self) -> Tensor: ...
+    def weights(self) -> Tensor | NDArray[Any]: ...
 
 
 @hint_arguments
@@ -433,7 +433,7 @@ def _alignment_panel(alignment: AlignmentLike, title: str) -> Panel:
 
 def checked_weights(alignment: AlignmentLike) -> Tensor:
     """Return the weights of an alignment as floats; raise a ShapeError if their shape is wrong."""
-    weights = alignment.weights.detach().cpu().float().nan_to_num(0)
+    weights = torch.as_tensor(alignment.weights).detach().cpu().float().nan_to_num(0)
     sources, targets = len(alignment.source_words), len(alignment.target_words)
     if tuple(weights.shape) != (targets, sources):
         raise ShapeError(

@@ -2,7 +2,7 @@
 
 import json
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ _DTYPES = {
 def write_aligner(path: str | os.PathLike[str], aligner: "LexicalAligner") -> None:
     """Write an aligner to a file, which appears only when complete."""
     pairs = aligner.lexicon.pairs
-    arrays: dict[str, NDArray[np.generic]] = {
+    arrays: dict[str, NDArray[Any]] = {
         "pairs": pairs.keys,
         "counts": aligner.lexicon.counts.astype(np.float32),
     }
@@ -101,7 +101,7 @@ def _check_header(path: str | os.PathLike[str]) -> None:
         )
 
 
-def _check_arrays(arrays: dict[str, NDArray[np.generic]]) -> None:
+def _check_arrays(arrays: dict[str, NDArray[Any]]) -> None:
     if arrays.keys() != _DTYPES.keys():
         raise ValueError(f"it has the arrays {', '.join(sorted(arrays))}")
     for key, dtype in _DTYPES.items():
@@ -109,7 +109,7 @@ def _check_arrays(arrays: dict[str, NDArray[np.generic]]) -> None:
             raise ValueError(f"{key} is {arrays[key].ndim}-dimensional {arrays[key].dtype}")
 
 
-def _read_words(array: NDArray[np.generic]) -> Vocabulary:
+def _read_words(array: NDArray[Any]) -> Vocabulary:
     words = array.tobytes().decode().split("\n")
     vocabulary = Vocabulary(words)
     if len(vocabulary) != len(words):
@@ -117,7 +117,7 @@ def _read_words(array: NDArray[np.generic]) -> Vocabulary:
     return vocabulary
 
 
-def _check_values(arrays: dict[str, NDArray[np.generic]], words: tuple[Vocabulary, Vocabulary]) -> None:
+def _check_values(arrays: dict[str, NDArray[Any]], words: tuple[Vocabulary, Vocabulary]) -> None:
     keys, counts = arrays["pairs"], arrays["counts"]
     if not len(keys) or len(keys) != len(counts):
         raise ValueError(f"{len(keys)} pairs have {len(counts)} counts")

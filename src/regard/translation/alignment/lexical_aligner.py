@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 class LexicalAligner:
     """Aligns words without a neural model; learns from the sentence pairs that are to be aligned.
 
-    Create an aligner with `LexicalAligner.learn` or `LexicalAligner.load`. Learning needs about 10 bytes of
+    Create an aligner with `LexicalAligner.learn` or `LexicalAligner.load`. Learning needs about 12 bytes of
     memory for each pair of a source and a target word in the same sentence pair, and 100 for each distinct
     word pair.
 
@@ -154,8 +154,8 @@ class LexicalAligner:
         scores = _sentence_scores(corpus, expected)
         forward, backward = (corpus.split(expectation.posteriors) for expectation in expected)
         return [
-            LexicalAlignment(tuple(source.split()), tuple(target.split()), *both, float(score))
-            for (source, target), *both, score in zip(pairs, forward, backward, scores, strict=True)
+            LexicalAlignment(tuple(source.split()), tuple(target.split()), first, second, float(score))
+            for (source, target), first, second, score in zip(pairs, forward, backward, scores, strict=True)
         ]
 
 
@@ -207,7 +207,7 @@ class _Trainer:
         Otherwise, words that occur once or twice would confirm the links that they were given by chance.
         """
         at = np.nonzero(own > _NEGLIGIBLE * self.lexicon.counts[keys][key_of])[0]
-        left_out = own[at] * (1 - 1e-6)  # rounding must not make a count negative
+        left_out = own[at].astype(np.float64) * (1 - 1e-6)  # rounding must not make a count negative
         for direction in (0, 1):
             cells[direction][at] = self.lexicon.leave_out(direction, keys[key_of[at]], left_out)
 
@@ -250,8 +250,9 @@ def _frequencies(corpora: Sequence[EncodedPairs], side: int, size: int) -> Integ
 
 def _sentence_scores(corpus: EncodedPairs, expected: Sequence[Expectation]) -> Floats:
     """Return the log probability per word of each pair, the mean of both directions; 0 if empty."""
-    observed = [np.maximum(corpus.lengths[1 - direction], 1) for direction in (0, 1)]
-    return sum(e.log_probabilities / n for e, n in zip(expected, observed, strict=True)) / 2
+    forward, backward = expected
+    source, target = (np.maximum(lengths, 1) for lengths in corpus.lengths)
+    return (forward.log_probabilities / target + backward.log_probabilities / source) / 2
 
 
 def _normalize(counts: Floats) -> Floats:

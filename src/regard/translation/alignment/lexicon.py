@@ -19,7 +19,7 @@ from regard.translation.alignment.vocabulary import Floats, Integers, Vocabulary
 
 Vocabularies = tuple[Vocabulary, Vocabulary]
 
-# Chosen on Greek (books 40 to 44), Romanian and Chinese gold links; see docs/results.md.
+# Chosen on the gold links of docs/results.md, except Greek books 45 to 66.
 _PRIOR = 16.0  # weight of the stem's statistics, in links
 _STEM_PRIOR = 4.0
 _SMOOTHING = 1e-2  # added to each count of two stems
@@ -32,7 +32,8 @@ class WordPairs:
 
     def __init__(self, words: Vocabularies, keys: Integers) -> None:
         self.words, self.keys = words, keys
-        self.numbers = keys // max(len(words[1]), 1), keys % max(len(words[1]), 1)
+        source, target = np.divmod(keys, max(len(words[1]), 1))
+        self.numbers = source.astype(np.int32), target.astype(np.int32)
         self.spelling: NDArray[np.float32] = 1 + _SPELLING * spelling_similarity(words, *self.numbers) ** 2
 
     def __len__(self) -> int:
@@ -74,7 +75,8 @@ class _Table:
     """Sums of counts by key. index: the key of each word pair, as an index into the sorted keys."""
 
     def __init__(self, keys: Integers) -> None:
-        self.keys, self.index = np.unique(keys, return_inverse=True)
+        self.keys, index = np.unique(keys, return_inverse=True)
+        self.index = index.astype(np.int32)
         self.sums = np.zeros(len(self.keys))
 
     def find(self, keys: Integers) -> Floats:
@@ -177,7 +179,7 @@ def _stem_keys(pairs: WordPairs, trained: Vocabularies) -> Integers:
 
 def _combine(first: Integers, second: Integers, first_size: int, second_size: int) -> Integers:
     known = (first < first_size) & (second < second_size)
-    return np.where(known, first * second_size + second, -1)
+    return np.where(known, first.astype(np.int64) * second_size + second, -1)
 
 
 def find(keys: Integers, values: Floats, wanted: Integers) -> Floats:

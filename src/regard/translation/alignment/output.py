@@ -1,4 +1,4 @@
-"""Write aligned sentence pairs: links, links with scores, JSON, drawings or TMX."""
+"""Write aligned sentence pairs: links, links with scores, JSON or TMX."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from regard.translation.data.tmx import Languages, write_tmx
 if TYPE_CHECKING:
     from regard.translation.alignment.alignment import Alignment
 
-Style = Literal["links", "scores", "json", "draw"]
+Style = Literal["links", "scores", "json"]
 
 
 class AlignedPair(NamedTuple):
@@ -46,21 +46,11 @@ def batch_pairs(
 
 
 def write_aligned(file: IO[str], pairs: Iterable[AlignedPair], style: Style = "links") -> None:
-    """Write one line per pair, or a drawing of each pair for style="draw".
+    """Write one line per pair.
 
     links: Pharaoh format, as in Moses: 0-0 1-2. scores: the pair's score, a tab, and 0-0:0.98 1-2:0.75.
     json: an object with words, links and all weights.
     """
-    if style == "draw":
-        from rich.console import Console
-
-        from regard.plot.terminal import draw_alignment
-
-        screen = Console(file=file, highlight=False)
-        for aligned in pairs:
-            draw_alignment(aligned.alignment, screen)
-            screen.print()
-        return
     for aligned in pairs:
         file.write(f"{_format(aligned, style)}\n")
 

@@ -3,13 +3,14 @@
 import unicodedata
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+Integers = NDArray[np.signedinteger[Any]]
 
 _STEM = 5  # characters
 _CJK_STEM = 1

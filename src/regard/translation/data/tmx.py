@@ -1,6 +1,7 @@
 """Read and write TMX 1.4b, the XML format of translation memories. Files are streamed."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
 from typing import Any, BinaryIO
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
@@ -68,12 +69,10 @@ def write_tmx(
 
     Control characters, which XML cannot represent, are dropped.
     """
-    from regard import __version__
-
-    source, target = (quoteattr(language) for language in languages)
+    source, target, tool_version = map(quoteattr, (*languages, version("regard")))
     file.write(
         '<?xml version="1.0" encoding="UTF-8"?>\n<tmx version="1.4">\n'
-        f'<header creationtool="regard" creationtoolversion="{__version__}" segtype="sentence" '
+        f'<header creationtool="regard" creationtoolversion={tool_version} segtype="sentence" '
         f'o-tmf="regard" adminlang="en" srclang={source} datatype="plaintext"/>\n<body>\n'.encode()
     )
     number = 0

@@ -1,0 +1,143 @@
+"""The two ways in which `regard align` finds links: the lexical aligner, and the attention of a model."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard._util.text import pluralize
+from regard.cli.shared import index, load, parse_languages
+from regard.errors import ArgumentError
+from regard.translation.alignment.links import SymmetrizationMethod
+from regard.translation.alignment.output import AlignedPair, batch_pairs
+from regard.translation.model_folder import is_pretrained
+
+if TYPE_CHECKING:
+    from regard.translation.alignment.cross_attention import AlignmentHead
+    from regard.translation.alignment.lexical_aligner import LexicalAligner
+    from regard.translation.alignment.links import Links
+    from regard.translation.translator import Translator
+
+Pair = tuple[str, str]
+
+_BATCH_PAIRS = 512
+_LEXICAL_BATCH_PAIRS = 10_000
+_BATCH_CELLS = 4_000_000  # source words × target words
+_FEW_PAIRS = 500  # with fewer, the lexical aligner finds little
+
+
+def align_lexically(
+    pairs: Iterable[Pair],
+    path: Path | None,
+    save: Path | None,
+    threshold: float | None,
+    method: SymmetrizationMethod,
+) -> "Iterator[AlignedPair]":
+    """Align with a saved aligner, or learn one from the pairs and save it if requested."""
+    from regard.translation.alignment.lexical_aligner import LexicalAligner
+
+    if path is not None:
+        aligner = LexicalAligner.load(path)
+    else:
+        pairs = list(pairs)
+        with _show_progress("Learning") as progress:
+            aligner = LexicalAligner.learn(pairs, progress=progress)
+        if len(pairs) < _FEW_PAIRS:
+            print(
+                f"regard: the aligner learned from only {pluralize(len(pairs), 'sentence pair')}; more text "
+                "gives better links.",
+                file=sys.stderr,
+            )
+        if save is not None:
+            aligner.save(save)
+    checked = path is None
+    for batch in batch_pairs(pairs, _LEXICAL_BATCH_PAIRS, _BATCH_CELLS):
+        if not checked:
+            _check_sides(aligner, batch)
+            checked = True
+        for pair, alignment in zip(batch, aligner.align(batch), strict=True):
+            yield AlignedPair(pair, alignment.links(method, threshold), alignment)
+
+
+def _check_sides(aligner: "LexicalAligner", pairs: Sequence[Pair]) -> None:
+    """Raise if source and target seem to be swapped."""
+    sides = list(zip(*pairs, strict=True))
+    known = [[_fraction(*aligner.count_known(texts, side)) for side in (0, 1)] for texts in sides]
+    if known[0][1] > 2 * known[0][0] and known[1][0] > 2 * known[1][1]:
+        raise ArgumentError(
+            f"The aligner knows {known[0][0]:.0%} of the words in SOURCE as source words, but "
+            f"{known[0][1]:.0%} as target words. SOURCE and TARGET seem to be swapped; pass them in the "
+            "other order."
+        )
+
+
+def _fraction(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+@contextmanager
+def _show_progress(label: str) -> "Iterator[Callable[[int, int], None]]":
+    """Show a progress bar on the terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    screen = Console(stderr=True)
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def align_with_attention(
+    pairs: Iterable[Pair],
+    model: Path,
+    reverse_model: Path | None,
+    languages: str | None,
+    overrides: dict[str, Any],
+    threshold: float | None,
+    method: SymmetrizationMethod | None,
+) -> "Iterator[AlignedPair]":
+    """Align with the cross-attention of a translation model, or of one for each direction."""
+    needs_head = overrides.keys() != {"layer", "heads", "shift"}
+    forward = load(model, aligning=needs_head, languages=languages if is_pretrained(model) else None)
+    backward = None
+    if reverse_model is not None:
+        multilingual = languages is not None and is_pretrained(reverse_model)
+        reverse = "-".join(reversed(parse_languages(languages or ""))) if multilingual else None
+        backward = load(reverse_model, aligning=True, languages=reverse)
+    forward.alignment_head = _alignment_head(forward, overrides)
+    for batch in batch_pairs(pairs, _BATCH_PAIRS, _BATCH_CELLS):
+        alignments = forward.align(batch)
+        links = [alignment.links(threshold) for alignment in alignments]
+        if backward is not None:
+            links = _symmetrize(links, backward, batch, threshold, method)
+        yield from map(AlignedPair, batch, links, alignments)
+
+
+def _alignment_head(translator: "Translator", overrides: dict[str, Any]) -> "AlignmentHead":
+    """Apply the options to the model's alignment head; negative heads count from the last."""
+    from regard.translation.alignment.cross_attention import cross_attention_layers, layer_name
+
+    heads = overrides.get("heads")
+    head = replace(translator.alignment_head, **{**overrides, "heads": None} if heads else overrides)
+    if not heads:
+        return head
+    count = cross_attention_layers(translator.model)[layer_name(translator.model, head)]
+    return replace(head, heads=tuple(index("--heads", number, count) for number in heads))
+
+
+def _symmetrize(
+    forward: "list[Links]",
+    backward: "Translator",
+    pairs: Sequence[Pair],
+    threshold: float | None,
+    method: SymmetrizationMethod | None,
+) -> "list[Links]":
+    from regard.translation.alignment.links import reverse_links, symmetrize
+
+    alignments = backward.align([(target, source) for source, target in pairs])
+    return [
+        symmetrize(links, reverse_links(alignment.links(threshold)), method or "grow-diag-final-and")
+        for links, alignment in zip(forward, alignments, strict=True)
+    ]
