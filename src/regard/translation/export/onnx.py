@@ -16,8 +16,7 @@ import numpy
 import torch
 from torch import nn
 
-from regard import __version__
-from regard._util.extras import require
+from regard._util.extras import installed_version, require
 from regard._util.files import write_atomic
 from regard.models.layers.attention import MultiHeadAttention
 from regard.models.layers.blocks import TransformerConfig
@@ -127,7 +126,7 @@ class _Graph:
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.initializers)
         opset = [helper.make_opsetid("", _OPSET)]
         model = helper.make_model(graph, opset_imports=opset, producer_name="regard")
-        model.ir_version, model.producer_version = _IR_VERSION, __version__
+        model.ir_version, model.producer_version = _IR_VERSION, installed_version()
         self.onnx.checker.check_model(model)
         return model.SerializeToString()
 
