@@ -21,7 +21,8 @@ from regard.translation.alignment.cross_attention import (
     cross_weights,
     has_cross_attention,
 )
-from regard.translation.decoding.search import Hypothesis, batch_by_length, search
+from regard.translation.decoding.hypothesis import Hypothesis
+from regard.translation.decoding.search import batch_by_length, search
 from regard.translation.decoding.strategies import Beam, Strategy, check_batch_size
 from regard.translation.model_folder import is_pretrained
 from regard.translation.pretrained.loader import check_no_languages

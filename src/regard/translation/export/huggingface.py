@@ -157,7 +157,7 @@ def _permute(name: str, tensor: Tensor, order: Tensor) -> Tensor:
     return tensor[order]
 
 
-def _alignment(plan: Plan) -> Mapping[str, Any]:
+def _alignment(plan: Plan) -> dict[str, Any]:
     layer, heads = plan.alignment()
     return {"alignment_heads": [[layer, head] for head in heads]}
 
