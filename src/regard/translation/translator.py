@@ -110,7 +110,8 @@ class Translator:
         settings = self.config.get("settings", {})
         self._max_positions = model.max_length or sys.maxsize
         max_tokens = settings.get("corpus", {}).get("max_tokens", MAX_TOKENS)
-        self.max_tokens: int = min(max_tokens, self._max_positions - 1)  # one position is for the end token
+        around = len(tokens.special.source([]))  # positions of the end token, and of a language token
+        self.max_tokens: int = min(max_tokens, self._max_positions - around)
 
     def translate(
         self,
