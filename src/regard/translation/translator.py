@@ -25,8 +25,9 @@ from regard.translation.alignment.cross_attention import (
     has_cross_attention,
 )
 from regard.translation.decoding.constraints import Constraints
+from regard.translation.decoding.hypothesis import Hypothesis
 from regard.translation.decoding.scoring import token_log_probabilities
-from regard.translation.decoding.search import Hypothesis, batch_by_length, search
+from regard.translation.decoding.search import batch_by_length, search
 from regard.translation.decoding.strategies import Beam, Sample, Strategy, check_batch_size
 from regard.translation.model_folder import CALIBRATION, is_pretrained
 from regard.translation.pretrained.loader import check_no_languages
@@ -139,7 +140,8 @@ class Translator:
         settings = self.config.get("settings", {})
         self._max_positions = model.max_length or sys.maxsize
         max_tokens = settings.get("corpus", {}).get("max_tokens", MAX_TOKENS)
-        self.max_tokens: int = min(max_tokens, self._max_positions - 1)  # one position is for the end token
+        around = len(tokens.special.source([]))  # positions of the end token, and of a language token
+        self.max_tokens: int = min(max_tokens, self._max_positions - around)
         self.profile = profile or TextProfile()
         copies = bool(settings.get("training", {}).get("unknown_rate"))
         self._reader = SourceReader(tokens.source, self.profile, max_tokens=self.max_tokens, copies=copies)

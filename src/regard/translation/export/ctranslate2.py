@@ -1,6 +1,7 @@
 """Export to CTranslate2: model.bin, config.json, vocabularies and SentencePiece models."""
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ _GATED = ("reglu", "geglu", "geglu_tanh", "swiglu")
 def export_ctranslate2(plan: Plan, folder: Path) -> None:
     """Write a model that `ctranslate2.Translator` loads."""
     require("ctranslate2", "export --to ctranslate2")
-    from ctranslate2.specs import common_spec, transformer_spec
+    common_spec, transformer_spec = (
+        import_module(f"ctranslate2.specs.{name}") for name in ("common_spec", "transformer_spec")
+    )
 
     _check(plan)
     layer, heads = plan.alignment()

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from regard import __version__
+from regard._util.extras import installed_version
 from regard._util.files import read_regular, write_atomic
 from regard.translation.export.plan import MAX_POSITIONS, SUPPRESSED, Plan, write_json
 from regard.translation.pretrained.bart import map_stacks
@@ -157,7 +157,7 @@ def _permute(name: str, tensor: Tensor, order: Tensor) -> Tensor:
     return tensor[order]
 
 
-def _alignment(plan: Plan) -> Mapping[str, Any]:
+def _alignment(plan: Plan) -> dict[str, Any]:
     layer, heads = plan.alignment()
     return {"alignment_heads": [[layer, head] for head in heads]}
 
@@ -185,4 +185,4 @@ def _write_tokenizer(plan: Plan, folder: Path) -> None:
 
 def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     content = {name: tensor.float().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomic(folder / MODEL, save(content, metadata={"format": "pt", "regard": __version__}))
+    write_atomic(folder / MODEL, save(content, metadata={"format": "pt", "regard": installed_version()}))

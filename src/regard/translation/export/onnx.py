@@ -9,6 +9,7 @@ reorders their rows.
 """
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ import numpy
 import torch
 from torch import nn
 
-from regard import __version__
-from regard._util.extras import require
+from regard._util.extras import installed_version, require
 from regard._util.files import write_atomic
 from regard.models.layers.attention import MultiHeadAttention
 from regard.models.layers.blocks import TransformerConfig
+from regard.models.layers.stack import Stack
 from regard.translation.export.plan import Plan, array, write_json, write_vocabulary
 
 _OPSET = 17
@@ -71,9 +72,8 @@ class _Graph:
     """Builds an ONNX graph: each method appends a node and returns the name of its output."""
 
     def __init__(self, name: str) -> None:
-        import onnx
-
-        self.onnx, self.name = onnx, name
+        self.onnx: Any = import_module("onnx")
+        self.name = name
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
         self.inputs: list[Any] = []
@@ -127,7 +127,7 @@ class _Graph:
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.initializers)
         opset = [helper.make_opsetid("", _OPSET)]
         model = helper.make_model(graph, opset_imports=opset, producer_name="regard")
-        model.ir_version, model.producer_version = _IR_VERSION, __version__
+        model.ir_version, model.producer_version = _IR_VERSION, installed_version()
         self.onnx.checker.check_model(model)
         return model.SerializeToString()
 
@@ -247,6 +247,10 @@ class _Graph:
         return self.op("Unsqueeze", self.op("Gather", self.tensor(table), index, axis=1), self.integers(0))
 
 
+def _blocks(stack: Stack) -> list[Any]:
+    return list(stack.blocks)
+
+
 def _encoder(plan: Plan) -> _Graph:
     graph, stack = _Graph("encoder"), plan.model.encoder
     tokens = graph.input("input_ids", ("batch", "source"), integer=True)
@@ -257,7 +261,7 @@ def _encoder(plan: Plan) -> _Graph:
         distances = graph.distances(length, graph.integers(0), length)
         bias = graph.op("Add", graph.relative_bias(stack, distances, stack.config.max_distance), bias)
     eps = stack.config.eps
-    for block in stack.blocks:
+    for block in _blocks(stack):
 
         def self_attention(y: str, attention: Any = block.attention) -> str:
             query, key, value = (graph.project(y, attention, which) for which in range(3))
@@ -269,7 +273,7 @@ def _encoder(plan: Plan) -> _Graph:
         x = graph.residual(block.attention_residual, x, self_attention, eps)
         x = graph.residual(block.feed_forward_residual, x, feed_forward, eps)
     x = graph.norm(x, stack.norm, eps)
-    for i, block in enumerate(plan.model.decoder.blocks):
+    for i, block in enumerate(_blocks(plan.model.decoder)):
         shape = ("batch", block.cross.heads, "source", block.cross.head_width)
         graph.output(graph.project(x, block.cross, 1), f"cross_key.{i}", shape)
         graph.output(graph.project(x, block.cross, 2), f"cross_value.{i}", shape)
@@ -280,7 +284,7 @@ def _decoder(plan: Plan) -> _Graph:
     graph, stack = _Graph("decoder"), plan.model.decoder
     tokens = graph.input("input_ids", ("batch", "target"), integer=True)
     graph.input("attention_mask", ("batch", "source"), integer=True)
-    for i, block in enumerate(stack.blocks):
+    for i, block in enumerate(_blocks(stack)):
         heads, width = block.cross.heads, block.cross.head_width
         for name in (f"cross_key.{i}", f"cross_value.{i}"):
             graph.input(name, ("batch", heads, "source", width))
@@ -294,7 +298,7 @@ def _decoder(plan: Plan) -> _Graph:
     if stack.config.positions == "t5":
         bias = graph.op("Add", graph.relative_bias(stack, distances, stack.config.max_distance), bias)
     eps, (aligned, heads) = stack.config.eps, plan.alignment()
-    for i, block in enumerate(stack.blocks):
+    for i, block in enumerate(_blocks(stack)):
         present: list[str] = []
 
         def self_attention(

@@ -170,7 +170,7 @@ def _prefix(choice: Choice) -> str:
             )
         return next(iter(prefixes.values()), "")
     if pair in prefixes:
-        return prefixes[pair]  # type: ignore[index]
+        return prefixes[pair]
     if None not in pair and all(name[:1].isupper() for name in pair if name):
         return f"translate {pair[0]} to {pair[1]}:"
     known = ", ".join(map("-".join, prefixes)) or "none"

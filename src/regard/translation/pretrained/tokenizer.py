@@ -116,7 +116,7 @@ class SentencePieceTokenizer(PretrainedTokenizer):
         return [[self.ids.get(piece, unknown) for piece in pieces] for pieces in self._encode([*lines], str)]
 
     @property
-    def _processor(self) -> Any:  # type: ignore[override]
+    def _processor(self) -> Any:
         return self._model
 
     def serialized(self) -> bytes:

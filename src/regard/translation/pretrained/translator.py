@@ -36,7 +36,7 @@ class PretrainedTranslator(Translator):
         self._head = None
 
     @property
-    def alignment_head(self) -> AlignmentHead:  # type: ignore[override]
+    def alignment_head(self) -> AlignmentHead:
         """The layer and heads from which alignments are read."""
         if self._head is None:
             self._head = guess_alignment_head(self.model, self.tokens)
