@@ -164,8 +164,8 @@ def translate(
 
     keep_memory()
     with _join_world() as world:
-        options = {"device": world.device, "dtype": precision}
-        translator = load(model, **options, aligning=alignment, quiet=world.rank > 0)
+        quiet = world.rank > 0
+        translator = load(model, device=world.device, dtype=precision, aligning=alignment, quiet=quiet)
         writer = Writer(translator, strategy, batch, output_format)
         with _progress(output) as writer.report:
             if world.size > 1 and file is not None and output is not None:

@@ -13,7 +13,8 @@ from torch import Tensor
 from regard._util.checks import check_sentences, check_type
 from regard._util.text import shorten
 from regard.errors import DTypeError
-from regard.models.quantization import Precision, quantize
+from regard.models.configs import Precision
+from regard.models.quantization import quantize
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import Alignment, align, check_size, merge
 from regard.translation.alignment.cross_attention import (

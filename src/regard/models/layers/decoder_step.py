@@ -167,7 +167,9 @@ def _block_addresses(block: DecoderBlock) -> list[int]:
 
 
 def _norm_addresses(norm: nn.Module) -> list[int]:
-    return [0, 0] if isinstance(norm, nn.Identity) else [_address(norm.weight), _address(norm.bias)]
+    if not isinstance(norm, nn.LayerNorm):
+        return [0, 0]
+    return [_address(norm.weight), _address(norm.bias)]
 
 
 def _layer_addresses(layer: nn.Linear | Int8Linear) -> list[int]:
