@@ -152,7 +152,9 @@ def _is_compiled(block: nn.Module) -> bool:
     """Whether the kernels support a block: layer norm and ReLU."""
     assert isinstance(block, DecoderBlock)
     residuals = (block.attention_residual, block.cross_residual, block.feed_forward_residual)
-    norms = all(isinstance(residual.norm, nn.LayerNorm) for residual in residuals)
+    norms = all(
+        isinstance(residual.norm, nn.LayerNorm) and residual.norm.elementwise_affine for residual in residuals
+    )
     return norms and block.feed_forward.activation == "relu"
 
 
