@@ -212,8 +212,8 @@ def translate(
 
     keep_memory()
     with _join_world() as world:
-        options = {"device": world.device, "dtype": precision, "languages": languages}
-        translator = load(model, **options, aligning=alignment, quiet=world.rank > 0)
+        options = {"aligning": alignment, "quiet": world.rank > 0, "languages": languages}
+        translator = load(model, device=world.device, dtype=precision, **options)
         writer = Writer(translator, strategy, batch, output_format)
         if terms is not None:
             from regard.translation.text.terms import Terms

@@ -151,7 +151,9 @@ def _is_compiled(block: nn.Module) -> bool:
     """Whether the kernels support a block: layer norm and ReLU."""
     assert isinstance(block, DecoderBlock)
     residuals = (block.attention_residual, block.cross_residual, block.feed_forward_residual)
-    norms = all(isinstance(residual.norm, nn.LayerNorm) for residual in residuals)
+    norms = all(
+        isinstance(residual.norm, nn.LayerNorm) and residual.norm.elementwise_affine for residual in residuals
+    )
     return norms and block.feed_forward.activation == "relu"
 
 
@@ -166,7 +168,9 @@ def _block_addresses(block: DecoderBlock) -> list[int]:
 
 
 def _norm_addresses(norm: nn.Module) -> list[int]:
-    return [0, 0] if isinstance(norm, nn.Identity) else [_address(norm.weight), _address(norm.bias)]
+    if not isinstance(norm, nn.LayerNorm):
+        return [0, 0]
+    return [_address(norm.weight), _address(norm.bias)]
 
 
 def _layer_addresses(layer: nn.Linear | Int8Linear) -> list[int]:
