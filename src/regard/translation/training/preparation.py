@@ -181,8 +181,8 @@ def prepare_with(
     sample_size = _GUIDE_PAIRS if guided else _HEAD_PAIRS
     encoded = _encode_and_sample(tokens, train, config.corpus, sample, sample_size, notify)
     corpus = EncodedCorpus.write(folder / IDS, encoded, vocabulary=max(len(side) for side in tokens))
-    if warning := _check_vocabulary(tokens, corpus, config.tokens):
-        notify(f"Warning: {warning}")
+    if too_large := _check_vocabulary(tokens, corpus, config.tokens):
+        notify(f"Warning: {too_large}")
     dev_filter = _token_filter(config.corpus)
     dev_pairs = [pair for pair, _ in _encode(tokens, dev_pairs, dev_filter)]
     _report("dev", dev_filter, notify)
