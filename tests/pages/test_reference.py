@@ -84,7 +84,7 @@ def test_changing_a_command_changes_the_page(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("regard.cli.demo.demo.__doc__", "Demo.\n\nExamples:\nregard demo --seed 1")
     assert "```console\nregard demo --seed 1\n```" in reference.command_line()
     assert "| `--seed N` |" in before
-    assert "<code>--format tsv&#124;jsonl&#124;moses&#124;tmx</code>" in before
+    assert "<code>--format tsv&#124;csv&#124;jsonl&#124;moses&#124;tmx</code>" in before
 
 
 # -- docstrings

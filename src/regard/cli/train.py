@@ -355,7 +355,7 @@ def _config(
 ) -> TranslationConfig:
     """Combine the preset, the model to start from, the config file and individual settings, in this order."""
     preset, model = options.preset or DEFAULT_PRESET, options.model or "transformer"
-    by_model: Any = partial(TranslationConfig.preset, preset)
+    by_model: Any = partial(TranslationConfig.preset, preset)  # type: ignore[arg-type]
     if preset == "auto":
         by_model = partial(choose_config, statistics, **_duration(toml, options.settings))
     config: TranslationConfig = by_model(model)

@@ -88,23 +88,23 @@ def choose_config(
     >>> choose_config(CorpusStatistics(pairs=29_000, characters=3.9e6), epochs=8).model.dropout
     0.1
     """
-    row, epochs = _plan(statistics, epochs, minutes)
-    updates = epochs * statistics.tokens / row.batch_tokens
+    row, passes = _plan(statistics, epochs, minutes)
+    updates = passes * statistics.tokens / row.batch_tokens
     settings: dict[str, dict[str, Any]] = {
         "model": {
             "width": row.width,
             "layers": row.layers,
             "heads": row.width // 32,
-            "dropout": 0.1 if epochs < 13 else 0.2 if epochs < 25 else 0.3,
+            "dropout": 0.1 if passes < 13 else 0.2 if passes < 25 else 0.3,
         },
         "tokens": _tokens(statistics, row),
         "training": {
             "batch_tokens": row.batch_tokens,
             "learning_rate": row.learning_rate,
             "warmup": 400 if row.width <= 256 else 4000,
-            "epochs": epochs,
+            "epochs": passes,
             "minutes": float(minutes or 0),
-            "subword_sampling": 0.1 if epochs >= 13 else 0.0,
+            "subword_sampling": 0.1 if passes >= 13 else 0.0,
             "validate_every": max(_MIN_UPDATES, round(updates / _VALIDATIONS)),
             "patience": 6,
         },
@@ -154,8 +154,8 @@ def _tokens(statistics: CorpusStatistics, row: _Row) -> dict[str, Any]:
         counts = list(accumulate(count for _, count in statistics.alphabet.most_common()))
         characters = 1 + bisect_left(counts, 0.9995 * counts[-1])
     size = min(max(statistics.tokens // _TOKENS_PER_ENTRY, _MIN_VOCABULARY), row.vocabulary)
-    size = round(max(size, 1.5 * characters + 50), -2 if size >= 1000 else -1)
-    return settings | {"size": int(size)}
+    size = max(size, 3 * characters // 2 + 50)
+    return settings | {"size": round(size, -2 if size >= 1000 else -1)}
 
 
 def describe_choice(statistics: CorpusStatistics, config: TranslationConfig) -> str:

@@ -32,6 +32,10 @@ class Emission(NamedTuple):
     """Target words that were emitted together.
 
     text: the words, separated by spaces. words_read: number of source words read before.
+
+    >>> from regard.translation import Emission
+    >>> Emission("two dogs", words_read=4).text.split()
+    ['two', 'dogs']
     """
 
     text: str
@@ -70,10 +74,12 @@ def translate_simultaneously(
             read.append(part)
             if lag < len(read):
                 decoder.extend(read, len(read) - lag)
-                shown = yield from _emit(decoder.words(final=False), shown, len(read))
+                for emission in _emissions(decoder.words(final=False), shown, len(read)):
+                    shown += len(emission.text.split())
+                    yield emission
     if read:
         decoder.extend(read, None)
-        yield from _emit(decoder.words(final=True), shown, len(read))
+        yield from _emissions(decoder.words(final=True), shown, len(read))
 
 
 def average_lagging(words_read: Sequence[int], source_words: int) -> float:
@@ -98,11 +104,9 @@ def average_lagging(words_read: Sequence[int], source_words: int) -> float:
     return sum(read - t / ratio for t, read in enumerate(words_read[:counted])) / counted
 
 
-def _emit(words: Sequence[str], shown: int, read: int) -> Iterator[Emission]:
-    """Yield the words that were not shown yet; return how many are shown now."""
-    if len(words) > shown:
-        yield Emission(" ".join(words[shown:]), read)
-    return max(len(words), shown)
+def _emissions(words: Sequence[str], shown: int, read: int) -> list[Emission]:
+    """Return the words that were not shown yet as an emission, if there are any."""
+    return [Emission(" ".join(words[shown:]), read)] if len(words) > shown else []
 
 
 class _PrefixDecoder:

@@ -120,7 +120,8 @@ def _changed_settings(config: TranslationConfig, origin: Mapping[str, Any], pres
         settings = dict(str(item).partition("=")[::2] for item in passed) if isinstance(passed, list) else {}
         values = {name: _value(config, name) for name in settings}
         return [f"{name}={_to_text(value)}" for name, value in values.items()]
-    base = TranslationConfig.preset(preset if preset in PRESETS else "small", config.model.kind).to_dict()
+    known: Any = preset if preset in PRESETS else "small"
+    base = TranslationConfig.preset(known, config.model.kind).to_dict()
     return [
         f"{section}.{name}={_to_text(value)}"
         for section, settings in config.to_dict().items()

@@ -200,8 +200,8 @@ def prepare_with(
     profile = ProfileBuilder()
     encoded = _encode_and_sample(tokens, train, config.corpus, sample, sample_size, notify, profile)
     corpus = EncodedCorpus.write(folder / IDS, encoded, vocabulary=max(len(side) for side in tokens))
-    if learned and (warning := _check_vocabulary(tokens, corpus, config.tokens)):
-        notify(f"Warning: {warning}")
+    if learned and (too_large := _check_vocabulary(tokens, corpus, config.tokens)):
+        notify(f"Warning: {too_large}")
     lengths = corpus.sizes[:, 0]
     profile.build(int(lengths.max(initial=0)), int(lengths.sum())).save(folder / PROFILE)
     dev_filter = _token_filter(config.corpus)
