@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, and_masks, create_block_mask, or_masks
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.errors import DTypeError
 from regard.mechanism.flex import tiles
 from regard.mechanism.flex.attention import FlexCall, choose_route
 from tests.cases import looped
+from tests.recorder import Largest
 
 B, H, Q, K, D, E = 2, 3, 41, 53, 5, 7
 dense_flex = importlib.import_module("torch._higher_order_ops.flex_attention").math_attention
@@ -332,33 +332,18 @@ def test_blocks_that_are_not_listed_are_masked(name: str, mask: Function | None)
     torch.testing.assert_close(output, expected(*inputs, score_mod, dense)[0])
 
 
-class _Largest(TorchDispatchMode):
-    """Record the largest tensor that an operation returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for x in result if isinstance(result, list | tuple) else (result,):
-            if isinstance(x, Tensor) and x._base is None:
-                self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
-        return result
-
-
 def test_memory_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
     """No operation of either pass creates a tensor with one number for each pair of query and key."""
     monkeypatch.setattr(tiles, "TILE", 2**12)
     tokens, slope = 320, nn.Parameter(torch.tensor(0.5))
     x = torch.randn(1, 1, tokens, 4, requires_grad=True)
     mask = create_block_mask(lambda b, h, q, k: (q - k) % 3 != 1, None, None, tokens, tokens, device="cpu")
-    with _Largest() as largest:
+    with Largest() as largest:
         output = regard.flex_attention(
             x, x, x, score_mod=lambda s, b, h, q, k: s * torch.cos(s * slope), block_mask=mask
         )
         torch.autograd.grad(output.sum(), [x, slope])
-    assert largest.numel <= 4 * 2**12 < tokens**2 / 4
+    assert largest.elements <= 4 * 2**12 < tokens**2 / 4
 
 
 def test_values_are_read_at_each_call() -> None:
