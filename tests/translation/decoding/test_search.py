@@ -18,7 +18,6 @@ from regard.models import Packed, RecurrentConfig, RecurrentSeq2Seq, Transformer
 from regard.models.seq2seq import Seq2Seq, State
 from regard.translation.decoding.search import Hypothesis, _best_extensions, _Live, search
 from regard.translation.decoding.strategies import Beam, Greedy, Sample
-from tests.cases import looped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -418,7 +417,7 @@ def test_two_stage_topk_equals_topk(rows, columns, k, seed):
 # Errors
 
 
-@looped(
+@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Beam(0), "size=0"),
@@ -439,7 +438,7 @@ def test_invalid_strategies(make, message):
         make()
 
 
-@looped(
+@pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"strategy": "beam"}, regard.DTypeError, "strategy='beam'; pass Greedy"),
