@@ -40,7 +40,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
             if i % sampled.args[0]:
                 call.marks.append(pytest.mark.slow.mark)
     if metafunc.config.option.markexpr == "not slow":
-        calls[:] = [call for call in calls if not _is_slow(call)] or calls[:1]
+        slow = metafunc.definition.get_closest_marker("slow") is not None
+        calls[:] = [call for call in calls if not (slow or _is_slow(call))] or calls[:1]
 
 
 def _is_slow(call: Any) -> bool:

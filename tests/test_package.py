@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import regard
-from tests.cases import looped
 
 yaml = pytest.importorskip("yaml")
 
@@ -60,7 +59,7 @@ def test_supported_pythons_and_torch_are_tested():
     assert [f"{oldest}.*", "2.13.*"] == matrix["torch"]
 
 
-@looped("path", WORKFLOWS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_workflows_are_well_formed(path):
     workflow = yaml.safe_load(path.read_text("utf-8"))
     assert workflow[True]  # YAML reads `on` as a boolean

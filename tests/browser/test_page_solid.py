@@ -17,7 +17,7 @@ from tests.browser.visit import (
 )
 
 pytestmark = pytest.mark.timeout(240)
-NARROW = SIZES[2:3]
+NARROW = SIZES[-1:]
 
 
 SECTIONS = {
@@ -87,7 +87,7 @@ def test_the_demo_is_trained_by_a_button(visit: Visit, section: str) -> None:
     page.route("**/api/demo", train)
     visit.answer("training", {"trainings": []})
     visit.enter(section)
-    visit.look(f"demo-{section}", (SIZES[0], SIZES[3]))
+    visit.look(f"demo-{section}", (SIZES[0], SIZES[-1]))
     page.get_by_role("button", name="Train the demo translator").click()
     visit.until("document.querySelector('#section').innerText.includes('Training is starting')")
     assert page.url.endswith("#training")
@@ -105,7 +105,7 @@ def test_without_models_the_page_opens_on_a_room_that_needs_none(visit: Visit) -
     assert (
         visit.text("#no-model") == f"No model is loaded. For a pretrained one, run {command} and start again."
     )
-    visit.look("no-model", (SIZES[0], SIZES[3]))
+    visit.look("no-model", (SIZES[0], SIZES[-1]))
     visit.page.goto("about:blank")
 
 
@@ -116,7 +116,7 @@ def test_server_errors_are_shown_with_a_retry_button_unless_final(rough: Visit) 
     page.wait_for_selector(".errors .notice")
     assert HOSTILE in rough.text(".errors .notice")
     rough.no_markup_came_of_text()
-    rough.look("error", (SIZES[0], SIZES[3]))
+    rough.look("error", (SIZES[0], SIZES[-1]))
     page.unroute("**/api/lookup")
     page.get_by_role("button", name="Try again").click()
     page.wait_for_selector(".errors .notice", state="detached")
@@ -167,7 +167,7 @@ def test_the_page_waits_for_a_model_in_training(visit: Visit) -> None:
     assert "being trained" in visit.text(".empty-state")
     visit.enter("translate")
     assert "being trained" in visit.text(".empty-state")
-    visit.look("expected", (SIZES[0], SIZES[3]))
+    visit.look("expected", (SIZES[0], SIZES[-1]))
     found.update(models=[model_info("transformer")], pending=[])
     page.wait_for_selector(".translation")
     assert visit.text(".translation") == "zwei Hunde"
@@ -179,7 +179,7 @@ def test_the_page_reconnects_to_a_lost_server(rough: Visit) -> None:
     page.route("**/api/**", lambda route: route.abort())
     page.get_by_label("Score", exact=True).select_option("cosine")
     page.wait_for_selector("#banner:not([hidden])")
-    rough.look("gone", (SIZES[0], SIZES[2]))
+    rough.look("gone", (SIZES[0], SIZES[-1]))
     page.unroute("**/api/**")
     page.wait_for_selector("#banner", state="hidden")
     rough.until("document.querySelector('.formula').innerText.includes('‖q‖')")  # asked again by itself

@@ -9,7 +9,6 @@ import regard
 from regard.errors import ArgumentError
 from regard.inspection import key_scores, value_zeroing
 from regard.models import LanguageModel, Transformer, TransformerConfig
-from tests.cases import looped
 from tests.inspection import hosts
 from tests.inspection.memory import SQUARE, peak_at_16384_tokens
 
@@ -70,7 +69,7 @@ def test_spans_of_cached_queries():
     assert rows[0]["weight"] == pytest.approx(float(weights.dense()[0, :, :3].sum(-1).mean()))
 
 
-@looped("span", [(0, 9), (3, 3), (-1, 2), slice(0, 4, 2)])
+@pytest.mark.parametrize("span", [(0, 9), (3, 3), (-1, 2), slice(0, 4, 2)])
 def test_wrong_spans_raise(span):
     layer = regard.models.SelfAttention()
     with regard.watch(layer) as seen:
@@ -119,7 +118,7 @@ def test_keys_of_a_watched_model_are_scored():
         torch.testing.assert_close(scores, seen[name].dense().sum(-2).unflatten(1, (2, 2)).mean(2))
 
 
-@looped(
+@pytest.mark.parametrize(
     "options",
     [
         {"method": "lru"},

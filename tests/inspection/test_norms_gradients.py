@@ -11,7 +11,6 @@ import regard
 from regard.errors import ArgumentError, StaleError
 from regard.inspection.measures.products import LowRank, WeightProduct
 from regard.models import LanguageModel, MultiHeadAttention, TransformerConfig
-from tests.cases import looped
 from tests.inspection import hosts
 from tests.inspection.memory import SQUARE, peak_at_16384_tokens
 
@@ -53,7 +52,7 @@ def test_norms_equal_the_norms_of_the_vectors():
         torch.testing.assert_close(norms.summed_rows(slice(1, 3)), vectors.sum(1).norm(dim=-1)[:, 1:3])
 
 
-@looped("name", ["bert", "gpt2", "llama", "deepseek", "t5", "bart", "gpt-oss"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "deepseek", "t5", "bart", "gpt-oss"])
 def test_norms_of_hosts_use_their_output_projection(name):
     """‖Σ_j α f(x_j)‖ of one key is the norm of the attention module's own output."""
     model, inputs = hosts.make(name, "sdpa" if name != "gpt-oss" else "eager"), hosts.batch(name, "right")
@@ -163,7 +162,7 @@ def test_watching_values_changes_no_output():
 # Gradients
 
 
-@looped("name", ["bert", "gpt2", "llama", "gemma2", "t5", "bart", "gpt-oss"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma2", "t5", "bart", "gpt-oss"])
 def test_gradients_equal_those_of_eager(name):
     """transformers' eager attention returns the weights, so autograd gives their gradient densely."""
     model, inputs = hosts.make(name, "eager"), hosts.batch(name, "right")

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import ArgumentError
-from tests.cases import looped
 
 
 class HandAttention(nn.Module):
@@ -52,7 +51,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-@looped(
+@pytest.mark.parametrize(
     ("transform", "build"),
     [
         *(("grad", build) for build in (HandAttention, DirectAttention, TorchAttention, own)),
@@ -82,8 +81,8 @@ def test_edits_by_hand_inside_a_transform_are_refused() -> None:
 
 
 @torch.no_grad()
-@looped("dtype", [torch.float16, torch.bfloat16])
-@looped("build", [HandAttention, DirectAttention])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("build", [HandAttention, DirectAttention])
 def test_norms_of_models_in_half_precision(build, dtype: torch.dtype) -> None:
     model, x = build(), torch.randn(2, 5, 8)
     with regard.watch(model, values=True) as expected:

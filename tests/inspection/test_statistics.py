@@ -8,7 +8,6 @@ import torch
 
 import regard
 from regard.inspection import head_statistics
-from tests.cases import looped
 
 N = 12
 
@@ -17,7 +16,7 @@ def first_column(n: int) -> torch.Tensor:
     return torch.eye(n)[torch.zeros(n, dtype=torch.long)]
 
 
-@looped(
+@pytest.mark.parametrize(
     ("weights", "label"),
     [
         (torch.eye(N).roll(1, 0), "previous token"),
@@ -36,7 +35,7 @@ def test_labels_of_self_attention(weights, label):
     assert head.label == label
 
 
-@looped("tokens", [3, 4, 5, 6, 8, 20])
+@pytest.mark.parametrize("tokens", [3, 4, 5, 6, 8, 20])
 def test_causal_uniform_weights_are_no_sink(tokens):
     (uniform,) = head_statistics(regard.attend(*[torch.zeros(tokens, 1)] * 3, mask=regard.Causal())[1])
     assert uniform.label != "first token"
@@ -44,7 +43,7 @@ def test_causal_uniform_weights_are_no_sink(tokens):
     assert sink.label == "first token"
 
 
-@looped(
+@pytest.mark.parametrize(
     ("weights", "label"),
     [
         (torch.eye(N), "diagonal"),
@@ -58,9 +57,9 @@ def test_labels_of_cross_attention(weights, label):
     assert head.label == label
 
 
-@looped("size", [(40, 40), (600, 600)])
-@looped("mask", [None, regard.Causal()])
-@looped("normalize", [regard.Softmax(), regard.Sparsemax()])
+@pytest.mark.parametrize("size", [(40, 40), (600, 600)])
+@pytest.mark.parametrize("mask", [None, regard.Causal()])
+@pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Sparsemax()])
 def test_measures_equal_their_definitions(size, mask, normalize):
     generator = torch.Generator().manual_seed(0)
     query, key = (3 * torch.randn(2, n, 8, generator=generator) for n in size)

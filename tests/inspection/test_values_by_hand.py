@@ -11,7 +11,6 @@ from torch.nn.functional import scaled_dot_product_attention as imported_by_name
 
 import regard
 from regard.errors import ArgumentError
-from tests.cases import looped
 
 B, H, Q, K, D, E = 2, 3, 5, 7, 11, 13
 Function = Callable[[Tensor, Tensor, Tensor], tuple[Tensor | None, Tensor]]
@@ -107,7 +106,7 @@ def watch_and_differentiate(model: nn.Module, *tensors: Tensor, **options: Any) 
     return seen
 
 
-@looped("name", BY_HAND)
+@pytest.mark.parametrize("name", BY_HAND)
 def test_gradients_equal_those_of_autograd(name: str) -> None:
     model = Projected(BY_HAND[name])
     seen = watch_and_differentiate(model, *inputs())
@@ -120,7 +119,7 @@ def test_gradients_equal_those_of_autograd(name: str) -> None:
     assert seen.storage(0) == ("dense" if name == "dense weights" else "lazy")
 
 
-@looped("name", BY_HAND)
+@pytest.mark.parametrize("name", BY_HAND)
 def test_norms_equal_the_norms_of_the_vectors(name: str) -> None:
     model, (query, key, value) = Projected(BY_HAND[name]), inputs()
     with torch.no_grad(), regard.watch(model, values=True) as seen:
@@ -134,7 +133,7 @@ def test_norms_equal_the_norms_of_the_vectors(name: str) -> None:
     torch.testing.assert_close(seen.norms()[""].dense(), vectors.norm(dim=-1))
 
 
-@looped("name", ["matmul", "shared values", "dense weights", "by name"])
+@pytest.mark.parametrize("name", ["matmul", "shared values", "dense weights", "by name"])
 def test_selected_heads_keep_their_values(name: str) -> None:
     def by_name(*tensors: Tensor) -> tuple[None, Tensor]:
         return None, imported_by_name(*tensors)

@@ -23,7 +23,6 @@ from regard.models import (
     Transformer,
     TransformerConfig,
 )
-from tests.cases import looped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -158,8 +157,8 @@ def test_repr() -> None:
 # Numbers
 
 
-@looped("normalize", [regard.Softmax(), regard.Sparsemax(), regard.Entmax15()])
-@looped("layout", ["packed", "padded"])
+@pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Sparsemax(), regard.Entmax15()])
+@pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_rows_sum_to_one(layout: str, normalize: regard.Normalizer) -> None:
     model, batch = (
         MaskedLanguageModel(23, TransformerConfig(width=12, heads=3, normalize=normalize)),
@@ -190,8 +189,8 @@ def test_packed_weights_stay_inside_their_sentences() -> None:
         assert torch.equal(weights.dense() != 0, mask.expand(3, 5, 5))
 
 
-@looped("kind", ["sinusoidal", "rotary", "t5"])
-@looped("normalize", [regard.Softmax(), regard.Entmax15(), regard.Sigmoid(), regard.Sink(3)])
+@pytest.mark.parametrize("kind", ["sinusoidal", "rotary", "t5"])
+@pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Entmax15(), regard.Sigmoid(), regard.Sink(3)])
 def test_watching_does_not_change_outputs(kind: str, normalize: Any) -> None:
     model = language_model(width=24, normalize=normalize, positions=kind)
     before = model(TOKENS)

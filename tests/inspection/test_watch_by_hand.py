@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 import regard
 from regard.errors import ArgumentError
 from regard.inspection.hooks.sdpa_calls import capture_sdpa
-from tests.cases import looped
 
 B, H, Q, D = 2, 3, 7, 5
 LOWEST = torch.finfo(torch.float32).min
@@ -107,7 +106,7 @@ def recorded(model: nn.Module, *args: Any) -> tuple[regard.Seen, Any]:
     return seen, during
 
 
-@looped("name", [*LAZY, *DENSE])
+@pytest.mark.parametrize("name", [*LAZY, *DENSE])
 def test_weights_equal_those_that_the_model_used(name: str) -> None:
     model = ByHand(attention((LAZY | DENSE)[name]))
     seen, _ = recorded(model, inputs())
@@ -239,7 +238,7 @@ FORMS += [shared_key, tied_rows, heads_last, keys_first, of_distances, heads_mix
 FORMS += [blended, signed_afterwards, with_pseudoinverse, transposed_by_property, keys_first_transposed]
 
 
-@looped("function", FORMS)
+@pytest.mark.parametrize("function", FORMS)
 def test_forms_of_the_products(function: Callable[..., tuple[Tensor, Tensor]]) -> None:
     model = ByHand(function)
     seen, _ = recorded(model, inputs())

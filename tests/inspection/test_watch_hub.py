@@ -10,7 +10,6 @@ from torch import Tensor
 import regard
 from regard.inspection.calls.mask_reading import row_mask
 from regard.inspection.hooks.interface_call import parse
-from tests.cases import looped
 from tests.lazy import lazy_import
 
 lazy_import("transformers")
@@ -319,9 +318,9 @@ def test_everything_is_restored() -> None:
     assert not model._forward_pre_hooks
 
 
-@looped("causal", [True, False])
-@looped("window", [None, 3])
-@looped("queries", [1, 4, 6])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("queries", [1, 4, 6])
 def test_masks_of_flash_kernels(causal: bool, window: int | None, queries: int) -> None:
     """Causality is aligned to the end, windows are symmetric, and padding has two axes."""
     query, key = torch.randn(2, 1, queries, 4), torch.randn(2, 1, 6, 4)

@@ -9,7 +9,6 @@ import torch
 
 import regard
 from regard.mechanism import dispatch, fused, operator, reference, tiled
-from tests.cases import looped
 from tests.custom import LearnedSoftmax, OwnSoftmax
 from tests.fresh import run_fresh
 
@@ -253,7 +252,7 @@ def my_score(query, key):
     return query @ key.mT
 
 
-@looped(
+@pytest.mark.parametrize(
     ("options", "implementation", "reason"),
     [
         ({}, "fused", "kernels"),

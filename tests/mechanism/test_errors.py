@@ -512,7 +512,7 @@ def test_self_attention_rejects_the_same():
         regard.self_attention(torch.zeros(5, 8), mask=flags(5, 7))
 
 
-@looped(
+@pytest.mark.parametrize(
     "options",
     [
         {"normalize": Softmax},
@@ -588,7 +588,7 @@ def raises(error: Exception) -> Callable[[], None]:
     return run
 
 
-@looped(
+@pytest.mark.parametrize(
     ("run", "message"),
     [
         (lambda: None, "nothing was raised"),

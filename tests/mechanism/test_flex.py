@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, and_masks, create_block_mask, or_masks
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.errors import DTypeError
 from regard.mechanism.flex import tiles
 from regard.mechanism.flex.attention import FlexCall, choose_route
-from tests.cases import looped
+from tests.recorder import Largest
 
 B, H, Q, K, D, E = 2, 3, 41, 53, 5, 7
 dense_flex = importlib.import_module("torch._higher_order_ops.flex_attention").math_attention
@@ -218,15 +217,15 @@ def test_gradcheck(score: str) -> None:
     assert gradcheck(run, (query, key, value, *parameters), fast_mode=True)
 
 
-@looped("score", scores())
+@pytest.mark.parametrize("score", scores())
 def test_formulas_are_found(score: str) -> None:
     query, key, _ = draw()
     route = choose_route(FlexCall(query, key, key, scores()[score].function))
     assert (route.plan is not None) == scores()[score].formula, route.reason
 
 
-@looped("mask", MASKS)
-@looped("blocks", [16, 128])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("blocks", [16, 128])
 def test_intervals_are_found(mask: str, blocks: int) -> None:
     query, key, _ = draw()
     route = choose_route(FlexCall(query, key, key, None, block_mask(MASKS[mask].function, blocks)))
@@ -243,8 +242,8 @@ def test_the_kernels_run() -> None:
     assert "relu has no rule" in str(explanation)
 
 
-@looped("name", ["alibi", "sine"])
-@looped("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["alibi", "sine"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision(name: str, dtype: torch.dtype) -> None:
     """The error is the rounding of the inputs and of the output."""
     inputs, score_mod = draw(dtype), scores(dtype=torch.float32)[name].function
@@ -267,8 +266,8 @@ def test_grouped_queries_and_a_shared_batch(name: str) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-@looped("name", ["learned alibi", "sine"])
-@looped("mask", ["none", "half", "dilated"])
+@pytest.mark.parametrize("name", ["learned alibi", "sine"])
+@pytest.mark.parametrize("mask", ["none", "half", "dilated"])
 def test_logsumexp_and_maximum(name: str, mask: str) -> None:
     inputs, (score_mod, parameters, _) = draw(), scores()[name]
     options: dict[str, Any] = {"score_mod": score_mod, "block_mask": block_mask(MASKS[mask].function)}
@@ -314,8 +313,8 @@ def test_masked_keys_may_contain_nan(name: str) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-@looped("name", ["none", "sine"])
-@looped("mask", [None, causal])
+@pytest.mark.parametrize("name", ["none", "sine"])
+@pytest.mark.parametrize("mask", [None, causal])
 def test_blocks_that_are_not_listed_are_masked(name: str, mask: Function | None) -> None:
     """A BlockMask built by hand; torch's compiled kernels skip these blocks too."""
     counts = torch.tensor([2, 1, 2])[None, None].to(torch.int32)
@@ -332,33 +331,18 @@ def test_blocks_that_are_not_listed_are_masked(name: str, mask: Function | None)
     torch.testing.assert_close(output, expected(*inputs, score_mod, dense)[0])
 
 
-class _Largest(TorchDispatchMode):
-    """Record the largest tensor that an operation returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for x in result if isinstance(result, list | tuple) else (result,):
-            if isinstance(x, Tensor) and x._base is None:
-                self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
-        return result
-
-
 def test_memory_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
     """No operation of either pass creates a tensor with one number for each pair of query and key."""
     monkeypatch.setattr(tiles, "TILE", 2**12)
     tokens, slope = 320, nn.Parameter(torch.tensor(0.5))
     x = torch.randn(1, 1, tokens, 4, requires_grad=True)
     mask = create_block_mask(lambda b, h, q, k: (q - k) % 3 != 1, None, None, tokens, tokens, device="cpu")
-    with _Largest() as largest:
+    with Largest() as largest:
         output = regard.flex_attention(
             x, x, x, score_mod=lambda s, b, h, q, k: s * torch.cos(s * slope), block_mask=mask
         )
         torch.autograd.grad(output.sum(), [x, slope])
-    assert largest.numel <= 4 * 2**12 < tokens**2 / 4
+    assert largest.elements <= 4 * 2**12 < tokens**2 / 4
 
 
 def test_values_are_read_at_each_call() -> None:
@@ -413,7 +397,7 @@ def test_stateful_functions_get_no_formula() -> None:
     assert "same torch calls" in choose_route(FlexCall(query, key, key, counting)).reason
 
 
-@looped(
+@pytest.mark.parametrize(
     "score_mod",
     [
         lambda s, b, h, q, k: s if q > k else -s,
@@ -511,7 +495,7 @@ def test_empty_sizes(queries: int) -> None:
         assert output.equal(torch.zeros(2, 3, queries, 5))
 
 
-@looped(
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"query": torch.ones(3, 5)}, r"query has shape \(3, 5\); .* four axes"),

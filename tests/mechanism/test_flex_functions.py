@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask
 
 import regard
-from tests.cases import looped
 from tests.mechanism.test_flex import H, K, Q, block_mask, causal, draw, expected, gradients
 
 Function = Callable[..., Tensor]
@@ -19,7 +18,7 @@ HALF = torch.randn(K).half()
 SINGLE = torch.randn(K)
 
 
-@looped(
+@pytest.mark.parametrize(
     "score_mod",
     [
         lambda s, b, h, q, k: s - BYTES[k],

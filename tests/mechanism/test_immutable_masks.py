@@ -122,7 +122,7 @@ def test_attributes_of_a_mask_are_copies():
     assert documents.queries.tolist() == [2, 3, 1, 4]
 
 
-@looped(
+@pytest.mark.parametrize(
     ("mask", "name", "value"),
     [
         (Padding(BEFORE), "lengths", torch.tensor(AFTER)),

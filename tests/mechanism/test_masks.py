@@ -161,7 +161,9 @@ def test_a_rule_of_ones_own_works_alone_and_within_documents():
     check(Documents([2, 3], within=Neighbours()), Documents([2, 3], within=Window(left=1, right=2)).dense(5))
 
 
-@looped("shape", [(), (1,), (7,), (5, 1), (1, 7), (5, 7), (3, 1, 1), (2, 1, 5, 7), (2, 3, 5, 7)])
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (7,), (5, 1), (1, 7), (5, 7), (3, 1, 1), (2, 1, 5, 7), (2, 3, 5, 7)]
+)
 def test_boolean_tensors_broadcast(shape):
     tensor = torch.randint(2, shape, generator=torch.Generator().manual_seed(0)).bool()
     check(as_mask(tensor), tensor.expand(2, 3, 5, 7))
@@ -278,7 +280,7 @@ def block_picture(dense: Tensor, rows: int, columns: int) -> str:
     return "\n".join("".join("■" if x == 1 else "▪" if x > 0 else "·" for x in row) for row in share.tolist())
 
 
-@looped(
+@pytest.mark.parametrize(
     "mask",
     [
         Causal(),
@@ -324,7 +326,7 @@ def test_the_size_of_a_drawing():
     assert "Padding([1, 3])" in str(batch)
 
 
-@looped(
+@pytest.mark.parametrize(
     ("mask", "expected"),
     [
         (Documents([2, 3]) & Causal(), Documents([2, 3], within=Causal()).dense(5)),
@@ -382,7 +384,7 @@ def test_combining_masks_does_not_modify_them():
 # Devices
 
 
-@looped(
+@pytest.mark.parametrize(
     "mask",
     [
         Causal(),
@@ -431,7 +433,7 @@ def tile_area(mask: Mask | None, queries: int, keys: int, budget: int = 2**20) -
     )
 
 
-@looped(
+@pytest.mark.parametrize(
     ("mask", "share"),
     [
         (Window(64), 1 / 16),

@@ -330,7 +330,7 @@ def test_entmax_with_alpha_near_one_tends_to_softmax():
     assert errors == sorted(errors, reverse=True)
 
 
-@looped("gap", [0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-5])
+@pytest.mark.parametrize("gap", [0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-5])
 def test_entmax_with_alpha_near_one_still_sums_to_one_in_float32(gap):
     normalize = accepted(1 + gap)
     if normalize is not None:
@@ -338,7 +338,7 @@ def test_entmax_with_alpha_near_one_still_sums_to_one_in_float32(gap):
         torch.testing.assert_close(total, torch.ones(5), atol=1e-4, rtol=0)
 
 
-@looped("alpha", [5.0, 7.5, 20.0, 100.0, 1000.0])
+@pytest.mark.parametrize("alpha", [5.0, 7.5, 20.0, 100.0, 1000.0])
 def test_entmax_with_a_large_alpha_tends_to_hard(alpha):
     """If (α − 1) times the margin of the best key is at least 1, Entmax equals `Hard`."""
     normalize, scores = accepted(alpha), row(0.3, 1.0, -2.0, 0.74)
@@ -348,8 +348,8 @@ def test_entmax_with_a_large_alpha_tends_to_hard(alpha):
         )
 
 
-@looped("dtype", [torch.float32, torch.float64], ids=str)
-@looped(
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
     ("alpha", "keys"),
     [(3.0, 1000), (5.0, 1000), (7.5, 10), (7.5, 1000), (10.0, 100), (10.0, 1000), (50.0, 10), (1000.0, 2)],
 )
@@ -379,8 +379,8 @@ def test_temperature_divides_the_scores(scores, temperature):
     torch.testing.assert_close(weights_of(scores, Softmax(temperature)), expected, atol=1e-9, rtol=1e-9)
 
 
-@looped("dtype", [torch.float32, torch.float64], ids=str)
-@looped("temperature", [1e-46, 1e-30, 1e30, 3e38, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("temperature", [1e-46, 1e-30, 1e30, 3e38, math.inf])
 def test_an_extreme_temperature_is_rejected_or_valid(temperature, dtype):
     scores = row(0.3, 1.0, -2.0, 1.0, dtype=dtype).expand(1, 4).repeat(1, 50)
     try:
@@ -496,7 +496,7 @@ def test_custom_normalizers_have_no_text_form():
     assert to_text(impostor()) is None
 
 
-@looped("text", ["Softplus", "", "softmax 0x1p+0", "Sink"])
+@pytest.mark.parametrize("text", ["Softplus", "", "softmax 0x1p+0", "Sink"])
 def test_unknown_text_forms_are_rejected(text):
     with pytest.raises(regard.ArgumentError, match="unknown normalizer"):
         from_text(text)
@@ -639,7 +639,7 @@ def test_equal_scores_of_very_many_keys_sum_to_one(normalize):
     assert abs(float(weights.dense().sum()) - 1) < 1e-3
 
 
-@looped("alpha", [1.3, 2.0, 2.5, 4.0])
+@pytest.mark.parametrize("alpha", [1.3, 2.0, 2.5, 4.0])
 def test_rows_sum_to_one_with_autograd(alpha):
     torch.manual_seed(0)
     query, key = (torch.randn(4, 50, 8) * 3).requires_grad_(), torch.randn(4, 50, 8)

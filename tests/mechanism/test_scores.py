@@ -10,7 +10,6 @@ import regard
 from regard import Additive, Concat, Cosine, Dot, Gaussian, General, ScaledDot, Score
 from regard.mechanism.scores import Prepared
 from tests import naive
-from tests.cases import looped
 
 QUERIES, KEYS, WIDTH, KEY_WIDTH = 3, 5, 7, 11
 
@@ -73,7 +72,7 @@ def test_vectors_without_features_score_zero():
 # Softcap
 
 
-@looped("kind", [Dot, ScaledDot, Cosine, lambda softcap: General(WIDTH, WIDTH, softcap)])
+@pytest.mark.parametrize("kind", [Dot, ScaledDot, Cosine, lambda softcap: General(WIDTH, WIDTH, softcap)])
 def test_softcap_bounds_scores_and_keeps_small_ones(kind):
     query, key, _ = (t.float() for t in inputs())
     torch.manual_seed(0)
@@ -126,7 +125,7 @@ def test_the_gradient_at_a_zero_vector_is_bounded():
     assert query.grad.abs().max() < 1e6
 
 
-@looped("scale", [1e-15, 1e-9, 1e-3, 1e3, 1e9, 1e15])
+@pytest.mark.parametrize("scale", [1e-15, 1e-9, 1e-3, 1e3, 1e9, 1e15])
 def test_cosine_does_not_depend_on_the_length(scale):
     query, key, _ = (t.float() for t in inputs())
     torch.testing.assert_close(scores_of(Cosine(), query * scale, key), scores_of(Cosine(), query, key))
@@ -177,7 +176,7 @@ def test_concat_of_several_units_learns_how_to_add_them():
 # Parameters
 
 
-@looped("name", LEARNED)
+@pytest.mark.parametrize("name", LEARNED)
 def test_a_score_is_saved_and_copied_whole(name):
     score, (query, key, _) = make(name), inputs()
     expected = scores_of(score, query, key)
@@ -197,8 +196,8 @@ def test_the_names_in_a_state_dict():
     assert set(Concat(2, 3, width=2).state_dict()) == {"query_map", "key_map", "mixture"}
 
 
-@looped("name", LEARNED)
-@looped("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_parameters_of_another_precision_serve_any_call(name, dtype):
     score = make(name).float()
     query, key, value = (t.to(dtype) for t in inputs())

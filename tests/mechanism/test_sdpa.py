@@ -51,7 +51,7 @@ def test_a_mask_that_requires_grad_gets_torchs_gradient(name: str) -> None:
     assert_matches_torch(args, options, mask_learns=True, rtol=1e-9, atol=1e-10)
 
 
-@looped(
+@pytest.mark.parametrize(
     "wrong",
     [
         lambda *args, **options: ours(*args, **options) * (1 + 1e-6),
@@ -180,7 +180,7 @@ def test_requires_grad_follows_the_inputs(which: tuple[bool, ...]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # of torch's own
-@looped("in_dims", [(0, 0, 0), (0, None, None), (None, 1, 1), (2, -1, 0), (None, None, 0)])
+@pytest.mark.parametrize("in_dims", [(0, 0, 0), (0, None, None), (None, 1, 1), (2, -1, 0), (None, None, 0)])
 def test_vmap(in_dims: tuple[int | None, ...]) -> None:
     args = [
         t if at is None else torch.stack([t, t.flip(-1), t + 1], at)

@@ -103,7 +103,7 @@ class _Duck:
         return "quack" if function is F.scaled_dot_product_attention else NotImplemented
 
 
-@looped("place", range(4))
+@pytest.mark.parametrize("place", range(4))
 def test_a_subclass_intercepts_one_call(place: int) -> None:
     args: list[Tensor] = [*qkv(B, H), draw(Q, K)]
     expected = theirs(*args)
@@ -182,7 +182,7 @@ def test_autocast(dtype: torch.dtype, given: tuple[torch.dtype, ...]) -> None:
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
 
 
-@looped("mask_dtype", [torch.bool, torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_autocast_with_a_mask(mask_dtype: torch.dtype) -> None:
     args = [t.float().requires_grad_() for t in qkv(B, H)]
     mask = boolean(Q, K) if mask_dtype is torch.bool else draw(Q, K, dtype=mask_dtype)
@@ -541,7 +541,7 @@ check()
 """
 
 
-@looped("case", REPLACED)
+@pytest.mark.parametrize("case", REPLACED)
 def test_wrappers_around_regard_do_not_recurse(case: str) -> None:
     before, after = REPLACED[case]
     program = SWAPPED.format(before=before, after=after)

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from regard.models import loss as module
 from regard.models.loss import vocabulary_loss
+from tests.recorder import Largest
 
 N, M, V = 13, 5, 11  # rows, features, words
 
@@ -148,19 +148,6 @@ def test_huge_logits_stay_finite() -> None:
     ours = solve(vocabulary_loss, x * 1e4, weight, bias, labels, label_smoothing=0.1)
     assert all(actual.isfinite().all() for actual in ours)
     torch.testing.assert_close(ours, solve(plain, x * 1e4, weight, bias, labels, label_smoothing=0.1))
-
-
-class Largest(TorchDispatchMode):
-    """Records the size of the largest tensor created."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for part in result if isinstance(result, tuple) else (result,):
-            if isinstance(part, Tensor):
-                self.elements = max(self.elements, part.numel())
-        return result
 
 
 def test_memory_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ from regard.models import (
 )
 from regard.models.layers.nonlocal_block import NonLocal
 from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
-from tests.cases import looped
 
 WIDTH, LENGTH, BATCH = 24, 7, 2
 CONFIG = TransformerConfig(width=WIDTH, heads=4, layers=2, ffn_dim=40, dropout=0.0)
@@ -50,7 +49,7 @@ def vectors(length: int = LENGTH) -> Tensor:
     return torch.randn(BATCH, length, WIDTH)
 
 
-@looped(
+@pytest.mark.parametrize(
     "make",
     [
         lambda: MultiHeadAttention(WIDTH, 4),
@@ -72,8 +71,8 @@ def test_cost_per_token(make: Callable[[], nn.Module]) -> None:
     assert summary(model, length=LENGTH).cost == (counted(lambda: model(x)) / (BATCH * LENGTH),)
 
 
-@looped("cell", [nn.LSTM, nn.GRU, nn.RNN])
-@looped("bidirectional", [False, True])
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("bidirectional", [False, True])
 def test_cost_of_recurrent_layers(cell: Any, bidirectional: bool) -> None:
     model = cell(WIDTH, 10, num_layers=3, bidirectional=bidirectional, batch_first=True)
     model = model.double()  # in float32 it may be one fused operation, which torch does not count
@@ -81,8 +80,8 @@ def test_cost_of_recurrent_layers(cell: Any, bidirectional: bool) -> None:
     assert summary(model).layers == (3,)
 
 
-@looped("positions", ["sinusoidal", "learned", "rotary", "alibi", "t5", "none"])
-@looped("model", [LanguageModel, MaskedLanguageModel])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi", "t5", "none"])
+@pytest.mark.parametrize("model", [LanguageModel, MaskedLanguageModel])
 def test_cost_includes_the_vocabulary_projection(model: Any, positions: Any) -> None:
     made = model(50, TransformerConfig(width=WIDTH, heads=4, layers=2, positions=positions, dropout=0.0))
     assert summary(made, length=LENGTH).cost == (counted(lambda: made(tokens())) / (BATCH * LENGTH),)
@@ -125,7 +124,7 @@ def test_decoder_block_costs_both_attentions() -> None:
     assert summary(block).layers == (1,)
 
 
-@looped("attention", ["none", "additive", "dot", "general", "concat"])
+@pytest.mark.parametrize("attention", ["none", "additive", "dot", "general", "concat"])
 def test_recurrent_cost_per_source_and_target_token(attention: Any) -> None:
     model = RecurrentSeq2Seq(50, RecurrentConfig(width=WIDTH, layers=2, attention=attention, dropout=0.0))
     actual = summary(model, length=LENGTH)
@@ -213,7 +212,7 @@ def test_longer_sentences_cost_more() -> None:
     assert long - short == 4 * WIDTH
 
 
-@looped(
+@pytest.mark.parametrize(
     ("model", "line"),
     [
         (

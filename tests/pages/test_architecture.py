@@ -2,15 +2,16 @@
 
 import re
 
+import pytest
+
 from pages.__main__ import ROOT
-from tests.cases import looped
 
 TEXT = (ROOT / "docs/reference/architecture.md").read_text("utf-8")
 SOURCE = ROOT / "src/regard"
 PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py") if path.parent.name != "cli")
 
 
-@looped("package", PACKAGES)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_page_lists_exactly_the_files_of_a_package(package):
     section = re.search(rf"^## src/regard/{package}\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
     listed = re.findall(r"`([\w/]+\.py)`", section[1])

@@ -11,7 +11,6 @@ from pages import verified
 from pages.__main__ import ROOT, all_pages, main, update
 from pages.runner import code_blocks, differences, outputs_match, page_environment, problems, run, undrawn
 from pages.verified import is_verified
-from tests.cases import looped
 
 every_page = pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
 
@@ -63,7 +62,7 @@ def test_failing_block_is_reported_with_page_and_line(text, message, tmp_path):
         run(write_page(tmp_path, text))
 
 
-@looped(
+@pytest.mark.parametrize(
     ("expected", "printed", "same"),
     [
         ("0.123 of 12,345\n", "0.124 of 12,345\n", True),  # last digit

@@ -18,7 +18,6 @@ from regard.plot.heatmaps import (
     draw_positions,
     draw_weights,
 )
-from tests.cases import looped
 
 
 def weights_of(n: int, *lead: int) -> regard.Weights:
@@ -130,7 +129,7 @@ def test_limits_set_the_color_scale():
     assert regard.heatmap(axes, torch.eye(2) / 2, limits=(0, 1)).get_clim() == (0, 1)
 
 
-@looped(
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"limits": (1, 0)}, r"limits=\(1, 0\): .* the first smaller than the second"),

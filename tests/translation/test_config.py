@@ -17,7 +17,6 @@ from regard.errors import ArgumentError
 from regard.models.recurrent import RecurrentSeq2Seq
 from regard.models.transformer import Transformer
 from regard.translation.config import PRESETS, TranslationConfig
-from tests.cases import looped
 
 NAMES = [(section, name) for section, values in TranslationConfig().to_dict().items() for name in values]
 MODELS = ("transformer", "recurrent", "plain")
@@ -49,8 +48,8 @@ values = st.recursive(
 )
 
 
-@looped("preset", PRESETS)
-@looped("model", MODELS)
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("model", MODELS)
 def test_each_preset_builds_a_model(preset, model):
     config = TranslationConfig.preset(preset, model)
     assert config.model.kind == model
@@ -91,7 +90,7 @@ def test_a_file_changes_only_its_settings(tmp_path):
     assert TranslationConfig.from_toml(tmp_path / "config.toml", OTHER) == OTHER
 
 
-@looped(
+@pytest.mark.parametrize(
     ("setting", "wanted"),
     [
         ("training.learning_rate=1e-3", 1e-3),
@@ -115,7 +114,7 @@ def test_single_settings_are_parsed(setting, wanted):
     assert type(found) is type(wanted)
 
 
-@looped(
+@pytest.mark.parametrize(
     ("setting", "why"),
     [
         ("training.epoch=3", "Unknown setting training.epoch. Did you mean training.epochs?"),
@@ -226,7 +225,7 @@ def test_ignored_settings_are_not_printed(kind, shown, hidden):
     assert not hidden & names
 
 
-@looped(
+@pytest.mark.parametrize(
     "setting",
     [
         *("model.width=1000000000", "model.layers=1000000000", "model.ffn_dim=99999999999"),

@@ -26,7 +26,6 @@ from regard.translation.evaluation import (
     length_bins,
 )
 from regard.translation.model_folder import FORMAT
-from tests.cases import looped
 
 MULTI30K = Path(__file__).parents[3] / "shared" / "data" / "multi30k"
 REFERENCES = [
@@ -93,7 +92,7 @@ def test_exact_match_ignores_white_space_only():
     assert exact_match(["a  b ", "ab", "a"], [" a b", "a b", "A"]) == 1 / 3
 
 
-@looped(
+@pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda: evaluate(["a", "b"], ["a"]), ArgumentError, "2 translations and 1 references"),

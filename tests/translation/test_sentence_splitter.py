@@ -1,11 +1,11 @@
 """Long lines are split into parts: nothing is lost, and sentences stay whole if possible."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.translation.sentence_splitter import Part, split_tokens
 from regard.translation.tokens import Segmentation
-from tests.cases import looped
 
 WORDS = st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["", ".", ",", "!»"])), max_size=60)
 
@@ -56,7 +56,7 @@ def test_a_line_that_fits_is_one_part(words, max_tokens):
         assert parts(line, max_tokens) == [Part(0, line)] * bool(line.ids)
 
 
-@looped(
+@pytest.mark.parametrize(
     ("ends", "stop"),
     [
         ([".", "", ",", "", "", ""], 1),  # a sentence end rather than a pause

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, DTypeError
 from regard.translation.tokens import SPECIAL_TOKENS, UNKNOWN, Segmentation, Tokenizer
-from tests.cases import looped
 
 LINES = [
     "ein Hund bellt laut",
@@ -234,7 +233,7 @@ def test_a_lone_surrogate_is_rejected():
                 call("ein \ud800 Hund")
 
 
-@looped(
+@pytest.mark.parametrize(
     ("wrong", "why"),
     [
         (

@@ -6,12 +6,10 @@ import sys
 
 import pytest
 
-from tests.cases import looped
-
 PACKAGES = ["regard", "regard.models", "regard.translation", "regard.plot", "regard.app"]
 
 
-@looped("package", PACKAGES)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_public_names_can_be_imported_and_are_not_submodules(package):
     module = importlib.import_module(package)
     assert module.__all__

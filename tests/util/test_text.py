@@ -3,11 +3,11 @@
 import subprocess
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from regard._util.text import printable, shorten
-from tests.cases import looped
 
 
 @given(st.text())
@@ -18,7 +18,7 @@ def test_control_characters_are_replaced(text):
     assert printable(shown) == shown
 
 
-@looped(
+@pytest.mark.parametrize(
     ("characters", "shown"),
     [
         ("\t\n\r\u00a0\u2009\u202f\u3000\x85", " "),

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import regard
 from regard.models import DecoderBlock, EncoderBlock, FeedForward, KVCache, Residual, Stack, TransformerConfig
-from tests.cases import looped
 from tests.models.exact import close, filled, normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,8 +47,8 @@ def fed(x: Tensor, feed: FeedForward) -> Tensor:
     return hidden @ state["out_proj.weight"].T + state.get("out_proj.bias", zero)
 
 
-@looped("activation", ["relu", "gelu", "swiglu"])
-@looped("linear_bias", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
+@pytest.mark.parametrize("linear_bias", [True, False])
 def test_feed_forward_by_hand(activation: Any, linear_bias: bool) -> None:
     feed, x = filled(FeedForward(12, 7, activation, linear_bias=linear_bias)), normal(2, 5, 12)
     close(feed(x), fed(x, feed))
@@ -57,7 +56,7 @@ def test_feed_forward_by_hand(activation: Any, linear_bias: bool) -> None:
     assert repr(feed).startswith(f"FeedForward(\n  {activation}")
 
 
-@looped(("norm", "norm_first"), KINDS)
+@pytest.mark.parametrize(("norm", "norm_first"), KINDS)
 def test_residual_by_hand(norm: Any, norm_first: bool) -> None:
     residual, x = filled(Residual(replace(CONFIG, norm=norm, norm_first=norm_first))), normal(5, 12)
     outcomes = {
@@ -67,8 +66,8 @@ def test_residual_by_hand(norm: Any, norm_first: bool) -> None:
     close(residual(x, torch.sin), outcomes[norm_first])
 
 
-@looped(("norm", "norm_first"), KINDS)
-@looped("activation", ["relu", "gelu", "swiglu"])
+@pytest.mark.parametrize(("norm", "norm_first"), KINDS)
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
 def test_blocks_by_hand(norm: Any, norm_first: bool, activation: Any) -> None:
     config = replace(CONFIG, norm=norm, norm_first=norm_first, activation=activation, key_heads=1)
     encoder, decoder = filled(EncoderBlock(config)), filled(DecoderBlock(config))
@@ -104,8 +103,8 @@ def test_stack_is_its_blocks_and_a_final_norm(norm_first: bool) -> None:
     assert torch.equal(layers[-1], stack(x))
 
 
-@looped("activation", ["relu", "gelu"])
-@looped("norm_first", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("norm_first", [True, False])
 def test_blocks_equal_those_of_torch(norm_first: bool, activation: Any) -> None:
     """The same parameters in nn.TransformerEncoderLayer and nn.TransformerDecoderLayer."""
     config = replace(CONFIG, norm_first=norm_first, activation=activation)
@@ -130,8 +129,8 @@ def test_blocks_equal_those_of_torch(norm_first: bool, activation: Any) -> None:
 # Who sees whom
 
 
-@looped("kind", ["sinusoidal", "learned", "rotary", "alibi", "t5", "none"])
-@looped("cross", [False, True])
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "rotary", "alibi", "t5", "none"])
+@pytest.mark.parametrize("cross", [False, True])
 def test_causal_stack_cannot_see_the_future(kind: Any, cross: bool) -> None:
     stack = filled(Stack(replace(CONFIG, positions=kind), causal=True, cross=cross))
     x, source = normal(2, 7, 12), (normal(2, 5, 12) if cross else None)
@@ -206,7 +205,7 @@ def test_dropout_only_in_training() -> None:
     assert torch.equal(stack(x), stack(x))
 
 
-@looped(
+@pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"width": 10, "heads": 3}, regard.ArgumentError, "width=10 and heads=3"),

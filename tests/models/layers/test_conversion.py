@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 import regard
 from regard.models import MultiHeadAttention
-from tests.cases import looped
 from tests.models import exact
 from tests.models.exact import normal
 
@@ -47,14 +46,14 @@ def inputs(module: nn.MultiheadAttention) -> list[Tensor]:
 # Both directions
 
 
-@looped("name", THEIRS)
+@pytest.mark.parametrize("name", THEIRS)
 def test_from_torch(name: str) -> None:
     module = theirs(name).eval()
     layer, given = MultiHeadAttention.from_torch(module), inputs(module)
     close(layer(*given), module(*given, need_weights=False)[0])
 
 
-@looped("name", THEIRS)
+@pytest.mark.parametrize("name", THEIRS)
 def test_round_trip(name: str) -> None:
     module = theirs(name).eval()
     layer = MultiHeadAttention.from_torch(module)
@@ -68,7 +67,7 @@ def test_round_trip(name: str) -> None:
         assert torch.equal(ours, once)
 
 
-@looped("name", THEIRS)
+@pytest.mark.parametrize("name", THEIRS)
 def test_to_torch(name: str) -> None:
     options = dict(THEIRS[name])
     widths = options.pop("kdim", 12), options.pop("vdim", 12)
@@ -136,8 +135,8 @@ def test_sequence_first_layers_take_transposed_inputs() -> None:
 # What else a layer is
 
 
-@looped("training", [True, False])
-@looped("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_dtype_and_mode_are_kept(training: bool, dtype: torch.dtype) -> None:
     module = nn.MultiheadAttention(12, 4, dropout=0.5).to(dtype).train(training)
     layer = MultiHeadAttention.from_torch(module)
@@ -168,7 +167,7 @@ def test_meta_device_layers_are_converted() -> None:
 # What cannot be
 
 
-@looped(
+@pytest.mark.parametrize(
     ("layer", "message"),
     [
         ({"score": regard.Dot()}, r"score=Dot.*only ScaledDot"),

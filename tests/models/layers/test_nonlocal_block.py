@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 import regard
 from regard.models.layers.nonlocal_block import Kind, NonLocal
-from tests.cases import looped
 
 KINDS = get_args(Kind)
 QUICK = ("embedded", "concat")
@@ -344,7 +343,7 @@ def test_invalid_input_is_rejected() -> None:
         NonLocal(6, pool=5)(torch.randn(2, 6, 4))
 
 
-@looped(
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"channels": 0}, "channels=0; it must be at least 1"),

@@ -23,7 +23,6 @@ from regard.models import (
     TransformerConfig,
 )
 from regard.models.layers.positions import KINDS
-from tests.cases import looped
 from tests.models.exact import close, normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -59,13 +58,13 @@ def test_without_positions_an_encoder_is_equivariant(options: dict[str, Any]) ->
     close(*shuffled(encoder))
 
 
-@looped("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_with_positions_it_is_not_equivariant(kind: str) -> None:
     actual, expected = shuffled(stack(kind))
     assert (actual - expected).abs().max() > 1e-3
 
 
-@looped("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_permuting_tokens_with_their_positions_is_equivariant(kind: str) -> None:
     """Positions are taken from the argument, not from the index; only biases use the index."""
     encoder, x, order = stack(kind), normal(2, 7, 12), torch.tensor([3, 0, 6, 2, 5, 1, 4])
@@ -76,8 +75,8 @@ def test_permuting_tokens_with_their_positions_is_equivariant(kind: str) -> None
         close(actual, encoder(x)[:, order])
 
 
-@looped("kind", KINDS)
-@looped("causal", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("causal", [False, True])
 def test_only_learned_positions_are_limited(kind: str, causal: bool) -> None:
     model, x = stack(kind, causal=causal), normal(1, 60, 12)
     mask = regard.Causal() if causal else None
@@ -97,7 +96,7 @@ def test_only_learned_positions_are_limited(kind: str, causal: bool) -> None:
 # Sinusoidal
 
 
-@looped("width", [1, 2, 5, 8])
+@pytest.mark.parametrize("width", [1, 2, 5, 8])
 def test_sinusoidal_formula(width: int) -> None:
     positions = [0, 1, 7, 100_003]
     actual = SinusoidalPositions(width)(torch.tensor(positions))
@@ -140,7 +139,7 @@ def test_learned_positions_have_separate_gradients() -> None:
     assert positions.vectors.grad[:, 0].tolist() == [1, 0, 0, 2, 1, 0, 0]
 
 
-@looped(("position", "fits"), [(0, True), (6, True), (7, False), (-1, False)])
+@pytest.mark.parametrize(("position", "fits"), [(0, True), (6, True), (7, False), (-1, False)])
 def test_learned_positions_out_of_range(position: int, fits: bool) -> None:
     learned = LearnedPositions(7, 5)
     if fits:
@@ -247,8 +246,8 @@ def test_stack_applies_any_encoding() -> None:
 # Packed sentences
 
 
-@looped("kind", [*KINDS, "none"])
-@looped("causal", [False, True])
+@pytest.mark.parametrize("kind", [*KINDS, "none"])
+@pytest.mark.parametrize("causal", [False, True])
 def test_positions_restart_with_every_sentence(kind: str, causal: bool) -> None:
     model, batch = stack(kind, causal=causal), Packed.of([[5] * 3, [5], [], [5] * 7])
     rule, x = regard.Causal() if causal else None, normal(11, 12)
@@ -260,7 +259,7 @@ def test_positions_restart_with_every_sentence(kind: str, causal: bool) -> None:
 # What cannot be
 
 
-@looped(
+@pytest.mark.parametrize(
     ("make", "error", "message"),
     [
         (lambda: SinusoidalPositions(0), regard.ArgumentError, "width=0"),

@@ -11,7 +11,6 @@ from regard.translation.alignment.aer import error_rate
 from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.alignment.links import Links, SymmetrizationMethod
 from regard.translation.data.bible import bible
-from tests.cases import looped
 
 
 def shuffled(n: int, words: int = 30, seed: int = 0) -> tuple[list[tuple[str, str]], list[Links]]:
@@ -59,7 +58,7 @@ def test_posteriors_are_probabilities():
         assert (weights <= 1 + 1e-9).all()
 
 
-@looped(("n", "length"), [(1, 1), (3, 2), (2, 3), (4, 3)])
+@pytest.mark.parametrize(("n", "length"), [(1, 1), (3, 2), (2, 3), (4, 3)])
 def test_forward_backward_equals_the_sum_over_all_paths(n, length):
     rng = np.random.default_rng(n)
     cells, null = rng.random((n, 2, length)), rng.random((n, 2))

@@ -13,7 +13,6 @@ from regard.errors import ArgumentError
 from regard.translation.data.batches import Batch, Batches, InMemoryPairs
 from regard.translation.data.encoded import EncodedCorpus
 from regard.translation.tokens import END, SPECIAL_TOKENS, START, UNKNOWN
-from tests.cases import looped
 
 sides = st.lists(st.integers(SPECIAL_TOKENS, 50), max_size=13)
 corpora = st.lists(st.tuples(sides, sides), min_size=1, max_size=60)
@@ -87,7 +86,7 @@ def test_batches_contain_the_links_of_their_pairs(tmp_path):
         assert [links.tolist() for links in batch.links] == [[[0, 2], [1, 2], [2, 2]], [[0, 0]]]
 
 
-@looped("links", [([0, 3], [0, 1]), ([0, 1], [0, 2]), ([0, 1], [0]), ([], [0])])
+@pytest.mark.parametrize("links", [([0, 3], [0, 1]), ([0, 1], [0, 2]), ([0, 1], [0]), ([], [0])])
 def test_links_out_of_range_are_rejected(links):
     batches = Batches(InMemoryPairs([([5] * 3, [6] * 2)]), 50, links=InMemoryPairs([links]))
     with pytest.raises(ArgumentError, match=r"links of pair 0 are damaged: .* its 3 source and 2 target"):

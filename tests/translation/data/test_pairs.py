@@ -17,7 +17,6 @@ from regard.errors import ArgumentError, DTypeError
 from regard.translation.data.cleaning import LengthFilter, clean_pairs
 from regard.translation.data.formats import read_lines, read_pairs, write_pairs
 from regard.translation.data.pairs import Pair, fingerprint, normalize_spaces, split_pairs
-from tests.cases import looped
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 PAIRS = [
@@ -249,7 +248,7 @@ def test_the_filter_reports_counts_and_reasons():
     assert str(LengthFilter(9, 4, 0, "tokens")) == "dropped none of 0 pairs"
 
 
-@looped(
+@pytest.mark.parametrize(
     "wrong", [{"max_length": 0}, {"max_ratio": 0.5}, {"max_ratio": float("inf")}, {"max_ratio": float("nan")}]
 )
 def test_limits_that_drop_everything_are_rejected(wrong):

@@ -27,7 +27,6 @@ from regard.translation.decoding.search import (
     search,
 )
 from regard.translation.decoding.strategies import Beam, Greedy, Sample
-from tests.cases import looped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -427,7 +426,7 @@ def test_the_best_extensions_are_those_of_all_pairs(rows, columns, k, seed):
 # Errors
 
 
-@looped(
+@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Beam(0), "size=0"),
@@ -448,7 +447,7 @@ def test_invalid_strategies(make, message):
         make()
 
 
-@looped(
+@pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"strategy": "beam"}, regard.DTypeError, "strategy='beam'; pass Greedy"),

@@ -25,7 +25,6 @@ from regard.translation.training.loop import Progress
 from regard.translation.training.objective import Objective
 from regard.translation.training.optimization import dropout_seed
 from regard.translation.training.rendezvous import first_sentence
-from tests.cases import looped
 from tests.translation.folders import content, no_file_larger_than
 from tests.translation.killing import train_killed
 from tests.translation.small import (
@@ -402,7 +401,7 @@ def test_dev_data_is_not_trained_on(tmp_path):
     assert last[0] == last[1]
 
 
-@looped("size", [1, 2, 63, 64, 65, 1000])
+@pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 1000])
 def test_dropout_seeds_are_unique(size):
     """torch's generator uses 32 bits of the seed."""
     for seed in (0, 1, 2**32 - 1):

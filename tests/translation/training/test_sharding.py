@@ -23,7 +23,6 @@ from regard.translation.training.sharding import (
     write_sharded,
 )
 from regard.translation.training.validation import DevSet, validate
-from tests.cases import looped
 from tests.fresh import run_fresh
 from tests.translation.small import DEV, TOKENS, small_config
 
@@ -44,16 +43,16 @@ def builder(name: str, sizes: int | tuple[int, int] = (20, 23)) -> Callable[[], 
     return lambda: config.build(sizes)
 
 
-@looped("length", [0, 1, 5, 6, 7, 100])
-@looped("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("length", [0, 1, 5, 6, 7, 100])
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_rows_equal_torch_chunk(length, size):
     chunks = [*torch.arange(length).chunk(size), *[torch.arange(0)] * size]
     for rank in range(size):
         assert torch.equal(torch.arange(length)[Share(rank, size).rows(length)], chunks[rank])
 
 
-@looped("sizes", [20, (20, 23)], ids=["shared", "two"])
-@looped("name", MODELS)
+@pytest.mark.parametrize("sizes", [20, (20, 23)], ids=["shared", "two"])
+@pytest.mark.parametrize("name", MODELS)
 def test_the_rows_of_all_processes_equal_the_whole_model_bit_for_bit(name, sizes):
     torch.manual_seed(3)
     whole = dict(builder(name, sizes)().named_parameters())
