@@ -85,7 +85,7 @@ def search(
         suppressed = torch.tensor([PADDING, START], device=device)
         make = next(make for kind, make in _EXTENDERS.items() if isinstance(strategy, kind))
         extender = make(strategy, source, device)
-        if constraints is not None and any(constraints.phrases):
+        if constraints is not None and any(constraints.phrases) and not isinstance(strategy, Sample):
             extender = _ConstrainedExtender(strategy, source, device, constraints, limits)
         results = _Results(extender, torch.tensor(limits, device=device))
         live, state = _Live.start(len(source), extender.rows, device), model.start(source)
