@@ -108,7 +108,7 @@ def write_part(
         return TargetPart(decoded, nothing, [word for word in verbatim if word.text], None)
     replacements = replace_unknown(ids, source, weights, tokenizer.kind)
     segmentation = tokenizer.decode(ids, _surfaces(ids, source, replacements, tokenizer.kind))
-    missing = {word: [] for word in untranslated_words(source, replacements.copied)}
+    missing: dict[int, list[str]] = {word: [] for word in untranslated_words(source, replacements.copied)}
     missing |= _missing_copies(decoded.part, segmentation.text, replacements.copied)
     has_weights = weights is not None and bool(source.ids)
     word_weights = merge(source, segmentation, weights) if has_weights and weights is not None else None
