@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from regard.app.server.domain import Domain, domain_of
+from regard.app.server.domain import domain_of
 from regard.app.server.registry import Registry
 from regard.translation.model_folder import CALIBRATION
+from regard.translation.text.domain import Domain
 from regard.translation.training.train import train
 from regard.translation.translator import Translator, load_translator
 from tests.translation.small import PAIRS, small_config

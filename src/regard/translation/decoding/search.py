@@ -77,7 +77,7 @@ def search(
         make = next(make for kind, make in _EXTENDERS.items() if isinstance(strategy, kind))
         extender = make(strategy, source, special, constraints)
         if constraints is not None and any(constraints.phrases):
-            assert not isinstance(strategy, Sample)  # checked
+            assert not isinstance(strategy, Sample)  # checked by constraints.check
             extender = _ConstrainedExtender(strategy, source, special, constraints, limits)
         live, state = _Live.start(len(source), extender.rows, special), model.start(source)
         recorded = attention_layer is not None and state.record_queries(attention_layer)

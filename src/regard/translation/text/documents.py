@@ -8,11 +8,14 @@ import html
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from regard._util.checks import check_choice, check_int
 from regard.errors import ArgumentError
 from regard.translation.text.tags import OPAQUE
+
+if TYPE_CHECKING:
+    from regard.translation.translator import Translator
 
 Format = Literal["lines", "text", "html", "tsv"]
 _EXTENSIONS: dict[str, Format] = {
@@ -49,13 +52,6 @@ class Piece(NamedTuple):
     width: int = 0
 
 
-class Translates(Protocol):
-    """A `Translator`, or anything with its `translate` method."""
-
-    def translate(self, texts: Sequence[str], **options: Any) -> Sequence[Any]:
-        """Translate sentences."""
-
-
 class Document(NamedTuple):
     """A translated document, and the notes about its sentences, each with the text it is about.
 
@@ -80,7 +76,7 @@ def format_of(name: str) -> Format:
 
 
 def translate_document(
-    translator: Translates, text: str, format: Format = "text", *, column: int = 1, **options: Any
+    translator: "Translator", text: str, format: Format = "text", *, column: int = 1, **options: Any
 ) -> Document:
     """Translate a document; everything that is not text is kept.
 

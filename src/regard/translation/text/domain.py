@@ -74,7 +74,8 @@ class Domain(NamedTuple):
             )
         if self.lowest is not None and score < self.factor * self.lowest - _MARGIN:
             shown, lowest = (f"{value:.2f}".replace("-", "−") for value in (score, self.lowest))
-            return f"The model is unsure: score {shown} per token, {lowest} or more on validation sentences."
+            usual = "usually" if self.lowest == _FALLBACK else "on validation sentences"
+            return f"The model is unsure: score {shown} per token, {lowest} or more {usual}."
         return ""
 
 

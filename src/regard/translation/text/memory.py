@@ -104,7 +104,7 @@ class TranslationMemory:
 
 
 def _source_ids(corpus: EncodedCorpus) -> NDArray[np.int64]:
-    return np.concatenate([pair.source for pair in corpus]).astype(np.int64)  # type: ignore[attr-defined]
+    return np.concatenate([pair.source for pair in corpus]).astype(np.int64)
 
 
 def _missing(folder: str | None) -> ArgumentError:

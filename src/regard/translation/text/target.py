@@ -123,7 +123,7 @@ def write_part(
     replacements = replace_unknown(ids, source, weights, tokenizer.kind, unknown)
     surfaces = _surfaces(ids, source, replacements, tokenizer.kind, unknown)
     segmentation = tokenizer.decode(ids, surfaces)
-    missing = {word: [] for word in untranslated_words(source, replacements.copied)}
+    missing: dict[int, list[str]] = {word: [] for word in untranslated_words(source, replacements.copied)}
     missing |= _missing_copies(decoded.part, segmentation.text, replacements.copied)
     has_weights = weights is not None and bool(source.ids)
     word_weights = merge(source, segmentation, weights) if has_weights and weights is not None else None

@@ -41,7 +41,7 @@ from regard.translation.model_folder import (
     READY,
     TEXT,
 )
-from regard.translation.text.profile import ProfileBuilder
+from regard.translation.text.profile import ProfileBuilder, TextProfile
 from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.training.checkpoint import read_tokens, token_files, write_tokens
 from regard.translation.training.rendezvous import first_sentence
@@ -92,6 +92,8 @@ def load_data(folder: Path, config: TranslationConfig) -> TrainingData:
             EncodedCorpus(folder / LINKS) if config.training.guided_alignment_weight else None,
             [] if config.model.kind == "plain" else read_pharaoh(folder / DEV_LINKS),
         )
+        if (folder / PROFILE).exists():  # not in folders of earlier versions
+            TextProfile.load(folder / PROFILE)
         _check_consistent(data, with_dev_links=config.model.kind != "plain")
     except MissingExtraError:
         raise

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from regard.app.server.domain import Domain, domain_of
+from regard.app.server.domain import domain_of
 from regard.app.server.endpoints import endpoint
 from regard.app.server.routes.views import check_length
 from regard.app.server.schema import (
@@ -25,6 +25,7 @@ from regard.app.server.state import AppState
 from regard.app.view_model import look_at_translations
 from regard.errors import ArgumentError
 from regard.translation.decoding.strategies import Beam
+from regard.translation.text.domain import Domain
 from regard.translation.translator import Translation, Translator
 
 _MAX_ALIGNED = 100_000  # tokens per request
