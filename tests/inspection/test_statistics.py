@@ -8,6 +8,7 @@ import torch
 
 import regard
 from regard.inspection import head_statistics
+from tests.cases import looped
 
 N = 12
 

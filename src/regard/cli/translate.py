@@ -212,8 +212,14 @@ def translate(
 
     keep_memory()
     with _join_world() as world:
-        options = {"aligning": alignment, "quiet": world.rank > 0, "languages": languages}
-        translator = load(model, device=world.device, dtype=precision, **options)
+        translator = load(
+            model,
+            device=world.device,
+            dtype=precision,
+            aligning=alignment,
+            quiet=world.rank > 0,
+            languages=languages,
+        )
         writer = Writer(translator, strategy, batch, output_format)
         if terms is not None:
             from regard.translation.text.terms import Terms

@@ -177,7 +177,7 @@ def _stacks(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
         )
     stacks: dict[nn.Module, list[nn.Module]] = {}
     for owner, layer in _layers(model, uses_interface):
-        if owner is not None and "attention_mask" in _parameters(owner):
+        if owner is not None and "attention_mask" in _parameter_names(owner):
             stacks.setdefault(owner, []).append(layer)
     if not stacks:
         raise ArgumentError(
@@ -220,7 +220,7 @@ def _is_group(module: nn.Module) -> bool:
     return len(children) == 1 and isinstance(children[0], nn.ModuleList)
 
 
-def _parameters(model: nn.Module) -> list[str]:
+def _parameter_names(model: nn.Module) -> list[str]:
     return list(inspect.signature(model.forward).parameters)
 
 
@@ -242,7 +242,7 @@ class _ModelForward(_Forward):
     """Creates the packing of a call, if its batch is padded."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        names = _parameters(self.module)
+        names = _parameter_names(self.module)
         values = {**dict(zip(names, args, strict=False)), **kwargs}
         cached = any(values.get(name) is not None for name in _CACHES)
         if values.get("use_cache") is None and not cached and {"use_cache", "kwargs"} & set(names):
@@ -328,7 +328,7 @@ def _suspended(owner: nn.Module) -> Iterator[None]:
 
 def check_packing(model: nn.Module) -> None:
     """Raise an ArgumentError if a packed model gives other outputs than with padding, on a few tokens."""
-    owners = [owner for owner in _stacks(model) if "input_ids" in _parameters(owner)]
+    owners = [owner for owner in _stacks(model) if "input_ids" in _parameter_names(owner)]
     for owner in owners:
         device = next((p.device for p in owner.parameters()), None)
         ids = torch.arange(3, 21, device=device).reshape(3, 6)

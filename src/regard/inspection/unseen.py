@@ -141,7 +141,7 @@ def is_scripted(module: nn.Module) -> bool:
     """
     if isinstance(module, torch.jit.ScriptModule):
         return _computes_softmax(module)
-    return _calls_scripted_softmax(type(module))
+    return _calls_scripted_softmax(type(module))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1024)

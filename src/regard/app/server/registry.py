@@ -246,12 +246,12 @@ class Registry:
 
     def _add_translator(self, name: str, folder: Path, languages: str) -> None:
         examples = _read_examples(folder)
-        chosen: dict[str, str] = {}
+        source = target = None
         if languages and is_pretrained_translator(folder):
-            chosen = dict(zip(("source", "target"), languages.split("-"), strict=True))
+            source, target = languages.split("-")
         if folder == DATES:
             languages, examples = _DATES_LANGUAGES, [*_DATES_EXAMPLES, *examples]
-        translator = load_translator(folder, **chosen)
+        translator = load_translator(folder, source=source, target=target)
         self._add_entry(Entry.of(name, translator, languages=languages, examples=examples))
 
     def _add_entry(self, entry: Entry) -> None:

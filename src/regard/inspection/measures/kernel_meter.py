@@ -44,7 +44,7 @@ class KernelMeter:
 
         Returns None if the kernels do not support the weights, or if these are not finite.
         """
-        reader = self._reader()
+        reader = self.weights.reader()
         if reader is None:
             return None
         problem = reader.problem
@@ -57,9 +57,6 @@ class KernelMeter:
             return None
         self._add_all(dict(zip(_names(spans, tokens), columns.unbind(-1), strict=True)), tokens)
         return self.sums, self.counts
-
-    def _reader(self) -> Reader | None:
-        return self.weights._reader()
 
     def _spans(self, whole: Tile) -> dict[str, tuple[Tensor, Tensor]]:
         """Return start and stop of the keys of each measure, broadcast to (…, q)."""

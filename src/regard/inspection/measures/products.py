@@ -127,7 +127,7 @@ class LazyProduct(TensorLike):
         """Leading axes of the tiles."""
         return tuple(self.shape[:-2])
 
-    def _reader(self) -> None:
+    def reader(self) -> None:
         """Return None: no kernel reads products."""
 
     def _new(self, *size: int, fill: float = 0.0, dtype: torch.dtype | None = None) -> Tensor:

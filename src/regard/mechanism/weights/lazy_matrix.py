@@ -217,8 +217,13 @@ class LazyMatrix(TensorLike):
             self._full_rows = self.problem.lead()[-1] * self.problem.queries
         return self._full_rows
 
-    def _reader(self) -> Reader | None:
-        """Return a reader that uses the kernels, or None if they lack support or gradients are needed."""
+    def reader(self) -> Reader | None:
+        """Return a reader that uses the kernels, or None if they lack support or gradients are needed.
+
+        >>> import torch, regard
+        >>> x = torch.randn(5, 4)
+        >>> reader = regard.attend(x, x, x)[1].reader()  # None without compiled kernels
+        """
         self.check_inputs()
         if self.is_head_mean or not kernels_support(self.problem) or not self.compute_tau():
             return None
@@ -246,7 +251,7 @@ class LazyMatrix(TensorLike):
         compute: Callable[[Tile, Tensor], Tensor],
     ) -> Tensor:
         """Compute (…, q, size) with the kernels, or if they cannot, from the weights of each tile."""
-        reader = self._reader()
+        reader = self.reader()
         result = None if reader is None else read(reader)
         if result is None:
             result = self._new(self.shape[-2], size)
@@ -267,7 +272,7 @@ class LazyMatrix(TensorLike):
         """Return weights · x, or weightsᵀ · x."""
         queries, keys = self.shape[-2:]
         columns, is_vector = self._operand(x, queries if transposed else keys)
-        reader = None if _records_grad(columns) else self._reader()
+        reader = None if _records_grad(columns) else self.reader()
         result = None
         if reader is not None:
             result = reader.transposed_product(columns) if transposed else reader.product(columns)

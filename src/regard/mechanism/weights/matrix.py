@@ -115,7 +115,7 @@ class Weights(ReducibleMatrix):
         """
         if self.is_head_mean:
             raise ArgumentError("a mean over heads has no τ; read tau before mean('heads').")
-        reader = self._reader()
+        reader = self.reader()
         if reader is not None:
             return self._merge_heads(reader.problem["tau"].sum(-1))
         result, problem = self._new(self.shape[-2], 1), self.problem.nan_checked()

@@ -25,7 +25,7 @@ class PretrainedTranslator(Translator):
     """
 
     _head: AlignmentHead | None = None
-    domain = None  # type: ignore[assignment]  # nothing is known about its training text
+    domain = None  # nothing is known about its training text
 
     def __init__(
         self, model: "Transformer", folder: PretrainedFolder, *, dtype: Precision | None = None
