@@ -346,7 +346,7 @@ def test_target_tokens_are_those_the_model_generated():
     (item,) = look_at_translations(ours, [result]).inputs
     cross = next(layer for layer in item.layers if layer.kind == "cross")
     assert list(item.texts[cross.queries].tokens) == ["[START]", *result.tokens]
-    expected = ours._weigh([result._align.args[1][0].part])  # the weights behind alignments
+    expected = ours._weigh([result._align.args[1][0].decoded])  # the weights behind alignments
     assert cross.weights.shape[-2] == 1 + len(result.tokens)
     assert all(weights.shape[0] == len(result.tokens) for weights in expected.values())
 

@@ -189,6 +189,8 @@ def test_compiled_dropout_draws_the_same_numbers(options: dict[str, Any]) -> Non
 )
 def test_masks_as_arguments_of_a_compiled_function(build: Callable[[int], Any], most: int) -> None:
     args = qkv()
+    import torch._dynamo.testing
+
     counter = torch._dynamo.testing.CompileCounter()
     call = compiled(lambda q, k, v, mask: regard.attention(q, k, v, mask=mask), counter)
     for number in range(4):
@@ -266,6 +268,8 @@ LENGTHS = [(6, 8), (7, 9), (17, 8), (33, 40)]
 
 def check_dynamic(call: Callable[..., Tensor], extra: Any = lambda q, k: ()) -> None:
     """Changing lengths cause no recompilation after the first call."""
+    import torch._dynamo.testing
+
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     function = compiled(call, counter, dynamic=True)
     first = None

@@ -69,8 +69,8 @@ def ran(monkeypatch):
     monkeypatch.setattr(fused, "forward", record("fused", fused.forward))
     monkeypatch.setattr(tiled, "forward", record("tiled", tiled.forward))
     monkeypatch.setattr(reference, "attention", record("reference", reference.attention))
-    encoded = fused.Encoded.run
-    monkeypatch.setattr(fused.Encoded, "run", record("fused", encoded))
+    monkeypatch.setattr(fused.Encoded, "run", record("fused", fused.Encoded.run))
+    monkeypatch.setattr(fused.Prepared, "forward", record("fused", fused.Prepared.forward))
     return names
 
 

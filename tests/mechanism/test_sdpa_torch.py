@@ -215,6 +215,8 @@ SLOW = pytest.mark.slow  # cases that compile, which takes a second each
     ],
 )
 def test_compiles_into_one_graph(name: str) -> None:
+    import torch._dynamo.testing
+
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     args, options = CASES[name]()
@@ -225,6 +227,8 @@ def test_compiles_into_one_graph(name: str) -> None:
 
 @pytest.mark.parametrize("build", [pytest.param(causal_upper_left, marks=SLOW), causal_lower_right])
 def test_bias_objects_compile_into_one_graph(build: Callable[..., Tensor]) -> None:
+    import torch._dynamo.testing
+
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     args = [t.half() for t in qkv(1, 1, q=23, k=56, d=15, e=15)]

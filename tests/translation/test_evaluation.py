@@ -187,7 +187,7 @@ class UppercaseTranslator:
 
     calls: ClassVar[list[tuple[str, int, int, int]]] = []
 
-    def __init__(self, folder: Path, device: str) -> None:
+    def __init__(self, folder: Path, **options: object) -> None:
         if not folder.is_dir():
             raise ArgumentError(f"{str(folder)!r} does not exist.")
         self.folder = folder

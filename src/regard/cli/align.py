@@ -185,7 +185,7 @@ def align(
 
     Examples:
     regard align corpus.de corpus.en -o corpus.align
-    regard align corpus.de corpus.en --save de-en.aligner --symmetrize intersection
+    regard align corpus.de corpus.en --save de-en.aligner
     regard align new.de new.en --aligner de-en.aligner --scores
     regard align memory.tmx --languages de-en -o aligned.tmx
     regard align corpus.de corpus.en --gold corpus.gold --index-base 1

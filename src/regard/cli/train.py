@@ -218,7 +218,6 @@ def train(
     Examples:
     regard train train.de train.en -o de-en --minutes 15
     regard train train.de train.en -o de-en --dev dev.de dev.en --epochs 20
-    regard train embedded -o dates --preset tiny  # a built-in corpus
     regard train train.de train.en --from opus-mt-de-en -o tuned --epochs 3  # fine-tune
     regard train -o de-en --resume  # after an interruption
     regard train -o de-en --resume --epochs 40  # train longer

@@ -9,8 +9,6 @@ from bisect import bisect_left
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import numpy
-
 from regard.translation.config import Model, TranslationConfig
 from regard.translation.data.statistics import CorpusStatistics
 
@@ -136,6 +134,8 @@ def _epochs_in(minutes: float, speed: float, tokens: int, row: _Row) -> int:
 
 def _operations_per_second() -> float:
     """Measure the speed of a matrix product, the fastest of three."""
+    import numpy  # takes longer than everything else that --help needs
+
     matrix = numpy.ones((_MATRIX, _MATRIX), numpy.float32)
     seconds = []
     for _ in range(4):

@@ -79,7 +79,7 @@ class Translation:
     note: str = ""
     alternatives: list["Translation"] = field(default_factory=list)
     _align: Callable[[], Alignment] = field(kw_only=True, repr=False)
-    _word_confidences: Callable[[], list[float]] = field(kw_only=True, repr=False)
+    _word_confidences: Callable[[], list[float]] = field(default=list, kw_only=True, repr=False)
     token_ids: list[int] = field(default_factory=list, kw_only=True, repr=False)
     words: list[str] = field(default_factory=list, kw_only=True, repr=False)
     confidence: float = field(default=1.0, kw_only=True)

@@ -64,7 +64,7 @@ def test_translations(runtime: str, tmp_path: Path) -> None:
     """The same texts, scores, alternatives and alignments for sentences of the validation set."""
     lines = (DATES / "data/dev.tsv").read_text("utf-8").splitlines()
     sentences = [line.split("\t")[0] for line in lines][:12]
-    body = {"model": "dates", "sentences": [*sentences, "the 漢字 of Łódź"], "beam": 4, "n_best": 2}
+    body = {"model": "dates", "sentences": sentences, "beam": 4, "n_best": 2}
     (own,) = ask(tmp_path, load_models([DATES]), [("api/translate", body)], runtime)
     request = msgspec.convert(body, TranslateRequest)
     (expected,) = translate_batch(AppState(Registry.load([str(DATES)])), [request])

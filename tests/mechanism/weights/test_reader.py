@@ -177,13 +177,18 @@ def test_a_part_costs_no_more_than_its_pairs(implementation: str, monkeypatch: p
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels that ran, in order."""
     names: list[str] = []
-    run = fused.Encoded.run
+    run, forward = fused.Encoded.run, fused.Prepared.forward
 
     def record(self: fused.Encoded, kernel: str, *args: Any) -> bool:
         names.append(kernel)
         return run(self, kernel, *args)
 
+    def record_forward(self: fused.Prepared, *tensors: Any) -> bool:
+        names.append("forward")
+        return forward(self, *tensors)
+
     monkeypatch.setattr(fused.Encoded, "run", record)
+    monkeypatch.setattr(fused.Prepared, "forward", record_forward)
     return names
 
 

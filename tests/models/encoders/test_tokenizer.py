@@ -14,7 +14,7 @@ pytest.importorskip("tokenizers")
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from regard.errors import ArgumentError
-from regard.models.encoders.tokenizer import _check, _guard, read_tokenizer
+from regard.models.encoders.tokenizer import _check, guard_tokenizer, read_tokenizer
 from regard.translation.tokens import Tokenizer as TranslationTokenizer
 
 
@@ -208,6 +208,9 @@ def test_panic_becomes_an_argument_error():
     """Rust panics are not Exceptions."""
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
     text = json.dumps(normalizing(model=model | {"continuing_subword_prefix": "abcdef"}, added_tokens=[]))
-    with pytest.raises(ArgumentError, match="it fails: PanicException") as raised, _guard("it fails"):
+    with (
+        pytest.raises(ArgumentError, match="it fails: PanicException") as raised,
+        guard_tokenizer("it fails"),
+    ):
         Tokenizer.from_str(text)
     assert not isinstance(raised.value.__cause__, Exception)

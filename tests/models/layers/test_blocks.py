@@ -219,7 +219,7 @@ def test_dropout_only_in_training() -> None:
         ({"norm_first": 1}, regard.DTypeError, "norm_first=1; it must be True or False"),
         ({"linear_bias": "yes"}, regard.DTypeError, "linear_bias='yes'; it must be True or False"),
         ({"eps": 0.0}, regard.ArgumentError, "eps=0.0"),
-        ({"activation": "tanh"}, regard.ArgumentError, "'tanh'; choose one of relu, gelu, swiglu"),
+        ({"activation": "tanh"}, regard.ArgumentError, "'tanh'; choose one of relu, gelu, gelu_tanh"),
         ({"heads": 8, "key_heads": 3}, regard.ArgumentError, "heads=8 and key_heads=3"),
         ({"key_heads": "two"}, regard.DTypeError, "key_heads='two'"),
         ({"normalize": "softmax"}, regard.DTypeError, "normalize='softmax'"),
@@ -238,7 +238,7 @@ def test_invalid_feed_forwards() -> None:
         FeedForward(12, -5)
     with pytest.raises(regard.DTypeError, match="width='x'"):
         FeedForward("x", 5)  # type: ignore[arg-type]
-    with pytest.raises(regard.ArgumentError, match="'tanh'; choose one of relu, gelu, swiglu"):
+    with pytest.raises(regard.ArgumentError, match="'tanh'; choose one of relu, gelu, gelu_tanh"):
         FeedForward(12, 7, "tanh")  # type: ignore[arg-type]
 
 

@@ -411,7 +411,7 @@ def test_the_best_extensions_are_those_of_all_pairs(rows, columns, k, seed):
     sentences, totals = numpy.repeat(numpy.arange(len(rows)), rows), numpy.linspace(-1, 1, sum(rows))
     x = (logits.double().log_softmax(-1)).numpy()
     x[:, :2] = -math.inf
-    values, tokens = (y.numpy() for y in _best_tokens(logits, min(k, columns)))
+    values, tokens = (y.numpy() for y in _best_tokens(logits, min(k, columns), (0, 1)))
     best, parents, ranks = _best_extensions(totals, values, _first_rows(sentences), k)
     for sentence, (scores, found) in enumerate(zip(best, parents, strict=True)):
         every = numpy.sort((totals[:, None] + x)[sentences == sentence].flatten())[::-1]

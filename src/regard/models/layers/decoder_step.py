@@ -61,12 +61,13 @@ class Source(NamedTuple):
 
 
 def supports(stack: Stack) -> bool:
-    """Return whether `decode_step` computes the same as the stack, which nobody watches or edits now."""
+    """Return whether `decode_step` computes the same as the stack, which is neither watched nor edited."""
     return (
         fused.available()
         and not stack.training
         and Attends.attention is _ATTENTION
         and not torch.is_grad_enabled()
+        and _is_position_encoding(stack.positions)
         and all(_is_plain(module) for module in stack.modules())
         and all(p.dtype is torch.float32 and p.is_contiguous() for p in stack.parameters())
         and plain_cpu(*stack.parameters())
@@ -89,7 +90,7 @@ def _is_plain(module: nn.Module) -> bool:
     return type(module) in _MODULES or isinstance(module, _LAYERS) or _is_position_encoding(module)
 
 
-def _is_position_encoding(module: nn.Module) -> bool:
+def _is_position_encoding(module: object) -> bool:
     """Whether a module adds positions to the input of the first block only; the caller encodes them."""
     from regard.models.layers.position_encoding import PositionEncoding
     from regard.models.layers.positions.rotary import RotaryPositions

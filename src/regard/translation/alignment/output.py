@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from typing import IO, TYPE_CHECKING, Literal, NamedTuple, Union
 
 from regard._util.files import open_atomic
-from regard.translation.alignment.lexical_alignment import LexicalAlignment
 from regard.translation.alignment.links import Links, to_pharaoh
 from regard.translation.data.tmx import Languages, write_tmx
 
 if TYPE_CHECKING:
     from regard.translation.alignment.alignment import Alignment
+    from regard.translation.alignment.lexical_alignment import LexicalAlignment
 
 Style = Literal["links", "scores", "json"]
 
@@ -21,7 +21,7 @@ class AlignedPair(NamedTuple):
 
     pair: tuple[str, str]
     links: Links
-    alignment: Union["Alignment", LexicalAlignment]
+    alignment: Union["Alignment", "LexicalAlignment"]
 
 
 def batch_pairs(
@@ -65,6 +65,8 @@ def write_aligned_tmx(
 
 
 def _format(aligned: AlignedPair, style: Style) -> str:
+    from regard.translation.alignment.lexical_alignment import LexicalAlignment  # needs numpy
+
     _, links, alignment = aligned
     if style == "json":
         return json.dumps(alignment.to_dict(links), ensure_ascii=False)
@@ -75,6 +77,8 @@ def _format(aligned: AlignedPair, style: Style) -> str:
 
 
 def _properties(aligned: AlignedPair) -> dict[str, str]:
+    from regard.translation.alignment.lexical_alignment import LexicalAlignment
+
     properties = {"x-alignment": to_pharaoh(aligned.links)}
     if isinstance(aligned.alignment, LexicalAlignment):
         properties["x-alignment-score"] = f"{aligned.alignment.score:.4f}"

@@ -27,12 +27,11 @@ _GATED = ("reglu", "geglu", "geglu_tanh", "swiglu")
 
 def export_ctranslate2(plan: Plan, folder: Path) -> None:
     """Write a model that `ctranslate2.Translator` loads."""
+    _check(plan)
     require("ctranslate2", "export --to ctranslate2")
     common_spec, transformer_spec = (
         import_module(f"ctranslate2.specs.{name}") for name in ("common_spec", "transformer_spec")
     )
-
-    _check(plan)
     layer, heads = plan.alignment()
     options: list[dict[str, Any]] = []
     for config in plan.configs:

@@ -33,8 +33,8 @@ ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 
 def export_onnx(plan: Plan, folder: Path) -> None:
     """Write two graphs, the tokenizers and config.json with the ids of the special tokens."""
-    require("onnx", "export --to onnx")
     _check(plan)
+    require("onnx", "export --to onnx")
     for name, graph in ((ENCODER, _encoder(plan)), (DECODER, _decoder(plan))):
         write_atomic(folder / name, graph.serialize())
     files = {

@@ -5,14 +5,16 @@ import { logSumExp, topIndices } from "./ops.js";
 
 export const [PADDING, START, END, UNKNOWN] = [0, 1, 2, 3];
 
-// Returns the n best hypotheses { tokens, score, finished }, finished ones first, then by score
-export function beamSearch(model, source, { beam = 5, best = 1, maxTokens }) {
+// Returns the n best hypotheses { tokens, score, finished }, finished ones first, then by score. A translation has no more
+// unknown tokens than its source, unless `anyUnknown`
+export function beamSearch(model, source, { beam = 5, best = 1, maxTokens, anyUnknown = false }) {
   const done = [];
+  const maxUnknown = anyUnknown ? Infinity : count(source);
   let slots = beam;
   let live = [{ tokens: [], total: 0, last: START, state: model.start(source) }];
   for (let length = 1; live.length && slots > 0 && length <= maxTokens; length += 1) {
     const next = [];
-    for (const extended of bestExtensions(model, live, slots)) {
+    for (const extended of bestExtensions(model, live, slots, maxUnknown)) {
       if (extended.last === END) {
         done.push({ tokens: extended.tokens.slice(0, -1), score: extended.total / length, finished: true });
         slots -= 1;
@@ -26,12 +28,18 @@ export function beamSearch(model, source, { beam = 5, best = 1, maxTokens }) {
   return done.slice(0, best);
 }
 
-function bestExtensions(model, live, slots) {
+function count(tokens) {
+  return tokens.filter((token) => token === UNKNOWN).length;
+}
+
+function bestExtensions(model, live, slots, maxUnknown) {
   const candidates = [];
   for (const { tokens, total, last, state: before } of live) {
     const { logits, state } = model.step(last, before);
     const normalizer = logSumExp(logits);
-    const allowed = Float64Array.from(logits, (logit, token) => (token === PADDING || token === START ? -Infinity : logit - normalizer));
+    const allowed = Float64Array.from(logits, (logit) => logit - normalizer);
+    allowed[PADDING] = allowed[START] = -Infinity;
+    if (count(tokens) >= maxUnknown) allowed[UNKNOWN] = -Infinity;
     for (const token of topIndices(allowed, slots)) candidates.push({ tokens: [...tokens, token], total: total + allowed[token], last: token, state });
   }
   candidates.sort((a, b) => b.total - a.total);

@@ -27,7 +27,7 @@ export class Translator {
       throw new Error(`Too long: ${source.ids.length} tokens; the model reads at most ${this.maxTokens}. Shorten the sentence.`);
     }
     if (!source.ids.length) return { source, text: "", score: 0, ids: [], pieces: [], words: [], note: "", alternatives: [], steps: null };
-    const hypotheses = beamSearch(this.model, [...source.ids, END], { beam, best, maxTokens: 2 * source.ids.length + 10 });
+    const hypotheses = beamSearch(this.model, [...source.ids, END], { beam, best, maxTokens: 2 * source.ids.length + 10, anyUnknown: this.target.kind === "words" });
     const [first, ...others] = hypotheses.map((hypothesis) => this.finish(source, hypothesis));
     return { ...first, alternatives: others };
   }
