@@ -1,6 +1,7 @@
 // Word alignments from cross-attention, and copies of unknown words, computed as in regard.translation.
 
 import { UNKNOWN } from "./engine/search.js";
+import { SPACE } from "./tokenizers/sentencepiece.js";
 
 const MIN_KNOWN = 2; // known characters by which a copied word is recognized
 
@@ -37,7 +38,19 @@ export function replaceUnknown(ids, source, weights, kind) {
       texts.set(target, printable(source.words[source.wordOf[line.indexOf(Math.max(...line))]]));
     }
   }
+  if (kind !== "words") {
+    for (const [target, token] of pairs) texts.set(target, asWord(texts.get(target), source, token));
+    for (const target of targets) if (!texts.has(target)) texts.set(target, ""); // nothing to copy
+  }
   return { texts, copied: new Set(pairs.map(([, token]) => token)) };
+}
+
+// The text of a copied token: ▁ marks where it begins or ends a word, unless it is a piece of a longer one
+function asWord(text, { pieces, wordOf, unknown }, token) {
+  if (pieces[token] !== unknown.get(token)) return text;
+  const joined = wordOf[token - 1] === wordOf[token] && /[\p{L}\p{N}/-]$/u.test(pieces[token - 1]);
+  const continued = wordOf[token + 1] === wordOf[token] && /^[\p{L}\p{N}]/u.test(pieces[token + 1]);
+  return `${joined ? "" : SPACE}${text}${continued ? "" : SPACE}`;
 }
 
 // Matches targets to sources greedily by descending weight, using each at most once

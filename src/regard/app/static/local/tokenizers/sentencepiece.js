@@ -1,7 +1,7 @@
 // SentencePiece tokenizers: unigram, BPE, words and characters.
 // vocabulary: { kind, pieces: [[text, score], …] by id; ids below 4 are special tokens }
 
-const SPACE = "▁"; // marks the beginning of a word
+export const SPACE = "▁"; // marks the beginning of a word
 const SPECIAL_TOKENS = 4;
 const UNKNOWN = 3;
 const UNKNOWN_PENALTY = 10; // below the lowest score
@@ -101,13 +101,17 @@ export class SentencePiece {
     }
   }
 
-  // ids → { words, ids, pieces, wordOf }; unknown: Map position → text of an unknown token
+  // ids → { words, ids, pieces, wordOf }; unknown: Map position → text of an unknown token. Text that begins with ▁ begins
+  // a new word; text that ends with ▁ ends its word
   decode(ids, unknown = new Map()) {
     const words = [];
     const result = { words, ids: [...ids], pieces: [], wordOf: [] };
+    let ended = false;
     ids.forEach((id, position) => {
-      const piece = this.pieceOf(id, unknown.get(position) ?? "⁇");
-      if (piece.startsWith(SPACE) || !words.length) words.push("");
+      let piece = this.pieceOf(id, unknown.get(position) ?? "⁇");
+      if (piece.startsWith(SPACE) || !words.length || (ended && /^[\p{L}\p{N}]/u.test(piece))) words.push("");
+      ended = id === UNKNOWN && piece.endsWith(SPACE);
+      if (ended) piece = piece.slice(0, -1);
       words[words.length - 1] += piece.startsWith(SPACE) ? piece.slice(1) : piece;
       result.pieces.push(piece);
       result.wordOf.push(words.length - 1);
@@ -116,7 +120,7 @@ export class SentencePiece {
   }
 
   pieceOf(id, surface) {
-    if (id === UNKNOWN) return (this.kind === "words" ? SPACE : "") + surface;
+    if (id === UNKNOWN) return (this.kind === "words" && !surface.startsWith(SPACE) ? SPACE : "") + surface;
     return id < SPECIAL_TOKENS ? "" : this.pieces[id];
   }
 }
