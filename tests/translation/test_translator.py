@@ -212,6 +212,21 @@ class TestAlignment:
         assert translation.alignment.weights.sum(-1).le(1 + 1e-5).all()
         assert translation.alignment is translation.alignment
 
+    def test_a_copied_word_is_aligned_to_the_word_it_was_copied_from(self, translator):
+        sentences = ["um 15:30 zwei Katzen", "Katzen: https://a.example/b und 2,75 heute 19:45"]
+        for translation in translator.translate(sentences, alignment=True):
+            source, target, weights = (
+                translation.alignment.source_words,
+                translation.alignment.target_words,
+                translation.alignment.weights,
+            )
+            copies = [word for word in target if any(letter.isdigit() or letter == "/" for letter in word)]
+            assert copies
+            for word in copies:
+                expected = torch.zeros(len(source))
+                expected[source.index(word)] = 1
+                assert torch.equal(weights[target.index(word)], expected)
+
     def test_eager_and_lazy_alignments_are_equal(self, translator):
         strategy = Beam(3, n_best=2)
         lazy = translator.translate(SENTENCES, strategy=strategy)
@@ -284,7 +299,7 @@ class TestUnknown:
         ("source", "target", "attended", "expected", "links"),
         [
             ("Λ singt Ω", "? sings ?", {0: 2, 1: 1, 2: 0}, "Ω sings Λ", "0-2 1-1 2-0"),  # the attended word
-            ("Λ singt Ω", "? sings ?", {0: 0, 1: 1, 2: 0}, "Λ sings Ω", "0-0 0-2 1-1"),  # each once
+            ("Λ singt Ω", "? sings ?", {0: 0, 1: 1, 2: 0}, "Λ sings Ω", "0-0 1-1 2-2"),  # each once
             ("Λ singt", "? ?", {0: 0, 1: 1}, "Λ singt", "0-0 1-1"),  # then also known words
         ],
     )

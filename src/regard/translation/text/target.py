@@ -66,15 +66,17 @@ class TargetPart(NamedTuple):
     segmentation: Segmentation
     words: list[TargetWord]
     weights: Tensor | None
+    copies: dict[int, int]  # for each generated word that is a copy, its source word
 
     def word_weights(self, weights: Tensor) -> Tensor:
-        """Convert token weights to (target words, source words)."""
+        """Convert token weights to (target words, source words); a copied word has weight 1 on its source."""
         source = self.decoded.source
         generated = merge(source, self.segmentation, weights)
         result = torch.zeros(len(self.words), len(source.words))
         for row, word in enumerate(self.words):
-            if word.copied is not None:
-                result[row, word.copied] = 1
+            copied = self.copies.get(word.own, word.copied) if word.own is not None else word.copied
+            if copied is not None:
+                result[row, copied] = 1
             elif word.own is not None:
                 result[row] = generated[word.own]
         return result
@@ -118,7 +120,7 @@ def write_part(
     if not decoded.part.has_text:
         verbatim = [TargetWord(printable_text(word), copied=i) for i, word in enumerate(source.words)]
         nothing = Segmentation([], [], [], [], {})
-        return TargetPart(decoded, nothing, [word for word in verbatim if word.text], None)
+        return TargetPart(decoded, nothing, [word for word in verbatim if word.text], None, {})
     unknown = tokenizer.special.unknown
     replacements = replace_unknown(ids, source, weights, tokenizer.kind, unknown)
     surfaces = _surfaces(ids, source, replacements, tokenizer.kind, unknown)
@@ -128,7 +130,8 @@ def write_part(
     has_weights = weights is not None and bool(source.ids)
     word_weights = merge(source, segmentation, weights) if has_weights and weights is not None else None
     words = insert_words(segmentation.words, source, missing, word_weights)
-    part = TargetPart(decoded, segmentation, words, weights)
+    copies = {segmentation.word_of[at]: source.word_of[token] for at, token in replacements.pairs}
+    part = TargetPart(decoded, segmentation, words, weights, copies)
     return part._replace(words=_restore_capitals(part, word_weights, turkish))
 
 
