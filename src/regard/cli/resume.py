@@ -102,8 +102,8 @@ def _check_duration(
     training = started.training
     option = "--minutes" if training.minutes else "--epochs" if training.updates is None else "--updates"
     raise ArgumentError(
-        f"Cannot shorten {str(output)!r} from {started.training.duration()} to "
-        f"{requested.training.duration()}. Use a larger {option}, or choose a new --output."
+        f"Cannot shorten the training of {str(output)!r} from {started.training.duration()} to "
+        f"{requested.training.duration()}. Use a larger value for {option}, or choose a new --output."
     )
 
 

@@ -36,7 +36,11 @@ ModelFolder = Annotated[
 ]
 Languages = Annotated[
     str | None,
-    typer.Option("--languages", metavar="FROM-TO", help="Languages of a multilingual model, such as de-en."),
+    typer.Option(
+        "--languages",
+        metavar="FROM-TO",
+        help="Source and target language of a multilingual model, such as de-en.",
+    ),
 ]
 OutputFile = Annotated[
     Path | None,

@@ -106,7 +106,9 @@ def translate(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File to translate; - for stdin. Files of lines may be gzipped."),
+        typer.Option(
+            metavar="FILE", help="File to translate; - for stdin. With --format lines, it may be gzipped."
+        ),
     ] = None,
     output: OutputFile = None,
     languages: Languages = None,
@@ -133,7 +135,7 @@ def translate(
     matches: Annotated[
         int,
         typer.Option(
-            help="Also print this many training pairs similar to each sentence: # similarity, source, target."
+            help="Also print the N most similar training pairs of each sentence: # similarity, source, target."
         ),
     ] = 0,
     beam: Annotated[
@@ -176,14 +178,14 @@ def translate(
         bool,
         _format(
             "--json",
-            help="Print one JSON object per sentence; with --alignment, including links and weights.",
+            help="Print one JSON object per sentence; with --alignment, it includes links and weights.",
         ),
     ] = False,
 ) -> None:
     """Translate sentences, a file or stdin, line by line.
 
     With --n-best, each line starts with the sentence number. Empty lines stay empty. Lines with more
-    sentences than those of the training text are translated sentence by sentence. Numbers, URLs, tags,
+    sentences than the training lines are translated sentence by sentence. Numbers, URLs, tags,
     placeholders, emoji and unknown words are copied. Notes about unusual lines are printed to stderr.
 
     Under torchrun, the lines of --file are divided among the processes. To continue after an

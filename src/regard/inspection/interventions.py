@@ -125,8 +125,8 @@ def importance(
 
     batch: the model's arguments: a dictionary, a tuple, or one tensor.
     loss: function from the model's output to a number. Default: the model's own loss, if the batch has
-        labels; otherwise the KL divergence between the logits without and with the ablation, in nats per
-        token.
+        labels; otherwise the KL divergence of the ablated from the original predictions,
+        KL(original ‖ ablated), in nats per token.
     intervention: applied to each head in turn; default: ZeroAblation().
 
     >>> import torch, regard

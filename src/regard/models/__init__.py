@@ -1,4 +1,4 @@
-"""Layers and models built on the attention operator. `regard.watch` captures the weights of all of them.
+"""Layers and models built on the attention operator. `regard.watch` captures their attention weights.
 
 >>> import torch, regard
 >>> model = regard.models.LanguageModel(1000, regard.models.TransformerConfig(width=32, heads=4, layers=2))

@@ -98,7 +98,7 @@ class TextModel:
         _check_tokens(self.tokens, self.capitalized)
         if model.embedding.num_embeddings != len(self.tokens):
             raise ArgumentError(
-                f"The model has a vocabulary of {model.embedding.num_embeddings} and tokens has "
+                f"The model has a vocabulary of {model.embedding.num_embeddings} but `tokens` has "
                 f"{len(self.tokens)}; pass one token for each row of the embedding."
             )
         self._ids = {token: i for i, token in enumerate(self.tokens)}
@@ -240,7 +240,7 @@ class TextModel:
 
 
 def load_language_model(name: str | os.PathLike[str]) -> TextModel:
-    """Load a language model of text.
+    """Load a language model and its vocabulary, written by `TextModel.save`.
 
     name: "stories" for the small model that is part of regard, or a folder written by `TextModel.save`.
 

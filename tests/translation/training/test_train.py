@@ -445,7 +445,9 @@ def test_the_command_extends_a_run_and_does_not_shorten_it(tmp_path, files, caps
         run("train", "-o", model, "--resume", *option, status=2)
         shown = capsys.readouterr().err
         length = "1 epoch" if option[0] == "--epochs" else "9,999 updates"
-        assert f"Cannot shorten {str(model)!r} from 4 epochs to {length}. Use a larger --epochs" in shown
+        assert (
+            f"shorten the training of {str(model)!r} from 4 epochs to {length}. Use a larger value" in shown
+        )
     run("train", "-o", model, "--resume", "--set", "training.learning_rate=3", status=2)
     shown = capsys.readouterr().err
     assert "with training.learning_rate=3.0: it was started with 0.002. Remove the setting" in shown

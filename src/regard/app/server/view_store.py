@@ -102,7 +102,7 @@ class ViewStore:
 
 
 def view_bytes(view: ViewModel) -> int:
-    """Return the memory held by a view: tensors, counting shared storage once, and tokens."""
+    """Return the memory held by a view: its tokens, and its tensors with shared storage counted once."""
     storages: dict[int, int] = {}
     size = 0
     for model_input in view.inputs:

@@ -20,9 +20,9 @@ _HELD_OUT_SEED = 1_000_003
 def train_stories(
     updates: int, seed: int = 0, *, initial: TextModel | None = None, progress: bool = False
 ) -> TextModel:
-    """Train a model on the stories of a seed.
+    """Train a model on stories generated from a seed.
 
-    initial: a model to continue from. progress: print the loss of every hundredth update.
+    initial: a model to continue from. progress: print the loss every 100 updates.
     """
 
     def report(update: int, loss: float) -> None:

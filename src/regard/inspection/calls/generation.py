@@ -288,7 +288,7 @@ def _last_visible(mask: RowMask) -> int:
 
 
 def _select_rows(x: Tensor, rows: Tensor | None) -> Tensor:
-    """Select rows of the batch; zeros where the row is −1."""
+    """Select rows of the batch; an index of −1 gives a row of zeros."""
     if rows is None or len(x) == 1 == len(rows):
         return x
     selected = x.index_select(0, rows.clamp(min=0)) if len(x) > 1 else x.expand(len(rows), *x.shape[1:])

@@ -125,7 +125,7 @@ def watch_layers(model: nn.Module, report: Callable[[str, Weights], None]) -> It
 
 
 class SelfAttention(Attends):
-    """Self-attention without parameters, for teaching: query, key and value are x.
+    """Self-attention without parameters, for teaching: query, key and value are all x.
 
     >>> import torch, regard
     >>> regard.models.SelfAttention()(torch.eye(3)).diagonal()

@@ -30,7 +30,7 @@ from regard.models.layers.position_encoding import PositionEncoding, PositionSiz
 @hint_arguments
 @dataclass(frozen=True)
 class TransformerConfig(TransformerSettings):
-    """Architecture of a Transformer. The defaults train on a laptop.
+    """Architecture of a Transformer. With the defaults, a model can be trained on a laptop.
 
     width: model dimension. ffn_dim: feed-forward dimension; default: 4 × width. layers: blocks per stack.
     heads: number of attention heads. key_heads: number of key and value heads (grouped-query attention);

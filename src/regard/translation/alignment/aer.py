@@ -15,7 +15,7 @@ from regard.translation.data.formats import read_lines
 
 
 class GoldAlignment(NamedTuple):
-    """Manual alignment of a sentence pair: sure links, and further links that are only possible.
+    """Manual alignment of a sentence pair: sure links and possible links.
 
     >>> from regard.translation.alignment.aer import GoldAlignment
     >>> GoldAlignment(frozenset({(0, 0)})).possible
@@ -84,7 +84,7 @@ def error_rate(
 
 
 def read_gold(path: str | os.PathLike[str], index_base: int = 0) -> list[GoldAlignment]:
-    """Read gold links from a text file, one line per sentence pair. `1-2` is a sure link, `1p2` possible.
+    """Read gold links from a text file, one line per sentence pair. `1-2` is a sure link and `1p2` a possible one.
 
     index_base: index of the first word, 0 or 1. Files of the WPT shared tasks count from 1.
 

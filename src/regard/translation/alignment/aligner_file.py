@@ -66,7 +66,7 @@ def read_aligner(path: str | os.PathLike[str]) -> "LexicalAligner":
         _check_values(arrays, words)
     except (SafetensorError, ValueError, KeyError) as error:
         raise ArgumentError(
-            f"{name!r} is damaged ({error}). Learn the aligner again with regard align --save."
+            f"{name!r} is damaged ({error}). Train the aligner again with regard align --save."
         ) from None
     frequencies = arrays["source.frequencies"], arrays["target.frequencies"]
     lexicon = Lexicon(WordPairs(words, arrays["pairs"]), frequencies)
@@ -96,8 +96,8 @@ def _check_header(path: str | os.PathLike[str]) -> None:
         )
     if version != VERSION:
         raise ArgumentError(
-            f"{name!r} has version {version} of the aligner format; this regard reads version {VERSION}. "
-            f"{'Upgrade regard' if version > VERSION else 'Learn the aligner again with --save'}."
+            f"{name!r} has version {version} of the aligner format; this version of regard reads version {VERSION}. "
+            f"{'Upgrade regard' if version > VERSION else 'Train the aligner again with --save'}."
         )
 
 

@@ -56,7 +56,7 @@ def diagnose(statistics: CorpusStatistics, dev: Sequence[Pair] = ()) -> list[str
 
 
 class _Sample(NamedTuple):
-    """Numbered pairs, and the folded words of both sides of each."""
+    """Numbered pairs and, for each, the case-folded words of its source and target."""
 
     pairs: list[NumberedPair]
     words: list[tuple[list[str], list[str]]]

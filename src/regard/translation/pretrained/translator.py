@@ -1,4 +1,4 @@
-"""Translator of a pretrained model, which selects its alignment head on first use."""
+"""A translator for pretrained models. It selects its alignment head on first use."""
 
 import os
 from typing import TYPE_CHECKING, Any

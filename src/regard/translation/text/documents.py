@@ -53,7 +53,7 @@ class Piece(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A translated document, and the notes about its sentences, each with the text it is about.
+    """A translated document, and notes on its sentences, each with the text it refers to.
 
     >>> from regard.translation.text.documents import Document
     >>> Document("A dog.", [("Ein Hund.", "cut off at the maximum length")]).text

@@ -86,7 +86,7 @@ class TrainingConfig(Section):
     def duration(self) -> str:
         """Return the planned length of training."""
         if self.minutes:
-            return f"{self.minutes:g} minutes"
+            return f"{self.minutes:g} minute{'s' * (self.minutes != 1)}"
         return pluralize(self.epochs, "epoch") if self.updates is None else pluralize(self.updates, "update")
 
 

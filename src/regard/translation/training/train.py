@@ -79,7 +79,7 @@ def train(
     origin: Mapping[str, Any] | None = None,
     initial: InitialModel | str | os.PathLike[str] | None = None,
 ) -> TrainingResult:
-    """Train a translator in a model folder. Load it with `load_translator(folder)`.
+    """Train a translator and save it in a model folder. Load it with `load_translator(folder)`.
 
     folder: model folder; docs/reference/files.md describes its files.
     pairs: training pairs, such as `read_pairs("a.en", "a.de")`. Can be None with `resume`.

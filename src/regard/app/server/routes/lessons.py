@@ -70,7 +70,7 @@ class Formulas(Response, kw_only=True):
 
 
 class LookupResponse(Response, kw_only=True):
-    """Attention step by step; scores: before the mask and the temperature are applied."""
+    """Attention, step by step. scores: the values before the mask and the temperature are applied."""
 
     scores: list[list[float]]
     masked: list[list[bool]]

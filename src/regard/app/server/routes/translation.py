@@ -168,7 +168,7 @@ def align(state: AppState, request: AlignRequest) -> AlignResponse:
         if length > translator.max_tokens:
             raise ArgumentError(
                 f"Pair {number} is too long: {length:,} tokens; the model reads at most "
-                f"{translator.max_tokens}. Split it."
+                f"{translator.max_tokens:,}. Split it."
             )
     alignments = translator.align([(pair[0], pair[1]) for pair in request.pairs])
     return AlignResponse(alignments=[Alignment(**alignment.to_dict()) for alignment in alignments])
