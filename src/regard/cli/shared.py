@@ -39,7 +39,7 @@ Languages = Annotated[
     typer.Option(
         "--languages",
         metavar="FROM-TO",
-        help="Source and target language of a multilingual model, such as de-en.",
+        help="Languages to translate with a multilingual model, such as de-en.",
     ),
 ]
 OutputFile = Annotated[

@@ -106,9 +106,7 @@ def translate(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="File to translate; - for stdin. With --format lines, it may be gzipped."
-        ),
+        typer.Option(metavar="FILE", help="File to translate; - for stdin. A file of lines may be gzipped."),
     ] = None,
     output: OutputFile = None,
     languages: Languages = None,
@@ -135,7 +133,7 @@ def translate(
     matches: Annotated[
         int,
         typer.Option(
-            help="Also print the N most similar training pairs of each sentence: # similarity, source, target."
+            help="Also print the N training pairs most similar to each sentence: # similarity, source, target."
         ),
     ] = 0,
     beam: Annotated[

@@ -96,7 +96,8 @@ def _check_header(path: str | os.PathLike[str]) -> None:
         )
     if version != VERSION:
         raise ArgumentError(
-            f"{name!r} has version {version} of the aligner format; this version of regard reads version {VERSION}. "
+            f"{name!r} has version {version} of the aligner format; this version of regard reads "
+            f"{VERSION}. "
             f"{'Upgrade regard' if version > VERSION else 'Train the aligner again with --save'}."
         )
 
