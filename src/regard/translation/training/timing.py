@@ -101,7 +101,7 @@ def measure_speed(batches: Iterable[int]) -> float:
 
 
 def format_minutes(seconds: float) -> str:
-    """Format a duration for people.
+    """Format a duration in the most readable unit.
 
     >>> from regard.translation.training.timing import format_minutes
     >>> [format_minutes(seconds) for seconds in (3, 50, 900, 7200, 200_000)]

@@ -13,7 +13,7 @@ from regard.translation.pretrained.settings import Settings
 class Choice:
     """The languages to translate between, and the settings in a folder.
 
-    source, target: language codes, or None for the folder's own.
+    source, target: language codes, or None for the default of the folder.
     config, generation, tokenizer: config.json, generation_config.json and tokenizer_config.json.
     """
 
@@ -63,7 +63,7 @@ class Choice:
         return tuple(dict.fromkeys(ids))
 
     def decoding(self) -> DecodingDefaults:
-        """Return how the folder's own library decodes."""
+        """Return how transformers decodes with the settings of the folder."""
         early = self.generation.get("early_stopping", False)
         if early not in (True, False, "never"):
             raise ArgumentError(
