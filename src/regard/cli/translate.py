@@ -133,7 +133,7 @@ def translate(
     matches: Annotated[
         int,
         typer.Option(
-            help="Also print this many training pairs similar to each sentence: # similarity, source, target."
+            help="Also print the N most similar training pairs of each line: # similarity, source, target."
         ),
     ] = 0,
     beam: Annotated[
@@ -182,8 +182,8 @@ def translate(
 ) -> None:
     """Translate sentences, a file or stdin, line by line.
 
-    With --n-best, each line starts with the sentence number. Empty lines stay empty. Lines with more
-    sentences than those of the training text are translated sentence by sentence. Numbers, URLs, tags,
+    With --n-best, each line starts with the sentence number. Empty lines stay empty. A line with more
+    sentences than the lines of the training text is translated sentence by sentence. Numbers, URLs, tags,
     placeholders, emoji and unknown words are copied. Notes about unusual lines are printed to stderr.
 
     Under torchrun, the lines of --file are divided among the processes. To continue after an
@@ -238,7 +238,7 @@ def translate(
 
 @contextmanager
 def _join_world() -> Iterator["World | _Alone"]:
-    """Join the processes of torchrun, if there are several. The import of torch.distributed takes time."""
+    """Join the processes of torchrun. Without torchrun, do not import torch.distributed, which is slow."""
     if "WORLD_SIZE" not in os.environ:
         yield _Alone()
         return
@@ -249,14 +249,14 @@ def _join_world() -> Iterator["World | _Alone"]:
 
 
 class _Alone(NamedTuple):
-    """A process of its own, with the interface of `World`."""
+    """A single process, with the interface of `World`."""
 
     rank: int = 0
     size: int = 1
     device: None = None
 
     def barrier(self) -> None:
-        """Wait for nobody."""
+        """Return at once: there are no other processes."""
 
 
 def _write(writer: "Writer", sentences: list[str] | None, file: Path | None, output: Path | None) -> None:
