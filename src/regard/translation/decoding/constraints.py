@@ -24,7 +24,7 @@ class Constraints(NamedTuple):
     """Constraints of each sentence in a batch.
 
     phrases: token sequences that the translation must contain; one phrase may be listed several times.
-    max_unknown: maximum number of unknown tokens in the translation; None for no limit.
+    max_unknown: the most unknown tokens that the translation may contain; None for no limit.
     inner: tokens that continue a word; they do not follow a phrase.
 
     >>> from regard.models import Packed, TransformerConfig, Transformer
@@ -144,7 +144,7 @@ def extend_constrained(
     needed = sum(map(len, phrases))
     candidates: dict[tuple[int, int], float] = {}
     scores = (totals[:, None] + log_probabilities).double()
-    whole = [any(_ends_with(ids, phrase) for phrase in phrases) for ids in tokens]
+    whole = [any(_ends_with(own, phrase) for phrase in phrases) for own in tokens]
     if inner and any(whole):
         rows = torch.tensor(whole, device=scores.device).nonzero()
         scores[rows, torch.tensor(inner, device=scores.device)] = -math.inf

@@ -160,9 +160,9 @@ class SourceReader:
         words = [text[start:stop] for start, stop in ranges]
         by_word = _spans_by_word(words, ranges, spans)
         normalized, was_upper = self._normalize(words, by_word)
-        matched_terms = terms.find(words) if terms is not None else []
+        found_terms = terms.find(words) if terms is not None else []
         if self.copies:
-            _insert_terms(normalized, by_word, matched_terms)
+            _insert_terms(normalized, by_word, found_terms)
         self._protect_unknown(normalized, by_word)
         copies = {
             word: [normalized[word][start:stop] for start, stop, _ in word_spans]
@@ -179,7 +179,7 @@ class SourceReader:
             frozenset(unknown),
             was_upper,
             separator,
-            [] if self.copies else [target for *_, target in matched_terms],
+            [] if self.copies else [target for *_, target in found_terms],
         )
         if len(segmentation.ids) <= self.max_tokens:
             return [whole]
@@ -234,13 +234,13 @@ class SourceReader:
 def _cut(whole: SourcePart, part: Part, separator: str) -> SourcePart:
     """Return a part of a sentence that is too long."""
     first, stop = part.first_word, part.first_word + len(part.segmentation.words)
-    unknown = set(part.segmentation.unknown.values())
+    own = set(part.segmentation.unknown.values())
     return SourcePart(
         whole.first_word + first,
         part.segmentation,
         whole.normalized[first:stop],
         {
-            word - first: [text for text in texts if not whole.segmentation.unknown or text in unknown]
+            word - first: [text for text in texts if not whole.segmentation.unknown or text in own]
             for word, texts in whole.copies.items()
             if first <= word < stop
         },
