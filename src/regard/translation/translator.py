@@ -107,7 +107,7 @@ class Translator:
     config: the contents of the model folder's config.json.
     dtype: precision of the computation: "float32", "bfloat16" or "int8" (see `regard.models.quantize`); None
         keeps the model as it is.
-    profile: what the training text is like. Default: unknown; each line is split into sentences.
+    profile: statistics of the training text. Default: unknown; each line is split into sentences.
     memory: a function that loads the training pairs, for `matches`.
 
     >>> import torch

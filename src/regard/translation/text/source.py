@@ -84,7 +84,7 @@ class SourceReader:
     """Reads lines for a model.
 
     tokenizer: the source tokenizer. max_tokens: maximum number of tokens that the model reads at once.
-    profile: what the training text is like.
+    profile: statistics of the training text.
     copies: whether the model has learned to copy the unknown token; spans are then replaced by it.
 
     >>> from regard.translation import Tokenizer
