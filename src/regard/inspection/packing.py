@@ -172,8 +172,8 @@ def _stacks(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
     modules = own_attention(model, uses_interface)
     if modules:
         raise ArgumentError(
-            f"Cannot pack {type_name(model)}: {', '.join(modules)} computes attention without "
-            "transformers' attention interface. Run the model with padding."
+            f"Cannot pack {type_name(model)}: {', '.join(modules)} computes its own attention "
+            "instead of using transformers' attention interface. Run the model with padding."
         )
     stacks: dict[nn.Module, list[nn.Module]] = {}
     for owner, layer in _layers(model, uses_interface):
