@@ -133,7 +133,7 @@ def translate(
     matches: Annotated[
         int,
         typer.Option(
-            help="Also print the N most similar training pairs of each line: # similarity, source, target."
+            help="Also print this many training pairs similar to each sentence: # similarity, source, target."
         ),
     ] = 0,
     beam: Annotated[
@@ -182,8 +182,8 @@ def translate(
 ) -> None:
     """Translate sentences, a file or stdin, line by line.
 
-    With --n-best, each line starts with the sentence number. Empty lines stay empty. A line with more
-    sentences than the lines of the training text is translated sentence by sentence. Numbers, URLs, tags,
+    With --n-best, each line starts with the sentence number. Empty lines stay empty. Lines with more
+    sentences than the training lines are translated sentence by sentence. Numbers, URLs, tags,
     placeholders, emoji and unknown words are copied. Notes about unusual lines are printed to stderr.
 
     Under torchrun, the lines of --file are divided among the processes. To continue after an

@@ -19,7 +19,7 @@ _MAX_WORDS = 400  # longer texts are compared by their first words
 
 
 class Match(NamedTuple):
-    """A training pair and its similarity to a text: 1 − word edit distance / words of the longer text.
+    """A training pair and its similarity to a text: 1 − word edit distance / words in the longer text.
 
     >>> from regard.translation.text.memory import Match
     >>> Match("ein Hund", "a dog", 0.5).similarity
