@@ -97,8 +97,8 @@ def pack(model: nn.Module) -> nn.Module:
     """Run the layers of a model without padding, with the same outputs. Returns the model.
 
     For text encoders and decoders of transformers that use its attention interface, for inference and
-    training, and for models that contain them, such as a SentenceTransformer. The cost of a padded batch with
-    an `attention_mask` depends on its real tokens only; outputs at padding are 0. `unpack` undoes it.
+    training, and for models that contain them, such as a SentenceTransformer. Padded batches with an
+    `attention_mask` cost as much as their real tokens; outputs at padding are 0. `unpack` undoes it.
 
     The model runs with padding, as before, inside torch.compile and if it is called with a key-value cache,
     `output_attentions=True` or `output_router_logits=True`. It creates a cache only if `use_cache=True`.

@@ -1,7 +1,6 @@
 """Pretrained translators agree with transformers, and reject invalid folders."""
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import regard
 from regard.app.view_model import look_at_translations
 from regard.errors import ArgumentError
-from regard.translation import Beam, Greedy, translate_simultaneously
+from regard.translation import Beam
 from tests.translation.pretrained.conftest import Pretrained
 from tests.translation.pretrained.folders import SOURCES, make_mbart, make_t5
 
@@ -48,14 +47,6 @@ def compare_logits(folder: Path, model: Any, **languages: str) -> float:
 
 def test_logits_equal_those_of_transformers(folder: Pretrained) -> None:
     assert compare_logits(folder.path, folder.model, **folder.languages) < 1e-4
-
-
-def test_simultaneous_translation_with_an_infinite_lag_is_greedy(folder: Pretrained) -> None:
-    translator = regard.load_translator(folder.path, **folder.languages)
-    for source in SOURCES[:2]:
-        emissions = translate_simultaneously(translator, source.split(), lag=math.inf)
-        (offline,) = translator.translate(source, strategy=Greedy())
-        assert " ".join(emission.text for emission in emissions) == offline.text
 
 
 @pytest.mark.parametrize(
