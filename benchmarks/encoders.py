@@ -4,7 +4,6 @@ python -m benchmarks.encoders [--quick]
 """
 
 import random
-import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.util import find_spec
@@ -114,18 +113,9 @@ def _check_equal(actual: list[Tensor], expected: list[Tensor], mask: Tensor) -> 
 
 
 def main() -> None:
-    from benchmarks import machine, speed, table
+    from benchmarks import speed  # imports this module
 
-    torch.set_num_threads(2)
-    quick, system = "--quick" in sys.argv, machine.describe()
-    print(f"{system['cpu']}, load {system['load']:.1f}")
-    results: list[dict[str, object]] = []
-    for comparison in encoders():
-        if not results:
-            table.print_header(comparison, 2)
-        results.append(speed.run(comparison, 2, 0.1 if quick else 10.0, min_rounds=1 if quick else 5))
-        table.print_row(results[-1])
-    table.print_summary(results)
+    speed.run_group(encoders(), seconds=10.0, min_rounds=5)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ regard: `regard.huggingface.pack`, one batch. transformers: padded, with SDPA, o
 
 import copy
 import random
-import sys
 from collections.abc import Iterable
 from functools import cache, partial
 from typing import Any
@@ -106,18 +105,9 @@ def _run(model: torch.nn.Module, batches: list[dict[str, Tensor]], backward: boo
 
 
 def main() -> None:
-    from benchmarks import machine, speed, table
+    from benchmarks import speed  # imports this module
 
-    torch.set_num_threads(2)
-    quick, system = "--quick" in sys.argv, machine.describe()
-    print(f"{system['cpu']}, load {system['load']:.1f}")
-    results: list[dict[str, object]] = []
-    for comparison in packing():
-        if not results:
-            table.print_header(comparison, 2)
-        results.append(speed.run(comparison, 2, 0.1 if quick else 6.0, min_rounds=1 if quick else 3))
-        table.print_row(results[-1])
-    table.print_summary(results)
+    speed.run_group(packing(), seconds=6.0, min_rounds=3)
 
 
 if __name__ == "__main__":

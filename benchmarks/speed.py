@@ -1,6 +1,7 @@
 """Time attention calls in regard and other libraries. Ratios above 1 mean that regard is faster."""
 
 import statistics
+import sys
 from collections.abc import Callable, Iterable
 
 import torch
@@ -46,6 +47,20 @@ def main(groups: Iterable[str], quick: bool = False) -> list[dict[str, object]]:
             table.print_row(results[-1])
     torch.set_num_threads(before)
     return results
+
+
+def run_group(comparisons: Iterable[Comparison], seconds: float, min_rounds: int) -> None:
+    """Run one group with two threads and print its table. With --quick on the command line, only try it."""
+    torch.set_num_threads(2)
+    quick, system = "--quick" in sys.argv, machine.describe()
+    print(f"{system['cpu']}, load {system['load']:.1f}")
+    results: list[dict[str, object]] = []
+    for comparison in comparisons:
+        if not results:
+            table.print_header(comparison, 2)
+        results.append(run(comparison, 2, 0.1 if quick else seconds, 1 if quick else min_rounds))
+        table.print_row(results[-1])
+    table.print_summary(results)
 
 
 def run(comparison: Comparison, threads: int, seconds: float, min_rounds: int) -> dict[str, object]:

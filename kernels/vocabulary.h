@@ -28,10 +28,10 @@ INLINE float block_maximum(const float* x, int64_t count) {
   vec top = splat(-INF);
   int64_t i = 0;
   for (; i + W <= count; i += W) top = max(top, load(x + i));
-  float found = -INF;
-  for (int lane = 0; lane < W; ++lane) found = top[lane] > found ? top[lane] : found;
-  for (; i < count; ++i) found = x[i] > found ? x[i] : found;
-  return found;
+  float maximum = -INF;
+  for (int lane = 0; lane < W; ++lane) maximum = top[lane] > maximum ? top[lane] : maximum;
+  for (; i < count; ++i) maximum = x[i] > maximum ? x[i] : maximum;
+  return maximum;
 }
 
 // Σ exp(x − top) of a block.

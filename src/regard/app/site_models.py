@@ -140,12 +140,12 @@ def export_config(config: TransformerConfig, name: str) -> dict[str, Any]:
     if config.activation not in _ACTIVATIONS:
         raise ArgumentError(
             f"{name!r} uses activation={config.activation!r}; a static site supports "
-            f"{', '.join(_ACTIVATIONS)}."
+            f"{', '.join(_ACTIVATIONS)}. Use regard look."
         )
     if config.resolved_head_width * config.heads != config.width:
         raise ArgumentError(
-            f"{name!r} has width={config.width} and {config.heads} heads of width {config.head_width}; a "
-            "static site supports heads of width / heads."
+            f"{name!r} has {config.heads} heads of width {config.head_width}, but width={config.width}; a "
+            "static site requires heads * head_width = width. Use regard look."
         )
     names = ("width", "heads", "layers", "activation", "norm", "eps", "norm_first", "positions")
     return {

@@ -87,8 +87,8 @@ def align(
         SymmetrizationMethod | None,
         _both(
             metavar="METHOD",
-            help="How to combine both directions: intersection (precise), union (complete), or in between "
-            "grow-diag or grow-diag-final-and.",
+            help="How to combine both directions: intersection (highest precision), union (highest recall), "
+            "or a compromise: grow-diag or grow-diag-final-and.",
             show_default="grow-diag-final-and",
         ),
     ] = None,

@@ -25,7 +25,7 @@ Pair = tuple[str, str]
 _BATCH_PAIRS = 512
 _LEXICAL_BATCH_PAIRS = 10_000
 _BATCH_CELLS = 4_000_000  # source words × target words
-_FEW_PAIRS = 500  # with fewer, the lexical aligner finds little
+_FEW_PAIRS = 500  # with fewer, the lexical aligner has too little to learn from
 
 
 def align_lexically(

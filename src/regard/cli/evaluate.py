@@ -57,9 +57,9 @@ def evaluate(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="Source sentences. Without REFERENCE: sentence pairs (.tsv, .jsonl, - for stdin) or the "
-            'name of a built-in test set: "embedded" or "embedded-longer" (adds sentences longer than those '
-            "used in training). Files may be gzipped.",
+            help="Source sentences. Without REFERENCE: sentence pairs (.tsv, .csv, .jsonl, .tmx, .src-tgt, "
+            '- for stdin) or the name of a built-in test set: "embedded" or "embedded-longer" (adds '
+            "sentences longer than those used in training). Files may be gzipped.",
         ),
     ],
     reference: Annotated[

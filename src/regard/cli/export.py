@@ -14,7 +14,10 @@ def export(
         Path,
         typer.Argument(metavar="FOLDER", help="Folder written by regard train, or in Hugging Face format."),
     ],
-    to: Annotated[Literal["ctranslate2", "onnx", "huggingface"], typer.Option("--to", help="Format.")],
+    to: Annotated[
+        Literal["ctranslate2", "onnx", "huggingface"],
+        typer.Option("--to", help="Format of the exported model."),
+    ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="New folder for the exported model.")
     ],
@@ -23,7 +26,7 @@ def export(
     """Export a translation model to CTranslate2, ONNX or Hugging Face format.
 
     The exported folder contains the vocabularies and a README.md that shows how to use it without regard.
-    It gives the same greedy translations. The alignment head is marked.
+    Greedy translations are the same. The README.md also names the alignment head.
 
     Examples:
     regard export de-en --to ctranslate2 -o de-en-ct2

@@ -238,7 +238,7 @@ def translate(
 
 @contextmanager
 def _join_world() -> Iterator["World | _Alone"]:
-    """Join the processes of torchrun, if there are several. The import of torch.distributed takes time."""
+    """Join the processes of torchrun. Without torchrun, do not import torch.distributed, which is slow."""
     if "WORLD_SIZE" not in os.environ:
         yield _Alone()
         return
@@ -249,14 +249,14 @@ def _join_world() -> Iterator["World | _Alone"]:
 
 
 class _Alone(NamedTuple):
-    """A process of its own, with the interface of `World`."""
+    """A single process, with the interface of `World`."""
 
     rank: int = 0
     size: int = 1
     device: None = None
 
     def barrier(self) -> None:
-        """Wait for nobody."""
+        """Return at once: there are no other processes."""
 
 
 def _write(writer: "Writer", sentences: list[str] | None, file: Path | None, output: Path | None) -> None:

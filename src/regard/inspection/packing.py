@@ -2,7 +2,7 @@
 
 Each layer of a packed model receives the tokens of all sequences of a batch as one sequence of length
 Σ lengths, and attends with a `Documents` mask. Its output is padded again, so that the rest of the model,
-such as a pooling layer, works unchanged. A padded batch costs as much as its real tokens.
+such as a pooling layer, works unchanged. The time depends on the number of real tokens only.
 """
 
 import inspect
@@ -169,11 +169,11 @@ def _stacks(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
     """Return the models that take a padding mask, each with its layers."""
     from regard.inspection.interventions import uses_interface
 
-    own = own_attention(model, uses_interface)
-    if own:
+    modules = own_attention(model, uses_interface)
+    if modules:
         raise ArgumentError(
-            f"Cannot pack {type_name(model)}: {', '.join(own)} computes its own attention instead of using "
-            "transformers' attention interface."
+            f"Cannot pack {type_name(model)}: {', '.join(modules)} computes its own attention "
+            "instead of using transformers' attention interface. Run the model with padding."
         )
     stacks: dict[nn.Module, list[nn.Module]] = {}
     for owner, layer in _layers(model, uses_interface):
@@ -327,7 +327,7 @@ def _suspended(owner: nn.Module) -> Iterator[None]:
 
 
 def check_packing(model: nn.Module) -> None:
-    """Raise an ArgumentError if a packed model gives other outputs than with padding, on a few tokens."""
+    """Raise an ArgumentError if packing changes the outputs of a model on a few tokens."""
     owners = [owner for owner in _stacks(model) if "input_ids" in _parameter_names(owner)]
     for owner in owners:
         device = next((p.device for p in owner.parameters()), None)

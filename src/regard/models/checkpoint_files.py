@@ -135,6 +135,7 @@ def _shards(folder: Path, index: Path) -> list[Path]:
 
 
 def check_tensor(folder: Path, name: str, part: Any, shape: tuple[int, ...]) -> None:
+    """Raise unless a tensor has this shape and floating-point values. part: its safetensors slice."""
     if tuple(part.get_shape()) != shape:
         raise ArgumentError(
             f"{name} in {folder} has shape {tuple(part.get_shape())}; config.json requires {shape}. Use "
@@ -147,13 +148,19 @@ def check_tensor(folder: Path, name: str, part: Any, shape: tuple[int, ...]) -> 
         )
 
 
-def some(names: list[str]) -> str:
+def short_list(names: list[str]) -> str:
+    """Return the first three names as text, and the number of others.
+
+    >>> from regard.models.checkpoint_files import short_list
+    >>> short_list(["a", "b", "c", "d", "e"])
+    "'a', 'b', 'c' and 2 more"
+    """
     shown = ", ".join(short(name) for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 def short(value: object) -> str:
     """Return a short repr of a value from an untrusted file."""
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = 120
-    return short.repr(value)
+    limited = reprlib.Repr()
+    limited.maxstring = limited.maxother = 120
+    return limited.repr(value)

@@ -1,7 +1,7 @@
 """Model configurations. This module does not import torch, so the command line can check settings quickly."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from regard._util.checks import check_bool, check_choice, check_int, check_number
 from regard.errors import ArgumentError
@@ -25,11 +25,8 @@ def check_precision(dtype: str) -> Precision:
     Traceback (most recent call last):
     regard.errors.ArgumentError: quantize got dtype='int4'; choose one of float32, bfloat16, int8.
     """
-    for name in get_args(Precision):
-        if dtype == name:
-            precision: Precision = name
-            return precision
-    raise ArgumentError(f"quantize got dtype={dtype!r}; choose one of {', '.join(get_args(Precision))}.")
+    check_choice("quantize got dtype", dtype, get_args(Precision))
+    return cast(Precision, dtype)
 
 
 @dataclass(frozen=True)

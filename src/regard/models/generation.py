@@ -1,4 +1,4 @@
-"""Special tokens of a sequence-to-sequence model, and how its own library decodes. Does not import torch."""
+"""Special tokens of sequence-to-sequence models; decoding defaults of pretrained ones. No torch import."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class DecodingDefaults:
-    """Beam search as the library of a pretrained model runs it: the options that `Beam` leaves open.
+    """Defaults of beam search for a pretrained model, from its generation_config.json.
 
     early_stopping, length_penalty: see `regard.translation.Beam`.
     max_length: maximum length of a target, including the start token; None: twice the source.

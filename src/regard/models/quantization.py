@@ -20,10 +20,10 @@ def quantize(module: Model, dtype: Precision) -> Model:
     """Return a copy of a module for inference in another precision.
 
     dtype: "int8" replaces every `nn.Linear`, and the output projection of a sequence-to-sequence model, by
-        int8 weights with one scale per output; all else stays in float32. "bfloat16" or "float32" converts
-        all parameters.
+        int8 weights with one scale per output; everything else stays in float32. "bfloat16" or "float32"
+        converts all parameters.
 
-    Parameters that do not change are shared with the original, which itself stays as it was. An int8 model
+    Parameters that do not change are shared with the original, which is not modified. An int8 model
     runs on the CPU, needs the compiled kernels, and cannot be trained.
 
     >>> import torch
@@ -74,7 +74,7 @@ def is_quantized(module: nn.Module) -> bool:
 
 
 def multiplies_bfloat16() -> bool:
-    """Return whether this processor has instructions for bfloat16 products, so that they are faster."""
+    """Return whether this processor has instructions for bfloat16 products, which makes them faster."""
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(bool(getattr(torch.cpu, name, bool)()) for name in names)
 
@@ -83,8 +83,8 @@ def _check_int8(module: nn.Module) -> None:
     devices = {parameter.device.type for parameter in module.parameters()} - {"cpu"}
     if devices:
         raise ArgumentError(
-            f"quantize got a model on {min(devices)!r}; int8 runs on the CPU: move the model there, or use "
-            "bfloat16."
+            f"quantize got a model on {min(devices)!r}; int8 runs on the CPU only. Call model.cpu(), or "
+            "use bfloat16."
         )
     if not fused.available():
         raise ArgumentError(f"int8 needs regard's compiled kernels, but {fused.DESCRIPTION}.")

@@ -77,8 +77,8 @@ class Seq2Seq(nn.Module):
     """
 
     max_length: int | None = None  # maximum number of tokens per sentence, including the start or end token
-    special_tokens = SpecialTokens()  # start, end, …; a pretrained model has its own
-    decoding: DecodingDefaults | None = None  # beam search as its own library runs it
+    special_tokens = SpecialTokens()  # start, end, …; pretrained models have different ones
+    decoding: DecodingDefaults | None = None  # defaults of beam search for a pretrained model
 
     @property
     def output_weight(self) -> Tensor:

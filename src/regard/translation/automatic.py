@@ -1,7 +1,7 @@
 """The preset `auto`: settings chosen from the size of the corpus. Does not import torch.
 
-A small corpus needs a small model, a small vocabulary and much regularization; a large one needs the
-opposite. Sennrich and Zhang 2019 and Araabi and Monz 2020 measure the same trends.
+A small corpus needs a small model, a small vocabulary and strong regularization; a large corpus
+needs the opposite. Sennrich and Zhang 2019 and Araabi and Monz 2020 measure the same trends.
 """
 
 import time
@@ -17,8 +17,6 @@ _MIN_VOCABULARY = 200
 _MANY_CHARACTERS = 1000  # distinct characters: a language written with Han characters or syllables
 _VALIDATIONS = 20  # during training
 _MIN_UPDATES = 50  # between validations
-
-
 _MIN_EPOCHS = 4  # in the available time; otherwise a smaller model learns more
 # Efficiency of training, relative to a large matrix product. A rough value suffices, see `_epochs_in`.
 _EFFICIENCY = 0.5
@@ -26,7 +24,7 @@ _MATRIX = 512
 
 
 class _Row(NamedTuple):
-    """Settings for corpora of up to so many tokens, source plus target."""
+    """Settings for corpora of up to `max_tokens` tokens, source plus target."""
 
     max_tokens: float
     layers: int
@@ -47,7 +45,7 @@ _TABLE = (
     _Row(100_000_000, 6, 512, 16_000, 8000, 7e-4, 8),
     _Row(float("inf"), 6, 512, 32_000, 16_000, 7e-4, 4),
 )
-_SMALLEST = 2  # row that limited time may step down to
+_SMALLEST = 2  # smallest row to use if time is short
 
 
 def choose_config(

@@ -23,8 +23,7 @@ from regard.models.layers.attention import watch_layers
 from regard.models.layers.dropout import eval_mode
 from regard.models.packed import Packed
 from regard.translation.alignment.cross_attention import layer_name
-from regard.translation.sentence_splitter import max_translation_tokens
-from regard.translation.tokens import END, PADDING, START, UNKNOWN, Segmentation
+from regard.translation.tokens import Segmentation
 from regard.translation.translator import Translator
 
 
@@ -127,7 +126,7 @@ class _PrefixDecoder:
     @torch.inference_mode()
     def extend(self, words: Sequence[str], max_word: float | None) -> None:
         """Emit tokens that attend to source words below `max_word`; all tokens if it is None."""
-        model = self._translator.model
+        model, special = self._translator.model, self._translator.tokens.special
         source = self._translator.tokens.source.segment(" ".join(words))
         recorded: list[Weights] = []
 
@@ -139,16 +138,16 @@ class _PrefixDecoder:
             """Feed a token; return the next one, and the weights of the alignment layer."""
             recorded.clear()
             logits = model.step(torch.tensor([token], device=model.output_weight.device), state)[0]
-            logits[[PADDING, START]] = -math.inf
+            logits[list(special.never_generated)] = -math.inf
             return int(logits.argmax()), recorded[0]
 
         with eval_mode(model), watch_layers(model, record):
-            state = model.start(Packed.of([[*source.ids, END]], model.output_weight.device))
-            following, weights = step(START)
-            for token in self._tokens:
+            state = model.start(Packed.of([special.source(source.ids)], model.output_weight.device))
+            for token in special.target_inputs(self._tokens):
                 following, weights = step(token)
-            limit = min(max_translation_tokens(len(source.ids)), model.max_length or sys.maxsize)
-            while following != END and len(self._tokens) < limit:
+            limit = min(self._translator.max_new_tokens(len(source.ids)), model.max_length or sys.maxsize)
+            limit -= len(special.target_prefix)
+            while following != special.end and len(self._tokens) < limit:
                 token, before = following, weights
                 following, weights = step(token)
                 aligned = before if self._head.shift == "output" else weights
@@ -158,14 +157,14 @@ class _PrefixDecoder:
                 self._append(token, word, source)
 
     def _attention(self, weights: Weights, tokens: int) -> Tensor:
-        """Return the attention of the last step over the source tokens, without the end token."""
-        heads = self._head.heads
+        """Return the attention of the last step over the source tokens, without special tokens."""
+        heads, first = self._head.heads, len(self._translator.tokens.special.source_prefix)
         selected = weights if heads is None else weights.heads(list(heads))
-        return selected.mean("heads").dense().reshape(-1, selected.shape[-1])[-1, :tokens]
+        return selected.mean("heads").dense().reshape(-1, selected.shape[-1])[-1, first : first + tokens]
 
     def _append(self, token: int, word: int, source: Segmentation) -> None:
         """Emit a token; an unknown one copies the source word that it attends to."""
-        if token == UNKNOWN:
+        if token == self._translator.tokens.special.unknown:
             unknown = [
                 source.unknown[i] for i, w in enumerate(source.word_of) if w == word and i in source.unknown
             ]

@@ -34,7 +34,7 @@ from regard.translation.pretrained.loader import check_no_languages
 from regard.translation.sentence_splitter import max_translation_tokens
 from regard.translation.streaming import batch_lines
 from regard.translation.text.domain import Domain
-from regard.translation.text.memory import Match, TranslationMemory
+from regard.translation.text.memory import Match, TranslationMemory, missing_pairs
 from regard.translation.text.profile import TextProfile, load_profile
 from regard.translation.text.source import SourceLine, SourcePart, SourceReader, cut_spans
 from regard.translation.text.tags import place_tags, write_tags
@@ -107,7 +107,7 @@ class Translator:
     config: the contents of the model folder's config.json.
     dtype: precision of the computation: "float32", "bfloat16" or "int8" (see `regard.models.quantize`); None
         keeps the model as it is.
-    profile: what the training text is like. Default: unknown; each line is split into sentences.
+    profile: statistics of the training text. Default: unknown; each line is split into sentences.
     memory: a function that loads the training pairs, for `matches`.
 
     >>> import torch
@@ -155,7 +155,9 @@ class Translator:
     @cached_property
     def memory(self) -> TranslationMemory:
         """The training pairs, indexed for `matches` on first use."""
-        return self._load_memory() if self._load_memory else TranslationMemory.missing()
+        if self._load_memory is None:
+            raise missing_pairs()
+        return self._load_memory()
 
     def matches(self, text: str, n: int = 3) -> list[Match]:
         """Return the n training pairs whose source is most similar to a text; see `TranslationMemory`."""
@@ -252,7 +254,7 @@ class Translator:
         """Align the words of existing translations by forced decoding.
 
         pairs: (source, target).
-        alignment_head: layer, heads and shift to read; default: the translator's own.
+        alignment_head: layer, heads and shift to read; default: the translator's `alignment_head`.
         """
         head = self.alignment_head if alignment_head is None else alignment_head
         check_type("align got an alignment_head", head, AlignmentHead, "AlignmentHead(layer=-1)")
@@ -299,7 +301,7 @@ class Translator:
         source_unknown = self.tokens.source.special.unknown
         for batch, packed in batch_by_length(sources, batch_size, device, special):
             limits = [
-                min(self._max_new_tokens(len(sources[i])) + sum(map(len, phrases[i])), self._max_positions)
+                min(self.max_new_tokens(len(sources[i])) + sum(map(len, phrases[i])), self._max_positions)
                 for i in batch
             ]
             unknown = [sources[i].count(source_unknown) for i in batch]
@@ -316,8 +318,8 @@ class Translator:
             decoded.update((indices[i], ranked) for i, ranked in zip(batch, hypotheses, strict=True))
         return [decoded[i] for i in range(len(parts))]
 
-    def _max_new_tokens(self, source_tokens: int) -> int:
-        """Return the maximum length of a translation, including its end token."""
+    def max_new_tokens(self, source_tokens: int) -> int:
+        """Return the maximum length of the translation of a sentence, including its end token."""
         limit, decoding = max_translation_tokens(source_tokens), self.model.decoding
         return limit if decoding is None else decoding.max_new_tokens(default=limit)
 
@@ -408,7 +410,7 @@ class Translator:
         """Return the log probabilities of the tokens of each part by id(part)."""
         sources, targets = [part.part.ids for part in parts], [part.hypothesis.tokens for part in parts]
         values = token_log_probabilities(self.model, sources, targets)
-        return {id(part): own for part, own in zip(parts, values, strict=True)}
+        return {id(part): logs for part, logs in zip(parts, values, strict=True)}
 
     def _rate_words(
         self, texts: Sequence[TargetPart], rates: Mapping[int, list[float]] | None = None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from regard.inspection.hooks.operations import UNKNOWN, Node, Operation, Softmaxed, SoftmaxedAxis
-from regard.inspection.hooks.score_chain import Scores, beside
+from regard.inspection.hooks.score_chain import Scores, adjacent_axis
 
 
 def product(operation: Operation) -> Node | None:
@@ -69,7 +69,7 @@ def _einsum_head_axis(operation: Operation) -> int | None:
     axes, query = einsum.first, einsum.operands[0]
     lead = [axis for axis in einsum.output[:-2] if axis in axes]
     features = next(i for i in reversed(range(len(axes))) if axes[i] not in einsum.output)
-    heads = beside(query, [axes.index(axis) for axis in lead], features)
+    heads = adjacent_axis(query, [axes.index(axis) for axis in lead], features)
     return None if heads is None else einsum.output.index(axes[heads])
 
 

@@ -58,7 +58,7 @@ class Scores:
         query, key = query.detach(), key.detach()
         sources = tuple((x, _version(x)) for x in (query, key))
         query, key = (x.expand(*frame, *x.shape[-2:]) for x in (query, key))
-        head_axis = beside(query, range(len(frame)), query.dim() - 1)
+        head_axis = adjacent_axis(query, range(len(frame)), query.dim() - 1)
         return cls(query, key, frame, frame, sources=sources, head_axis=head_axis)
 
     @property
@@ -198,16 +198,16 @@ class Scores:
         )
 
 
-def beside(x: Tensor, axes: Iterable[int], features: int) -> int | None:
-    """Return the only one of these axes that lies next to the features in memory, or None.
+def adjacent_axis(x: Tensor, axes: Iterable[int], features: int) -> int | None:
+    """Return the only axis among `axes` that lies next to the features in memory, or None.
 
-    A projection writes the features of each head side by side, so the heads can be told from an axis of the
-    same size, unless the tensor was copied in another order.
+    A projection writes the features of each head side by side, so the heads can be distinguished from an
+    axis of the same size, unless the tensor was copied in another order.
 
     >>> import torch
-    >>> from regard.inspection.hooks.score_chain import beside
+    >>> from regard.inspection.hooks.score_chain import adjacent_axis
     >>> query = torch.zeros(2, 5, 2, 4).transpose(1, 2)  # b n h d -> b h n d
-    >>> beside(query, (0, 1), 3)
+    >>> adjacent_axis(query, (0, 1), 3)
     1
     """
     step = x.shape[features] * x.stride(features)

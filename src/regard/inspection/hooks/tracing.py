@@ -173,7 +173,7 @@ def head_order(lead: Sequence[int], heads: int | None, hint: int | None = None) 
 
 
 def has_swapped_heads(node: Softmaxed, heads: int | None) -> bool:
-    """Return whether the heads are an axis that its size alone does not tell from the batch."""
+    """Return whether the axis of the heads cannot be distinguished from the batch by its size alone."""
     lead, scores = node.weights.shape[:-2], node.scores
     if scores is None or scores.lead != tuple(lead):
         return False

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from regard._util.checks import check_number
 from regard.errors import ArgumentError
-from regard.models.checkpoint_files import check_tensor, open_tensors, read_json, read_tensor, short, some
+from regard.models.checkpoint_files import (
+    check_tensor,
+    open_tensors,
+    read_json,
+    read_tensor,
+    short,
+    short_list,
+)
 from regard.models.configs import Activation
 from regard.models.layers.blocks import TransformerConfig
 
@@ -251,9 +258,9 @@ def _check_names(folder: Path, names: Mapping[str, str], layout: CheckpointLayou
     expected = {name for _, theirs, _ in layout.tensors() for name in theirs}
     missing, extra = sorted(expected - names.keys()), sorted(names.keys() - expected)
     if missing:
-        raise ArgumentError(f"The weights in {folder} lack {some(missing)}; copy the whole folder.")
+        raise ArgumentError(f"The weights in {folder} lack {short_list(missing)}; copy the whole folder.")
     if extra:
         raise ArgumentError(
-            f"The weights in {folder} have {some(extra)}, which regard does not support; the output "
+            f"The weights in {folder} have {short_list(extra)}, which regard does not support; the output "
             "would be wrong without them."
         )

@@ -43,7 +43,7 @@ class TransformerConfig(TransformerSettings):
     dropout: dropout probability for weights, embeddings, feed-forward activations and residual branches.
     positions: "sinusoidal", "learned", "rotary", "alibi", "t5" or "none". max_positions: size of a learned
         table. sinusoids: order of the sinusoidal features: "interleaved" (Vaswani et al. 2017),
-        "concatenated" (Marian) or "fairseq" (M2M-100). buckets, max_distance: of "t5", see `T5Bias`.
+        "concatenated" (Marian) or "fairseq" (M2M-100). buckets, max_distance: see `T5Bias`.
     normalize: normalizer of every attention layer; each layer gets its own copy.
     head_width: dimension of each head; default: width / heads.
     scale_scores: whether scores are divided by √head_width; T5 leaves them unscaled.

@@ -1,6 +1,6 @@
 """One decoding step of a Transformer decoder, without the checks and views of the general layers.
 
-At a batch of a few rows, these take longer than the products. The results are the same up to rounding.
+For a batch of a few rows, these take longer than the matrix products. Results are equal up to rounding.
 
 compiled_step   a single call of the kernels: for int8 weights, or float32 with few rows
 decode_step     torch's products, and the kernels' attention: for float32 with many rows
@@ -250,7 +250,7 @@ def _self_attention(layer: MultiHeadAttention, x: Tensor, cache: KVCache) -> Ten
 def _cross_attention(
     layer: MultiHeadAttention, x: Tensor, key_values: Tensor, source: Source, recorder: KVCache | None
 ) -> Tensor | None:
-    """All rows of a source are queries of one call, so its keys are read once."""
+    """Attend to the sources. All rows of a source are queries of one call, so its keys are read once."""
     width, rows = layer.head_width, source.row_map
     queries = layer.heads * width
     projected = _project_queries(layer, x, queries)
@@ -262,12 +262,12 @@ def _cross_attention(
     count, keys, row = key_values.shape
     strides = (keys * row, width, 0, row, 1)
     address = key_values.data_ptr()
-    own = (slots * queries, per_group * width, width, queries, 1)
+    query_strides = (slots * queries, per_group * width, width, queries, 1)
     tensors = {
-        "query": Strided(projected.data_ptr(), own),
+        "query": Strided(projected.data_ptr(), query_strides),
         "key": Strided(address, strides),
         "value": Strided(address + 4 * layer.key_heads * width, strides),
-        "output": Strided(output.data_ptr(), own),
+        "output": Strided(output.data_ptr(), query_strides),
     }
     sizes = (count, layer.key_heads, per_group, slots, keys, width)
     if not fused.decode(sizes, tensors, width**-0.5, source.lengths):

@@ -30,7 +30,7 @@ class RowMap:
     def __init__(self, sources: int, source_of_row: Tensor | None = None) -> None:
         self.sources, self.source_of_row, self.slots = sources, source_of_row, 1
         self._full = True  # every source has `slots` rows, in order
-        self.index: Tensor | None = None  # the place of each row in `spread`, unless it is its own
+        self.index: Tensor | None = None  # position of each row in `spread`; None if unchanged
         if source_of_row is None:
             return
         row = torch.arange(len(source_of_row), device=source_of_row.device)
@@ -138,8 +138,8 @@ class KVCache:
         # … k (g d + g e), with spare capacity. One tensor for keys and values: beam search copies whole rows.
         self._buffer: Tensor | None = None
         self._sizes = 0, 0, 0  # g, d, e
-        self._spare: Tensor | None = None  # the buffer before the last `select`, which nobody has views of
-        self._recycles = False  # nobody has views of the buffer: it was filled by `append` only
+        self._spare: Tensor | None = None  # the buffer before the last `select`, if no views of it exist
+        self._recycles = False  # no views of the buffer exist: it was filled by `append` only
 
     def extend(self, key: Tensor, value: Tensor) -> KeyValues:
         """Append keys and values (…, g, k, ·) and return all of them."""

@@ -3,9 +3,9 @@
 EM starts with IBM model 1, which ignores positions (Brown et al. 1993), and continues with a hidden Markov
 model (`hmm.py`). Both directions are trained jointly: each link is weighted by the product of its two
 posteriors (Liang, Taskar and Klein 2006), so the two directions converge to the same links. Each link's own
-contribution to the counts is left out when the link is judged again, as in collapsed variational inference
-(Asuncion et al. 2009). Rare words share statistics with words of the same stem, and words that are spelled
-alike are linked more readily (`lexicon.py`).
+contribution to the counts is left out when its probability is computed again, as in collapsed variational
+inference (Asuncion et al. 2009). Rare words share statistics with words of the same stem, and words that are
+spelled alike are more likely to be linked (`lexicon.py`).
 """
 
 import os
@@ -204,7 +204,7 @@ class _Trainer:
     ) -> None:
         """Recompute the probability of cells without their own counts, where these are not negligible.
 
-        Otherwise, words that occur once or twice would confirm the links that they were given by chance.
+        Otherwise, words that occur once or twice would reinforce links that arose by chance.
         """
         at = np.nonzero(own > _NEGLIGIBLE * self.lexicon.counts[keys][key_of])[0]
         left_out = own[at].astype(np.float64) * (1 - 1e-6)  # rounding must not make a count negative

@@ -103,12 +103,12 @@ def spelling_similarity(
         part = slice(start, start + _BATCH_PAIRS)
         shared_bits = masks[source[part]] & other_masks[target[part]]
         candidates = np.nonzero(shared_bits.all(1))[0] + start
-        one, other = source[candidates], target[candidates]
+        source_words, target_words = source[candidates], target[candidates]
         shared = np.zeros(len(candidates), dtype=np.int32)
         for column in range(_MAX_GRAMS):
-            gram = first[one, column][:, None]
-            shared += ((gram == second[other]) & (gram != 0)).any(1)
-        similarity[candidates] = 2 * shared / (first_size[one] + second_size[other])
+            gram = first[source_words, column][:, None]
+            shared += ((gram == second[target_words]) & (gram != 0)).any(1)
+        similarity[candidates] = 2 * shared / (first_size[source_words] + second_size[target_words])
     return similarity
 
 

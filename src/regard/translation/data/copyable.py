@@ -21,7 +21,7 @@ _TWO_WORDS = 0.3  # probability of hiding a second word
 class Copyable(NamedTuple):
     """Tokens that can be copied: words with the same letters in both vocabularies, ignoring case.
 
-    source, target: for each token id, a number that stands for its letters; 0 if the token is not a word.
+    source, target: for each token id, a number that identifies its letters; 0 if the token is not a word.
     source_inner, target_inner: whether a token continues a word, so that the token before it is not whole.
     """
 
@@ -68,12 +68,12 @@ def _letters(token: str) -> str:
 def _whole_words(ids: Ids, keys: NDArray[numpy.int64], inner: NDArray[numpy.bool_]) -> dict[int, int]:
     """Return the position of each whole word that occurs once, by its key."""
     ids = numpy.asarray(ids)
-    found = keys[ids]
+    token_keys = keys[ids]
     followed = numpy.append(inner[ids[1:]], False)
     positions: dict[int, int] = {}
     repeated = set()
-    for position in (found.astype(bool) & ~followed).nonzero()[0].tolist():
-        key = int(found[position])
+    for position in (token_keys.astype(bool) & ~followed).nonzero()[0].tolist():
+        key = int(token_keys[position])
         if key in positions:
             repeated.add(key)
         positions[key] = position

@@ -16,14 +16,16 @@ from regard.models.encoders.words import fold, is_word, split_words
 from regard.translation.data.pairs import Pair
 from regard.translation.data.statistics import CorpusStatistics, NumberedPair
 
-_MIN_PAIRS = 100  # fewer say too little
-_MAX_WORDS = 60  # of a sentence, for the lexical check
+_MIN_PAIRS = 100  # with fewer, the measurements are too noisy
+_MAX_WORDS = 60  # words of a sentence that the lexical check reads
 # Thresholds: real corpora stay far from them. tests/translation/data/test_diagnosis.py checks several.
-_MIN_WINS = 0.58  # of aligned pairs against shifted ones; 0.5 by chance, 0.8 and more in a real corpus
-_MIN_CORRELATION = 0.25  # of the lengths; 0 by chance, 0.5 and more in a real corpus
-_BLOCKS = 10  # of the sample, to find where a misalignment begins
+_MIN_WINS = 0.58  # pairs that match better than shifted ones; 0.5 by chance, at least 0.8 in a real corpus
+_MIN_CORRELATION = (
+    0.25  # correlation of source and target lengths; 0 by chance, 0.5 and more in a real corpus
+)
+_BLOCKS = 10  # parts of the sample, to locate the start of a misalignment
 _MAX_EQUAL = 0.2  # fraction of pairs with equal sides
-_MAX_OVERLAP = 0.7  # of the word distributions of both sides; German and English: 0.05
+_MAX_OVERLAP = 0.7  # overlap of the word distributions of both sides; German and English: 0.05
 _MAX_DUPLICATES = 0.3
 _MAX_FOREIGN = 0.05  # fraction of lines in another script than the rest
 _MAX_SWAPPED = 0.02  # fraction of pairs
@@ -144,7 +146,7 @@ def _same_language(sample: _Sample) -> str | None:
 
 
 def _swapped(sample: _Sample) -> str | None:
-    odds = _side_odds(sample)
+    odds = _Odds(*sample.counts())
     swapped = [
         numbered.number
         for numbered, (source, target) in zip(sample.pairs, sample.words, strict=True)
@@ -154,12 +156,12 @@ def _swapped(sample: _Sample) -> str | None:
         return None
     return (
         f"{_of(len(swapped), sample)} have their languages swapped, such as pair {swapped[0]:,}. Put the "
-        "same language on the same side of each pair."
+        "same language on the same side in every pair."
     )
 
 
 def _dev_swapped(sample: _Sample, dev: Sequence[Pair]) -> str | None:
-    odds = _side_odds(sample)
+    odds = _Odds(*sample.counts())
     source, target = (sum(odds(_words(pair[side])) for pair in dev[: len(sample.pairs)]) for side in (0, 1))
     if not (source < -_SWAP_MARGIN and target > _SWAP_MARGIN):
         return None
@@ -167,10 +169,6 @@ def _dev_swapped(sample: _Sample, dev: Sequence[Pair]) -> str | None:
         "The source of the validation set looks like the target of the training data, and vice versa. Swap "
         "the files of the validation set (--dev)."
     )
-
-
-def _side_odds(sample: _Sample) -> "_Odds":
-    return _Odds(*sample.counts())
 
 
 class _Odds:
@@ -222,15 +220,18 @@ def _lexical_wins(sample: _Sample) -> numpy.ndarray:
         counts[1].update(target)
         together.update((first, second) for first in source for second in target)
 
-    def score(source: set[str], target: set[str], own: bool) -> float:
-        """Return the mean Dice coefficient of each target word's best match, not counting this pair."""
+    def score(source: set[str], target: set[str], counted: bool) -> float:
+        """Return the mean Dice coefficient of each target word's best match.
+
+        counted: whether the counts include this pair, which is then left out.
+        """
         total = 0.0
         for second in target:
             best = 1.0 if second in source else 0.0
             for first in source:
-                joint = together[first, second] - own
+                joint = together[first, second] - counted
                 if joint > 0:
-                    best = max(best, 2 * joint / (counts[0][first] + counts[1][second] - own))
+                    best = max(best, 2 * joint / (counts[0][first] + counts[1][second] - counted))
             total += best
         return total / max(len(target), 1)
 

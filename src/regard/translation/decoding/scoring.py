@@ -15,7 +15,7 @@ _BATCH_TOKENS = 4096  # target tokens
 def token_log_probabilities(
     model: Seq2Seq, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
 ) -> list[list[float]]:
-    """Return the log probability of each target token; token ids are given without special tokens.
+    """Return the log probability of each target token; token ids have no special tokens.
 
     >>> from regard.models import TransformerConfig, Transformer
     >>> from regard.translation.decoding.scoring import token_log_probabilities
@@ -38,8 +38,8 @@ def token_log_probabilities(
         row = 0
         for i in batch:
             ids = torch.tensor(list(targets[i]), dtype=torch.long, device=device)
-            own = logits[row + prefix : row + prefix + len(ids)]
-            results[i] = own.gather(1, ids[:, None])[:, 0].tolist()
+            rows = logits[row + prefix : row + prefix + len(ids)]
+            results[i] = rows.gather(1, ids[:, None])[:, 0].tolist()
             row += prefix + len(ids) + 1
         batch.clear()
 

@@ -177,19 +177,19 @@ class _BeamExtender(_Extender):
     def extend(self, live: _Live, logits: Tensor) -> tuple[_Live, Array]:
         first = _first_rows(live.sentences)
         slots = self.slots[live.sentences[first]]
-        most = int(slots.max())
+        max_slots = int(slots.max())
         suppressed = self.special.never_generated
         full = _without_unknown(self.constraints, live, self.special)
         # one token more, because the unknown token may be among the best
-        k = min(most + (full is not None), logits.shape[1] - len(set(suppressed)))
+        k = min(max_slots + (full is not None), logits.shape[1] - len(set(suppressed)))
         values, tokens = (x.cpu().numpy() for x in _best_tokens(logits, k, suppressed))
         if full is not None:
             values = numpy.where(full[:, None] & (tokens == self.special.unknown), -math.inf, values)
-            order = (-values).argsort(axis=1, kind="stable")[:, :most]
+            order = (-values).argsort(axis=1, kind="stable")[:, :max_slots]
             values, tokens = (numpy.take_along_axis(x, order, 1) for x in (values, tokens))
         if not (values[:, :1] > -math.inf).all():  # also false for NaN
             raise _not_a_distribution()
-        totals, parents, ranks = _best_extensions(live.totals, values, first, most)
+        totals, parents, ranks = _best_extensions(live.totals, values, first, max_slots)
         kept = (numpy.arange(totals.shape[1]) < slots[:, None]) & (totals > -math.inf)
         if self.prune_threshold < math.inf:
             kept &= totals >= totals[:, :1] - self.prune_threshold
@@ -225,9 +225,9 @@ class _ConstrainedExtender(_BeamExtender):
         blocks, block_parents = [], []
         for sentence in live.sentences[_first_rows(live.sentences)].tolist():
             if not self.phrases[sentence]:
-                own = extended.sentences == sentence
-                blocks.append(extended.take(own))
-                block_parents.append(parents[own])
+                unconstrained = extended.sentences == sentence
+                blocks.append(extended.take(unconstrained))
+                block_parents.append(parents[unconstrained])
                 continue
             rows = numpy.flatnonzero(live.sentences == sentence)
             chosen, tokens, totals = extend_constrained(

@@ -31,15 +31,15 @@ class Beam:
     size: beam size. n_best: number of hypotheses to return, at most `size`.
     length_penalty: hypotheses are ranked by log probability / length ** length_penalty; 0 favors short
         outputs, 1 ranks by mean log probability per token. For a pretrained translator in Hugging Face
-        format, the default of 1 stands for the value in its generation_config.json.
+        format, the default of 1 means the value in its generation_config.json.
     prune_threshold: drop hypotheses whose log probability is lower than the best by more than this (relative
         threshold pruning, Freitag and Al-Onaizan 2017). A threshold of 3 saves a fifth of the time and rarely
         changes the translation. Fewer than `n_best` hypotheses may be returned.
     early_stopping: when the search of a sentence ends. None: when no other hypothesis can become one of the
         n best; a finished one keeps its slot in the beam. The other values work as in `transformers`, which
         refills the slots of finished hypotheses. True: when `size` hypotheses have finished. False: when the
-        best unfinished one, at its current length, scores below them. "never": likewise, at any length up to
-        the maximum. Default: for a pretrained translator in Hugging Face format, the value in its
+        best unfinished one, at its current length, scores below them. "never": the same, but at any length
+        up to the maximum. Default: for a pretrained translator in Hugging Face format, the value in its
         generation_config.json; otherwise None.
 
     >>> from regard.translation.decoding.strategies import Beam

@@ -73,7 +73,7 @@ def _check(plan: Plan) -> None:
     for config in plan.configs:
         plan.require("positions", config.positions, "sinusoidal", "learned", "t5")
         plan.require("norm", config.norm, "layer", "rms")
-        plan.require("head_width", config.resolved_head_width * config.heads, config.width)
+        plan.require("heads * head_width", config.resolved_head_width * config.heads, config.width)
         if config.norm == "rms" or config.positions == "t5":
             plan.require("norm_first", config.norm_first, True)
     plan.require_same("eps", "norm", "positions")

@@ -35,8 +35,8 @@ def export_translator(
     output: a new or empty folder. It appears only when it is complete; its README.md shows how to use it.
     source, target: languages of a multilingual model.
 
-    The exported model gives the same greedy translations, and marks the alignment head. A setting that the
-    format cannot express raises an error.
+    The exported model gives the same greedy translations, and its README.md names the alignment head. A
+    setting that the format cannot express raises an error.
 
     >>> from regard.translation.export.export import export_translator
     >>> export_translator("de-en", "tensorflow", "out")
@@ -67,4 +67,4 @@ def _write(translator: Translator, origin: PretrainedFolder | None, to: Format, 
         export_onnx(plan, folder)
     else:
         export_huggingface(plan, folder, origin)
-    write_atomic(folder / "README.md", describe(plan, to, folder).encode())
+    write_atomic(folder / "README.md", describe(plan, to).encode())

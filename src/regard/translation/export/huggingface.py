@@ -119,7 +119,7 @@ def _check(plan: Plan) -> None:
         plan.require("linear_bias", config.linear_bias, True)
         plan.require("embedding_norm", config.embedding_norm, False)
         plan.require("scale_scores", config.scale_scores, True)
-        plan.require("head_width", config.resolved_head_width * config.heads, config.width)
+        plan.require("heads * head_width", config.resolved_head_width * config.heads, config.width)
         plan.require("width % 2", config.width % 2, 0)
 
 

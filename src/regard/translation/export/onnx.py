@@ -306,8 +306,8 @@ def _decoder(plan: Plan) -> _Graph:
         ) -> str:
             query = graph.project(y, attention, 0)
             for which, name in ((1, "key"), (2, "value")):
-                own = graph.project(y, attention, which)
-                present.append(graph.op("Concat", f"past_{name}.{i}", own, axis=2))
+                new = graph.project(y, attention, which)
+                present.append(graph.op("Concat", f"past_{name}.{i}", new, axis=2))
             return graph.attend(attention, query, present[0], present[1], bias)[0]
 
         def cross_attention(y: str, i: int = i, attention: Any = block.cross) -> str:

@@ -1,7 +1,8 @@
-"""What every target format shares: checks, vocabulary files and the alignment head."""
+"""Checks, vocabulary files and the alignment head, which all export formats need."""
 
+import copy
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,7 +73,8 @@ class Plan(NamedTuple):
             if getattr(encoder, name) != getattr(decoder, name):
                 raise ArgumentError(
                     f"{self.target} cannot express an encoder with {name}={getattr(encoder, name)} and a "
-                    f"decoder with {name}={getattr(decoder, name)}."
+                    f"decoder with {name}={getattr(decoder, name)}; they must be equal. "
+                    "Export to another format."
                 )
 
     def output_bias(self) -> Array:
@@ -112,8 +114,6 @@ def array(tensor: Tensor) -> Array:
 
 def first_heads(attention: MultiHeadAttention, heads: Sequence[int]) -> MultiHeadAttention:
     """Return a copy of a layer with these heads first. The order of heads does not change the output."""
-    import copy
-
     order = [*heads, *(head for head in range(attention.heads) if head not in heads)]
     reordered = copy.deepcopy(attention)
     width = attention.head_width
@@ -149,9 +149,7 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def check_output(folder: Path, allowed: Collection[str] = ()) -> None:
+def check_output(folder: Path) -> None:
     """Raise unless a folder is new or empty."""
-    if folder.exists() and (
-        not folder.is_dir() or any(path.name not in allowed for path in folder.iterdir())
-    ):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ArgumentError(f"{str(folder)!r} exists and is not empty; choose a new folder for the export.")

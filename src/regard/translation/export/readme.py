@@ -1,7 +1,5 @@
 """README.md of an exported folder: how to use it without regard."""
 
-from pathlib import Path
-
 from regard.translation.export.plan import Plan
 
 _CTRANSLATE2 = """\
@@ -59,8 +57,8 @@ print(target.decode([pieces[token] for token in result]))
 """
 
 
-def describe(plan: Plan, to: str, folder: Path) -> str:
-    """Return the text of README.md."""
+def describe(plan: Plan, to: str) -> str:
+    """Return the text of README.md. to: name of the format."""
     layer, heads = plan.alignment()
     special, source, target = plan.tokens.special, plan.tokens.source, plan.tokens.target
     around = special.source([])

@@ -1,7 +1,8 @@
 """Guess the alignment head of a model without sentence pairs.
 
-The model translates sentences made of random words of its own vocabulary. A head that aligns words attends to
-few tokens (low entropy), to other tokens for other target words (coverage), and mostly from left to right.
+The model translates sentences made of random words from its vocabulary. A head that aligns words attends to
+few tokens (low entropy), to different tokens for different target words (coverage), and mostly from left to
+right.
 """
 
 import numpy
@@ -41,9 +42,10 @@ def guess_alignment_head(model: Seq2Seq, tokens: TokenizerPair) -> AlignmentHead
             for i, heads in zip(batch, weights, strict=True):
                 for shift in shifts:
                     lengths = len(targets[i]), len(sources[i])
-                    own = drop_special_tokens(heads, *lengths, shift, model.special_tokens)
-                    if own.shape[1] > 1:
-                        totals[layer, shift] = totals.get((layer, shift), torch.zeros(())) + _score(own)
+                    word_weights = drop_special_tokens(heads, *lengths, shift, model.special_tokens)
+                    if word_weights.shape[1] > 1:
+                        total = totals.get((layer, shift), torch.zeros(()))
+                        totals[layer, shift] = total + _score(word_weights)
     ranked = [
         (float(score), layer, head, shift)
         for (layer, shift), scores in totals.items()

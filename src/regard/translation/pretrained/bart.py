@@ -1,10 +1,10 @@
-"""What Marian, M2M-100 and mBART share: BART's settings and tensor names (Lewis et al. 2020)."""
+"""Settings and tensor names of BART (Lewis et al. 2020), which Marian, M2M-100 and mBART use."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from regard.models.layers.blocks import TransformerConfig
-from regard.translation.pretrained.layout import Mapped, attention, linear, norm
+from regard.translation.pretrained.layout import Layout, Mapped, attention, linear, norm
 from regard.translation.pretrained.settings import Settings
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -43,6 +43,44 @@ def read_stacks(
     ]
     encoder, decoder = (settings.architecture(**size, **shared) for size in sizes)
     return encoder, decoder
+
+
+def shared_layout(
+    settings: Settings, family: str, encoder: TransformerConfig, decoder: TransformerConfig, **options: Any
+) -> Layout:
+    """Return the layout of a model whose encoder and decoder share their embeddings.
+
+    options: further fields of `Layout`: output_bias, position_offset and ignored.
+    """
+    tied = settings.flag("tie_word_embeddings", True)
+    size, width = settings.integer("vocab_size"), encoder.width
+
+    def parameters() -> Iterator[Mapped]:
+        yield Mapped("embedding.weight", (SHARED,), (size, width))
+        if not tied:
+            yield Mapped("matrix", ("lm_head.weight",), (size, width))
+        if options["output_bias"]:
+            yield Mapped("bias", (BIAS,), (1, size))
+        for side in ("encoder", "decoder") if encoder.positions == "learned" else ():
+            rows = encoder.max_positions + options["position_offset"]
+            table = f"model.{side}.embed_positions.weight"
+            yield Mapped(f"{side}.positions.vectors", (table,), (rows, width))
+        yield from map_stacks(encoder, decoder)
+
+    return Layout(
+        settings.path,
+        family,
+        encoder,
+        decoder,
+        (size, size),
+        share=True,
+        tie_output=tied,
+        parameters=parameters,
+        stacks=STACKS,
+        copies=copies(tied=tied),
+        max_length=encoder.max_positions,
+        **options,
+    )
 
 
 def map_stack(side: str, config: TransformerConfig, *, cross: bool) -> Iterator[Mapped]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from regard.errors import ArgumentError
 from regard.models.checkpoint_files import read_json
 from regard.models.generation import SpecialTokens
-from regard.translation.pretrained.framing import Choice
+from regard.translation.pretrained.choice import Choice
 from regard.translation.pretrained.languages import find_language
 from regard.translation.pretrained.layout import Layout
 from regard.translation.pretrained.tokenizer import (
@@ -64,7 +64,7 @@ def read_tokenizer(
 
 
 def target_language(choice: Choice, languages: Mapping[str, int]) -> int:
-    """Return the id of the target language: the caller's choice, or the folder's own."""
+    """Return the id of the target language: the caller's choice, or the default of the folder."""
     forced = choice.generation.get("forced_bos_token_id")
     if choice.target is None and isinstance(forced, int) and forced in languages.values():
         return forced

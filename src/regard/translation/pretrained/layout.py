@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.models.checkpoint_files import check_tensor, open_tensors, read_tensor, short, some
+from regard.models.checkpoint_files import check_tensor, open_tensors, read_tensor, short, short_list
 from regard.models.layers.blocks import TransformerConfig
 from regard.models.parameters import meta_device
 from regard.models.transformer import Transformer
@@ -104,12 +104,12 @@ class Layout:
                 source[name] = copy  # the file has only another name of the tensor
         missing = sorted(name for name in names if source[name] not in slices)
         if missing:
-            raise ArgumentError(f"The weights in {folder} lack {some(missing)}; copy the whole folder.")
+            raise ArgumentError(f"The weights in {folder} lack {short_list(missing)}; copy the whole folder.")
         extra = sorted(slices.keys() - names - self.copies.keys() - self.ignored)
         if extra:
             raise ArgumentError(
-                f"The weights in {folder} have {some(extra)}, which regard does not support; the output "
-                "would be wrong without them."
+                f"The weights in {folder} have {short_list(extra)}, which regard does not support; the "
+                "output would be wrong without them."
             )
         for _, theirs, shape in parameters:
             for name in theirs:

@@ -10,7 +10,7 @@ from regard.models.checkpoint_files import short
 from regard.models.transformer import Transformer
 from regard.translation.model_folder import TRANSLATORS
 from regard.translation.pretrained import m2m_100, marian, mbart, t5
-from regard.translation.pretrained.framing import Choice
+from regard.translation.pretrained.choice import Choice
 from regard.translation.pretrained.layout import Layout
 from regard.translation.pretrained.settings import (
     CONFIG,
@@ -59,7 +59,7 @@ class PretrainedFolder(NamedTuple):
 
 
 def check_no_languages(folder: str | os.PathLike[str], source: str | None, target: str | None) -> None:
-    """Raise if languages are given for a model that regard trained, which has one language pair."""
+    """Raise if languages are chosen for a model trained by regard, which has one language pair."""
     if source is not None or target is not None:
         raise ArgumentError(
             f"{os.fspath(folder)!r} translates one language pair; it got source={source!r} and "

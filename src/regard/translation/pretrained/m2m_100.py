@@ -1,14 +1,14 @@
 """M2M-100 (Fan et al. 2021) and NLLB (NLLB Team 2022)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from regard.errors import ArgumentError
 from regard.models.generation import SpecialTokens
 from regard.translation.pretrained import bart, fairseq
-from regard.translation.pretrained.framing import Choice
+from regard.translation.pretrained.choice import Choice
 from regard.translation.pretrained.languages import M2M_100, WMT_21, find_language
-from regard.translation.pretrained.layout import Layout, Mapped
+from regard.translation.pretrained.layout import Layout
 from regard.translation.pretrained.settings import Settings
 from regard.translation.pretrained.tokenizer import (
     PretrainedTokenizer,
@@ -32,30 +32,7 @@ def read_layout(settings: Settings) -> Layout:
         positions="sinusoidal",
         sinusoids="fairseq",
     )
-    tied = settings.flag("tie_word_embeddings", True)
-    size, width = settings.integer("vocab_size"), encoder.width
-
-    def parameters() -> Iterator[Mapped]:
-        yield Mapped("embedding.weight", (bart.SHARED,), (size, width))
-        if not tied:
-            yield Mapped("matrix", ("lm_head.weight",), (size, width))
-        yield from bart.map_stacks(encoder, decoder)
-
-    return Layout(
-        settings.path,
-        "m2m_100",
-        encoder,
-        decoder,
-        (size, size),
-        share=True,
-        tie_output=tied,
-        output_bias=False,
-        parameters=parameters,
-        stacks=bart.STACKS,
-        copies=bart.copies(tied=tied),
-        ignored=_POSITIONS,
-        max_length=encoder.max_positions,
-    )
+    return bart.shared_layout(settings, "m2m_100", encoder, decoder, output_bias=False, ignored=_POSITIONS)
 
 
 def read_tokens(folder: Path, layout: Layout, choice: Choice) -> TokenizerPair:

@@ -1,12 +1,13 @@
 """Marian models such as OPUS-MT (Junczys-Dowmunt et al. 2018; Tiedemann and Thottingal 2020)."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from regard.errors import ArgumentError
 from regard.models.generation import SpecialTokens
 from regard.translation.pretrained import bart
-from regard.translation.pretrained.framing import Choice
+from regard.translation.pretrained.choice import Choice
 from regard.translation.pretrained.languages import find_language
 from regard.translation.pretrained.layout import Layout, Mapped
 from regard.translation.pretrained.settings import Settings
@@ -24,7 +25,7 @@ _POSITIONS = frozenset(f"model.{side}.embed_positions.weight" for side in ("enco
 
 
 def read_layout(settings: Settings) -> Layout:
-    """Read the architecture: post-norm (Pegasus: pre-norm), with sin and cos positions side by side."""
+    """Read the architecture: post-norm (Pegasus: pre-norm); positions have all sin, then all cos."""
     settings.require("static_position_embeddings", True)
     pegasus = settings.get("model_type") == "pegasus"
     encoder, decoder = bart.read_stacks(
@@ -76,7 +77,7 @@ def read_layout(settings: Settings) -> Layout:
 
 
 def read_tokens(folder: Path, layout: Layout, choice: Choice) -> TokenizerPair:
-    """Read source.spm, target.spm and vocab.json; without joint vocabulary, also target_vocab.json."""
+    """Read source.spm, target.spm and vocab.json; with separate vocabularies, also target_vocab.json."""
     source = read_vocabulary(folder / "vocab.json", layout.vocab_sizes[0])
     separate = choice.tokenizer.flag("separate_vocabs", False)
     target = read_vocabulary(folder / "target_vocab.json", layout.vocab_sizes[1]) if separate else source
@@ -102,12 +103,6 @@ def read_tokens(folder: Path, layout: Layout, choice: Choice) -> TokenizerPair:
     sides = []
     for name, ids, size in zip(("source", "target"), (source, target), layout.vocab_sizes, strict=True):
         processor = read_sentencepiece(folder / f"{name}.spm")
-        own = special if name == "target" else _with_unknown(special, source["<unk>"])
-        sides.append(SentencePieceTokenizer(processor, ids, own, size))
+        side_special = replace(special, unknown=ids["<unk>"])
+        sides.append(SentencePieceTokenizer(processor, ids, side_special, size))
     return TokenizerPair(*sides)
-
-
-def _with_unknown(special: SpecialTokens, unknown: int) -> SpecialTokens:
-    from dataclasses import replace
-
-    return replace(special, unknown=unknown)

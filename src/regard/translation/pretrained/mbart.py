@@ -1,13 +1,12 @@
 """mBART (Liu et al. 2020) and mBART-50 (Tang et al. 2020)."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from regard.models.generation import SpecialTokens
 from regard.translation.pretrained import bart, fairseq
-from regard.translation.pretrained.framing import Choice
+from regard.translation.pretrained.choice import Choice
 from regard.translation.pretrained.languages import MBART_25, MBART_50, find_language
-from regard.translation.pretrained.layout import Layout, Mapped
+from regard.translation.pretrained.layout import Layout
 from regard.translation.pretrained.settings import Settings
 from regard.translation.tokens import TokenizerPair
 
@@ -26,34 +25,7 @@ def read_layout(settings: Settings) -> Layout:
         positions="learned",
         embedding_norm=True,
     )
-    tied = settings.flag("tie_word_embeddings", True)
-    size, width = settings.integer("vocab_size"), encoder.width
-
-    def parameters() -> Iterator[Mapped]:
-        yield Mapped("embedding.weight", (bart.SHARED,), (size, width))
-        if not tied:
-            yield Mapped("matrix", ("lm_head.weight",), (size, width))
-        yield Mapped("bias", (bart.BIAS,), (1, size))
-        for side in ("encoder", "decoder"):
-            positions = (encoder.max_positions + OFFSET, width)
-            yield Mapped(f"{side}.positions.vectors", (f"model.{side}.embed_positions.weight",), positions)
-        yield from bart.map_stacks(encoder, decoder)
-
-    return Layout(
-        settings.path,
-        "mbart",
-        encoder,
-        decoder,
-        (size, size),
-        share=True,
-        tie_output=tied,
-        output_bias=True,
-        parameters=parameters,
-        stacks=bart.STACKS,
-        copies=bart.copies(tied=tied),
-        max_length=encoder.max_positions,
-        position_offset=OFFSET,
-    )
+    return bart.shared_layout(settings, "mbart", encoder, decoder, output_bias=True, position_offset=OFFSET)
 
 
 def read_tokens(folder: Path, layout: Layout, choice: Choice) -> TokenizerPair:

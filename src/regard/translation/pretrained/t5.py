@@ -10,7 +10,7 @@ from regard.models.checkpoint_files import short
 from regard.models.configs import Activation
 from regard.models.generation import SpecialTokens
 from regard.models.layers.blocks import TransformerConfig
-from regard.translation.pretrained.framing import Choice
+from regard.translation.pretrained.choice import Choice
 from regard.translation.pretrained.layout import Layout, Mapped, attention, linear, norm
 from regard.translation.pretrained.settings import Settings
 from regard.translation.pretrained.tokenizer import (

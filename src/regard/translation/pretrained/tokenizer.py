@@ -1,6 +1,6 @@
-"""Tokenizers of pretrained translators, with the interface of regard's own `Tokenizer`.
+"""Tokenizers of pretrained translators, with the interface of `Tokenizer`.
 
-They read SentencePiece models (with a vocabulary file or not) or tokenizer.json, and keep the folder's ids.
+They read tokenizer.json, or SentencePiece models with or without a vocabulary file, and keep the ids.
 """
 
 import re
@@ -140,9 +140,9 @@ class JsonTokenizer(PretrainedTokenizer):
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
         word_at = _word_indices(text)
         for token, piece, (begin, end) in zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True):
-            own = text[begin:end]
-            first = begin + len(own) - len(own.lstrip())  # a token may include the space before it
-            yield Token(token, piece, word_at[min(first, len(text) - 1)], own.strip())
+            surface = text[begin:end]
+            first = begin + len(surface) - len(surface.lstrip())  # a token may include the space before it
+            yield Token(token, piece, word_at[min(first, len(text) - 1)], surface.strip())
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         with guard_tokenizer("Cannot tokenize these lines"):

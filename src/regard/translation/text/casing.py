@@ -1,6 +1,6 @@
 """Letter case: write a text as the training text would, and restore capitals in its translation."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from regard.translation.text.spans import word_core
@@ -45,7 +45,6 @@ class Casing:
     lowercase, uppercase: fraction of the training lines without capitals, and of those in capitals only.
     initial: fraction of the training lines that begin with a capital.
     turkish: whether dotless ı is a letter of the language.
-    guess: chooses between ways to write a word that the counts do not contain; default: lowercase.
 
     >>> from regard.translation.text.casing import Casing
     >>> casing = Casing({"Ein": 9, "Mann": 8, "geht": 7, "Straße": 2, "ein": 10})
@@ -65,9 +64,8 @@ class Casing:
         uppercase: float = 0.0,
         initial: float = 1.0,
         turkish: bool = False,
-        guess: Callable[[Sequence[str]], str] | None = None,
     ) -> None:
-        self._words, self._turkish, self._guess = words, turkish, guess
+        self._words, self._turkish = words, turkish
         self._lowercase, self._uppercase, self._initial = lowercase, uppercase, initial
 
     def normalize(self, words: Sequence[str], first: bool = True) -> tuple[list[str], list[bool]]:
@@ -109,8 +107,7 @@ class Casing:
         if known is None and "-" in core.strip("-"):
             known = "-".join(self._most_frequent(part) if part else "" for part in core.split("-"))
         if known is None:
-            lower = _lower(core, self._turkish)
-            known = self._guess([lower, lower[:1].upper() + lower[1:]]) if self._guess else lower
+            known = _lower(core, self._turkish)
         return word[:start] + known + word[stop:]
 
     def _rewrite_known(self, word: str) -> str:

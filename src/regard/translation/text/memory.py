@@ -64,13 +64,8 @@ class TranslationMemory:
     def open(cls, folder: str | os.PathLike[str], tokens: TokenizerPair) -> "TranslationMemory":
         """Open the training pairs of a model folder."""
         if not (Path(folder) / IDS).exists():
-            raise _missing(os.fspath(folder))
+            raise missing_pairs(repr(os.fspath(folder)))
         return cls(tokens, EncodedCorpus(Path(folder) / IDS))
-
-    @staticmethod
-    def missing() -> "TranslationMemory":
-        """Raise the error for a translator without training pairs."""
-        raise _missing(None)
 
     def __len__(self) -> int:
         return len(self._corpus)
@@ -80,14 +75,14 @@ class TranslationMemory:
         check_int("matches got n", n, min=1)
         words = text.split()[:_MAX_WORDS]
         candidates = self._candidates(self._tokens.source.encode(text), max(_CANDIDATES, 4 * n))
-        found: dict[tuple[str, str], float] = {}
+        similarities: dict[tuple[str, str], float] = {}
         for index in candidates.tolist():
             pair = self._corpus[index]
             source, target = (
                 side.decode(ids.tolist()).text for side, ids in zip(self._tokens, pair, strict=True)
             )
-            found[source, target] = _similarity(words, source.split()[:_MAX_WORDS])
-        ranked = sorted(found.items(), key=lambda item: -item[1])[:n]
+            similarities[source, target] = _similarity(words, source.split()[:_MAX_WORDS])
+        ranked = sorted(similarities.items(), key=lambda item: -item[1])[:n]
         return [Match(*pair, similarity) for pair, similarity in ranked if similarity > 0]
 
     def _candidates(self, ids: Sequence[int], count: int) -> NDArray[np.int64]:
@@ -107,10 +102,15 @@ def _source_ids(corpus: EncodedCorpus) -> NDArray[np.int64]:
     return np.concatenate([pair.source for pair in corpus]).astype(np.int64)
 
 
-def _missing(folder: str | None) -> ArgumentError:
-    where = "This translator" if folder is None else f"{folder!r}"
+def missing_pairs(owner: str = "This translator") -> ArgumentError:
+    """Return the error for a translator or a folder without training pairs.
+
+    >>> from regard.translation.text.memory import missing_pairs
+    >>> print(missing_pairs())
+    This translator has no training pairs to search (...). Use the folder in which the model was trained.
+    """
     return ArgumentError(
-        f"{where} has no training pairs to search ({IDS}). Use the folder in which the model was trained."
+        f"{owner} has no training pairs to search ({IDS}). Use the folder in which the model was trained."
     )
 
 

@@ -1,4 +1,4 @@
-"""What the training text is like: line lengths, words, letter case, and spans that translations copy.
+"""Statistics of the training text: line lengths, words, letter case, and spans that translations copy.
 
 Preparation writes it to text.json in the model folder. Translation compares each input line with it.
 """
@@ -28,9 +28,9 @@ _MAX_BYTES = 1 << 25
 _MAX_LINES = 200_000  # lines examined; enough for every statistic
 _MAX_EXAMINED = 10_000  # training pairs examined when an older folder is loaded
 _MAX_WORDS = 300_000  # words kept, the most frequent ones
-_MIN_SPANS = 20  # fewer spans of a kind show nothing
+_MIN_SPANS = 20  # with fewer spans of a kind, the fraction is too noisy
 _COPIED = 0.5  # a kind of span is copied if at least this fraction is copied in the training text
-_CONTENT = 0.25  # a kind of span that makes up this fraction of the words is what the text is about
+_CONTENT = 0.25  # a kind of span that makes up this fraction of the words is ordinary text, not protected
 _TURKISH = 0.005  # fraction of words with a dotless ı
 _QUANTILE = 0.95
 
@@ -46,7 +46,7 @@ class TextProfile:
     lowercase, uppercase, initial: fraction of the source lines without capitals, in capitals only, and with a
         capital at the beginning.
     turkish, target_turkish: whether source and target use dotless ı.
-    spans: for each kind of span, how many source lines have it and how many are copied to the target.
+    spans: for each kind of span, how often it occurs in the source and how often it is copied to the target.
     words: counts of the source words. complete: whether these are all words of the training text.
 
     >>> from regard.translation.text.profile import TextProfile
@@ -136,7 +136,7 @@ class TextProfile:
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             raise ArgumentError(
                 f"{os.fspath(path)!r} is damaged, or from another version of regard. Copy the model "
-                "folder again; or delete this file, and translation will not know the training text."
+                "folder again, or delete this file to translate without statistics of the training text."
             ) from None
 
 
@@ -227,8 +227,8 @@ class ProfileBuilder:
 def load_profile(folder: str | os.PathLike[str], tokens: TokenizerPair) -> TextProfile:
     """Load the profile of a model folder.
 
-    A folder of an earlier version has none: its training pairs are examined if it has them; otherwise the
-    training text is unknown.
+    A folder of an earlier version has no profile. Its training pairs are examined instead, if it has them;
+    otherwise the training text is unknown.
     """
     path = Path(folder) / PROFILE
     if path.exists():

@@ -66,7 +66,11 @@ class SourcePart:
 
 
 class SourceLine(NamedTuple):
-    """A line, its words and their positions in the text without tags, its tags, and its parts."""
+    """A line as the translator reads it.
+
+    words, ranges: the words, and their character ranges in the text without tags. tags: the removed tags.
+    parts: the parts that are translated separately. sentences: number of sentences.
+    """
 
     text: str
     words: list[str]
@@ -79,8 +83,8 @@ class SourceLine(NamedTuple):
 class SourceReader:
     """Reads lines for a model.
 
-    tokenizer, max_tokens: the source tokenizer, and the most tokens that the model reads at once.
-    profile: what the training text is like.
+    tokenizer: the source tokenizer. max_tokens: maximum number of tokens that the model reads at once.
+    profile: statistics of the training text.
     copies: whether the model has learned to copy the unknown token; spans are then replaced by it.
 
     >>> from regard.translation import Tokenizer
@@ -115,7 +119,7 @@ class SourceReader:
         return SourceLine(text, words, ranges, tags, parts, len(ends))
 
     def _part_starts(self, text: str, ends: Sequence[int]) -> list[int]:
-        """Return where parts start: after the sentences that the training lines do not exceed."""
+        """Return where parts start, so that no part has more sentences or tokens than a training line."""
         if len(ends) <= self._profile.max_sentences and (len(ends) <= 1 or not self._profile.max_tokens):
             return [0]
         sentences = [text[start:stop] for start, stop in zip([0, *ends[:-1]], ends, strict=True)]
@@ -138,10 +142,10 @@ class SourceReader:
             while last < len(ranges) and ranges[last][0] < stop:
                 last += 1
             if last > word:
-                own = [(max(a, start), min(b, stop)) for a, b in ranges[word:last]]
-                inside = [span for span in spans if start <= span.start < stop]
-                separator = text[start : own[0][0]] if start else ""
-                yield own, inside, word, separator
+                inside = [(max(a, start), min(b, stop)) for a, b in ranges[word:last]]
+                part_spans = [span for span in spans if start <= span.start < stop]
+                separator = text[start : inside[0][0]] if start else ""
+                yield inside, part_spans, word, separator
 
     def _sentence(
         self,
@@ -161,12 +165,12 @@ class SourceReader:
             _insert_terms(normalized, by_word, found_terms)
         self._protect_unknown(normalized, by_word)
         copies = {
-            word: [normalized[word][start:stop] for start, stop, _ in found]
-            for word, found in by_word.items()
+            word: [normalized[word][start:stop] for start, stop, _ in word_spans]
+            for word, word_spans in by_word.items()
         }
         as_unknown = by_word if self.copies else {}
         segmentation = segment_words(self._tokenizer, normalized, as_unknown)._replace(words=words)
-        unknown = [word for word, found in by_word.items() if found[0][2] == "unknown"]
+        unknown = [word for word, word_spans in by_word.items() if word_spans[0][2] == "unknown"]
         whole = SourcePart(
             first_word,
             segmentation,
@@ -286,7 +290,7 @@ def _spans_by_word(
     """Return the spans of each word, relative to its start; brackets around a span belong to it."""
     result: dict[int, list[tuple[int, int, str]]] = {}
     word = 0
-    for start, stop, kind in merge_spans("", spans):
+    for start, stop, kind in merge_spans(spans):
         while ranges[word][1] <= start:
             word += 1
         first, last = start - ranges[word][0], min(stop, ranges[word][1]) - ranges[word][0]
@@ -312,9 +316,7 @@ def segment_words(
     result = Segmentation(list(words), [], [], [], {})
     for number, word in enumerate(words):
         if number not in spans:
-            own = tokenizer.segment(word)
-            result.unknown.update({len(result.ids) + at: text for at, text in own.unknown.items()})
-            _append(result, number, own.ids, own.pieces)
+            _append_segmentation(result, number, tokenizer.segment(word))
             continue
         position = 0
         for start, stop, _ in spans[number]:
@@ -324,6 +326,11 @@ def segment_words(
             position = stop
         _append(result, number, *_continuation(tokenizer, word[position:], False))
     return result
+
+
+def _append_segmentation(result: Segmentation, word: int, part: Segmentation) -> None:
+    result.unknown.update({len(result.ids) + at: text for at, text in part.unknown.items()})
+    _append(result, word, part.ids, part.pieces)
 
 
 def _append(result: Segmentation, word: int, ids: Sequence[int], pieces: Sequence[str]) -> None:
@@ -336,8 +343,8 @@ def _continuation(tokenizer: Tokenizer, text: str, at_start: bool) -> tuple[list
     """Tokenize a part of a word; without ▁ unless it begins the word. Unknown characters are left out."""
     if not text:
         return [], []
-    own, unknown = tokenizer.segment(text), tokenizer.special.unknown
-    ids, pieces = list(own.ids), list(own.pieces)
+    segmentation, unknown = tokenizer.segment(text), tokenizer.special.unknown
+    ids, pieces = list(segmentation.ids), list(segmentation.pieces)
     if not at_start and pieces and pieces[0].startswith(SPACE):
         rest = pieces[0].removeprefix(SPACE)
         tokens = tokenizer.token_ids([rest] if rest else [])
@@ -351,7 +358,7 @@ def _continuation(tokenizer: Tokenizer, text: str, at_start: bool) -> tuple[list
 
 
 def cut_spans(part: SourcePart, tokenizer: Tokenizer) -> SourcePart:
-    """Remove the protected spans from what the model reads; they remain in `copies`.
+    """Remove the protected spans from the input of the model; they remain in `copies`.
 
     A sentence's final punctuation stays, at the end of the word before.
     """
@@ -359,9 +366,7 @@ def cut_spans(part: SourcePart, tokenizer: Tokenizer) -> SourcePart:
     for number, word in enumerate(part.normalized):
         rest = without_copies(word, part.copies.get(number, ()))
         if number not in part.copies or any(map(str.isalnum, rest)) or not result.ids:
-            own = tokenizer.segment(rest)
-            result.unknown.update({len(result.ids) + at: text for at, text in own.unknown.items()})
-            _append(result, number, own.ids, own.pieces)
+            _append_segmentation(result, number, tokenizer.segment(rest))
         else:
             _append(result, number, *_continuation(tokenizer, rest.lstrip("([{\"'„“«»"), False))
     return replace(part, segmentation=result)

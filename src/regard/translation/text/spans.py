@@ -92,8 +92,13 @@ def _trailing(url: str) -> int:
     return len(url) - end
 
 
-def merge_spans(text: str, spans: Sequence[Span]) -> list[Span]:
-    """Sort spans, drop those inside others, and join those that touch; a joined span has the first's kind."""
+def merge_spans(spans: Sequence[Span]) -> list[Span]:
+    """Sort spans, drop those inside others, and join those that touch; a joined span has the first's kind.
+
+    >>> from regard.translation.text.spans import Span, merge_spans
+    >>> merge_spans([Span(3, 6, "emoji"), Span(0, 3, "number"), Span(1, 2, "code")])
+    [Span(start=0, stop=6, kind='number')]
+    """
     merged: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.stop)):
         if merged and span.start <= merged[-1].stop:

@@ -165,21 +165,21 @@ def _missing_copies(part: SourcePart, text: str, copied: set[int]) -> dict[int, 
     """Return the protected spans that were not copied, by source word."""
     source = part.segmentation
     done = Counter((source.word_of[token], source.unknown[token]) for token in copied)
-    found: Counter[str] = Counter()
+    generated: Counter[str] = Counter()
     missing: dict[int, list[str]] = {}
     for word, texts in part.copies.items():
         for copy in texts:
             if done[word, copy]:
                 done[word, copy] -= 1
-            elif not source.unknown and found[copy] < count_span(text, copy):
-                found[copy] += 1  # the model has translated it to itself
+            elif not source.unknown and generated[copy] < count_span(text, copy):
+                generated[copy] += 1  # the model has translated it to itself
             else:
                 missing.setdefault(word, []).append(copy)
     return missing
 
 
 def _restore_capitals(part: TargetPart, weights: Tensor | None, turkish: bool) -> list[TargetWord]:
-    """Write the words in capitals whose source words were."""
+    """Capitalize the words whose source words were in capitals."""
     source = part.decoded.part
     if not any(source.was_upper):
         return part.words

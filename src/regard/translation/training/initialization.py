@@ -18,13 +18,13 @@ from regard.models.parameters import read_parameters
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.config import ModelConfig, TokensConfig, TranslationConfig
 from regard.translation.model_folder import INITIAL, PRETRAINED, is_pretrained, read_config
-from regard.translation.pretrained.loader import PretrainedFolder, read_pretrained
+from regard.translation.pretrained.loader import PretrainedFolder, check_no_languages, read_pretrained
 from regard.translation.pretrained.origin import write_origin
 from regard.translation.tokens import TokenizerPair
 from regard.translation.training.checkpoint import LoadedModel, load_model
 
 LEARNING_RATE = 1e-4  # peak, instead of 1e-3 or more: larger steps would destroy what the model knows
-_FREE = {"dropout"}  # settings of a model that training may change
+_FREE = {"dropout"}  # settings of a model that fine-tuning can change
 
 
 class InitialModel(NamedTuple):
@@ -47,10 +47,7 @@ class InitialModel(NamedTuple):
         if is_pretrained(self.folder):
             contents = read_pretrained(self.folder, self.source, self.target)
             return LoadedModel(contents.load(), contents.tokens, {"settings": _settings(contents)})
-        if self.source is not None or self.target is not None:
-            raise ArgumentError(
-                f"{str(self.folder)!r} has one language pair; --languages applies to multilingual models."
-            )
+        check_no_languages(self.folder, self.source, self.target)
         return load_model(self.folder)
 
     def config(self, base: TranslationConfig) -> TranslationConfig:
@@ -73,9 +70,9 @@ class InitialModel(NamedTuple):
 
     def check(self, config: TranslationConfig) -> None:
         """Raise unless the config has the architecture and vocabulary of the folder."""
-        own = TranslationConfig.from_dict(self._settings())
+        initial = TranslationConfig.from_dict(self._settings())
         for section in ("model", "tokens"):
-            ours, theirs = (dataclasses.asdict(getattr(part, section)) for part in (config, own))
+            ours, theirs = (dataclasses.asdict(getattr(part, section)) for part in (config, initial))
             for name, value in theirs.items():
                 if ours[name] != value and name not in _FREE:
                     raise ArgumentError(

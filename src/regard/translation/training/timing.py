@@ -86,9 +86,10 @@ class RunningStats:
 
 
 def measure_speed(batches: Iterable[int]) -> float:
-    """Return the seconds per token of batches that are run while iterating; each yields its number of tokens.
+    """Return the seconds per token.
 
-    The first batch is slower and does not count, unless it takes seconds.
+    batches: an iterator that runs a batch at each step and yields its number of tokens. The first batch is
+        slower and does not count, unless it is the only one that fits into three seconds.
     """
     times, sizes = [time.monotonic()], []
     for size in batches:
@@ -101,7 +102,7 @@ def measure_speed(batches: Iterable[int]) -> float:
 
 
 def format_minutes(seconds: float) -> str:
-    """Format a duration for people.
+    """Format a duration in the most readable unit.
 
     >>> from regard.translation.training.timing import format_minutes
     >>> [format_minutes(seconds) for seconds in (3, 50, 900, 7200, 200_000)]

@@ -23,7 +23,7 @@ class SinusoidalPositions(PositionEncoding):
     width: vector dimension.
     base: longest wavelength divided by 2π; default: 10,000. Increase base for longer texts.
     layout: order of the features. "interleaved": sin at even and cos at odd indices; "concatenated": all sin,
-        then all cos (Marian); "fairseq": likewise, with wavelengths up to exactly base · 2π and positions
+        then all cos (Marian); "fairseq": the same, with wavelengths up to exactly base · 2π and positions
         counted from 2 (M2M-100).
 
     The module has no parameters and no maximum position.

@@ -13,7 +13,7 @@ from regard.translation.pretrained.settings import Settings
 class Choice:
     """The languages to translate between, and the settings in a folder.
 
-    source, target: language codes, or None for the folder's own.
+    source, target: language codes, or None for the default of the folder.
     config, generation, tokenizer: config.json, generation_config.json and tokenizer_config.json.
     """
 
@@ -63,11 +63,12 @@ class Choice:
         return tuple(dict.fromkeys(ids))
 
     def decoding(self) -> DecodingDefaults:
-        """Return how the folder's own library decodes."""
+        """Return how transformers decodes with the settings of the folder."""
         early = self.generation.get("early_stopping", False)
         if early not in (True, False, "never"):
             raise ArgumentError(
-                f"{self.generation.path} has early_stopping={short(early)}; it must be a boolean."
+                f"{self.generation.path} has early_stopping={short(early)}; it must be true, false or "
+                "'never'."
             )
         max_length = self.generation.get("max_length")
         new = self.generation.get("max_new_tokens")
@@ -90,16 +91,16 @@ class Choice:
 
     def language(self, side: str) -> str | None:
         """Return the caller's language for "source" or "target", or that of tokenizer_config.json."""
-        given = self.source if side == "source" else self.target
-        own = self.tokenizer.get("src_lang" if side == "source" else "tgt_lang")
-        return given if given is not None else own if isinstance(own, str) else None
+        chosen = self.source if side == "source" else self.target
+        default = self.tokenizer.get("src_lang" if side == "source" else "tgt_lang")
+        return chosen if chosen is not None else default if isinstance(default, str) else None
 
     def check_fixed(self, side: str, key: str) -> None:
         """Raise if the caller chose another language than the only one of the folder."""
-        given = self.source if side == "source" else self.target
-        own = self.tokenizer.get(key)
-        if given is not None and given != own:
-            reason = f"its {side} language is {own!r}" if own else f"it does not state its {side} language"
+        chosen = self.source if side == "source" else self.target
+        language = self.tokenizer.get(key)
+        if chosen is not None and chosen != language:
+            reason = f"its {side} language is {repr(language) if language else 'not stated'}"
             raise ArgumentError(
-                f"{self.folder} translates one language pair, and {reason}; it got {side}={given!r}. Omit it."
+                f"{self.folder} translates one language pair, and {reason}; got {side}={chosen!r}. Omit it."
             )
