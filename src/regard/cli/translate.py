@@ -133,7 +133,7 @@ def translate(
     matches: Annotated[
         int,
         typer.Option(
-            help="Also print the N training pairs most similar to each sentence: # similarity, source, target."
+            help="Also print the N training pairs most similar to each sentence: # score, source, target."
         ),
     ] = 0,
     beam: Annotated[
