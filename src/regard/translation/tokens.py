@@ -185,7 +185,8 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], unknown: Mapping[int, str] | None = None) -> Segmentation:
         """Convert token ids to text; `unknown` maps positions of unknown tokens to text.
 
-        Text that begins with ▁ begins a new word; text that ends with ▁ ends its word, if tokens are subwords.
+        Text that begins with ▁ begins a new word; text that ends with ▁ ends its word, unless tokens are
+        words.
         """
         surfaces = unknown or {}
         words: list[str] = []

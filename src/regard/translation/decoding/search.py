@@ -25,7 +25,7 @@ from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq, State
 from regard.translation.decoding.constraints import Constraints, extend_constrained
 from regard.translation.decoding.hypothesis import Hypothesis
-from regard.translation.decoding.refilled_beam import resolve_beam, search_refilled
+from regard.translation.decoding.refilled_beam import force_end, resolve_beam, search_refilled
 from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
 
 Array = numpy.ndarray[Any, Any]
@@ -99,6 +99,9 @@ def search(
                 state.select(torch.from_numpy(rows).to(device))
             logits = model.step(torch.from_numpy(live.tokens[:, -1].copy()).to(device), state)
             _check_logits(logits, vocabulary)
+            if model.decoding is not None and model.decoding.forced_end:
+                is_last = results.limits[live.sentences] == live.tokens.shape[1]
+                logits = force_end(logits, special.end, is_last)
             state_rows, (live, rows) = len(rows), extender.extend(live, logits)
 
 
