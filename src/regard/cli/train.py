@@ -118,9 +118,9 @@ def train(
         str | None,
         typer.Argument(
             metavar="SOURCE",
-            help="Source sentences. Without TARGET: sentence pairs (.tsv, .jsonl, - for stdin) or the name "
-            'of a built-in corpus: "embedded" (dates, times, numbers) or "bible" (Greek-English). Files may '
-            "be gzipped.",
+            help="Source sentences. Without TARGET: sentence pairs (.tsv, .csv, .jsonl, .tmx, "
+            '.src-tgt, - for stdin) or the name of a built-in corpus: "embedded" (dates, times, numbers) or '
+            '"bible" (Greek-English). Files may be gzipped.',
         ),
     ] = None,
     target: Annotated[
