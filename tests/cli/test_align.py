@@ -244,6 +244,9 @@ def test_tmx_and_moses(corpus, tmp_path, capsys):
         assert capsys.readouterr().out == links
     run("align", memory, "--languages", "de-en", "-o", tmp_path / "aligned.tmx")
     assert list(read_pairs(tmp_path / "aligned.tmx")) == pairs
+    content = (tmp_path / "aligned.tmx").read_bytes()
+    run("align", memory, "-o", tmp_path / "aligned.tmx")  # the languages of the input
+    assert (tmp_path / "aligned.tmx").read_bytes() == content
     assert '<prop type="x-alignment">0-0 1-1 2-2 3-3</prop>' in (tmp_path / "aligned.tmx").read_text()
 
 

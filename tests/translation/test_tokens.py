@@ -71,6 +71,7 @@ def test_decoding_returns_the_normal_form(kind, text):
 
 @given(text=texts)
 @example(text="Hund a▁b x\u200by laut")
+@example(text="einein▁")
 def test_unknown_words_keep_their_text(text):
     tokens = LEARNED["words"]
     shown = [word.removeprefix("▁") for word in text.split() if tokens.encode(word) == [UNKNOWN]]

@@ -401,6 +401,17 @@ class TestInput:
             assert texts[1].count("two cats") >= 2
             assert texts[2] == translator.translate(lines[2], strategy=strategy)[0].text
 
+    def test_terms_are_whole_words(self, translator):
+        translator = Translator(translator.model, translator.tokens)
+        terms = {"Hund": "cat", "Frau": "cats"}  # one term begins with the other
+        lines = ["ein Hund und eine Frau bellt", "eine Frau und ein Hund", "Hund Hund"]
+        for strategy in (Greedy(), Beam(3, n_best=2)):
+            for translation in translator.translate(lines, strategy=strategy, terms=terms):
+                for candidate in (translation, *translation.alternatives):
+                    for source, target in terms.items():
+                        words = [word.strip(".,!?") for word in candidate.text.split()]
+                        assert words.count(target) >= translation.source.split().count(source)
+
     def test_any_text_is_translated(self, translator):
         lines = [
             "ein Hund " * 60,

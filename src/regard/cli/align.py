@@ -30,7 +30,7 @@ from regard.translation.alignment.output import (
     write_aligned,
     write_aligned_tmx,
 )
-from regard.translation.data.formats import Format, read_pairs
+from regard.translation.data.formats import Format, read_languages, read_pairs
 
 if TYPE_CHECKING:
     from regard.translation.alignment.aer import GoldAlignment
@@ -221,7 +221,7 @@ def align(
     predicted: list[Links] = []
     aligned = _collect(aligned, predicted) if gold_links is not None else aligned
     if is_tmx and output is not None:
-        write_aligned_tmx(output, aligned, tags)
+        write_aligned_tmx(output, aligned, tags or (None if text else read_languages(source, format)))
     else:
         # with --gold, only the error rate is printed
         to_stdout = sys.stdout if gold is None else StringIO()

@@ -379,7 +379,7 @@ def _document_format(
     format: Format | None, column: int | None, file: Path | None, has_columns: bool
 ) -> Format | None:
     """Return the format of a document; None to translate line by line."""
-    chosen = format or ("lines" if file is None or has_columns else format_of(file.name))
+    chosen = format or ("lines" if file is None else format_of(file.name))
     if column is not None:
         if chosen != "tsv":
             raise ArgumentError(f"--column {column} requires --format tsv; add it, or remove --column.")
@@ -391,7 +391,7 @@ def _document_format(
         raise ArgumentError(f"--format {chosen} requires --file; pass a file, or - for stdin.")
     if has_columns:
         raise ArgumentError(
-            f"--format {chosen} writes a document, without scores or alternatives; remove --n-best, "
+            f"The format {chosen} writes a document, without scores or alternatives; remove --n-best, "
             "--scores, --alignment, --matches and --json, or use --format lines."
         )
     if os.environ.get("WORLD_SIZE", "1") != "1":

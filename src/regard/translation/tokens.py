@@ -6,6 +6,7 @@ ids   → tokens → words → text        each token keeps the index of its wor
 
 import io
 import os
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -184,24 +185,25 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], unknown: Mapping[int, str] | None = None) -> Segmentation:
         """Convert token ids to text; `unknown` maps positions of unknown tokens to text.
 
-        Text that begins with ▁ begins a new word; text that ends with ▁ ends its word.
+        Text that begins with ▁ begins a new word; text that ends with ▁ ends its word, unless tokens are
+        words.
         """
         surfaces = unknown or {}
         words: list[str] = []
-        ends_word = False
+        ends_word, by_word = False, self.kind == "words"
         result = Segmentation(words, [], [], [], {})
         for position, token in enumerate(ids):
             if token == self.special.unknown:
                 text = surfaces.get(position, "⁇")
-                result.unknown[position] = text.strip(SPACE)
-                piece = text if text.startswith(SPACE) or self.kind != "words" else SPACE + text
+                result.unknown[position] = text.removeprefix(SPACE) if by_word else text.strip(SPACE)
+                piece = text if text.startswith(SPACE) or not by_word else SPACE + text
             elif self._is_control(token):
                 piece = ""
             else:
                 piece = self._pieces[token]
             if piece.startswith(SPACE) or not words or (ends_word and piece[:1].isalnum()):
                 words.append("")
-            ends_word = token == self.special.unknown and piece.endswith(SPACE)
+            ends_word = token == self.special.unknown and piece.endswith(SPACE) and not by_word
             piece = piece.removesuffix(SPACE) if ends_word else piece
             words[-1] += piece.removeprefix(SPACE)
             result.ids.append(token)
@@ -254,6 +256,24 @@ class Tokenizer:
         [6, 3]
         """
         return [self._processor.piece_to_id(piece) for piece in pieces]
+
+    def inner_tokens(self) -> list[int]:
+        """Return the tokens after which a word goes on: those that continue it, and those without text.
+
+        >>> from regard.translation import Tokenizer
+        >>> tokenizer = Tokenizer.learn(["ein Hund bellt."] * 10, kind="characters")
+        >>> [tokenizer.piece(token) for token in tokenizer.inner_tokens()][:6]
+        ['<pad>', '<s>', '<unk>', 'e', 'l', 'n']
+        """
+        if self.kind == "words":
+            return []
+        return [
+            token
+            for token, piece in enumerate(self._pieces)
+            if token != self.special.end
+            # also combining marks, such as the vowel signs of Hindi
+            and (self._is_control(token) or unicodedata.category(piece[:1] or " ")[0] in "LNM")
+        ]
 
     def scored_pieces(self) -> list[tuple[str, float]]:
         """Return each token as text and its score in SentencePiece, by id.

@@ -325,9 +325,7 @@ class Translator:
 
     @cached_property
     def _inner_tokens(self) -> list[int]:
-        """The target tokens that continue a word."""
-        pieces = self.tokens.target.scored_pieces()
-        return [token for token, (piece, _) in enumerate(pieces) if piece[:1].isalnum()]
+        return self.tokens.target.inner_tokens()
 
     def _weigh(self, parts: Sequence[DecodedPart]) -> dict[int, Tensor]:
         """Return weights (target tokens, source tokens) by id(part); {} if the model has no attention."""

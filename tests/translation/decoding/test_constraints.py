@@ -44,6 +44,38 @@ def test_without_phrases_nothing_changes(model):
     assert mixed[0][0].tokens == plain[0][0].tokens
 
 
+def test_phrase_that_begins_with_another_phrase(model):
+    phrases = [[[5], [5, 6]], [[5, 6], [5]]]  # as "fire" and "firefighter"; 6 continues a word
+    for strategy in (Greedy(), Beam(5)):
+        results = search(
+            model,
+            Packed.of([[5, 6, 2], [7, 2]]),
+            strategy,
+            max_new_tokens=9,
+            constraints=Constraints(phrases, inner=[6, 7]),
+        )
+        for (best,) in results:
+            assert contains(best.tokens, [5, 6])
+            assert best.tokens.count(5) >= 2
+
+
+def test_sentences_without_phrases_do_not_depend_on_the_batch(model):
+    sources, phrases = [[5, 6, 2], [7, 2], [8, 9, 10, 2]], [[], [[8, 9]], []]
+    for strategy in (
+        Greedy(),
+        Beam(4, n_best=2),
+        Beam(4, early_stopping=True),
+        Beam(4, early_stopping="never"),
+    ):
+        batch = search(
+            model, Packed.of(sources), strategy, max_new_tokens=9, constraints=Constraints(phrases, [0, 1, 2])
+        )
+        for source, own, limit, hypotheses in zip(sources, phrases, [0, 1, 2], batch, strict=True):
+            constraints = Constraints([own], [limit])
+            (alone,) = search(model, Packed.of([source]), strategy, max_new_tokens=9, constraints=constraints)
+            assert [h.tokens for h in hypotheses] == [h.tokens for h in alone]
+
+
 def test_unknown_tokens_are_limited(model):
     source = Packed.of([[5, 6, 2], [7, 2]])
     with torch.no_grad():

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 import regard
 from regard.app.view_model import look_at_translations
 from regard.errors import ArgumentError
-from regard.translation import Beam
+from regard.translation import Beam, Greedy
+from regard.translation.decoding.strategies import Strategy
 from tests.translation.pretrained.conftest import Pretrained
 from tests.translation.pretrained.folders import SOURCES, make_mbart, make_t5
 
@@ -65,18 +66,27 @@ def test_variants(
 
 @pytest.mark.parametrize("early_stopping", [True, False, pytest.param("never", marks=pytest.mark.slow)])
 def test_beam_search_equals_generate(folder: Pretrained, early_stopping: Any) -> None:
+    compare_outputs(
+        folder, Beam(5, early_stopping=early_stopping), num_beams=5, early_stopping=early_stopping
+    )
+
+
+def test_greedy_decoding_equals_generate(folder: Pretrained) -> None:
+    compare_outputs(folder, Greedy(), num_beams=1)  # random models reach the limit, where they end
+
+
+def compare_outputs(folder: Pretrained, strategy: Strategy, **options: Any) -> None:
+    """Compare the tokens of translations with those of `generate`."""
     translator = regard.load_translator(folder.path, **folder.languages)
     special = translator.tokens.special
     ids, mask = pad(
         [special.source(translator.tokens.source.encode(text)) for text in SOURCES], special.padding
     )
-    options: dict[str, Any] = {"decoder_start_token_id": special.start}
+    options["decoder_start_token_id"] = special.start
     if special.target_prefix:
         options["forced_bos_token_id"] = special.target_prefix[0]
-    theirs = folder.model.generate(
-        ids, attention_mask=mask, num_beams=5, do_sample=False, early_stopping=early_stopping, **options
-    )
-    ours = translator.translate(SOURCES, strategy=Beam(5, early_stopping=early_stopping))
+    theirs = folder.model.generate(ids, attention_mask=mask, do_sample=False, **options)
+    ours = translator.translate(SOURCES, strategy=strategy)
     first = len(special.target_start)
     for output, translation in zip(theirs.tolist(), ours, strict=True):
         tokens = output[first:]

@@ -21,3 +21,8 @@ def test_errors(tmp_path):
     (tmp_path / "terms.tsv").write_text("Hund\tdog\nHund\thound\n")
     with pytest.raises(ArgumentError, match="has two translations of 'Hund': 'dog' and 'hound'"):
         Terms.load(tmp_path / "terms.tsv")
+
+
+def test_empty_lines_are_skipped(tmp_path):
+    (tmp_path / "terms.tsv").write_text("\nHund\thound\n\n")
+    assert Terms.load(tmp_path / "terms.tsv").find(["Hund"]) == [(0, 1, "hound")]

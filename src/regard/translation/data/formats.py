@@ -16,7 +16,7 @@ from regard._util.text import pluralize, shorten
 from regard.errors import ArgumentError
 from regard.translation.data.pairs import Pair
 from regard.translation.data.spreadsheet import parse_csv, write_csv
-from regard.translation.data.tmx import Languages, read_tmx, write_tmx
+from regard.translation.data.tmx import Languages, read_tmx, tmx_languages, write_tmx
 
 Format = Literal["tsv", "csv", "jsonl", "moses", "tmx"]
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -176,6 +176,20 @@ def _from_two(source: str, target: str) -> Iterator[Pair]:
                 "one file must translate line n of the other."
             )
         yield Pair(first, second)
+
+
+def read_languages(path: str | os.PathLike[str], format: Format | None = None) -> Languages | None:
+    """Return the two languages of a TMX file; None for standard input and for other formats.
+
+    >>> from regard.translation.data.formats import read_languages
+    >>> print(read_languages("test.tsv"))
+    None
+    """
+    name = os.fspath(path)
+    if name == "-" or (format or _FORMAT_OF.get(_extension(name))) != "tmx":
+        return None
+    with _open(name) as file, _gzip_errors(_name(name)):
+        return tmx_languages(file, _name(name))
 
 
 def _from_one(path: str, format: Format | None, languages: Languages | None) -> Iterator[Pair]:

@@ -57,6 +57,24 @@ def read_tmx(file: BinaryIO, name: str, languages: Languages | None = None) -> I
         )
 
 
+def tmx_languages(file: BinaryIO, name: str) -> Languages | None:
+    """Return source and target language of a TMX file with two languages; None if it has no units.
+
+    file: a file opened for reading bytes. name: its name in errors.
+
+    >>> import io
+    >>> from regard.translation.data.tmx import tmx_languages, write_tmx
+    >>> file = io.BytesIO()
+    >>> write_tmx(file, [(("Hund", "dog"), {})], ("de", "en"))
+    1
+    >>> tmx_languages(io.BytesIO(file.getvalue()), "animals.tmx")
+    ('de', 'en')
+    """
+    reader = _Reader(name)
+    unit = next(reader.units(file), None)
+    return None if unit is None else _guess_languages(unit, reader.source_language, name)
+
+
 def write_tmx(
     file: BinaryIO,
     units: Iterable[tuple[tuple[str, str], Mapping[str, str]]],

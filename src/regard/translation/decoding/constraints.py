@@ -25,7 +25,7 @@ class Constraints(NamedTuple):
 
     phrases: token sequences that the translation must contain; one phrase may be listed several times.
     max_unknown: the most unknown tokens that the translation may contain; None for no limit.
-    inner: tokens that continue a word; they do not follow a phrase.
+    inner: tokens that continue a word; they do not follow a phrase, unless they continue a longer one.
 
     >>> from regard.models import Packed, TransformerConfig, Transformer
     >>> from regard.translation.decoding.constraints import Constraints
@@ -58,6 +58,11 @@ class Constraints(NamedTuple):
                     f"The phrases of a sentence have {needed - 1} tokens, but its translation has at most "
                     f"{limit - 1}. Use fewer or shorter phrases."
                 )
+
+    def take(self, sentences: Sequence[int]) -> "Constraints":
+        """Select the constraints of some sentences."""
+        unknown = None if self.max_unknown is None else [self.max_unknown[i] for i in sentences]
+        return Constraints([self.phrases[i] for i in sentences], unknown, self.inner)
 
     def beam_sizes(self, strategy: Greedy | Beam) -> list[int]:
         """Return the beam size of each sentence; larger where there are phrases."""
@@ -145,14 +150,12 @@ def extend_constrained(
     candidates: dict[tuple[int, int], float] = {}
     scores = (totals[:, None] + log_probabilities).double()
     whole = [any(_ends_with(own, phrase) for phrase in phrases) for own in tokens]
-    if inner and any(whole):
-        rows = torch.tensor(whole, device=scores.device).nonzero()
-        scores[rows, torch.tensor(inner, device=scores.device)] = -math.inf
+    continuations = [count_phrases(own, phrases)[1] for own in tokens]
+    _forbid(scores, inner, whole, continuations)
     best, at = scores.flatten().topk(min(2 * slots, scores.numel()))
     for value, flat in zip(best.tolist(), at.tolist(), strict=True):
         candidates[divmod(flat, scores.shape[1])] = value
-    for row, hypothesis in enumerate(tokens):
-        _, following = count_phrases(hypothesis, phrases)
+    for row, following in enumerate(continuations):
         for token in (*following, int(scores[row].argmax())):
             candidates[row, token] = float(scores[row, token])
     ranked = []
@@ -163,3 +166,19 @@ def extend_constrained(
             ranked.append((row, token, value, met))
     kept = [ranked[i] for i in allocate([met for *_, met in ranked], slots)]
     return [row for row, *_ in kept], [token for _, token, *_ in kept], [value for _, _, value, _ in kept]
+
+
+def _forbid(
+    scores: Tensor, inner: Sequence[int], whole: Sequence[bool], continuations: Sequence[set[int]]
+) -> None:
+    """Set the scores of `inner` tokens to −∞ after a whole phrase, unless they continue another phrase.
+
+    "fire" is then not continued to "fires", but to "firefighter", if that is another phrase.
+    """
+    if not inner:
+        return
+    for row in (row for row, is_whole in enumerate(whole) if is_whole):
+        following = torch.tensor(sorted(continuations[row]), dtype=torch.long, device=scores.device)
+        allowed = scores[row, following]
+        scores[row, torch.tensor(inner, device=scores.device)] = -math.inf
+        scores[row, following] = allowed

@@ -9,7 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard._util import interrupt
@@ -97,7 +99,7 @@ def search_refilled(
             scores = logits.log_softmax(-1).index_fill_(1, suppressed, -math.inf)
             scores = scores.unflatten(0, (len(active), -1))
             if decoding.forced_end:
-                scores = _force_end(scores, special.end, [sentences[i].limit == length for i in active])
+                scores = force_end(scores, special.end, [sentences[i].limit == length for i in active])
             totals, parents, new = _best(totals[:, :, None] + scores, 2 * beam.size)
             slots = tokens.shape[1]
             tokens = torch.cat([tokens.take_along_dim(parents[..., None], 1), new[..., None]], 2)
@@ -116,13 +118,20 @@ def search_refilled(
     return [sentence.results[: beam.n_best] for sentence in sentences]
 
 
-def _force_end(scores: Tensor, end: int, is_last: Sequence[bool]) -> Tensor:
-    """Allow only the end token, with log probability 0, in sentences at their last step."""
+def force_end(scores: Tensor, end: int, is_last: Sequence[bool] | NDArray[numpy.bool_]) -> Tensor:
+    """Allow only the end token, with log probability 0, in the last step: scores (b, …, V), is_last (b).
+
+    >>> import torch
+    >>> from regard.translation.decoding.refilled_beam import force_end
+    >>> force_end(torch.ones(2, 3), 2, [False, True]).tolist()
+    [[1.0, 1.0, 1.0], [-inf, -inf, 0.0]]
+    """
     if not any(is_last):
         return scores
     forced = torch.full_like(scores, -math.inf)
     forced[..., end] = 0
-    return torch.where(torch.tensor(is_last, device=scores.device)[:, None, None], forced, scores)
+    rows = torch.as_tensor(is_last, device=scores.device)
+    return torch.where(rows.view(-1, *[1] * (scores.dim() - 1)), forced, scores)
 
 
 def _best(totals: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:

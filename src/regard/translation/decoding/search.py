@@ -25,7 +25,7 @@ from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq, State
 from regard.translation.decoding.constraints import Constraints, extend_constrained
 from regard.translation.decoding.hypothesis import Hypothesis
-from regard.translation.decoding.refilled_beam import resolve_beam, search_refilled
+from regard.translation.decoding.refilled_beam import force_end, resolve_beam, search_refilled
 from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
 
 Array = numpy.ndarray[Any, Any]
@@ -64,13 +64,17 @@ def search(
     vocabulary = len(model.output_weight)
     limits = _limits(max_new_tokens, len(source))
     if constraints is not None:
-        constraints.check(strategy, limits)
+        prefix = len(model.special_tokens.target_start) - 1
+        constraints.check(strategy, [limit - prefix for limit in limits])
     if not len(source):
         return []
     if isinstance(strategy, Beam):
         strategy = resolve_beam(strategy, model)
-        if strategy.early_stopping is not None and not (constraints and any(constraints.phrases)):
-            return search_refilled(model, source, strategy, limits)
+        if strategy.early_stopping is not None:
+            if not (constraints and any(constraints.phrases)):
+                return search_refilled(model, source, strategy, limits)
+            if not all(constraints.phrases):
+                return _search_apart(model, source, strategy, limits, attention_layer, constraints)
     with torch.inference_mode(), eval_mode(model):
         device = model.output_weight.device
         special = model.special_tokens
@@ -95,7 +99,35 @@ def search(
                 state.select(torch.from_numpy(rows).to(device))
             logits = model.step(torch.from_numpy(live.tokens[:, -1].copy()).to(device), state)
             _check_logits(logits, vocabulary)
+            if model.decoding is not None and model.decoding.forced_end:
+                is_last = results.limits[live.sentences] == live.tokens.shape[1]
+                logits = force_end(logits, special.end, is_last)
             state_rows, (live, rows) = len(rows), extender.extend(live, logits)
+
+
+def _search_apart(
+    model: Seq2Seq,
+    source: Packed,
+    strategy: Beam,
+    limits: Sequence[int],
+    attention_layer: int | None,
+    constraints: Constraints,
+) -> list[list[Hypothesis]]:
+    """Decode sentences without phrases apart from the others, so that those do not change their results."""
+    sentences = [tokens.tolist() for tokens in source.split(source.tokens)]
+    results: dict[int, list[Hypothesis]] = {}
+    for has_phrases in (False, True):
+        rows = [row for row, phrases in enumerate(constraints.phrases) if bool(phrases) is has_phrases]
+        hypotheses = search(
+            model,
+            Packed.of([sentences[row] for row in rows], source.tokens.device),
+            strategy,
+            max_new_tokens=[limits[row] for row in rows],
+            attention_layer=attention_layer,
+            constraints=constraints.take(rows),
+        )
+        results.update(zip(rows, hypotheses, strict=True))
+    return [results[row] for row in range(len(source))]
 
 
 def feed_prefix(model: Seq2Seq, state: State, tokens: Sequence[int], rows: int) -> None:

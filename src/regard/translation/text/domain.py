@@ -65,7 +65,7 @@ class Domain(NamedTuple):
         unseen, fraction = self.unseen_words(source)
         if unseen and fraction > self.unseen:
             named = [f"“{shorten(word, 40)}”" for word in unseen]
-            if len(named) > _MAX_LISTED:
+            if len(named) > _MAX_LISTED + 1:
                 named = [*named[:_MAX_LISTED], f"{len(named) - _MAX_LISTED} others"]
             words = " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
             verb = "does" if len(named) == 1 else "do"

@@ -4,6 +4,7 @@ line → text without tags → words and spans → sentences → parts, each wit
 """
 
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -183,8 +184,21 @@ class SourceReader:
         )
         if len(segmentation.ids) <= self.max_tokens:
             return [whole]
-        pieces = split_tokens(segmentation, self.max_tokens)
-        return [_cut(whole, part, separator if part is pieces[0] else " ") for part in pieces]
+        if self.copies:
+            return _split(whole, self.max_tokens)
+        if not whole.has_text:
+            return [whole]
+        # each span is one token here, so that none is split
+        segmentation = segment_words(self._tokenizer, normalized, by_word)._replace(words=words)
+        parts = _split(replace(whole, segmentation=segmentation), self.max_tokens)
+        return _divide_terms([self._read_spans(part) for part in parts], first_word, found_terms)
+
+    def _read_spans(self, part: SourcePart) -> SourcePart:
+        """Tokenize the spans of a part like other text, or remove those of a part that is then too long."""
+        segmentation = segment_words(self._tokenizer, part.normalized, {})
+        if len(segmentation.ids) > self.max_tokens:
+            return cut_spans(part, self._tokenizer)
+        return replace(part, segmentation=segmentation._replace(words=part.segmentation.words))
 
     def _normalize(
         self, words: list[str], by_word: dict[int, list[tuple[int, int, str]]]
@@ -231,24 +245,48 @@ class SourceReader:
         return word[0].isupper() and not word.isupper() and is_split
 
 
+def _split(whole: SourcePart, max_tokens: int) -> list[SourcePart]:
+    """Split a sentence that is too long."""
+    pieces = split_tokens(whole.segmentation, max_tokens)
+    return [_cut(whole, part, whole.separator if part is pieces[0] else " ") for part in pieces]
+
+
 def _cut(whole: SourcePart, part: Part, separator: str) -> SourcePart:
     """Return a part of a sentence that is too long."""
     first, stop = part.first_word, part.first_word + len(part.segmentation.words)
     own = set(part.segmentation.unknown.values())
+    copies = {
+        word - first: [text for text in texts if text in own]
+        for word, texts in whole.copies.items()
+        if first <= word < stop
+    }
+    words = zip(part.segmentation.words, whole.segmentation.words[first:stop], strict=True)
     return SourcePart(
         whole.first_word + first,
         part.segmentation,
-        whole.normalized[first:stop],
-        {
-            word - first: [text for text in texts if not whole.segmentation.unknown or text in own]
-            for word, texts in whole.copies.items()
-            if first <= word < stop
-        },
+        [
+            normalized if fragment == word else fragment
+            for (fragment, word), normalized in zip(words, whole.normalized[first:stop], strict=True)
+        ],
+        {word: texts for word, texts in copies.items() if texts},
         frozenset(word - first for word in whole.unknown if first <= word < stop),
         whole.was_upper[first:stop],
         separator,
-        whole.terms if first == 0 else (),
     )
+
+
+def _divide_terms(
+    parts: Sequence[SourcePart], first_word: int, terms: Sequence[tuple[int, int, str]]
+) -> list[SourcePart]:
+    """Give each term to the part in which its source begins; if that word is split, to its last part.
+
+    first_word: the index of the sentence's first word. terms: from `Terms.find` in the sentence.
+    """
+    starts = [part.first_word - first_word for part in parts]
+    own: list[list[str]] = [[] for _ in parts]
+    for word, _, target in terms:
+        own[bisect_right(starts, word) - 1].append(target)
+    return [replace(part, terms=targets) for part, targets in zip(parts, own, strict=True)]
 
 
 def without_copies(word: str, copies: Iterable[str]) -> str:

@@ -44,9 +44,11 @@ class Terms:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Terms":
-        """Read a TSV file with a source term and a target term per line."""
+        """Read a TSV file with a source term and a target term per line; empty lines are skipped."""
         terms: dict[str, str] = {}
         for source, target in read_pairs(path, format="tsv"):
+            if not source.strip() and not target.strip():
+                continue
             if terms.setdefault(source.strip(), target.strip()) != target.strip():
                 raise ArgumentError(
                     f"{os.fspath(path)!r} has two translations of {source!r}: {terms[source.strip()]!r} and "
