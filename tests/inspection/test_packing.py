@@ -85,6 +85,52 @@ def test_masks_with_holes_and_empty_rows():
     )
 
 
+def test_gaps_keep_the_distances_of_a_window():
+    model, batch = transformers.AutoModel.from_config(hosts.configurations()["mistral"]).eval(), inputs()
+    batch["attention_mask"][0, 3:5] = 0
+    visible = batch["attention_mask"].bool()
+    padded = model(**batch)[0][visible]
+    packed = regard.huggingface.pack(model)(**batch)[0][visible]
+    torch.testing.assert_close(packed, padded, atol=1e-5, rtol=1e-4)
+
+
+def test_a_batch_of_padding_only():
+    model, batch = bert(), inputs()
+    batch["attention_mask"].zero_()
+    padded = model(**batch)[0]
+    torch.testing.assert_close(regard.huggingface.pack(model)(**batch)[0], padded, atol=1e-5, rtol=1e-4)
+
+
+def test_watched_and_edited_models_run_with_padding():
+    model, batch = bert(), inputs()
+    block = regard.Block(queries=[1], keys=[2])
+    visible = batch["attention_mask"].bool()
+    with regard.edit(model, None, None, block):
+        edited = model(**batch)[0][visible]
+    with regard.watch(regard.huggingface.pack(model)) as seen:
+        model(**batch)
+    assert seen[0].shape == (5, 4, 11, 11)
+    with regard.edit(model, None, None, block):
+        packed = model(**batch)[0][visible]
+    torch.testing.assert_close(packed, edited, atol=1e-5, rtol=1e-4)
+
+
+class _Unpackable(transformers.BertModel):
+    """Fails if its layers get other shapes than (b, n, m)."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        layer = self.encoder.layer[0].intermediate
+        layer.register_forward_pre_hook(lambda module, args: (args[0] + torch.zeros(3, 6, 1),))
+
+
+def test_models_that_fail_without_padding_are_refused():
+    model = _Unpackable(transformers.BertConfig(**_SIZES)).eval()
+    with pytest.raises(ArgumentError, match="fails without padding"):
+        regard.huggingface.pack(model)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
 def test_copies_and_files_of_a_packed_model_work():
     model, batch = regard.huggingface.pack(bert()), inputs()
     expected = model(**batch)[0]

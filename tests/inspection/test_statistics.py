@@ -237,3 +237,24 @@ def test_measures_in_json_are_finite():
     )  # negative weights
     assert head.to_dict()["measures"]
     assert all(math.isfinite(value) for value in head.to_dict()["measures"].values())
+
+
+def test_lazy_windows_measure_as_dense_ones():
+    torch.manual_seed(0)
+    x, ids = torch.randn(2, 150, 4), torch.randint(0, 100, (1, 150))
+    for mask in (regard.Window(left=3, right=0), regard.Window(left=4, right=1)):
+        for dtype in (torch.float32, torch.float64):  # the kernels, and blocks of some keys
+            weights = regard.attend(*[x.to(dtype)] * 3, mask=mask)[1]
+            lazy, dense = (head_statistics(w, ids=ids) for w in (weights, weights.dense()))
+            for a, b in zip(lazy, dense, strict=True):
+                assert a.measures["first"] > 0
+                names = set(a.measures) & set(b.measures)
+                assert {n: a.measures[n] for n in names} == pytest.approx(
+                    {n: b.measures[n] for n in names}, abs=1e-5, nan_ok=True
+                )
+
+
+def test_more_queries_than_keys():
+    x = torch.randn(2, 9, 4, dtype=torch.float64)
+    weights = regard.attend(x, x[:, :2], x[:, :2])[1]
+    assert len(head_statistics(weights, ids=torch.tensor([[3, 3]]))) == 2

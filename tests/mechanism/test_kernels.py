@@ -476,6 +476,22 @@ def test_instruction_sets_differ_by_roundings_only():
         assert not all(map(torch.equal, *outputs))  # or else they are one and the same
 
 
+def test_a_cached_call_runs_with_another_instruction_set():
+    # width 4 fits the vectors of `generic`; wider vectors need padded gradients
+    inputs = [torch.randn(2, 3, length, 4, requires_grad=True) for length in (6, 9, 9)]
+    gradients = []
+    for isa in (*ISAS, *ISAS):
+        with instruction_set(isa):
+            output = regard.attention(*inputs)
+            gradients.append(torch.autograd.grad(output, inputs, upstream(output)))
+        output = regard.attention(*inputs)
+        with instruction_set(isa):
+            gradients.append(torch.autograd.grad(output, inputs, upstream(output)))
+    for other in gradients[1:]:
+        for a, b in zip(gradients[0], other, strict=True):
+            close(a, b, rtol=1e-5, atol=1e-5)
+
+
 UNBUILT = """
 import sys
 sys.modules["regard.mechanism._kernels"] = None

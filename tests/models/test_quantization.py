@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from regard.errors import ArgumentError, DTypeError
+from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism import fused
 from regard.models import (
     Packed,
@@ -146,3 +146,18 @@ def test_errors():
         model.decoder.blocks[0].feed_forward(torch.randn(2, 32).double())
     with pytest.raises(ArgumentError, match="'int4'; choose one of float32, bfloat16, int8"):
         quantize(model, "int4")
+
+
+def test_a_layer_refuses_inputs_and_conversions_that_the_kernels_cannot_read():
+    layer = Int8Linear(torch.nn.Linear(64, 32))
+    with torch.no_grad():
+        for width in (63, 65, 1000):
+            with pytest.raises(ShapeError, match=f"{width}\\); the last axis must be 64"):
+                layer(torch.randn(3, width))
+        for target in (torch.float16, torch.float64, "meta"):
+            with pytest.raises(DTypeError, match="must stay in float32 on the CPU"):
+                copy.deepcopy(layer).to(target)(torch.randn(3, 64))
+        x = torch.randn(3, 64)
+        assert torch.equal(project(x, layer, 0, 5), layer(x)[:, :5])
+        assert project(x, layer, 0, 5).is_contiguous()
+        assert project(x, layer, 3, 32).is_contiguous()

@@ -99,9 +99,12 @@ def pack(model: nn.Module) -> nn.Module:
     For text encoders and decoders of transformers that use its attention interface, for inference and
     training, and for models that contain them, such as a SentenceTransformer. Padded batches with an
     `attention_mask` cost as much as their real tokens; outputs at padding are 0. `unpack` undoes it.
+    A loss must ignore the outputs at padding. With padding on the left, a language model predicts the first
+    token of a text from padding: set its label to -100.
 
-    The model runs with padding, as before, inside torch.compile and if it is called with a key-value cache,
-    `output_attentions=True` or `output_router_logits=True`. It creates a cache only if `use_cache=True`.
+    The model runs with padding, as before, inside `torch.compile`, `regard.watch` and `regard.edit`, if there
+    is padding between tokens, and if it is called with a key-value cache, `output_attentions=True` or
+    `output_router_logits=True`. It creates a cache only if `use_cache=True`.
 
     The model is compared with its padded run on a few tokens; a model that differs is refused.
 

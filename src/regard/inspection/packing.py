@@ -288,8 +288,11 @@ class _LayerForward(_Forward):
 
 def _packing(model: nn.Module, values: dict[str, Any]) -> Packing | None:
     """Return the packing of a call, or None to run it with padding."""
+    from regard.inspection.hooks.interception import is_observed
+    from regard.inspection.hooks.interventions import is_edited
+
     mask = values.get("attention_mask")
-    if model in _STATE.suspended or torch.compiler.is_compiling():
+    if model in _STATE.suspended or torch.compiler.is_compiling() or is_observed() or is_edited():
         return None
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return None
@@ -303,7 +306,15 @@ def _packing(model: nn.Module, values: dict[str, Any]) -> Packing | None:
             "A packed model cannot be trained with gradient checkpointing. Call "
             "model.gradient_checkpointing_disable(), or regard.huggingface.unpack(model)."
         )
-    return None if bool((mask != 0).all()) else Packing(mask)
+    visible = mask != 0
+    padded = bool(visible.any()) and not bool(visible.all())
+    return Packing(mask) if padded and not _has_gaps(visible) else None
+
+
+def _has_gaps(visible: Tensor) -> bool:
+    """Return whether padding lies between tokens (b, n): packing would change the distances in a window."""
+    starts = visible[:, 1:] & ~visible[:, :-1]
+    return bool((starts.sum(-1) + visible[:, 0] > 1).any())
 
 
 def _map(x: Any, matches: Callable[[Any], bool], change: Callable[[Tensor], Tensor]) -> Any:
@@ -336,9 +347,12 @@ def check_packing(model: nn.Module) -> None:
         mask = (torch.arange(6, device=device) < lengths[:, None]).long()
         inputs = {"input_ids": ids, "attention_mask": mask}
         with torch.no_grad():
-            packed = owner(**inputs)[0]
             with _suspended(owner):
                 padded = owner(**inputs)[0]
+            try:
+                packed = owner(**inputs)[0]
+            except (RuntimeError, IndexError, TypeError) as error:  # it ran with padding
+                raise _refused(owner, f"fails without padding ({error})") from error
         if packed.shape != padded.shape or packed.shape[:2] != ids.shape:
             raise _refused(owner, f"returns {tuple(packed.shape)} instead of {tuple(padded.shape)}")
         difference = float((packed - padded)[mask != 0].abs().max())

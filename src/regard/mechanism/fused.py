@@ -347,10 +347,10 @@ def _grad_buffer(problem: Problem, name: str, lead: tuple[int, ...], segments: i
         return _GradBuffer(empty_in_order((*lead, problem.queries, query.shape[-1]), query))
     if name == "sink":
         return _GradBuffer(query.new_empty(*lead, problem.queries, 1))
-    lanes = _KERNELS.lanes()
+    width_of_vector = lanes()
     if name in ("key", "value", "vector"):
         tokens = 1 if name == "vector" else problem.keys
-        width = -(-problem[name].shape[-1] // lanes) * lanes
+        width = -(-problem[name].shape[-1] // width_of_vector) * width_of_vector
         buffer = empty_in_order((*units, 1, tokens, width), problem[name], segments=(segments,))
         return _GradBuffer(buffer, buffer.stride(0))
     # biases start at zero, because masked pairs are not written; segments have disjoint rows
@@ -494,11 +494,16 @@ def _encode_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
     return _NORMALIZERS[_kernel_name(normalize)], bias is None, sharpness, bias or 0.0
 
 
+def lanes() -> int:
+    """Return the number of floats in a vector of the current instruction set."""
+    return _KERNELS.lanes()
+
+
 def is_single_segment(problem: Problem) -> bool:
     """Whether the backward pass needs neither segments nor padding."""
     *units, per_group = problem.lead()
     widths = problem["query"].shape[-1], problem["value"].shape[-1]
-    aligned = not any(width % _KERNELS.lanes() for width in widths)
+    aligned = not any(width % lanes() for width in widths)
     return aligned and _segments(math.prod(units), per_group * problem.queries) == 1
 
 

@@ -195,6 +195,7 @@ class _PreparedCall(NamedTuple):
     output_stride: tuple[int, ...]
     tau_shape: tuple[int, ...]
     simple_backward: bool  # gradients need no segments, padding or sums over broadcast axes
+    lanes: int  # of the instruction set for which this is true
     backward: dict[Hashable, fused.Prepared]  # keyed by required gradients and strides
 
 
@@ -276,6 +277,7 @@ def _prepare(query: Tensor, key: Tensor, value: Tensor, call: Call) -> _Prepared
         merged.stride(),
         tuple(tau.shape),
         whole and fused.is_single_segment(problem),
+        fused.lanes(),
         {},
     )
 
@@ -308,6 +310,7 @@ class _FastAttention(torch.autograd.Function):
         grads = None
         if (
             ctx.prepared.simple_backward
+            and ctx.prepared.lanes == fused.lanes()
             and not torch.is_grad_enabled()
             and type(grad) is Tensor
             and grad.dtype is torch.float32

@@ -47,10 +47,19 @@ class TransformerState(State):
     def record_queries(self, layer: int) -> bool:
         if self.fast is None or not -len(self.sources) <= layer < len(self.sources):
             return False
+        if self.caches[0].length:  # the queries of earlier steps are missing
+            return False
         layer %= len(self.sources)
         self.fast = self.fast._replace(recorded=(layer, KVCache()))
         self._recorded_source = self.sources[layer].key, self.mask
         return True
+
+    def record_missing_queries(self, like: Tensor) -> None:
+        """Record queries of NaN for a step whose results were not finite. like: a tensor with a row each."""
+        if self.fast is not None and self.fast.recorded is not None:
+            recorder, layer = self.fast.recorded[1], self.fast.layers[0]
+            heads, width = layer.heads, layer.head_width
+            recorder.append(like.new_full((len(like), heads * width), torch.nan), (heads, width, 0))
 
     def queries(self, rows: Tensor) -> Tensor:
         assert self.fast is not None
@@ -180,7 +189,7 @@ class Transformer(Seq2Seq):
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
         state = check_state(tokens, state, TransformerState)
-        if state.fast is not None and not torch.is_grad_enabled():
+        if state.fast is not None and _is_usable(state.fast):
             logits = self._fast_step(tokens, state.fast, state.caches)
             if logits is not None:
                 return logits
@@ -192,6 +201,7 @@ class Transformer(Seq2Seq):
             caches=state.caches,
         )
         x = x[:, 0]
+        state.record_missing_queries(x)
         return self._logits(x if self.output_scale == 1 else x * self.output_scale)
 
     def _fast_step(self, tokens: Tensor, source: decoder_step.Source, caches: list[KVCache]) -> Tensor | None:
@@ -203,6 +213,8 @@ class Transformer(Seq2Seq):
             encoded, _ = positions.encode(x[:, None], torch.tensor([position]))
             x = encoded[:, 0].clone()
         x = self.decoder.embedding_norm(x)
+        if x.dtype is not torch.float32:  # not the decoder's
+            return None
         if self.output_scale == 1:
             output = self._modules.get(INT8_OUTPUT) or OutputProjection(self.output_weight, self.output_bias)
             logits = decoder_step.compiled_step(self.decoder, x, source, caches, output)  # type: ignore[arg-type]
@@ -210,6 +222,13 @@ class Transformer(Seq2Seq):
                 return logits
         hidden = decoder_step.decode_step(self.decoder, x, source, caches)
         return None if hidden is None else self._logits(hidden * self.output_scale)
+
+
+def _is_usable(source: decoder_step.Source) -> bool:
+    """Whether `decoder_step` still applies. Recorded steps belong to a search, which nobody else observes."""
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return False
+    return source.recorded is not None or not source.is_observed()
 
 
 class OutputProjection(NamedTuple):

@@ -9,6 +9,8 @@ import regard
 from regard.mechanism import fused
 from regard.models import Packed, Transformer, TransformerConfig
 from regard.models.layers import decoder_step
+from regard.models.layers.attention import watch_layers
+from regard.models.quantization import quantize
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -98,3 +100,105 @@ def test_results_that_are_not_finite_equal_those_of_the_general_path():
         expected = model(Packed.of([[5, 6, 2]]), Packed.of([[4, 4]]))[-1:]
     assert torch.equal(logits.isfinite(), expected.isfinite())
     assert [cache.length for cache in state.caches] == [2, 2]
+
+
+def steps(model, state, rows, count=2):
+    tokens = torch.arange(4, 4 + rows)
+    return torch.stack([model.step(tokens, state) for _ in range(count)])
+
+
+def started(model, rows, fast=True):
+    state = model.start(Packed.of([[5, 6, 7, 2], [8, 2], [9, 9, 4, 2]]))
+    state.select(torch.arange(rows) % 3)
+    if not fast:
+        state.fast = None
+    return state
+
+
+def test_int8_steps_without_the_compiled_step_equal_the_general_path():
+    # 3 heads of 10 are not a multiple of the 16 columns in a block of int8 weights
+    model = make(replace(CONFIG, norm="rms", head_width=10))
+    with torch.no_grad():
+        model = quantize(model, "int8")
+        for rows in (2, 3, 12):
+            general = steps(model, started(model, rows, fast=False), rows)
+            torch.testing.assert_close(steps(model, started(model, rows), rows), general, atol=0.02, rtol=0)
+
+
+def test_output_weights_that_are_not_contiguous():
+    model = make(CONFIG)
+    with torch.no_grad():
+        expected = steps(model, started(model, 3), 3)
+        model.matrix = torch.nn.Parameter(model.matrix.t().contiguous().t())
+        torch.testing.assert_close(steps(model, started(model, 3), 3), expected)
+
+
+def test_a_model_observed_after_the_start_takes_the_general_path():
+    model, calls = make(CONFIG), []
+    with torch.no_grad():
+        expected = steps(model, started(model, 3), 3)
+        state = started(model, 3)
+        with regard.watch(model) as seen:
+            watched = steps(model, state, 3)
+        assert len(seen) == 8
+        torch.testing.assert_close(watched, expected)
+        state = started(model, 3)
+        with watch_layers(model, lambda name, weights: calls.append(name)):
+            steps(model, state, 3)
+        assert len(calls) == 8
+        state = started(model, 3)
+        hook = model.decoder.blocks[0].register_forward_hook(lambda *_: calls.append("hook"))
+        steps(model, state, 3)
+        hook.remove()
+        assert calls[8:] == ["hook"] * 2
+        with torch.autocast("cpu", torch.bfloat16):
+            assert steps(model, started(model, 3), 3).dtype is torch.bfloat16
+        state = started(model, 3)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert steps(model, state, 3).dtype is torch.bfloat16
+
+
+def test_a_model_that_changes_after_the_start_keeps_its_memory():
+    model = make(CONFIG)
+    with torch.no_grad():
+        state = started(model, 3)
+        assert state.fast.addresses
+        pointers = {tensor.data_ptr() for tensor in state.fast.kept}
+        model.double()
+        assert {address for block in state.fast.addresses for address in block} <= pointers | {0}
+
+
+def test_recorded_queries_have_one_entry_per_step():
+    model = make(CONFIG)
+    with torch.no_grad():
+        state = started(model, 3)
+        steps(model, state, 3, 1)
+        assert not state.record_queries(0)  # the first step is missing
+        state = started(model, 3)
+        assert state.record_queries(1)
+        steps(model, state, 3, 20)
+        bias = model.decoder.blocks[1].attention.in_proj.bias
+        old = bias.clone()
+        bias.fill_(torch.nan)
+        steps(model, state, 3, 1)
+        bias.copy_(old)
+        queries = state.queries(torch.arange(3))
+    assert queries.shape[1] == state.caches[0].length == 21
+    assert queries[:, :20].isfinite().all()
+    assert queries[:, 20].isnan().all()
+
+
+def test_recorded_queries_after_steps_with_gradients():
+    model = make(CONFIG)
+    state = started(model, 3)
+    with torch.no_grad():
+        expected = started(model, 3)
+        expected.record_queries(0)
+        state = started(model, 3)
+        state.record_queries(0)
+        steps(model, expected, 3, 30)
+    steps(model, state, 3, 10)
+    with torch.no_grad():
+        steps(model, state, 3, 20)  # the caches have grown in another way than the recorder
+    queries = [s.queries(torch.arange(3))[:, 10:] for s in (state, expected)]
+    torch.testing.assert_close(*queries)

@@ -90,6 +90,11 @@ def editing(edits: Mapping[nn.Module, Edit]) -> Iterator[set[nn.Module]]:
                 _THREAD.cache_update, _THREAD.edited = None, set()
 
 
+def is_edited() -> bool:
+    """Return whether calls in this thread are currently edited."""
+    return bool(_THREAD.edits)
+
+
 def _edits(module: nn.Module) -> list[Edit]:
     return [edits[module] for edits in _THREAD.edits if module in edits]
 

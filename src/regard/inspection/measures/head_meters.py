@@ -15,6 +15,9 @@ SINK, DORMANT = 0.3, 0.9  # weight on the first key from which a row counts
 LARGEST = 1 - 1e-4  # fraction of the row maximum from which a weight counts as the largest
 STREAMING = (4, 64)  # first and most recent keys of a streaming head
 
+MATCHES = ("duplicate", "induction", "copying")
+_NO_TOKEN = -2  # no key has it
+
 Measured = dict[str, tuple[Tensor, Tensor]]  # sum and count of each measure in a block, … h
 
 
@@ -79,7 +82,7 @@ class BlockMeter:
             return {}
         ids = ids.to(centers.device)
         tokens, after = ids[:, centers.clamp(min=0), None], centers[:, None]
-        following = ids[:, (centers + 1).clamp(max=self.keys - 1), None]
+        following = ids[:, (centers + 1).clamp(0, self.keys - 1), None]
         masks = {
             "duplicate": (tokens == ids[:, None, keys]) & (keys < after),
             "induction": (tokens == ids[:, None, (keys - 1).clamp(min=0)]) & (keys > 0) & (keys - 1 < after),
@@ -88,11 +91,11 @@ class BlockMeter:
         batched = len(self.lead) > 2 or len(ids) > 1
         axes = (slice(None), *[None] * (len(self.lead) - 1)) if batched else (0,)
         masks = {name: mask[axes] for name, mask in masks.items()}
-        measured = {
-            name: sum_counted((block * mask).sum(-1), attends & mask.any(-1)) for name, mask in masks.items()
-        }
+        # all keys count, also those outside the block, whose weights are 0
+        counted = {name: attends & rows[axes] for name, rows in TokenMatches(ids, centers).matched().items()}
+        measured = {name: sum_counted((block * mask).sum(-1), counted[name]) for name, mask in masks.items()}
         largest = (block * masks["copying"]).amax(-1) >= block.amax(-1) * LARGEST
-        measured["retrieval"] = sum_counted(largest, attends & masks["copying"].any(-1))
+        measured["retrieval"] = sum_counted(largest, counted["copying"])
         return measured
 
     def _at(self, block: Tensor, at: Tile, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,7 +114,9 @@ class BlockMeter:
             if term.start is None or term.stop is None:
                 return zero
             cut = tuple(i if n > 1 else slice(None) for i, n in zip(at.lead, term.start.shape, strict=False))
-            start, stop = torch.broadcast_tensors(term.start, term.stop)
+            start, stop = torch.broadcast_tensors(
+                term.start.clamp(min=0), term.stop
+            )  # windows start before 0
             start = torch.where(start < stop, start, 2**40)[cut if start.shape == term.start.shape else ...]
             starts.append(start.amin(-2, keepdim=True))
         first = starts[0] if starts else zero
@@ -128,6 +133,41 @@ class BlockMeter:
         if not batched and len(self.ids) != 1:
             return None
         return self.ids[at.lead[0]] if batched and at.lead else self.ids
+
+
+class TokenMatches:
+    """The token that each row looks for, and whether an earlier key has it. ids: (b, k). centers: (q,)."""
+
+    def __init__(self, ids: Tensor, centers: Tensor) -> None:
+        self.centers, self.keys = centers, ids.shape[-1]
+        distinct, self.ranks = ids.to(centers.device).unique(return_inverse=True)  # 0, 1, 2, …; b k
+        self.own, self.following = (self._at(centers + offset) for offset in (0, 1))
+        first = torch.full((len(ids), len(distinct)), self.keys, device=centers.device)
+        positions = torch.arange(self.keys, device=centers.device).expand_as(self.ranks)
+        self.first = first.scatter_reduce(1, self.ranks, positions, "amin")  # occurrence of each token
+
+    def _at(self, positions: Tensor) -> Tensor:
+        inside = (positions >= 0) & (positions < self.keys)
+        return torch.where(inside, self.ranks[:, positions.clamp(0, self.keys - 1)], _NO_TOKEN)
+
+    def of_rows(self) -> Tensor:
+        """Return, for each match, the token of a row and the first key that does not count, (b, q, 2m)."""
+        before, until = self.centers.expand_as(self.own), (self.centers + 1).expand_as(self.own)
+        return torch.stack([self.own, before, self.own, until, self.following, until], -1)
+
+    def of_keys(self) -> Tensor:
+        """Return the token of each key in each match, (b, k, m); the induction token is the previous one."""
+        previous = torch.nn.functional.pad(self.ranks[:, :-1], (1, 0), value=_NO_TOKEN - 1)
+        return torch.stack([self.ranks, previous, self.ranks], -1)
+
+    def matched(self) -> dict[str, Tensor]:
+        """Return which rows have a key with their token, (b, q); masked keys count."""
+        repeated, copies = (
+            self.first.gather(1, token.clamp(min=0)) < self.centers + offset
+            for offset, token in enumerate((self.own, self.following))
+        )
+        repeated, copies = repeated & (self.own >= 0), copies & (self.following >= 0)
+        return dict(zip(MATCHES, (repeated, repeated, copies), strict=True))
 
 
 def is_causal(weights: Weights | Tensor) -> bool:

@@ -15,18 +15,18 @@ from regard._util import interrupt
 from regard.inspection.measures.head_meters import (
     DORMANT,
     LARGEST,
+    MATCHES,
     OFFSETS,
     SINK,
     STREAMING,
     BlockMeter,
+    TokenMatches,
     sum_counted,
 )
 from regard.mechanism.call.problem import Tile
 from regard.mechanism.weights.matrix import Weights
 from regard.mechanism.weights.reader import Reader
 
-_MATCHES = ("duplicate", "induction", "copying")
-_NO_TOKEN = -2  # no key has it
 _TOTALS = ("total", "entropy", "distance", "largest")  # the first columns of `fused.sums`
 
 
@@ -51,7 +51,7 @@ class KernelMeter:
         outer = tuple(slice(0, n) for n in problem.lead()[:-1])
         spans = self._spans(Tile(outer, slice(0, problem.queries), slice(0, problem.keys)))
         ids = self.meter.ids_of(Tile(outer, slice(0, problem.queries), slice(0, problem.keys)))
-        tokens = None if ids is None or self.meter.cross else _Tokens(ids, self.centers)
+        tokens = None if ids is None or self.meter.cross else TokenMatches(ids, self.centers)
         columns = self._read(reader, spans, tokens)
         if columns is None:
             return None
@@ -74,7 +74,7 @@ class KernelMeter:
         return spans
 
     def _read(
-        self, reader: Reader, spans: dict[str, tuple[Tensor, Tensor]], tokens: "_Tokens | None"
+        self, reader: Reader, spans: dict[str, tuple[Tensor, Tensor]], tokens: "TokenMatches | None"
     ) -> Tensor | None:
         """Run the kernel; (…, g, r, q, columns)."""
         problem = reader.problem
@@ -91,7 +91,7 @@ class KernelMeter:
         finite = [part for part in parts if part is not None]
         return torch.cat(finite, -2) if len(finite) == len(parts) else None
 
-    def _add_all(self, columns: dict[str, Tensor], tokens: "_Tokens | None") -> None:
+    def _add_all(self, columns: dict[str, Tensor], tokens: "TokenMatches | None") -> None:
         total, first, keys = columns["total"], columns["first"], self.meter.keys
         attends = total != 0
         self._add("first", first, attends)
@@ -118,43 +118,8 @@ class KernelMeter:
         self.sums[name], self.counts[name] = (x.cpu() for x in sum_counted(values, counted))
 
 
-class _Tokens:
-    """The token that each row looks for, and whether an earlier key has it. ids: (b, k). centers: (q,)."""
-
-    def __init__(self, ids: Tensor, centers: Tensor) -> None:
-        self.centers, self.keys = centers, ids.shape[-1]
-        distinct, self.ranks = ids.to(centers.device).unique(return_inverse=True)  # 0, 1, 2, …; b k
-        self.own, self.following = (self._at(centers + offset) for offset in (0, 1))
-        first = torch.full((len(ids), len(distinct)), self.keys, device=centers.device)
-        positions = torch.arange(self.keys, device=centers.device).expand_as(self.ranks)
-        self.first = first.scatter_reduce(1, self.ranks, positions, "amin")  # occurrence of each token
-
-    def _at(self, positions: Tensor) -> Tensor:
-        inside = (positions >= 0) & (positions < self.keys)
-        return torch.where(inside, self.ranks[:, positions.clamp(0, self.keys - 1)], _NO_TOKEN)
-
-    def of_rows(self) -> Tensor:
-        """Return, for each match, the token of a row and the first key that does not count, (b, q, 2m)."""
-        before, until = self.centers.expand_as(self.own), (self.centers + 1).expand_as(self.own)
-        return torch.stack([self.own, before, self.own, until, self.following, until], -1)
-
-    def of_keys(self) -> Tensor:
-        """Return the token of each key in each match, (b, k, m); the induction token is the previous one."""
-        previous = torch.nn.functional.pad(self.ranks[:, :-1], (1, 0), value=_NO_TOKEN - 1)
-        return torch.stack([self.ranks, previous, self.ranks], -1)
-
-    def matched(self) -> dict[str, Tensor]:
-        """Return which rows have a key with their token, (b, q); masked keys count."""
-        repeated, copies = (
-            self.first.gather(1, token.clamp(min=0)) < self.centers + offset
-            for offset, token in enumerate((self.own, self.following))
-        )
-        repeated, copies = repeated & (self.own >= 0), copies & (self.following >= 0)
-        return dict(zip(_MATCHES, (repeated, repeated, copies), strict=True))
-
-
-def _names(spans: dict[str, tuple[Tensor, Tensor]], tokens: _Tokens | None) -> list[str]:
-    matches = () if tokens is None else _MATCHES
+def _names(spans: dict[str, tuple[Tensor, Tensor]], tokens: TokenMatches | None) -> list[str]:
+    matches = () if tokens is None else MATCHES
     return [*_TOTALS, *spans, *(part for name in matches for part in (name, f"largest {name}"))]
 
 

@@ -6,7 +6,7 @@ compiled_step   a single call of the kernels: for int8 weights, or float32 with 
 decode_step     torch's products, and the kernels' attention: for float32 with many rows
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -32,14 +32,19 @@ class Source(NamedTuple):
     """Projected sources of a batch: keys and values (sources, s, 2 g d) per block, lengths and row map.
 
     addresses: the addresses of each block's parameters, if `compiled_step` supports the decoder.
+    kept: tensors that share the memory at these addresses, so that it outlives a change of the model.
     recorded: a block and a cache for its cross-attention queries, if they are recorded; see `record`.
+    layers, hooks: the decoder's attention layers and the hooks of its modules, for `is_observed`.
     """
 
     key_values: list[Tensor]
     lengths: Tensor
     row_map: RowMap
     addresses: list[list[int]] | None = None
+    kept: list[Tensor] = []  # noqa: RUF012
     recorded: tuple[int, KVCache] | None = None
+    layers: list[MultiHeadAttention] = []  # noqa: RUF012
+    hooks: list[Mapping[int, object]] = []  # noqa: RUF012
 
     @classmethod
     def of(cls, stack: Stack, sources: list[KeyValues], lengths: Tensor, row_map: RowMap) -> "Source":
@@ -50,7 +55,26 @@ class Source(NamedTuple):
         ]
         compiled = all(map(_is_compiled, stack.blocks)) and isinstance(stack.norm, nn.LayerNorm | nn.Identity)
         addresses = [_block_addresses(block) for block in stack.blocks] if compiled else None  # type: ignore[arg-type]
-        return cls(joined, lengths.long().contiguous(), row_map, addresses)
+        modules = list(stack.modules())
+        return cls(
+            joined,
+            lengths.long().contiguous(),
+            row_map,
+            addresses,
+            kept=[x.detach() for x in (*stack.parameters(), *stack.buffers())] if compiled else [],
+            layers=[module for module in modules if isinstance(module, MultiHeadAttention)],
+            hooks=[
+                hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)
+            ],
+        )
+
+    def is_observed(self) -> bool:
+        """Return whether the decoder is watched, edited or hooked now, which `supports` has excluded."""
+        return (
+            Attends.attention is not _ATTENTION
+            or any(self.hooks)
+            or any(layer.watchers for layer in self.layers)
+        )
 
     def select(self, kept: Tensor | None, row_map: RowMap) -> "Source":
         """Select sources; None keeps all."""
@@ -69,9 +93,14 @@ def supports(stack: Stack) -> bool:
         and not torch.is_grad_enabled()
         and _is_position_encoding(stack.positions)
         and all(_is_plain(module) for module in stack.modules())
-        and all(p.dtype is torch.float32 and p.is_contiguous() for p in stack.parameters())
+        and all(p.dtype is torch.float32 and p.is_contiguous() for p in _float_tensors(stack))
         and plain_cpu(*stack.parameters())
     )
+
+
+def _float_tensors(stack: Stack) -> Iterator[Tensor]:
+    yield from stack.parameters()
+    yield from (module.scales for module in stack.modules() if isinstance(module, Int8Linear))
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -106,8 +135,7 @@ def compiled_step(
     x: embeddings with positions. Returns None, with unchanged caches, if the kernels do not support the
     call or a result is not finite.
     """
-    int8 = isinstance(output, Int8Linear)
-    if source.addresses is None or not (int8 or len(x) <= MAX_ROWS):
+    if source.addresses is None or not _is_readable(output, len(x)):
         return None
     layer: MultiHeadAttention = stack.blocks[0].attention  # type: ignore[assignment]
     n, width, head, groups = len(x), x.shape[1], layer.head_width, layer.key_heads
@@ -137,7 +165,10 @@ def compiled_step(
     if source.recorded is not None:
         block, queries_cache = source.recorded
         caches = [*caches, queries_cache]
-        recorded[block] = queries_cache.reserve(x, (layer.heads, head, 0)).data_ptr()
+        buffer = queries_cache.reserve(x, (layer.heads, head, 0))
+        if queries_cache.length != caches[0].length or buffer.shape[1] != buffers[0].shape[1]:
+            return None  # the kernels use one position and one capacity for all caches
+        recorded[block] = buffer.data_ptr()
     for i, (buffer, key_values) in enumerate(zip(buffers, source.key_values, strict=True)):
         numbers += (buffer.data_ptr(), key_values.data_ptr(), recorded.get(i, 0), *source.addresses[i])
     numbers += _norm_addresses(stack.norm) + _layer_addresses(output)
@@ -146,6 +177,13 @@ def compiled_step(
     for cache in caches:
         cache.length += 1
     return logits
+
+
+def _is_readable(output: nn.Linear | Int8Linear, rows: int) -> bool:
+    """Whether the kernels can read the weights of the output projection, and are fast."""
+    if isinstance(output, Int8Linear):
+        return True
+    return rows <= MAX_ROWS and output.weight.is_contiguous() and output.weight.dtype is torch.float32
 
 
 def _is_compiled(block: nn.Module) -> bool:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.errors import ArgumentError, DTypeError
+from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism import fused
 
 _COLUMNS = 16  # per block of the packed weights, as in kernels/linear.h
@@ -56,13 +56,27 @@ class Int8Linear(nn.Module):
 
     def columns(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Compute only the outputs from `start` to `stop`."""
-        if not fused.supports_linear(x):
-            raise _unsupported(x)
-        if start % _COLUMNS or (stop % _COLUMNS and stop != self.out_features):
-            return self(x)[..., start:stop]
+        self._check(x)
+        if start % _COLUMNS:
+            return self(x)[..., start:stop].contiguous()
         first, last = start // _COLUMNS, -(-stop // _COLUMNS)
         bias = None if self.bias is None else self.bias[start:]
         return fused.linear(x, self.packed[first:last], self.scales[start:], bias, stop - start)
+
+    def _check(self, x: Tensor) -> None:
+        if not fused.supports_linear(x):
+            raise _unsupported(x)
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            raise ShapeError(
+                f"Int8Linear got an input of shape {tuple(x.shape)}; the last axis must be "
+                f"{self.in_features}."
+            )
+        if self.scales.dtype is not torch.float32 or self.scales.device.type != "cpu":
+            raise DTypeError(
+                f"A layer with int8 weights was converted to {self.scales.dtype} on "
+                f"{self.scales.device.type!r}; its scales must stay in float32 on the CPU. Quantize the "
+                "float32 model again."
+            )
 
     def train(self, mode: bool = True) -> "Int8Linear":
         """Raise an error for mode=True: int8 weights have no gradients."""
