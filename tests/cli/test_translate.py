@@ -175,6 +175,12 @@ def test_errors_are_one_line(arguments, message, model, capsys):
     assert message in error_of(capsys, "translate", "-m", model, *arguments.split())
 
 
+def test_documents_have_no_scores(model, tmp_path, capsys):
+    (tmp_path / "page.html").write_text("<p>ein Hund</p>")
+    message = error_of(capsys, "translate", "-m", model, "--file", tmp_path / "page.html", "--json")
+    assert "The format html writes a document, without scores" in message
+
+
 def test_a_closed_stdin(model, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", None)
     assert "stdin is closed" in error_of(capsys, "translate", "-m", model)
