@@ -110,7 +110,7 @@ CONFLICTS = [
     ("--preset base", "with --preset 'base': it was started with 'tiny'"),
     ("--model recurrent", "with model.kind='recurrent': it was started with 'plain'"),
     ("--set model.width=32", "with model.width=32: it was started with 16"),
-    ("--updates 1", "from 2 updates to 1 update. Use a larger --updates"),
+    ("--updates 1", "from 2 updates to 1 update. Use a larger value for --updates"),
     ("--config {config.toml}", "with training.updates=7 from --config {config.toml}: it was started with 2"),
 ]
 

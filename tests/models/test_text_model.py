@@ -186,5 +186,5 @@ def test_training_is_reproducible_and_keeps_the_random_state() -> None:
 
 
 def test_the_vocabulary_fits_the_model() -> None:
-    with pytest.raises(ArgumentError, match="vocabulary of 5 and tokens has 12"):
+    with pytest.raises(ArgumentError, match="vocabulary of 5, but `tokens` has 12"):
         TextModel(LanguageModel(5, SMALL), TOKENS)

@@ -98,7 +98,7 @@ class TextModel:
         _check_tokens(self.tokens, self.capitalized)
         if model.embedding.num_embeddings != len(self.tokens):
             raise ArgumentError(
-                f"The model has a vocabulary of {model.embedding.num_embeddings} but `tokens` has "
+                f"The model has a vocabulary of {model.embedding.num_embeddings}, but `tokens` has "
                 f"{len(self.tokens)}; pass one token for each row of the embedding."
             )
         self._ids = {token: i for i, token in enumerate(self.tokens)}

@@ -147,6 +147,8 @@ class _PrefixDecoder:
                 following, weights = step(token)
             limit = min(self._translator.max_new_tokens(len(source.ids)), model.max_length or sys.maxsize)
             limit -= len(special.target_prefix)
+            if model.decoding is not None and model.decoding.forced_end:
+                limit -= 1  # the last token is the end token
             while following != special.end and len(self._tokens) < limit:
                 token, before = following, weights
                 following, weights = step(token)

@@ -49,7 +49,7 @@ def test_every_damaged_byte_is_harmless(path):
         (
             {},
             {"format": FORMAT, "version": "2"},
-            "version 2 of the aligner format; this regard reads version 1. Upg",
+            "version 2 of the aligner format; this version of regard reads 1. Upg",
         ),
         ({"counts": np.zeros(3, np.float32)}, None, "pairs have 3 counts"),
         ({"counts": None}, None, "it has the arrays"),
