@@ -189,3 +189,10 @@ def test_gradient_checkpointing_is_refused():
         model(**inputs())
     model.eval()
     model(**inputs())  # the state of the failed call is gone
+
+
+def test_packing_inside_watch_is_refused():
+    model = bert()
+    with pytest.raises(ArgumentError, match="before the `with` block"), regard.watch(model):
+        regard.huggingface.pack(model)
+    assert model.config._attn_implementation == "sdpa"

@@ -339,6 +339,11 @@ def _suspended(owner: nn.Module) -> Iterator[None]:
 
 def check_packing(model: nn.Module) -> None:
     """Raise an ArgumentError if packing changes the outputs of a model on a few tokens."""
+    from regard.inspection.hooks.interception import is_observed
+    from regard.inspection.hooks.interventions import is_edited
+
+    if is_observed() or is_edited():  # such calls run with padding, so nothing would be compared
+        raise ArgumentError("Call pack before the `with` block of watch or edit, not inside it.")
     owners = [owner for owner in _stacks(model) if "input_ids" in _parameter_names(owner)]
     for owner in owners:
         device = next((p.device for p in owner.parameters()), None)

@@ -225,7 +225,7 @@ class Transformer(Seq2Seq):
 
 
 def _is_usable(source: decoder_step.Source) -> bool:
-    """Whether `decoder_step` still applies. Recorded steps belong to a search, which nobody else observes."""
+    """Whether `decoder_step` still applies. Recorded steps belong to a search, which no hook observes."""
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
     return source.recorded is not None or not source.is_observed()
