@@ -15,7 +15,8 @@ from regard.translation.data.statistics import CorpusStatistics
 _TOKENS_PER_ENTRY = 45  # occurrences of an average vocabulary entry in the corpus
 _MIN_VOCABULARY = 200
 _MANY_CHARACTERS = 1000  # distinct characters: a language written with Han characters or syllables
-_VALIDATIONS = 20  # during training
+_VALIDATIONS = 20  # during training …
+_MINUTES_PER_VALIDATION = 3  # … but less often if the time is limited: one takes about 10 seconds
 _MIN_UPDATES = 50  # between validations
 _MIN_EPOCHS = 4  # in the available time; otherwise a smaller model learns more
 # Efficiency of training, relative to a large matrix product. A rough value suffices, see `_epochs_in`.
@@ -86,6 +87,7 @@ def choose_config(
     """
     row, passes = _plan(statistics, epochs, minutes)
     updates = passes * statistics.tokens / row.batch_tokens
+    validations = min(_VALIDATIONS, max(minutes / _MINUTES_PER_VALIDATION, 5)) if minutes else _VALIDATIONS
     settings: dict[str, dict[str, Any]] = {
         "model": {
             "width": row.width,
@@ -101,7 +103,7 @@ def choose_config(
             "epochs": passes,
             "minutes": float(minutes or 0),
             "subword_sampling": 0.1 if passes >= 13 else 0.0,
-            "validate_every": max(_MIN_UPDATES, round(updates / _VALIDATIONS)),
+            "validate_every": max(_MIN_UPDATES, round(updates / validations)),
             "patience": 6,
         },
     }

@@ -16,6 +16,7 @@ from regard.mechanism.flex.blocks import Blocks, find_intervals
 from regard.mechanism.flex.expressions import Constant, Index, ScoreForm
 from regard.mechanism.flex.intervals import MAX_TERMS, Intervals, Sizes
 from regard.mechanism.flex.plan import Plan, make_plan
+from regard.mechanism.flex.route_cache import RouteCache
 from regard.mechanism.flex.symbolic_trace import Trace, trace_functions
 from regard.mechanism.precision import autocast_off, autocasts
 from regard.mechanism.scores import ScaledDot
@@ -161,15 +162,34 @@ def _options(plan: Plan, mask: Intervals | None) -> operator.Options:
     return {"score": score, "mask": mask, "bias": plan.biases or None}
 
 
+_CACHE: RouteCache[_Route] = RouteCache()
+
+
 def choose_route(call: FlexCall) -> _Route:
+    """Decide how a call is computed; reuse the decision of an earlier call with the same functions."""
+    if call.block_mask is not None:
+        _check_block_mask(call.block_mask, _sizes(call), call.query.device)
+    cache_key = _CACHE.key(call)
+    route = None if cache_key is None else _CACHE.get(cache_key, call.block_mask)
+    if route is None:
+        route = _trace_route(call)
+        if cache_key is not None and route.plan is not None and not route.captured:
+            _CACHE.put(cache_key, call.block_mask, route)
+    return route
+
+
+def _sizes(call: FlexCall) -> Sizes:
+    return Sizes(*call.query.shape[:3], call.key.shape[2])
+
+
+def _trace_route(call: FlexCall) -> _Route:
     """Trace the functions of a call and decide how it is computed."""
     query, key, _, score_mod, block_mask, _, _ = call
     scale = _scale(call.scale, query)
-    sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    sizes = _sizes(call)
     dtype = query.dtype if query.dtype is torch.float64 else torch.float32
     blocks = mask_mod = None
     if block_mask is not None:
-        _check_block_mask(block_mask, sizes, query.device)
         blocks, mask_mod = Blocks.of(block_mask, sizes), block_mask.mask_mod
     traces = trace_functions(score_mod, mask_mod, dtype, sizes, query.device)
     score_trace, mask_trace = traces

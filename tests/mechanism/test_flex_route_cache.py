@@ -1,0 +1,141 @@
+"""Routes of `flex_attention` are reused only while the functions and the block mask mean the same."""
+
+import functools
+import random
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import and_masks, create_block_mask
+
+import regard
+from regard.mechanism.flex import attention as flex
+from regard.mechanism.flex.route_cache import fingerprint
+
+WINDOW = 3
+
+
+def global_window(b, h, q, k):
+    return (q >= k) & (q - k < WINDOW)
+
+
+def causal(b, h, q, k):
+    return q >= k
+
+
+def window(size):
+    return lambda b, h, q, k: q - k < size
+
+
+def mutable(sizes):
+    return lambda b, h, q, k: q - k < sizes[0]
+
+
+def importing(b, h, q, k):
+    import random
+
+    return q - k < random.randint(1, 5)
+
+
+def drawing(b, h, q, k):
+    return q - k < random.randint(1, 5)
+
+
+def dense(x, mask_mod):
+    i = torch.arange(x.shape[-2])
+    allowed = mask_mod(0, 0, i[:, None], i)
+    return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=allowed)
+
+
+def block_mask(mask_mod, tokens):
+    return create_block_mask(mask_mod, None, None, tokens, tokens, device="cpu")
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """The calls whose functions were traced."""
+    calls = []
+
+    def trace(call):
+        calls.append(call)
+        return original(call)
+
+    original = flex._trace_route
+    monkeypatch.setattr(flex, "_trace_route", trace)
+    monkeypatch.setattr(flex, "_CACHE", flex.RouteCache())
+    return calls
+
+
+def test_the_second_call_is_not_traced(traces):
+    x = torch.randn(1, 2, 9, 4)
+    for _ in range(3):  # a new function object each time, as in a layer's forward
+        mask = block_mask(and_masks(causal, window(WINDOW)), 9)
+        output = regard.flex_attention(x / 2, x, x, lambda s, b, h, q, k: s * 2.0, mask)
+        torch.testing.assert_close(output, dense(x, global_window))
+    assert len(traces) == 1
+
+
+def test_changed_numbers_are_noticed(traces, monkeypatch):
+    x = torch.randn(1, 2, 9, 4)
+    for size in (3, 5, 3):
+        monkeypatch.setattr(f"{__name__}.WINDOW", size)
+        for mask_mod in (global_window, and_masks(causal, window(size)), and_masks(causal, mutable([size]))):
+            output = regard.flex_attention(x, x, x, block_mask=block_mask(mask_mod, 9))
+            torch.testing.assert_close(output, dense(x, global_window))
+
+
+def test_a_changed_block_mask_is_noticed(traces):
+    x = torch.randn(1, 1, 256, 4)
+    mask = block_mask(causal, 256)
+    before = regard.flex_attention(x, x, x, block_mask=mask)
+    torch.testing.assert_close(before, dense(x, causal))
+    with torch.no_grad():
+        mask.full_kv_num_blocks.zero_()  # the second block row no longer sees the first
+    after = regard.flex_attention(x, x, x, block_mask=mask)
+    torch.testing.assert_close(after[:, :, 128:], dense(x[:, :, 128:], causal))
+    assert len(traces) == 2
+
+
+def test_routes_of_captured_tensors_are_not_kept(traces):
+    x, table = torch.randn(1, 2, 5, 4), torch.randn(2)
+
+    def score_mod(score, b, h, q, k):
+        return score + table[h] * (q - k)
+
+    for _ in range(2):
+        table.add_(1)
+        output = regard.flex_attention(x, x, x, score_mod)
+        bias = table[:, None, None] * (torch.arange(5)[:, None] - torch.arange(5))
+        torch.testing.assert_close(
+            output, torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=bias)
+        )
+    assert len(traces) == 2
+
+
+def test_inference_mode_does_not_poison_training(traces):
+    x = torch.randn(1, 2, 5, 4)
+
+    def alibi(score, b, h, q, k):
+        return score - (q - k).abs() * torch.exp2(-(h + 1.0))
+
+    with torch.inference_mode():
+        inferred = regard.flex_attention(x, x, x, alibi)
+    leaf = x.clone().requires_grad_()
+    output = regard.flex_attention(leaf, leaf, leaf, alibi)
+    output.sum().backward()
+    torch.testing.assert_close(output, inferred)
+    assert leaf.grad.isfinite().all()
+
+
+def test_functions_that_may_change_have_no_fingerprint():
+    unset = [lambda b, h, q, k: later]  # noqa: F821 (a name that does not exist)
+    functions = [
+        importing,
+        drawing,
+        mutable([1]),
+        functools.partial(window(3)),
+        window(torch.tensor(3)),
+        *unset,
+    ]
+    assert [fingerprint(function) for function in functions] == [None] * len(functions)
+    assert fingerprint(window(1)) != fingerprint(window(True))
+    assert fingerprint(window(0.0)) != fingerprint(window(-0.0))
