@@ -175,7 +175,7 @@ def _html(text: str) -> Iterator[Piece]:
 
 
 def _unescape(text: str) -> str:
-    """Replace character references, except those of markup characters; escape "<", as it could join a word."""
+    """Replace character references, except those of markup characters; escape "<", which might join a tag."""
     text = text.replace("<", "&lt;")
     return _KEPT_ENTITY.sub(lambda match: html.unescape(match[0]), text) if "&" in text else text
 
