@@ -55,3 +55,13 @@ def test_the_vocabulary_covers_the_characters():
     few = choose_config(CorpusStatistics(pairs=1000, characters=1e5, alphabet=Counter("abcdef")))
     assert few.tokens.character_coverage == 1
     assert few.tokens.size < config.tokens.size
+
+
+def test_short_training_uses_small_batches():
+    statistics = CorpusStatistics(pairs=29_000, characters=3.9e6)
+    sizes = [
+        choose_config(statistics, epochs=epochs).training.batch_tokens for epochs in (1, 3, 5, 8, 12, 13, 20)
+    ]
+    assert sizes == sorted(sizes)
+    assert (sizes[0], sizes[-1]) == (600, 2500)
+    assert 5 * statistics.tokens / sizes[2] == pytest.approx(4000, rel=0.1)

@@ -18,6 +18,9 @@ _MANY_CHARACTERS = 1000  # distinct characters: a language written with Han char
 _VALIDATIONS = 20  # during training …
 _MINUTES_PER_VALIDATION = 3  # … but less often if the time is limited: one takes about 10 seconds
 _MIN_UPDATES = 50  # between validations
+_SHORT_UPDATES = 4000  # short training uses smaller batches to reach this number …
+_MIN_BATCH = 600  # … but at least this many tokens
+_SHORT_EPOCHS, _SHORT_LEARNING_RATE = 13, 1.5e-3  # training for fewer epochs is short
 _MIN_EPOCHS = 4  # in the available time; otherwise a smaller model learns more
 # Efficiency of training, relative to a large matrix product. A rough value suffices, see `_epochs_in`.
 _EFFICIENCY = 0.5
@@ -74,8 +77,9 @@ def choose_config(
 
     Regularization follows the number of epochs, because a model that sees each pair only a few times cannot
     overfit: dropout 0.1 below 13 epochs, 0.2 below 25, then 0.3; from 13 epochs on, 10 % of the words are
-    split into random subwords. Training stops early if 6 validations in a row bring no improvement. Recurrent
-    models have one or two layers.
+    split into random subwords. Below 13 epochs, batches are smaller if training would otherwise have fewer
+    than 4,000 updates, and the learning rate is at least 0.0015 up to a width of 256. Training stops early if
+    6 validations in a row bring no improvement. Recurrent models have one or two layers.
 
     >>> from regard.translation.automatic import choose_config
     >>> from regard.translation.data.statistics import CorpusStatistics
@@ -86,23 +90,28 @@ def choose_config(
     0.1
     """
     row, passes = _plan(statistics, epochs, minutes)
-    updates = passes * statistics.tokens / row.batch_tokens
+    short = passes < _SHORT_EPOCHS
+    batch_tokens, learning_rate = row.batch_tokens, row.learning_rate
+    if short:
+        batch_tokens = _shrink_batch(row, passes * statistics.tokens)
+        learning_rate = max(learning_rate, _SHORT_LEARNING_RATE) if row.width <= 256 else learning_rate
+    updates = passes * statistics.tokens / batch_tokens
     validations = min(_VALIDATIONS, max(minutes / _MINUTES_PER_VALIDATION, 5)) if minutes else _VALIDATIONS
     settings: dict[str, dict[str, Any]] = {
         "model": {
             "width": row.width,
             "layers": row.layers,
             "heads": row.width // 32,
-            "dropout": 0.1 if passes < 13 else 0.2 if passes < 25 else 0.3,
+            "dropout": 0.1 if short else 0.2 if passes < 25 else 0.3,
         },
         "tokens": _tokens(statistics, row),
         "training": {
-            "batch_tokens": row.batch_tokens,
-            "learning_rate": row.learning_rate,
+            "batch_tokens": batch_tokens,
+            "learning_rate": learning_rate,
             "warmup": 400 if row.width <= 256 else 4000,
             "epochs": passes,
             "minutes": float(minutes or 0),
-            "subword_sampling": 0.1 if passes >= 13 else 0.0,
+            "subword_sampling": 0.0 if short else 0.1,
             "validate_every": max(_MIN_UPDATES, round(updates / validations)),
             "patience": 6,
         },
@@ -111,6 +120,11 @@ def choose_config(
     if model != "transformer":
         del settings["model"]["layers"], settings["model"]["heads"]
     return base.replace(settings)
+
+
+def _shrink_batch(row: _Row, tokens: int) -> int:
+    """Return the batch size for training on this many tokens in all, repetitions included."""
+    return min(max(round(tokens // _SHORT_UPDATES, -2), _MIN_BATCH), row.batch_tokens)
 
 
 def _plan(statistics: CorpusStatistics, epochs: int | None, minutes: float | None) -> tuple[_Row, int]:
