@@ -3,6 +3,8 @@
 from collections import Counter
 from itertools import pairwise
 
+import pytest
+
 from regard.translation.automatic import choose_config, describe_choice
 from regard.translation.config import TranslationConfig
 from regard.translation.data.statistics import CorpusStatistics
