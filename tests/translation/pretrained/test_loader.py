@@ -128,10 +128,12 @@ def test_special_tokens_are_dropped_from_alignments(m2m_100: Pretrained) -> None
 
 
 def test_languages(m2m_100: Pretrained, marian: Pretrained) -> None:
-    with pytest.raises(ArgumentError, match="100 languages; choose source from af, am"):
+    with pytest.raises(ArgumentError, match="100 languages; choose source from ar, cs, de, "):
         regard.load_translator(m2m_100.path)
-    with pytest.raises(ArgumentError, match="no language 'xx'; choose target from af, am"):
-        regard.load_translator(m2m_100.path, source="de", target="xx")
+    with pytest.raises(
+        ArgumentError, match=r"no language .deu.; choose target from de, .* … \(100 languages\)\.$"
+    ):
+        regard.load_translator(m2m_100.path, source="de", target="deu")
     with pytest.raises(ArgumentError, match="its target language is 'en'"):
         regard.load_translator(marian.path, target="fr")
     assert regard.load_translator(marian.path, source="de", target="en").model is not None
