@@ -3,7 +3,7 @@
 from string import Template
 from typing import NamedTuple
 
-from regard.translation.export.plan import Plan
+from regard.translation.export.plan import MAX_POSITIONS, Plan
 from regard.translation.pretrained.tokenizer import JsonTokenizer
 
 _CTRANSLATE2 = """\
@@ -14,7 +14,8 @@ source = $source
 target = $target
 translator = ctranslate2.Translator(".")
 pieces = $before$encode$after
-(result,) = translator.translate_batch([pieces]$prefix, min_decoding_length=0, return_attention=True)
+options = {"min_decoding_length": 0, "max_decoding_length": $limit, "return_attention": True}
+(result,) = translator.translate_batch([pieces]$prefix, **options)
 print($decode)
 """
 
@@ -49,7 +50,7 @@ empty = numpy.zeros((1, config["heads"], 0, config["head_width"]), numpy.float32
 past = {f"past_{kind}.{i}": empty for i in range(config["decoder_layers"]) for kind in ("key", "value")}
 names = [output.name for output in decoder.get_outputs()]
 new, result = config["target_start"], []
-while len(result) < 256:
+while len(result) < $limit:
     inputs = {"input_ids": numpy.array([new]), "attention_mask": mask, **cross, **past}
     outputs = dict(zip(names, decoder.run(None, inputs)))
     past = {name.replace("present", "past"): x for name, x in outputs.items() if name.startswith("present")}
@@ -69,9 +70,11 @@ class _Tokenization(NamedTuple):
     encode: str
     decode: str
 
-    def names(self, tokens: str) -> dict[str, str]:
+    def names(self, plan: Plan, tokens: str) -> dict[str, object]:
         """Return the values of the templates. tokens: an expression for the tokens to decode."""
+        positions = plan.model.max_length or MAX_POSITIONS
         return {
+            "limit": min(256, positions - len(plan.tokens.special.target_start)),
             "package": self.package,
             "source": self.load.format(side="source"),
             "target": self.load.format(side="target"),
@@ -121,7 +124,7 @@ def _code(plan: Plan, to: str) -> str:
     tokenization = _TOKENIZERS if isinstance(source, JsonTokenizer) else _SENTENCEPIECE
     prefix = [target.piece(token) for token in special.target_prefix]
     if to == "onnx":
-        return Template(_ONNX).substitute(tokenization.names("[pieces[token] for token in result]"))
+        return Template(_ONNX).substitute(tokenization.names(plan, "[pieces[token] for token in result]"))
     if to == "huggingface":
         forced = f", forced_bos_token_id={special.target_prefix[0]}" if prefix else ""
         return Template(_HUGGINGFACE).substitute(prefix=forced)
@@ -129,7 +132,7 @@ def _code(plan: Plan, to: str) -> str:
     before, after = ([source.piece(i) for i in part] for part in (around[:first], around[first:]))
     skip = f"[{len(prefix)}:]" if prefix else ""
     return Template(_CTRANSLATE2).substitute(
-        tokenization.names(f"result.hypotheses[0]{skip}"),
+        tokenization.names(plan, f"result.hypotheses[0]{skip}"),
         before=f"{before} + " if before else "",
         after="" if around == [special.end] else f" + {after}",
         prefix=f", target_prefix=[{prefix}]" if prefix else "",

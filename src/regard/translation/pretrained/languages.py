@@ -68,7 +68,7 @@ def list_languages(languages: Iterable[str], code: str = "") -> str:
 
     >>> from regard.translation.pretrained.languages import M2M_100, list_languages
     >>> list_languages(M2M_100, "deu")
-    'de, eu … (100 languages)'
+    'de … (100 languages)'
     """
     names = sorted(languages)
     if len(names) <= _MAX_LISTED:
