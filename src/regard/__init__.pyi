@@ -70,7 +70,7 @@ from regard.models.layers.positions.alibi import ALiBi as ALiBi
 from regard.models.layers.positions.t5 import T5Bias as T5Bias
 from regard.models.text_model import load_language_model as load_language_model
 from regard.plot.heatmaps import heatmap as heatmap
-from regard.translation.translator import Translation as Translation
+from regard.translation.translation import Translation as Translation
 from regard.translation.translator import Translator as Translator
 from regard.translation.translator import load_translator as load_translator
 

@@ -64,7 +64,9 @@ def test_files_pairs_and_sentences(model, files, tmp_path, monkeypatch, capsys):
         run("align", "-m", model, *arguments)
         shown = links[:1] if "--text" in arguments else links
         assert capsys.readouterr().out.split("\n") == [*shown, ""]
-    monkeypatch.setattr("regard.cli.aligners._BATCH_CELLS", 10)  # long pairs are aligned in smaller batches
+    monkeypatch.setattr(
+        "regard.cli.align.aligners._BATCH_CELLS", 10
+    )  # long pairs are aligned in smaller batches
     run("align", "-m", model, *files, "-o", tmp_path / "links")
     assert (tmp_path / "links").read_text().split("\n") == [*links, ""]
     assert capsys.readouterr().out == ""

@@ -14,8 +14,9 @@ import pytest
 
 pytest.importorskip("typer")
 
-from regard.cli.parallel import MAX_LINES, Shards, digest
-from regard.cli.translate import OutputFormat, Writer, _write_shards
+from regard.cli.translate.command import _write_shards
+from regard.cli.translate.shards import MAX_LINES, Shards, digest
+from regard.cli.translate.writer import OutputFormat, Writer
 from regard.translation.decoding.strategies import Beam, Sample
 from regard.translation.translator import load_translator
 from tests.cli.running import error_of, run
@@ -248,7 +249,7 @@ class TestShards:
         output = tmp_path / "out.txt"
         options = ["--file", str(file), "--output", str(output), "--n-best", "2"]
         arguments = ["translate", "-m", str(model), *options]
-        preload = "regard.cli.translate, regard.translation.translator"
+        preload = "regard.cli.translate.command, regard.translation.translator"
         done = run_together(f"regard.cli.main({arguments})", preload=preload)
         assert done.returncode == 0, done.stderr
         assert output.read_text("utf-8").splitlines() == n_best(translator, LINES, 2)

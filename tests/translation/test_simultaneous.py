@@ -1,6 +1,7 @@
 """Simultaneous translation: with an infinite lag it equals greedy decoding; emitted words never change."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from regard.translation import (
     average_lagging,
     translate_simultaneously,
 )
+from regard.translation.simultaneous import _PrefixDecoder
+from regard.translation.text.profile import TextProfile
 
 LINES = ["ein Hund bellt", "eine Katze", "zwei Hunde"]
 
@@ -89,3 +92,48 @@ def test_arguments_are_checked():
     with pytest.raises(ArgumentError, match="lag"):
         list(translate_simultaneously(model, ["ein"], lag=-1))
     assert list(translate_simultaneously(model, [])) == []
+
+
+SPANS = ("15:30", "https://a.de/b?c=1", "3,50€", "{{ user.name }}", "🍕", "漢字")
+
+
+@pytest.mark.parametrize("copies", [True, False])
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_protected_text_and_tags_survive_once_and_in_order(copies, lag):
+    """Whatever a model writes: the parameters of this one are random."""
+    model = translator("transformer", 1)
+    model.reader.copies = copies
+    lines = [f"ein Hund {span} bellt laut im Garten" for span in SPANS]
+    lines += [
+        "ein " + " Hund ".join(SPANS),
+        "15:30 15:30 ein Hund 15:30",
+        "zwei <b>Hunde</b> <i class='x y'>bellen<br/></i>",
+    ]
+    for line in lines:
+        emissions = list(translate_simultaneously(model, line.split(), lag=lag))
+        text = " ".join(emission.text for emission in emissions)
+        for span in SPANS:
+            assert text.count(span) == line.count(span), (line, text)
+        assert re.findall(r"<[^<>]*>", text) == re.findall(r"<[^<>]*>", line)
+        assert "⁇" not in text
+
+
+def test_capitals_are_restored():
+    torch.manual_seed(0)
+    profile = TextProfile.of([(line, line) for line in LINES * 9])
+    model = translator("transformer", 1)
+    model = Translator(model.model, model.tokens, profile=profile, alignment_head=model.alignment_head)
+    shouted = list(translate_simultaneously(model, ["EIN", "HUND", "BELLT"], lag=1))
+    plain = list(translate_simultaneously(model, ["ein", "Hund", "bellt"], lag=1))
+    assert [emission.text for emission in shouted] == [emission.text.upper() for emission in plain]
+
+
+@pytest.mark.parametrize("kind", ["transformer", "recurrent"])
+def test_the_decoder_continues_greedily(kind):
+    """After the whole source, the tokens are those of a greedy search."""
+    model = translator(kind, 0)
+    for line in LINES:
+        decoder = _PrefixDecoder(model)
+        decoder._extend(model.reader.read_whole(line).parts[0].segmentation, math.inf)
+        (offline,) = model.translate(line, strategy=Greedy())
+        assert decoder._tokens == offline.token_ids

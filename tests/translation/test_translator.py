@@ -14,10 +14,11 @@ from regard.errors import ArgumentError, DTypeError
 from regard.translation import translator as module
 from regard.translation.alignment.alignment import Alignment
 from regard.translation.alignment.cross_attention import AlignmentHead, cross_weights
-from regard.translation.decoding.search import Hypothesis
+from regard.translation.decoding.hypothesis import Hypothesis
 from regard.translation.decoding.strategies import Beam, Greedy, Sample
 from regard.translation.tokens import UNKNOWN
-from regard.translation.translator import Translation, Translator, load_translator
+from regard.translation.translation import Translation
+from regard.translation.translator import Translator, load_translator
 from tests.translation import folders
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -135,7 +136,7 @@ class TestLongLines:
     LINE = "ein Hund bellt laut. zwei Katzen schlafen heute gern! " * 9
 
     def parts(self, translator, line):
-        return translator._reader.read(line).parts
+        return translator.reader.read(line).parts
 
     def test_long_lines_are_translated_in_parts(self, translator):
         (translation,) = translator.translate(self.LINE)

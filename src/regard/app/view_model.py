@@ -40,7 +40,8 @@ from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import Alignment
 from regard.translation.alignment.cross_attention import watch_forced_decoding
 from regard.translation.decoding.strategies import Beam, Strategy
-from regard.translation.translator import Translation, Translator
+from regard.translation.translation import Translation
+from regard.translation.translator import Translator
 
 __all__ = [
     "InputView",

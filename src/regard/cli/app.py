@@ -35,8 +35,11 @@ COMMANDS = {
         "draw": "Draw attention weights, a mask or a position encoding.",
     },
 }
-# commands that share a module
-_MODULES = {"compare": "words", "attention": "words", "embed": "words"}
+# commands whose module has another name
+_MODULES = {
+    **dict.fromkeys(("compare", "attention", "embed"), "words"),
+    **{name: f"{name}.command" for name in ("align", "translate")},
+}
 
 # default placeholders for option values; flags have none
 _PLACEHOLDERS: dict[object, str] = {bool: "", int: "N", float: "X", str: "TEXT"}

@@ -25,7 +25,8 @@ from regard.translation.evaluation import evaluate
 from regard.translation.model_folder import MODEL, OWN_FILES
 from regard.translation.training.progress import create_display
 from regard.translation.training.train import train
-from regard.translation.translator import Translation, Translator, load_translator
+from regard.translation.translation import Translation
+from regard.translation.translator import Translator, load_translator
 
 # Sized for two minutes on two cores. The vocabulary is small, so all numbers share the same tokens.
 _TOKENS = ["tokens.kind=bpe", "tokens.size=300"]

@@ -25,8 +25,10 @@ def export(
 ) -> None:
     """Export a translation model to CTranslate2, ONNX or Hugging Face format.
 
-    The exported folder contains the vocabularies and a README.md that shows how to use it without regard.
-    Greedy translations are the same. The README.md also names the alignment head.
+    The exported folder contains the vocabularies and a README.md that shows how to use it without regard
+    and names the alignment head. For the same tokens, greedy decoding gives the same translations.
+    regard's preparation of the text (splitting into sentences, copying of numbers, URLs and tags, letter
+    case) is not exported.
 
     Examples:
     regard export de-en --to ctranslate2 -o de-en-ct2

@@ -186,7 +186,7 @@ class _Demo:
 
     def is_ready(self) -> bool | None:
         """Return True if the model is trained, False if it is in training, None otherwise."""
-        from regard.translation.model_folder import is_training
+        from regard.translation.folder_lock import is_training
 
         if self._process is not None and self._process.poll() is None:
             return False

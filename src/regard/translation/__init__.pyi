@@ -45,6 +45,6 @@ from regard.translation.training.initialization import InitialModel as InitialMo
 from regard.translation.training.logs import read_log as read_log
 from regard.translation.training.loop import TrainingResult as TrainingResult
 from regard.translation.training.train import train as train
-from regard.translation.translator import Translation as Translation
+from regard.translation.translation import Translation as Translation
 from regard.translation.translator import Translator as Translator
 from regard.translation.translator import load_translator as load_translator

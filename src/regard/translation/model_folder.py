@@ -1,4 +1,4 @@
-"""Layout of a model folder: file names, config.json and the lock of a training run. Does not import torch.
+"""Layout of a model folder: file names and config.json. Does not import torch.
 
 FOLDER/config.json         settings, origin of the data, alignment head, calibration of scores
 FOLDER/text.json           statistics of the training text: line lengths, words, letter case, copied spans
@@ -19,9 +19,7 @@ import difflib
 import hashlib
 import json
 import os
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,59 +166,3 @@ def damaged_checkpoint(path: Path, error: Exception) -> ArgumentError:
     return ArgumentError(
         f"The checkpoint {os.fspath(path)!r} is damaged ({error}). Remove it to resume from the previous one."
     )
-
-
-@contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Create and lock a folder for one training run; on exit, remove the folders created here that are empty.
-
-    The lock is on the folder itself and is released when the process ends, for any reason. The package
-    filelock is unsuitable. It creates a lock file, which is unwanted in folders that training rejects, and
-    impossible in read-only folders, where `is_training` would fail. It also has no shared lock, so two
-    concurrent calls of `is_training` would mistake each other for a training run.
-    """
-    created = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        deadline = time.monotonic() + 2  # `is_training` holds the lock briefly
-        while not _lock(handle):
-            if time.monotonic() > deadline:
-                name = os.fspath(folder)
-                raise ArgumentError(
-                    f"Another training run is using {name!r}. Wait for it, stop it, or use a new folder."
-                )
-            time.sleep(0.002)
-        try:
-            yield
-        finally:
-            for path in created:
-                with suppress(OSError):
-                    path.rmdir()  # fails unless empty
-    finally:
-        os.close(handle)  # unlocks, as does killing the process
-
-
-def _lock(handle: int, *, shared: bool = False) -> bool:
-    """Lock a folder; return False if another process has locked it, True if locks are not supported."""
-    try:
-        import fcntl
-
-        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):
-        pass
-    return True
-
-
-def is_training(folder: Path) -> bool:
-    """Return whether a training run is active in a folder."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        return not _lock(handle, shared=True)
-    finally:
-        os.close(handle)

@@ -9,9 +9,11 @@ emitted                     Two      dogs …          lag = 2
 """
 
 import math
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +25,15 @@ from regard.models.layers.attention import watch_layers
 from regard.models.layers.dropout import eval_mode
 from regard.models.packed import Packed
 from regard.translation.alignment.cross_attention import layer_name
+from regard.translation.decoding.strategies import Greedy
+from regard.translation.text.casing import capitals
+from regard.translation.text.protected_spans import find_spans
+from regard.translation.text.source_part import SourceLine, SourcePart, cut_spans
+from regard.translation.text.tags import words_before, write_tags
+from regard.translation.text.target import copied_text
 from regard.translation.tokens import Segmentation
 from regard.translation.translator import Translator
+from regard.translation.unknown_words import printable_text
 
 
 class Emission(NamedTuple):
@@ -67,18 +76,15 @@ def translate_simultaneously(
         raise DTypeError("translate_simultaneously got a string; pass its words: text.split().")
     if lag != math.inf:
         check_number("translate_simultaneously got lag", lag, min=0)
-    decoder, read, shown = _PrefixDecoder(translator), list[str](), 0
+    decoder, read = _PrefixDecoder(translator), list[str]()
     for word in words:
         for part in str(word).split():
             read.append(part)
-            if lag < len(read):
-                decoder.extend(read, len(read) - lag)
-                for emission in _emissions(decoder.words(final=False), shown, len(read)):
-                    shown += len(emission.text.split())
-                    yield emission
-    if read:
-        decoder.extend(read, None)
-        yield from _emissions(decoder.words(final=True), shown, len(read))
+            text = " ".join(read)
+            if lag < len(read) and not _is_incomplete(text) and (new := decoder.read(text, lag)):
+                yield Emission(" ".join(new), len(read))
+    if read and (new := decoder.read(" ".join(read), None)):
+        yield Emission(" ".join(new), len(read))
 
 
 def average_lagging(words_read: Sequence[int], source_words: int) -> float:
@@ -103,72 +109,211 @@ def average_lagging(words_read: Sequence[int], source_words: int) -> float:
     return sum(read - t / ratio for t, read in enumerate(words_read[:counted])) / counted
 
 
-def _emissions(words: Sequence[str], shown: int, read: int) -> list[Emission]:
-    """Return the words that were not shown yet as an emission, if there are any."""
-    return [Emission(" ".join(words[shown:]), read)] if len(words) > shown else []
+def _is_incomplete(text: str) -> bool:
+    """Return whether a text ends inside a tag or a placeholder with spaces, such as `{{ user.name }}`."""
+    return bool(re.search(r"<[/!]?[A-Za-z][^<>]*$|\{\{[^{}]*$", text))
+
+
+class _Word(NamedTuple):
+    """A target word, the source word that it translates or copies, and whether the model generated it."""
+
+    text: str
+    source: int
+    generated: bool = True
 
 
 class _PrefixDecoder:
-    """Greedy decoding of a growing source; tokens that were emitted are never changed."""
+    """Greedy decoding of a growing source; words that were emitted are never changed.
+
+    Protected spans appear once, unchanged. There are three ways to read them:
+    unknown: each is an unknown token, which the model has learned to copy.
+    text: like other text, until the model writes a span that is not in the source, or writes one twice.
+    cut: removed from the source, and inserted before the first word that translates a later source word.
+    """
 
     def __init__(self, translator: Translator) -> None:
-        self._translator = translator
+        self._translator, self._reader = translator, translator.reader
         self._head = translator.alignment_head
         self._layer = layer_name(translator.model, self._head)
-        self._tokens: list[int] = []  # emitted
+        self._spans: Literal["unknown", "text", "cut"] = "unknown" if self._reader.copies else "text"
+        self._tokens: list[int] = []
+        self._aligned: list[int] = []  # the source word of each token
         self._copies: dict[int, str] = {}  # the text of unknown tokens, by position
+        self._copied_tokens: dict[int, tuple[int, str]] = {}  # their source words and texts
+        self._copied_spans: Counter[tuple[int, str]] = Counter()  # other copies: source word and text
+        self._words_shown = self._tags_shown = 0
 
-    def words(self, *, final: bool) -> list[str]:
-        """Return the complete target words."""
-        words = self._translator.tokens.target.decode(self._tokens, self._copies).words
-        return words if final else words[:-1]  # the next token may continue the last word
+    def read(self, text: str, lag: float | None) -> list[str]:
+        """Read the source so far; return the new target words. lag: None at the end of the source."""
+        line, final = self._reader.read_whole(text), lag is None
+        if not line.parts:
+            return [tag.text for tag in line.tags] if final else []
+        if final and not self._words_shown:
+            (translation,) = self._translator.translate(text, strategy=Greedy())
+            return [translation.text] if translation.text else []
+        part, max_word = line.parts[0], math.inf if lag is None else len(line.words) - lag
+        words = self._continue(part, max_word, final)
+        if self._spans == "text" and not self._count_spans(part, words):
+            self._spans = "cut"
+            self._drop_hidden_tokens()
+            words = self._continue(part, max_word, final)
+        self._words_shown += sum(word.generated for word in words)
+        if final:
+            words = _insert(words, [*self._missing(part), *self._untranslated(part)])
+        return self._with_tags(line, words, final)
+
+    def _continue(self, part: SourcePart, max_word: float, final: bool) -> list[_Word]:
+        """Decode further; return the complete words that were not shown yet."""
+        source = cut_spans(part, self._translator.tokens.source) if self._spans == "cut" else part
+        self._extend(source.segmentation, max_word)
+        output = self._translator.tokens.target.decode(self._tokens, self._copies)
+        stop = len(output.words) - (not final)  # the next token may continue the last word
+        words: list[_Word] = []
+        for number in range(self._words_shown, stop):
+            tokens = [at for at, word in enumerate(output.word_of) if word == number]
+            aligned = Counter(self._aligned[at] for at in tokens).most_common(1)
+            word = _Word(output.words[number], aligned[0][0] if aligned else 0)
+            if part.was_upper[word.source] and not any(at in self._copies for at in tokens):
+                word = word._replace(text=capitals(word.text, self._translator.profile.target_turkish))
+            if self._spans == "cut":
+                earlier = [span for span in self._missing(part) if span.source < word.source]
+                self._copied_spans.update((span.source, span.text) for span in earlier)
+                words += earlier
+            words.append(word)
+        return words
+
+    @property
+    def _copied(self) -> Counter[tuple[int, str]]:
+        """How often the span or unknown token of a source word was copied."""
+        return self._copied_spans + Counter(self._copied_tokens.values())
+
+    def _missing(self, part: SourcePart) -> list[_Word]:
+        """Return the protected spans that were not copied yet."""
+        copied, missing = self._copied, list[_Word]()
+        for word, texts in part.copies.items():
+            for text in texts:
+                if copied[word, text]:
+                    copied[word, text] -= 1
+                else:
+                    missing.append(_Word(text, word, generated=False))
+        return missing
+
+    def _untranslated(self, part: SourcePart) -> list[_Word]:
+        """Return the words with unknown tokens, none of which was copied."""
+        source = part.segmentation
+        words = {source.word_of[at] for at, text in source.unknown.items() if printable_text(text)}
+        words -= part.copies.keys() | {word for word, _ in self._copied}
+        return [_Word(printable_text(source.words[word]), word, generated=False) for word in sorted(words)]
+
+    def _count_spans(self, part: SourcePart, words: Sequence[_Word]) -> bool:
+        """Count the spans that the model wrote as copied; return False if the source lacks one of them."""
+        missing, copied = self._missing(part), []
+        text = " ".join(word.text for word in words)
+        for span in find_spans(text, self._translator.profile.unprotected):
+            match = next((word for word in missing if span.of(text) in word.text), None)
+            if match is None:
+                return False
+            missing.remove(match)
+            copied.append((match.source, match.text))
+        self._copied_spans.update(copied)
+        return True
+
+    def _drop_hidden_tokens(self) -> None:
+        """Drop the tokens of words that were not shown."""
+        word_of = self._translator.tokens.target.decode(self._tokens, self._copies).word_of
+        kept = sum(word < self._words_shown for word in word_of)
+        del self._tokens[kept:], self._aligned[kept:]
+        for copies in (self._copies, self._copied_tokens):
+            for at in [at for at in copies if at >= kept]:
+                del copies[at]
+
+    def _with_tags(self, line: SourceLine, words: Sequence[_Word], final: bool) -> list[str]:
+        """Attach the tags that stand before the source words of these target words."""
+        tags, positions, last = line.tags[self._tags_shown :], list[int](), -1
+        for number, word in enumerate(words):
+            last = max(last, word.source)
+            while len(positions) < len(tags) and words_before(tags[len(positions)], line.ranges) <= last:
+                positions.append(number)
+        for tag in tags[len(positions) :]:
+            ends_here = bool(words) and tag.closes and words_before(tag, line.ranges) == last + 1
+            if not final and not ends_here:
+                break
+            positions.append(len(words))
+        self._tags_shown += len(positions)
+        return write_tags(tags[: len(positions)], positions, [word.text for word in words])
 
     @torch.inference_mode()
-    def extend(self, words: Sequence[str], max_word: float | None) -> None:
-        """Emit tokens that attend to source words below `max_word`; all tokens if it is None."""
+    def _extend(self, source: Segmentation, max_word: float) -> None:
+        """Append tokens that attend to source words below `max_word`."""
         model, special = self._translator.model, self._translator.tokens.special
-        source = self._translator.tokens.source.segment(" ".join(words))
+        max_unknown = math.inf if self._translator.tokens.target.kind == "words" else len(source.unknown)
         recorded: list[Weights] = []
 
         def record(name: str, weights: Weights) -> None:
             if name == self._layer:
                 recorded.append(weights)
 
-        def step(token: int) -> tuple[int, Weights]:
-            """Feed a token; return the next one, and the weights of the alignment layer."""
+        def step(token: int) -> tuple[Tensor, Weights]:
+            """Feed a token; return the logits of the next one, and the weights of the alignment layer."""
             recorded.clear()
             logits = model.step(torch.tensor([token], device=model.output_weight.device), state)[0]
             logits[list(special.never_generated)] = -math.inf
-            return int(logits.argmax()), recorded[0]
+            return logits, recorded[0]
 
         with eval_mode(model), watch_layers(model, record):
             state = model.start(Packed.of([special.source(source.ids)], model.output_weight.device))
             for token in special.target_inputs(self._tokens):
-                following, weights = step(token)
+                logits, weights = step(token)
             limit = min(self._translator.max_new_tokens(len(source.ids)), model.max_length or sys.maxsize)
             limit -= len(special.target_prefix)
             if model.decoding is not None and model.decoding.forced_end:
                 limit -= 1  # the last token is the end token
-            while following != special.end and len(self._tokens) < limit:
-                token, before = following, weights
-                following, weights = step(token)
-                aligned = before if self._head.shift == "output" else weights
-                word = source.word_of[int(self._attention(aligned, len(source.ids)).argmax())]
-                if max_word is not None and word >= max_word:
+            while source.ids and len(self._tokens) < limit:
+                if self._tokens.count(special.unknown) >= max_unknown:
+                    logits[special.unknown] = -math.inf
+                token, before = int(logits.argmax()), weights
+                if token == special.end:
                     return
-                self._append(token, word, source)
+                logits, weights = step(token)
+                attention = self._attention(before if self._head.shift == "output" else weights, source)
+                if source.word_of[int(attention.argmax())] >= max_word:
+                    return
+                self._append(token, attention, source)
 
-    def _attention(self, weights: Weights, tokens: int) -> Tensor:
+    def _attention(self, weights: Weights, source: Segmentation) -> Tensor:
         """Return the attention of the last step over the source tokens, without special tokens."""
         heads, first = self._head.heads, len(self._translator.tokens.special.source_prefix)
         selected = weights if heads is None else weights.heads(list(heads))
-        return selected.mean("heads").dense().reshape(-1, selected.shape[-1])[-1, first : first + tokens]
+        row = selected.mean("heads").dense().reshape(-1, selected.shape[-1])[-1]
+        return row[first : first + len(source.ids)]
 
-    def _append(self, token: int, word: int, source: Segmentation) -> None:
-        """Emit a token; an unknown one copies the source word that it attends to."""
+    def _append(self, token: int, attention: Tensor, source: Segmentation) -> None:
+        """Append a token; an unknown one copies the unknown source token that it attends to most, once."""
+        at = int(attention.argmax())
         if token == self._translator.tokens.special.unknown:
-            unknown = [
-                source.unknown[i] for i, w in enumerate(source.word_of) if w == word and i in source.unknown
-            ]
-            self._copies[len(self._tokens)] = unknown[0] if unknown else source.words[word]
+            by_word = self._translator.tokens.target.kind == "words"
+            left = self._copied
+            free = []
+            for position, text in source.unknown.items():
+                key = source.word_of[position], text
+                left[key] -= 1
+                if left[key] < 0:
+                    free.append(position)
+            if free:
+                at = max(free, key=lambda position: float(attention[position]))
+                self._copied_tokens[len(self._tokens)] = source.word_of[at], source.unknown[at]
+                text = source.unknown[at] if by_word else copied_text(source, at)
+            else:
+                text = source.words[source.word_of[at]] if by_word else ""
+            self._copies[len(self._tokens)] = printable_text(text)
         self._tokens.append(token)
+        self._aligned.append(source.word_of[at])
+
+
+def _insert(words: Sequence[_Word], missing: Sequence[_Word]) -> list[_Word]:
+    """Insert the missing spans before the first word that translates a later source word, or at the end."""
+    result = list(words)
+    for span in missing:
+        at = next((i for i, word in enumerate(result) if word.source > span.source), len(result))
+        result.insert(at, span)
+    return result

@@ -4,7 +4,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,8 +11,7 @@ import torch
 from torch import Tensor
 
 from regard._util.checks import check_sentences, check_type
-from regard._util.text import shorten
-from regard.errors import DTypeError
+from regard.errors import ArgumentError, DTypeError
 from regard.models.configs import Precision
 from regard.models.quantization import quantize
 from regard.models.seq2seq import Seq2Seq
@@ -30,73 +28,25 @@ from regard.translation.decoding.scoring import token_log_probabilities
 from regard.translation.decoding.search import batch_by_length, search
 from regard.translation.decoding.strategies import Beam, Sample, Strategy, check_batch_size
 from regard.translation.model_folder import CALIBRATION, is_pretrained
-from regard.translation.pretrained.loader import check_no_languages
+from regard.translation.pretrained.loader import check_no_languages, read_pretrained
 from regard.translation.sentence_splitter import max_translation_tokens
 from regard.translation.streaming import batch_lines
+from regard.translation.text.candidate import Candidate, join_parts, rank_candidates
 from regard.translation.text.domain import Domain
 from regard.translation.text.memory import Match, TranslationMemory, missing_pairs
 from regard.translation.text.profile import TextProfile, load_profile
-from regard.translation.text.source import SourceLine, SourcePart, SourceReader, cut_spans
+from regard.translation.text.source import SourceReader
+from regard.translation.text.source_part import SourceLine, SourcePart, cut_spans
 from regard.translation.text.tags import place_tags, write_tags
 from regard.translation.text.target import DecodedPart, TargetPart, lost_spans, write_part
 from regard.translation.text.terms import Terms, encode_terms
 from regard.translation.tokens import TokenizerPair
 from regard.translation.training.checkpoint import load_model
+from regard.translation.translation import Translation
 
 MAX_TOKENS = 256  # source tokens translated at once, if the model's config has no corpus.max_tokens
 _SORTED_BATCHES = 8  # batches sorted by length together
-_MAX_LISTED = 5  # copied words listed in a note
-
-
-@dataclass(eq=False)
-class Translation:
-    """A source sentence and its translation.
-
-    source, text: the sentence, and its translation. words: the words of the translation, without tags.
-    score: the ranking score: log probability / length ** length_penalty; for samples, per token.
-    tokens: the generated tokens.
-    note: anything unusual, such as copied words; empty if there is nothing to report.
-    warning: why the translation may be wrong: the text is outside what the model knows. `note` contains it.
-    confidence: the geometric mean of the token probabilities, end tokens included: between 0 and 1.
-    word_confidences: for each word, the geometric mean of the probabilities of its tokens; 1 for a copy.
-    alternatives: the next best translations, if more than one was requested.
-
-    >>> import torch
-    >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation import Beam, Tokenizer, Translator, TokenizerPair
-    >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
-    >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
-    >>> translator = Translator(model, TokenizerPair(tokens, tokens))
-    >>> (translation,) = translator.translate("ein Hund", strategy=Beam(3, n_best=2))
-    >>> translation.source, len(translation.alternatives), str(translation) == translation.text
-    ('ein Hund', 1, True)
-    """
-
-    source: str
-    text: str
-    score: float
-    tokens: list[str]
-    note: str = ""
-    alternatives: list["Translation"] = field(default_factory=list)
-    _align: Callable[[], Alignment] = field(kw_only=True, repr=False)
-    _word_confidences: Callable[[], list[float]] = field(default=list, kw_only=True, repr=False)
-    token_ids: list[int] = field(default_factory=list, kw_only=True, repr=False)
-    words: list[str] = field(default_factory=list, kw_only=True, repr=False)
-    confidence: float = field(default=1.0, kw_only=True)
-    warning: str = field(default="", kw_only=True, repr=False)
-
-    @cached_property
-    def alignment(self) -> Alignment:
-        """The word alignment, computed on first use in a second pass over the sentence pair."""
-        return self._align()
-
-    @cached_property
-    def word_confidences(self) -> list[float]:
-        """The confidence of each word, computed on first use in a second pass over the sentence pair."""
-        return self._word_confidences()
-
-    def __str__(self) -> str:
-        return self.text
+_NOTHING = Hypothesis([], 0.0, 0.0, finished=True)  # of a part without text
 
 
 class Translator:
@@ -144,7 +94,7 @@ class Translator:
         self.max_tokens: int = min(max_tokens, self._max_positions - around)
         self.profile = profile or TextProfile()
         copies = bool(settings.get("training", {}).get("unknown_rate"))
-        self._reader = SourceReader(tokens.source, self.profile, max_tokens=self.max_tokens, copies=copies)
+        self.reader = SourceReader(tokens.source, self.profile, max_tokens=self.max_tokens, copies=copies)
         self._load_memory = memory
 
     @cached_property
@@ -191,7 +141,12 @@ class Translator:
             cross_attention_layers(self.model)  # raises for a model without attention, before decoding
         if terms is not None and not isinstance(terms, Terms):
             terms = Terms(terms)
-        lines = [self._reader.read(text, terms) for text in check_sentences(texts)]
+        if terms is not None and isinstance(strategy, Sample) and not self.reader.copies:
+            raise ArgumentError(
+                "This model cannot sample with terms, because it was not trained to copy. Use beam search: "
+                "remove --sample; in Python, strategy=Beam()."
+            )
+        lines = [self.reader.read(text, terms) for text in check_sentences(texts)]
         candidates = self._search(lines, strategy, batch_size, alignment)
         unknown = self.tokens.special.unknown
         weights = self._weigh(
@@ -199,11 +154,11 @@ class Translator:
                 part
                 for line, ranked in zip(lines, candidates, strict=True)
                 for candidate in ranked
-                for part in candidate
+                for part in candidate.parts
                 if part.part.ids and (alignment or line.tags or part.needs_weights(unknown))
             ]
         )
-        parts = [part for ranked in candidates for candidate in ranked for part in candidate]
+        parts = [part for ranked in candidates for candidate in ranked for part in candidate.parts]
         rates = self._rate(parts) if confidence else None
         translations = []
         for line, ranked in zip(lines, candidates, strict=True):
@@ -265,7 +220,7 @@ class Translator:
 
     def _search(
         self, lines: Sequence[SourceLine], strategy: Strategy, batch_size: int, alignment: bool
-    ) -> list[list["_Candidate"]]:
+    ) -> list[list[Candidate]]:
         """Decode each line; return its candidates, best first. Parts of similar lengths share a batch."""
         parts = [part for line in lines for part in line.parts]
         layer = self.alignment_head.layer if alignment else None
@@ -274,7 +229,7 @@ class Translator:
             number
             for number, part in enumerate(parts)
             if part.copies
-            and not self._reader.copies
+            and not self.reader.copies
             and lost_spans(part, self.tokens.target.decode(hypotheses[number][0].tokens).text)
         ]
         for number in lost:
@@ -283,7 +238,7 @@ class Translator:
         for number, ranked in zip(lost, again, strict=True):
             hypotheses[number] = ranked
         decoded = iter(zip(parts, hypotheses, strict=True))
-        return [_candidates([next(decoded) for _ in line.parts]) for line in lines]
+        return [rank_candidates([next(decoded) for _ in line.parts]) for line in lines]
 
     def _decode(
         self, parts: Sequence[SourcePart], strategy: Strategy, batch_size: int, layer: int | None
@@ -324,12 +279,16 @@ class Translator:
         return limit if decoding is None else decoding.max_new_tokens(default=limit)
 
     @cached_property
+    def _attends(self) -> bool:
+        return has_cross_attention(self.model)
+
+    @cached_property
     def _inner_tokens(self) -> list[int]:
         return self.tokens.target.inner_tokens()
 
     def _weigh(self, parts: Sequence[DecodedPart]) -> dict[int, Tensor]:
         """Return weights (target tokens, source tokens) by id(part); {} if the model has no attention."""
-        if not parts or not has_cross_attention(self.model):
+        if not parts or not self._attends:
             return {}
         recorded = {
             id(part): part.recorded_weights(self.alignment_head, self.tokens.special) for part in parts
@@ -344,26 +303,27 @@ class Translator:
     def _finish(
         self,
         line: SourceLine,
-        candidate: "_Candidate",
+        candidate: Candidate,
         weights: Mapping[int, Tensor],
         rates: Mapping[int, list[float]] | None,
     ) -> Translation:
         """Convert token ids to text, copy what must be copied, and join the parts."""
         turkish = self.profile.target_turkish
         texts = [
-            write_part(part, weights.get(id(part)), self.tokens.target, turkish=turkish) for part in candidate
+            write_part(part, weights.get(id(part)), self.tokens.target, turkish=turkish)
+            for part in candidate.parts
         ]
         words = [word.text for text in texts for word in text.words]
         warning = self._warning(line, candidate)
-        notes = [*_notes(line, candidate, texts), *([warning] if warning else [])]
+        notes = [*candidate.notes(line, texts), *([warning] if warning else [])]
         translation = Translation(
             line.text,
-            _join(line, texts, self._place(line, texts, words)),
-            _score(candidate),
+            join_parts(texts, self._place(line, texts, words)),
+            candidate.score(),
             [piece for text in texts for piece in text.segmentation.pieces],
             "; ".join(notes),
             words=words,
-            confidence=math.exp(_mean_log_probability(candidate)),
+            confidence=math.exp(candidate.mean_log_probability()),
             warning=warning,
             _align=partial(self._align, line, texts),
             _word_confidences=partial(self._rate_words, texts),
@@ -373,24 +333,24 @@ class Translator:
             translation.word_confidences = self._rate_words(texts, rates)
         return translation
 
-    def _warning(self, line: SourceLine, candidate: "_Candidate") -> str:
-        if self.domain is None or not any(part.part.has_text for part in candidate):
+    def _warning(self, line: SourceLine, candidate: Candidate) -> str:
+        if self.domain is None or not any(part.part.has_text for part in candidate.parts):
             return ""
-        return self.domain.warning(" ".join(line.words), _mean_log_probability(candidate)).rstrip(".")
+        return self.domain.warning(" ".join(line.words), candidate.mean_log_probability()).rstrip(".")
 
     def _place(self, line: SourceLine, texts: Sequence[TargetPart], words: list[str]) -> list[str]:
         """Return the words with the tags of the line."""
         if not line.tags:
             return words
         ready = all(text.weights is not None or not text.decoded.part.ids for text in texts)
-        weights = self._align(line, texts).weights if ready and has_cross_attention(self.model) else None
+        weights = self._align(line, texts).weights if ready and self._attends else None
         return write_tags(line.tags, place_tags(line.tags, line.ranges, len(words), weights), words)
 
     def _align(self, line: SourceLine, texts: Sequence[TargetPart]) -> Alignment:
         """Align a finished translation: word weights, and weight 1 for each copied word."""
         words = [word.text for text in texts for word in text.words]
         check_size("the line", "words", len(line.words), len(words))
-        if texts:
+        if texts and not self._attends:
             cross_attention_layers(self.model)  # raises for a model without attention
         unread = [text.decoded for text in texts if text.weights is None and text.decoded.part.ids]
         computed = self._weigh(unread)
@@ -419,71 +379,6 @@ class Translator:
         return [math.exp(value) for text in texts for value in text.mean_over_words(rates[id(text.decoded)])]
 
 
-_Candidate = list[DecodedPart]  # one translation of a line: a hypothesis for each of its parts
-_NOTHING = Hypothesis([], 0.0, 0.0, finished=True)
-
-
-def _candidates(parts: Sequence[tuple[SourcePart, Sequence[Hypothesis]]]) -> list[_Candidate]:
-    """Join the best hypotheses of all parts, then the second best, …; for an empty line, return [[]].
-
-    A part with fewer hypotheses than others, such as a URL, repeats its last.
-    """
-    count = min((len(ranked) for part, ranked in parts if part.has_text), default=1)
-    return [
-        [DecodedPart(part, ranked[min(i, len(ranked) - 1)]) for part, ranked in parts] for i in range(count)
-    ]
-
-
-def _join(line: SourceLine, texts: Sequence[TargetPart], words: Sequence[str]) -> str:
-    """Join words with spaces, and parts with the whitespace of the source."""
-    result, row = "", 0
-    for text in texts:
-        part = " ".join(words[row : row + len(text.words)])
-        row += len(text.words)
-        separator = text.decoded.part.separator or " "
-        result += (separator if result and part else "") + part
-    return result or "".join(words)  # a line of tags has no parts
-
-
-def _mean_log_probability(candidate: _Candidate) -> float:
-    """Return the log probability per token, end tokens included, of what the model has translated."""
-    translated = [part.hypothesis for part in candidate if part.part.has_text]
-    length = sum(len(hypothesis.tokens) + hypothesis.finished for hypothesis in translated)
-    return sum(hypothesis.log_probability for hypothesis in translated) / max(length, 1)
-
-
-def _score(candidate: _Candidate) -> float:
-    """Return the score of the hypothesis; for several parts, the mean weighted by length."""
-    scores = [part.hypothesis.score for part in candidate]
-    if len(scores) == 1:
-        return scores[0]
-    lengths = [len(part.hypothesis.tokens) + 1 for part in candidate]
-    return sum(score * n for score, n in zip(scores, lengths, strict=True)) / max(sum(lengths), 1)
-
-
-def _notes(line: SourceLine, candidate: _Candidate, texts: Sequence[TargetPart]) -> Iterator[str]:
-    """Yield a note for anything unusual."""
-    if len(candidate) > 1:
-        lengths = [len(part.source.ids) for part in candidate]
-        sentences = f"{line.sentences} sentences, " if line.sentences > 1 else ""
-        yield (
-            f"{sentences}{sum(lengths)} tokens, translated in {len(candidate)} parts of up to {max(lengths)}"
-        )
-    if not all(part.hypothesis.finished for part in candidate):
-        yield "cut off at the maximum length"
-    copied = [
-        repr(shorten(word.text))
-        for text in texts
-        for word in text.words
-        if word.copied is not None
-        and text.decoded.is_unknown(word.copied)
-        and any(map(str.isalnum, word.text))
-    ]
-    if copied:
-        more = " …" if len(copied) > _MAX_LISTED else ""
-        yield f"unknown words copied: {', '.join(copied[:_MAX_LISTED])}{more}"
-
-
 def load_translator(
     folder: str | os.PathLike[str],
     *,
@@ -505,9 +400,10 @@ def load_translator(
     regard.errors.ArgumentError: 'no/such/folder' does not exist. ...
     """
     if is_pretrained(folder):
-        from regard.translation.pretrained.translator import load_pretrained  # imports this module
+        from regard.translation.pretrained.translator import PretrainedTranslator  # imports this module
 
-        return load_pretrained(folder, source, target, device, dtype)
+        contents = read_pretrained(folder, source, target)
+        return PretrainedTranslator(contents.load().to(device), contents, dtype=dtype)
     check_no_languages(folder, source, target)
     model, tokens, config = load_model(folder)
     model.to(device)

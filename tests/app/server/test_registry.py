@@ -17,7 +17,7 @@ from regard.app.server.state import AppState
 from regard.errors import ArgumentError
 from regard.models.encoders.static import StaticEncoder
 from regard.models.text_model import load_language_model
-from regard.translation.model_folder import is_training, lock_folder
+from regard.translation.folder_lock import is_training, lock_folder
 from regard.translation.training.callbacks import Callback, Report, ValidationResult
 from regard.translation.training.logs import CsvLog
 from regard.translation.training.train import train

@@ -28,9 +28,12 @@ def packed(sources: list[list[int]], targets: list[list[int]]) -> tuple[Packed, 
 
 
 @pytest.mark.parametrize("shift", ["input", "output"])
-@pytest.mark.parametrize(("layer", "head", "key_heads"), [(0, 0, 4), (1, 3, 4), (1, 2, 2)])
-def test_the_loss_equals_the_weights_formula(shift, layer, head, key_heads):
-    config = TransformerConfig(width=16, heads=4, key_heads=key_heads, layers=2, dropout=0.0)
+@pytest.mark.parametrize(
+    ("layer", "head", "key_heads", "scaled"), [(0, 0, 4, True), (1, 3, 4, False), (1, 2, 2, True)]
+)
+def test_the_loss_equals_the_weights_formula(shift, layer, head, key_heads, scaled):
+    sizes = {"width": 16, "heads": 4, "key_heads": key_heads, "layers": 2}
+    config = TransformerConfig(**sizes, dropout=0.0, scale_scores=scaled)
     model, alignment_head = Transformer(37, config), AlignmentHead(layer, (head,), shift)
     source, target = packed(SOURCES, TARGETS)
     with guide_head(model, alignment_head) as guided:

@@ -19,13 +19,8 @@ from regard.mechanism import fused
 from regard.models import Packed, RecurrentConfig, RecurrentSeq2Seq, Transformer, TransformerConfig, quantize
 from regard.models.seq2seq import Seq2Seq, State
 from regard.translation.alignment.cross_attention import AlignmentHead, cross_weights, drop_special_tokens
-from regard.translation.decoding.search import (
-    Hypothesis,
-    _best_extensions,
-    _best_tokens,
-    _first_rows,
-    search,
-)
+from regard.translation.decoding.extenders import _best_extensions, _best_tokens, _first_rows
+from regard.translation.decoding.search import Hypothesis, search
 from regard.translation.decoding.strategies import Beam, Greedy, Sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -21,7 +21,7 @@ from tests.translation.exported import (
     decode_huggingface,
     decode_onnx,
 )
-from tests.translation.pretrained.folders import LINES, SOURCES, make_m2m_100, make_t5
+from tests.translation.pretrained.folders import LINES, SOURCES, make_m2m_100, make_nllb, make_t5
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 FORMATS = ["ctranslate2", "onnx", "huggingface"]
@@ -99,6 +99,34 @@ def test_pretrained_models_are_exported(to: str, family: str, tmp_path: Path) ->
         make_t5(tmp_path / "model", d_kv=8)
         translator = regard.load_translator(tmp_path / "model")
     check(translator, to, tmp_path / "export", SOURCES)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("vocabulary", ["sentencepiece", "tokenizer.json"])
+def test_the_code_of_the_readme_runs(
+    to: str,
+    vocabulary: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip({"onnx": "onnxruntime", "huggingface": "transformers"}.get(to, to))
+    translator = own_translator()
+    if vocabulary == "tokenizer.json":
+        pytest.importorskip("transformers")
+        make_nllb(tmp_path / "model")
+        translator = regard.load_translator(tmp_path / "model", source="deu_Latn", target="eng_Latn")
+    folder = tmp_path / "export"
+    folder.mkdir()
+    _write(translator, translator.tokens.target.origin, to, folder)  # type: ignore[arg-type]
+    code = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(folder)
+    exec(code.replace("A sentence.", SOURCES[0]), {})
+    printed = capsys.readouterr().out
+    if to == "onnx":  # it decodes greedily
+        _, (output,) = greedy(translator, SOURCES[:1])
+        text = translator.tokens.target.decode(output).text
+        assert printed.strip().startswith(text[:30])
 
 
 def test_an_export_to_hugging_face_can_be_loaded_again(tmp_path: Path) -> None:

@@ -131,6 +131,26 @@ def make_m2m_100(folder: Path, *, seed: int = 0, **options: Any) -> Any:
     return save(model, folder, seed)
 
 
+def make_nllb(folder: Path, *, seed: int = 0) -> Any:
+    """Write an NLLB folder: tokenizer.json, as saved by transformers, which lists the languages."""
+    from transformers import AutoTokenizer, M2M100Config, M2M100ForConditionalGeneration
+    from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as codes
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sentencepiece.bpe.model").write_bytes(learn(90, model_type="bpe"))
+    write_json(
+        folder / "tokenizer_config.json",
+        {"tokenizer_class": "NllbTokenizer", "additional_special_tokens": list(codes)},
+    )
+    config = M2M100Config(**{**SIZES, "vocab_size": 91 + len(codes) + 2})
+    model = M2M100ForConditionalGeneration(config).eval()
+    model.generation_config.update(max_length=24, num_beams=5, suppress_tokens=[0, 1, 3])
+    write_json(folder / "config.json", config.to_dict())
+    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    (folder / "sentencepiece.bpe.model").unlink()
+    return save(model, folder, seed)
+
+
 def make_mbart(folder: Path, *, fifty: bool = True, seed: int = 0, **options: Any) -> Any:
     """Write an mBART folder with sentencepiece.bpe.model; fifty: mBART-50."""
     from transformers import MBartConfig, MBartForConditionalGeneration

@@ -17,7 +17,7 @@ from regard.errors import ArgumentError
 from regard.translation import Beam, Greedy
 from regard.translation.decoding.strategies import Strategy
 from tests.translation.pretrained.conftest import Pretrained
-from tests.translation.pretrained.folders import SOURCES, make_mbart, make_t5
+from tests.translation.pretrained.folders import SOURCES, make_m2m_100, make_mbart, make_nllb, make_t5
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -128,10 +128,12 @@ def test_special_tokens_are_dropped_from_alignments(m2m_100: Pretrained) -> None
 
 
 def test_languages(m2m_100: Pretrained, marian: Pretrained) -> None:
-    with pytest.raises(ArgumentError, match="100 languages; choose source from af, am"):
+    with pytest.raises(ArgumentError, match="100 languages; choose source from ar, cs, de, "):
         regard.load_translator(m2m_100.path)
-    with pytest.raises(ArgumentError, match="no language 'xx'; choose target from af, am"):
-        regard.load_translator(m2m_100.path, source="de", target="xx")
+    with pytest.raises(
+        ArgumentError, match=r"no language .deu.; choose target from de … \(100 languages\)\.$"
+    ):
+        regard.load_translator(m2m_100.path, source="de", target="deu")
     with pytest.raises(ArgumentError, match="its target language is 'en'"):
         regard.load_translator(marian.path, target="fr")
     assert regard.load_translator(marian.path, source="de", target="en").model is not None
@@ -162,6 +164,30 @@ def test_token_ids_equal_those_of_transformers(marian: Pretrained, m2m_100: Pret
             assert tokens.special.source(segmentation.ids) == tokenizer(text).input_ids
             assert segmentation.ids == tokens.source.encode(text)
             assert all(0 <= word < len(segmentation.words) for word in segmentation.word_of)
+
+
+@pytest.mark.parametrize(
+    ("make", "pairs"),
+    [
+        (make_m2m_100, [("en", "fr"), ("zh", "de")]),
+        (make_nllb, [("deu_Latn", "eng_Latn"), ("fra_Latn", "zho_Hans")]),
+    ],
+)
+def test_language_pairs(make: Callable[..., Any], pairs: list[tuple[str, str]], tmp_path: Path) -> None:
+    """Tokens, logits, forced language tokens and translations equal those of transformers."""
+    transformers = pytest.importorskip("transformers")
+    model = make(tmp_path)
+    for source, target in pairs:
+        languages = {"source": source, "target": target}
+        assert compare_logits(tmp_path, model, **languages) < 1e-4
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, src_lang=source, tgt_lang=target)
+        tokens = regard.load_translator(tmp_path, **languages).tokens
+        for text in (*SOURCES, "ein 漢字 Hund", "a\u00a0dog ´x"):
+            assert tokens.special.source(tokens.source.encode(text)) == tokenizer(text).input_ids
+        named = target if "_" in target else f"__{target}__"
+        assert tokens.special.target_prefix == (tokenizer.convert_tokens_to_ids(named),)
+        for strategy, beams in ((Beam(5), 5), (Greedy(), 1)):
+            compare_outputs(Pretrained(tmp_path, model, languages), strategy, num_beams=beams)
 
 
 def test_shards_are_read(marian: Pretrained, tmp_path: Path) -> None:

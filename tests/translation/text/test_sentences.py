@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regard.translation.text.protected_spans import find_spans
 from regard.translation.text.sentences import group_sentences, sentence_ends
-from regard.translation.text.spans import find_spans
 
 
 def split(text: str) -> list[str]:

@@ -21,6 +21,7 @@ from regard._util.files import CHECKSUMS
 from regard.errors import ArgumentError
 from regard.models.packed import Packed
 from regard.translation.config import TranslationConfig
+from regard.translation.folder_lock import is_training, lock_folder
 from regard.translation.model_folder import (
     CONFIG,
     FORMAT,
@@ -30,8 +31,6 @@ from regard.translation.model_folder import (
     SOURCE,
     STATE,
     TARGET,
-    is_training,
-    lock_folder,
     read_config,
     write_config,
 )

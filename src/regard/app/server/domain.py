@@ -7,7 +7,8 @@ from regard.errors import RegardError
 from regard.translation.data.encoded import EncodedCorpus
 from regard.translation.model_folder import CALIBRATION, IDS
 from regard.translation.text.domain import Domain, words_of
-from regard.translation.translator import Translation, Translator
+from regard.translation.translation import Translation
+from regard.translation.translator import Translator
 
 _MAX_PAIRS = 50_000  # larger corpora are not searched for words
 

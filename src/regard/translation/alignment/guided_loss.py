@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from regard._util.text import type_name
 from regard.errors import ArgumentError
-from regard.mechanism.scores import ScaledDot
+from regard.mechanism.scores import Dot, ScaledDot
 from regard.models.generation import SpecialTokens
 from regard.models.layers.attention import MultiHeadAttention
 from regard.models.packed import Packed
@@ -35,15 +35,17 @@ from regard.translation.tokens import Segmentation
 
 
 class GuidedLoss:
-    """Alignment loss of one attention head; created by `guide_head`."""
+    """Alignment loss of one attention head; created by `guide_head`. scaled: see `ScaledDot`."""
 
     def __init__(
         self,
         head: int,
         shift: Shift,
         special: SpecialTokens = SpecialTokens(),  # noqa: B008 (a frozen value)
+        *,
+        scaled: bool = True,
     ) -> None:
-        self.head, self.shift, self.special = head, shift, special
+        self.head, self.shift, self.special, self.scaled = head, shift, special, scaled
         self._query: Tensor | None = None
         self._key: Tensor | None = None
 
@@ -70,7 +72,9 @@ class GuidedLoss:
                 f"for {len(links)}; pass links for each pair, of shape (0, 2) if there are none."
             )
         query, key = _padded(target.inputs(), self._query), _padded(source, self._key)
-        scores = query.float() @ key.float().mT / key.shape[-1] ** 0.5  # b t s
+        scores = query.float() @ key.float().mT  # b t s
+        if self.scaled:
+            scores = scores / key.shape[-1] ** 0.5
         is_token = torch.arange(key.shape[1], device=key.device) < source.lengths[:, None]
         scores = scores.masked_fill(~is_token[:, None], -torch.inf)
         sentence = torch.arange(len(links)).repeat_interleave(torch.tensor([len(pair) for pair in links]))
@@ -108,11 +112,12 @@ def guide_head(model: Seq2Seq, alignment_head: AlignmentHead) -> Iterator[Guided
     module = model.get_submodule(layer_name(model, alignment_head))
     if heads is None or len(heads) != 1:
         raise ArgumentError(f"guide_head got heads={heads}; it guides exactly one head, such as heads=(0,).")
-    if not isinstance(module, MultiHeadAttention) or module.score != ScaledDot():
+    if not isinstance(module, MultiHeadAttention) or module.score not in (ScaledDot(), Dot()):
         raise ArgumentError(
-            f"guide_head got {type_name(model)}; it needs a Transformer with ScaledDot scores."
+            f"guide_head got {type_name(model)}; it needs a Transformer with dot-product scores."
         )
-    guided = GuidedLoss(heads[0], alignment_head.shift, model.special_tokens)
+    scaled = module.score == ScaledDot()  # T5's scores are not
+    guided = GuidedLoss(heads[0], alignment_head.shift, model.special_tokens, scaled=scaled)
     handle = module.register_forward_pre_hook(guided.record)
     try:
         yield guided

@@ -8,8 +8,8 @@ score:   log probability / length ** length_penalty (Wu et al. 2016, eq. 14, wit
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy
 import torch
@@ -17,18 +17,16 @@ from torch import Tensor
 
 from regard._util import interrupt
 from regard._util.checks import check_int, check_type
-from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.mechanism import fused
+from regard.errors import DTypeError, ShapeError
 from regard.models.generation import SpecialTokens
 from regard.models.layers.dropout import eval_mode
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq, State
-from regard.translation.decoding.constraints import Constraints, extend_constrained
+from regard.translation.decoding.constraints import Constraints
+from regard.translation.decoding.extenders import Array, Extender, LiveHypotheses, make_extender
 from regard.translation.decoding.hypothesis import Hypothesis
 from regard.translation.decoding.refilled_beam import force_end, resolve_beam, search_refilled
-from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
-
-Array = numpy.ndarray[Any, Any]
+from regard.translation.decoding.strategies import Beam, Strategy
 
 
 def search(
@@ -78,12 +76,8 @@ def search(
     with torch.inference_mode(), eval_mode(model):
         device = model.output_weight.device
         special = model.special_tokens
-        make = next(make for kind, make in _EXTENDERS.items() if isinstance(strategy, kind))
-        extender = make(strategy, source, special, constraints)
-        if constraints is not None and any(constraints.phrases):
-            assert not isinstance(strategy, Sample)  # checked by constraints.check
-            extender = _ConstrainedExtender(strategy, source, special, constraints, limits)
-        live, state = _Live.start(len(source), extender.rows, special), model.start(source)
+        extender = make_extender(strategy, source, special, constraints, limits)
+        live, state = LiveHypotheses.start(len(source), extender.rows, special), model.start(source)
         recorded = attention_layer is not None and state.record_queries(attention_layer)
         results = _Results(extender, numpy.array(limits), state if recorded else None, special)
         feed_prefix(model, state, special.target_start[:-1], len(source))
@@ -149,197 +143,18 @@ def batch_by_length(
         yield indices, Packed.of([special.source(sources[i]) for i in indices], device)
 
 
-class _Live(NamedTuple):
-    """The n unfinished hypotheses, grouped by sentence. NumPy is faster than torch for arrays this small."""
-
-    sentences: Array  # n
-    origins: Array  # n: the initial row of each hypothesis
-    totals: Array  # n: log probabilities, in float64
-    tokens: Array  # n t, with the start token
-
-    @classmethod
-    def start(cls, sentences: int, rows: int, special: SpecialTokens) -> "_Live":
-        """Create `rows` hypotheses per sentence, each with only the tokens that start a target."""
-        origins = numpy.arange(sentences * rows)
-        first = numpy.tile(numpy.array(special.target_start), (len(origins), 1))
-        return cls(origins // rows, origins, numpy.zeros(len(origins)), first)
-
-    def take(self, rows: Array) -> "_Live":
-        """Select rows."""
-        return _Live(*(field[rows] for field in self))
-
-    def extend(self, parents: Array, tokens: Array, totals: Array) -> "_Live":
-        """Append one token to each of the `parents`."""
-        tokens = numpy.concatenate([self.tokens[parents], tokens[:, None]], 1)
-        return _Live(self.sentences[parents], self.origins[parents], totals, tokens)
-
-
-class _Extender(Protocol):
-    """Extends hypotheses by one token."""
-
-    rows: int  # initial hypotheses per sentence
-    n_best: int  # hypotheses returned per sentence
-    length_penalty: float
-
-    def extend(self, live: _Live, logits: Tensor) -> tuple[_Live, Array]:
-        """Return the extended hypotheses, grouped by sentence, and the rows of their parents."""
-
-    def finish(self, sentences: Array) -> None:
-        """Called with the sentence of each hypothesis that has finished."""
-
-
-class _BeamExtender(_Extender):
-    """Keeps the best extensions of each sentence, one for each remaining beam slot."""
-
-    rows = 1  # more would be identical
-
-    def __init__(
-        self,
-        strategy: Greedy | Beam,
-        source: Packed,
-        special: SpecialTokens,
-        constraints: Constraints | None,
-    ) -> None:
-        self.special, self.constraints = special, constraints
-        beam = strategy if isinstance(strategy, Beam) else Beam(1)
-        self.length_penalty, self.n_best = beam.length_penalty, beam.n_best
-        self.prune_threshold = beam.prune_threshold
-        self.slots = numpy.full(len(source), beam.size)
-
-    def extend(self, live: _Live, logits: Tensor) -> tuple[_Live, Array]:
-        first = _first_rows(live.sentences)
-        slots = self.slots[live.sentences[first]]
-        max_slots = int(slots.max())
-        suppressed = self.special.never_generated
-        full = _without_unknown(self.constraints, live, self.special)
-        # one token more, because the unknown token may be among the best
-        k = min(max_slots + (full is not None), logits.shape[1] - len(set(suppressed)))
-        values, tokens = (x.cpu().numpy() for x in _best_tokens(logits, k, suppressed))
-        if full is not None:
-            values = numpy.where(full[:, None] & (tokens == self.special.unknown), -math.inf, values)
-            order = (-values).argsort(axis=1, kind="stable")[:, :max_slots]
-            values, tokens = (numpy.take_along_axis(x, order, 1) for x in (values, tokens))
-        if not (values[:, :1] > -math.inf).all():  # also false for NaN
-            raise _not_a_distribution()
-        totals, parents, ranks = _best_extensions(live.totals, values, first, max_slots)
-        kept = (numpy.arange(totals.shape[1]) < slots[:, None]) & (totals > -math.inf)
-        if self.prune_threshold < math.inf:
-            kept &= totals >= totals[:, :1] - self.prune_threshold
-        parents = parents[kept]
-        return live.extend(parents, tokens[parents, ranks[kept]], totals[kept]), parents
-
-    def finish(self, sentences: Array) -> None:
-        numpy.subtract.at(self.slots, sentences, 1)
-
-
-class _ConstrainedExtender(_BeamExtender):
-    """Beam search in which the sentences with phrases share their beam among banks; see `constraints`."""
-
-    def __init__(
-        self,
-        strategy: Greedy | Beam,
-        source: Packed,
-        special: SpecialTokens,
-        constraints: Constraints,
-        limits: Sequence[int],
-    ) -> None:
-        super().__init__(strategy, source, special, constraints)
-        self.phrases, self.limits, self.inner = constraints.phrases, limits, constraints.inner
-        self.slots = numpy.array(constraints.beam_sizes(strategy))
-
-    def extend(self, live: _Live, logits: Tensor) -> tuple[_Live, Array]:
-        extended, parents = super().extend(live, logits)
-        log_probabilities = _log_probabilities(logits, self.special.never_generated).cpu()
-        full = _without_unknown(self.constraints, live, self.special)
-        if full is not None:
-            log_probabilities[torch.from_numpy(full), self.special.unknown] = -math.inf
-        first = len(self.special.target_start)
-        blocks, block_parents = [], []
-        for sentence in live.sentences[_first_rows(live.sentences)].tolist():
-            if not self.phrases[sentence]:
-                unconstrained = extended.sentences == sentence
-                blocks.append(extended.take(unconstrained))
-                block_parents.append(parents[unconstrained])
-                continue
-            rows = numpy.flatnonzero(live.sentences == sentence)
-            chosen, tokens, totals = extend_constrained(
-                live.tokens[rows, first:].tolist(),
-                torch.from_numpy(live.totals[rows]),
-                log_probabilities[torch.from_numpy(rows)],
-                self.phrases[sentence],
-                int(self.slots[sentence]),
-                self.limits[sentence] + 1 - first,
-                self.inner,
-                end=self.special.end,
-            )
-            origin = rows[numpy.array(chosen, dtype=int)]
-            blocks.append(live.extend(origin, numpy.array(tokens, dtype=int), numpy.array(totals)))
-            block_parents.append(origin)
-        joined = _Live(*(numpy.concatenate(column) for column in zip(*blocks, strict=True)))
-        return joined, numpy.concatenate(block_parents)
-
-
-class _Sampler(_Extender):
-    """Extends each hypothesis by a sampled token; each has its own random generator."""
-
-    length_penalty = 1.0  # the score is the mean log probability per token
-
-    def __init__(
-        self, strategy: Sample, source: Packed, special: SpecialTokens, constraints: Constraints | None
-    ) -> None:
-        self.special, self.constraints = special, constraints
-        self.strategy, self.rows, self.n_best = strategy, strategy.n_samples, strategy.n_samples
-        self.generators = [
-            numpy.random.default_rng([strategy.seed, i, *sentence.tolist()])
-            for sentence in source.split(source.tokens)
-            for i in range(strategy.n_samples)
-        ]
-
-    def extend(self, live: _Live, logits: Tensor) -> tuple[_Live, Array]:
-        log_probabilities = _log_probabilities(logits, self.special.never_generated)
-        full = _without_unknown(self.constraints, live, self.special)
-        if full is not None:
-            log_probabilities[torch.from_numpy(full), self.special.unknown] = -math.inf
-        if not bool((log_probabilities.amax(-1) > -math.inf).all()):  # also false for NaN
-            raise _not_a_distribution()
-        probabilities = (log_probabilities.double() / self.strategy.temperature).softmax(-1)
-        order = None
-        if self.strategy.top_p < 1:
-            probabilities, order = probabilities.sort(descending=True, stable=True)
-            outside_nucleus = probabilities.cumsum(-1) - probabilities >= self.strategy.top_p
-            probabilities = probabilities.masked_fill(outside_nucleus, 0)
-        cumulative = probabilities.cumsum(-1)
-        # float32: the product with the float64 sum stays below the sum
-        uniform = [float(self.generators[i].random(dtype=numpy.float32)) for i in live.origins]
-        at = (
-            cumulative[:, -1:] * torch.tensor(uniform, dtype=torch.float64, device=cumulative.device)[:, None]
-        )
-        tokens = torch.searchsorted(cumulative, at, right=True)  # n 1
-        tokens = tokens if order is None else order.gather(1, tokens)
-        totals = live.totals + log_probabilities.gather(1, tokens)[:, 0].cpu().numpy()
-        rows = numpy.arange(len(totals))
-        return live.extend(rows, tokens[:, 0].cpu().numpy(), totals), rows
-
-
-_EXTENDERS: dict[type, Callable[[Any, Packed, SpecialTokens, Constraints | None], _Extender]] = {
-    Greedy: _BeamExtender,
-    Beam: _BeamExtender,
-    Sample: _Sampler,
-}
-
-
 class _Results:
     """The ended hypotheses of each sentence, and the score that a new one must exceed to be returned."""
 
     def __init__(
-        self, extender: _Extender, limits: Array, recorder: State | None, special: SpecialTokens
+        self, extender: Extender, limits: Array, recorder: State | None, special: SpecialTokens
     ) -> None:
         self.extender, self.limits, self.recorder = extender, limits, recorder
         self.end, self.first = special.end, len(special.target_start)
         self.hypotheses: list[list[Hypothesis]] = [[] for _ in range(len(limits))]
         self.threshold = numpy.full(limits.shape, -math.inf)
 
-    def collect(self, live: _Live, rows: Array) -> Array:
+    def collect(self, live: LiveHypotheses, rows: Array) -> Array:
         """Store the hypotheses that ended or reached their limit; return a mask (n) of those still active.
 
         rows: for each hypothesis, its row in the state.
@@ -359,7 +174,7 @@ class _Results:
         active: Array = ~ended & ~cut & (bound > self.threshold[live.sentences])
         return active
 
-    def _store(self, live: _Live, rows: Array, length: int, finished: bool) -> None:
+    def _store(self, live: LiveHypotheses, rows: Array, length: int, finished: bool) -> None:
         n_best = self.extender.n_best
         queries: Any = [None] * len(rows)
         if self.recorder is not None and length:
@@ -398,71 +213,12 @@ def _with_weights(best: list[list[Hypothesis]], state: State) -> list[list[Hypot
     ]
 
 
-def _without_unknown(constraints: Constraints | None, live: _Live, special: SpecialTokens) -> Array | None:
-    """Return which hypotheses (n) may contain no further unknown token, or None if there is no limit."""
-    if constraints is None or constraints.max_unknown is None:
-        return None
-    unknown = (live.tokens == special.unknown).sum(1)
-    full: Array = unknown >= numpy.array(constraints.max_unknown)[live.sentences]
-    return full
-
-
-def _first_rows(sentences: Array) -> Array:
-    """Return the first row of each distinct sentence; rows are grouped by sentence."""
-    if sentences[0] == sentences[-1]:
-        return numpy.zeros(1, dtype=int)
-    return numpy.flatnonzero(numpy.concatenate([[True], sentences[1:] != sentences[:-1]]))
-
-
-def _best_extensions(totals: Array, values: Array, first: Array, k: int) -> tuple[Array, Array, Array]:
-    """Return the k best extensions of each sentence: log probabilities, parent rows and ranks, all (s, ≤ k).
-
-    values: log probabilities of the best tokens of each row, (n, ·), best first. first: the first row of
-    each sentence. If a sentence has fewer extensions than another, the rest have log probability −∞.
-    """
-    n, tokens = values.shape
-    extended = totals[:, None] + values
-    if len(first) > 1:
-        rows = numpy.diff(first, append=n)  # of each sentence
-        slot = numpy.arange(n) - numpy.repeat(first, rows)
-        table = numpy.full((len(first), int(rows.max()), tokens), -math.inf)
-        table[numpy.repeat(numpy.arange(len(first)), rows), slot] = extended
-        extended = table
-    extended = extended.reshape(len(first), -1)
-    best = (-extended).argsort(axis=1, kind="stable")[:, :k]
-    parents = numpy.minimum(first[:, None] + best // tokens, n - 1)
-    return numpy.take_along_axis(extended, best, 1), parents, best % tokens
-
-
-def _best_tokens(logits: Tensor, k: int, suppressed: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the log probabilities and ids of the k most probable tokens of each row, (n, k), best first."""
-    first = len(suppressed)  # the kernel suppresses the first ids
-    is_prefix = sorted(suppressed) == list(range(first))
-    if is_prefix and fused.available() and logits.dtype is torch.float32 and logits.device.type == "cpu":
-        return fused.best_tokens(logits, k, first=first)
-    values, tokens = _log_probabilities(logits, suppressed).topk(k)
-    return values, tokens
-
-
-def _log_probabilities(logits: Tensor, suppressed: Sequence[int]) -> Tensor:
-    """Return log probabilities (n, V), −∞ for suppressed tokens."""
-    log_probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    log_probabilities[:, list(suppressed)] = -math.inf
-    return log_probabilities
-
-
 def _check_logits(logits: Tensor, vocabulary: int) -> None:
     if logits.shape[1] != vocabulary:
         raise ShapeError(
             f"model.step returned {logits.shape[1]} logits, but output_weight has {vocabulary} rows; "
             "they must be equal."
         )
-
-
-def _not_a_distribution() -> ArgumentError:
-    return ArgumentError(
-        "The model returned NaN, or zero probability for every allowed token. Check its parameters."
-    )
 
 
 def _limits(max_new_tokens: int | Sequence[int], sentences: int) -> list[int]:

@@ -35,8 +35,9 @@ def export_translator(
     output: a new or empty folder. It appears only when it is complete; its README.md shows how to use it.
     source, target: languages of a multilingual model.
 
-    The exported model gives the same greedy translations, and its README.md names the alignment head. A
-    setting that the format cannot express raises an error.
+    For the same tokens, greedy decoding with the exported model gives the same translations. regard's
+    preparation of the text, such as sentence splitting and copying of numbers, is not exported. README.md
+    names the alignment head. A setting that the format cannot express raises an error.
 
     >>> from regard.translation.export.export import export_translator
     >>> export_translator("de-en", "tensorflow", "out")

@@ -17,7 +17,7 @@ from torch import Tensor
 from regard._util.extras import installed_version
 from regard._util.files import read_regular, write_atomic
 from regard.translation.export.plan import MAX_POSITIONS, SUPPRESSED, Plan, write_json
-from regard.translation.pretrained.bart import map_stacks
+from regard.translation.pretrained.families.bart import map_stacks
 from regard.translation.pretrained.loader import PretrainedFolder
 from regard.translation.pretrained.settings import CONFIG, GENERATION
 

@@ -1,6 +1,7 @@
 """Languages of multilingual translators: their codes, and the choice of a pair."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 
 from regard.errors import ArgumentError
@@ -10,6 +11,8 @@ def _codes(text: str) -> list[str]:
     return text.split()
 
 
+_MAX_LISTED = 8  # codes in an error message
+_WELL_KNOWN = _codes("ar arb cs ces de deu en eng es spa fr fra hi hin it ita ja jpn pt por ru rus zh zho")
 # the order of the language tokens, which follow the vocabulary, in folders that do not list them
 M2M_100 = _codes(
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi "
@@ -56,10 +59,22 @@ def find_language(folder: Path, option: str, code: str | None, languages: Mappin
         return languages[matching[0]]
     raise ArgumentError(
         f"{folder} has {'several languages' if matching else 'no language'} {code!r}; choose {option} from "
-        f"{list_languages(matching or languages)}."
+        f"{list_languages(matching or languages, code)}."
     )
 
 
-def list_languages(languages: Mapping[str, int] | list[str]) -> str:
-    """Return the codes as text, all of them: a user has to find one."""
-    return ", ".join(sorted(languages))
+def list_languages(languages: Iterable[str], code: str = "") -> str:
+    """Return the codes as text; if there are many, only those most similar to `code`, or well-known ones.
+
+    >>> from regard.translation.pretrained.languages import M2M_100, list_languages
+    >>> list_languages(M2M_100, "deu")
+    'de … (100 languages)'
+    """
+    names = sorted(languages)
+    if len(names) <= _MAX_LISTED:
+        return ", ".join(names)
+    code = code.lower()
+    similar = get_close_matches(code, names, _MAX_LISTED, 0.5)
+    similar += [name for name in names if code and name.startswith(code[:2]) and name not in similar]
+    similar = similar or [name for name in names if name.split("_")[0] in _WELL_KNOWN]
+    return f"{', '.join(similar[:_MAX_LISTED])} … ({len(names)} languages)"

@@ -9,8 +9,8 @@ from regard.errors import ArgumentError
 from regard.models.checkpoint_files import short
 from regard.models.transformer import Transformer
 from regard.translation.model_folder import TRANSLATORS
-from regard.translation.pretrained import m2m_100, marian, mbart, t5
 from regard.translation.pretrained.choice import Choice
+from regard.translation.pretrained.families import m2m_100, marian, mbart, t5
 from regard.translation.pretrained.layout import Layout
 from regard.translation.pretrained.settings import (
     CONFIG,

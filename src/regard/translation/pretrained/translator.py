@@ -1,14 +1,11 @@
 """A translator for pretrained models. It selects its alignment head on first use."""
 
-import os
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from regard.models.configs import Precision
 from regard.translation.alignment.cross_attention import AlignmentHead
 from regard.translation.pretrained.alignment_head import guess_alignment_head
-from regard.translation.pretrained.loader import PretrainedFolder, read_pretrained
+from regard.translation.pretrained.loader import PretrainedFolder
 from regard.translation.translator import Translator
 
 if TYPE_CHECKING:
@@ -45,15 +42,3 @@ class PretrainedTranslator(Translator):
     @alignment_head.setter
     def alignment_head(self, head: AlignmentHead) -> None:
         self._head = head
-
-
-def load_pretrained(
-    folder: str | os.PathLike[str],
-    source: str | None = None,
-    target: str | None = None,
-    device: torch.device | str = "cpu",
-    dtype: Precision | None = None,
-) -> PretrainedTranslator:
-    """Load a translator from a folder in Hugging Face format; see `load_translator`."""
-    contents = read_pretrained(folder, source, target)
-    return PretrainedTranslator(contents.load().to(device), contents, dtype=dtype)

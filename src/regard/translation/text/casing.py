@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from regard.translation.text.spans import word_core
+from regard.translation.text.protected_spans import word_core
 
 _RARE = 0.05  # a kind of line that is rarer than this in the training text is normalized
 

@@ -7,11 +7,13 @@ A document is a list of pieces: some are translated, the others are copied. Join
 import html
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from regard._util.checks import check_choice, check_int
 from regard.errors import ArgumentError
+from regard.translation.text.paragraphs import find_paragraphs, is_blank, typical_width
 from regard.translation.text.tags import OPAQUE
 
 if TYPE_CHECKING:
@@ -40,16 +42,19 @@ _KEPT_ENTITY = re.compile(
     r"&(?!(?:amp|lt|gt|quot|apos|nbsp|#160|#xa0|#38|#60|#62|#x26|#x3c|#x3e);)[#\w]+;", re.I
 )
 _PREFIX = re.compile(r"\s*(?:(?:[-*+•>]|#{1,6}|\d{1,3}[.)])\s+)*")
-_WRAPPED = 0.6  # in a wrapped paragraph, every line but the last has this fraction of the longest line
-_MIN_WIDTH = 40  # characters of a wrapped line
 
 
 class Piece(NamedTuple):
-    """A piece of a document; translated: whether it is text to translate. width: to wrap it at, or 0."""
+    """A piece of a document; translated: whether it is text to translate.
+
+    width: to wrap the translation at, or 0. separator: between its lines. start: column of its first line.
+    """
 
     text: str
     translated: bool = False
     width: int = 0
+    separator: str = "\n"
+    start: int = 0
 
 
 class Document(NamedTuple):
@@ -108,14 +113,24 @@ def translate_document(
         translation = next(translations)
         if translation.note:
             notes.append((piece.text, translation.note))
-        written.append(_wrap(translation.text, piece.width))
+        written.append(_wrap(translation.text, piece))
     return Document("".join(written), notes)
 
 
-def _wrap(text: str, width: int) -> str:
-    if not width:
+def _wrap(text: str, piece: Piece) -> str:
+    if not piece.width:
         return text
-    return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))
+    indent = len(piece.separator.lstrip("\r\n"))
+    lines = textwrap.wrap(
+        text,
+        piece.width,
+        initial_indent=" " * piece.start,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    starts = [piece.start, *[indent] * len(lines)]
+    return piece.separator.join(line[start:] for line, start in zip(lines, starts, strict=False))
 
 
 def _line(text: str) -> Iterator[Piece]:
@@ -126,36 +141,29 @@ def _line(text: str) -> Iterator[Piece]:
 
 
 def _lines(text: str) -> Iterator[Piece]:
-    for line in (
-        text.splitlines(keepends=True)
-        if "\r" not in text
-        else re.findall(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+", text)
-    ):
+    for line in text.splitlines(keepends=True):
         yield from _line(line)
 
 
 def _text(text: str) -> Iterator[Piece]:
     """Yield paragraphs; the lines of a wrapped paragraph are joined."""
-    for block in re.split(r"(\r?\n(?:[ \t]*\r?\n)+)", text):
-        lines = block.splitlines()
-        if not block.strip() or not _is_wrapped(lines):
-            yield from _lines(block)
+    lines = text.splitlines(keepends=True)
+    blocks = [list(block) for blank, block in groupby(lines, is_blank) if not blank]
+    width = typical_width([[line.rstrip() for line in block] for block in blocks])
+    for blank, group in groupby(lines, is_blank):
+        block = list(group)
+        if blank:
+            yield Piece("".join(block))
             continue
-        ending = block[len(block.rstrip()) :]
-        start = len(_PREFIX.match(lines[0])[0])  # type: ignore[index]
-        joined = " ".join([lines[0][start:].strip(), *(line.strip() for line in lines[1:])])
-        yield from (Piece(lines[0][:start]), Piece(joined, True, max(map(len, lines))), Piece(ending))
-
-
-def _is_wrapped(lines: Sequence[str]) -> bool:
-    """Return whether lines are a paragraph that was wrapped, not separate sentences or list items."""
-    width = max(map(len, lines), default=0)
-    if len(lines) < 2 or width < _MIN_WIDTH or any(line[:1].isspace() for line in lines):
-        return False
-    if any(_PREFIX.match(line)[0] for line in lines[1:]):  # type: ignore[index]
-        return False
-    full = all(len(line) >= _WRAPPED * width for line in lines[:-1])
-    return full and not all(line.rstrip().endswith((".", "!", "?", ":", "…", '"')) for line in lines[:-1])
+        first = 0
+        for paragraph in find_paragraphs(block, width):
+            last = block[first + paragraph.lines - 1]
+            newline = "\r\n" if block[first].endswith("\r\n") else "\n"
+            separator, start = newline + paragraph.indent, len(paragraph.prefix)
+            yield Piece(paragraph.prefix)
+            yield Piece(paragraph.text, bool(paragraph.text), paragraph.width, separator, start)
+            yield Piece(last[max(len(last.rstrip()), start if paragraph.lines == 1 else 0) :])
+            first += paragraph.lines
 
 
 def _html(text: str) -> Iterator[Piece]:
@@ -175,7 +183,7 @@ def _html(text: str) -> Iterator[Piece]:
 
 
 def _unescape(text: str) -> str:
-    """Replace character references, except those of markup characters; escape "<", which might join a tag."""
+    """Replace character references, except those of markup characters; escape a bare "<"."""
     text = text.replace("<", "&lt;")
     return _KEPT_ENTITY.sub(lambda match: html.unescape(match[0]), text) if "&" in text else text
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from regard._util.text import shorten
 from regard.translation.text.profile import TextProfile
-from regard.translation.text.spans import find_spans
+from regard.translation.text.protected_spans import find_spans
 
 _MAX_LISTED = 5
 _MARGIN = 0.1  # a score is low if below factor × the lowest validation score − margin

@@ -19,8 +19,8 @@ from regard.translation.data.encoded import EncodedCorpus
 from regard.translation.data.pairs import Pair
 from regard.translation.model_folder import IDS, PROFILE
 from regard.translation.text.casing import Casing, is_all_caps
+from regard.translation.text.protected_spans import KINDS, find_spans, word_core
 from regard.translation.text.sentences import sentence_ends
-from regard.translation.text.spans import KINDS, find_spans, word_core
 from regard.translation.tokens import TokenizerPair
 
 FORMAT = "regard text 1"

@@ -4,7 +4,7 @@
 import re
 from collections.abc import Sequence
 
-from regard.translation.text.spans import Span
+from regard.translation.text.protected_spans import Span
 
 _CLOSING = "\"'»«”“’‘)\\]}›‹」』）】》"
 _SPACED = re.compile(rf"(?<![.!?…‽])[.!?…‽]++[{_CLOSING}*]*+(?=\s)")  # a sentence end only before whitespace

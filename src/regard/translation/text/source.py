@@ -5,80 +5,22 @@ line → text without tags → words and spans → sentences → parts, each wit
 
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from regard.translation.sentence_splitter import Part, split_tokens
 from regard.translation.text.profile import TextProfile
+from regard.translation.text.protected_spans import Span, find_spans, merge_spans, split_words, word_core
 from regard.translation.text.sentences import group_sentences, sentence_ends
-from regard.translation.text.spans import Span, find_spans, merge_spans, split_words, word_core
-from regard.translation.text.tags import Tag, strip_tags
+from regard.translation.text.source_part import SourceLine, SourcePart, cut_spans, segment_words
+from regard.translation.text.tags import strip_tags
 from regard.translation.text.terms import Terms
-from regard.translation.tokens import SPACE, Segmentation, Tokenizer
+from regard.translation.tokens import Tokenizer
 
 _BRACKETS = {"(": ")", "[": "]", "{": "}", "„": "“", "“": "”", '"': '"', "'": "'", "«": "»", "»": "«"}
 _INVISIBLE = "\ufeff\u2060\u00ad"  # byte order mark, word joiner, soft hyphen
 _MIN_NAME = 3  # letters of an unknown name
 _NAME_TOKENS = 0.5  # a name's tokens are shorter than this fraction of the mean token
-
-
-@dataclass(frozen=True)
-class SourcePart:
-    """A part of a line that is translated at once: usually a sentence.
-
-    first_word: index of its first word in the line. segmentation: the words, and the tokens the model reads.
-    normalized: the words in the letter case of the training text.
-    copies: the text of each protected span, by the word that it belongs to. unknown: the unknown words.
-    was_upper: whether each word was in capitals. separator: the whitespace before the part.
-    terms: the terms that the translation must contain, if they are not in `copies`.
-    """
-
-    first_word: int
-    segmentation: Segmentation
-    normalized: list[str]
-    copies: dict[int, list[str]]
-    unknown: frozenset[int]
-    was_upper: list[bool]
-    separator: str = ""
-    terms: Sequence[str] = ()
-
-    @property
-    def ids(self) -> list[int]:
-        """The token ids that the model reads."""
-        return self.segmentation.ids
-
-    @cached_property
-    def has_text(self) -> bool:
-        """Whether there is anything to translate besides the protected spans."""
-        return bool(self.ids) and any(
-            any(map(str.isalnum, without_copies(word, self.copies.get(number, ()))))
-            for number, word in enumerate(self.normalized)
-        )
-
-    @property
-    def all_upper(self) -> bool:
-        """Whether the whole part was in capitals."""
-        return all(
-            upper or not any(map(str.isalpha, word))
-            for upper, word in zip(self.was_upper, self.segmentation.words, strict=True)
-        ) and any(self.was_upper)
-
-
-class SourceLine(NamedTuple):
-    """A line as the translator reads it.
-
-    words, ranges: the words, and their character ranges in the text without tags. tags: the removed tags.
-    parts: the parts that are translated separately. sentences: number of sentences.
-    """
-
-    text: str
-    words: list[str]
-    ranges: list[tuple[int, int]]
-    tags: list[Tag]
-    parts: list[SourcePart]
-    sentences: int
 
 
 class SourceReader:
@@ -119,6 +61,15 @@ class SourceReader:
         ]
         return SourceLine(text, words, ranges, tags, parts, len(ends))
 
+    def read_whole(self, text: str) -> SourceLine:
+        """Read a line of any length as one part, for simultaneous translation; no part if it has no words."""
+        plain, tags = strip_tags(_remove_controls(text))
+        spans = find_spans(plain, self._profile.unprotected)
+        ranges = split_words(plain, spans)
+        words = [plain[start:stop] for start, stop in ranges]
+        parts = [self._whole(plain, ranges, spans, 0, "", None)[0]] if ranges else []
+        return SourceLine(text, words, ranges, tags, parts, 1)
+
     def _part_starts(self, text: str, ends: Sequence[int]) -> list[int]:
         """Return where parts start, so that no part has more sentences or tokens than a training line."""
         if len(ends) <= self._profile.max_sentences and (len(ends) <= 1 or not self._profile.max_tokens):
@@ -158,6 +109,29 @@ class SourceReader:
         terms: Terms | None,
     ) -> list[SourcePart]:
         """Return the parts of a sentence: one, unless it is too long for the model."""
+        whole, by_word, found_terms = self._whole(text, ranges, spans, first_word, separator, terms)
+        if len(whole.ids) <= self.max_tokens:
+            return [whole]
+        if self.copies:
+            return _split(whole, self.max_tokens)
+        if not whole.has_text:
+            return [whole]
+        # each span is one token here, so that none is split
+        segmentation = segment_words(self._tokenizer, whole.normalized, by_word)
+        segmentation = segmentation._replace(words=whole.segmentation.words)
+        parts = _split(replace(whole, segmentation=segmentation), self.max_tokens)
+        return _divide_terms([self._read_spans(part) for part in parts], first_word, found_terms)
+
+    def _whole(
+        self,
+        text: str,
+        ranges: list[tuple[int, int]],
+        spans: list[Span],
+        first_word: int,
+        separator: str,
+        terms: Terms | None,
+    ) -> tuple[SourcePart, dict[int, list[tuple[int, int, str]]], list[tuple[int, int, str]]]:
+        """Return a sentence as one part, its spans by word, and the terms in it."""
         words = [text[start:stop] for start, stop in ranges]
         by_word = _spans_by_word(words, ranges, spans)
         normalized, was_upper = self._normalize(words, by_word)
@@ -182,16 +156,7 @@ class SourceReader:
             separator,
             [] if self.copies else [target for *_, target in found_terms],
         )
-        if len(segmentation.ids) <= self.max_tokens:
-            return [whole]
-        if self.copies:
-            return _split(whole, self.max_tokens)
-        if not whole.has_text:
-            return [whole]
-        # each span is one token here, so that none is split
-        segmentation = segment_words(self._tokenizer, normalized, by_word)._replace(words=words)
-        parts = _split(replace(whole, segmentation=segmentation), self.max_tokens)
-        return _divide_terms([self._read_spans(part) for part in parts], first_word, found_terms)
+        return whole, by_word, found_terms
 
     def _read_spans(self, part: SourcePart) -> SourcePart:
         """Tokenize the spans of a part like other text, or remove those of a part that is then too long."""
@@ -289,13 +254,6 @@ def _divide_terms(
     return [replace(part, terms=targets) for part, targets in zip(parts, own, strict=True)]
 
 
-def without_copies(word: str, copies: Iterable[str]) -> str:
-    """Return a word without its protected spans."""
-    for text in copies:
-        word = word.replace(text, "", 1)
-    return word
-
-
 def _remove_controls(text: str) -> str:
     """Remove control characters and byte order marks, which have no translation; keep whitespace."""
     if text.isprintable():
@@ -336,75 +294,3 @@ def _spans_by_word(
             first, last = first - 1, last + 1
         result.setdefault(word, []).append((first, last, kind))
     return result
-
-
-def segment_words(
-    tokenizer: Tokenizer, words: Sequence[str], spans: dict[int, list[tuple[int, int, str]]]
-) -> Segmentation:
-    """Tokenize words; each span becomes one unknown token.
-
-    >>> from regard.translation import Tokenizer
-    >>> from regard.translation.text.source import segment_words
-    >>> tokenizer = Tokenizer.learn(["Ein Hund bellt um 3."] * 9, kind="characters")
-    >>> segment_words(tokenizer, ["um", "15:30."], {1: [(0, 5, "number")]}).pieces
-    ['▁', 'u', 'm', '15:30', '.']
-    """
-    if not spans:
-        return tokenizer.segment(" ".join(words))
-    result = Segmentation(list(words), [], [], [], {})
-    for number, word in enumerate(words):
-        if number not in spans:
-            _append_segmentation(result, number, tokenizer.segment(word))
-            continue
-        position = 0
-        for start, stop, _ in spans[number]:
-            _append(result, number, *_continuation(tokenizer, word[position:start], position == 0))
-            result.unknown[len(result.ids)] = word[start:stop]
-            _append(result, number, [tokenizer.special.unknown], [word[start:stop]])
-            position = stop
-        _append(result, number, *_continuation(tokenizer, word[position:], False))
-    return result
-
-
-def _append_segmentation(result: Segmentation, word: int, part: Segmentation) -> None:
-    result.unknown.update({len(result.ids) + at: text for at, text in part.unknown.items()})
-    _append(result, word, part.ids, part.pieces)
-
-
-def _append(result: Segmentation, word: int, ids: Sequence[int], pieces: Sequence[str]) -> None:
-    result.ids.extend(ids)
-    result.pieces.extend(pieces)
-    result.word_of.extend([word] * len(ids))
-
-
-def _continuation(tokenizer: Tokenizer, text: str, at_start: bool) -> tuple[list[int], list[str]]:
-    """Tokenize a part of a word; without ▁ unless it begins the word. Unknown characters are left out."""
-    if not text:
-        return [], []
-    segmentation, unknown = tokenizer.segment(text), tokenizer.special.unknown
-    ids, pieces = list(segmentation.ids), list(segmentation.pieces)
-    if not at_start and pieces and pieces[0].startswith(SPACE):
-        rest = pieces[0].removeprefix(SPACE)
-        tokens = tokenizer.token_ids([rest] if rest else [])
-        if unknown in tokens:
-            tokens, rest_pieces = tokenizer.token_ids(list(rest)), list(rest)
-        else:
-            rest_pieces = [rest] if rest else []
-        ids, pieces = [*tokens, *ids[1:]], [*rest_pieces, *pieces[1:]]
-    known = [(token, piece) for token, piece in zip(ids, pieces, strict=True) if token != unknown]
-    return [token for token, _ in known], [piece for _, piece in known]
-
-
-def cut_spans(part: SourcePart, tokenizer: Tokenizer) -> SourcePart:
-    """Remove the protected spans from the input of the model; they remain in `copies`.
-
-    A sentence's final punctuation stays, at the end of the word before.
-    """
-    result = Segmentation(list(part.segmentation.words), [], [], [], {})
-    for number, word in enumerate(part.normalized):
-        rest = without_copies(word, part.copies.get(number, ()))
-        if number not in part.copies or any(map(str.isalnum, rest)) or not result.ids:
-            _append_segmentation(result, number, tokenizer.segment(rest))
-        else:
-            _append(result, number, *_continuation(tokenizer, rest.lstrip("([{\"'„“«»"), False))
-    return replace(part, segmentation=result)

@@ -100,17 +100,22 @@ def place_tags(
     end_of = _pair_tags(tags)
     positions = [0] * len(tags)
     for number, tag in enumerate(tags):
-        first = next((i for i, (_, stop) in enumerate(source) if stop > tag.position), len(source))
+        first = words_before(tag, source)
         if number in end_of:
             end = end_of[number]
             stop = sum(start < tags[end].position for start, _ in source)
             rows = [row for row, word in enumerate(best) if first <= word < stop]
-            before = _words_before(first, best)
+            before = _target_words_before(first, best)
             positions[number] = min(rows, default=before)
             positions[end] = max(rows, default=before - 1) + 1
         elif number not in end_of.values():
-            positions[number] = _words_before(first, best)
+            positions[number] = _target_words_before(first, best)
     return list(accumulate(positions, max))
+
+
+def words_before(tag: Tag, source: Sequence[tuple[int, int]]) -> int:
+    """Return the number of source words that end before a tag. source: see `place_tags`."""
+    return next((i for i, (_, stop) in enumerate(source) if stop > tag.position), len(source))
 
 
 def _best_sources(sources: int, targets: int, weights: "Tensor | None") -> list[int]:
@@ -136,7 +141,7 @@ def _pair_tags(tags: Sequence[Tag]) -> dict[int, int]:
     return end_of
 
 
-def _words_before(first: int, best: Sequence[int]) -> int:
+def _target_words_before(first: int, best: Sequence[int]) -> int:
     """Return after how many target words a tag stands that comes before source word `first`."""
     before = [row for row, word in enumerate(best) if word < first]
     if not before:

@@ -5,15 +5,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
+from torch.nn import functional
 
 from regard.models.generation import SpecialTokens
 from regard.translation.alignment.alignment import merge
 from regard.translation.alignment.cross_attention import AlignmentHead, drop_special_tokens
 from regard.translation.decoding.hypothesis import Hypothesis
 from regard.translation.text.casing import capitals
-from regard.translation.text.source import SourcePart
+from regard.translation.text.source_part import SourcePart
 from regard.translation.tokens import SPACE, Segmentation, Tokenizer
 from regard.translation.unknown_words import (
     Replacements,
@@ -71,14 +71,19 @@ class TargetPart(NamedTuple):
     def word_weights(self, weights: Tensor) -> Tensor:
         """Convert token weights to (target words, source words); a copied word has weight 1 on its source."""
         source = self.decoded.source
-        generated = merge(source, self.segmentation, weights)
-        result = torch.zeros(len(self.words), len(source.words))
-        for row, word in enumerate(self.words):
-            copied = self.copies.get(word.own, word.copied) if word.own is not None else word.copied
-            if copied is not None:
-                result[row, copied] = 1
-            elif word.own is not None:
-                result[row] = generated[word.own]
+        # a last row of zeros, for words that the model has not generated
+        generated = functional.pad(merge(source, self.segmentation, weights), (0, 0, 0, 1))
+        copied = [
+            word.copied if word.own is None else self.copies.get(word.own, word.copied) for word in self.words
+        ]
+        rows = [
+            -1 if word.own is None or copy is not None else word.own
+            for word, copy in zip(self.words, copied, strict=True)
+        ]
+        result = generated[rows]
+        for row, word in enumerate(copied):
+            if word is not None:
+                result[row, word] = 1
         return result
 
     def mean_over_words(self, values: Sequence[float]) -> list[float]:
@@ -143,13 +148,20 @@ def _surfaces(
     if kind == "words":
         return texts
     for target, token in replacements.pairs:
-        word_of, last = source.word_of, len(source.ids) - 1
-        if source.pieces[token] == source.unknown[token]:  # a protected span, not a piece of a word
-            begins = token == 0 or word_of[token - 1] != word_of[token] or not _joins(source, token - 1)
-            ends = token == last or word_of[token + 1] != word_of[token] or not _is_letter(source, token + 1)
-            texts[target] = f"{SPACE if begins else ''}{texts[target]}{SPACE if ends else ''}"
+        texts[target] = copied_text(source, token)
     # an unknown token with nothing to copy is left out
     return {at: texts.get(at, "") for at, token in enumerate(ids) if token == unknown}
+
+
+def copied_text(source: Segmentation, token: int) -> str:
+    """Return the text of an unknown source token; ▁ marks where a protected span begins or ends a word."""
+    text = printable_text(source.unknown[token])
+    if source.pieces[token] != source.unknown[token]:  # a piece of a word
+        return text
+    word_of, last = source.word_of, len(source.ids) - 1
+    begins = token == 0 or word_of[token - 1] != word_of[token] or not _joins(source, token - 1)
+    ends = token == last or word_of[token + 1] != word_of[token] or not _is_letter(source, token + 1)
+    return f"{SPACE if begins else ''}{text}{SPACE if ends else ''}"
 
 
 def _joins(source: Segmentation, token: int) -> bool:

@@ -7,7 +7,7 @@ from regard._util.text import shorten
 from regard.errors import ArgumentError, DTypeError
 from regard.translation.data.formats import read_pairs
 from regard.translation.text.casing import fold
-from regard.translation.text.spans import word_core
+from regard.translation.text.protected_spans import word_core
 from regard.translation.tokens import Tokenizer
 
 

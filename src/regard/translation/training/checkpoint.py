@@ -27,6 +27,7 @@ from regard.mechanism.weights.io import checksum
 from regard.models.parameters import meta_device, read_parameters
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.config import TokensConfig, TranslationConfig
+from regard.translation.folder_lock import is_training
 from regard.translation.model_folder import (
     CHECKPOINTS,
     CHECKSUM,
@@ -39,7 +40,6 @@ from regard.translation.model_folder import (
     TARGET,
     check_folder_name,
     damaged_checkpoint,
-    is_training,
     read_config,
 )
 from regard.translation.pretrained.origin import build_model, origin_checksums, read_origin

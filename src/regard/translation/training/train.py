@@ -18,6 +18,7 @@ from regard.translation.automatic import choose_config
 from regard.translation.config import TranslationConfig
 from regard.translation.data.pairs import Pair
 from regard.translation.data.statistics import CorpusStatistics
+from regard.translation.folder_lock import lock_folder
 from regard.translation.model_folder import (
     ALIGNMENT,
     CALIBRATION,
@@ -29,7 +30,6 @@ from regard.translation.model_folder import (
     PREPARED,
     check_folder_name,
     is_prepared,
-    lock_folder,
     read_config,
     write_config,
 )

@@ -14,7 +14,8 @@ from regard.app.server.security import RequestError
 from regard.app.server.state import AppState
 from regard.errors import ArgumentError
 from regard.translation.config import TranslationConfig
-from regard.translation.model_folder import LOG, SAMPLES, is_training, read_config
+from regard.translation.folder_lock import is_training
+from regard.translation.model_folder import LOG, SAMPLES, read_config
 from regard.translation.training.checkpoint import Checkpoint
 from regard.translation.training.logs import LogRow as CsvRow
 from regard.translation.training.logs import read_log

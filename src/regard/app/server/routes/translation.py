@@ -26,7 +26,8 @@ from regard.app.view_model import look_at_translations
 from regard.errors import ArgumentError
 from regard.translation.decoding.strategies import Beam
 from regard.translation.text.domain import Domain
-from regard.translation.translator import Translation, Translator
+from regard.translation.translation import Translation
+from regard.translation.translator import Translator
 
 _MAX_ALIGNED = 100_000  # tokens per request
 _NO_ATTENTION = "This model has no attention, so there is no alignment to show."

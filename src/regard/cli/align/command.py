@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from regard._util.text import pluralize, shorten
-from regard.cli.aligners import align_lexically, align_with_attention
+from regard.cli.align.aligners import align_lexically, align_with_attention
 from regard.cli.shared import (
     check_input,
     check_model,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from regard.errors import ArgumentError
 from regard.models.generation import SpecialTokens
-from regard.translation.pretrained import bart, fairseq
 from regard.translation.pretrained.choice import Choice
+from regard.translation.pretrained.families import bart, fairseq
 from regard.translation.pretrained.languages import M2M_100, WMT_21, find_language
 from regard.translation.pretrained.layout import Layout
 from regard.translation.pretrained.settings import Settings

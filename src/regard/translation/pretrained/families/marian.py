@@ -6,8 +6,8 @@ from pathlib import Path
 
 from regard.errors import ArgumentError
 from regard.models.generation import SpecialTokens
-from regard.translation.pretrained import bart
 from regard.translation.pretrained.choice import Choice
+from regard.translation.pretrained.families import bart
 from regard.translation.pretrained.languages import find_language
 from regard.translation.pretrained.layout import Layout, Mapped
 from regard.translation.pretrained.settings import Settings

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from regard.models.generation import SpecialTokens
-from regard.translation.pretrained import bart, fairseq
 from regard.translation.pretrained.choice import Choice
+from regard.translation.pretrained.families import bart, fairseq
 from regard.translation.pretrained.languages import MBART_25, MBART_50, find_language
 from regard.translation.pretrained.layout import Layout
 from regard.translation.pretrained.settings import Settings

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.translation.text.spans import find_spans, split_words
+from regard.translation.text.protected_spans import find_spans, split_words
 
 
 @pytest.mark.parametrize(

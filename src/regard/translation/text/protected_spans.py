@@ -44,7 +44,7 @@ KINDS = (*_KINDS, "unknown")
 class Span(NamedTuple):
     """Characters [start, stop) of a text that are copied; kind: why, such as "url" or "number".
 
-    >>> from regard.translation.text.spans import Span
+    >>> from regard.translation.text.protected_spans import Span
     >>> Span(4, 9, "number").of("Um  15:30")
     '15:30'
     """
@@ -61,7 +61,7 @@ class Span(NamedTuple):
 def find_spans(text: str, unprotected: Collection[str] = ()) -> list[Span]:
     """Return the spans of a text to copy, in order; unprotected: kinds to translate like other text.
 
-    >>> from regard.translation.text.spans import find_spans
+    >>> from regard.translation.text.protected_spans import find_spans
     >>> text = "Um 15:30 Uhr zahlt {name} 3,50€ auf https://a.de/x?y=1. 👍🏽"
     >>> [span.of(text) for span in find_spans(text)]
     ['15:30', '{name}', '3,50€', 'https://a.de/x?y=1', '👍🏽']
@@ -95,7 +95,7 @@ def _trailing(url: str) -> int:
 def merge_spans(spans: Sequence[Span]) -> list[Span]:
     """Sort spans, drop those inside others, and join those that touch; a joined span has the first's kind.
 
-    >>> from regard.translation.text.spans import Span, merge_spans
+    >>> from regard.translation.text.protected_spans import Span, merge_spans
     >>> merge_spans([Span(3, 6, "emoji"), Span(0, 3, "number"), Span(1, 2, "code")])
     [Span(start=0, stop=6, kind='number')]
     """
@@ -112,7 +112,7 @@ def merge_spans(spans: Sequence[Span]) -> list[Span]:
 def split_words(text: str, spans: Sequence[Span]) -> list[tuple[int, int]]:
     """Return the character ranges of the words of a text; whitespace inside a span does not separate words.
 
-    >>> from regard.translation.text.spans import find_spans, split_words
+    >>> from regard.translation.text.protected_spans import find_spans, split_words
     >>> text = "Hallo {{ user.name }}!"
     >>> [text[start:stop] for start, stop in split_words(text, find_spans(text))]
     ['Hallo', '{{ user.name }}!']
@@ -138,7 +138,7 @@ def split_words(text: str, spans: Sequence[Span]) -> list[tuple[int, int]]:
 def word_core(word: str) -> tuple[int, int]:
     """Return the range of a word without surrounding punctuation; the whole word if it has nothing else.
 
-    >>> from regard.translation.text.spans import word_core
+    >>> from regard.translation.text.protected_spans import word_core
     >>> word_core("(Kraków),"), word_core("…")
     ((1, 7), (0, 1))
     """

@@ -1,0 +1,1 @@
+"""`regard align`. Import from the submodules; this package exports nothing."""

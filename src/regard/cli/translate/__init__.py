@@ -1,0 +1,1 @@
+"""`regard translate`. Import from the submodules; this package exports nothing."""

@@ -1,0 +1,133 @@
+"""The output of `regard translate`: lines, tab-separated columns, JSON or a document."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from regard._util.text import printable, shorten
+from regard.translation.decoding.strategies import Strategy
+from regard.translation.text.documents import Format
+
+if TYPE_CHECKING:
+    from regard.translation.text.memory import Match
+    from regard.translation.translation import Translation
+    from regard.translation.translator import Translator
+
+_MAX_NOTES = 5  # notes printed
+_SORTED_BATCHES = 16  # batches sorted by length together
+
+
+class OutputFormat(NamedTuple):
+    """Output format of a translation: tab-separated columns, or JSON."""
+
+    n_best: bool
+    scores: bool
+    alignment: bool
+    json: bool
+    matches: int = 0
+
+    def lines(
+        self, number: int, translation: "Translation", matches: "Sequence[Match]" = ()
+    ) -> Iterator[str]:
+        """Yield the lines of a translation; `number` is its source line, counted from 1."""
+        if self.json:
+            values = self._to_dict(translation)
+            if self.matches:
+                values["matches"] = [match._asdict() for match in matches]
+            yield json.dumps(values, ensure_ascii=False)
+            return
+        for alternative in [translation, *translation.alternatives]:
+            yield "\t".join(
+                [
+                    *([str(number)] if self.n_best else []),
+                    alternative.text,
+                    *([f"{alternative.score:.4f}"] if self.scores else []),
+                    *([alternative.alignment.to_pharaoh()] if self.alignment else []),
+                ]
+            )
+        for match in matches:
+            yield "\t".join([f"# {match.similarity:.0%}", match.source, match.target])
+
+    def _to_dict(self, translation: "Translation") -> dict[str, Any]:
+        values: dict[str, Any] = {
+            "source": translation.source,
+            "text": translation.text,
+            "score": translation.score,
+            "confidence": round(translation.confidence, 4),
+            "tokens": translation.tokens,
+            "words": translation.words,
+            "word_confidences": [round(value, 4) for value in translation.word_confidences],
+        }
+        if translation.note:
+            values["note"] = translation.note
+        if translation.warning:
+            values["warning"] = translation.warning
+        if self.alignment:
+            values["alignment"] = translation.alignment.to_dict()
+        if self.n_best:
+            values["alternatives"] = [self._to_dict(alternative) for alternative in translation.alternatives]
+        return values
+
+
+class Writer:
+    """Translates lines, writes the translations, and collects notes about unusual lines."""
+
+    def __init__(
+        self, translator: "Translator", strategy: Strategy, batch: int, format: OutputFormat
+    ) -> None:
+        self.translator, self.format = translator, format
+        self.options: dict[str, Any] = {
+            "strategy": strategy,
+            "batch_size": batch,
+            "alignment": format.alignment,
+            "confidence": format.json,
+        }
+        self.notes: list[str] = []  # at most _MAX_NOTES
+        self.noted = self.number = 0  # lines with a note; number of the last line
+        self.report: Callable[[str], None] = lambda text: None
+
+    def write(self, lines: Iterable[str], to: IO[str]) -> None:
+        """Translate the lines of a file, in large groups sorted by length."""
+        lines = iter(lines)
+        while group := list(islice(lines, self.options["batch_size"] * _SORTED_BATCHES)):
+            self._write(self.translator.translate(group, **self.options), to)
+            self.report(f"{self.number:,} lines translated …")
+
+    def write_stream(self, lines: Iterable[str], to: IO[str]) -> None:
+        """Translate lines as they arrive."""
+        self._write(self.translator.stream(lines, **self.options), to)
+
+    def write_document(self, text: str, format: Format, column: int, to: IO[str]) -> None:
+        """Translate a document and keep its structure."""
+        from regard.translation.text.documents import translate_document
+
+        document = translate_document(self.translator, text, format, column=column, **self.options)
+        to.write(document.text)
+        self.noted = len(document.notes)
+        self.notes = [f"{shorten(source, 60)!r}: {note}." for source, note in document.notes[:_MAX_NOTES]]
+
+    def _write(self, translations: Iterable["Translation"], to: IO[str]) -> None:
+        for translation in translations:
+            self.number += 1
+            similar = (
+                self.translator.matches(translation.source, self.format.matches)
+                if self.format.matches and translation.source.strip()
+                else []
+            )
+            for line in self.format.lines(self.number, translation, similar):
+                to.write(f"{line}\n")
+            to.flush()
+            if translation.note:
+                self.noted += 1
+                if self.noted <= _MAX_NOTES:
+                    self.notes.append(f"line {self.number:,}: {translation.note}.")
+
+    def print_notes(self) -> None:
+        """Print the notes to stderr."""
+        for note in self.notes:
+            print(f"regard: {printable(note)}", file=sys.stderr)
+        if self.noted > _MAX_NOTES:
+            more = self.noted - _MAX_NOTES
+            print(f"regard: {more:,} more lines have notes; use --json to see them.", file=sys.stderr)
