@@ -5,20 +5,21 @@ dominate the cosine, so it is also computed with features standardized to mean 0
 van Schijndel 2021). Thresholds, means, variances and the layer are chosen on train; accuracy is reported for
 train, dev and, if present, test.
 
-    python -m benchmarks.wic [--data FOLDER] [--model minilm]
+    python -m benchmarks.wic [--data FOLDER] [--model minilm] [--dtype int8]
 """
 
 import argparse
 import re
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.data import DATA
+from regard.models.configs import Precision
 from regard.models.encoders.base import WordVectors
 from regard.models.encoders.pretrained import PretrainedEncoder, load_encoder
 
@@ -101,13 +102,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.wic", description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=DATA / "wic", help="folder with train and dev")
     parser.add_argument("--model", default="minilm", help="minilm or a model folder [default: minilm]")
+    parser.add_argument("--dtype", choices=get_args(Precision), default="float32")
     args = parser.parse_args()
     if not (args.data / "train").is_dir():
         sys.exit(
             f"No Word-in-Context data in {args.data}. Download WiC 1.0 and pass --data FOLDER, with "
             "subfolders train and dev."
         )
-    report(load_encoder(args.model), args.data)
+    report(load_encoder(args.model, dtype=args.dtype), args.data)
 
 
 def report(encoder: PretrainedEncoder, data: Path) -> list[Score]:

@@ -1,4 +1,4 @@
-// Linear layers for decoding, which has few rows:  out = x · weightᵀ + bias.
+// Linear layers for inference:  out = x · weightᵀ + bias.
 //
 // float32: for up to about 8 rows, which a general matrix product handles badly. Each weight is read once, in place; sums
 // are vectors along the depth.
@@ -145,13 +145,14 @@ INLINE void int8_rows(const Linear& l, const int32_t* x, const float* scales, in
 
 void linear_int8(const Linear& l, int threads) {
   constexpr int64_t BLOCKS = 4, QUANTIZED = 16;  // of an item: blocks of columns, or rows
+  constexpr int64_t CHUNK = int64_t(128) << 10;  // bytes of x that stay in the second cache for all blocks of an item
   const ItemScratch scratch;
   struct Work {
     const Linear& l;
     int32_t* x;
     float* scales;
     float limit;
-    int64_t pairs, blocks;
+    int64_t pairs, blocks, chunk;
   };
   const int64_t pairs = (l.depth + 1) / 2, blocks = (l.columns + COLUMNS - 1) / COLUMNS;
   const int64_t largest = INT32_MAX / (127 * 2 * pairs);
@@ -160,7 +161,8 @@ void linear_int8(const Linear& l, int threads) {
             arena.take<float>(l.rows),
             float(largest < INT16_MAX ? largest : INT16_MAX),
             pairs,
-            blocks};
+            blocks,
+            ROWS * (CHUNK / (int64_t(sizeof(int32_t)) * pairs * ROWS) + 1)};
   if (l.rows * l.depth * l.columns < MIN_PRODUCTS) threads = 1;
   const auto quantize = [](void* context, int64_t item) {
     const Work& w = *static_cast<const Work*>(context);
@@ -173,9 +175,12 @@ void linear_int8(const Linear& l, int threads) {
   const auto multiply = [](void* context, int64_t item) {
     const Work& w = *static_cast<const Work*>(context);
     const int64_t end = (item + 1) * BLOCKS < w.blocks ? (item + 1) * BLOCKS : w.blocks;
-    for (int64_t block = item * BLOCKS; block < end; ++block)
-      for (int64_t row = 0; row < w.l.rows; row += ROWS)
-        int8_rows<ROWS>(w.l, w.x + row * w.pairs, w.scales + row, row, block);
+    for (int64_t first = 0; first < w.l.rows; first += w.chunk) {
+      const int64_t stop = first + w.chunk < w.l.rows ? first + w.chunk : w.l.rows;
+      for (int64_t block = item * BLOCKS; block < end; ++block)
+        for (int64_t row = first; row < stop; row += ROWS)
+          int8_rows<ROWS>(w.l, w.x + row * w.pairs, w.scales + row, row, block);
+    }
   };
   parallel((blocks + BLOCKS - 1) / BLOCKS, threads, multiply, &work);
 }

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 import regard
 from regard.errors import ArgumentError
+from regard.inspection import packing
+from regard.inspection.packed_batch import Packing, Sequences
 from tests.inspection import hosts
 
 LENGTHS = torch.tensor([11, 3, 7, 1, 9])
@@ -72,6 +74,67 @@ def test_layers_of_a_packed_model_see_no_padding():
     outputs = model(**inputs())
     assert shapes == [(1, int(LENGTHS.sum()), 40)]
     assert not outputs.last_hidden_state[~inputs()["attention_mask"].bool()].any()
+
+
+def test_layers_run_in_chunks_without_gradients(monkeypatch):
+    monkeypatch.setattr(packing, "CHUNK_TOKENS", 10)
+    for name, model in packable().items():
+        batch = inputs()
+        visible = batch["attention_mask"].bool()
+        with torch.no_grad():
+            padded = model(**batch, output_hidden_states=True)
+            packed = regard.huggingface.pack(model)(**batch, output_hidden_states=True)
+        for actual, expected in zip(packed.hidden_states, padded.hidden_states, strict=True):
+            assert (actual - expected)[visible].abs().max() < 1e-5, name
+    model = regard.huggingface.pack(bert())
+    shapes = []
+    model.encoder.layer[1].intermediate.register_forward_hook(
+        lambda m, args, out: shapes.append(out.shape[1])
+    )
+    with torch.no_grad():
+        model(**inputs())
+    assert shapes == [11, 10, 10]  # whole sequences: 11, 3 + 7, 1 + 9
+
+
+def test_a_layer_that_sums_over_the_batch_runs_at_once(monkeypatch):
+    class Summing(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            sizes.append(x.shape[1])
+            return 2 * x, x.sum()
+
+    sizes = list[int]()
+    monkeypatch.setattr(packing, "CHUNK_TOKENS", 10)
+    batch = Packing(inputs()["attention_mask"])
+    forward = packing._LayerForward(Summing(), bert())
+    x = torch.randn(1, 31, 4)
+    for _ in range(2):
+        with torch.no_grad():
+            doubled, total = forward._run(batch, (x,), {})
+        assert torch.equal(doubled, 2 * x)
+        assert torch.equal(total, x.sum())
+    assert sizes == [11, 31, 31]
+
+
+def test_chunks_cover_all_sequences():
+    draw = torch.Generator().manual_seed(0)
+    for n in (1, 2, 7, 40):
+        lengths = torch.randint(0, 30, (n,), generator=draw)
+        lengths[0] = 100
+        for tokens in (1, 16, 64, 10_000):
+            chunks = Sequences(lengths).chunks(tokens)
+            covered = torch.cat([chunk.lengths for chunk in chunks])
+            assert covered[covered > 0].tolist() == lengths[lengths > 0].tolist()
+            assert sum(chunk.tokens for chunk in chunks) == int(lengths.sum())
+            assert all(chunk.tokens <= 2 * tokens + 200 for chunk in chunks)
+
+
+def test_packed_models_in_int8():
+    model, batch = bert(), inputs()
+    visible = batch["attention_mask"].bool()
+    with torch.no_grad():
+        expected = model(**batch)[0][visible]
+        actual = regard.huggingface.pack(regard.models.quantize(model, "int8"))(**batch)[0][visible]
+    assert 0 < (actual - expected).abs().max() < 0.05 * expected.abs().max()
 
 
 def test_masks_with_holes_and_empty_rows():

@@ -32,7 +32,7 @@ _SETTINGS = """
 model.width=16 model.layers=1 model.heads=2 model.dropout=0.2 tokens.kind=words tokens.size=20
 training.updates=10 training.batch_tokens=64 training.accumulate=2 training.warmup=4 training.validate_every=4
 training.save_every=3 training.average_checkpoints=3 training.unknown_rate=0.2 training.learning_rate=0.01
-training.metric=loss training.threads=1
+training.metric=loss training.threads=1 training.precision=float32
 """
 
 

@@ -11,7 +11,7 @@ from regard.errors import ArgumentError
 from regard.translation.config import TranslationConfig
 
 DEFAULT_PRESET, DEFAULT_LANGUAGES = "auto", "en-de"
-_DURATION = ("training.epochs", "training.updates", "training.minutes")
+_CHANGEABLE = ("training.epochs", "training.updates", "training.minutes", "training.precision")
 _HASHED_BYTES = 1 << 20  # at each end of a file
 _CURE = "Remove it, or choose a new --output."
 
@@ -55,7 +55,9 @@ class TrainOptions(NamedTuple):
 
 
 def resumed_config(output: Path, options: TrainOptions) -> TranslationConfig | None:
-    """Return the config of the run to resume, with a longer duration if requested; None for a new run.
+    """Return the config of the run to resume, with a longer duration or another precision if requested.
+
+    Returns None for a new run.
 
     Raises for options that contradict the config, because they would have no effect.
     """
@@ -73,11 +75,11 @@ def resumed_config(output: Path, options: TrainOptions) -> TranslationConfig | N
 def _check_config(output: Path, stored: dict[str, Any], options: TrainOptions) -> TranslationConfig:
     """Check each setting and the config file against the run; return the run's config."""
     started = TranslationConfig.from_dict(stored)
-    durations = [setting for setting in options.settings if _name(setting) in _DURATION]
-    settings = [setting for setting in options.settings if setting not in durations]
+    changes = [setting for setting in options.settings if _name(setting) in _CHANGEABLE]
+    settings = [setting for setting in options.settings if setting not in changes]
     if options.model is not None:
         settings.insert(0, f"model.kind={options.model}")
-    overridden = {_name(setting) for setting in [*settings, *durations]}
+    overridden = {_name(setting) for setting in [*settings, *changes]}
     for setting in settings:
         _check_settings(output, started, started.override([setting]))
     if options.config is not None:
@@ -87,7 +89,7 @@ def _check_config(output: Path, stored: dict[str, Any], options: TrainOptions) -
         }
         where = f" from --config {printable(str(options.config))}"
         _check_settings(output, started, started.replace(from_file), where)
-    return _check_duration(output, started, started.override(durations))
+    return _check_duration(output, started, started.override(changes))
 
 
 def _name(setting: str) -> str:

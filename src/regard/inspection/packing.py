@@ -9,6 +9,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,79 +18,24 @@ from torch import Tensor, nn
 from regard._util.text import type_name
 from regard.errors import ArgumentError
 from regard.inspection.layers import own_attention
+from regard.inspection.packed_batch import Packing, Sequences
 from regard.mechanism.mask_algebra import Mask
-from regard.mechanism.masks import Causal, Documents, Rule, Window
+from regard.mechanism.masks import Causal, Rule, Window
 
 _CACHES = ("past_key_values", "past_key_value", "layer_past")
 _CROSS_INPUTS = ("encoder_hidden_states", "encoder_attention_mask", "position_bias", "alibi")
 _BATCH_OUTPUTS = ("output_attentions", "output_router_logits")  # outputs whose shape depends on the batch
-
-
-class Packing:
-    """The tokens of a padded batch that are not padding.
-
-    mask: (b, n), nonzero for tokens.
-
-    >>> import torch
-    >>> from regard.inspection.packing import Packing
-    >>> packing = Packing(torch.tensor([[1, 1, 0], [1, 1, 1]]))
-    >>> packing.pack(torch.tensor([[1, 2, 0], [3, 4, 5]]))
-    tensor([[1, 2, 3, 4, 5]])
-    >>> packing.unpack(torch.tensor([[1, 2, 3, 4, 5]]))
-    tensor([[1, 2, 0],
-            [3, 4, 5]])
-    """
-
-    def __init__(self, mask: Tensor) -> None:
-        visible = mask != 0
-        self.shape = tuple(visible.shape)
-        self.index = visible.flatten().nonzero().squeeze(-1)
-        self.lengths = visible.sum(-1).cpu()
-        self._masks: dict[Rule | None, Documents] = {}
-        self._last: tuple[Tensor, Tensor] | None = None  # the padded output of a layer, and the same packed
-
-    def pack(self, x: Tensor) -> Tensor:
-        """Remove padding: (b, n, …) or (1, n, …) → (1, tokens, …)."""
-        if self._last is not None and self._last[0] is x:
-            return self._last[1]
-        if x.shape[0] != self.shape[0]:
-            x = x.expand(self.shape[0], *x.shape[1:])
-        return x.flatten(0, 1).index_select(0, self.index)[None]
-
-    def unpack(self, x: Tensor) -> Tensor:
-        """Restore padding, with zeros: (1, tokens, …) → (b, n, …)."""
-        batch, length = self.shape
-        padded = x.new_zeros(batch * length, *x.shape[2:]).index_copy(0, self.index, x[0])
-        padded = padded.unflatten(0, (batch, length))
-        self._last = (padded, x)
-        return padded
-
-    def is_padded(self, x: Any) -> bool:
-        """Return whether a value is a tensor with one entry per position of the padded batch."""
-        return (
-            isinstance(x, Tensor)
-            and x.dim() > 1
-            and x.shape[1] == self.shape[1]
-            and x.shape[0] in (1, self.shape[0])
-        )
-
-    def is_packed(self, x: Any) -> bool:
-        """Return whether a value is a tensor with one entry per packed token."""
-        return isinstance(x, Tensor) and x.dim() > 1 and tuple(x.shape[:2]) == (1, len(self.index))
-
-    def attention_mask(self, rule: Rule | None) -> Documents:
-        """Return the mask of the packed sequences; rule: causal or window, inside each sequence."""
-        if rule not in self._masks:
-            self._masks[rule] = Documents(self.lengths, within=rule)
-        return self._masks[rule]
+# Without gradients, a layer runs on about this many tokens at a time: enough for fast matrix products, but
+# small enough that intermediate results stay in the CPU caches.
+CHUNK_TOKENS = 512
 
 
 class _State(threading.local):
-    """The packings of running models in this thread, and the packing of the running layer."""
+    """The packings of running models in this thread, and the sequences of the running layer."""
 
     def __init__(self) -> None:
         self.models: dict[nn.Module, list[Packing | None]] = {}
-        self.layer: Packing | None = None
+        self.layer: Sequences | None = None
         self.suspended: set[nn.Module] = set()
 
 
@@ -128,8 +74,8 @@ def packed_mask(module: nn.Module, causal: bool, keywords: dict[str, Any]) -> Ma
 
     keywords: of the call to transformers' attention interface.
     """
-    packing = _STATE.layer
-    if packing is None:
+    sequences = _STATE.layer
+    if sequences is None:
         return None
     if keywords.get("position_bias") is not None:
         raise _refused(module, "adds a bias for each pair of positions")
@@ -142,7 +88,7 @@ def packed_mask(module: nn.Module, causal: bool, keywords: dict[str, Any]) -> Ma
     rule: Rule | None = Causal() if causal else None
     if window is not None:
         rule = Window(left=window - 1, right=0 if causal else window - 1)
-    return packing.attention_mask(rule)
+    return sequences.attention_mask(rule)
 
 
 def _layer_type(module: nn.Module) -> str | None:
@@ -263,7 +209,7 @@ class _LayerForward(_Forward):
 
     def __init__(self, layer: nn.Module, owner: nn.Module) -> None:
         super().__init__(layer)
-        self.owner = owner
+        self.owner, self.splittable = owner, True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         stack = _STATE.models.get(self.owner)
@@ -278,12 +224,31 @@ class _LayerForward(_Forward):
             for name, x in kwargs.items()
         }
         args = tuple(_map(x, packing.is_padded, packing.pack) for x in args)
-        before, _STATE.layer = _STATE.layer, packing
+        return _map(self._run(packing, args, kwargs), packing.is_packed, packing.unpack)
+
+    def _run(self, packing: Packing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the layer on packed inputs; without gradients, on some of the sequences at a time."""
+        chunks = packing.sequences.chunks(CHUNK_TOKENS)
+        if len(chunks) < 2 or torch.is_grad_enabled() or not self.splittable:
+            return self._call(packing.sequences, args, kwargs)
+        outputs, start = [], 0
+        for sequences in chunks:
+            part = partial(torch.narrow, dim=1, start=start, length=sequences.tokens)
+            values = {name: _map(x, packing.is_packed, part) for name, x in kwargs.items()}
+            output = self._call(sequences, _map(args, packing.is_packed, part), values)
+            if not _is_per_token(output, sequences.tokens):  # such as a mean over the tokens
+                self.splittable = False
+                return self._call(packing.sequences, args, kwargs)
+            outputs.append(output)
+            start += sequences.tokens
+        return _join(outputs)
+
+    def _call(self, sequences: Sequences, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before, _STATE.layer = _STATE.layer, sequences
         try:
-            output = self.forward(*args, **kwargs)
+            return self.forward(*args, **kwargs)
         finally:
             _STATE.layer = before
-        return _map(output, packing.is_packed, packing.unpack)
 
 
 def _packing(model: nn.Module, values: dict[str, Any]) -> Packing | None:
@@ -322,6 +287,23 @@ def _map(x: Any, matches: Callable[[Any], bool], change: Callable[[Tensor], Tens
     if isinstance(x, tuple | list) and not hasattr(x, "_fields"):
         return type(x)(_map(item, matches, change) for item in x)
     return change(x) if matches(x) else x
+
+
+def _is_per_token(output: Any, tokens: int) -> bool:
+    """Return whether an output consists of tensors with one entry per token, and of None."""
+    if type(output) in (tuple, list):
+        return all(_is_per_token(x, tokens) for x in output)
+    if isinstance(output, Tensor):
+        return output.dim() > 1 and tuple(output.shape[:2]) == (1, tokens)
+    return output is None
+
+
+def _join(outputs: list[Any]) -> Any:
+    """Concatenate the outputs of the parts of a batch."""
+    first = outputs[0]
+    if type(first) in (tuple, list):
+        return type(first)(_join(list(parts)) for parts in zip(*outputs, strict=True))
+    return None if first is None else torch.cat(outputs, 1)
 
 
 # Check

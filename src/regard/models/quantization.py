@@ -1,6 +1,10 @@
 """Convert a model to another precision for inference: bfloat16, or int8 weights."""
 
 import copy
+import faulthandler
+import os
+import signal
+import time
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -14,6 +18,7 @@ from regard.models.layers.linear import Int8Linear
 from regard.models.seq2seq import INT8_OUTPUT, Seq2Seq
 
 Model = TypeVar("Model", bound=nn.Module)
+_PROBE_SECONDS = 5.0  # for one small product
 
 
 def quantize(module: Model, dtype: Precision) -> Model:
@@ -77,6 +82,32 @@ def multiplies_bfloat16() -> bool:
     """Return whether this processor has instructions for bfloat16 products, which makes them faster."""
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(bool(getattr(torch.cpu, name, bool)()) for name in names)
+
+
+def runs_bfloat16(device: torch.device) -> bool:
+    """Return whether bfloat16 products can be computed on a device.
+
+    Some virtual machines report AMX instructions but end every process that uses them. On processors with
+    AMX, a child process therefore tries a product first.
+    """
+    has_amx = bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
+    if device.type != "cpu" or not has_amx or not hasattr(os, "fork"):
+        return True
+    child = os.fork()
+    if child == 0:
+        faulthandler.disable()
+        torch.set_num_threads(1)  # the parent's threads do not exist in this process
+        matrix = torch.ones(64, 64, dtype=torch.bfloat16)
+        os._exit(int(float((matrix @ matrix)[0, 0]) != 64))
+    deadline = time.monotonic() + _PROBE_SECONDS
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status == 0
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
 
 
 def _check_int8(module: nn.Module) -> None:

@@ -263,7 +263,7 @@ class TranslationConfig:
         return self.replace(changes)
 
     def is_extended_by(self, other: "TranslationConfig") -> bool:
-        """Return whether `other` differs only by having more epochs, updates or minutes.
+        """Return whether `other` differs only by having more epochs, updates or minutes, or by the precision.
 
         >>> from regard.translation import TranslationConfig
         >>> config = TranslationConfig.preset("tiny")
@@ -271,9 +271,12 @@ class TranslationConfig:
         [False, False, True]
         """
         old, new = self.training, other.training
-        same_end = dataclasses.replace(new, epochs=old.epochs, updates=old.updates, minutes=old.minutes)
-        if dataclasses.replace(other, training=same_end) != self:
+        changeable = ("epochs", "updates", "minutes", "precision")
+        same = dataclasses.replace(new, **{name: getattr(old, name) for name in changeable})
+        if dataclasses.replace(other, training=same) != self:
             return False
+        if dataclasses.replace(new, precision=old.precision) == old:
+            return new.precision != old.precision
         if old.minutes or new.minutes:
             return 0 < old.minutes < new.minutes
         if old.updates is None or new.updates is None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.errors import ArgumentError, DTypeError, MissingExtraError, RegardError
+from regard.mechanism import fused
 from regard.models.encoders.base import WordEncoder
 from regard.models.encoders.pretrained import PretrainedEncoder, load_encoder
 from regard.models.packed import Packed
@@ -302,12 +303,48 @@ def test_sentence_vectors_are_normalized_means(folder):
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 0.1), (torch.float64, 1e-5)])
-def test_sentence_vectors_have_the_encoders_dtype(dtype, error, folder):
+def test_vectors_have_the_encoders_dtype_but_at_least_32_bits(dtype, error, folder):
     encoder = load_encoder(folder)
     expected = encoder.sentence_vectors(SENTENCES[:2])
     actual = encoder.to(dtype).sentence_vectors(SENTENCES[:2])
-    assert actual.dtype == encoder.sentence_vectors([]).dtype == dtype
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    assert actual.dtype == encoder.sentence_vectors([]).dtype == wide
+    assert encoder.embed(SENTENCES[0])[0].vectors.dtype == wide
     torch.testing.assert_close(actual.float(), expected, rtol=0, atol=error)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("int8", 0.04), ("bfloat16", 0.1)])
+def test_low_precision_is_close_to_float32(dtype, error, folder):
+    if dtype == "int8" and not fused.available():
+        pytest.skip("int8 needs the kernels")
+    exact, encoder = load_encoder(folder), load_encoder(folder, dtype=dtype)
+    for actual, expected in zip(encoder.embed(SENTENCES), exact.embed(SENTENCES), strict=True):
+        assert actual.words == expected.words
+        assert actual.vectors.dtype is torch.float32
+        assert 0 < (actual.vectors - expected.vectors).abs().max() < error * expected.vectors.abs().max()
+    cosines = (encoder.sentence_vectors(SENTENCES) * exact.sentence_vectors(SENTENCES)).sum(-1)
+    assert cosines.min() > 0.99
+    assert encoder.compare(*SENTENCES[:2], word="bark").similarity == pytest.approx(
+        exact.compare(*SENTENCES[:2], word="bark").similarity, abs=error
+    )
+    with regard.watch(encoder) as seen:
+        encoder.embed(SENTENCES[0])
+    assert len(seen) == LAYERS
+    torch.testing.assert_close(seen[0].sum(-1), torch.ones(seen[0].shape[:-1]))
+    assert encoder.attended_words(SENTENCES[0], "bark")[0].word == "[CLS]"
+
+
+@pytest.mark.skipif(not fused.available(), reason="int8 needs the kernels")
+def test_an_int8_encoder_does_not_depend_on_the_batch(folder):
+    encoder = load_encoder(folder, dtype="int8")
+    together = encoder.sentence_vectors(SENTENCES)
+    for i, sentence in enumerate(SENTENCES):
+        torch.testing.assert_close(encoder.sentence_vectors(sentence)[0], together[i], rtol=0, atol=1e-6)
+
+
+def test_an_unknown_precision_is_rejected_before_reading():
+    with pytest.raises(ArgumentError, match="got dtype='int4'; choose one of float32, bfloat16, int8"):
+        load_encoder("no folder", dtype="int4")
 
 
 def test_sentence_without_tokens_is_rejected(folder):

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import numpy
 import torch
@@ -30,7 +30,13 @@ from regard.translation.training.checkpoint import Checkpoint
 from regard.translation.training.distributed import Candidate, World
 from regard.translation.training.initialization import load_initial
 from regard.translation.training.objective import Objective
-from regard.translation.training.optimization import create_optimizer, dropout_seed, learning_rate
+from regard.translation.training.optimization import (
+    Precision,
+    create_optimizer,
+    dropout_seed,
+    learning_rate,
+)
+from regard.translation.training.precision import TOKENS, autocast, choose_precision
 from regard.translation.training.preparation import TrainingData
 from regard.translation.training.rendezvous import first_sentence, is_connection_error
 from regard.translation.training.timing import TIMED_BATCHES, RunningStats, format_minutes, measure_speed
@@ -53,6 +59,7 @@ class Progress:
     without_improvement: int = 0
     validation_seconds: float = 0.0
     steps: int = 0  # planned updates if training.minutes is set
+    precision: str = ""  # chosen at the start if training.precision is "auto"
 
     @property
     def state(self) -> dict[str, Any]:
@@ -63,8 +70,12 @@ class Progress:
     def from_state(cls, state: dict[str, Any]) -> "Progress":
         """Restore the progress from `state`; raise ValueError for impossible values."""
         progress = cls(**state | {"best": -math.inf if state["best"] is None else state["best"]})
+        if progress.precision not in ("", *get_args(Precision)):
+            raise ValueError(f"precision is {progress.precision!r}")
         for name, kind in get_type_hints(cls).items():
             value = getattr(progress, name)
+            if kind is str:
+                continue
             if type(value) not in (kind, int) or (name != "best" and value < 0) or math.isnan(value):
                 raise ValueError(f"{name} is {value!r}")
         return progress
@@ -137,6 +148,7 @@ class Trainer:
         """Train until finished or interrupted."""
         with torch.random.fork_rng(devices=[]), _threads(self.config.training.threads), self._interruptible():
             self._start()
+            self._set_precision()
             self._plan()
             self.callbacks.on_begin(self._describe(), self.progress.step, self.steps)
             finished = self._loop()
@@ -153,6 +165,32 @@ class Trainer:
         if step:
             self._restore(Checkpoint.at(self.folder, step))
             self._prune()  # the run may have been killed before pruning
+
+    def _set_precision(self) -> None:
+        """Use the configured precision; if it is "auto", that of the checkpoint, or else the faster one."""
+        progress, configured = self.progress, self.config.training.precision
+        self._about_precision = ""
+        if configured != "auto":
+            progress.precision = configured
+        elif progress.precision:
+            self._about_precision = f"matrix products in {progress.precision}, as before"
+        elif progress.step < self.steps:
+            choice = choose_precision(
+                self._run_few_tokens,
+                width=self.config.model.width,
+                parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+                device=self.world.device,
+                sums=self.world.sums,
+            )
+            self.model.zero_grad()
+            progress.precision, self._about_precision = choice.precision, str(choice)
+
+    def _run_few_tokens(self, precision: Precision) -> None:
+        """Run a part of the first batch forward and backward, to measure the speed."""
+        self.progress.precision = precision
+        epoch, indices = next(self.batches.from_step(0))
+        n = len(indices) * TOKENS // self.config.training.batch_tokens
+        self._try_batch(epoch, indices[: max(n, 1)])
 
     def _plan(self) -> None:
         """Measure the speed, and plan the number of updates if the duration is given in minutes."""
@@ -179,7 +217,7 @@ class Trainer:
     def _try_batch(self, epoch: int, indices: NDArray[numpy.int64]) -> int:
         """Run a batch forward and backward; return its number of tokens."""
         part, _ = self._part(epoch, indices)
-        with self._precision():
+        with autocast(self.progress.precision, self.world.device):
             loss = self.objective(part, part.labels)
         loss.backward()
         float(loss.detach())  # waits for the device
@@ -260,7 +298,7 @@ class Trainer:
         loss = 0.0
         for number, (part, weight) in enumerate(parts, 1):
             with nullcontext() if number == len(parts) else world.no_sync(self.objective):
-                with self._precision():
+                with autocast(self.progress.precision, self.world.device):
                     part_loss = self.objective(part, labels) * weight
                 part_loss.backward()
             loss += float(part_loss.detach())
@@ -279,11 +317,6 @@ class Trainer:
         own = indices[self.world.rank :: self.world.size]
         batch = self.batches.get(own if len(own) else indices[:1], epoch)
         return batch.to(self.world.device), 1 if len(own) else 0
-
-    def _precision(self) -> Any:
-        if self.config.training.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.world.device.type, torch.bfloat16)
 
     def _divergence(self, quantity: str) -> ArgumentError:
         training = self.config.training
@@ -379,6 +412,7 @@ class Trainer:
         text = f"{model.kind}, {parameters / 1e6:.1f} M parameters, {pairs:,} pairs"
         if left := self._left():
             text += f", about {format_minutes(left)} on this machine"
+        text += f"\n{self._about_precision}" if self._about_precision else ""
         parts = ["dropout"] if model.dropout else []
         parts += [f"label smoothing {training.label_smoothing:g}"] if training.label_smoothing else []
         parts += ["the alignment loss"] if training.guided_alignment_weight else []

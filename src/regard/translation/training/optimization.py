@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Schedule = Literal["cosine", "inverse-sqrt", "constant"]
 Precision = Literal["float32", "bfloat16"]
+PrecisionSetting = Literal["auto", "float32", "bfloat16"]
 Metric = Literal["bleu", "loss"]
 _MAX_UPDATES = 10**12
 
@@ -60,7 +61,9 @@ class TrainingConfig(Section):
         "Weight of the alignment loss on one head (Garg et al. 2019); 0.3 improves alignments. 0: off.",
         min=0,
     )
-    precision: Precision = setting("float32", "float32, or bfloat16 on processors that support it.")
+    precision: PrecisionSetting = setting(
+        "auto", "Precision of matrix products: float32, bfloat16, or auto (bfloat16 if it is clearly faster)."
+    )
     validate_every: int = setting(
         0,
         "Updates between validations. 0: once per epoch, at least 50 updates apart.",

@@ -41,6 +41,7 @@ from regard.translation.training.initialization import InitialModel
 from regard.translation.training.logs import CsvLog, SampleLog, TensorBoardLog
 from regard.translation.training.loop import Trainer, TrainingResult
 from regard.translation.training.model_card import write_model_card
+from regard.translation.training.optimization import TrainingConfig
 from regard.translation.training.preparation import ConfigChoice, TrainingData, load_data, prepare_with
 from regard.translation.training.sharding import streamed_model
 
@@ -86,7 +87,8 @@ def train(
     dev: validation pairs. Default: held out from `pairs`.
     config: all settings, or a function that chooses them from `CorpusStatistics`. Default: `choose_config`.
     resume: continue from the last checkpoint in the folder, if there is one, with the folder's config. If
-        `config` differs only by more epochs or updates, train longer, even after training has finished.
+        `config` differs only by more epochs or updates, train longer, even after training has finished. The
+        precision may also differ.
     callbacks: each receives all training events. log.csv, samples.jsonl and, if installed, TensorBoard files
         are always written.
     world: the processes that train together; see `join_world`.
@@ -277,24 +279,32 @@ def _config_choice(
 
 
 def _extend(folder: Path, run: Run, config: TranslationConfig | None, callbacks: Callback) -> Run:
-    """Continue with this config if it only makes training longer, and store it in the folder."""
+    """Continue with this config if it only changes duration or precision, and store it in the folder."""
     if config is None or not run.config.is_extended_by(config):
         return run
-    entries = dict(run.entries)
-    if config.training.patience:
+    entries, old, new = dict(run.entries), run.config.training, config.training
+    longer = old.duration() != new.duration()
+    if longer and new.patience:
         last = [checkpoint.step for checkpoint in Checkpoint.all(folder)[-1:]]
         entries[EXTENDED] = sorted({*run.extended_at(), *last})
     write_config(folder, config, **entries)
-    message = f"extended from {run.config.training.duration()} to {config.training.duration()}"
-    if config.training.schedule == "cosine":
+    if old.precision != new.precision:
+        callbacks.on_message(f"precision changed from {old.precision} to {new.precision}")
+    if longer:
+        callbacks.on_message(_describe_extension(old, new))
+    return Run(config, run.data, entries)
+
+
+def _describe_extension(old: TrainingConfig, new: TrainingConfig) -> str:
+    message = f"extended from {old.duration()} to {new.duration()}"
+    if new.schedule == "cosine":
         message += (
             "; the cosine schedule is stretched, so the learning rate rises again and the result differs "
             "slightly from that of an unextended run of this length"
         )
-    if config.training.patience:
+    if new.patience:
         message += "; patience starts over"
-    callbacks.on_message(message)
-    return Run(config, run.data, entries)
+    return message
 
 
 def _read_config(folder: Path) -> tuple[TranslationConfig, dict[str, Any]]:

@@ -1,0 +1,125 @@
+"""The precision of matrix products in training: float32, or bfloat16 where it is faster.
+
+In bfloat16, `torch.autocast` rounds the inputs of matrix products and of attention, which are summed in
+float32. Norms, softmax and the loss are computed in float32. Parameters, gradients and the optimizer state
+stay in float32.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from regard.models.quantization import runs_bfloat16
+from regard.translation.training.optimization import Precision
+
+MIN_SPEEDUP = 1.15  # bfloat16 rounds more, so a smaller speedup is not worth it
+TOKENS = 512  # in a timed training step
+_ROWS = (64, TOKENS)  # of the timed products; the first ones show whether the others are worth it
+_ROUNDS, _SECONDS = 4, 0.2  # of a measurement, at most
+_MAX_STEP = 0.15  # seconds; the products dominate longer training steps, so their speedup is enough
+_PRECISIONS: tuple[Precision, Precision] = ("float32", "bfloat16")
+Times = tuple[float, float]  # seconds in float32 and in bfloat16
+
+
+class PrecisionChoice(NamedTuple):
+    """The chosen precision, and the reason.
+
+    >>> from regard.translation.training.precision import PrecisionChoice
+    >>> print(PrecisionChoice.from_times((0.3, 0.2)))
+    matrix products in bfloat16: 1.50 × as fast as float32 on this machine
+    >>> print(PrecisionChoice.from_times((0.2, 0.4)))
+    matrix products in float32: bfloat16 is only 0.50 × as fast on this machine
+    """
+
+    precision: Precision
+    reason: str
+
+    @classmethod
+    def from_times(cls, times: Sequence[float]) -> "PrecisionChoice":
+        """Choose bfloat16 if it is at least `MIN_SPEEDUP` × as fast; times: see `Times`."""
+        speedup = times[0] / times[1]
+        if speedup >= MIN_SPEEDUP:
+            return cls("bfloat16", f"{speedup:.2f} × as fast as float32 on this machine")
+        return cls("float32", f"bfloat16 is only {speedup:.2f} × as fast on this machine")
+
+    def __str__(self) -> str:
+        return f"matrix products in {self.precision}: {self.reason}"
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context manager that computes products in this precision.
+
+    >>> import torch
+    >>> from regard.translation.training.precision import autocast
+    >>> layer, x = torch.nn.Linear(3, 5), torch.randn(2, 3)
+    >>> with autocast("bfloat16", x.device):
+    ...     layer(x).dtype
+    torch.bfloat16
+    """
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+
+
+def choose_precision(
+    run_step: Callable[[Precision], None],
+    *,
+    width: int,
+    parameters: int,
+    device: torch.device,
+    sums: Callable[[Sequence[float]], list[float]] = list,
+) -> PrecisionChoice:
+    """Choose the faster precision by measurements that take less than a second.
+
+    Products with the width of the model are timed first. If bfloat16 is faster for them, whole training steps
+    are timed, unless the model is so large that its products dominate.
+
+    run_step: runs a training step on about `TOKENS` tokens. width, parameters: size of the model.
+    sums: sums numbers over all processes, so that all choose the same precision.
+    """
+    if sums([0.0 if runs_bfloat16(device) else 1.0])[0]:
+        return PrecisionChoice("float32", "this processor cannot multiply bfloat16")
+    *times, processes = sums([*_time_products(width, device), 1.0])
+    step = times[0] / processes * parameters / (4 * width**2)  # seconds, in float32
+    if times[0] >= MIN_SPEEDUP * times[1] and step < _MAX_STEP:
+        times = sums(_time(run_step, rounds=_ROUNDS))
+    return PrecisionChoice.from_times(times)
+
+
+def _time_products(width: int, device: torch.device) -> Times:
+    """Time a linear layer forward and backward; with few rows if bfloat16 is much slower."""
+    layer, times = nn.Linear(width, 4 * width, device=device), (0.0, 0.0)
+    for rows in _ROWS:
+        x = torch.ones(rows, width, device=device, requires_grad=True)
+
+        def run(precision: Precision, x: torch.Tensor = x) -> None:
+            with autocast(precision, device):
+                y = layer(x)
+            y.backward(torch.ones_like(y))
+            assert x.grad is not None
+            float(x.grad[0, 0])  # waits for the device
+
+        float32, bfloat16 = _time(run, rounds=_ROUNDS, seconds=_SECONDS)
+        times = float32 * _ROWS[-1] / rows, bfloat16 * _ROWS[-1] / rows
+        if bfloat16 > 2 * float32:
+            break
+    return times
+
+
+def _time(run: Callable[[Precision], None], rounds: int, seconds: float = float("inf")) -> Times:
+    """Return the shortest times of a function in both precisions, which alternate.
+
+    rounds: number of calls in each precision. seconds: no further round starts after this time.
+    """
+    best = dict.fromkeys(_PRECISIONS, float("inf"))
+    start = time.perf_counter()
+    for _ in range(rounds):
+        for precision in _PRECISIONS:
+            before = time.perf_counter()
+            run(precision)
+            best[precision] = min(best[precision], time.perf_counter() - before)
+        if time.perf_counter() - start > seconds:
+            break
+    return best["float32"], best["bfloat16"]
