@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from benchmarks import decoding, dots, encoders, flex, hosted, machine, others, packing, table
+from benchmarks import decoding, dots, encoders, flex, hosted, machine, others, packing, quantized, table
 from benchmarks.harness import Comparison, differences, time_calls, tolerance
 
 GROUPS: dict[str, Callable[[], Iterable[Comparison]]] = {
     "forward": dots.forward,
     "backward": dots.backward,
     "decode": dots.decode,
+    "quantized": quantized.quantized,
     "packed": others.packed,
     "relative": others.relative,
     "additive": others.additive,

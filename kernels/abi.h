@@ -29,16 +29,19 @@ constexpr int MATCHES = 3;  // sets of keys with the row's token, in write_sums 
 
 #define SCORES(X) X(dot, ) ACTIVATIONS(X)
 
-#define TYPES(X) X(none) X(float32) X(bfloat16) X(float16) X(int64) X(boolean)
+#define TYPES(X) X(none) X(float32) X(bfloat16) X(float16) X(int64) X(boolean) X(int8)
 
-// Name, and allowed types (see module.cpp). `row` and `head` number the rows and heads for biases and dropout;
+// Name, and allowed types (see module.cpp). `key_scale` and `value_scale` are the factors of int8 keys and values, one per
+// token (see few.h). `row` and `head` number the rows and heads for biases and dropout;
 // `center`, `span`, `token` and `key_token` define the sums over sets of keys in inspect.h, whose kernels write `result`
 // and `indices`.
 // clang-format off
 #define TENSORS(X) \
   X(query, REAL) \
-  X(key, REAL) \
-  X(value, REAL) \
+  X(key, STORED) \
+  X(value, STORED) \
+  X(key_scale, FLOAT) \
+  X(value_scale, FLOAT) \
   X(vector, REAL) \
   X(sink, REAL) \
   X(seed, WHOLE) \

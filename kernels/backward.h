@@ -273,6 +273,7 @@ struct Tiles {
     if (b.few)
       for (int i = 0; i < n * b.lanes; i += W) store(s + i, vec{});
     b.match(keys, n, s);
+    b.scale_keys(from, n, s);
     b.adjust(from, n, s, slopes);
     if (!scores_too) return;
     const Rows values = stage(p.value, b.value_at, from, n, a.width, false, room);

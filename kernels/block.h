@@ -191,6 +191,7 @@ struct Block {
     if (few)
       for (int i = 0; i < n * lanes; i += W) store(s + i, vec{});
     match(keys_from(from, n, whole_keys()), n, s);
+    scale_keys(from, n, s);
     if (!all_finite(s, n * lanes)) check_overflow(from, n, s);
     adjust(from, n, s, slopes);
   }
@@ -219,6 +220,24 @@ struct Block {
       match_few(keys, n, s, lanes, 1);
     else
       multiply<Walk::along>({keys.at, keys.step, columns, lanes, s, lanes}, n, vectors, int(p.width), false);
+  }
+
+  // Multiplies scores [key][lane] by the scales of int8 keys.
+  void scale_keys(int64_t from, int n, float* s) const {
+    if (p.key.type == Type::int8) scale_tile(p.key_scale, from, n, s);
+  }
+
+  // Multiplies weights [key][lane] by the scales of int8 values.
+  void scale_values(int64_t from, int n, float* weights) const {
+    if (p.value.type == Type::int8) scale_tile(p.value_scale, from, n, weights);
+  }
+
+  void scale_tile(const View& scale, int64_t from, int n, float* x) const {
+    const int64_t at = p.offset_of(scale, unit) + from * scale.row;
+    for (int j = 0; j < n; ++j) {
+      const float factor = regard::number(scale, at + j * scale.row);
+      for (int v = 0; v < lanes; v += W) store(x + j * lanes + v, load(x + j * lanes + v) * factor);
+    }
   }
 
   // Few rows: vectorizes over the width, and reduces the sums of W keys together. The score of a key and a lane goes

@@ -6,6 +6,7 @@
 // root:     τ is computed from all scores; then only keys with a nonzero weight in some row are read.
 #pragma once
 
+#include "few.h"
 #include "tau.h"
 
 namespace regard {
@@ -71,6 +72,12 @@ struct Output {
     if (room)
       multiply<Walk::along>({weights, MANY, values.at, values.step, sums, ptrdiff_t(room)}, b.count, int(room / W), n,
                             begun);
+    begun = true;
+  }
+
+  template <class Number>
+  void add_in_place(const Block& b, const float* weights, int64_t from, int n) {  // [lane][MANY]
+    regard::add_in_place<Number>(b, weights, from, n, sums, begun);
     begun = true;
   }
 
@@ -227,13 +234,20 @@ INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t 
   PerLane factor;
   // use longer tiles if nothing has to be copied: long sequential reads are faster
   const bool plain = b.plain(low, high);
-  const bool stay = stays(b.p.key, b.p.width, true) && stays(b.p.value, b.p.value_width, true);
-  const int most = plain && stay ? MANY : KEYS;
+  const bool real = plain && in_place<float>(b.p.key, b.p.width) && in_place<float>(b.p.value, b.p.value_width);
+  const bool int8 = plain && in_place<int8_t>(b.p.key, b.p.width) && in_place<int8_t>(b.p.value, b.p.value_width);
+  const int most = real || int8 ? MANY : KEYS;
   for (int64_t from = low; from < high; from += most) {
     const int n = int(high - from < most ? high - from : most);
     if (b.hidden(from, from + n)) continue;
     if (plain) {
-      b.match_few(b.keys_from(from, n, true), n, rows, 1, MANY);
+      if (int8)
+        match_in_place<int8_t>(b, from, n, rows);
+      else if (real)
+        match_in_place<float>(b, from, n, rows);
+      else
+        b.match_few(b.keys_from(from, n, true), n, rows, 1, MANY);
+      if (b.p.key.type == Type::int8) scale_rows(b, b.p.key_scale, from, n, rows);
       for (int i = 0; i < b.count; ++i) b.overflowed |= !all_finite(rows + i * MANY, n);
     } else {
       b.scores(from, n, s);
@@ -245,8 +259,14 @@ INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t 
       factor.at[i] = soften_row(policy.power, n, row, run.top.at[i], run.total.at[i]);
       for (int j = 0; b.p.threshold && j < n; ++j) row[j] *= b.keep(from + j, 0)[i];
     }
+    if (b.p.value.type == Type::int8) scale_rows(b, b.p.value_scale, from, n, rows);
     output.scale(b, factor.at);
-    output.add_rows(b, rows, values_from(b, from, n, room), n);
+    if (int8)
+      output.add_in_place<int8_t>(b, rows, from, n);
+    else if (real)
+      output.add_in_place<float>(b, rows, from, n);
+    else
+      output.add_rows(b, rows, values_from(b, from, n, room), n);
   }
 }
 
@@ -264,6 +284,7 @@ INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64
     soften(b, policy, n, s, run.top, run.total, factor);
     output.scale(b, factor.at);
     if (b.p.threshold) drop(b, from, n, s);
+    b.scale_values(from, n, s);
     ahead.queries();
     output.add(b, s, values_from(b, from, n, room), n);
   }
@@ -284,6 +305,7 @@ void sum_counted(const Block& b, const Policy& policy, Tau& tau, Output& output,
       for (int j = 0; j < n; ++j) store(s + j * b.lanes + v, policy.weight(load(s + j * b.lanes + v), row));
     }
     if (b.p.threshold) drop(b, from, n, s);
+    b.scale_values(from, n, s);
     output.add(b, s, values_from(b, from, n, room), n);
   }
   if (!tally.agrees(b, tau.count)) finite.fail();
@@ -310,6 +332,8 @@ void sum_sparsely(const Block& b, const Policy& policy, Tau& tau, Output& output
   all_scores(b, scores, nullptr);
   fit_root<Policy>(b, scores, s, tau);
   const int64_t found = find_support(b, scores, tau, support);
+  const View& scale = b.p.value_scale;
+  const int64_t scale_at = b.p.offset_of(scale, b.unit) + b.low * scale.row;
   for (int64_t at = 0; at < found; at += KEYS) {
     const int n = int(found - at < KEYS ? found - at : KEYS);
     for (int i = 0; i < n; ++i) {
@@ -318,6 +342,7 @@ void sum_sparsely(const Block& b, const Policy& policy, Tau& tau, Output& output
         const Statistic row = read_row(policy, tau, v);
         vec weight = policy.weight(load(scores + j * b.lanes + v), row);
         if (b.p.threshold) weight *= b.keep(b.low + j, v);
+        if (b.p.value.type == Type::int8) weight *= number(scale, scale_at + j * scale.row);
         store(s + i * b.lanes + v, weight);
       }
       stage_row(room + i * output.room, b.p.value, b.value_at + (b.low + j) * b.p.value.row, output.width, output.room);

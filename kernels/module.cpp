@@ -143,6 +143,7 @@ struct Slot {
 constexpr unsigned one_of(Type type) { return 1u << unsigned(type); }
 constexpr unsigned FLOAT = one_of(Type::float32), WHOLE = one_of(Type::int64), BOOLEAN = one_of(Type::boolean);
 constexpr unsigned REAL = FLOAT | one_of(Type::bfloat16) | one_of(Type::float16);
+constexpr unsigned STORED = REAL | one_of(Type::int8);
 
 // Finds a tensor of a call by its number, in the order of abi.h. The lists start at 100, 200, …
 Slot slot(Problem& p, int64_t name) {
@@ -220,6 +221,8 @@ Problem read(nb::handle described, nb::handle given) {
       (i < p.axes ? view.lead[i] : i == p.axes ? view.row : view.column) = sizes[i] == 1 ? 0 : stride;
     }
   }
+  if (p.keys && ((p.key.type == Type::int8 && !p.key_scale) || (p.value.type == Type::int8 && !p.value_scale)))
+    throw std::invalid_argument("int8 keys and values need scales");
   // an axis of size 1 has no meaningful stride: use 1, so rows can be read in place
   if (p.width == 1) p.query.column = p.key.column = 1;
   if (p.value_width == 1) p.value.column = p.grad.column = 1;

@@ -1,5 +1,5 @@
 // Packing: converts tensors of any stride and type to rows of float32, zero-padded to whole vectors, and rows to
-// columns, with one query per lane.
+// columns, with one query per lane. Numbers of type int8 are not multiplied by their scales here: see few.h.
 #pragma once
 
 #include "abi.h"
@@ -38,6 +38,7 @@ INLINE float number(const View& view, int64_t at) {
     case Type::bfloat16: return widen(reinterpret_cast<const uint16_t*>(view.data)[at]);
     case Type::float16: return widen_half(reinterpret_cast<const uint16_t*>(view.data)[at]);
     case Type::boolean: return reinterpret_cast<const uint8_t*>(view.data)[at] ? 1.0f : 0.0f;
+    case Type::int8: return float(reinterpret_cast<const int8_t*>(view.data)[at]);
     default: return 0;
   }
 }
@@ -76,6 +77,10 @@ INLINE void stage_row(float* to, const View& view, int64_t at, int64_t count, in
       copy_row(to, reinterpret_cast<const uint8_t*>(view.data) + at, view.column, count,
                [](uint8_t x) { return x ? 1.0f : 0.0f; });
       break;
+    case Type::int8:
+      copy_row(to, reinterpret_cast<const int8_t*>(view.data) + at, view.column, count,
+               [](int8_t x) { return float(x); });
+      break;
     default: break;
   }
   for (int64_t i = count; i < room; ++i) to[i] = 0;
@@ -88,7 +93,7 @@ struct Rows {
 };
 
 INLINE int64_t bytes_of(Type type) {
-  return type == Type::int64 ? 8 : type == Type::float32 ? 4 : type == Type::boolean ? 1 : 2;
+  return type == Type::int64 ? 8 : type == Type::float32 ? 4 : type == Type::boolean || type == Type::int8 ? 1 : 2;
 }
 
 // Prefetch rows.

@@ -77,7 +77,7 @@ struct Tensor {
   ~Tensor() { free(buffer); }
 
   static int64_t bytes(Type type) {
-    return type == Type::int64 ? 8 : type == Type::float32 ? 4 : type == Type::boolean ? 1 : 2;
+    return type == Type::int64 ? 8 : type == Type::float32 ? 4 : type == Type::boolean || type == Type::int8 ? 1 : 2;
   }
 
   // Contiguous, unless the dice say otherwise.
@@ -123,6 +123,7 @@ struct Tensor {
       case Type::float32: return reinterpret_cast<const float*>(data())[at];
       case Type::int64: return double(reinterpret_cast<const int64_t*>(data())[at]);
       case Type::boolean: return reinterpret_cast<const uint8_t*>(data())[at];
+      case Type::int8: return reinterpret_cast<const int8_t*>(data())[at];
       default: break;
     }
     const uint16_t bits = reinterpret_cast<const uint16_t*>(data())[at];
@@ -142,6 +143,7 @@ struct Tensor {
     if (type == Type::float32) reinterpret_cast<float*>(data())[at] = float(x);
     if (type == Type::int64) reinterpret_cast<int64_t*>(data())[at] = int64_t(x);
     if (type == Type::boolean) reinterpret_cast<uint8_t*>(data())[at] = x != 0;
+    if (type == Type::int8) reinterpret_cast<int8_t*>(data())[at] = int8_t(x);
     uint16_t* narrow = reinterpret_cast<uint16_t*>(data()) + at;
     if (type == Type::bfloat16) {
       const float wide = float(x);
@@ -200,7 +202,7 @@ struct Round {
   Problem p;
   std::vector<int64_t> lead;  // batch…, g, r
   bool poisoned = false;
-  Tensor query, key, value, vector, sink, seed, row, head, tau, output, grad;
+  Tensor query, key, value, key_scale, value_scale, vector, sink, seed, row, head, tau, output, grad;
   Tensor bias[MAX_BIASES], line[MAX_LINES], start[MAX_TERMS], stop[MAX_TERMS], allowed[MAX_TERMS];
   std::string what;
 
@@ -256,9 +258,10 @@ struct Round {
     const auto normal = [&] { return dice.normal(); };
     const Type type = narrow();
     query.make(type, shape(p.queries, p.width, 0.9), &dice);
-    key.make(type, per_key(p.width), &dice);
-    value.make(type, per_key(p.value_width), &dice);
-    for (Tensor* t : {&query, &key, &value}) t->fill(normal);
+    query.fill(normal);
+    const bool quantized = p.family == Family::dot && dice.chance(0.25);
+    store(key, key_scale, p.key_scale, type, p.width, quantized && dice.chance(0.9));
+    store(value, value_scale, p.value_scale, type, p.value_width, quantized && dice.chance(0.9));
     if (poison) spoil();
     p.query = query.view(), p.key = key.view(), p.value = value.view();
     if (p.width == 1) p.query.column = p.key.column = 1;
@@ -283,6 +286,22 @@ struct Round {
     tau.make(Type::float32, whole(2));
     p.output = output.view(), p.tau = tau.view();
     say();
+  }
+
+  // Keys or values: numbers, or int8 with a scale for each token.
+  void store(Tensor& tensor, Tensor& scale, View& view, Type type, int64_t columns, bool quantized) {
+    tensor.make(quantized ? Type::int8 : type, per_key(columns), &dice);
+    tensor.fill([&] { return quantized ? double(dice.in(-127, 127)) : dice.normal(); });
+    if (!quantized) return;
+    scale.make(Type::float32, per_key(1), &dice);
+    scale.fill([&] { return 0.001 + 0.01 * std::fabs(dice.normal()); });
+    view = scale.view();
+  }
+  double key_at(const std::vector<int64_t>& at, int64_t j, int64_t t) const {
+    return key.get(at, j, t) * (key.type == Type::int8 ? key_scale.get(at, j, 0) : 1);
+  }
+  double value_at(const std::vector<int64_t>& at, int64_t j, int64_t t) const {
+    return value.get(at, j, t) * (value.type == Type::int8 ? value_scale.get(at, j, 0) : 1);
   }
 
   std::vector<int64_t> whole(int64_t columns) const {
@@ -385,7 +404,7 @@ struct Round {
   void spoil() {
     poisoned = true;
     const double bad[] = {NAN, NAN, INFINITE, -INFINITE};
-    for (Tensor* t : {&query, &key, &value})
+    for (Tensor* t : {&query, key.type == Type::int8 ? &key_scale : &key, value.type == Type::int8 ? &value_scale : &value})
       if (dice.chance(0.5)) t->fill([&] { return dice.chance(0.01) ? bad[dice.in(0, 3)] : dice.normal(); });
   }
 
@@ -397,6 +416,7 @@ struct Round {
     add("family", int64_t(p.family)), add("normalizer", int64_t(p.normalizer)), add("type", int64_t(query.type));
     add("biases", p.biases), add("lines", p.lines), add("terms", p.terms), add("sink", bool(p.sink));
     add("dropout", p.threshold), add("first_key", p.first_key);
+    add("key's type", int64_t(key.type)), add("value's type", int64_t(value.type));
   }
 };
 
@@ -442,7 +462,7 @@ void find_scores(const Round& r, const std::vector<int64_t>& at, int64_t i, Row&
   for (int64_t j = 0; j < p.keys; ++j) {
     double s = 0;
     for (int64_t t = 0; t < p.width; ++t) {
-      const double q = r.query.get(at, i, t), k = r.key.get(at, j, t);
+      const double q = r.query.get(at, i, t), k = r.key_at(at, j, t);
       if (p.family == Family::dot) {
         s += q * double(p.scale) * k;
       } else {
@@ -615,7 +635,7 @@ struct Trial {
         double wanted = row.broken ? NAN : 0;
         for (int64_t j = 0; j < p.keys && !row.broken; ++j) {
           const double weight = row.weights[size_t(j)] * row.keep[size_t(j)];
-          if (weight != 0) wanted += weight * r.value.get(at, j, e);  // no weight reads nothing
+          if (weight != 0) wanted += weight * r.value_at(at, j, e);  // no weight reads nothing
         }
         all &= std::isfinite(wanted);
         if (!r.poisoned) judge.near(r.output.get(at, i, e), wanted, 1, "output");
@@ -781,6 +801,7 @@ struct Trial {
       found.push_back(like.sizes.back());
       return found;
     };
+    const bool quantized = r.key.type == Type::int8 || r.value.type == Type::int8;  // has only the values' gradient
     const bool every = r.dice.chance(0.4);
     const auto want = [&] { return every || r.dice.chance(0.4); };
     const auto put = [&](Tensor& room, View& view, std::vector<int64_t> sizes, bool segmented) {
@@ -788,6 +809,7 @@ struct Trial {
       view = room.view(segmented);
       rooms.written.push_back(&room);
     };
+    if (quantized) return put(rooms.value, p.d_value, units(p.keys, padded(p.value_width)), true);
     if (want()) put(rooms.query, p.d_query, r.whole(p.width), false);
     if (want()) put(rooms.key, p.d_key, units(p.keys, padded(p.width)), true);
     if (want()) put(rooms.value, p.d_value, units(p.keys, padded(p.value_width)), true);
@@ -859,7 +881,7 @@ struct Trial {
           for (size_t j = 0; j < keys; ++j) {
             for (size_t e = 0; e < values; ++e) {
               const double d = r.grad.get(at, i, int64_t(e));
-              ds[j] += d * r.value.get(at, int64_t(j), int64_t(e)) * row.keep[j];
+              ds[j] += d * r.value_at(at, int64_t(j), int64_t(e)) * row.keep[j];
               d_value[j][e] += row.weights[j] * row.keep[j] * d;
             }
             c += row.slopes[j] * ds[j];
@@ -878,7 +900,7 @@ struct Trial {
               d_line[size_t(l)][size_t(r.line[l].sizes.back() > 1 ? distance : 0)] += ds[j];
             const double d = ds[j] * row.cap[j];
             for (size_t t = 0; t < width; ++t) {
-              const double q = r.query.get(at, i, int64_t(t)), k = r.key.get(at, int64_t(j), int64_t(t));
+              const double q = r.query.get(at, i, int64_t(t)), k = r.key_at(at, int64_t(j), int64_t(t));
               if (p.family == Family::dot) {
                 d_query[t] += d * double(p.scale) * k;
                 d_key[j][t] += d * double(p.scale) * q;

@@ -41,6 +41,12 @@ INLINE shorts widen_bytes(const int8_t* from) {
   return (shorts)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
 
+// Reads W numbers of type int8 as floats.
+INLINE vec widen_int8(const int8_t* from) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
+
 // Adds the products of two pairs of int16 to each lane.
 INLINE ivec add_pairs(ivec sum, shorts a, shorts b) {
   return sum + (ivec)_mm256_madd_epi16((__m256i)a, (__m256i)b);

@@ -46,6 +46,12 @@ INLINE shorts widen_bytes(const int8_t* from) {
   return (shorts)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
+// Reads W numbers of type int8 as floats.
+INLINE vec widen_int8(const int8_t* from) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+
 // Adds the products of two pairs of int16 to each lane.
 INLINE ivec add_pairs(ivec sum, shorts a, shorts b) {
   return sum + (ivec)_mm512_madd_epi16((__m512i)a, (__m512i)b);

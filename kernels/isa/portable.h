@@ -35,6 +35,12 @@ INLINE shorts widen_bytes(const int8_t* from) {
   return __builtin_convertvector(*reinterpret_cast<const bytes*>(from), shorts);
 }
 
+// Reads W numbers of type int8 as floats.
+INLINE vec widen_int8(const int8_t* from) {
+  typedef int8_t bytes __attribute__((vector_size(W), aligned(1), may_alias));
+  return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const bytes*>(from), ivec), vec);
+}
+
 // Adds the products of two pairs of int16 to each lane.
 INLINE ivec add_pairs(ivec sum, shorts a, shorts b) {
   const ivec low_a = ((ivec)a << 16) >> 16, low_b = ((ivec)b << 16) >> 16;

@@ -51,6 +51,8 @@ from regard.mechanism.normalizers import Sparsemax as Sparsemax
 from regard.mechanism.operator import attend as attend
 from regard.mechanism.operator import attention as attention
 from regard.mechanism.operator import self_attention as self_attention
+from regard.mechanism.quantized import Quantized as Quantized
+from regard.mechanism.quantized import quantize as quantize
 from regard.mechanism.scores import Additive as Additive
 from regard.mechanism.scores import Concat as Concat
 from regard.mechanism.scores import Cosine as Cosine

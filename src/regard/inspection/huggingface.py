@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard._util.extras import install_command, require
 from regard._util.guesses import hint_arguments, unknown_attribute
+from regard._util.text import type_name
 from regard.errors import ArgumentError
 from regard.inspection import packing
 from regard.inspection.calls.mask_reading import as_boolean, compact, readable
@@ -23,6 +24,7 @@ from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Causal
 from regard.mechanism.normalizers import Softmax, Softmax1
 from regard.mechanism.operator import Options, attend, attention
+from regard.mechanism.quantized import Quantized
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.dropout import eval_mode
@@ -155,6 +157,48 @@ def unpack(model: nn.Module) -> nn.Module:
     return model
 
 
+def quantized_cache(model: nn.Module) -> Any:
+    """Create a key-value cache for `generate` that stores int8, in about a quarter of the memory of float32.
+
+    Pass it as `model.generate(…, past_key_values=cache)`. Keys and values have one scale per token and head,
+    and the kernels read the int8 numbers in place. Each query attends to the stored keys, so attention
+    weights, `watch` and `edit` describe the attention that was computed.
+
+    The model must run on regard. Layers with full attention and with a sliding window are supported.
+
+    >>> import regard, torch, transformers
+    >>> regard.huggingface.enable()
+    >>> config = transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9, eos_token_id=None)
+    >>> model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="regard").eval()
+    >>> cache = regard.huggingface.quantized_cache(model)
+    >>> tokens = model.generate(torch.tensor([[1, 2, 3]]), past_key_values=cache, max_new_tokens=5)
+    >>> cache.layers[0].keys
+    Quantized(shape=(1, 2, 7, 4), dtype=torch.float32)
+    """
+    _interfaces()
+    from regard.inspection.quantized_cache import create_cache
+
+    config = getattr(model, "config", None)
+    if not hasattr(config, "get_text_config"):
+        raise ArgumentError(f"quantized_cache got {type_name(model)}; pass a model of transformers.")
+    if config.is_encoder_decoder:
+        raise ArgumentError(
+            f"{type(model).__name__} is an encoder-decoder model; quantized_cache supports decoder-only models."
+        )
+    decoder = config.get_text_config(decoder=True)
+    if decoder._attn_implementation != NAME:
+        raise ArgumentError(
+            f"{type(model).__name__} runs on {decoder._attn_implementation!r} attention, which cannot read a "
+            'quantized cache. Call regard.huggingface.enable() and model.set_attn_implementation("regard").'
+        )
+    own = own_attention(model, uses_interface)
+    if own:
+        raise ArgumentError(
+            f"{', '.join(own)} computes its own attention, which cannot read a quantized cache."
+        )
+    return create_cache(config)
+
+
 def _root_models(model: nn.Module) -> list[Any]:
     """Return the transformers models in a module that are not part of another one."""
     from transformers import PreTrainedModel
@@ -240,8 +284,8 @@ def _interfaces() -> tuple[Any, Any]:
 def hosted_attention(
     module: nn.Module,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | Quantized,
+    value: Tensor | Quantized,
     attention_mask: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, Weights | None]:
@@ -268,8 +312,8 @@ def compute(call: InterfaceCall, need_weights: bool = False) -> tuple[Tensor, We
     if visible.span is not None and not need_weights:  # no query attends to keys outside the span
         keys = slice(*visible.span)
         key, value, visible = key[:, :, keys], value[:, :, keys], visible.within_span()
-    elif need_weights and (key.shape[2] != call.query.shape[2] or key.is_inference()):
-        key = key.clone()  # later steps overwrite a static cache
+    elif need_weights and _is_overwritten(key, call.query):
+        key = key.clone()
     make_score = ScaledDot if torch.compiler.is_compiling() else _cached_score
     arguments = Options(
         score=make_score(call.scale, call.softcap),
@@ -282,6 +326,11 @@ def compute(call: InterfaceCall, need_weights: bool = False) -> tuple[Tensor, We
         return attention(call.query, key, value, **arguments).transpose(1, 2).contiguous(), None
     output, weights = attend(call.query, key, value, **arguments)
     return output.transpose(1, 2).contiguous(), weights
+
+
+def _is_overwritten(key: Tensor | Quantized, query: Tensor) -> bool:
+    """Return whether later steps may overwrite the keys, as those of a static or quantized cache."""
+    return isinstance(key, Quantized) or key.shape[2] != query.shape[2] or key.is_inference()
 
 
 def _needs_weights(options: dict[str, Any]) -> bool:

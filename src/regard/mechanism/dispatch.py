@@ -26,8 +26,10 @@ from regard.mechanism.call.arguments import (
     check_arguments,
     prepare,
 )
+from regard.mechanism.call import quantized_call
 from regard.mechanism.call.problem import Problem, ProblemConfig
 from regard.mechanism.normalizers import BUILT_IN_TYPES, Normalizer
+from regard.mechanism.quantized import Quantized
 from regard.mechanism.scores import Score
 from regard.mechanism.torch_state import fake_mode, forward_mode, subclassed
 
@@ -137,7 +139,11 @@ class Explanation:
 
 
 def explain(
-    query: Tensor, key: Tensor, value: Tensor, *positional: Never, **options: Unpack[Options]
+    query: Tensor,
+    key: Tensor | Quantized,
+    value: Tensor | Quantized,
+    *positional: Never,
+    **options: Unpack[Options],
 ) -> Explanation:
     """Explain which implementation `attention` would use for these arguments. Nothing is computed.
 
@@ -161,6 +167,37 @@ def explain(
     implementation = options.pop("implementation", None)
     call = Call(**options)  # type: ignore[misc]
     check_arguments(query, key, value, call)
+    if isinstance(key, Quantized) or isinstance(value, Quantized):
+        return _explain_quantized(query, key, value, call, implementation)
+    return _explain(query, key, value, call, implementation)
+
+
+def _explain_quantized(
+    query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized, call: Call, requested: str | None
+) -> Explanation:
+    """Explain whether the kernels read int8, or why key and value are dequantized first."""
+    requested = FROM_ENVIRONMENT if requested is None else requested
+    reason = quantized_call.unsupported(query, key, value, call)
+    if requested not in (None, "fused"):
+        reason = f"{requested} was requested by name"
+    elif reason is None:
+        reason = fused.unsupported(quantized_call.build_problem(query, key, value, call)[0])
+    plain = [
+        torch.empty((), dtype=x.dtype, device=x.device).expand(x.shape) if isinstance(x, Quantized) else x
+        for x in (key, value)
+    ]
+    explanation = _explain(query, plain[0], plain[1], call, requested)
+    if reason is None:
+        why = f"{fused.DESCRIPTION}, which read int8 keys and values in place"
+        return Explanation("fused", (why, *explanation.reasons[1:]))
+    size = format_bytes(sum(x.numel() * x.element_size() for x in plain))
+    copied = f"int8 keys and values are dequantized to {size} first, because {reason}"
+    return Explanation(explanation.implementation, (*explanation.reasons, copied))
+
+
+def _explain(
+    query: Tensor, key: Tensor, value: Tensor, call: Call, implementation: str | None
+) -> Explanation:
     chosen, why = choose(_prepare_without_computing(query, key, value, call), implementation)
     pairs = math.prod(Layout.of(query, key, value).lead) * query.shape[-2] * key.shape[-2]
     size = format_bytes(pairs * max(query.element_size(), 4))

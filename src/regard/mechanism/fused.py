@@ -24,6 +24,7 @@ _DTYPES = {
     "float16": torch.float16,
     "int64": torch.int64,
     "boolean": torch.bool,
+    "int8": torch.int8,
 }
 _DROPOUT_KINDS = {"add": 0, "relu": 1, "relu_back": 2}
 _COUNTED = {"dense biases": "bias", "relative biases": "line", "mask terms": "start"}
@@ -210,7 +211,7 @@ def _split_groups(problem: Problem) -> Problem:
 def _without_value(problem: Problem) -> Problem:
     """Remove value and τ, but keep all leading axes by expanding query."""
     query = problem["query"].expand(*problem.lead(), -1, -1)
-    return problem.with_tensors({**problem.tensors, "query": query}).without("value", "tau")
+    return problem.with_tensors({**problem.tensors, "query": query}).without("value", "value_scale", "tau")
 
 
 def peak_flops(threads: int) -> float:

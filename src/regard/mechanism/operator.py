@@ -28,10 +28,12 @@ from regard.mechanism.call.arguments import (
 )
 from regard.mechanism.call.arguments import Options as Options
 from regard.mechanism.call.problem import Problem, empty_results
+from regard.mechanism.call.quantized_call import run as run_quantized
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Causal, Documents, Padding, Window
 from regard.mechanism.normalizers import BUILT_IN_TYPES, Normalizer, Sink, Softmax
 from regard.mechanism.precision import autocast_off, autocasts
+from regard.mechanism.quantized import Quantized, dequantize
 from regard.mechanism.scores import Dot, ScaledDot, Score, ScoreFunction
 from regard.mechanism.torch_state import plain_cpu
 from regard.mechanism.weights.matrix import Weights
@@ -46,8 +48,8 @@ _CACHE: dict[Hashable, "_PreparedCall | None"] = {}  # None: the call takes the 
 
 def attention(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | Quantized,
+    value: Tensor | Quantized,
     *positional: Never,
     score: Score | ScoreFunction = ScaledDot(),  # noqa: B008 (a frozen value)
     mask: Mask | Tensor | None = None,
@@ -63,7 +65,7 @@ def attention(
     Leading axes broadcast; the last leading axis is the heads axis. With grouped-query attention, h is a
     multiple of g, and consecutive query heads share a key head.
 
-    query, key, value: floating-point tensors with the same dtype.
+    query, key, value: floating-point tensors with the same dtype. key and value can be `Quantized`.
     score: a score, or any function (query, key) → (…, q, k). A function computes a dense matrix.
     mask: a mask, or a boolean tensor (True = may attend).
     bias: term added to the scores: a tensor that broadcasts to (…, h, q, k), a relative bias, or a list.
@@ -86,8 +88,8 @@ def attention(
 
 def attend(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | Quantized,
+    value: Tensor | Quantized,
     *positional: Never,
     score: Score | ScoreFunction = ScaledDot(),  # noqa: B008
     mask: Mask | Tensor | None = None,
@@ -118,6 +120,7 @@ def attend(
     lead = output.shape[:-2]
     if problem is not None:
         return output, Weights(problem.without("value"), tau, lead, tau_from_kernels=fused_tau)
+    assert isinstance(key, Tensor)  # only calls with tensors are cached together with τ
     build = partial(_prepare_weights, query, key, value.shape, call, torch.is_grad_enabled())
     inputs = {"query": query, "key": key}  # masks of cached calls are immutable
     return output, Weights(build, tau, lead, inputs=inputs, tau_from_kernels=fused_tau)
@@ -143,13 +146,26 @@ class _Result(NamedTuple):
 
 
 def _run(
-    query: Tensor, key: Tensor, value: Tensor, call: Call, implementation: str | None, *, need_tau: bool
+    query: Tensor,
+    key: Tensor | Quantized,
+    value: Tensor | Quantized,
+    call: Call,
+    implementation: str | None,
+    *,
+    need_tau: bool,
 ) -> _Result:
     """Run a cached call, or prepare the call, select an implementation and run it."""
     if implementation is None and dispatch.FROM_ENVIRONMENT in (None, "fused"):
         result = _run_cached(query, key, value, call, need_tau=need_tau)
         if result is not None:
             return _Result(*result, True, None)
+    if isinstance(key, Quantized) or isinstance(value, Quantized):
+        check_arguments(query, key, value, call)
+        if (implementation or dispatch.FROM_ENVIRONMENT or "fused") == "fused":
+            quantized = run_quantized(query, key, value, call, need_tau=need_tau)
+            if quantized is not None:
+                return _Result(quantized.output, quantized.tau, True, quantized.problem)
+        key, value = dequantize(key), dequantize(value)
     device = query.device.type if isinstance(query, Tensor) else "cpu"
     if autocasts(device):
         query, key, value = (_autocast(tensor) for tensor in (query, key, value))
@@ -200,7 +216,7 @@ class _PreparedCall(NamedTuple):
 
 
 def _run_cached(
-    query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_tau: bool
+    query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized, call: Call, *, need_tau: bool
 ) -> tuple[Tensor, Tensor | None] | None:
     """Return the differentiable output, and τ if needed, or None if the caller must take the general path.
 

@@ -96,7 +96,7 @@ def scores(problem: Problem) -> Tensor:
 
 def raw_scores(problem: Problem) -> Tensor:
     """Return query · key, or vectorᵀ act(query + key), before softcap, bias and mask: (…, g, r, q, k)."""
-    query, key, vector = problem["query"], problem["key"], problem.get("vector")
+    query, key, vector = problem["query"], problem.dequantized("key"), problem.get("vector")
     if problem.config.scale != 1.0:
         query = query * problem.config.scale
     raw = _raw_scores(query, key, vector, problem.config.family)

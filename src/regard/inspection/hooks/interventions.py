@@ -36,6 +36,7 @@ from regard.inspection.hooks.tracing import function_name
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.normalizers import Softmax, Softmax1
 from regard.mechanism.operator import Options
+from regard.mechanism.quantized import dequantize
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.sdpa import SDPACall
 from regard.models.layers.attention import Attends, is_cross_attention
@@ -184,6 +185,7 @@ def _hosted(
     positions = _cross_positions(query) if cross else _self_positions(query, key, length)
     if not edits:
         return output, weights
+    key, value = dequantize(key), dequantize(value)
 
     def inputs() -> Inputs:
         check_keywords(function, keywords)

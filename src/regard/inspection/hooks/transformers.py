@@ -26,6 +26,7 @@ from regard.inspection.hooks.interception import (
 from regard.inspection.hooks.interface_call import check_keywords, parse
 from regard.inspection.measures.record import AttentionOutput
 from regard.mechanism.masks import Causal
+from regard.mechanism.quantized import Quantized, dequantize
 
 
 def patches() -> list[Patch]:
@@ -98,6 +99,8 @@ def _capture(
     key, value, bias = call.key, call.value, call.bias
     update = THREAD.cache_update
     update = update if update is not None and update.keys is key else None
+    quantized = isinstance(key, Quantized)
+    key, value = dequantize(key), dequantize(value)
     if call.causal and key.shape[-2] > query.shape[-2]:  # a static cache that was empty before this call
         key, value = key[..., : query.shape[-2], :], value[..., : query.shape[-2], :]
         bias = None if bias is None else bias[..., : query.shape[-2]]
@@ -111,7 +114,7 @@ def _capture(
         row_mask(Causal(align="start") if call.causal else call.mask, query, key),
         () if bias is None else (bias.detach(),),
         "cross" if cross else "self",
-        None if update is None else update.new_keys.detach(),
+        None if update is None or quantized else update.new_keys.detach(),
         cached=update is not None,
         value=value.detach(),
         output=AttentionOutput(  # b q h e -> b h q e

@@ -16,6 +16,7 @@ from regard.mechanism.call import keyword_hints, validation
 from regard.mechanism.call.problem import Problem, ProblemConfig, Tile
 from regard.mechanism.mask_algebra import CallShape, Mask, as_mask, terms_of
 from regard.mechanism.normalizers import BUILT_IN_TYPES, Normalizer, Sink, Softmax, Softmax1
+from regard.mechanism.quantized import Quantized
 from regard.mechanism.scores import BUILT_IN, Prepared, ScaledDot, Score, ScoreFunction
 from regard.mechanism.torch_state import concrete
 
@@ -57,7 +58,7 @@ class Layout(NamedTuple):
     has_heads: bool
 
     @classmethod
-    def of(cls, query: Tensor, key: Tensor, value: Tensor) -> "Layout":
+    def of(cls, query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized) -> "Layout":
         """Return the layout of a call; raise ShapeError if the shapes are incompatible."""
         heads, key_heads, value_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (query, key, value))
         if key_heads != value_heads and key_heads != 1 and value_heads != 1:
@@ -212,9 +213,13 @@ def as_normalizer(normalize: Normalizer | Sink) -> Normalizer:
     )
 
 
-def check_arguments(query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
+def check_arguments(
+    query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized, call: Call
+) -> None:
     """Raise unless query, key and value are dense tensors that fit together, and dropout is a probability."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if isinstance(tensor, Quantized) and name != "query":
+            continue
         if not isinstance(tensor, Tensor):
             raise DTypeError(f"{name} is {type_name(tensor)}; pass a tensor: torch.as_tensor({name}).")
         check_dense(name, tensor)
@@ -227,7 +232,7 @@ def check_arguments(query: Tensor, key: Tensor, value: Tensor, call: Call) -> No
         )
 
 
-def check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
+def check_shapes(query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized) -> None:
     """Raise unless three tensors have the same floating-point dtype and device, and tokens that fit."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() < 2:

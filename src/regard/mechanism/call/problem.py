@@ -9,6 +9,7 @@ in memory, a tile is a slice of each tensor, and `vmap` adds one batch axis.
     start    … g r q 1      stop  … g r q 1      allowed … g r q k     mask terms
     sink     … g r 1 1      seed  … 1 1 1 1      row    … 1 1 q 1      head    … g r 1 1 (for dropout)
     tau      … g r q 2      row statistic, in lazy weights
+    key_scale, value_scale  … g 1 k 1      if key or value is int8 (see `Quantized`)
     center   … g r q 1      span  … g r q 2s     token  … g r q 2m     key_token … 1 1 k m (see `fused.sums`)
 """
 
@@ -30,6 +31,8 @@ from regard.mechanism.torch_state import concrete
 QUERY_AXIS = {"query": -2, "bias": -2, "allowed": -2, "start": -2, "stop": -2, "row": -2, "tau": -2}
 QUERY_AXIS |= {"center": -2, "span": -2, "token": -2}
 KEY_AXIS = {"key": -2, "value": -2, "bias": -1, "allowed": -1, "key_token": -2}
+KEY_AXIS |= {"key_scale": -2, "value_scale": -2}
+_NEVER_SHARED = {"query", "key", "value", "key_scale", "value_scale"}  # a single token is not shared by tiles
 MAX_SINGLE_TILE = 2**15  # scores; smaller problems are one tile, so their mask intervals need not be read
 DIFFERENTIABLE = ("query", "key", "value", "vector", "bias", "line", "sink")
 
@@ -95,6 +98,12 @@ class Problem:
     def get(self, name: str) -> Tensor | None:
         return self.tensors.get(name)
 
+    def dequantized(self, name: str) -> Tensor:
+        """Return key or value in the query's dtype. int8 numbers are multiplied by their scales."""
+        tensor, scale = self[name], self.get(f"{name}_scale")
+        dtype = self["query"].dtype
+        return tensor if scale is None else tensor.to(dtype) * scale.to(dtype)
+
     def all(self, tensor_kind: str) -> list[Tensor]:
         """Return all tensors of a kind, in order."""
         return [tensor for name, tensor in self.tensors.items() if kind(name) == tensor_kind]
@@ -127,7 +136,7 @@ class Problem:
 
         This mode is needed if the inputs or `others` contain NaN or inf, or if a score may overflow.
         """
-        scored = [self.tensors[name] for name in ("query", "key", "vector") if name in self.tensors]
+        scored = [self.dequantized(name) for name in ("query", "key", "vector") if name in self.tensors]
         # the sum itself may overflow; nan_safe is then unnecessary, but only costs time
         summed = [*(t for name, t in self.tensors.items() if name == "value"), *others]
         finite = concrete(*scored, *summed) and all(math.isfinite(t.sum().item()) for t in summed)
@@ -229,7 +238,7 @@ class Tile(NamedTuple):
                 index[axis] = chosen
         for axes, chosen in ((QUERY_AXIS, self.rows), (KEY_AXIS, self.keys)):
             at = axes.get(kind(name))
-            if at is not None and (shape[at] != 1 or kind(name) in ("query", "key", "value")):
+            if at is not None and (shape[at] != 1 or kind(name) in _NEVER_SHARED):
                 index[at] = chosen
         return tuple(index)
 

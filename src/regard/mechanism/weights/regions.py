@@ -183,7 +183,7 @@ def _score_bound(problem: Problem) -> float:
     """Return an upper bound on the magnitude of all scores, including biases."""
     if not problem["tau"].numel() or not problem.keys:
         return 0.0
-    query, key, vector = problem["query"], problem["key"], problem.get("vector")
+    query, key, vector = problem["query"], problem.dequantized("key"), problem.get("vector")
     if vector is None:
         bound = abs(problem.config.scale) * float(query.norm(dim=-1).max()) * float(key.norm(dim=-1).max())
     else:

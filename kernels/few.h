@@ -1,0 +1,146 @@
+// Few rows that attend to many keys, read in place: decoding. Keys and values are float32, or int8 with scales:
+//
+//   score_j = key_scale_j · Σ_t query[t] · key_j[t]        output = Σ_j (weight_j · value_scale_j) · value_j
+//
+// Memory bandwidth is the bottleneck: rows are read once, whole, in address order. int8 numbers become floats in registers,
+// and all sums are float32. The scale of a key multiplies its score, and the scale of a value its weight, so no dequantized
+// number is stored. Scores are rounded as in `Block::match_few`, because the kernels in inspect.h recompute them for this τ.
+#pragma once
+
+#include "block.h"
+
+namespace regard {
+namespace {
+
+constexpr int64_t DISTANCE = 4096;  // bytes to prefetch ahead
+
+INLINE vec read(const float* from) { return load(from); }
+INLINE vec read(const int8_t* from) { return widen_int8(from); }
+
+// Whether rows of this type can be read in place, in whole vectors.
+template <class Number>
+INLINE bool in_place(const View& view, int64_t width) {
+  constexpr Type type = sizeof(Number) == 1 ? Type::int8 : Type::float32;
+  return view.type == type && view.column == 1 && width % W == 0;
+}
+
+// Prefetches a row that is read later. Rows of a token may be far apart in memory.
+template <class Number>
+INLINE void prefetch_row(const Number* row, int64_t step, int64_t width) {
+  const int64_t bytes = width * int64_t(sizeof(Number)), rows = DISTANCE / (bytes ? bytes : 1) + 1;
+  const auto* at = reinterpret_cast<const char*>(row + rows * step);
+  for (int64_t t = 0; t < bytes; t += 64) __builtin_prefetch(at + t);
+}
+
+// Multiplies scores or weights [lane][MANY] by one scale per token.
+INLINE void scale_rows(const Block& b, const View& scale, int64_t from, int n, float* rows) {
+  alignas(64) float factors[MANY];
+  const int64_t at = b.p.offset_of(scale, b.unit) + from * scale.row;
+  for (int j = 0; j < n; ++j) factors[j] = reinterpret_cast<const float*>(scale.data)[at + j * scale.row];
+  for (int j = n; j < padded(n); ++j) factors[j] = 0;
+  for (int i = 0; i < b.count; ++i)
+    for (int j = 0; j < n; j += W) store(rows + i * MANY + j, load(rows + i * MANY + j) * load(factors + j));
+}
+
+// query · key of R rows and n keys: rows [lane][MANY]. T: vectors of a key, or 0 for any number.
+template <class Number, int R, int T>
+INLINE void match_as(const Block& b, int64_t from, int n, float* rows) {
+  const Problem& p = b.p;
+  const int64_t width = T ? T * W : p.width;
+  const auto* keys = reinterpret_cast<const Number*>(p.key.data) + b.key_at + from * p.key.row;
+  for (int j = 0; j < n; j += W) {
+    vec sums[R][W];
+#pragma GCC unroll 4
+    for (int k = 0; k < W; ++k) {
+      const Number* key = keys + (j + k < n ? j + k : n - 1) * p.key.row;
+      prefetch_row(key, p.key.row, width);
+      vec total[R] = {};
+#pragma GCC unroll 16
+      for (int64_t t = 0; t < width; t += W) {
+        const vec x = read(key + t);
+#pragma GCC unroll 4
+        for (int i = 0; i < R; ++i) total[i] += load(b.rows + i * width + t) * x;
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < R; ++i) sums[i][k] = total[i];
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < R; ++i) {
+      sum_each(sums[i]);
+      store(rows + i * MANY + j, sums[i][0]);
+    }
+  }
+}
+
+template <class Number, int R>
+INLINE void match_rows(const Block& b, int64_t from, int n, float* rows) {
+  switch (b.p.width / W) {
+    case 4: return match_as<Number, R, 4>(b, from, n, rows);
+    case 8: return match_as<Number, R, 8>(b, from, n, rows);
+    case 16: return match_as<Number, R, 16>(b, from, n, rows);
+    default: return match_as<Number, R, 0>(b, from, n, rows);
+  }
+}
+
+// query · key of n keys, without the scales of int8 keys: rows [lane][MANY].
+template <class Number>
+void match_in_place(const Block& b, int64_t from, int n, float* rows) {
+  static_assert(FEW <= 3, "a case for each number of rows");
+  if constexpr (FEW > 1) {
+    if (b.count == 2) return match_rows<Number, 2>(b, from, n, rows);
+    if (b.count == 3) return match_rows<Number, 3>(b, from, n, rows);
+  }
+  match_rows<Number, 1>(b, from, n, rows);
+}
+
+// Σ_j weight_j · value_j of R rows, for V vectors of features from the feature `first` on.
+template <class Number, int R, int V>
+INLINE void add_columns(const Block& b, const float* weights, int64_t from, int n, int64_t first, float* sums,
+                        bool add) {
+  const View& view = b.p.value;
+  const auto* value = reinterpret_cast<const Number*>(view.data) + b.value_at + from * view.row + first;
+  vec total[R][V] = {};
+  for (int j = 0; j < n; ++j, value += view.row) {
+    prefetch_row(value, view.row, V * W);
+    vec weight[R];
+#pragma GCC unroll 4
+    for (int i = 0; i < R; ++i) weight[i] = splat(weights[i * MANY + j]);
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) {
+      const vec x = read(value + v * W);
+#pragma GCC unroll 4
+      for (int i = 0; i < R; ++i) total[i][v] += weight[i] * x;
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) {
+      float* at = sums + i * b.p.value_width + first + v * W;
+      store(at, add ? load(at) + total[i][v] : total[i][v]);
+    }
+}
+
+template <class Number, int R>
+INLINE void add_rows_of(const Block& b, const float* weights, int64_t from, int n, float* sums, bool add) {
+  constexpr int MOST = R == 1 ? 8 : 4;  // sums that fit into registers
+  const int64_t width = b.p.value_width;
+  int64_t first = 0;
+  for (; width - first >= MOST * W; first += MOST * W)
+    add_columns<Number, R, MOST>(b, weights, from, n, first, sums, add);
+  for (; width - first >= 2 * W; first += 2 * W) add_columns<Number, R, 2>(b, weights, from, n, first, sums, add);
+  for (; first < width; first += W) add_columns<Number, R, 1>(b, weights, from, n, first, sums, add);
+}
+
+// sums (+)= Σ_j weight_j · value_j. Weights, [lane][MANY], include the scales of int8 values. sums: [lane][value width].
+template <class Number>
+void add_in_place(const Block& b, const float* weights, int64_t from, int n, float* sums, bool add) {
+  if constexpr (FEW > 1) {
+    if (b.count == 2) return add_rows_of<Number, 2>(b, weights, from, n, sums, add);
+    if (b.count == 3) return add_rows_of<Number, 3>(b, weights, from, n, sums, add);
+  }
+  add_rows_of<Number, 1>(b, weights, from, n, sums, add);
+}
+
+}  // namespace
+}  // namespace regard

@@ -1,0 +1,127 @@
+"""A key-value cache for transformers that stores int8, read in place by the attention kernels.
+
+Every query attends to the keys and values as they are stored, even to those of its own forward pass. The
+result therefore does not depend on how a text is divided into forward passes, and `watch` can join the steps
+of `generate`. Imports transformers: see `regard.huggingface.quantized_cache`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from regard.errors import ArgumentError
+from regard.mechanism.quantized import Quantized, quantize
+
+_MIN_SPARE = 64  # tokens for which a buffer has room, beyond 1/8 of its length
+_States = tuple[Quantized, Quantized]
+
+
+class QuantizedLayer(DynamicLayer):
+    """The int8 keys and values of a layer, which attends to all tokens."""
+
+    keys: Quantized
+    values: Quantized
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = (quantize(x[..., :0, :]) for x in (key_states, value_states))
+        self._buffers: dict[str, Quantized] = {}
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> _States:
+        """Quantize the states of new tokens, append them, and return those of all tokens."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys = self._append("keys", quantize(key_states))
+        self.values = self._append("values", quantize(value_states))
+        return self.keys, self.values
+
+    def _append(self, name: str, new: Quantized) -> Quantized:
+        old: Quantized = getattr(self, name)
+        buffer, start, stop = self._buffers.get(name), old.shape[-2], old.shape[-2] + new.shape[-2]
+        in_buffer = buffer is not None and buffer.values.data_ptr() == old.values.data_ptr()
+        if buffer is None or not in_buffer or buffer.shape[-2] < stop:
+            capacity = stop + max(stop // 8, _MIN_SPARE)
+            buffer = old.map(lambda x: x.new_empty(*x.shape[:-2], capacity, x.shape[-1]))
+            _copy(old, buffer[..., :start, :])
+            self._buffers[name] = buffer
+        _copy(new, buffer[..., start:stop, :])
+        return buffer[..., :stop, :]
+
+    def reset(self) -> None:
+        """Remove all tokens."""
+        super().reset()
+        self._buffers = {}
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Reorder the batch for beam search."""
+        if self.get_seq_length() > 0:
+            self.batch_select_indices(beam_idx.to(self.keys.device))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each sequence of the batch."""
+        if self.get_seq_length() > 0:
+            self.keys, self.values = (
+                x.map(lambda part: part.repeat_interleave(repeats, dim=0)) for x in (self.keys, self.values)
+            )
+
+
+class QuantizedSlidingWindowLayer(DynamicSlidingWindowLayer):
+    """The int8 keys and values of a layer with a sliding window, which stores only the window."""
+
+    keys: Quantized
+    values: Quantized
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        self.keys, self.values = (quantize(x[..., :0, :]) for x in (key_states, value_states))
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> _States:
+        """Quantize the states of new tokens, append them, and return those that the new tokens can see."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        new, before = key_states.shape[-2], self.sliding_window - 1
+        self.cumulative_length += new
+        full = _concatenate(self.keys, key_states), _concatenate(self.values, value_states)
+        # with `record_past`, `crop` restores earlier tokens and then restricts them to the window
+        stored = full if self.record_past else tuple(_last(x, before) for x in full)
+        self.keys, self.values = stored
+        return _last(full[0], before + new), _last(full[1], before + new)
+
+    reorder_cache = QuantizedLayer.reorder_cache
+    batch_repeat_interleave = QuantizedLayer.batch_repeat_interleave
+
+
+def _concatenate(old: Quantized, states: Tensor) -> Quantized:
+    new = quantize(states)
+    values, scale = torch.cat([old.values, new.values], -2), torch.cat([old.scale, new.scale], -2)
+    return Quantized(values, scale, old.dtype)
+
+
+def _last(x: Quantized, count: int) -> Quantized:
+    return x[..., max(x.shape[-2] - count, 0) :, :]
+
+
+def _copy(source: Quantized, target: Quantized) -> None:
+    target.values.copy_(source.values)
+    target.scale.copy_(source.scale)
+
+
+def create_cache(config: Any) -> DynamicCache:
+    """Create an empty cache for a model with this configuration."""
+    cache = DynamicCache(config=config)
+    cache.layers = [_quantized_layer(layer, number) for number, layer in enumerate(cache.layers)]
+    return cache
+
+
+def _quantized_layer(layer: Any, number: int) -> DynamicLayer:
+    if type(layer) is DynamicLayer:
+        return QuantizedLayer()
+    if type(layer) is DynamicSlidingWindowLayer:
+        return QuantizedSlidingWindowLayer(sliding_window=layer.sliding_window)
+    raise ArgumentError(
+        f"Layer {number} of this model has a cache of type {type(layer).__name__}, which cannot be quantized; "
+        "only layers with full attention or a sliding window can. Omit past_key_values=."
+    )
