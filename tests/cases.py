@@ -382,17 +382,6 @@ def pairwise(*axes: Iterable[str]) -> list[tuple[str, ...]]:
     return combinations
 
 
-def covering(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Like `pairwise`, for values of any type.
-
-    >>> covering([1, 2], ["a", "b"], [None, 3.0])
-    [(1, 'a', None), (1, 'b', 3.0), (2, 'a', 3.0), (2, 'b', None)]
-    """
-    values = [list(axis) for axis in axes]
-    names = pairwise(*([f"{i:03}" for i in range(len(axis))] for axis in values))
-    return [tuple(axis[int(name)] for axis, name in zip(values, row, strict=True)) for row in names]
-
-
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
@@ -401,11 +390,39 @@ def paired(sampled: int = 1, **axes: Iterable[str]) -> Decorator:
     return looped(tuple(axes), sorted(pairwise(*axes.values())), sampled=sampled)
 
 
-def crossed(sampled: int = 1, **axes: Iterable[str]) -> Decorator:
-    """Like `paired`; `make test-slow` loops over every combination of names."""
-    quick = sorted(pairwise(*axes.values()))
-    others = sorted({*itertools.product(*axes.values())} - {*quick})
-    return looped(tuple(axes), quick, sampled=sampled, slow=others)
+def crossed(sampled: int = 1, **axes: Iterable[Any]) -> Decorator:
+    """Loop over a few combinations that contain every pair of values; `make test-slow`: over all."""
+    values = [list(axis) for axis in axes.values()]
+    names = pairwise(*([f"{i:03}" for i in range(len(axis))] for axis in values))
+    return _extended(axes, values, sorted(tuple(map(int, row)) for row in names), sampled)
+
+
+def rotated(sampled: int = 1, **axes: Iterable[Any]) -> Decorator:
+    """Loop over a few combinations that contain every value; `make test-slow`: over all.
+
+    >>> @rotated(letter="abc", number=[1, 2])
+    ... def print_case(letter, number):
+    ...     print(letter, number)
+    >>> print_case()
+    a 1
+    b 2
+    c 1
+    """
+    values = [list(axis) for axis in axes.values()]
+    longest = range(max(map(len, values)))
+    return _extended(axes, values, [tuple(i % len(axis) for axis in values) for i in longest], sampled)
+
+
+def _extended(
+    names: Iterable[str], values: list[list[Any]], quick: list[tuple[int, ...]], sampled: int
+) -> Decorator:
+    """Loop over the combinations with these indices; `make test-slow`: over the others, too."""
+    others = sorted({*itertools.product(*(range(len(axis)) for axis in values))} - {*quick})
+    chosen, rest = (
+        [tuple(axis[i] for axis, i in zip(values, row, strict=True)) for row in rows]
+        for rows in (quick, others)
+    )
+    return looped(tuple(names), chosen, sampled=sampled, slow=rest)
 
 
 def looped(

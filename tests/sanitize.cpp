@@ -1,29 +1,21 @@
 // The kernels of one instruction set without Python and torch: random problems, in buffers of exactly their
 // size so that a sanitizer sees every step beyond them, against plain loops in double.
 //
-//   c++ -std=c++17 -Ikernels -DISA=generic -c tests/sanitize.cpp
+//   c++ -std=c++17 -Ikernels -DISA=generic -c tests/sanitize.cpp tests/sanitize_decoding.cpp
 //   c++ -std=c++17 -Ikernels -DISA=generic -fsanitize=address,undefined -Dposix_memalign=allocate -c kernels/kernels.cpp
-//   c++ -fsanitize=address,undefined sanitize.o kernels.o && ./a.out ROUNDS [poison | exhaust]
+//   c++ -fsanitize=address,undefined sanitize.o sanitize_decoding.o kernels.o && ./a.out ROUNDS [poison | exhaust]
 //
 // With poison, numbers are NaN or infinite, and the kernels have to say so. With exhaust, each allocation of the
 // kernels fails once, and they have to throw; what they give back after that is checked by the sanitizer.
+#include "sanitize.h"
+
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "abi.h"
-
-#define TABLE_(isa) kernels_##isa
-#define TABLE(isa) TABLE_(isa)
-
-static int64_t left = -1;  // allocations that the kernels may still make; any number if negative
 extern "C" int allocate(void** found, size_t alignment, size_t bytes) {
   if (left == 0) return 12;  // ENOMEM
   if (left > 0) --left;
@@ -31,10 +23,8 @@ extern "C" int allocate(void** found, size_t alignment, size_t bytes) {
 }
 
 namespace regard {
-extern const Kernels TABLE(ISA);
 void out_of_memory(size_t) { throw std::bad_alloc(); }
 
-static bool backwards = false;  // the order of the items, which must not matter
 void parallel(int64_t items, int, void (*work)(void*, int64_t), void* context) {
   for (int64_t i = 0; i < items; ++i) work(context, backwards ? items - 1 - i : i);
 }
@@ -43,27 +33,6 @@ void parallel(int64_t items, int, void (*work)(void*, int64_t), void* context) {
 using namespace regard;
 
 namespace {
-
-const Kernels& kernels = TABLE(ISA);
-const double INFINITE = HUGE_VAL;
-
-struct Dice {
-  uint64_t state;
-  uint64_t next() {
-    state += 0x9E3779B97F4A7C15u;
-    uint64_t z = state;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  }
-  int64_t in(int64_t least, int64_t most) { return least + int64_t(next() % uint64_t(most - least + 1)); }
-  bool chance(double p) { return double(next() >> 11) * 0x1p-53 < p; }
-  double normal() {
-    const double u = (double(next() >> 11) + 1) * 0x1p-53, v = double(next() >> 11) * 0x1p-53;
-    return std::sqrt(-2 * std::log(u)) * std::cos(6.283185307179586 * v);
-  }
-  int64_t of(std::initializer_list<int64_t> list) { return list.begin()[in(0, int64_t(list.size()) - 1)]; }
-};
 
 // A tensor with any strides, whose last element ends its buffer.
 struct Tensor {
@@ -422,12 +391,6 @@ struct Round {
 
 // The formulas, a row at a time.
 
-uint32_t mix(uint32_t x) {
-  x = (x ^ (x >> 16)) * 0x7FEB352Du;
-  x = (x ^ (x >> 15)) * 0x846CA68Bu;
-  return x ^ (x >> 16);
-}
-
 using Numbers = std::vector<double>;
 
 struct Row {
@@ -645,23 +608,11 @@ struct Trial {
     if (!r.poisoned) judge.expect(finite, "all is finite, and the kernel does not say so");
   }
 
-  // Let each allocation of a kernel fail in turn, until none is left to fail. A thread of its own begins without
-  // scratch memory.
+  // Counts the allocations of a kernel that failed, each of them once.
   void exhaust(bool (*kernel)(const Problem&, int), const Problem& problem) {
-    bool done = false;
-    for (int64_t allowed = 0; !done && allowed < 100; ++allowed) {
-      left = allowed;
-      std::thread([&] {
-        try {
-          kernel(problem, 4);
-          done = true;
-        } catch (const std::bad_alloc&) {
-          ++refused;
-        }
-      }).join();
-    }
-    left = -1;
-    judge.expect(done, "a kernel never has enough memory");
+    const int64_t failed = ::exhaust([&] { kernel(problem, 4); });
+    judge.expect(failed >= 0, "a kernel never has enough memory");
+    refused += failed;
   }
 
   // τ without values is τ.
@@ -945,7 +896,8 @@ int main(int count, char** arguments) {
   const int64_t rounds = count > 1 ? atoll(arguments[1]) : 100;
   const bool poison = count > 2 && !strcmp(arguments[2], "poison");
   const bool exhaust = count > 2 && !strcmp(arguments[2], "exhaust");
-  int64_t failed = 0, refused = 0;
+  int64_t refused = 0;
+  int64_t failed = check_decoding(rounds, poison ? Mode::poison : exhaust ? Mode::exhaust : Mode::plain, refused);
   for (int64_t number = 0; number < rounds; ++number) {
     Round round(uint64_t(number), poison);
     Trial trial{round, {uint64_t(number), round}, exhaust};

@@ -125,6 +125,15 @@ def test_subclasses_of_other_axes_are_explained():
     assert regard.explain(query, key, key).implementation == "reference"
 
 
+@pytest.mark.parametrize("place", [0, 1, 2, 3], ids=["query", "key", "value", "bias"])
+def test_a_subclass_among_plain_tensors_runs_on_the_reference(place, ran):
+    tensors = [X, X, X, torch.zeros(6, 6)]
+    tensors[place] = tensors[place].as_subclass(Subclass)
+    assert regard.explain(*tensors[:3], bias=tensors[3]).implementation == "reference"
+    regard.attention(*tensors[:3], bias=tensors[3])
+    assert set(ran) == {"reference"}
+
+
 def test_a_cached_call_reads_the_tensors_of_each_call():
     operator._CACHE.clear()
     first, second = torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8)

@@ -26,8 +26,10 @@ from tests.cases import (
     Case,
     Draw,
     Shape,
+    crossed,
     leaves,
     looped,
+    rotated,
     tiles_of,
     upstream,
 )
@@ -179,11 +181,8 @@ def spoil(tensors: list[Tensor], where: str, at: int, bad: float) -> list[Tensor
     return [copy.requires_grad_() for copy in copies]
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("where", ["key", "value"])
-@looped(
-    ("score", "normalize"),
-    zip(FAMILIES, itertools.cycle(["softmax", "learned sink", "sparsemax", "mean"]), strict=False),
+@crossed(
+    3, score=FAMILIES, normalize=["softmax", "learned sink", "sparsemax", "mean"], where=["key", "value"]
 )
 def test_masked_keys_and_values_do_not_leak(attention, score, normalize, where):
     options = {
@@ -246,17 +245,16 @@ def test_masked_keys_do_not_leak_from_score_functions(attention):
     )
 
 
-@looped(("score", "where"), zip(FAMILIES, itertools.cycle(["key", "value"]), strict=False))
-def test_a_late_nan_does_not_affect_earlier_rows(attention, score, where):
+@crossed(3, score=FAMILIES, where=["key", "value"], bad=BAD)
+def test_a_late_nan_does_not_affect_earlier_rows(attention, score, where, bad):
     clean, score = inputs(q=7), build(SCORES, score)
     wanted = attention(*clean, score=score, mask=regard.Causal())
     (wanted_gradient,) = gradients(wanted, clean[0])
-    for bad in BAD[::2]:
-        spoilt = spoil(clean, where, 5, bad)
-        output = attention(*spoilt, score=score, mask=regard.Causal())
-        (gradient,) = gradients(output, spoilt[0])
-        close(output[:, :5], wanted[:, :5])
-        close(gradient[:, :5], wanted_gradient[:, :5])
+    spoilt = spoil(clean, where, 5, bad)
+    output = attention(*spoilt, score=score, mask=regard.Causal())
+    (gradient,) = gradients(output, spoilt[0])
+    close(output[:, :5], wanted[:, :5])
+    close(gradient[:, :5], wanted_gradient[:, :5])
 
 
 @looped("where", ["key", "value"])
@@ -282,7 +280,7 @@ def test_zero_weights_ignore_their_values(attend, normalize):
         assert grad.isfinite().all()
 
 
-@looped(("normalize", "bad"), zip(NORMALIZERS, itertools.cycle([math.inf, math.nan]), strict=False))
+@rotated(normalize=NORMALIZERS, bad=[math.inf, math.nan])
 def test_a_row_that_sees_infinity_or_nan_in_a_bias_is_nan(attend, normalize, bad):
     # as in torch's softmax, for every normalizer; other rows are unaffected
     query, key, value = inputs(q=5, k=5)
@@ -368,11 +366,9 @@ def test_the_number_of_threads_changes_no_more_than_the_last_digit(attention, sc
 LARGE = [(1.0, 1e4), (1.0, -1e4), (1e4, 0.0)]  # spread and offset
 
 
-@looped(
-    ("normalize", "spread", "offset"),
-    [(name, *at) for name, at in zip(NORMALIZERS, itertools.cycle(LARGE), strict=False)],
-)
-def test_large_scores_stay_finite_and_accurate(attend, normalize, spread, offset):
+@rotated(normalize=NORMALIZERS, large=LARGE)
+def test_large_scores_stay_finite_and_accurate(attend, normalize, large):
+    spread, offset = large
     # with a single feature of 1, the scores are the keys, in float32 and float64
     key = (normal(1, 29, 1) * spread + offset).float()
     tensors = [x.requires_grad_() for x in (torch.ones(1, 3, 1), key, normal(1, 29, 2).float())]
@@ -454,32 +450,30 @@ def test_a_softcap_bounds_infinite_scores(attend):
 SIZES = {"batch": 2, "heads": 3, "queries": 5, "keys": 7, "width": 4, "value width": 2}
 
 
-@looped("axis", SIZES)
-def test_axes_of_size_zero(attend, axis):
-    sizes = {**SIZES, axis: 0}
+@looped("axis, number", itertools.product(SIZES, range(len(EVERY))), sampled=3)
+def test_axes_of_size_zero(attend, axis, number):
+    (score, normalize), sizes = EVERY[number], {**SIZES, axis: 0}
+    refused = {"width": MIXED_WIDTHS, "heads": {"learned sink"}}.get(axis, set())  # such parameters are empty
+    if {score, normalize} & refused:
+        return
     lead, n_q, n_k = (sizes["batch"], sizes["heads"]), sizes["queries"], sizes["keys"]
     masks = [None, regard.Causal(), regard.Window(2), regard.Padding(n_k), torch.ones(n_q, n_k) > 0]
-    refused = {"width": MIXED_WIDTHS, "heads": {"learned sink"}}.get(axis, set())  # such parameters are empty
-    some = EVERY[list(SIZES).index(axis) % 2 :: 2]
-    for (score, normalize), mask in zip(some, itertools.cycle(masks), strict=False):
-        if {score, normalize} & refused:
-            continue
-        query, key, value = inputs(lead=lead, q=n_q, k=n_k, d=sizes["width"], e=sizes["value width"])
-        options = {
-            "score": build(SCORES, score, sizes["width"], sizes["heads"]),
-            "normalize": build(NORMALIZERS, normalize, heads=sizes["heads"]),
-            "bias": [normal(n_q, n_k).requires_grad_(), regard.ClippedRelativeBias(nn.Parameter(normal(5)))],
-        }
-        output, weights = attend(query, key, value, mask=mask, **options)
-        assert output.shape == (*lead, n_q, sizes["value width"])
-        assert weights.shape == weights.dense().shape == (*lead, n_q, n_k)
-        assert output.isfinite().all(), score
-        if axis == "keys":
-            assert (output == 0).all()
-        tensors = (query, key, value, *leaves(options))
-        for tensor, grad in zip(tensors, gradients(output, *tensors), strict=True):
-            assert grad.shape == tensor.shape
-            assert grad.isfinite().all(), (score, normalize)
+    query, key, value = inputs(lead=lead, q=n_q, k=n_k, d=sizes["width"], e=sizes["value width"])
+    options = {
+        "score": build(SCORES, score, sizes["width"], sizes["heads"]),
+        "normalize": build(NORMALIZERS, normalize, heads=sizes["heads"]),
+        "bias": [normal(n_q, n_k).requires_grad_(), regard.ClippedRelativeBias(nn.Parameter(normal(5)))],
+    }
+    output, weights = attend(query, key, value, mask=masks[number % len(masks)], **options)
+    assert output.shape == (*lead, n_q, sizes["value width"])
+    assert weights.shape == weights.dense().shape == (*lead, n_q, n_k)
+    assert output.isfinite().all()
+    if axis == "keys":
+        assert (output == 0).all()
+    tensors = (query, key, value, *leaves(options))
+    for tensor, grad in zip(tensors, gradients(output, *tensors), strict=True):
+        assert grad.shape == tensor.shape
+        assert grad.isfinite().all()
 
 
 def test_without_features_all_keys_are_equal(attention):

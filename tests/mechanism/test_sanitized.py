@@ -1,4 +1,4 @@
-"""The kernels under sanitizers, and on processors that are not here: `tests/sanitize.cpp`, built and run.
+"""The kernels under sanitizers, and on processors that are not here: `tests/sanitize*.cpp`, built and run.
 
 It solves random problems in buffers of exactly their size, and compares everything with plain loops.
 """
@@ -14,7 +14,7 @@ import pytest
 from regard.mechanism import fused
 
 ROOT = Path(__file__).parents[2]
-KERNELS, DRIVER = ROOT / "kernels", ROOT / "tests" / "sanitize.cpp"
+KERNELS, DRIVERS = ROOT / "kernels", sorted((ROOT / "tests").glob("sanitize*.cpp"))
 CMAKE = (KERNELS / "CMakeLists.txt").read_text()
 OPTIONS = ["-std=c++17", "-g", "-Wno-psabi"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
@@ -41,15 +41,17 @@ def run(*command: str | Path, timeout: float = 1200) -> subprocess.CompletedProc
 
 def compiled(compiler: str, folder: Path, kernels: Path, isa: str, sanitizers: list[str], *more: str) -> Path:
     """The driver, with the kernels of one instruction set: only they are watched, which takes its time."""
-    objects = [folder / f"{isa}-driver.o", folder / f"{isa}-kernels.o"]
+    # the driver decides whether there is memory
+    watched = ["-O1", *flags(isa), *sanitizers, "-Dposix_memalign=allocate"]
+    sources = {driver: ["-O2", "-Wall", "-Wextra", "-Werror"] for driver in DRIVERS}
+    sources[kernels / "kernels.cpp"] = watched
     include = ["-I", kernels, f"-DISA={isa}", "-c"]
-    for source, target, extra in (
-        (DRIVER, objects[0], ["-O2", "-Wall", "-Wextra", "-Werror"]),
-        # the driver decides whether there is memory
-        (kernels / "kernels.cpp", objects[1], ["-O1", *flags(isa), *sanitizers, "-Dposix_memalign=allocate"]),
-    ):
+    objects = []
+    for source, extra in sources.items():
+        target = folder / f"{isa}-{source.stem}.o"
         done = run(compiler, *OPTIONS, *extra, *include, source, "-o", target)
         assert done.returncode == 0, done.stdout[:5000]
+        objects.append(target)
     program = folder / f"{isa}-check"
     done = run(compiler, *sanitizers, *more, "-pthread", *objects, "-o", program)
     assert done.returncode == 0, done.stdout[:5000]
@@ -106,8 +108,9 @@ def test_failed_allocations_raise_without_leaks(program):
         ("pack.h", "!(whole && width % W)", "true", "heap-buffer-overflow"),
         ("vector.h", "6.9314718e-1f", "6.9304718e-1f", "rounds failed"),
         ("dropout.h", "0x846CA68Bu", "0x846CA68Du", "rounds failed"),
+        ("linear.h", "columns == COLUMNS ? out", "true ? out", "heap-buffer-overflow"),
     ],
-    ids=["reading too far", "a wrong power", "other keys are dropped"],
+    ids=["reading too far", "a wrong power", "other keys are dropped", "writing too far"],
 )
 def test_a_memory_error_is_detected(file, right, wrong, seen, sanitizers, tmp_path):
     shutil.copytree(KERNELS, tmp_path / "kernels")

@@ -64,6 +64,13 @@ def test_a_layer_is_the_product_with_its_rounded_weights():
             assert torch.equal(project(x, int8, 0, 1), int8(x)[..., :1])
 
 
+def test_the_sums_of_a_deep_layer_do_not_overflow():
+    layer, x = torch.nn.Linear(3000, 17, bias=False), torch.ones(2, 3000)
+    with torch.no_grad():
+        layer.weight.fill_(0.5)
+        torch.testing.assert_close(Int8Linear(layer)(x), layer(x), rtol=1e-3, atol=0)
+
+
 def test_the_result_of_a_row_does_not_depend_on_the_others():
     torch.manual_seed(0)
     int8, x = Int8Linear(torch.nn.Linear(64, 48)), torch.randn(29, 64)

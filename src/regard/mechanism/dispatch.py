@@ -226,7 +226,8 @@ def _prepare_without_computing(query: Tensor, key: Tensor, value: Tensor, call: 
     If a custom score or mask reads values, prepare the call with the real tensors instead.
     """
     layout = Layout.of(query, key, value)
-    if subclassed(query, key, value):
+    others = [x for x in (call.mask, *as_biases(call.bias)) if isinstance(x, Tensor)]
+    if subclassed(query, key, value, *others):
         return Problem(
             ProblemConfig(as_normalizer(call.normalize)), {"query": query, "key": key, "value": value}
         )

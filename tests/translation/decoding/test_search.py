@@ -418,6 +418,14 @@ def test_the_best_extensions_are_those_of_all_pairs(rows, columns, k, seed):
         assert len(set(zip(found[valid].tolist(), chosen.tolist(), strict=True))) == valid.sum()
 
 
+def test_the_best_of_equal_and_of_large_logits():
+    logits = torch.zeros(2, 200)
+    logits[1, 0] = 1000  # suppressed, but part of the sum
+    values, tokens = _best_tokens(logits, 3, (0, 1))
+    assert tokens.tolist() == [[2, 3, 4]] * 2  # of equal logits, the first
+    torch.testing.assert_close(values, logits.log_softmax(-1)[:, 2:5])
+
+
 # Errors
 
 
