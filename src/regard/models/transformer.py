@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._util.checks import check_type
-from regard._util.guesses import hint_arguments
+from regard._util.name_hints import hint_arguments
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Documents, Padding

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.inspection.calls.capture import CapturedCall, WindowPositions, lazy_problem
-from regard.inspection.hooks.tokens import Tokens
+from regard.inspection.hooks.token_tracker import Tokens
 from regard.mechanism.call.arguments import Call
 from regard.mechanism.call.problem import Problem
 from regard.mechanism.mask_algebra import BUILT_IN, CallShape, Mask, MaskTerm

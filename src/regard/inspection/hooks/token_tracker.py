@@ -34,7 +34,7 @@ class TokenTracker:
     """Tracks the tokens of one thread's activations.
 
     >>> import torch
-    >>> from regard.inspection.hooks.tokens import TokenTracker
+    >>> from regard.inspection.hooks.token_tracker import TokenTracker
     >>> tracker, x = TokenTracker(), torch.randn(1, 2, 3)
     >>> y = torch.nn.functional.layer_norm(x, (3,))
     >>> tracker.follow("layer_norm", torch.nn.functional.layer_norm, (x, (3,)), {}, y)
@@ -109,7 +109,7 @@ def tensors(x: Any) -> list[Tensor]:
     """Return the tensors in nested lists and tuples.
 
     >>> import torch
-    >>> from regard.inspection.hooks.tokens import tensors
+    >>> from regard.inspection.hooks.token_tracker import tensors
     >>> len(tensors([torch.ones(2), (torch.ones(3), 5)]))
     2
     """

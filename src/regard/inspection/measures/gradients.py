@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.inspection.measures.products import LowRank, WeightProduct, expand_heads
-from regard.inspection.measures.record import CallRecord
+from regard.inspection.measures.call_record import CallRecord
+from regard.inspection.measures.lazy_products import LowRank, WeightProduct, expand_heads
 from regard.mechanism.weights.matrix import Weights
 
 

@@ -1,4 +1,4 @@
-"""Scores of keys for the eviction from key-value caches, from lazy weights and without eager attention."""
+"""Score keys for eviction from key-value caches, using lazy weights instead of eager attention."""
 
 import torch
 from torch import Tensor

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.inspection.measures.products import WeightProduct, expand_heads, row_blocks
-from regard.inspection.measures.record import CallRecord
+from regard.inspection.measures.call_record import CallRecord
+from regard.inspection.measures.lazy_products import WeightProduct, expand_heads, row_blocks
 from regard.mechanism.weights.matrix import Weights
 
 
@@ -58,7 +58,7 @@ class Norms(WeightProduct):
         return result[..., 0] if x.dim() == 1 else result
 
     def summed(self) -> Tensor:
-        """Return ‖Σ_h α f(x)‖, the norm of what all heads add together, dense: (…, q, k).
+        """Return ‖Σ_h α f(x)‖, the norm of the sum over heads, as a dense tensor (…, q, k).
 
         Kobayashi et al. 2020, section 3. Use `summed_rows` for some of the queries.
         """

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.inspection.calls.capture import AttentionKind
 from regard.inspection.calls.windows import WindowedLayer, Windows
+from regard.inspection.measures.call_record import CallRecord, NoValues
 from regard.inspection.measures.head_meters import is_causal
-from regard.inspection.measures.record import CallRecord, NoValues
 from regard.inspection.recordings.texts import RecordedTexts
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import is_cross_attention

@@ -19,6 +19,7 @@ from regard._util import interrupt
 from regard._util.checks import check_int, check_type
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism import fused
+from regard.mechanism.kernels import layer_kernels
 from regard.models.generation import SpecialTokens
 from regard.models.layers.dropout import eval_mode
 from regard.models.packed import Packed
@@ -439,7 +440,7 @@ def _best_tokens(logits: Tensor, k: int, suppressed: Sequence[int]) -> tuple[Ten
     first = len(suppressed)  # the kernel suppresses the first ids
     is_prefix = sorted(suppressed) == list(range(first))
     if is_prefix and fused.available() and logits.dtype is torch.float32 and logits.device.type == "cpu":
-        return fused.best_tokens(logits, k, first=first)
+        return layer_kernels.best_tokens(logits, k, first=first)
     values, tokens = _log_probabilities(logits, suppressed).topk(k)
     return values, tokens
 

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from regard.inspection.hooks.score_chain import Scores
-from regard.inspection.hooks.tokens import Tokens
+from regard.inspection.hooks.handwritten.scores import Scores
+from regard.inspection.hooks.token_tracker import Tokens
 from regard.mechanism.torch_state import transformed
 
 UNKNOWN = "unknown"  # node of scores that derive from a product by operations that are not followed
@@ -77,7 +77,7 @@ class Operation:
         output = self.output
         if isinstance(output, Tensor) and node.order != "other":
             weights = output.detach().mT if node.order == "transposed" else output.detach()
-            # masked or shortened; negative ones, such as signed weights, cannot be stored
+            # masked or shortened weights; negative weights cannot be stored
             if weights.shape[:-1] == node.weights.shape[:-1] and not _any_negative(weights):
                 return Softmaxed(
                     None, weights, node.order, node.weights if node.origin is None else node.origin

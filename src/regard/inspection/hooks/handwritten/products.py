@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from regard.inspection.hooks.operations import UNKNOWN, Node, Operation, Softmaxed, SoftmaxedAxis
-from regard.inspection.hooks.score_chain import Scores, adjacent_axis
+from regard.inspection.hooks.handwritten.operations import UNKNOWN, Node, Operation, Softmaxed, SoftmaxedAxis
+from regard.inspection.hooks.handwritten.scores import Scores, adjacent_axis
 
 
 def product(operation: Operation) -> Node | None:
@@ -104,8 +104,8 @@ def weights_of(operation: Operation, node: SoftmaxedAxis) -> Tensor | None:
     """Return the weights (…, q, k) of a product that contracts the axis of the softmax, or None.
 
     >>> import torch
-    >>> from regard.inspection.hooks.operations import Operation, SoftmaxedAxis
-    >>> from regard.inspection.hooks.products import weights_of
+    >>> from regard.inspection.hooks.handwritten.operations import Operation, SoftmaxedAxis
+    >>> from regard.inspection.hooks.handwritten.products import weights_of
     >>> weights, value = torch.ones(2, 5, 7, 3) / 7, torch.zeros(2, 7, 3, 4)  # b q k h, b k h e
     >>> args, node = ("bqkh,bkhe->bqhe", weights, value), SoftmaxedAxis(weights, 2)
     >>> call = Operation("einsum", args, {}, [weights, value], [node, None], torch.einsum(*args))
@@ -182,8 +182,8 @@ def values(operation: Operation, node: Softmaxed) -> Values | None:
     """Return the values of a product with weights, or None if their axes cannot be matched.
 
     >>> import torch
-    >>> from regard.inspection.hooks.operations import Operation, Softmaxed
-    >>> from regard.inspection.hooks.products import values
+    >>> from regard.inspection.hooks.handwritten.operations import Operation, Softmaxed
+    >>> from regard.inspection.hooks.handwritten.products import values
     >>> weights, value = torch.ones(2, 5, 7) / 7, torch.zeros(2, 7, 3)
     >>> node = Softmaxed(None, weights)
     >>> call = Operation("bmm", (weights, value), {}, [weights, value], [node, None], weights @ value)
