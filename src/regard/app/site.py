@@ -39,7 +39,7 @@ from regard.models.text_model import TextModel
 from regard.translation.translator import Translator
 
 INDEX = "index.html"
-MAX_BYTES = 1 << 27  # of parameters; browsers load larger pages slowly or not at all
+MAX_BYTES = 1 << 27  # size of all parameters; browsers load larger pages slowly or not at all
 _ORDER = TransformerConfig(width=lessons._WIDTH, heads=lessons._HEADS, layers=1)
 _MARK = '<meta name="generator" content="regard site">'
 _SECTIONS = ("lookup", "order", "inside", "heads", "translate")

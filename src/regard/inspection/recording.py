@@ -152,10 +152,10 @@ class Seen(RecordedLayers):
         return [name for name in names if stack_and_run(name) == stack_and_run(names[-1])]
 
     def norms(self, *, project: bool = True) -> "dict[str, Norms]":
-        """Return ‖α f(x)‖ for each layer: the norm of the vector that each key adds to each query, lazy.
+        """Return ‖α f(x)‖ for each layer: the norm of the vector that each key adds to each query.
 
-        Requires `watch(model, values=True)`. Unlike weights, norms are small for keys whose value is close to
-        zero, such as sinks (Kobayashi et al. 2020).
+        The matrices are lazy. Requires `watch(model, values=True)`. Unlike weights, norms are small for keys
+        whose value is close to zero, such as sinks (Kobayashi et al. 2020).
 
         project: apply the output projection of each head, as the paper does; otherwise use the values alone.
 
@@ -173,7 +173,7 @@ class Seen(RecordedLayers):
         }
 
     def gradients(self) -> "dict[str, Gradients]":
-        """Return the gradient of the weights of each layer, dA = dO · Vᵀ, lazy.
+        """Return the gradient of the weights of each layer, dA = dO · Vᵀ, as lazy matrices.
 
         Requires `watch(model, gradients=True)` and a backward pass, inside or after the block. Several
         backward passes add up, as in `Tensor.grad`.

@@ -163,7 +163,7 @@ def _class_name(module: nn.Module) -> str:
 
 
 def nothing_recorded(model: nn.Module, layers: Layers | None) -> str:
-    """Return why nothing was recorded of a model that ran, if no candidate explains it."""
+    """Return why nothing was recorded although the model ran, if no candidate explains it."""
     if any(attends(module) for module in model.modules()) and layers is not None:
         return f"no attention ran in the layers {layers!r}"
     own = own_attention(model)

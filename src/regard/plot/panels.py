@@ -72,7 +72,7 @@ def pool_weights(weights: Weights | Tensor, max_cells: int) -> NDArray[Any]:
 
 
 def arrange_grid(panels: list[Panel]) -> list[list[Panel]]:
-    """Return many panels as a nearly square grid, if possible with full rows, and a few in one row."""
+    """Arrange a few panels in one row, and more in a nearly square grid, with full rows if possible."""
     if len(panels) <= MAX_HEADS_IN_ROW:
         return [panels]
     root = math.ceil(math.sqrt(len(panels)))

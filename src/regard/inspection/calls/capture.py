@@ -26,7 +26,7 @@ AttentionKind = Literal["self", "cross"]
 
 
 class WindowPositions(NamedTuple):
-    """The tokens of windows: queries (w, q) and keys (w, k), numbered over batch · tokens; −1 for padding."""
+    """Token numbers of windows, counted across the batch: queries (w, q), keys (w, k); −1 for padding."""
 
     queries: Tensor
     keys: Tensor
@@ -92,7 +92,7 @@ class CapturedCall:
         return replace(self, query=query, key=key, value=value, new_keys=None)
 
     def select_heads(self, heads: Sequence[int]) -> "CapturedCall":
-        """Keep the tensors of these heads only."""
+        """Keep only the tensors of these heads."""
         count = self.query.shape[-3]
         index = torch.tensor(head_numbers("watch", heads, count), device=self.query.device)
 

@@ -18,7 +18,7 @@ Positions = int | slice | range | Sequence[int] | None
 
 
 class _EdgeIntervention(Intervention):
-    """A change of the edges between some queries and keys."""
+    """Base class for interventions on the edges between some queries and keys."""
 
     queries: Positions
     keys: Positions

@@ -300,7 +300,7 @@ def edit_product(operation: Operation, node: Softmaxed) -> Any:
 
 
 def _update_mode() -> None:
-    """Enter or leave the mode: it disables torch's fast paths, and only modules of other code need it."""
+    """Enter or leave the mode, which only other code's modules need: it disables torch's fast paths."""
     own = Attends | nn.MultiheadAttention
     needed = any(not isinstance(module, own) for edits in _THREAD.edits for module in edits)
     if needed and _THREAD.mode is None:

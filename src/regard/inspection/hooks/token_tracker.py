@@ -19,9 +19,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 class Tokens(NamedTuple):
     """The token that each entry of a tensor belongs to.
 
-    numbers: 0 to batch · tokens − 1, −1 for padding; in the shape of the tensor, equal along the features.
-    batch: number of images or texts. tokens: number of tokens of each. numbering: which numbering this is;
-    later ones are larger.
+    numbers: token numbers from 0 to batch · tokens − 1, or −1 for padding, in the shape of the tensor. All
+        features of a token have the same number.
+    batch: number of images or texts. tokens: number of tokens in each.
+    numbering: identifies the numbering; later numberings have larger values.
     """
 
     numbers: Tensor

@@ -66,7 +66,8 @@ class CallRecord:
     """Values and gradients of one call, as recorded by `watch(values=True, gradients=True)`.
 
     value: (…, g, k, e). projection: None if none was recognized in the module. watched: whether
-    gradients were requested. gradient: of the output of the heads, (…, h, q, e), summed over backward passes.
+    gradients were requested. gradient: gradient of the heads' output, (…, h, q, e), summed over backward
+    passes.
     """
 
     value: Tensor
@@ -76,7 +77,7 @@ class CallRecord:
     watched: bool = False
     differentiable: bool = False
     gradient: Tensor | None = None
-    generated: bool = False  # by `generate`, which has no gradients
+    generated: bool = False  # recorded in `generate`, which has no gradients
 
     def watch(self, output: AttentionOutput) -> None:
         """Add the gradient of the output whenever a backward pass computes it."""

@@ -10,7 +10,7 @@ from regard.mechanism.weights.matrix import Weights
 
 
 class Norms(WeightProduct):
-    """‖α f(x)‖: the norm of the vector that each key adds to each query, (…, h, q, k), lazy.
+    """‖α f(x)‖: the norm of the vector that each key adds to each query, as a lazy matrix (…, h, q, k).
 
     f(x) = (x W_V + b_V) W_O is the value of a key after the output projection of its head (Kobayashi et al.
     2020, section 3), so ‖α f(x)‖ = α ‖f(x)‖: the weights with scaled columns.

@@ -15,7 +15,7 @@ from regard.errors import DTypeError, ShapeError
 class Substitution(TorchFunctionMode):
     """Replace captured tensors in all torch calls. replacements: new tensors by the id of the captured one.
 
-    A function holds its captured tensors, so this is the only way to call it with others.
+    A function holds its captured tensors, so this is the only way to call it with different ones.
     """
 
     def __init__(self, replacements: Mapping[int, Tensor]) -> None:

@@ -138,7 +138,7 @@ _NORMALIZERS: dict[str, Normalizer] = {
     "sigmoid": Sigmoid(),
     "relu": Relu(),
 }
-_WIDTH, _HEADS = 16, 4  # of the block that demonstrates word order
+_WIDTH, _HEADS = 16, 4  # sizes of the block that demonstrates word order
 
 
 @endpoint("POST", "/api/lookup", "Attention over a small table, step by step.")

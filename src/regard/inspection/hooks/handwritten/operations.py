@@ -14,9 +14,9 @@ UNKNOWN = "unknown"  # node of scores that derive from a product by operations t
 
 @dataclass(frozen=True)
 class Softmaxed:
-    """The weights: their scores, if they reproduce the weights, and the weights themselves.
+    """Attention weights, and the scores that reproduce them, if known.
 
-    The tensor of the node may be a rearranged copy of the weights, such as a padded one.
+    The tensor of the node may be a rearranged or padded copy of the weights.
     order: "transposed" if its queries and keys are swapped, "other" if it is rearranged in another way.
     origin: the output of the softmax, if the weights were changed since.
     tokens: as in `Scores`.
@@ -37,7 +37,7 @@ class Softmaxed:
 
 @dataclass(frozen=True)
 class SoftmaxedAxis:
-    """A softmax of scores over an axis that is not the last: weights if the product contracts this axis."""
+    """A softmax of scores over an axis other than the last: attention if a product contracts this axis."""
 
     output: Tensor
     axis: int
@@ -59,7 +59,7 @@ class Operation:
 
     @property
     def node(self) -> Node:
-        """The node that the output depends on most: weights, scores that are known, or unknown ones."""
+        """The most informative node of the operands: weights, otherwise known scores, otherwise `UNKNOWN`."""
         for kind in (Softmaxed, SoftmaxedAxis, Scores, str):
             for node in self.nodes:
                 if isinstance(node, kind):
@@ -70,7 +70,7 @@ class Operation:
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
     def unfollowed(self) -> Node | None:
-        """Return the node of an output whose relation to the operands is not followed."""
+        """Return the node for the output of an operation that is not followed."""
         node = next((node for node in self.nodes if isinstance(node, Softmaxed)), None)
         if node is None:
             return UNKNOWN

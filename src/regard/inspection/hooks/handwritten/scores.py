@@ -35,7 +35,7 @@ class Scores:
 
     frame: the finest leading axes so far, such as (b, h). lead: the current ones; some may be merged: (b·h,).
     capped: c · tanh(x · scale) has been applied to the product, where c is `softcap`.
-    sources: the operands of the product, and their version counters at the time.
+    sources: the operands of the product, with their version counters when it was computed.
     tokens: the tokens of the queries and keys in each window, if they are known.
     head_axis: the leading axis that lies next to the features in the memory of the query, as heads do.
     """
@@ -96,7 +96,7 @@ class Scores:
         return self._with(Term(term.detach(), factor))
 
     def filled(self, mask: Tensor, value: float) -> "Scores | None":
-        """Replace the scores where the mask is True by a value that hides them."""
+        """Replace the scores where the mask is True with a value that hides them."""
         return self._with(Term(mask, fill=value)) if value <= _HIDDEN else None
 
     def _with(self, term: Term) -> "Scores | None":
