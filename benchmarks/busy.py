@@ -1,9 +1,9 @@
-"""How much slower work becomes beside a process that occupies one core: goal at most 2.5 ×.
+"""Slowdown next to a process that occupies one core. The goal is at most 2.5 times.
 
-One of two cores remains, so work on two threads takes at least 1.5 to 2 times as long. More comes from
-threads that wait for each other: OpenMP's threads spin by default, so that a thread that is not running
-delays the others by a whole time slice. The worker processes therefore set
-GOMP_SPINCOUNT as the command line does; --spin measures the default.
+One of two cores remains, so work on two threads takes at least 1.5 to 2 times as long. Threads that wait for
+each other add to this: OpenMP threads spin by default, so a thread that is not running delays the others by a
+whole time slice. The worker processes therefore set GOMP_SPINCOUNT, as the command line does; --spin measures
+the default.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from benchmarks.workers import receive, stop_workers
+from benchmarks.workers import receive, start_workers
 
 LIMIT = 2.5
 SECONDS = 4.0  # for each task, quiet and busy
@@ -22,21 +22,17 @@ Task = Callable[[], object]
 
 
 def main(quick: bool = False, spin: bool = False) -> list[dict[str, object]]:
-    """Measure every task alone and beside a busy process; return one result per task."""
-    print(f"\nbusy: time beside a process that occupies a core / time alone; 2 threads; goal ≤ {LIMIT}")
-    context = multiprocessing.get_context("spawn")
+    """Measure every task alone and next to a busy process; return one result per task."""
+    print(f"\nbusy: time next to a process that occupies a core / time alone; 2 threads; goal ≤ {LIMIT}")
     if not spin:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # read by the workers when they import torch
     seconds = 0.3 if quick else SECONDS
-    pipe, remote = context.Pipe()
-    worker = context.Process(target=work, args=(remote, seconds), daemon=True)
-    worker.start()
-    remote.close()
     results = []
-    try:
+    with start_workers(work, {"worker": (seconds,)}) as pipes:
+        pipe = pipes["worker"]
         for name in receive(pipe):
             quiet = _measure(pipe, name)
-            with_load = _beside_busy_process(context, pipe, name)
+            with_load = _measure_under_load(pipe, name)
             ratio = with_load / quiet
             print(f"  {name:32}{quiet * 1e3:9.2f} ms{with_load * 1e3:9.2f} ms{ratio:7.2f} ×", flush=True)
             results.append(
@@ -49,8 +45,6 @@ def main(quick: bool = False, spin: bool = False) -> list[dict[str, object]]:
                     "met": ratio <= LIMIT,
                 }
             )
-    finally:
-        stop_workers([pipe], [worker])
     return results
 
 
@@ -60,8 +54,8 @@ def _measure(pipe: Connection, name: str) -> float:
     return seconds
 
 
-def _beside_busy_process(context: multiprocessing.context.SpawnContext, pipe: Connection, name: str) -> float:
-    busy = context.Process(target=occupy, daemon=True)
+def _measure_under_load(pipe: Connection, name: str) -> float:
+    busy = multiprocessing.get_context("spawn").Process(target=occupy, daemon=True)
     busy.start()
     try:
         time.sleep(0.5)  # until it runs
@@ -79,22 +73,17 @@ def occupy() -> None:
 
 def work(pipe: Connection, seconds: float) -> None:
     """Worker process: send the names of the tasks, then measure one per message."""
-    try:
-        tasks = create_tasks()
-        pipe.send(list(tasks))
-        while True:
-            task = tasks[pipe.recv()]
+    tasks = create_tasks()
+    pipe.send(list(tasks))
+    while True:
+        task = tasks[pipe.recv()]
+        task()
+        times, end = [], time.perf_counter() + seconds
+        while time.perf_counter() < end or len(times) < 3:
+            start = time.perf_counter()
             task()
-            times, end = [], time.perf_counter() + seconds
-            while time.perf_counter() < end or len(times) < 3:
-                start = time.perf_counter()
-                task()
-                times.append(time.perf_counter() - start)
-            pipe.send(statistics.mean(times))  # the mean: delays are rare and long
-    except EOFError:
-        return
-    except Exception as error:
-        pipe.send(error)
+            times.append(time.perf_counter() - start)
+        pipe.send(statistics.mean(times))  # the mean: delays are rare and long
 
 
 def create_tasks() -> dict[str, Task]:

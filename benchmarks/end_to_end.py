@@ -5,7 +5,6 @@ own process; only one works at a time, in random order. regard is measured with 
 """
 
 import argparse
-import multiprocessing
 import os
 import random
 import statistics
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data import DATA
-from benchmarks.workers import receive, stop_workers
+from benchmarks.workers import receive, start_workers
 
 SENTENCES = DATA / "multi30k" / "test_2016_flickr.de"
 THREADS = 2
@@ -47,16 +46,9 @@ def main(quick: bool = False, folder: str | None = None) -> list[dict[str, objec
     random.Random(0).shuffle(lines)
     print(f"\nend-to-end, {THREADS} threads, sentences per second; {SENTENCES.stem}, {folder}")
     entries = [name for name, (library, *_) in ENTRIES.items() if _is_installed(library)]
-    context = multiprocessing.get_context("spawn")
-    pipes: dict[str, Connection] = {}
-    workers = []
-    try:
-        for name in entries:
-            pipes[name], remote = context.Pipe()
-            workers.append(context.Process(target=work, args=(remote, name, folder), daemon=True))
-            workers[-1].start()
-            remote.close()
-            receive(pipes[name])  # until it has loaded the model
+    with start_workers(work, {name: (name, folder) for name in entries}) as pipes:
+        for pipe in pipes.values():
+            receive(pipe)  # sent when the model is loaded
         results = []
         for batch_size, count in ((64, BATCHED), (1, SINGLE)):
             for beam in (5, 1):
@@ -64,8 +56,6 @@ def main(quick: bool = False, folder: str | None = None) -> list[dict[str, objec
                 rates = _rates(pipes, chosen, batch_size, beam, 1 if quick else ROUNDS)
                 results.append(_report(rates, batch_size, beam))
         return results
-    finally:
-        stop_workers(pipes.values(), workers)
 
 
 def _rates(
@@ -116,22 +106,17 @@ def _is_installed(library: str) -> bool:
 def work(pipe: Connection, name: str, folder: str) -> None:
     """Worker process: translate the lines of each message; send the time and the translations."""
     library, precision, alignment = ENTRIES[name]
-    try:
-        with tempfile.TemporaryDirectory() as converted:
-            if library == "regard":
-                translate = create_regard(folder, precision, alignment)
-            else:
-                translate = create_ctranslate2(folder, precision, Path(converted))
-            pipe.send("ready")
-            while True:
-                lines, batch_size, beam = pipe.recv()
-                start = time.perf_counter()
-                texts = translate(lines, batch_size, beam)
-                pipe.send((time.perf_counter() - start, texts))
-    except EOFError:
-        return
-    except Exception as error:
-        pipe.send(error)
+    with tempfile.TemporaryDirectory() as converted:
+        if library == "regard":
+            translate = create_regard(folder, precision, alignment)
+        else:
+            translate = create_ctranslate2(folder, precision, Path(converted))
+        pipe.send("ready")
+        while True:
+            lines, batch_size, beam = pipe.recv()
+            start = time.perf_counter()
+            texts = translate(lines, batch_size, beam)
+            pipe.send((time.perf_counter() - start, texts))
 
 
 def create_regard(folder: str, precision: Any, alignment: bool) -> Translate:

@@ -24,9 +24,9 @@ def describe() -> dict[str, object]:
 def peak(threads: int) -> tuple[float, str]:
     """Measure the peak FLOP/s of `threads` threads; also return the method, "FMA" or "matmul"."""
     try:
-        from regard.mechanism import fused
+        from regard.mechanism.kernels import library
 
-        return float(fused.peak_flops(threads)), "FMA"
+        return float(library.peak_flops(threads)), "FMA"
     except (ImportError, AttributeError):  # built without the kernels
         return _matmul_flops(), "matmul"
 

@@ -60,7 +60,7 @@ def print_summary(results: Iterable[Result]) -> dict[str, object]:
     implementations = Counter(result.get("implementation", "failed") for result in results)
     sources = {result["peak_source"]: result["peak"] for result in results if "peak_source" in result}
     if "matmul" in sources:
-        print("\n% peak: relative to a 1024³ matmul in torch (regard.mechanism.fused is not available).")
+        print("\n% peak: relative to a 1024³ matmul in torch (the kernels are not available).")
     elif sources:
         print("\n% peak: relative to a register-only FMA loop, measured before each comparison.")
     print("implementations:", ", ".join(f"{count} {name}" for name, count in implementations.items()))

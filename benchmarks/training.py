@@ -6,7 +6,6 @@ number of tokens.
 """
 
 import math
-import multiprocessing
 import random
 import statistics
 import time
@@ -21,7 +20,7 @@ from torch.nn import functional as F
 
 from benchmarks import joeynmt, multi30k, table
 from benchmarks.multi30k import VOCABULARY, Batch
-from benchmarks.workers import receive, stop_workers
+from benchmarks.workers import receive, start_workers
 
 WIDTH, HEADS, LAYERS, FFN_DIM = 256, 8, 3, 1024
 DROPOUT, LABEL_SMOOTHING = 0.1, 0.1
@@ -95,16 +94,8 @@ def main(quick: bool = False) -> list[dict[str, object]]:
 
 def time_steps(batches: dict[Entry, list[Batch]], rounds: int, threads: int) -> dict[Entry, list[Step]]:
     """Run one step of every model per round, in random order."""
-    context = multiprocessing.get_context("spawn")
-    pipes: dict[Entry, Connection] = {}
-    workers = []
-    try:
-        for entry, entry_batches in batches.items():
-            pipes[entry], remote = context.Pipe()
-            process = context.Process(target=work, args=(remote, entry, entry_batches, threads), daemon=True)
-            workers.append(process)
-            process.start()
-            remote.close()
+    arguments = {entry: (entry, entry_batches, threads) for entry, entry_batches in batches.items()}
+    with start_workers(work, arguments) as pipes:
         sizes = {entry: receive(pipe) for entry, pipe in pipes.items()}
         assert len(set(sizes.values())) == 1, f"the models have different numbers of parameters: {sizes}"
         order, shuffle = list(batches), random.Random(0).shuffle
@@ -117,26 +108,19 @@ def time_steps(batches: dict[Entry, list[Batch]], rounds: int, threads: int) -> 
                 if number >= 0:
                     steps[entry].append(step)
         return steps
-    finally:
-        stop_workers(pipes.values(), workers)
 
 
 def work(pipe: Connection, entry: Entry, batches: list[Batch], threads: int) -> None:
     """Worker process: run one training step per message."""
     torch.set_num_threads(threads)
     warnings.filterwarnings("ignore")  # nn.Transformer warns about fast paths it skips
-    try:
-        torch.manual_seed(0)
-        step, parameters = CREATE[entry.model](batches, entry.tuned)
-        pipe.send(parameters)
-        while True:
-            for i in range(len(batches)):
-                pipe.recv()
-                pipe.send(step(i))
-    except EOFError:
-        return
-    except Exception as error:
-        pipe.send(error)
+    torch.manual_seed(0)
+    step, parameters = CREATE[entry.model](batches, entry.tuned)
+    pipe.send(parameters)
+    while True:
+        for i in range(len(batches)):
+            pipe.recv()
+            pipe.send(step(i))
 
 
 StepFunction = tuple[Callable[[int], Step], int]

@@ -6,7 +6,6 @@ search in its own process. The processes alternate batch by batch; only one runs
 
 import argparse
 import importlib.util
-import multiprocessing
 import os
 import random
 import statistics
@@ -22,7 +21,7 @@ import torch
 
 from benchmarks import converted, joeynmt, multi30k
 from benchmarks.data import DATA
-from benchmarks.workers import receive, stop_workers
+from benchmarks.workers import receive, start_workers
 from regard.models import Packed, Transformer, TransformerConfig, keep_memory
 from regard.translation.decoding.search import search
 from regard.translation.decoding.strategies import Beam
@@ -125,15 +124,7 @@ def _train_model(quick: bool) -> TestSet:
 
 def time_batches(model: Any, entries: list[str], batches: Batches, rounds: int) -> dict[str, Rounds]:
     """Translate every batch with every library, in random order, and return the timings by round."""
-    context = multiprocessing.get_context("spawn")
-    pipes: dict[str, Connection] = {}
-    workers = []
-    try:
-        for name in entries:
-            pipes[name], remote = context.Pipe()
-            workers.append(context.Process(target=work, args=(remote, name, model), daemon=True))
-            workers[-1].start()
-            remote.close()
+    with start_workers(work, {name: (name, model) for name in entries}) as pipes:
         order, shuffle = list(entries), random.Random(0).shuffle
         timings: dict[str, Rounds] = {name: [] for name in entries}
         for number in range(-1, rounds):  # round -1 warms up, on a few batches
@@ -149,26 +140,19 @@ def time_batches(model: Any, entries: list[str], batches: Batches, rounds: int) 
                 for name in current:
                     timings[name].append(current[name])
         return timings
-    finally:
-        stop_workers(pipes.values(), workers)
 
 
 def work(pipe: Connection, name: str, model: Any) -> None:
     """Worker process: translate one batch per message."""
     torch.set_num_threads(2)
     warnings.filterwarnings("ignore")
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            translate = CREATE[name](model, Path(folder))
-            while True:
-                batch = pipe.recv()
-                start = time.perf_counter()
-                translations = translate(batch)
-                pipe.send(Timing(time.perf_counter() - start, translations))
-    except EOFError:
-        return
-    except Exception as error:
-        pipe.send(error)
+    with tempfile.TemporaryDirectory() as folder:
+        translate = CREATE[name](model, Path(folder))
+        while True:
+            batch = pipe.recv()
+            start = time.perf_counter()
+            translations = translate(batch)
+            pipe.send(Timing(time.perf_counter() - start, translations))
 
 
 def _max_new_tokens(batch: list[list[int]]) -> int:

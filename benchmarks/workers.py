@@ -1,9 +1,46 @@
-"""Communication with worker processes; each runs one library."""
+"""Worker processes; each runs one library, so that the libraries do not affect each other."""
 
-from collections.abc import Iterable
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, TypeVar
+
+Name = TypeVar("Name")
+
+
+@contextmanager
+def start_workers(
+    work: Callable[..., None], arguments: Mapping[Name, tuple[Any, ...]]
+) -> Iterator[dict[Name, Connection]]:
+    """Start a process for each name, which runs work(pipe, *arguments[name]); yield the pipes by name.
+
+    At the end of the block the pipes are closed, which ends the processes.
+    """
+    context = multiprocessing.get_context("spawn")
+    pipes: dict[Name, Connection] = {}
+    workers = []
+    try:
+        for name, args in arguments.items():
+            pipes[name], remote = context.Pipe()
+            workers.append(context.Process(target=_run, args=(work, remote, args), daemon=True))
+            workers[-1].start()
+            remote.close()
+        yield pipes
+    finally:
+        for pipe in pipes.values():
+            pipe.close()
+        for worker in workers:
+            worker.join(timeout=10)
+
+
+def _run(work: Callable[..., None], pipe: Connection, args: tuple[Any, ...]) -> None:
+    try:
+        work(pipe, *args)
+    except EOFError:  # the main process has closed the pipe
+        return
+    except Exception as error:
+        pipe.send(error)
 
 
 def receive(pipe: Connection) -> Any:
@@ -12,11 +49,3 @@ def receive(pipe: Connection) -> Any:
     if isinstance(result, Exception):
         raise result
     return result
-
-
-def stop_workers(pipes: Iterable[Connection], workers: Iterable[BaseProcess]) -> None:
-    """Close the pipes, which ends the workers, and wait for them."""
-    for pipe in pipes:
-        pipe.close()
-    for worker in workers:
-        worker.join(timeout=10)

@@ -314,11 +314,11 @@ def tiles_of(scores: int) -> Iterator[None]:
 def instruction_set(name: str) -> Iterator[None]:
     """Run the kernels of another instruction set."""
     before = fused.DESCRIPTION.rpartition(" ")[2]
-    fused._KERNELS.use(name)
+    fused.KERNELS.use(name)
     try:
         yield
     finally:
-        fused._KERNELS.use(before)
+        fused.KERNELS.use(before)
 
 
 def product(

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import ArgumentError, StaleError
-from regard.inspection.measures.products import LowRank, WeightProduct
+from regard.inspection.measures.lazy_products import LowRank, WeightProduct
 from regard.models import LanguageModel, MultiHeadAttention, TransformerConfig
 from tests.inspection import hosts
 from tests.inspection.memory import SQUARE, peak_at_16384_tokens

@@ -90,7 +90,9 @@ def test_an_attribute_replaced_before_backward_is_an_error(change: str) -> None:
     output = regard.flex_attention(*draw(), score_mod=score_mod)
     output.sum().backward(retain_graph=True)
     values[change] = new[change]
-    with pytest.raises(regard.errors.StaleError, match="score_mod computes something else in the backward"):
+    with pytest.raises(
+        regard.errors.StaleError, match="score_mod does not compute the same in the backward pass"
+    ):
         output.sum().backward()
 
 

@@ -65,8 +65,8 @@ class Counting:
 
 @contextmanager
 def counted_kernels() -> Iterator[Counter[str]]:
-    counting = Counting(fused._KERNELS)
-    with patch.object(fused, "_KERNELS", counting):
+    counting = Counting(fused.KERNELS)
+    with patch.object(fused, "KERNELS", counting):
         yield counting.ran
 
 
@@ -199,7 +199,7 @@ def test_the_kernels_agree_with_the_formulas(case):
 
 # all instruction sets compile the same code, so a few cases run every line of it
 @looped("case", TABLE, ids=lambda case: case.name, sampled=4)
-@pytest.mark.parametrize("isa", fused._KERNELS.available()[1:][-1:] if fused.available() else [])
+@pytest.mark.parametrize("isa", fused.KERNELS.available()[1:][-1:] if fused.available() else [])
 def test_the_most_basic_instruction_set_agrees_with_the_formulas(isa, case):
     with instruction_set(isa):
         check(case)
@@ -222,7 +222,7 @@ def test_a_wrong_kernel_is_detected(wrong):
             return lambda numbers, factors, threads: kernel(*wrong(numbers, factors), threads)
 
     case = Case("grouped", "dot", "softmax", "causal")
-    with patch.object(fused, "_KERNELS", Wrong(fused._KERNELS)), pytest.raises(AssertionError):
+    with patch.object(fused, "KERNELS", Wrong(fused.KERNELS)), pytest.raises(AssertionError):
         agree(lambda dtype, name: computed(case, dtype, name))
 
 

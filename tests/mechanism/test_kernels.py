@@ -304,12 +304,12 @@ def test_memory_that_does_not_suffice_is_an_exception(name):
 
 THREADLESS = """
 import resource, torch, regard
-from regard.mechanism import fused
+from regard.mechanism.kernels import layer_kernels
 x = torch.randn(8, 64, 16)
 y = torch.randn(1 << 17)
 def work():
     found = regard.attend(x, x, x, normalize=regard.Softmax())
-    return [found[0], found[1].entropy(), fused.dropout("add", y, y, probability=0.5, seed=3)]
+    return [found[0], found[1].entropy(), layer_kernels.dropout("add", y, y, probability=0.5, seed=3)]
 torch.set_num_threads(1)
 wanted = work()
 with open("/proc/self/statm") as sizes:
@@ -352,7 +352,7 @@ def test_the_gradient_of_a_dense_bias_is_held_once():
 
 # Instruction sets
 
-KERNELS = fused._KERNELS
+KERNELS = fused.KERNELS
 ISAS = KERNELS.available() if KERNELS is not None else []
 
 
@@ -361,9 +361,9 @@ def test_every_feature_that_a_build_may_use_is_looked_for():
     for isa in ISAS:
         flags = re.search(rf"set\(FLAGS_{isa} ([^)]*)\)", text)
         wanted = re.findall(r"-m([a-z0-9]+)(?=\s|$)", flags[1] if flags else "")
-        assert fused._KERNELS.features(isa) == wanted, isa
+        assert fused.KERNELS.features(isa) == wanted, isa
     with pytest.raises(ValueError, match="mmx"):
-        fused._KERNELS.features("mmx")
+        fused.KERNELS.features("mmx")
 
 
 class Described(NamedTuple):
@@ -384,18 +384,18 @@ def described() -> Described:
 
 def test_a_truncated_encoding_is_rejected():
     call = described()
-    assert fused._KERNELS.forward(call.numbers, call.factors, 1)
+    assert fused.KERNELS.forward(call.numbers, call.factors, 1)
     size = 4 + 2 * 5  # of one tensor
     whole = {len(call.numbers) - size * i for i in range(6)}  # that leaves out the last tensors
     for count in set(range(len(call.numbers))) - whole:
         with pytest.raises(IndexError, match="too early"):
-            fused._KERNELS.forward(call.numbers[:count], call.factors, 1)
+            fused.KERNELS.forward(call.numbers[:count], call.factors, 1)
     for factors in (call.factors[:-1], (*call.factors, 1.0), ()):
         with pytest.raises(IndexError, match="five factors"):
-            fused._KERNELS.forward(call.numbers, factors, 1)
+            fused.KERNELS.forward(call.numbers, factors, 1)
     for wrong in (None, 3, ["a"], [1.5]):
         with pytest.raises(TypeError):
-            fused._KERNELS.forward(wrong, call.factors, 1)
+            fused.KERNELS.forward(wrong, call.factors, 1)
 
 
 @looped(
@@ -406,7 +406,7 @@ def test_out_of_range_numbers_are_rejected(at, number):
     call = described()
     call.numbers[at] = number
     with pytest.raises((ValueError, IndexError)):
-        fused._KERNELS.forward(call.numbers, call.factors, 1)
+        fused.KERNELS.forward(call.numbers, call.factors, 1)
 
 
 def test_tensors_of_the_wrong_dtype_are_rejected():
@@ -420,11 +420,11 @@ def test_tensors_of_the_wrong_dtype_are_rejected():
             changed = call.numbers.copy()
             changed[at + 1] = kind
             with pytest.raises(ValueError, match="type"):
-                fused._KERNELS.forward(changed, call.factors, 1)
+                fused.KERNELS.forward(changed, call.factors, 1)
         changed = call.numbers.copy()
         changed[at] = 999
         with pytest.raises(IndexError, match="kind"):
-            fused._KERNELS.forward(changed, call.factors, 1)
+            fused.KERNELS.forward(changed, call.factors, 1)
 
 
 def test_an_unsupported_dtype_is_named_in_the_error():

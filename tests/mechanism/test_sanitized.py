@@ -74,7 +74,7 @@ def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def program(
     request: pytest.FixtureRequest, sanitizers: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    available = fused._KERNELS.available() if fused._KERNELS is not None else ISAS[-1:]
+    available = fused.KERNELS.available() if fused.KERNELS is not None else ISAS[-1:]
     if request.param not in available:
         pytest.skip(f"this machine cannot run {request.param}")
     assert COMPILER is not None

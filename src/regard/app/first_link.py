@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.inspection.layer_view import Floats, InputView, TextView
 
-_MAX_TOKENS = 128  # none for longer texts: finding it takes a pass over all weights
+_MAX_TOKENS = 128  # longer texts get no link: finding one takes a pass over all weights
 _MIN_DISTANCE = 2  # some heads attend to the neighbor in every text
 _PRONOUN = re.compile("it|he|she|they|him|her|them|its|his|their", re.IGNORECASE)
 _FUNCTION_WORD = re.compile(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from msgspec import Meta, Struct
 
-from regard.app.computation import WeightComputation, weight_computation
+from regard.app.weight_computation import WeightComputation, weight_computation
 from regard.errors import ArgumentError
 from regard.inspection.layer_view import Floats, LayerView, as_floats
 from regard.mechanism.weights.matrix import Weights

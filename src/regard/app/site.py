@@ -4,12 +4,10 @@ The site is one file, index.html, which contains scripts, styles and parameters.
 address is enough, and nothing is loaded from the network.
 """
 
-import json
 import os
 import re
 from base64 import b64encode
 from collections.abc import Sequence
-from hashlib import sha256
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from regard._util.files import short_names, write_atomic
 from regard._util.text import format_bytes
 from regard.app import first_link
 from regard.app.bundle import bundle_page, static, static_names
-from regard.app.computation import formula
+from regard.app.inline_html import content_security_policy, to_json
 from regard.app.server.domain import domain_of
 from regard.app.server.guide import published_guide
 from regard.app.server.registry import DATES, Registry
@@ -34,13 +32,14 @@ from regard.app.site_models import (
     export_language_model,
     export_translator,
 )
+from regard.app.weight_computation import formula
 from regard.errors import ArgumentError
 from regard.models.layers.blocks import TransformerConfig
 from regard.models.text_model import TextModel
 from regard.translation.translator import Translator
 
 INDEX = "index.html"
-MAX_BYTES = 1 << 27  # of parameters; browsers load larger pages slowly or not at all
+MAX_BYTES = 1 << 27  # size of all parameters; browsers load larger pages slowly or not at all
 _ORDER = TransformerConfig(width=lessons._WIDTH, heads=lessons._HEADS, layers=1)
 _MARK = '<meta name="generator" content="regard site">'
 _SECTIONS = ("lookup", "order", "inside", "heads", "translate")
@@ -128,7 +127,8 @@ def make_site(models: Sequence[SiteModel], guide: str = "") -> str:
     script = bundle_page(
         ["local/start.js", *(f"page/sections/{name}.js" for name in site["sections"]), "page/page.js"]
     )
-    head = f"{_MARK}\n{_policy(css, script)}\n"
+    policy = escape(content_security_policy(css, script, images="data: blob:"))
+    head = f'{_MARK}\n<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
     body = f'{_data_blocks(site, models)}\n<script type="module">{script}</script>\n</body>'
     page = _SCRIPT.sub("", _LINK.sub("", page)).replace(
         '<meta charset="utf-8">\n', f'<meta charset="utf-8">\n{head}'
@@ -178,36 +178,8 @@ def _data_blocks(site: dict[str, Any], models: Sequence[SiteModel]) -> str:
     return "\n".join(blocks)
 
 
-def _policy(css: str, script: str) -> str:
-    """Return a content security policy that allows only this style and this script, by their hashes."""
-    if "</script" in script.lower() or "</style" in css.lower():
-        raise ArgumentError("A script or style contains its own end tag, so it cannot be part of a page.")
-    hashes = [b64encode(sha256(text.encode()).digest()).decode() for text in (css, script)]
-    rules = (
-        "default-src 'none'",
-        f"style-src 'sha256-{hashes[0]}'",
-        f"script-src 'sha256-{hashes[1]}'",
-        "img-src data: blob:",
-        "base-uri 'none'",
-        "form-action 'none'",
-    )
-    return f'<meta http-equiv="Content-Security-Policy" content="{escape("; ".join(rules))}">'
-
-
 def _data_address(path: str) -> str:
     return f"data:image/svg+xml;base64,{b64encode(static(path).encode()).decode()}"
-
-
-def to_json(data: Any) -> str:
-    """Return JSON without characters that are special in HTML.
-
-    >>> from regard.app.site import to_json
-    >>> to_json("</script>")
-    '"\\\\u003c/script\\\\u003e"'
-    """
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    text = text.encode("utf-8", "replace").decode()  # replaces lone surrogates
-    return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
 
 
 def _check_output(index: Path) -> None:

@@ -4,7 +4,6 @@ The file contains the weights: arrays are little-endian float32 in base64, and l
 block means, so browsers can open the file.
 """
 
-import json
 import math
 import os
 import sys
@@ -12,7 +11,6 @@ import tempfile
 import webbrowser
 from base64 import b64encode
 from collections.abc import Sequence
-from hashlib import sha256
 from html import escape
 from pathlib import Path
 from string import Template
@@ -25,8 +23,9 @@ from torch import Tensor
 from regard._util.files import write_atomic
 from regard._util.text import type_name
 from regard.app.bundle import bundle, static, style
-from regard.app.computation import formula
+from regard.app.inline_html import content_security_policy, to_json
 from regard.app.view_model import ViewModel, join_notes
+from regard.app.weight_computation import formula
 from regard.errors import ArgumentError, DTypeError
 from regard.inspection.layer_view import Floats, InputView, LayerView, as_floats
 from regard.mechanism.weights.matrix import Weights
@@ -80,12 +79,12 @@ def make_page(x: Any, *, title: str = "", about: str = "") -> str:
     view = ViewModel(title, []) if empty else ViewModel.of(x, title=title)
     css, script = static("export.css") + style(), bundle("attention/export.js")
     page = Template(static("export.html")).substitute(
-        policy=escape(_content_security_policy(css, script)),
+        policy=escape(content_security_policy(css, script)),
         title=escape(title or view.title or "Attention weights"),
         about=escape(about),
         style=css,
         script=script,
-        data=_to_json(embedded(view)),
+        data=to_json(embedded(view)),
     )
     return page.encode("utf-8", "replace").decode()  # replaces lone surrogates
 
@@ -123,20 +122,6 @@ def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
-
-
-def _content_security_policy(css: str, script: str) -> str:
-    """Return a policy that allows only this style and this script, identified by their hashes."""
-    allowed = {"style-src": css, "script-src": script}
-    hashes = {name: b64encode(sha256(text.encode()).digest()).decode() for name, text in allowed.items()}
-    rules = [f"{name} 'sha256-{value}'" for name, value in hashes.items()]
-    return "; ".join(["default-src 'none'", *rules, "base-uri 'none'", "form-action 'none'"])
-
-
-def _to_json(data: Any) -> str:
-    """Return JSON without characters that are special in HTML or that end a line in JavaScript."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
 
 
 def embedded(view: ViewModel) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class TracedText(NamedTuple):
 
 
 def network(model: Any) -> nn.Module:
-    """Return the torch module of a loaded model: a translator or language model holds it, an encoder is one.
+    """Return the torch module of a loaded translator, language model or encoder.
 
     >>> import regard
     >>> from regard.app.trace_text import network

@@ -37,7 +37,7 @@ from typing import NoReturn
 
 from regard import __version__
 from regard._util.extras import require
-from regard._util.guesses import suggest_command, suggest_option
+from regard._util.name_hints import suggest_command, suggest_option
 from regard._util.text import printable, shorten
 from regard.errors import ArgumentError, RegardError
 

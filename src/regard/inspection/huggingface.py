@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._util.extras import install_command, require
-from regard._util.guesses import hint_arguments, unknown_attribute
+from regard._util.name_hints import hint_arguments, unknown_attribute
 from regard._util.text import type_name
 from regard.errors import ArgumentError
 from regard.inspection import packing

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._util.guesses import hint_arguments
+from regard._util.name_hints import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError
 from regard.inspection.editing.activation_patching import Capture, Patch, ResampleAblation

@@ -14,7 +14,7 @@ from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.calls.windows import WINDOW_WEIGHTS
 from regard.inspection.measures.head_meters import has_heads
-from regard.inspection.statistics import HeadStatistics, head_statistics
+from regard.inspection.measures.head_statistics import HeadStatistics, head_statistics
 from regard.mechanism.weights.matrix import Weights
 
 LayerKind = Literal["self", "cross", "words"]

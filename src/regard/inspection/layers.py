@@ -35,7 +35,7 @@ def _calls_attention(cls: Hashable) -> bool:
     assert isinstance(cls, type)
     for base in cls.__mro__:
         if base.__module__.startswith(("torch.nn.", *_BASE_CLASSES)):
-            continue  # they mention attention but do not compute it
+            continue  # these modules mention attention but do not compute it
         functions = _own_functions(base)
         if any(_ATTENTION_CALLS & set(_names(function.__code__)) for function in functions):
             return True

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.nn import functional
 
-from regard._util.guesses import hint_arguments
+from regard._util.name_hints import hint_arguments
 from regard.inspection.hooks import interception
 from regard.inspection.hooks.interception import REPLACE, Patch
 from regard.mechanism.sdpa import scaled_dot_product_attention

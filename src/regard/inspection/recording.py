@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard._util.guesses import hint_arguments, unknown_attribute
+from regard._util.name_hints import hint_arguments, unknown_attribute
 from regard.errors import ArgumentError
 from regard.inspection import display
-from regard.inspection.measures.record import CallRecord, require_record
+from regard.inspection.measures.call_record import CallRecord, require_record
+from regard.inspection.measures.head_statistics import head_statistics
 from regard.inspection.recordings.layers import RecordedLayers, UnavailableWeights
-from regard.inspection.statistics import head_statistics
 from regard.mechanism.weights.rollout import rollout
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Seen(RecordedLayers):
         retrieval: fraction of rows whose largest weight is on such an occurrence (Wu et al. 2024).
         sink, dormant: fraction of rows with a weight above 0.3, and above 0.9, on the first key.
         streaming: mean weight on the first 4 and the last 64 keys, if causal and longer than 136 tokens.
-        Measures that do not apply are NaN. `regard.inspection.statistics` cites the papers.
+        Measures that do not apply are NaN. `regard.inspection.measures.head_statistics` cites the papers.
 
         >>> import torch, regard
         >>> layer = regard.models.SelfAttention()
@@ -90,10 +90,10 @@ class Seen(RecordedLayers):
         """Return how much each span of tokens reads from each other span, one row per head and pair of spans.
 
         weight: the weight of the span `queries` on the span `keys`, summed over the keys and averaged over
-        the queries. What a span read is in its rows as `queries`; what read it, in its rows as `keys`. One
-        pass over each layer, in linear memory.
+        the queries. Rows with a span as `queries` show what it reads; rows with it as `keys` show which spans
+        read it. This takes one pass over each layer, in linear memory.
 
-        spans: names and (start, stop), or slices. In cross-attention they select keys only: `queries` is
+        spans: names and (start, stop), or slices. In cross-attention they select only keys, and `queries` is
             "(all)". frame: as in `heads`.
 
         >>> import torch, regard
@@ -116,7 +116,7 @@ class Seen(RecordedLayers):
     def key_scores(self, method: str = "h2o", **options: Any) -> dict[str, Tensor]:
         """Return a score for each cached key of each self-attention layer, (…, g, k), for cache eviction.
 
-        See `regard.inspection.measures.key_scores`: method: "h2o", "snapkv" or "tova"; options of the method.
+        method: "h2o", "snapkv" or "tova". options: keyword arguments of `regard.inspection.key_scores`.
 
         >>> import torch, regard
         >>> layer = regard.models.MultiHeadAttention(8, 4, key_heads=2)
@@ -152,10 +152,10 @@ class Seen(RecordedLayers):
         return [name for name in names if stack_and_run(name) == stack_and_run(names[-1])]
 
     def norms(self, *, project: bool = True) -> "dict[str, Norms]":
-        """Return ‖α f(x)‖ for each layer: the norm of the vector that each key adds to each query, lazy.
+        """Return ‖α f(x)‖ for each layer: the norm of the vector that each key adds to each query.
 
-        Requires `watch(model, values=True)`. Unlike weights, norms are small for keys whose value is close to
-        zero, such as sinks (Kobayashi et al. 2020).
+        The matrices are lazy. Requires `watch(model, values=True)`. Unlike weights, norms are small for keys
+        whose value is close to zero, such as sinks (Kobayashi et al. 2020).
 
         project: apply the output projection of each head, as the paper does; otherwise use the values alone.
 
@@ -173,7 +173,7 @@ class Seen(RecordedLayers):
         }
 
     def gradients(self) -> "dict[str, Gradients]":
-        """Return the gradient of the weights of each layer, dA = dO · Vᵀ, lazy.
+        """Return the gradient of the weights of each layer, dA = dO · Vᵀ, as lazy matrices.
 
         Requires `watch(model, gradients=True)` and a backward pass, inside or after the block. Several
         backward passes add up, as in `Tensor.grad`.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._util.guesses import hint_arguments
+from regard._util.name_hints import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError
 from regard.inspection.calls.capture import CapturedCall
@@ -17,10 +17,10 @@ from regard.inspection.calls.generation import Generation
 from regard.inspection.calls.windows import WindowedLayer
 from regard.inspection.hooks.interception import THREAD, TRANSFORMED, Function, observing
 from regard.inspection.layers import Layers, LayerSelection, clean, has_no_attention, has_windows
-from regard.inspection.measures.record import AttentionOutput, CallRecord, NoValues, output_projection
+from regard.inspection.measures.call_record import AttentionOutput, CallRecord, NoValues, output_projection
 from regard.inspection.recording import Seen
 from regard.inspection.recordings.texts import CallTokens, RecordedTexts, call_tokens
-from regard.inspection.unseen import OTHER_THREAD, CallHook, Unseen, nothing_recorded
+from regard.inspection.unrecorded import OTHER_THREAD, CallHook, UnrecordedModules, nothing_recorded
 from regard.mechanism.torch_state import transformed
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import watch_layers
@@ -126,7 +126,7 @@ class Watch(AbstractContextManager["Seen"]):
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         self._stack.__exit__(kind, error, traceback)
         if kind is None:
-            self._warn_about_unseen()
+            self._warn_about_unrecorded()
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"watch(model) has no {name!r}. {_WITH}")
@@ -141,10 +141,10 @@ class Watch(AbstractContextManager["Seen"]):
         if not self.__dict__.get("_entered", True):
             warnings.warn(f"regard.watch(model) was not entered and recorded nothing. {_WITH}", stacklevel=2)
 
-    def _warn_about_unseen(self) -> None:
+    def _warn_about_unrecorded(self) -> None:
         """Store and warn about the attention that ran without being recorded."""
         recorder, seen = self._recorder, self._recorder.seen
-        unseen = recorder.unseen.describe(name for name, _ in seen._modules.values())
+        unseen = recorder.unrecorded.describe(name for name, _ in seen._modules.values())
         if not unseen and not seen:
             if recorder.ran:
                 unseen = nothing_recorded(recorder.model, self._layers)
@@ -183,7 +183,7 @@ class Recorder:
         self.names: dict[nn.Module, str] = {module: name for module, name in modules if selection(name)}
         self.ran = False
         self.ran_elsewhere = False  # whether the model ran in another thread
-        self.unseen = Unseen(model, selection)
+        self.unrecorded = UnrecordedModules(model, selection)
         self.has_windows = has_windows(model)
         self._windowed: dict[str, WindowedLayer] = {}  # the last call of each layer, if it has windows
         self._generation: Generation | None = None
@@ -193,7 +193,7 @@ class Recorder:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record the calls of this thread."""
-        hooks = self.unseen.hooks(self)
+        hooks = self.unrecorded.hooks(self)
         # a hook would disable the fast path of these modules
         if not isinstance(self.model, nn.TransformerEncoderLayer | nn.MultiheadAttention):
             hook = CallHook(self, self._on_call)
@@ -256,7 +256,7 @@ class Recorder:
 
     def on_softmax(self, module: nn.Module, pools: bool) -> None:
         """Note that a module computed a softmax that could not be followed."""
-        (self.unseen.pooled if pools else self.unseen.softmaxes).add(module)
+        (self.unrecorded.pooled if pools else self.unrecorded.softmaxes).add(module)
 
     def on_own_values(self, module: nn.Module, value: Tensor, output: AttentionOutput) -> None:
         """Record the value and output of the last attention call of a regard layer."""

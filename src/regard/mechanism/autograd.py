@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.mechanism import fused, reference, tiled
+from regard.mechanism.autocast import autocast_off
 from regard.mechanism.call.problem import (
     DIFFERENTIABLE,
     Problem,
@@ -21,7 +22,6 @@ from regard.mechanism.call.problem import (
     kind,
     serialize,
 )
-from regard.mechanism.precision import autocast_off
 from regard.mechanism.torch_state import batched, concrete, forward_mode, subclassed, transformed
 
 

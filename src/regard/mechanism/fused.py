@@ -4,72 +4,36 @@ This module has the same interface as `tiled`, except that a function returns No
 finite. The caller then recomputes the result with `tiled`, which is NaN-safe.
 """
 
-import importlib
 import itertools
 import math
-import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, DTypeError
+from regard.errors import DTypeError
 from regard.mechanism.call.problem import Problem, empty_in_order, empty_results, kind
+from regard.mechanism.kernels.library import DESCRIPTION as DESCRIPTION
+from regard.mechanism.kernels.library import KERNELS, MATCHES, NORMALIZERS, SCORES, SLOTS, TYPES
 from regard.mechanism.normalizers import BUILT_IN_TYPES, Normalizer, Sigmoid, Softmax
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int64": torch.int64,
-    "boolean": torch.bool,
-    "int8": torch.int8,
-}
-_DROPOUT_KINDS = {"add": 0, "relu": 1, "relu_back": 2}
 _COUNTED = {"dense biases": "bias", "relative biases": "line", "mask terms": "start"}
+_LIMITS = {name: sum(kind(slot) == part for slot in SLOTS) for name, part in _COUNTED.items()}
 _MAX_AXES = 11
 FLOAT_TYPES = {torch.float32, torch.bfloat16, torch.float16}
 _MAX_SEGMENTS = 8  # parallel parts of the backward pass, independent of the thread count
 _MIN_SEGMENT_ROWS = 256
 
 
-def _load() -> tuple[Any, str]:
-    """Return the compiled kernels and their description, or None and a reason if they are missing."""
-    isa = os.environ.get("REGARD_ISA")
-    try:
-        kernels = importlib.import_module("regard.mechanism._kernels")
-    except ImportError as error:
-        reason = f"the kernels are not available ({error}); install a C++ compiler and reinstall regard"
-        if isa:
-            raise ArgumentError(f"the environment variable REGARD_ISA is {isa!r}, but {reason}.") from None
-        return None, reason
-    if isa:
-        if isa not in kernels.available():
-            raise ArgumentError(
-                f"the environment variable REGARD_ISA is {isa!r}; this machine and build support "
-                f"{', '.join(kernels.available())}."
-            )
-        kernels.use(isa)
-    return kernels, f"C++ kernels for {isa or kernels.available()[0]}"
-
-
-_KERNELS, DESCRIPTION = _load()
-# Numeric codes of tensors, scores, normalizers and dtypes, from kernels/abi.h; empty without kernels.
-SLOTS: dict[str, int] = getattr(_KERNELS, "SLOTS", {})
-_LIMITS = {name: sum(kind(slot) == part for slot in SLOTS) for name, part in _COUNTED.items()}
-MATCHES: int = getattr(_KERNELS, "MATCHES", 0)  # number of token matches in `sums`
-_SCORES: dict[str, int] = getattr(_KERNELS, "SCORES", {})
-_NORMALIZERS: dict[str | None, int] = getattr(_KERNELS, "NORMALIZERS", {})
-_TYPES = {_DTYPES[name]: i for name, i in getattr(_KERNELS, "TYPES", {}).items() if name in _DTYPES}
-
-_FLOAT32, _INT64 = _TYPES.get(torch.float32, 0), _TYPES.get(torch.int64, 0)
-_SOFTMAX = _NORMALIZERS.get("softmax", 0)
-
-
 def available() -> bool:
     """Whether the kernels are compiled and loaded."""
-    return _KERNELS is not None
+    return KERNELS is not None
+
+
+def lanes() -> int:
+    """Return the number of floats in a vector of the current instruction set."""
+    return KERNELS.lanes()
 
 
 def few_rows() -> int:
@@ -77,13 +41,13 @@ def few_rows() -> int:
 
     The value is the constant FEW in kernels/block.h.
     """
-    return 0 if _KERNELS is None else 1 if _KERNELS.lanes() == 4 else 3
+    return 0 if KERNELS is None else 1 if KERNELS.lanes() == 4 else 3
 
 
 def unsupported(problem: Problem) -> str | None:
     """Return the reason why the kernels do not support this problem, or None if they do."""
     query, config = problem["query"], problem.config
-    if _KERNELS is None:
+    if not available():
         return DESCRIPTION
     if _kernel_name(config.normalize) is None:
         return f"{type(config.normalize).__name__} has no kernel"
@@ -174,11 +138,14 @@ def topk(problem: Problem, tau: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
 def sums(problem: Problem, tau: Tensor) -> Tensor | None:
     """Return sums over sets of keys, (…, g, r, q, 4 + s + 2m), or None if the weights are not finite.
 
-    The problem has further tensors, whose positions are those of the full problem: center (…, q, 1); span
-    (…, q, 2s), start and stop of s intervals of keys; and, for m = `MATCHES`, token (…, q, 2m), each a token
-    and the first key that does not count, and key_token (…, k, m). The columns are: Σ w, the entropy,
-    Σ w |key − center|, the largest weight; Σ w over each span; and for each match, Σ w and the largest weight
-    over the keys with the same token.
+    The problem has additional tensors. Key positions in them refer to the full problem.
+
+    center: (…, q, 1), a key position for each row. span: (…, q, 2s), start and stop of s intervals of keys.
+    token: (…, q, 2m) for m = `MATCHES`, a token and the stop of the keys that are compared with it.
+    key_token: (…, k, m), the token of each key.
+
+    The columns are Σ w, the entropy, Σ w |key − center| and the largest weight; then Σ w over each span;
+    then, for each match, Σ w and the largest weight over the keys with the same token.
     """
     columns = 4 + problem["span"].shape[-1] // 2 + (2 * MATCHES if problem.get("token") is not None else 0)
     result = tau.new_empty(*problem.lead(), problem.queries, columns)
@@ -212,127 +179,6 @@ def _without_value(problem: Problem) -> Problem:
     """Remove value and τ, but keep all leading axes by expanding query."""
     query = problem["query"].expand(*problem.lead(), -1, -1)
     return problem.with_tensors({**problem.tensors, "query": query}).without("value", "value_scale", "tau")
-
-
-def peak_flops(threads: int) -> float:
-    """Measure the peak multiply-add throughput of this machine, in FLOP/s."""
-    if _KERNELS is None:
-        raise ImportError(DESCRIPTION)
-    return _KERNELS.peak(threads)
-
-
-def supports_dropout(*tensors: Tensor) -> bool:
-    """Whether the dropout kernels support these tensors, which must have the same shape."""
-    return _KERNELS is not None and all(
-        t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors
-    )
-
-
-def dropout(kind: str, x: Tensor | None, y: Tensor, *, probability: float, seed: int) -> Tensor:
-    """Apply elementwise dropout, fused with a residual addition or ReLU.
-
-    kind: one of the values listed in kernels/dropout.h."""
-    out, address = torch.empty_like(y), 0 if x is None else x.data_ptr()
-    _KERNELS.dropout(
-        _DROPOUT_KINDS[kind],
-        address,
-        y.data_ptr(),
-        out.data_ptr(),
-        y.numel(),
-        seed & 0xFFFFFFFF,
-        seed >> 32,
-        int(probability * 2**32),
-        1 / (1 - probability),
-        torch.get_num_threads(),
-    )
-    return out
-
-
-def supports_linear(x: Tensor) -> bool:
-    """Whether the linear kernels support the input x. They compute no gradients."""
-    return (
-        _KERNELS is not None
-        and x.dtype is torch.float32
-        and x.device.type == "cpu"
-        and not (torch.is_grad_enabled() and x.requires_grad)
-    )
-
-
-def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, columns: int) -> Tensor:
-    """Compute x · weightᵀ + bias: (…, m) → (…, columns), for inputs that `supports_linear` accepts.
-
-    weight: float32 (columns, m), contiguous; or, with scales, int8 in the layout of kernels/linear.h.
-    """
-    x = x.contiguous()
-    out = x.new_empty(*x.shape[:-1], columns)
-    if out.numel():
-        _KERNELS.linear(
-            x.data_ptr(),
-            weight.data_ptr(),
-            0 if scales is None else scales.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            out.numel() // columns,
-            x.shape[-1],
-            columns,
-            torch.get_num_threads(),
-        )
-    return out
-
-
-def best_tokens(logits: Tensor, k: int, *, first: int) -> tuple[Tensor, Tensor]:
-    """Return the log probabilities and tokens of the k largest logits of each row: (n, V) → (n, k), twice.
-
-    logits: float32, on the CPU. Tokens below `first` count in the sum but are not returned.
-    """
-    logits = logits.contiguous()
-    values = logits.new_empty(len(logits), k)
-    tokens = torch.empty_like(values, dtype=torch.int64)
-    if values.numel():
-        addresses = (logits.data_ptr(), values.data_ptr(), tokens.data_ptr())
-        _KERNELS.best(*addresses, len(logits), logits.shape[1], first, k, torch.get_num_threads())
-    return values, tokens
-
-
-class Strided(NamedTuple):
-    """A tensor of a decoding step: its address, and its strides along batch, g, r, rows and columns."""
-
-    address: int
-    strides: tuple[int, int, int, int, int]
-
-
-def decode(
-    sizes: tuple[int, int, int, int, int, int],
-    tensors: Mapping[str, Strided],
-    scale: float,
-    stop: Tensor | None = None,
-) -> bool:
-    """Run scaled dot-product attention with softmax in float32; return whether the result is finite.
-
-    This skips the checks of `attention`, whose time exceeds that of a small decoding step.
-
-    sizes: batch, key heads g, query heads per key head r, queries, keys, head width.
-    tensors: "query", "key", "value" and "output". stop: number of visible keys per batch row, int64.
-    """
-    batch, groups, per_group, queries, keys, width = sizes
-    numbers = [3, batch, groups, per_group, queries, keys, width, width, queries, 0, 0, _SOFTMAX]
-    numbers += (0, 0, 1, 0, 0, 0, 0 if stop is None else 1)
-    shapes = {
-        "query": (per_group, queries),
-        "output": (per_group, queries),
-        "key": (1, keys),
-        "value": (1, keys),
-    }
-    for name, (address, strides) in tensors.items():
-        numbers += (SLOTS[name], _FLOAT32, 0, address, batch, groups, *shapes[name], width, *strides)
-    if stop is not None:
-        numbers += (SLOTS["stop0"], _INT64, 0, stop.data_ptr(), batch, 1, 1, 1, 1, 1, 1, 1, 1, 1)
-    return _KERNELS.forward(numbers, (scale, 1.0, 0.0, 0.0, 1.0), torch.get_num_threads())
-
-
-def decode_step(numbers: list[int], eps: float) -> bool:
-    """Run a decoding step of a Transformer (kernels/step.h); return whether the result is finite."""
-    return _KERNELS.step(numbers, eps, torch.get_num_threads())
 
 
 class _GradBuffer(NamedTuple):
@@ -404,7 +250,7 @@ class Encoded(NamedTuple):
 
     def run(self, kernel: str) -> bool:
         """Run a kernel; return whether the result is finite."""
-        return getattr(_KERNELS, kernel)(self.numbers, self.factors, torch.get_num_threads())
+        return getattr(KERNELS, kernel)(self.numbers, self.factors, torch.get_num_threads())
 
 
 class Prepared:
@@ -414,7 +260,7 @@ class Prepared:
     """
 
     def __init__(self, encoded: Encoded, names: Sequence[str], kept: Sequence[Tensor]) -> None:
-        handle = _KERNELS.Prepared(encoded.numbers, encoded.factors, [SLOTS[name] for name in names])
+        handle = KERNELS.Prepared(encoded.numbers, encoded.factors, [SLOTS[name] for name in names])
         self._forward, self._backward = handle.forward, handle.backward
         self._kept = kept  # tensors whose addresses are part of the call
 
@@ -449,7 +295,7 @@ def encode(
         *(len(lead), *lead),
         *(problem.queries, problem.keys, problem["query"].shape[-1], 0 if value is None else value.shape[-1]),
         *(config.queries, problem.first_key),
-        *(_SCORES[config.family], normalizer, counts),
+        *(SCORES[config.family], normalizer, counts),
         *(int(config.dropout * 2**32), segments, k),
         *(len(problem.all("bias")), len(problem.all("line")), config.terms),
     ]
@@ -477,9 +323,9 @@ def _call(
 
 def _type(name: str, tensor: Tensor) -> int:
     """Return the numeric code of a tensor's dtype."""
-    number = _TYPES.get(tensor.dtype)
+    number = TYPES.get(tensor.dtype)
     if number is None:
-        supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
+        supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in TYPES)
         raise DTypeError(f"{name} has dtype {tensor.dtype}; the kernels support {supported}.")
     return number
 
@@ -492,12 +338,7 @@ def _encode_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
     """Return the normalizer's code, whether it counts keys, its inverse temperature and its bias."""
     sharpness = 1 / normalize.temperature if type(normalize) is Softmax else 1.0
     bias = normalize.bias if type(normalize) is Sigmoid else 0.0
-    return _NORMALIZERS[_kernel_name(normalize)], bias is None, sharpness, bias or 0.0
-
-
-def lanes() -> int:
-    """Return the number of floats in a vector of the current instruction set."""
-    return _KERNELS.lanes()
+    return NORMALIZERS[_kernel_name(normalize)], bias is None, sharpness, bias or 0.0
 
 
 def is_single_segment(problem: Problem) -> bool:

@@ -5,23 +5,22 @@ the first key. The two differ only if the numbers of queries and keys differ.
 """
 
 from collections.abc import Hashable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from regard._util.checks import check_dense, check_int
-from regard._util.guesses import hint_arguments
+from regard._util.checks import check_int
+from regard._util.name_hints import hint_arguments
 from regard._util.text import type_name
-from regard.errors import ArgumentError, DeviceError, DTypeError, MaskError
+from regard.errors import ArgumentError, DTypeError, MaskError
 from regard.mechanism.call import validation
 from regard.mechanism.mask_algebra import BUILT_IN, CHECKED, CallShape, Mask, MaskTerm, broadcasts
+from regard.mechanism.mask_lengths import as_lengths, length_key, lengths_on, summarize_lengths
 from regard.mechanism.torch_state import concrete
 
 Align = Literal["end", "start"]
-_MAX_COMPARED = 4096  # masks with more lengths are compared by identity
 
 
 class Rule(Mask):
@@ -268,8 +267,8 @@ class Padding(_LengthMask):
     ) -> None:
         if side not in ("right", "left"):
             raise ArgumentError(f"Padding got side={side!r}; use 'right' or 'left'.")
-        lengths = _as_lengths("Padding", lengths)
-        key = _length_key(lengths)
+        lengths = as_lengths("Padding", lengths)
+        key = length_key(lengths)
         vars(self).update(_lengths=lengths, side=side, cache_key=None if key is None else (side, key))
 
     @property
@@ -278,7 +277,7 @@ class Padding(_LengthMask):
         return self._lengths.clone()
 
     def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
-        lengths = _to(self._lengths, call_shape.device)
+        lengths = lengths_on(self._lengths, call_shape.device)
         if not broadcasts(lengths.shape, call_shape.lead[: lengths.dim()]) or lengths.dim() > len(
             call_shape.lead
         ):
@@ -297,7 +296,7 @@ class Padding(_LengthMask):
 
     def __repr__(self) -> str:
         side = "" if self.side == "right" else ", side='left'"
-        return f"Padding({_summary(self._lengths)}{side})"
+        return f"Padding({summarize_lengths(self._lengths)}{side})"
 
 
 @hint_arguments
@@ -332,8 +331,8 @@ class Documents(_LengthMask):
         *,
         within: Rule | None = None,
     ) -> None:
-        query_lengths = _as_lengths("Documents", queries)
-        key_lengths = query_lengths if keys is None else _as_lengths("Documents", keys)
+        query_lengths = as_lengths("Documents", queries)
+        key_lengths = query_lengths if keys is None else as_lengths("Documents", keys)
         if query_lengths.dim() != 1 or query_lengths.shape != key_lengths.shape:
             raise MaskError(
                 f"Documents got query lengths of shape {tuple(query_lengths.shape)} and key lengths of shape "
@@ -346,7 +345,7 @@ class Documents(_LengthMask):
                 f"Documents got within={name}; pass a Rule, such as Causal() or Window(4). Combine other "
                 "masks with &."
             )
-        query_key, key_key = _length_key(query_lengths), _length_key(key_lengths)
+        query_key, key_key = length_key(query_lengths), length_key(key_lengths)
         fixed = within is None or type(within) in BUILT_IN  # custom rules may be mutable
         cache_key = (query_key, key_key, within) if fixed and query_key and key_key else None
         vars(self).update(_queries=query_lengths, _keys=key_lengths, within=within, cache_key=cache_key)
@@ -362,7 +361,10 @@ class Documents(_LengthMask):
         return self._keys.clone()
 
     def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
-        queries, keys = _to(self._queries, call_shape.device), _to(self._keys, call_shape.device)
+        queries, keys = (
+            lengths_on(self._queries, call_shape.device),
+            lengths_on(self._keys, call_shape.device),
+        )
         self._check(call_shape)
         row = torch.arange(call_shape.queries, device=call_shape.device)
         ends = queries.cumsum(0)
@@ -391,7 +393,7 @@ class Documents(_LengthMask):
             if total != size or (len(lengths) and int(lengths.max()) > size):
                 raise MaskError(
                     f"Documents has {sum(lengths.tolist())} {what} in total and the call has {size} {what}; "
-                    "the lengths must sum to the packed length. Document ids become lengths by "
+                    "the lengths must sum to the packed length. To convert document ids to lengths, use "
                     "torch.unique_consecutive(ids, return_counts=True)[1]."
                 )
 
@@ -401,54 +403,10 @@ class Documents(_LengthMask):
         return int(self._queries.sum()), int(self._keys.sum())
 
     def __repr__(self) -> str:
-        keys = "" if self._keys is self._queries else f", {_summary(self._keys)}"
+        keys = "" if self._keys is self._queries else f", {summarize_lengths(self._keys)}"
         within = "" if self.within is None else f", within={self.within!r}"
-        return f"Documents({_summary(self._queries)}{keys}{within})"
+        return f"Documents({summarize_lengths(self._queries)}{keys}{within})"
 
 
 BUILT_IN |= {Causal, Window, Prefix, Padding, Documents}
 CHECKED |= {Rule.terms, Documents.terms}
-
-
-def _as_lengths(mask: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
-    """Copy the lengths to a tensor that is not an inference tensor, because the backward pass may need it."""
-    inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
-    with torch.inference_mode(False) if inference else nullcontext():
-        try:
-            tensor = torch.as_tensor(lengths)
-        except (TypeError, ValueError, RuntimeError):
-            raise DTypeError(
-                f"{mask} got lengths {lengths!r}; pass integers, in a list or a tensor."
-            ) from None
-        check_dense("lengths", tensor)
-        if tensor.numel() and (
-            tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool
-        ):  # an empty list becomes a float tensor
-            cure = f": {mask}(mask.sum(-1))" if tensor.dtype is torch.bool else ""
-            raise DTypeError(f"{mask} got lengths of dtype {tensor.dtype}; they must be integers{cure}.")
-        tensor = tensor.to(torch.int64, copy=True)
-    if concrete(tensor) and tensor.numel() and int(tensor.min()) < 0:
-        raise MaskError(f"{mask} got a length of {int(tensor.min())}; lengths must be at least 0.")
-    return tensor
-
-
-def _length_key(lengths: Tensor) -> Hashable | None:
-    """Return the lengths as a hashable value, or None if there are too many or they cannot be read."""
-    if not concrete(lengths) or lengths.device.type != "cpu" or lengths.numel() > _MAX_COMPARED:
-        return None
-    return tuple(lengths.shape), lengths.numpy().tobytes()
-
-
-def _to(lengths: Tensor, device: torch.device) -> Tensor:
-    if lengths.is_meta and device.type != "meta":
-        raise DeviceError(
-            f"query is on {device} and the mask's lengths are on meta, where they have no values; pass "
-            "lengths with values."
-        )
-    return lengths.to(device)
-
-
-def _summary(lengths: Tensor) -> str:
-    if not concrete(lengths) or lengths.numel() > 8:
-        return f"<{' × '.join(map(str, lengths.shape))} lengths>"
-    return str(lengths.tolist())

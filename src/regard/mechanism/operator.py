@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.mechanism import autograd, dispatch, fused, reference
+from regard.mechanism.autocast import autocast_off, autocasts
 from regard.mechanism.call import keyword_hints
 from regard.mechanism.call.arguments import (
     Bias,
@@ -32,7 +33,6 @@ from regard.mechanism.call.quantized_call import run as run_quantized
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Causal, Documents, Padding, Window
 from regard.mechanism.normalizers import BUILT_IN_TYPES, Normalizer, Sink, Softmax
-from regard.mechanism.precision import autocast_off, autocasts
 from regard.mechanism.quantized import Quantized, dequantize
 from regard.mechanism.scores import Dot, ScaledDot, Score, ScoreFunction
 from regard.mechanism.torch_state import plain_cpu
@@ -211,7 +211,7 @@ class _PreparedCall(NamedTuple):
     output_stride: tuple[int, ...]
     tau_shape: tuple[int, ...]
     simple_backward: bool  # gradients need no segments, padding or sums over broadcast axes
-    lanes: int  # of the instruction set for which this is true
+    lanes: int  # vector width for which `simple_backward` was determined
     backward: dict[Hashable, fused.Prepared]  # keyed by required gradients and strides
 
 

@@ -18,8 +18,8 @@ import math
 import torch
 from torch import Tensor
 
+from regard.mechanism.autocast import matmul
 from regard.mechanism.call.problem import Problem
-from regard.mechanism.precision import matmul
 from regard.mechanism.scores import ACTIVATIONS
 from regard.mechanism.torch_state import concrete, forward_mode, transformed
 

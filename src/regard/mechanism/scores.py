@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._util.checks import check_int, check_number
-from regard._util.guesses import hint_arguments
+from regard._util.name_hints import hint_arguments
 from regard.errors import ShapeError
 from regard.mechanism.torch_state import concrete
 

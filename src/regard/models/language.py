@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard._util.checks import check_int, check_number, check_type
-from regard._util.guesses import hint_arguments
+from regard._util.name_hints import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.mask_algebra import Mask

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._util.checks import check_type
-from regard._util.guesses import hint_arguments
+from regard._util.name_hints import hint_arguments
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Documents, Padding
@@ -55,7 +55,7 @@ class TransformerState(State):
         return True
 
     def record_missing_queries(self, like: Tensor) -> None:
-        """Record queries of NaN for a step whose results were not finite. like: a tensor with a row each."""
+        """Record NaN queries for a step whose result is not finite. like: a tensor with the same rows."""
         if self.fast is not None and self.fast.recorded is not None:
             recorder, layer = self.fast.recorded[1], self.fast.layers[0]
             heads, width = layer.heads, layer.head_width
@@ -225,7 +225,7 @@ class Transformer(Seq2Seq):
 
 
 def _is_usable(source: decoder_step.Source) -> bool:
-    """Whether `decoder_step` still applies. Recorded steps belong to a search, which no hook observes."""
+    """Whether `decoder_step` can still be used. During a search that records queries, no hook is active."""
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
     return source.recorded is not None or not source.is_observed()

@@ -4,18 +4,16 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from regard._util.checks import check_int
-from regard._util.guesses import hint_arguments
+from regard._util.name_hints import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.inspection.layer_view import pool_dense
 from regard.inspection.layers import layer_label
 from regard.inspection.recording import Seen
 from regard.mechanism.biases import RelativeBias
@@ -26,14 +24,27 @@ from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.position_encoding import PositionEncoding
 from regard.plot.curves import draw_by_distance
 from regard.plot.grids import (
-    MAX_PANELS,
     GridOptions,
-    Panel,
     color_norm,
     draw_matrix,
     draw_panels,
     fits_numbers,
     label_axes,
+)
+from regard.plot.panels import (
+    MAX_CELLS,
+    MAX_HEADS_IN_ROW,
+    AlignmentLike,
+    Tokens,
+    alignment_panel,
+    arrange_grid,
+    as_weights,
+    check_count,
+    check_titles,
+    make_panel,
+    make_panels,
+    pool_weights,
+    split_rows,
 )
 from regard.plot.style import DARK, LIGHT, POINTS_PER_INCH, check_suffix, theme_for
 
@@ -41,23 +52,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.image import AxesImage
 
-MAX_CELLS = 512  # larger matrices are drawn as block means
-MAX_GRID_CELLS = 192  # the same limit in a grid
+MAX_GRID_CELLS = 192  # largest matrix in a grid; larger ones are drawn as block means
 MAX_COLUMNS = 4  # alignments side by side
-MAX_HEADS_IN_ROW = 6  # more heads of one layer are drawn as a grid
-
-Tokens = Sequence[str] | None
-
-
-class AlignmentLike(Protocol):
-    """Words of two sentences, and weights with one row per target word and one column per source word."""
-
-    @property
-    def source_words(self) -> Sequence[str]: ...
-    @property
-    def target_words(self) -> Sequence[str]: ...
-    @property
-    def weights(self) -> Tensor | NDArray[Any]: ...
 
 
 @hint_arguments
@@ -97,7 +93,7 @@ def heatmap(
     (3, 3)
     >>> plt.close(figure)
     """
-    weights = _as_weights(weights)
+    weights = as_weights(weights)
     if weights.dim() != 2:
         raise ShapeError(
             f"heatmap() draws one matrix, but got weights of shape {tuple(weights.shape)}. Select one: "
@@ -111,7 +107,7 @@ def heatmap(
         raise ArgumentError(
             f"heatmap(names={names!r:.80}): pass two strings, the names of the query axis and the key axis."
         )
-    panel = _panel(weights, queries, keys).check()
+    panel = make_panel(weights, queries, keys).check()
     dots = axes.figure.dpi / POINTS_PER_INCH
     size = axes.bbox.width / dots, axes.bbox.height / dots
     norm = color_norm([panel.matrix], log=log, limits=limits)
@@ -157,25 +153,25 @@ def draw_weights(
     'weights.png'
     """
     check_suffix(path)
-    weights = _as_weights(weights)
+    weights = as_weights(weights)
     if weights.dim() < 2:
         raise ShapeError(f"draw_weights() got shape {tuple(weights.shape)}; pass weights of shape (…, q, k).")
     *lead, rows, columns = weights.shape
-    _check_count(math.prod(lead))
+    check_count(math.prod(lead))
     single = math.prod(lead) == 1
-    matrices = _pooled(weights, MAX_CELLS if single else MAX_GRID_CELLS)
+    matrices = pool_weights(weights, MAX_CELLS if single else MAX_GRID_CELLS)
     heads = lead[-1] if lead else 1
     prefix = "" if isinstance(weights, Weights) and not weights.has_heads else "head "
     matrices = matrices.reshape(math.prod(lead[:-1]), heads, *matrices.shape[-2:])
-    names = _titles(titles, ["" if single else f"{prefix}{head}" for head in range(heads)], "heads")
+    names = check_titles(titles, ["" if single else f"{prefix}{head}" for head in range(heads)], "heads")
     # only the panels of the first row have titles
     panels = [
-        _panels(entry, (rows, columns), (queries, keys), [""] * heads if i else names)
+        make_panels(entry, (rows, columns), (queries, keys), [""] * heads if i else names)
         for i, entry in enumerate(matrices)
     ]
     row_titles = [str(entry) for entry in range(len(panels))] if len(panels) > 1 else []
     if len(panels) == 1:
-        panels = _grid(panels[0])
+        panels = arrange_grid(panels[0])
     options = GridOptions(title or "", row_titles=row_titles, shared=not single, log=log, dark=dark)
     return draw_panels(panels, options, path)
 
@@ -221,18 +217,20 @@ def draw_heads(
     if not layers:
         raise ArgumentError("draw_heads() got no layers; call the model inside the regard.watch block.")
     row_titles = [layer_label(name) for name in layers] if isinstance(layers, Seen) else list(layers)
-    layers = {name: _as_weights(weights) for name, weights in layers.items()}
+    layers = {name: as_weights(weights) for name, weights in layers.items()}
     counts = [_count_heads(name, weights) for name, weights in layers.items()]
-    _check_count(sum(counts))
+    check_count(sum(counts))
     max_cells = MAX_CELLS if sum(counts) == 1 else MAX_GRID_CELLS
     panels = []
     for row, (weights, count) in enumerate(zip(layers.values(), counts, strict=True)):
-        matrices = _pooled(weights, max_cells)
+        matrices = pool_weights(weights, max_cells)
         matrices = matrices.reshape(count, *matrices.shape[-2:])
-        names = _titles(titles, [f"head {head}" for head in range(first, first + count)], "heads")
-        panels.append(_panels(matrices, weights.shape[-2:], (queries, keys), [""] * count if row else names))
+        names = check_titles(titles, [f"head {head}" for head in range(first, first + count)], "heads")
+        panels.append(
+            make_panels(matrices, weights.shape[-2:], (queries, keys), [""] * count if row else names)
+        )
     if len(panels) == 1 and counts[0] > MAX_HEADS_IN_ROW:
-        panels, title, row_titles = _grid(panels[0]), title or row_titles[0], []
+        panels, title, row_titles = arrange_grid(panels[0]), title or row_titles[0], []
     options = GridOptions(title or "", row_titles=row_titles, shared=sum(counts) > 1, log=log, dark=dark)
     return draw_panels(panels, options, path)
 
@@ -264,11 +262,11 @@ def draw_alignments(
     """
     check_suffix(path)
     alignments = list(alignments) if isinstance(alignments, Sequence) else [alignments]
-    names = _titles(titles, [""] * len(alignments), "alignments")
-    panels = [_alignment_panel(*pair) for pair in zip(alignments, names, strict=True)]
+    names = check_titles(titles, [""] * len(alignments), "alignments")
+    panels = [alignment_panel(*pair) for pair in zip(alignments, names, strict=True)]
     check_int("draw_alignments got columns", columns, min=1)
     options = GridOptions(title or "", axis_names=("target", "source"), dark=dark)
-    return draw_panels(_split_rows(panels, columns), options, path)
+    return draw_panels(split_rows(panels, columns), options, path)
 
 
 def draw_mask(
@@ -307,10 +305,10 @@ def draw_mask(
     sides = [queries, queries if keys is None else keys]
     size = _size(sides[0]), _size(sides[1])
     tokens = [None if isinstance(side, int) else side for side in sides]
-    _check_count(math.prod(lead))
+    check_count(math.prod(lead))
     matrices = _visible(mask, size, tuple(lead))
-    names = _titles(titles, [str(i) if lead else "" for i in range(len(matrices))], "masks")
-    panels = _panels(matrices, size, tokens, names)
+    names = check_titles(titles, [str(i) if lead else "" for i in range(len(matrices))], "masks")
+    panels = make_panels(matrices, size, tokens, names)
     theme = DARK if dark else LIGHT
     options = GridOptions(
         repr(mask) if title is None else title,
@@ -319,7 +317,7 @@ def draw_mask(
         legend=((theme.surface, "masked"), (theme.accent, "visible")),
         limits=(0, 1),
     )
-    return draw_panels(_split_rows(panels, 8), options, path)
+    return draw_panels(split_rows(panels, 8), options, path)
 
 
 def draw_positions(
@@ -357,45 +355,10 @@ def draw_positions(
             distance = torch.arange(-length, length + 1 if bidirectional else 1)
             biases = positions(distance).detach().cpu().reshape(-1, len(distance))
             return draw_by_distance(distance.tolist(), biases.tolist(), path, title=title, dark=dark)
-        panels = [_panel(table, title=name) for name, table in positions.tables(length).items()]
+        panels = [make_panel(table, title=name) for name, table in positions.tables(length).items()]
     axis_names = ("position", positions.columns)
     options = GridOptions(title or "", axis_names=axis_names, dark=dark, colorbar="value")
     return draw_panels([panels], options, path)
-
-
-def _as_weights(weights: Any) -> Weights | Tensor:
-    """Convert arrays and lists to tensors."""
-    if isinstance(weights, Weights | Tensor):
-        return weights
-    try:
-        return torch.as_tensor(np.array(weights))  # a copy: torch does not accept negative strides
-    except (TypeError, ValueError, RuntimeError):
-        raise DTypeError(
-            f"Cannot draw non-numeric values ({type_name(weights)}); pass lazy weights, a tensor or an array."
-        ) from None
-
-
-def _panel(weights: Weights | Tensor, queries: Tokens = None, keys: Tokens = None, title: str = "") -> Panel:
-    rows, columns = weights.shape
-    return Panel(_pooled(weights, MAX_CELLS), rows, columns, queries, keys, title)
-
-
-def _panels(
-    matrices: NDArray[Any], size: Sequence[int], tokens: Sequence[Tokens], titles: Sequence[str]
-) -> list[Panel]:
-    (rows, columns), (queries, keys) = size, tokens
-    pairs = zip(matrices, titles, strict=True)
-    return [Panel(matrix, rows, columns, queries, keys, title) for matrix, title in pairs]
-
-
-def _pooled(weights: Weights | Tensor, max_cells: int) -> NDArray[Any]:
-    """Return weights (…, q, k) as an array, with at most `max_cells` rows and columns of block means."""
-    if isinstance(weights, Weights):
-        large = max(weights.shape[-2:]) > max_cells
-        dense = weights.pool(max_cells, max_cells) if large else weights.dense()
-    else:
-        dense = pool_dense(weights.detach().cpu().float(), max_cells, max_cells)
-    return dense.detach().cpu().float().numpy()
 
 
 def _count_heads(name: str, weights: Weights | Tensor) -> int:
@@ -406,54 +369,6 @@ def _count_heads(name: str, weights: Weights | Tensor) -> int:
             "Select one entry of the batch: weights[0]."
         )
     return int(heads)
-
-
-def _grid(panels: list[Panel]) -> list[list[Panel]]:
-    """Return many panels as a nearly square grid, if possible with full rows, and a few in one row."""
-    if len(panels) <= MAX_HEADS_IN_ROW:
-        return [panels]
-    root = math.ceil(math.sqrt(len(panels)))
-    columns = next((width for width in range(root, root + 3) if len(panels) % width == 0), root)
-    return _split_rows(panels, columns)
-
-
-def _split_rows(panels: list[Panel], columns: int) -> list[list[Panel]]:
-    return [panels[i : i + columns] for i in range(0, len(panels), columns)]
-
-
-def _alignment_panel(alignment: AlignmentLike, title: str) -> Panel:
-    weights = checked_weights(alignment)
-    sources, targets = alignment.source_words, alignment.target_words
-    if not sources or not targets:
-        raise ArgumentError(
-            f"Cannot draw an alignment of {len(targets)} target words and {len(sources)} source words."
-        )
-    return _panel(weights, targets, sources, title)
-
-
-def checked_weights(alignment: AlignmentLike) -> Tensor:
-    """Return the weights of an alignment as floats; raise a ShapeError if their shape is wrong."""
-    weights = torch.as_tensor(alignment.weights).detach().cpu().float().nan_to_num(0)
-    sources, targets = len(alignment.source_words), len(alignment.target_words)
-    if tuple(weights.shape) != (targets, sources):
-        raise ShapeError(
-            f"An alignment of {targets} target words and {sources} source words has weights of shape "
-            f"{tuple(weights.shape)}; it needs {(targets, sources)}."
-        )
-    return weights
-
-
-def _titles(titles: Sequence[str] | None, default: list[str], what: str) -> list[str]:
-    if titles is None:
-        return default
-    if len(titles) != len(default):
-        raise ArgumentError(f"Got {len(titles)} titles for {len(default)} {what}; pass one for each.")
-    for title in titles:
-        if not isinstance(title, str):
-            raise DTypeError(
-                f"Titles must be strings, got {title!r:.40} of type {type(title).__name__}. Pass str(title)."
-            )
-    return list(titles)
 
 
 def _size(side: int | Sequence[str]) -> int:
@@ -467,10 +382,5 @@ def _visible(mask: Mask, size: tuple[int, int], lead: tuple[int, ...]) -> NDArra
     """Return the visible fraction of each block in linear memory: 2 × mean weight, since sigmoid(0) = 1/2."""
     query, key = (torch.zeros(*lead, length, 1) for length in size)
     weights = attend(query, key, key, mask=mask, normalize=Sigmoid(bias=0.0))[1]
-    visible = 2 * _pooled(weights, MAX_CELLS)
+    visible = 2 * pool_weights(weights, MAX_CELLS)
     return visible.reshape(math.prod(lead), *visible.shape[-2:])
-
-
-def _check_count(count: int) -> None:
-    if not 1 <= count <= MAX_PANELS:
-        raise ArgumentError(f"Cannot draw {count:,} matrices; select 1 to {MAX_PANELS:,}.")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
-DPI = 150  # of PNG files
+DPI = 150  # resolution of PNG files
 # Weights: shades of blue whose lightness changes evenly from the background to its opposite, so any color
 # vision can read them. The page uses the same colors.
 ON_LIGHT = ("#f7fbfd", "#bedef8", "#86c0ef", "#4e9edb", "#1b77b5", "#07517f", "#002e4d")

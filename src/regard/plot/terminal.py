@@ -9,7 +9,7 @@ from regard._util.checks import check_int
 from regard._util.extras import require
 from regard._util.text import printable
 from regard.errors import ArgumentError
-from regard.plot.heatmaps import AlignmentLike, checked_weights
+from regard.plot.panels import AlignmentLike, checked_weights
 from regard.plot.style import DARK, LIGHT, Theme
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ lowercase words and punctuation, separated by spaces.
 from collections.abc import Callable, Iterator
 from random import Random
 
+from regard._util.text import with_article
 from regard.app.stories.words import (
     ANIMALS,
     FOODS,
@@ -21,7 +22,6 @@ from regard.app.stories.words import (
     outdoors,
     people,
     things,
-    with_article,
 )
 
 Sentences = list[str]

@@ -3,6 +3,8 @@
 from random import Random
 from typing import NamedTuple
 
+from regard._util.text import with_article
+
 GIRLS = ("anna", "emma", "lily", "lucy", "mia", "nora", "sara", "zoe")
 BOYS = ("ben", "finn", "jack", "leo", "max", "sam", "tim", "tom")
 CAPITALIZED = (*GIRLS, *BOYS, "i")  # words with a capital letter everywhere
@@ -67,16 +69,6 @@ class Thing(NamedTuple):
     def known(self) -> str:
         """The phrase of a later mention: "the orange hat"."""
         return f"the {self.color} {self.noun}"
-
-
-def with_article(phrase: str) -> str:
-    """Put "a" or "an" before a phrase.
-
-    >>> from regard.app.stories.words import with_article
-    >>> with_article("orange hat")
-    'an orange hat'
-    """
-    return f"{'an' if phrase[0] in 'aeiou' else 'a'} {phrase}"
 
 
 def girl(name: str) -> Person:

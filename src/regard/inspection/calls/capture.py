@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.inspection.calls.mask_reading import Intervals, RowMask, key_intervals
 from regard.inspection.layers import head_numbers
-from regard.inspection.measures.record import AttentionOutput
+from regard.inspection.measures.call_record import AttentionOutput
 from regard.mechanism.call.arguments import Call, Layout, prepare
 from regard.mechanism.call.problem import Problem
 from regard.mechanism.mask_algebra import Mask, as_mask
@@ -26,7 +26,7 @@ AttentionKind = Literal["self", "cross"]
 
 
 class WindowPositions(NamedTuple):
-    """The tokens of windows: queries (w, q) and keys (w, k), numbered over batch · tokens; −1 for padding."""
+    """Token numbers of windows, counted across the batch: queries (w, q), keys (w, k); −1 for padding."""
 
     queries: Tensor
     keys: Tensor
@@ -63,7 +63,7 @@ class CapturedCall:
     kind: AttentionKind = "self"
     new_keys: Tensor | None = None  # the keys that this call added to a cache
     cached: bool = False
-    dense: bool = False  # biases[0] / (number of visible keys) are the weights; query and key are empty
+    dense: bool = False  # weights = biases[0] / (number of visible keys); query and key are empty
     value: Tensor | None = None  # b g k e
     output: AttentionOutput | None = None  # not detached: its gradient may be recorded
     windows: WindowPositions | None = None  # the entries of the batch are windows of larger images
@@ -92,7 +92,7 @@ class CapturedCall:
         return replace(self, query=query, key=key, value=value, new_keys=None)
 
     def select_heads(self, heads: Sequence[int]) -> "CapturedCall":
-        """Keep the tensors of these heads only."""
+        """Keep only the tensors of these heads."""
         count = self.query.shape[-3]
         index = torch.tensor(head_numbers("watch", heads, count), device=self.query.device)
 
@@ -128,7 +128,7 @@ def dense_call(weights: Tensor, kind: AttentionKind = "self") -> CapturedCall:
     key = weights.new_empty(*weights.shape[:-2], weights.shape[-1], 0)
     if not weights.shape[-1] or weights.is_meta:
         return CapturedCall(query, key, biases=(weights * weights.shape[-1],), kind=kind, dense=True)
-    start, stop, _ = key_intervals((weights != 0).cpu().numpy())  # zeros between them stay zeros
+    start, stop, _ = key_intervals((weights != 0).cpu().numpy())  # zeros inside the interval stay zeros
     ends = (torch.from_numpy(end)[..., None].to(weights.device) for end in (start, stop))
     mask = RowMask(*ends)
     visible = mask.stop - mask.start

@@ -30,7 +30,7 @@ class Step(NamedTuple):
     biases: tuple[Tensor, ...]
     offset: int  # position of the mask's first key among all keys
     keys: int  # keys that this step attends to
-    value: Tensor | None = None  # of the new keys, b g q e
+    value: Tensor | None = None  # values of the new keys, b g q e
 
 
 class LastKeys(NamedTuple):

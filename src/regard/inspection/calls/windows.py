@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.inspection.calls.capture import CapturedCall, WindowPositions, lazy_problem
-from regard.inspection.hooks.tokens import Tokens
+from regard.inspection.hooks.token_tracker import Tokens
 from regard.mechanism.call.arguments import Call
 from regard.mechanism.call.problem import Problem
 from regard.mechanism.mask_algebra import BUILT_IN, CallShape, Mask, MaskTerm
@@ -29,8 +29,8 @@ WINDOW_WEIGHTS = "window weights"  # the score of maps that store the weights of
 class Windows(NamedTuple):
     """The weights of each window of a layer, and the positions of its queries and keys.
 
-    weights: (w, h, q, k). queries: (w, q), image · tokens + position in the image; −1 for padding.
-    keys: (w, k), likewise. `Seen.windows` returns them.
+    weights: (w, h, q, k). queries: (w, q), the token of each query, numbered image · tokens + position; −1
+    for padding. keys: (w, k), the same for keys. Returned by `Seen.windows`.
     """
 
     weights: Weights
@@ -71,7 +71,7 @@ def window_positions(queries: Tensor, keys: Tensor, batch: int, tokens: int) -> 
 
 
 def add_window_positions(call: CapturedCall, tokens: tuple[Tokens, Tokens] | None) -> CapturedCall:
-    """Return a call with the positions of its windows, if known. tokens: those of its queries and keys."""
+    """Return a call with the positions of its windows, if known. tokens: tokens of its queries and keys."""
     if tokens is None:
         return call
     (queries, batch, count, _), (keys, *_) = tokens

@@ -83,7 +83,7 @@ class Capture(Intervention):
 class Patch(Intervention):
     """Replace heads with those that a `Capture` recorded in another run (Vig et al. 2020; Meng et al. 2022).
 
-    captured: the other run. positions: patch only these queries, positions as in `Block`; None for all.
+    captured: the recorded run. positions: the queries to patch, as in `Block`; None for all.
     weights: use the weights of the other run with the values of this run, in linear memory. Default: use the
         outputs of the other run.
 

@@ -1,6 +1,6 @@
 """Interventions on edges: which queries may read which keys, and which values they read.
 
-Positions count from the start of the sequence, also while a model generates with a cache; padding counts.
+Positions count from the start of the sequence, including padding, even while a model generates with a cache.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Positions = int | slice | range | Sequence[int] | None
 
 
 class _EdgeIntervention(Intervention):
-    """A change of the edges between some queries and keys."""
+    """Base class for interventions on the edges between some queries and keys."""
 
     queries: Positions
     keys: Positions
@@ -129,7 +129,7 @@ def _selected_heads(call: AttentionCall, heads: list[int]) -> Tensor | None:
 
 
 def _with_rows(call: AttentionCall, output: Tensor, heads: list[int], rows: Tensor) -> AttentionCall:
-    """Replace the output of these heads and rows; all others keep their bits."""
+    """Replace the output of these heads and rows; all others stay bit-identical."""
     selected = torch.zeros(call.heads, 1, 1, dtype=torch.bool, device=output.device)
     selected[heads] = True
     return replace(call, output=torch.where(selected & rows[:, None], output.to(call.output), call.output))

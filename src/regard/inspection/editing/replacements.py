@@ -34,7 +34,7 @@ class AttentionCall:
     """One attention call: output (…, h, q, e), value (…, g, k, e), and a function that returns its inputs.
 
     layer: name of the layer. first_query, first_key: positions of the first query and key in the sequence;
-    not 0 while a model generates with a cache. hidden: pairs hidden by outer edits; None for none.
+    not 0 while a model generates with a cache. hidden: the pairs that outer edits hide, or None.
     """
 
     output: Tensor
@@ -50,7 +50,7 @@ class AttentionCall:
         return self.output.shape[-3]
 
     def recompute(self, *, value: Tensor | None = None) -> Tensor:
-        """Compute the output again, with the hidden pairs, in linear memory. value: replaces the value."""
+        """Recompute the output without the hidden pairs, in linear memory. value: replaces the value."""
         inputs = self.inputs()
         value = inputs.value if value is None else value
         return attention(inputs.query, inputs.key, value, **self._options(inputs))
@@ -196,7 +196,7 @@ def _apply(intervention: Intervention, function: Callable[[Tensor], Tensor], x: 
 
 
 def intervene(call: AttentionCall, heads: Sequence[int] | None, intervention: Intervention) -> AttentionCall:
-    """Apply an intervention to some heads; None for all."""
+    """Apply an intervention to some heads, or to all if `heads` is None."""
     count = call.heads
     selected = list(range(count)) if heads is None else head_numbers("edit", heads, count)
     return intervention.apply(call, selected)

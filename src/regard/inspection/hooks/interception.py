@@ -19,7 +19,7 @@ from torch import Tensor, nn, overrides
 
 from regard.errors import ArgumentError, RegardError
 from regard.inspection.calls.capture import CapturedCall
-from regard.inspection.measures.record import AttentionOutput
+from regard.inspection.measures.call_record import AttentionOutput
 from regard.mechanism.torch_state import transformed
 from regard.models.layers.attention import is_cross_attention
 
@@ -51,7 +51,7 @@ class Observer(Protocol):
     def on_softmax(self, module: nn.Module, pools: bool) -> None:
         """Called when one of the modules has computed a softmax that is not followed.
 
-        pools: its output was multiplied with activations.
+        pools: whether its output was multiplied by activations.
         """
 
     def on_generate(self, model: nn.Module, generate: Function, *args: Any, **kwargs: Any) -> Any:
@@ -356,7 +356,7 @@ def _enter_tracer() -> None:
 
 def _update_tokens() -> None:
     """Follow the tokens if a model with windows is observed."""
-    from regard.inspection.hooks.tokens import TokenTracker
+    from regard.inspection.hooks.token_tracker import TokenTracker
 
     needed = any(observer.has_windows for observer in THREAD.observers)
     if THREAD.tracer is not None and needed != (THREAD.tracer.tokens is not None):

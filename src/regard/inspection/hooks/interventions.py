@@ -19,8 +19,9 @@ from torch.overrides import TorchFunctionMode
 from regard.errors import ArgumentError
 from regard.inspection.calls.mask_reading import as_boolean
 from regard.inspection.editing.replacements import AttentionCall, Inputs, Intervention, intervene
-from regard.inspection.hooks.by_hand import HandCall
-from regard.inspection.hooks.chains import Chains
+from regard.inspection.hooks.handwritten.calls import HandwrittenCall
+from regard.inspection.hooks.handwritten.chains import Chains
+from regard.inspection.hooks.handwritten.operations import Operation, Softmaxed
 from regard.inspection.hooks.interception import (
     EDIT,
     Function,
@@ -31,7 +32,6 @@ from regard.inspection.hooks.interception import (
     remove_mode,
 )
 from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords, parse
-from regard.inspection.hooks.operations import Operation, Softmaxed
 from regard.inspection.hooks.tracing import function_name
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.normalizers import Softmax, Softmax1
@@ -106,7 +106,7 @@ def _apply(
     edits = _edits(module)
     _THREAD.edited.add(module)
     call = AttentionCall(output, value, inputs, edits[0].layer, *positions)
-    with _inside(), inside_attention():  # what interventions compute is neither edited nor recorded
+    with _inside(), inside_attention():  # calls made by interventions are neither edited nor recorded
         for edit in edits:  # the innermost block last
             call = intervene(call, edit.heads, edit.intervention)
     return call.output
@@ -293,7 +293,7 @@ def edit_product(operation: Operation, node: Softmaxed) -> Any:
         return operation.output
     layer = _edits(module)[0].layer
     with torch.enable_grad() if operation.output.requires_grad else nullcontext():
-        call = HandCall.of(operation, node, module, layer)
+        call = HandwrittenCall.of(operation, node, module, layer)
         cross = is_cross_attention(layer)
         positions = (
             _cross_positions(call.weights) if cross else _self_positions(call.weights, call.weights.mT)
@@ -302,7 +302,7 @@ def edit_product(operation: Operation, node: Softmaxed) -> Any:
 
 
 def _update_mode() -> None:
-    """Enter or leave the mode: it disables torch's fast paths, and only modules of other code need it."""
+    """Enter or leave the mode, which only other code's modules need: it disables torch's fast paths."""
     own = Attends | nn.MultiheadAttention
     needed = any(not isinstance(module, own) for edits in _THREAD.edits for module in edits)
     if needed and _THREAD.mode is None:

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from regard.inspection.calls.capture import AttentionKind, CapturedCall, dense_call
 from regard.inspection.calls.mask_reading import RowMask, row_mask
 from regard.inspection.hooks.interception import records_values
-from regard.inspection.measures.record import AttentionOutput
+from regard.inspection.measures.call_record import AttentionOutput
 from regard.mechanism.sdpa import SDPACall
 
 

@@ -23,7 +23,7 @@ from regard.inspection.hooks.interception import (
     report,
     without_tracer,
 )
-from regard.inspection.measures.record import AttentionOutput
+from regard.inspection.measures.call_record import AttentionOutput
 from regard.models.layers.attention import Attends
 
 

@@ -1,9 +1,9 @@
 """Follow the torch functions that a watched model calls, to see attention that no other hook reports.
 
 `Tracer` is a TorchFunctionMode: it sees every call of a torch function in its thread, by whichever name
-the function was imported. It reports SDPA, FlexAttention, and attention written by hand (`chains`), whose
-weights are lazy if query, key and masks reproduce them, which is checked on a few rows, and dense otherwise.
-The functions run unchanged.
+the function was imported. It reports SDPA, FlexAttention and attention written by hand (`handwritten`). The
+weights of the latter are lazy if query, key and masks reproduce them on a few rows, and dense otherwise. The
+functions run unchanged.
 """
 
 import math
@@ -20,7 +20,10 @@ from regard.errors import ArgumentError
 from regard.inspection.calls.capture import CapturedCall, dense_call
 from regard.inspection.calls.windows import add_window_positions
 from regard.inspection.hooks import interception
-from regard.inspection.hooks.chains import Chains
+from regard.inspection.hooks.handwritten.chains import Chains
+from regard.inspection.hooks.handwritten.operations import Operation, Softmaxed
+from regard.inspection.hooks.handwritten.products import Values, values
+from regard.inspection.hooks.handwritten.scores import Scores
 from regard.inspection.hooks.interception import (
     Function,
     inside_attention,
@@ -30,13 +33,10 @@ from regard.inspection.hooks.interception import (
     records_values,
     report,
 )
-from regard.inspection.hooks.operations import Operation, Softmaxed
-from regard.inspection.hooks.products import Values, values
-from regard.inspection.hooks.score_chain import Scores
 from regard.inspection.hooks.sdpa_calls import capture_flex, capture_sdpa
-from regard.inspection.hooks.tokens import Tokens, TokenTracker, tensors
+from regard.inspection.hooks.token_tracker import Tokens, TokenTracker, tensors
 from regard.inspection.hooks.torch import capture_multihead_function
-from regard.inspection.measures.record import AttentionOutput
+from regard.inspection.measures.call_record import AttentionOutput
 
 
 class Tracer(TorchFunctionMode):

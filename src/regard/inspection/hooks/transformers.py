@@ -24,7 +24,7 @@ from regard.inspection.hooks.interception import (
     report,
 )
 from regard.inspection.hooks.interface_call import check_keywords, parse
-from regard.inspection.measures.record import AttentionOutput
+from regard.inspection.measures.call_record import AttentionOutput
 from regard.mechanism.masks import Causal
 from regard.mechanism.quantized import Quantized, dequantize
 

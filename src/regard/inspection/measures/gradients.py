@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.inspection.measures.products import LowRank, WeightProduct, expand_heads
-from regard.inspection.measures.record import CallRecord
+from regard.inspection.measures.call_record import CallRecord
+from regard.inspection.measures.lazy_products import LowRank, WeightProduct, expand_heads
 from regard.mechanism.weights.matrix import Weights
 
 
 class Gradients(LowRank):
-    """The gradient of the loss with respect to the weights, dA = dO · Vᵀ, (…, h, q, k), lazy.
+    """The gradient of the loss with respect to the weights, dA = dO · Vᵀ, as a lazy matrix (…, h, q, k).
 
-    dO is the gradient of the heads' output. Eager attention computes the same matrix densely, for masked
-    pairs as well; if there is dropout, with respect to the weights after dropout.
+    dO is the gradient of the heads' output. Eager attention computes the same matrix densely. It includes
+    masked pairs. With dropout, it is the gradient with respect to the weights after dropout.
 
     >>> import torch, regard
     >>> layer, x = regard.models.MultiHeadAttention(8, 2), torch.randn(5, 8)
@@ -43,7 +43,7 @@ class Gradients(LowRank):
         return part
 
     def times_weights(self) -> WeightProduct:
-        """Return gradient × weight, ∇A ∘ A, lazy.
+        """Return gradient × weight, ∇A ∘ A, as a lazy matrix.
 
         Its positive part, `times_weights().positive()`, is the matrix H of Barkan et al. 2021 (Grad-SAM,
         section 3) and, averaged over heads, Ā of Chefer et al. 2021 (eq. 5).

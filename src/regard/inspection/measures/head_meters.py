@@ -70,7 +70,7 @@ class BlockMeter:
         return not self.cross and self.keys > 2 * sum(STREAMING) and is_causal(self.weights)
 
     def centers(self, rows: Tensor) -> Tensor:
-        """Return the key of each row's own position, or its place on the diagonal in cross-attention."""
+        """Return the key at each row's own position; in cross-attention, the key on the diagonal."""
         if self.cross:
             return (rows + 0.5) * (self.keys / self.queries) - 0.5
         return rows + self.keys - self.queries  # aligned at the last token
@@ -91,7 +91,7 @@ class BlockMeter:
         batched = len(self.lead) > 2 or len(ids) > 1
         axes = (slice(None), *[None] * (len(self.lead) - 1)) if batched else (0,)
         masks = {name: mask[axes] for name, mask in masks.items()}
-        # all keys count, also those outside the block, whose weights are 0
+        # all keys count, including those outside the block, whose weights are 0
         counted = {name: attends & rows[axes] for name, rows in TokenMatches(ids, centers).matched().items()}
         measured = {name: sum_counted((block * mask).sum(-1), counted[name]) for name, mask in masks.items()}
         largest = (block * masks["copying"]).amax(-1) >= block.amax(-1) * LARGEST
@@ -99,7 +99,7 @@ class BlockMeter:
         return measured
 
     def _at(self, block: Tensor, at: Tile, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weight of each row at one position, and whether it exists; positions fit (…, q)."""
+        """Return each row's weight at its position (…, q), and whether the position exists."""
         positions = positions.expand(block.shape[:-1])
         inside = (positions >= at.keys.start) & (positions < at.keys.stop)
         index = (positions - at.keys.start).clamp(0, block.shape[-1] - 1)

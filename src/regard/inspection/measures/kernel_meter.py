@@ -76,7 +76,7 @@ class KernelMeter:
     def _read(
         self, reader: Reader, spans: dict[str, tuple[Tensor, Tensor]], tokens: "TokenMatches | None"
     ) -> Tensor | None:
-        """Run the kernel; (…, g, r, q, columns)."""
+        """Run the kernel and return its sums, (…, g, r, q, columns)."""
         problem = reader.problem
         axes, queries = len(problem.lead()), problem.queries
         ends = torch.broadcast_tensors(*(end for span in spans.values() for end in span), self.centers)[:-1]

@@ -1,4 +1,4 @@
-"""Scores of keys for the eviction from key-value caches, from lazy weights and without eager attention."""
+"""Score keys for eviction from key-value caches, using lazy weights instead of eager attention."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def key_scores(
 ) -> Tensor:
     """Return a score for each key of each key head, (…, g, k); the keys with the lowest scores are evicted.
 
-    method: how to score:
+    method: one of
         "h2o": the weight that a key has received from all queries (Zhang et al. 2023).
         "snapkv": the mean weight from the last `window` queries, pooled over `kernel_size` neighboring keys;
             the keys of the window itself are always kept, so their score is inf (Li et al. 2024).

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.inspection.measures.products import WeightProduct, expand_heads, row_blocks
-from regard.inspection.measures.record import CallRecord
+from regard.inspection.measures.call_record import CallRecord
+from regard.inspection.measures.lazy_products import WeightProduct, expand_heads, row_blocks
 from regard.mechanism.weights.matrix import Weights
 
 
 class Norms(WeightProduct):
-    """‖α f(x)‖: the norm of the vector that each key adds to each query, (…, h, q, k), lazy.
+    """‖α f(x)‖: the norm of the vector that each key adds to each query, as a lazy matrix (…, h, q, k).
 
     f(x) = (x W_V + b_V) W_O is the value of a key after the output projection of its head (Kobayashi et al.
     2020, section 3), so ‖α f(x)‖ = α ‖f(x)‖: the weights with scaled columns.
@@ -58,7 +58,7 @@ class Norms(WeightProduct):
         return result[..., 0] if x.dim() == 1 else result
 
     def summed(self) -> Tensor:
-        """Return ‖Σ_h α f(x)‖, the norm of what all heads add together, dense: (…, q, k).
+        """Return ‖Σ_h α f(x)‖, the norm of the sum over heads, as a dense tensor (…, q, k).
 
         Kobayashi et al. 2020, section 3. Use `summed_rows` for some of the queries.
         """

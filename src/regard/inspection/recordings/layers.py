@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.inspection.calls.capture import AttentionKind
 from regard.inspection.calls.windows import WindowedLayer, Windows
+from regard.inspection.measures.call_record import CallRecord, NoValues
 from regard.inspection.measures.head_meters import is_causal
-from regard.inspection.measures.record import CallRecord, NoValues
 from regard.inspection.recordings.texts import RecordedTexts
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import is_cross_attention
@@ -130,7 +130,7 @@ class RecordedLayers(Mapping[str, Weights]):
         return [_weights(call) for call in self._calls[name]]
 
     def joined(self, name: str) -> Tensor:
-        """Concatenate the weights of every call of a module along the queries, dense: (…, q, k).
+        """Concatenate the weights of every call of a module along the queries, as a dense tensor (…, q, k).
 
         Use it for a decoder that runs step by step. If the number of keys grows, as with a cache, missing
         weights are zero. The steps of Hugging Face's `generate` are already joined.

@@ -62,7 +62,7 @@ _WATCH = "with regard.watch(layer) as seen: layer(x); then seen[0]"
 _LAYER_EQUIVALENTS = {
     **dict.fromkeys(("need_weights", "output_attentions", "return_attn", "average_attn_weights"), _WATCH),
     **dict.fromkeys(
-        ("dropout_p", "dropout", "scale", "softmax_scale"), "it in the constructor: dropout=, score="
+        ("dropout_p", "dropout", "scale", "softmax_scale"), "dropout= or score= of the constructor"
     ),
     **dict.fromkeys(("past_key_value", "past_key_values", "layer_past", "use_cache"), "cache=KVCache()"),
     **dict.fromkeys(("context", "encoder_hidden_states", "memory"), "the second argument: layer(x, context)"),

@@ -11,6 +11,7 @@ from regard._util.checks import check_dense, check_device, check_number
 from regard._util.text import format_bytes, type_name
 from regard.errors import ArgumentError, DTypeError, MaskError, ShapeError
 from regard.mechanism import dispatch, operator
+from regard.mechanism.autocast import autocast_off, autocasts
 from regard.mechanism.flex import tiles
 from regard.mechanism.flex.blocks import Blocks, find_intervals
 from regard.mechanism.flex.expressions import Constant, Index, ScoreForm
@@ -18,7 +19,6 @@ from regard.mechanism.flex.intervals import MAX_TERMS, Intervals, Sizes
 from regard.mechanism.flex.plan import Plan, make_plan
 from regard.mechanism.flex.route_cache import RouteCache
 from regard.mechanism.flex.symbolic_trace import Trace, trace_functions
-from regard.mechanism.precision import autocast_off, autocasts
 from regard.mechanism.scores import ScaledDot
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def flex_attention(
     Memory is linear in the number of tokens. Tensors that score_mod captures, such as a table of biases,
     receive gradients. Score functions with a known formula (a factor, a softcap, biases that depend on the
     head, the query, the key or their distance) and masks with one interval of keys per query run on the
-    kernels. Others are evaluated tile by tile, with `torch.vmap`. `explain` tells which.
+    kernels. Others are evaluated tile by tile, with `torch.vmap`. `explain` says which applies.
 
     >>> import torch, regard
     >>> slopes = torch.nn.Parameter(torch.tensor([0.5, 0.25]))

@@ -30,7 +30,7 @@ class Index:
     slopes: coefficients of q and k if the expression is a linear function of q and k plus a function of
         `rest`, else None.
     integer, boolean: whether the values are known to be integers, or booleans.
-    name: the index itself, if this is one.
+    name: the name of the index, if the expression is an index.
     """
 
     depends: frozenset[str]
@@ -81,7 +81,7 @@ class ScoreForm:
         return replace(self, masks=(*self.masks, mask))
 
     def same_scores(self, other: "ScoreForm") -> bool:
-        """Whether both forms differ at most in their terms."""
+        """Whether the two forms are equal except for their terms."""
         return (self.gain, self.inner_gain, self.factors) == (
             other.gain,
             other.inner_gain,

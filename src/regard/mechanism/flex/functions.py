@@ -15,7 +15,7 @@ from regard.errors import DTypeError, ShapeError
 class Substitution(TorchFunctionMode):
     """Replace captured tensors in all torch calls. replacements: new tensors by the id of the captured one.
 
-    A function holds its captured tensors, so this is the only way to call it with others.
+    A function holds its captured tensors, so this is the only way to call it with different ones.
     """
 
     def __init__(self, replacements: Mapping[int, Tensor]) -> None:
@@ -47,7 +47,7 @@ class Substitution(TorchFunctionMode):
 
 
 def freeze(function: Any, frozen: dict[int, Any] | None = None) -> Any:
-    """Return a copy of a function that keeps the present values of the variables of its enclosing scopes.
+    """Return a copy of a function that keeps the current values of the variables in its enclosing scopes.
 
     A function defined in a loop shares these variables with the functions of later iterations, which would
     otherwise change what a backward pass computes.

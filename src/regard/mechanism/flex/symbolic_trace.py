@@ -37,11 +37,11 @@ class Trace(NamedTuple):
     calls: tuple[Any, ...] = ()
 
     def check_unchanged(self, name: str, later: "Trace") -> None:
-        """Raise if a later trace of the same function has other calls, numbers or captured tensors."""
+        """Raise if a later trace of the same function has different calls, numbers or captured tensors."""
         same = self.calls == later.calls and [*map(id, self.captured)] == [*map(id, later.captured)]
         if not same and self.calls:
             raise StaleError(
-                f"{name} computes something else in the backward pass than in the forward pass: a number or "
+                f"{name} does not compute the same in the backward pass as in the forward pass: a number or "
                 "a tensor that it uses was replaced in between. Bind it when the function is defined, e.g. "
                 f"with functools.partial({name}, table=table)."
             )

@@ -1,7 +1,7 @@
 """FlexAttention for any `score_mod` and `mask_mod`: tiles of query rows, in linear memory, with gradients.
 
-A tile contains all keys that its rows may see. The backward pass computes the scores of each tile again and
-differentiates through it, including the functions and the tensors that they capture.
+A tile contains all keys that its rows may see. The backward pass recomputes the scores of each tile and
+differentiates through them, including the functions and the tensors that they capture.
 """
 
 import math
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.mechanism import reference
+from regard.mechanism.autocast import autocast_off
 from regard.mechanism.call.problem import Problem, ProblemConfig
 from regard.mechanism.flex.blocks import Blocks
 from regard.mechanism.flex.functions import NO_REPLACEMENTS, freeze, map_mask, map_scores
 from regard.mechanism.flex.symbolic_trace import Trace, trace_functions
 from regard.mechanism.normalizers import Softmax
-from regard.mechanism.precision import autocast_off
 from regard.mechanism.tiled import TILE
 
 
@@ -32,12 +32,12 @@ class Functions(NamedTuple):
     traces: tuple[Trace, Trace]
 
     def freeze(self) -> "Functions":
-        """Return functions that keep the present values of the variables that they use."""
+        """Return functions that keep the current values of the variables that they use."""
         score_mod, mask_mod = freeze((self.score_mod, self.mask_mod))
         return self._replace(score_mod=score_mod, mask_mod=mask_mod)
 
     def check_unchanged(self, query: Tensor, key: Tensor) -> None:
-        """Raise if a function computes something else than when it was traced."""
+        """Raise if a function no longer computes what it computed when it was traced."""
         sizes = (*query.shape[:3], key.shape[2])
         later = trace_functions(self.score_mod, self.mask_mod, query.dtype, sizes, query.device)
         for name, trace, new in zip(("score_mod", "mask_mod"), self.traces, later, strict=True):
@@ -119,7 +119,7 @@ class _OnlyOnce(torch.autograd.Function):
     def backward(ctx: Any, _: Tensor) -> Any:
         raise ArgumentError(
             "flex_attention has no second derivative for a score_mod or mask_mod without a known formula; "
-            "regard.explain tells why it is unknown. Call backward without create_graph=True."
+            "regard.explain gives the reason. Call backward without create_graph=True."
         )
 
 

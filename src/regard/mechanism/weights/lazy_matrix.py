@@ -9,9 +9,9 @@ from torch import Tensor
 from regard._util.text import type_name
 from regard.errors import DTypeError, ShapeError, StaleError
 from regard.mechanism import fused, reference, tiled
+from regard.mechanism.autocast import in_own_dtype
 from regard.mechanism.call.problem import Problem, Tile, kind, tiles
 from regard.mechanism.mask_algebra import broadcasts
-from regard.mechanism.precision import in_own_dtype
 from regard.mechanism.torch_state import concrete
 from regard.mechanism.weights.io import Heads
 from regard.mechanism.weights.reader import Reader, repeat_last_row
@@ -259,9 +259,9 @@ class LazyMatrix(TensorLike):
                 result[tile.rows_index] = compute(tile, block)
         return self._merge_heads(result)
 
-    def _new(self, *size: int, fill: float = 0.0, dtype: torch.dtype | None = None) -> Tensor:
-        """Create a filled tensor (…, g, r, *size)."""
-        return self.problem["tau"].new_full((*self.problem_lead, *size), fill, dtype=dtype)
+    def _new(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Create a tensor of zeros (…, g, r, *size)."""
+        return self.problem["tau"].new_zeros((*self.problem_lead, *size), dtype=dtype)
 
     def _merge_heads(self, x: Tensor) -> Tensor:
         """Merge the axes … g r into the leading axes of the weights."""

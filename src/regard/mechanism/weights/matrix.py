@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._util.guesses import hint_arguments
+from regard._util.name_hints import hint_arguments
 from regard._util.text import format_bytes
 from regard.errors import ArgumentError
 from regard.mechanism import reference, tiled
+from regard.mechanism.autocast import in_own_dtype
 from regard.mechanism.call.problem import Problem, tiles
 from regard.mechanism.normalizers import Softmax1
-from regard.mechanism.precision import in_own_dtype
 from regard.mechanism.weights import display, io, regions
 from regard.mechanism.weights.index import Index, as_slice, basic_index
 from regard.mechanism.weights.reductions import ReducibleMatrix
@@ -249,7 +249,7 @@ class Weights(ReducibleMatrix):
 
     @property
     def real(self) -> "Weights":
-        """These weights, which are real numbers."""
+        """These weights, because they are real."""
         return self
 
     def clone(self) -> "Weights":

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.mechanism.autocast import in_own_dtype
 from regard.mechanism.call.problem import Tile
-from regard.mechanism.precision import in_own_dtype
 from regard.mechanism.weights import regions, spectrum
 from regard.mechanism.weights.axes import SelectableMatrix
-from regard.mechanism.weights.largest import find_largest
 from regard.mechanism.weights.reader import Reader
 from regard.mechanism.weights.tensor_like import dense_arguments
+from regard.mechanism.weights.topk import find_largest
 
 
 class TopK(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard._util.guesses import unknown_attribute
+from regard._util.name_hints import unknown_attribute
 from regard._util.text import format_bytes
 from regard.errors import ArgumentError
 

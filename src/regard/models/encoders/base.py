@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard._util.checks import check_int, check_sentences
-from regard._util.guesses import unknown_attribute
+from regard._util.name_hints import unknown_attribute
 from regard._util.text import bar, shorten
 from regard.errors import ArgumentError
 from regard.mechanism.weights.matrix import Weights

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard._util.checks import check_choice, check_int
-from regard._util.guesses import hint_arguments
+from regard._util.name_hints import hint_arguments
 from regard.errors import DTypeError
 from regard.mechanism.biases import RelativeBias
 from regard.mechanism.mask_algebra import Mask

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.mechanism import fused
-from regard.mechanism.fused import Strided
+from regard.mechanism.kernels import layer_kernels
+from regard.mechanism.kernels.layer_kernels import Strided
 from regard.mechanism.normalizers import Softmax
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.torch_state import plain_cpu
@@ -172,7 +173,7 @@ def compiled_step(
     for i, (buffer, key_values) in enumerate(zip(buffers, source.key_values, strict=True)):
         numbers += (buffer.data_ptr(), key_values.data_ptr(), recorded.get(i, 0), *source.addresses[i])
     numbers += _norm_addresses(stack.norm) + _layer_addresses(output)
-    if not fused.decode_step(numbers, stack.config.eps):
+    if not layer_kernels.decode_step(numbers, stack.config.eps):
         return None
     for cache in caches:
         cache.length += 1
@@ -280,7 +281,7 @@ def _self_attention(layer: MultiHeadAttention, x: Tensor, cache: KVCache) -> Ten
         "output": Strided(output.data_ptr(), (queries, per_group * width, width, 0, 1)),
     }
     sizes = (n, layer.key_heads, per_group, 1, cache.length, width)
-    if not fused.decode(sizes, tensors, width**-0.5):
+    if not layer_kernels.decode(sizes, tensors, width**-0.5):
         return None
     return linear(output, layer.out_proj)
 
@@ -308,7 +309,7 @@ def _cross_attention(
         "output": Strided(output.data_ptr(), query_strides),
     }
     sizes = (count, layer.key_heads, per_group, slots, keys, width)
-    if not fused.decode(sizes, tensors, width**-0.5, source.lengths):
+    if not layer_kernels.decode(sizes, tensors, width**-0.5, source.lengths):
         return None
     return linear(rows.collect(output), layer.out_proj)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.mechanism import fused
+from regard.mechanism.kernels import layer_kernels
 from regard.mechanism.torch_state import concrete, forward_mode
 
 
@@ -73,7 +73,7 @@ class Dropout(nn.Dropout):
         """Whether dropout is active and the kernel can process these tensors."""
         if not self.training or not 0 < self.p < 1:
             return False
-        return concrete(*tensors) and not forward_mode() and fused.supports_dropout(*tensors)
+        return concrete(*tensors) and not forward_mode() and layer_kernels.supports_dropout(*tensors)
 
 
 class _DropoutAdd(torch.autograd.Function):
@@ -83,7 +83,7 @@ class _DropoutAdd(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor | None, y: Tensor, dropout: float, seed: int) -> Tensor:
         ctx.options = dropout, seed
         ctx.has_x = x is not None
-        return fused.dropout("add", x, y, probability=dropout, seed=seed)
+        return layer_kernels.dropout("add", x, y, probability=dropout, seed=seed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
@@ -94,7 +94,7 @@ class _DropoutAdd(torch.autograd.Function):
 class _DropoutRelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dropout: float, seed: int) -> Tensor:
-        output = fused.dropout("relu", None, x, probability=dropout, seed=seed)
+        output = layer_kernels.dropout("relu", None, x, probability=dropout, seed=seed)
         ctx.dropout = dropout
         ctx.save_for_backward(output)
         return output
@@ -105,7 +105,7 @@ class _DropoutRelu(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True
             return torch.where(output <= 0, 0, grad / (1 - ctx.dropout)), None, None
         return (
-            fused.dropout("relu_back", output, grad.contiguous(), probability=ctx.dropout, seed=0),
+            layer_kernels.dropout("relu_back", output, grad.contiguous(), probability=ctx.dropout, seed=0),
             None,
             None,
         )

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.mechanism import fused
+from regard.mechanism.kernels import layer_kernels
 
 _COLUMNS = 16  # per block of the packed weights, as in kernels/linear.h
 _MIN_ROWS, MAX_ROWS = 2, 8  # with fewer or more rows, torch's product is as fast
@@ -61,10 +61,10 @@ class Int8Linear(nn.Module):
             return self(x)[..., start:stop].contiguous()
         first, last = start // _COLUMNS, -(-stop // _COLUMNS)
         bias = None if self.bias is None else self.bias[start:]
-        return fused.linear(x, self.packed[first:last], self.scales[start:], bias, stop - start)
+        return layer_kernels.linear(x, self.packed[first:last], self.scales[start:], bias, stop - start)
 
     def _check(self, x: Tensor) -> None:
-        if not fused.supports_linear(x):
+        if not layer_kernels.supports_linear(x):
             raise _unsupported(x)
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ShapeError(
@@ -105,7 +105,7 @@ def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     if not _MIN_ROWS <= len(x) <= MAX_ROWS:
         return F.linear(x, weight, bias)
-    return fused.linear(x, weight, None, bias, len(weight))
+    return layer_kernels.linear(x, weight, None, bias, len(weight))
 
 
 def _pack(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,7 +53,7 @@ class PositionSizes(NamedTuple):
 
     width: model dimension. heads: number of attention heads. head_width: dimension of each head.
     max_positions: size of a learned table. causal: whether queries see only keys at or before their position.
-    sinusoids: order of sinusoidal features. buckets, max_distance: of a T5 bias.
+    sinusoids: order of sinusoidal features. buckets, max_distance: see `T5Bias`.
     """
 
     width: int

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.mechanism import fused
+from regard.mechanism.kernels import layer_kernels
 from regard.models.generation import SpecialTokens
 from regard.models.packed import Packed
 from regard.translation.decoding.constraints import Constraints, extend_constrained
@@ -255,7 +256,7 @@ def _best_tokens(logits: Tensor, k: int, suppressed: Sequence[int]) -> tuple[Ten
     first = len(suppressed)  # the kernel suppresses the first ids
     is_prefix = sorted(suppressed) == list(range(first))
     if is_prefix and fused.available() and logits.dtype is torch.float32 and logits.device.type == "cpu":
-        return fused.best_tokens(logits, k, first=first)
+        return layer_kernels.best_tokens(logits, k, first=first)
     values, tokens = _log_probabilities(logits, suppressed).topk(k)
     return values, tokens
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from regard._util.checks import check_int, check_number
-from regard._util.guesses import hint_arguments
+from regard._util.name_hints import hint_arguments
 from regard.errors import ArgumentError
 from regard.models.generation import EarlyStopping
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from regard._util.checks import check_type
 from regard._util.files import remove_partial_files
-from regard._util.guesses import hint_arguments
+from regard._util.name_hints import hint_arguments
 from regard.errors import ArgumentError, DTypeError, RegardError
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import select_alignment_head

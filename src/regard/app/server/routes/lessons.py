@@ -9,9 +9,9 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from regard._util.text import pluralize
-from regard.app.computation import formula
 from regard.app.server.endpoints import endpoint
 from regard.app.server.schema import Request, Response
+from regard.app.weight_computation import formula
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism import reference
 from regard.mechanism.biases import RelativeBias
@@ -138,7 +138,7 @@ _NORMALIZERS: dict[str, Normalizer] = {
     "sigmoid": Sigmoid(),
     "relu": Relu(),
 }
-_WIDTH, _HEADS = 16, 4  # of the block that demonstrates word order
+_WIDTH, _HEADS = 16, 4  # sizes of the block that demonstrates word order
 
 
 @endpoint("POST", "/api/lookup", "Attention over a small table, step by step.")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard._util.checks import check_int
-from regard._util.guesses import hint_arguments
+from regard._util.name_hints import hint_arguments
 from regard.mechanism.biases import RelativeBias
 from regard.models.layers.position_encoding import PositionSizes
 

@@ -39,7 +39,7 @@ class SinusoidalPositions(PositionEncoding):
         check_number("SinusoidalPositions got base", base, above=1)
         check_choice("SinusoidalPositions got layout", layout, get_args(Sinusoids))
         self.width, self.base, self.layout = width, float(base), layout
-        self._table: Tensor | None = None  # of the first positions, for decoding
+        self._table: Tensor | None = None  # vectors of the first positions, for decoding
 
     def forward(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return the vectors of positions, (…) → (…, m)."""

@@ -94,8 +94,3 @@ export function* walk(node) {
   yield node;
   for (const child of node.children) yield* walk(child);
 }
-
-export function findNode(root, id) {
-  for (const node of walk(root)) if (node.id === id) return node;
-  return null;
-}

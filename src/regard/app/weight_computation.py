@@ -60,7 +60,7 @@ def formula(normalize: Normalizer, score: str = "score") -> str:
     """Return the formula of a normalizer for display; score: the symbol for the score.
 
     >>> import regard
-    >>> from regard.app.computation import formula
+    >>> from regard.app.weight_computation import formula
     >>> formula(regard.Softmax()), formula(regard.Sparsemax(), "s")
     ('exp(score − τ)', 'max(s − τ, 0)')
     """

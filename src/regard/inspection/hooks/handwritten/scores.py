@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.inspection.calls.capture import CapturedCall
 from regard.inspection.calls.mask_reading import RowMask, row_mask
-from regard.inspection.hooks.tokens import Tokens
+from regard.inspection.hooks.token_tracker import Tokens
 
 _HIDDEN = -5e4  # a fill value from here down hides a key: exp(score - max) is zero
 Axes = tuple[int, ...]
@@ -35,7 +35,7 @@ class Scores:
 
     frame: the finest leading axes so far, such as (b, h). lead: the current ones; some may be merged: (b·h,).
     capped: c · tanh(x · scale) has been applied to the product, where c is `softcap`.
-    sources: the operands of the product, and their version counters at the time.
+    sources: the operands of the product, with their version counters when it was computed.
     tokens: the tokens of the queries and keys in each window, if they are known.
     head_axis: the leading axis that lies next to the features in the memory of the query, as heads do.
     """
@@ -96,7 +96,7 @@ class Scores:
         return self._with(Term(term.detach(), factor))
 
     def filled(self, mask: Tensor, value: float) -> "Scores | None":
-        """Replace the scores where the mask is True by a value that hides them."""
+        """Replace the scores where the mask is True with a value that hides them."""
         return self._with(Term(mask, fill=value)) if value <= _HIDDEN else None
 
     def _with(self, term: Term) -> "Scores | None":
@@ -205,7 +205,7 @@ def adjacent_axis(x: Tensor, axes: Iterable[int], features: int) -> int | None:
     axis of the same size, unless the tensor was copied in another order.
 
     >>> import torch
-    >>> from regard.inspection.hooks.score_chain import adjacent_axis
+    >>> from regard.inspection.hooks.handwritten.scores import adjacent_axis
     >>> query = torch.zeros(2, 5, 2, 4).transpose(1, 2)  # b n h d -> b h n d
     >>> adjacent_axis(query, (0, 1), 3)
     1
@@ -233,7 +233,7 @@ def _any_hidden_row(masks: list[RowMask], mask: RowMask) -> bool:
 def _groups(coarse: Axes, fine: Axes) -> list[Axes] | None:
     """Return for each axis of `coarse` the axes of `fine` that it merges, or None if there is no such split.
 
-    >>> from regard.inspection.hooks.score_chain import _groups
+    >>> from regard.inspection.hooks.handwritten.scores import _groups
     >>> _groups((6, 5), (2, 3, 5))
     [(2, 3), (5,)]
     """

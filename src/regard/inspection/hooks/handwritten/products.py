@@ -1,4 +1,4 @@
-"""Products of tensors: of query and key, which begin a chain, and of weights and values, which end it."""
+"""Products that begin a chain (query and key) and products that end it (weights and values)."""
 
 import string
 from collections.abc import Callable
@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from regard.inspection.hooks.operations import UNKNOWN, Node, Operation, Softmaxed, SoftmaxedAxis
-from regard.inspection.hooks.score_chain import Scores, adjacent_axis
+from regard.inspection.hooks.handwritten.operations import UNKNOWN, Node, Operation, Softmaxed, SoftmaxedAxis
+from regard.inspection.hooks.handwritten.scores import Scores, adjacent_axis
 
 
 def product(operation: Operation) -> Node | None:
@@ -74,7 +74,7 @@ def _einsum_head_axis(operation: Operation) -> int | None:
 
 
 def _arranged(x: Tensor, axes: str, lead: list[str], contracted: list[str]) -> Tensor:
-    """Permute x to (*lead, features): axes that it lacks get size 1, contracted axes are merged."""
+    """Permute x to (*lead, features). Missing axes get size 1, and contracted axes are merged."""
     x = x.permute([axes.index(axis) for axis in (*lead, *contracted) if axis in axes])
     for position, axis in enumerate(lead):
         if axis not in axes:
@@ -92,7 +92,7 @@ def _is_outer(operation: Operation) -> bool:
 
 
 def _mixes_heads(operation: Operation) -> bool:
-    """Return whether scores are multiplied by a parameter that mixes heads: queries and keys stay."""
+    """Return whether scores are multiplied by a parameter that mixes heads but not queries or keys."""
     parameter = any(is_parameter(x) for x in operation.operands)
     scores = next((x for x, node in zip(operation.operands, operation.nodes, strict=True) if node), None)
     if not parameter or scores is None or operation.name != "einsum":
@@ -104,8 +104,8 @@ def weights_of(operation: Operation, node: SoftmaxedAxis) -> Tensor | None:
     """Return the weights (…, q, k) of a product that contracts the axis of the softmax, or None.
 
     >>> import torch
-    >>> from regard.inspection.hooks.operations import Operation, SoftmaxedAxis
-    >>> from regard.inspection.hooks.products import weights_of
+    >>> from regard.inspection.hooks.handwritten.operations import Operation, SoftmaxedAxis
+    >>> from regard.inspection.hooks.handwritten.products import weights_of
     >>> weights, value = torch.ones(2, 5, 7, 3) / 7, torch.zeros(2, 7, 3, 4)  # b q k h, b k h e
     >>> args, node = ("bqkh,bkhe->bqhe", weights, value), SoftmaxedAxis(weights, 2)
     >>> call = Operation("einsum", args, {}, [weights, value], [node, None], torch.einsum(*args))
@@ -150,7 +150,7 @@ class _Einsum(NamedTuple):
 
 
 def _without_ellipsis(equation: str, dims: int) -> str:
-    """Replace "..." by letters; `dims`: axes of the first operand."""
+    """Replace "..." with letters. dims: number of axes of the first operand."""
     if "..." not in equation:
         return equation
     free = [letter for letter in string.ascii_letters if letter not in equation]
@@ -182,8 +182,8 @@ def values(operation: Operation, node: Softmaxed) -> Values | None:
     """Return the values of a product with weights, or None if their axes cannot be matched.
 
     >>> import torch
-    >>> from regard.inspection.hooks.operations import Operation, Softmaxed
-    >>> from regard.inspection.hooks.products import values
+    >>> from regard.inspection.hooks.handwritten.operations import Operation, Softmaxed
+    >>> from regard.inspection.hooks.handwritten.products import values
     >>> weights, value = torch.ones(2, 5, 7) / 7, torch.zeros(2, 7, 3)
     >>> node = Softmaxed(None, weights)
     >>> call = Operation("bmm", (weights, value), {}, [weights, value], [node, None], weights @ value)

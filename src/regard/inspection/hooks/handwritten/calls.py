@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.inspection.editing.replacements import Inputs
-from regard.inspection.hooks.operations import Operation, Softmaxed
-from regard.inspection.hooks.products import values
+from regard.inspection.hooks.handwritten.operations import Operation, Softmaxed
+from regard.inspection.hooks.handwritten.products import values
 from regard.inspection.hooks.tracing import has_swapped_heads, head_count, values_in, with_heads
 from regard.mechanism.operator import Options
 from regard.mechanism.scores import Dot
@@ -17,7 +17,7 @@ from regard.mechanism.torch_state import transformed
 
 
 @dataclass(frozen=True)
-class HandCall:
+class HandwrittenCall:
     """A product of weights (…, h, q, k) and values (…, h, k, e).
 
     output: (…, h, q, e). merge: converts an output of this shape to the shape of the model's own product.
@@ -29,7 +29,7 @@ class HandCall:
     merge: Callable[[Tensor], Tensor]
 
     @classmethod
-    def of(cls, operation: Operation, node: Softmaxed, module: nn.Module, layer: str) -> "HandCall":
+    def of(cls, operation: Operation, node: Softmaxed, module: nn.Module, layer: str) -> "HandwrittenCall":
         """Read a product; raise if its heads or values are not recognized."""
         if transformed():
             raise ArgumentError(

@@ -17,10 +17,10 @@ from regard._util import interrupt
 from regard.errors import ArgumentError
 from regard.mechanism.call.problem import Tile
 from regard.mechanism.weights.index import Index, as_slice, basic_index
-from regard.mechanism.weights.largest import find_largest
 from regard.mechanism.weights.matrix import Weights
 from regard.mechanism.weights.reductions import TopK
 from regard.mechanism.weights.tensor_like import TensorLike, dense_arguments
+from regard.mechanism.weights.topk import find_largest
 from regard.mechanism.weights.transpose import TransposedWeights
 
 _CELLS = 2**20  # numbers per block of rows
@@ -130,8 +130,8 @@ class LazyProduct(TensorLike):
     def reader(self) -> None:
         """Return None: no kernel reads products."""
 
-    def _new(self, *size: int, fill: float = 0.0, dtype: torch.dtype | None = None) -> Tensor:
-        return self._left.new_full((*self.problem_lead, *size), fill, dtype=dtype)
+    def _new(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self._left.new_zeros((*self.problem_lead, *size), dtype=dtype)
 
     def _merge_heads(self, x: Tensor) -> Tensor:
         """Merge the leading axes of the tiles into those of the matrix."""
@@ -142,7 +142,7 @@ class LowRank(LazyProduct):
     """The matrix left · rightᵀ of each head: left (…, h, q, e), right (…, h, k, e).
 
     >>> import torch
-    >>> from regard.inspection.measures.products import LowRank
+    >>> from regard.inspection.measures.lazy_products import LowRank
     >>> left, right = torch.randn(2, 5, 3), torch.randn(2, 7, 3)
     >>> torch.allclose(LowRank(left, right) @ torch.ones(7), (left @ right.mT).sum(-1), atol=1e-5)
     True
@@ -184,7 +184,7 @@ class WeightProduct(LazyProduct):
     positive: negative entries become zero.
 
     >>> import torch, regard
-    >>> from regard.inspection.measures.products import WeightProduct
+    >>> from regard.inspection.measures.lazy_products import WeightProduct
     >>> x = torch.randn(2, 5, 3)
     >>> weights = regard.attend(x, x, x)[1]
     >>> product = WeightProduct(weights, x, x)
@@ -251,7 +251,7 @@ def _slices(index: Index, shape: torch.Size) -> tuple[tuple[Any, ...], tuple[sli
 def row_blocks(rows: int, row_size: int) -> Iterator[slice]:
     """Divide rows into blocks of about 2²⁰ numbers.
 
-    >>> from regard.inspection.measures.products import row_blocks
+    >>> from regard.inspection.measures.lazy_products import row_blocks
     >>> list(row_blocks(3, 2**19))
     [slice(0, 2, None), slice(2, 3, None)]
     """
@@ -264,7 +264,7 @@ def expand_heads(value: Tensor, weights: Weights) -> Tensor:
     """Repeat key heads for the query heads that share them, (…, g, k, e) → (…, h, k, e).
 
     >>> import torch, regard
-    >>> from regard.inspection.measures.products import expand_heads
+    >>> from regard.inspection.measures.lazy_products import expand_heads
     >>> weights = regard.attend(torch.zeros(6, 5, 3), torch.zeros(2, 7, 3), torch.zeros(2, 7, 3))[1]
     >>> expand_heads(torch.zeros(2, 7, 3), weights).shape
     torch.Size([6, 7, 3])

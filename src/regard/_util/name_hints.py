@@ -314,7 +314,7 @@ def unknown_attribute(
 ) -> AttributeError:
     """Return the error for an attribute that does not exist, with the right spelling if it is known.
 
-    >>> from regard._util.guesses import unknown_attribute
+    >>> from regard._util.name_hints import unknown_attribute
     >>> print(unknown_attribute("Seen", "attentions"))
     'Seen' object has no attribute 'attentions'. Use seen[0], seen.values() or seen.items().
     """
@@ -376,7 +376,7 @@ def _describe(function: Any, name: str, options: Mapping[str, object], message: 
 def suggest_command(name: str) -> str | None:
     """Return the command that does what another program calls `name`, or None.
 
-    >>> from regard._util.guesses import suggest_command
+    >>> from regard._util.name_hints import suggest_command
     >>> suggest_command("visualize")
     'regard look'
     """
@@ -387,7 +387,7 @@ def suggest_command(name: str) -> str | None:
 def suggest_option(command: str, option: str) -> str | None:
     """Return how a command of regard spells an option of another program, or None.
 
-    >>> from regard._util.guesses import suggest_option
+    >>> from regard._util.name_hints import suggest_option
     >>> suggest_option("translate", "--num-beams")
     '--beam N'
     """

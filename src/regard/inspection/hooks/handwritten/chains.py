@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regard.inspection.hooks.operations import (
+from regard.inspection.hooks.handwritten.operations import (
     UNKNOWN,
     Node,
     Operation,
@@ -21,17 +21,18 @@ from regard.inspection.hooks.operations import (
     SoftmaxedAxis,
     version_of,
 )
-from regard.inspection.hooks.products import is_parameter, product, weights_of
-from regard.inspection.hooks.rules import ARRANGING, RULES, Rule, softmax
-from regard.inspection.hooks.score_chain import Scores
-from regard.inspection.hooks.tokens import TokenTracker, tensors
+from regard.inspection.hooks.handwritten.products import is_parameter, product, weights_of
+from regard.inspection.hooks.handwritten.rules import ARRANGING, RULES, Rule, softmax
+from regard.inspection.hooks.handwritten.scores import Scores
+from regard.inspection.hooks.token_tracker import TokenTracker, tensors
 
 
 class Chains:
     """Follows the chains of one thread.
 
     on_attention: called with each product of weights and values; returns the output to use.
-    on_softmax: called with False after a softmax outside of a chain, and with True if it turns out to pool.
+    on_softmax: called with False after a softmax outside of a chain, and with True if its output is used for
+        pooling.
     """
 
     def __init__(

@@ -63,10 +63,11 @@ class OutputProjection(NamedTuple):
 
 @dataclass
 class CallRecord:
-    """What `watch(values=True, gradients=True)` records of one call, in addition to its weights.
+    """Values and gradients of one call, as recorded by `watch(values=True, gradients=True)`.
 
-    value: (…, g, k, e). projection: None if the module has none that is recognized. watched: whether
-    gradients were requested. gradient: of the output of the heads, (…, h, q, e), summed over backward passes.
+    value: (…, g, k, e). projection: None if none was recognized in the module. watched: whether
+    gradients were requested. gradient: gradient of the heads' output, (…, h, q, e), summed over backward
+    passes.
     """
 
     value: Tensor
@@ -76,7 +77,7 @@ class CallRecord:
     watched: bool = False
     differentiable: bool = False
     gradient: Tensor | None = None
-    generated: bool = False  # by `generate`, which has no gradients
+    generated: bool = False  # recorded in `generate`, which has no gradients
 
     def watch(self, output: AttentionOutput) -> None:
         """Add the gradient of the output whenever a backward pass computes it."""
@@ -120,7 +121,7 @@ def output_projection(model: nn.Module, name: str, width: int) -> OutputProjecti
     module's neighbor `output`, as in BERT. width: number of merged features. Returns None if there is none.
 
     >>> import torch
-    >>> from regard.inspection.measures.record import output_projection
+    >>> from regard.inspection.measures.call_record import output_projection
     >>> layer = torch.nn.MultiheadAttention(8, 2)
     >>> output_projection(layer, "", 8).weight.shape
     torch.Size([8, 8])
@@ -147,7 +148,7 @@ def output_projection(model: nn.Module, name: str, width: int) -> OutputProjecti
 
 
 class NoValues(NamedTuple):
-    """Stands for the record of a call whose values could not be followed."""
+    """Placeholder for the record of a call whose values could not be followed."""
 
     layer: str
 
@@ -161,7 +162,7 @@ def require_record(record: CallRecord | NoValues | None, name: str, function: st
     if isinstance(record, NoValues):
         raise ArgumentError(
             f"{function}: the values of {name or 'the model'!r} could not be followed: its weights are not "
-            "multiplied by one tensor of values per key. Leave it out: watch(model, layers=…)."
+            "multiplied by one tensor of values per key. Exclude it: watch(model, layers=…)."
         )
     if record is None:
         raise ArgumentError(

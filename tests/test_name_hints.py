@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import regard
-from regard._util.guesses import hint_arguments, suggest_command, suggest_option
+from regard._util.name_hints import hint_arguments, suggest_command, suggest_option
 from tests.cases import looped
 from tests.cli.running import error_of, run
 
@@ -288,9 +288,9 @@ def test_errors_inside_a_function_stay_as_they_are():
 
 def test_answers_name_what_exists(names):
     """Every `regard.…` in an answer can be looked up."""
-    from regard._util import guesses
+    from regard._util import name_hints
 
-    tables = [*guesses._ATTRIBUTES.values(), *guesses._ARGUMENTS.values()]
+    tables = [*name_hints._ATTRIBUTES.values(), *name_hints._ARGUMENTS.values()]
     answers = [answer for table in tables for answer in table.values()]
     paths = {path for answer in answers for path in re.findall(r"\bregard(?:\.\w+)+", answer)}
     assert len(paths) > 20

@@ -19,9 +19,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 class Tokens(NamedTuple):
     """The token that each entry of a tensor belongs to.
 
-    numbers: 0 to batch · tokens − 1, −1 for padding; in the shape of the tensor, equal along the features.
-    batch: number of images or texts. tokens: number of tokens of each. numbering: which numbering this is;
-    later ones are larger.
+    numbers: token numbers from 0 to batch · tokens − 1, or −1 for padding, in the shape of the tensor. All
+        features of a token have the same number.
+    batch: number of images or texts. tokens: number of tokens in each.
+    numbering: identifies the numbering; later numberings have larger values.
     """
 
     numbers: Tensor
@@ -34,7 +35,7 @@ class TokenTracker:
     """Tracks the tokens of one thread's activations.
 
     >>> import torch
-    >>> from regard.inspection.hooks.tokens import TokenTracker
+    >>> from regard.inspection.hooks.token_tracker import TokenTracker
     >>> tracker, x = TokenTracker(), torch.randn(1, 2, 3)
     >>> y = torch.nn.functional.layer_norm(x, (3,))
     >>> tracker.follow("layer_norm", torch.nn.functional.layer_norm, (x, (3,)), {}, y)
@@ -109,7 +110,7 @@ def tensors(x: Any) -> list[Tensor]:
     """Return the tensors in nested lists and tuples.
 
     >>> import torch
-    >>> from regard.inspection.hooks.tokens import tensors
+    >>> from regard.inspection.hooks.token_tracker import tensors
     >>> len(tensors([torch.ones(2), (torch.ones(3), 5)]))
     2
     """

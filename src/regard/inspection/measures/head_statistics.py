@@ -12,7 +12,7 @@ distance: mean distance in tokens.
 Given token ids, self-attention also has these measures, over the rows that have such a key:
 duplicate: mean weight on earlier occurrences of the query's token (Wang et al. 2023, duplicate token heads).
 induction: mean weight on the tokens after earlier occurrences (Olsson et al. 2022).
-copying: mean weight on earlier occurrences of the token that follows the query: what a head copies.
+copying: mean weight on earlier occurrences of the token that follows the query: the token to copy.
 retrieval: fraction of rows whose largest weight is on such an occurrence (Wu et al. 2024).
 
 Causal self-attention over more than 136 tokens also has this measure:

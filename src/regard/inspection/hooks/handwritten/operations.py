@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from regard.inspection.hooks.score_chain import Scores
-from regard.inspection.hooks.tokens import Tokens
+from regard.inspection.hooks.handwritten.scores import Scores
+from regard.inspection.hooks.token_tracker import Tokens
 from regard.mechanism.torch_state import transformed
 
 UNKNOWN = "unknown"  # node of scores that derive from a product by operations that are not followed
@@ -14,9 +14,9 @@ UNKNOWN = "unknown"  # node of scores that derive from a product by operations t
 
 @dataclass(frozen=True)
 class Softmaxed:
-    """The weights: their scores, if they reproduce the weights, and the weights themselves.
+    """Attention weights, and the scores that reproduce them, if known.
 
-    The tensor of the node may be a rearranged copy of the weights, such as a padded one.
+    The tensor of the node may be a rearranged or padded copy of the weights.
     order: "transposed" if its queries and keys are swapped, "other" if it is rearranged in another way.
     origin: the output of the softmax, if the weights were changed since.
     tokens: as in `Scores`.
@@ -37,7 +37,7 @@ class Softmaxed:
 
 @dataclass(frozen=True)
 class SoftmaxedAxis:
-    """A softmax of scores over an axis that is not the last: weights if the product contracts this axis."""
+    """A softmax of scores over an axis other than the last: attention if a product contracts this axis."""
 
     output: Tensor
     axis: int
@@ -59,7 +59,7 @@ class Operation:
 
     @property
     def node(self) -> Node:
-        """The node that the output depends on most: weights, scores that are known, or unknown ones."""
+        """The most informative node of the operands: weights, otherwise known scores, otherwise `UNKNOWN`."""
         for kind in (Softmaxed, SoftmaxedAxis, Scores, str):
             for node in self.nodes:
                 if isinstance(node, kind):
@@ -70,14 +70,14 @@ class Operation:
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
     def unfollowed(self) -> Node | None:
-        """Return the node of an output whose relation to the operands is not followed."""
+        """Return the node for the output of an operation that is not followed."""
         node = next((node for node in self.nodes if isinstance(node, Softmaxed)), None)
         if node is None:
             return UNKNOWN
         output = self.output
         if isinstance(output, Tensor) and node.order != "other":
             weights = output.detach().mT if node.order == "transposed" else output.detach()
-            # masked or shortened; negative ones, such as signed weights, cannot be stored
+            # masked or shortened weights; negative weights cannot be stored
             if weights.shape[:-1] == node.weights.shape[:-1] and not _any_negative(weights):
                 return Softmaxed(
                     None, weights, node.order, node.weights if node.origin is None else node.origin

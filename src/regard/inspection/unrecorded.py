@@ -29,7 +29,7 @@ _SCRIPT = "its softmax runs as TorchScript, which watch cannot follow. Use the c
 _THREAD = "it ran in another thread, and watch records only its own thread"
 _COMPILED = (
     "it ran as compiled code, which watch cannot follow if torch.compile is first used inside the block. "
-    "Compile the model before"
+    "Compile the model before the block"
 )
 
 
@@ -56,10 +56,10 @@ class CallHook:
         return CallHook(None, self.report)
 
 
-class Unseen:
+class UnrecordedModules:
     """Finds the attention modules of a model that ran without being recorded.
 
-    A module counts as attention if the name of its class says so. torch's modules are left out, because
+    A module counts as attention if its class is named like attention. torch's modules are excluded, because
     they are always recorded and a hook would disable their fast path.
     """
 
@@ -135,7 +135,7 @@ def is_scripted(module: nn.Module) -> bool:
     """Return whether a module is TorchScript, or calls a function in TorchScript, that computes a softmax.
 
     >>> import torch
-    >>> from regard.inspection.unseen import is_scripted
+    >>> from regard.inspection.unrecorded import is_scripted
     >>> is_scripted(torch.nn.Softmax(-1))
     False
     """
@@ -163,7 +163,7 @@ def _class_name(module: nn.Module) -> str:
 
 
 def nothing_recorded(model: nn.Module, layers: Layers | None) -> str:
-    """Return why nothing was recorded of a model that ran, if no candidate explains it."""
+    """Return why nothing was recorded although the model ran, if no candidate explains it."""
     if any(attends(module) for module in model.modules()) and layers is not None:
         return f"no attention ran in the layers {layers!r}"
     own = own_attention(model)

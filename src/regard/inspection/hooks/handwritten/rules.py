@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.inspection.hooks.operations import UNKNOWN, Node, Operation, Softmaxed, SoftmaxedAxis
-from regard.inspection.hooks.products import product
-from regard.inspection.hooks.score_chain import Scores
+from regard.inspection.hooks.handwritten.operations import UNKNOWN, Node, Operation, Softmaxed, SoftmaxedAxis
+from regard.inspection.hooks.handwritten.products import product
+from regard.inspection.hooks.handwritten.scores import Scores
 from regard.mechanism.torch_state import concrete
 
 _CHECKED_ROWS = 4  # rows of the lazy weights to compare with the model's own

@@ -1,0 +1,130 @@
+"""Kernels for layers and decoding: dropout, linear layers, the most probable tokens, and decoding steps.
+
+These functions do not check their arguments; the layers that call them do.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.mechanism.kernels.library import KERNELS, NORMALIZERS, SLOTS, TYPES
+
+_DROPOUT_KINDS = {"add": 0, "relu": 1, "relu_back": 2}
+_FLOAT32, _INT64 = TYPES.get(torch.float32, 0), TYPES.get(torch.int64, 0)
+_SOFTMAX = NORMALIZERS.get("softmax", 0)
+
+
+def supports_dropout(*tensors: Tensor) -> bool:
+    """Whether the dropout kernels support these tensors, which must have the same shape."""
+    return KERNELS is not None and all(
+        t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors
+    )
+
+
+def dropout(kind: str, x: Tensor | None, y: Tensor, *, probability: float, seed: int) -> Tensor:
+    """Apply elementwise dropout, fused with a residual addition or ReLU.
+
+    kind: one of the values listed in kernels/dropout.h."""
+    out, address = torch.empty_like(y), 0 if x is None else x.data_ptr()
+    KERNELS.dropout(
+        _DROPOUT_KINDS[kind],
+        address,
+        y.data_ptr(),
+        out.data_ptr(),
+        y.numel(),
+        seed & 0xFFFFFFFF,
+        seed >> 32,
+        int(probability * 2**32),
+        1 / (1 - probability),
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def supports_linear(x: Tensor) -> bool:
+    """Whether the linear kernels support the input x. They compute no gradients."""
+    return (
+        KERNELS is not None
+        and x.dtype is torch.float32
+        and x.device.type == "cpu"
+        and not (torch.is_grad_enabled() and x.requires_grad)
+    )
+
+
+def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, columns: int) -> Tensor:
+    """Compute x · weightᵀ + bias: (…, m) → (…, columns), for inputs that `supports_linear` accepts.
+
+    weight: float32 (columns, m), contiguous; or, with scales, int8 in the layout of kernels/linear.h.
+    """
+    x = x.contiguous()
+    out = x.new_empty(*x.shape[:-1], columns)
+    if out.numel():
+        KERNELS.linear(
+            x.data_ptr(),
+            weight.data_ptr(),
+            0 if scales is None else scales.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            out.numel() // columns,
+            x.shape[-1],
+            columns,
+            torch.get_num_threads(),
+        )
+    return out
+
+
+def best_tokens(logits: Tensor, k: int, *, first: int) -> tuple[Tensor, Tensor]:
+    """Return the log probabilities and tokens of the k largest logits of each row: (n, V) → (n, k), twice.
+
+    logits: float32, on the CPU. Tokens below `first` count in the sum but are not returned.
+    """
+    logits = logits.contiguous()
+    values = logits.new_empty(len(logits), k)
+    tokens = torch.empty_like(values, dtype=torch.int64)
+    if values.numel():
+        addresses = (logits.data_ptr(), values.data_ptr(), tokens.data_ptr())
+        KERNELS.best(*addresses, len(logits), logits.shape[1], first, k, torch.get_num_threads())
+    return values, tokens
+
+
+class Strided(NamedTuple):
+    """A tensor of a decoding step: its address, and its strides along batch, g, r, rows and columns."""
+
+    address: int
+    strides: tuple[int, int, int, int, int]
+
+
+def decode(
+    sizes: tuple[int, int, int, int, int, int],
+    tensors: Mapping[str, Strided],
+    scale: float,
+    stop: Tensor | None = None,
+) -> bool:
+    """Run scaled dot-product attention with softmax in float32; return whether the result is finite.
+
+    This skips the checks of `attention`, whose time exceeds that of a small decoding step.
+
+    sizes: batch, key heads g, query heads per key head r, queries, keys, head width.
+    tensors: "query", "key", "value" and "output". stop: number of visible keys per batch row, int64.
+    """
+    batch, groups, per_group, queries, keys, width = sizes
+    numbers = [3, batch, groups, per_group, queries, keys, width, width, queries, 0, 0, _SOFTMAX]
+    numbers += (0, 0, 1, 0, 0, 0, 0 if stop is None else 1)
+    shapes = {
+        "query": (per_group, queries),
+        "output": (per_group, queries),
+        "key": (1, keys),
+        "value": (1, keys),
+    }
+    for name, (address, strides) in tensors.items():
+        numbers += (SLOTS[name], _FLOAT32, 0, address, batch, groups, *shapes[name], width, *strides)
+    if stop is not None:
+        numbers += (SLOTS["stop0"], _INT64, 0, stop.data_ptr(), batch, 1, 1, 1, 1, 1, 1, 1, 1, 1)
+    return KERNELS.forward(numbers, (scale, 1.0, 0.0, 0.0, 1.0), torch.get_num_threads())
+
+
+def decode_step(numbers: list[int], eps: float) -> bool:
+    """Run a decoding step of a Transformer (kernels/step.h); return whether the result is finite."""
+    return KERNELS.step(numbers, eps, torch.get_num_threads())

@@ -1,0 +1,54 @@
+"""The compiled C++ kernels, and their numeric codes for tensors, scores, normalizers and dtypes."""
+
+import importlib
+import os
+from typing import Any
+
+import torch
+
+from regard.errors import ArgumentError
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int64": torch.int64,
+    "boolean": torch.bool,
+    "int8": torch.int8,
+}
+
+
+def _load() -> tuple[Any, str]:
+    """Return the compiled kernels and their description, or None and a reason if they are missing."""
+    isa = os.environ.get("REGARD_ISA")
+    try:
+        kernels = importlib.import_module("regard.mechanism._kernels")
+    except ImportError as error:
+        reason = f"the kernels are not available ({error}); install a C++ compiler and reinstall regard"
+        if isa:
+            raise ArgumentError(f"the environment variable REGARD_ISA is {isa!r}, but {reason}.") from None
+        return None, reason
+    if isa:
+        if isa not in kernels.available():
+            raise ArgumentError(
+                f"the environment variable REGARD_ISA is {isa!r}; this machine and build support "
+                f"{', '.join(kernels.available())}."
+            )
+        kernels.use(isa)
+    return kernels, f"C++ kernels for {isa or kernels.available()[0]}"
+
+
+KERNELS, DESCRIPTION = _load()
+# The tables of kernels/abi.h; empty without kernels.
+SLOTS: dict[str, int] = getattr(KERNELS, "SLOTS", {})
+SCORES: dict[str, int] = getattr(KERNELS, "SCORES", {})
+NORMALIZERS: dict[str | None, int] = getattr(KERNELS, "NORMALIZERS", {})
+TYPES = {_DTYPES[name]: i for name, i in getattr(KERNELS, "TYPES", {}).items() if name in _DTYPES}
+MATCHES: int = getattr(KERNELS, "MATCHES", 0)  # number of token matches in `fused.sums`
+
+
+def peak_flops(threads: int) -> float:
+    """Measure the peak multiply-add throughput of this machine, in FLOP/s."""
+    if KERNELS is None:
+        raise ImportError(DESCRIPTION)
+    return KERNELS.peak(threads)
