@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 HAS_KERNELS = pytest.mark.skipif(not fused.available(), reason=fused.DESCRIPTION)
 IMPLEMENTATIONS = ("reference", "tiled", *(["fused"] if fused.available() else []))
-ISAS = fused._KERNELS.available() if fused._KERNELS is not None else []
+ISAS = fused.KERNELS.available() if fused.KERNELS is not None else []
 
 
 def inputs(*, b=2, h=3, g=3, q=1, k=13, d=64, e=64, dtype=torch.float32):
