@@ -179,7 +179,8 @@ def choose_route(call: FlexCall) -> _Route:
 
 
 def _sizes(call: FlexCall) -> Sizes:
-    return Sizes(*call.query.shape[:3], call.key.shape[2])
+    batch, heads, queries, _ = call.query.shape
+    return Sizes(batch, heads, queries, call.key.shape[2])
 
 
 def _trace_route(call: FlexCall) -> _Route:
