@@ -19,4 +19,6 @@ class _Module:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # pytest looks for wrapped fixtures and mocks in every module
+            raise AttributeError(attribute)
         return getattr(import_module(self._name), attribute)

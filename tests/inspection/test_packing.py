@@ -5,7 +5,6 @@ import pickle
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
 import regard
@@ -13,6 +12,9 @@ from regard.errors import ArgumentError
 from regard.inspection import packing
 from regard.inspection.packed_batch import Packing, Sequences
 from tests.inspection import hosts
+from tests.lazy import lazy_import
+
+transformers = lazy_import("transformers")
 
 LENGTHS = torch.tensor([11, 3, 7, 1, 9])
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
@@ -178,17 +180,16 @@ def test_watched_and_edited_models_run_with_padding():
     torch.testing.assert_close(packed, edited, atol=1e-5, rtol=1e-4)
 
 
-class _Unpackable(transformers.BertModel):
-    """Fails if its layers get other shapes than (b, n, m)."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        layer = self.encoder.layer[0].intermediate
-        layer.register_forward_pre_hook(lambda module, args: (args[0] + torch.zeros(3, 6, 1),))
-
-
 def test_models_that_fail_without_padding_are_refused():
-    model = _Unpackable(transformers.BertConfig(**_SIZES)).eval()
+    class Unpackable(transformers.BertModel):
+        """Fails if its layers get other shapes than (b, n, m)."""
+
+        def __init__(self, config):
+            super().__init__(config)
+            layer = self.encoder.layer[0].intermediate
+            layer.register_forward_pre_hook(lambda module, args: (args[0] + torch.zeros(3, 6, 1),))
+
+    model = Unpackable(transformers.BertConfig(**_SIZES)).eval()
     with pytest.raises(ArgumentError, match="fails without padding"):
         regard.huggingface.pack(model)
     assert not any("forward" in vars(module) for module in model.modules())

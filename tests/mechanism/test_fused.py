@@ -288,6 +288,14 @@ def test_any_width_of_the_additive_scores(width, normalize):
         assert all(ran[kernel] for kernel in ("forward", "backward", "weights"))
 
 
+@looped("normalize", ["softmax", "temperature"])
+@looped("mask", ["no mask", "padding"])
+@looped("width", [8, 16, 64])
+def test_single_queries_have_a_kernel(width, mask, normalize):
+    sizes = Shape((2, 3, 1, width), (2, 3, 41, width), (2, 3, 41, width))
+    check(Case("one query", "scaled dot", normalize, mask, sizes=sizes))
+
+
 ROWS = {"one": (1, 1, 1), "few": (1, 1, 3), "heads": (2, 4, 1), "a block": (1, 2, 8), "blocks": (1, 8, 9)}
 
 

@@ -105,6 +105,17 @@ def test_gradients_and_weights_are_those_of_the_forward_pass(kind, source, imple
     torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=1e-5)
 
 
+@looped("name", MAKERS)
+def test_changed_terms_do_not_change_the_mask(name):
+    mask = MAKERS[name](BEFORE)
+    expected = mask.dense(N, N, lead=(B, H))
+    for term in mask.terms(CallShape((B, H), N, N, torch.device("cpu"))):
+        for side in (term.start, term.stop):
+            if side is not None:
+                side.zero_()
+    assert torch.equal(mask.dense(N, N, lead=(B, H)), expected)
+
+
 def test_attributes_of_a_mask_are_copies():
     padding, documents = Padding(BEFORE), Documents([2, 3, 1, 4], BEFORE)
     expected = output(padding), output(documents)
@@ -186,6 +197,9 @@ def test_masks_that_differ_in_one_attribute_are_not_equal():
         Documents([2, 3], within=Causal(align="start")),
         Documents([2, 3], within=Window(2)),
         Documents([2, 3], within=Prefix(2)),
+        *(rule for align in ("end", "start") for rule in (Causal(align), Prefix(2, align))),
+        *(Window(left=left, right=1, align=align) for left in (2, None) for align in ("end", "start")),
+        Window(left=2),
     ]
     assert len(set(masks)) == len(masks)
     assert all((one == other) == (i == j) for i, one in enumerate(masks) for j, other in enumerate(masks))

@@ -227,9 +227,9 @@ def _prepare_without_computing(query: Tensor, key: Tensor, value: Tensor, call: 
     layout = Layout.of(query, key, value)
     others = [x for x in (call.mask, *as_biases(call.bias)) if isinstance(x, Tensor)]
     if subclassed(query, key, value, *others):
-        return Problem(
-            ProblemConfig(as_normalizer(call.normalize)), {"query": query, "key": key, "value": value}
-        )
+        tensors = {"query": query, "key": key, "value": value}
+        tensors |= {f"other {i}": tensor for i, tensor in enumerate(others)}
+        return Problem(ProblemConfig(as_normalizer(call.normalize)), tensors)
     try:
         with torch.no_grad(), fake_mode() as fake:
             inputs = [fake.from_tensor(tensor) for tensor in (query, key, value)]

@@ -29,6 +29,15 @@ def test_foreign_host_names_are_refused(host, client):
     assert client.send("GET", "/", headers={"host": host}).status_code == 403
 
 
+def test_requests_with_several_host_names_are_refused():
+    guard = SecurityMiddleware(None, "127.0.0.1", 8000)
+    own, foreign = (b"host", b"localhost:8000"), (b"host", b"evil.example")
+    guard._check("GET", "/", Headers(raw=[own]))
+    for raw in ([own, foreign], [foreign, own], [own, own], []):
+        with pytest.raises(RequestError, match="Unknown host"):
+            guard._check("GET", "/", Headers(raw=raw))
+
+
 def test_a_wildcard_accepts_ip_addresses_but_no_foreign_names():
     guard = SecurityMiddleware(None, "0.0.0.0", 8000)
     assert guard._is_own_host("192.168.1.7:8000")

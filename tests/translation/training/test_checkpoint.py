@@ -430,6 +430,9 @@ def test_a_restored_optimizer_continues_exactly():
         update(whole, optimizer)
         update(restored, again)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), restored.parameters(), strict=True))
+    for kind in ("exp_avg", "exp_avg_sq"):  # the fused optimizer would write past the end
+        with pytest.raises(ValueError, match="weight is missing or has a different shape"):
+            restore_optimizer(again, names, tensors | {f"{kind}:weight": torch.zeros(2, 3)})
 
 
 @pytest.mark.parametrize(
