@@ -183,7 +183,8 @@ def quantized_cache(model: nn.Module) -> Any:
         raise ArgumentError(f"quantized_cache got {type_name(model)}; pass a model of transformers.")
     if config.is_encoder_decoder:
         raise ArgumentError(
-            f"{type(model).__name__} is an encoder-decoder model; quantized_cache supports decoder-only models."
+            f"{type(model).__name__} is an encoder-decoder model; quantized_cache supports decoder-only "
+            "models."
         )
     decoder = config.get_text_config(decoder=True)
     if decoder._attn_implementation != NAME:

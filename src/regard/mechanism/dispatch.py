@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard._util.text import format_bytes
 from regard.errors import ArgumentError
 from regard.mechanism import fused
-from regard.mechanism.call import keyword_hints
+from regard.mechanism.call import keyword_hints, quantized_call
 from regard.mechanism.call.arguments import (
     Call,
     Layout,
@@ -26,7 +26,6 @@ from regard.mechanism.call.arguments import (
     check_arguments,
     prepare,
 )
-from regard.mechanism.call import quantized_call
 from regard.mechanism.call.problem import Problem, ProblemConfig
 from regard.mechanism.normalizers import BUILT_IN_TYPES, Normalizer
 from regard.mechanism.quantized import Quantized

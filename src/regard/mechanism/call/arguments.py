@@ -213,9 +213,7 @@ def as_normalizer(normalize: Normalizer | Sink) -> Normalizer:
     )
 
 
-def check_arguments(
-    query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized, call: Call
-) -> None:
+def check_arguments(query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized, call: Call) -> None:
     """Raise unless query, key and value are dense tensors that fit together, and dropout is a probability."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if isinstance(tensor, Quantized) and name != "query":

@@ -55,9 +55,7 @@ def run(
     return QuantizedResult(output, tau, problem.without("value", "value_scale"))
 
 
-def unsupported(
-    query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized, call: Call
-) -> str | None:
+def unsupported(query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized, call: Call) -> str | None:
     """Return the reason why a call with quantized tensors must dequantize them, or None."""
     if torch.compiler.is_compiling():
         return "torch.compile traces torch operations"

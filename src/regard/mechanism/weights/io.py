@@ -33,7 +33,9 @@ def write(
     path: str | os.PathLike[str], problem: Problem, lead: tuple[int, ...], heads: Heads, rows: int
 ) -> Path:
     """Write weights to a file, atomically. rows: number of rows per key head; see `Reader`."""
-    problem = problem.with_tensors({**problem.tensors, "key": problem.dequantized("key")}).without("key_scale")
+    problem = problem.with_tensors({**problem.tensors, "key": problem.dequantized("key")}).without(
+        "key_scale"
+    )
     config = problem.config
     if to_text(config.normalize) is None:
         raise ArgumentError(
