@@ -178,7 +178,7 @@ def quantized_cache(model: nn.Module) -> Any:
     _interfaces()
     from regard.inspection.quantized_cache import create_cache
 
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if not hasattr(config, "get_text_config"):
         raise ArgumentError(f"quantized_cache got {type_name(model)}; pass a model of transformers.")
     if config.is_encoder_decoder:
