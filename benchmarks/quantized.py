@@ -1,13 +1,22 @@
-"""Decoding with float32 and int8 keys and values, compared with a plain read of the same memory."""
+"""Decoding with float32 and int8 keys and values, compared with a plain read of the same memory.
 
+`python -m benchmarks.quantized` compares the perplexity of the stories model on held-out stories.
+"""
+
+import math
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 import regard
 from benchmarks.dots import THREADS, Shape
 from benchmarks.harness import Candidates, Comparison
+from regard.app.stories.grammar import stories
+from regard.models import Attends
 
 KEYS = (2_048, 8_192, 32_768)
 
@@ -61,3 +70,28 @@ def _int8_candidates(shape: Shape, size: float) -> Candidates:
 def _read(size: float) -> partial[object]:
     """Return a call that reads this many bytes and computes as little as possible."""
     return partial(torch.sum, torch.ones(int(size) // 4))
+
+
+def perplexity(count: int = 120) -> float:
+    """Return the perplexity of the stories model on held-out stories."""
+    text_model = regard.load_language_model("stories")
+    loss, tokens = 0.0, 0
+    with torch.no_grad():
+        for story in stories(count, seed=1_000_003):
+            ids = torch.as_tensor(text_model.encode(story))
+            logits = text_model.model(ids[None, :-1])[0]
+            loss += torch.nn.functional.cross_entropy(logits, ids[1:], reduction="sum").item()
+            tokens += len(ids) - 1
+    return math.exp(loss / tokens)
+
+
+def _quantized_attention(self: Attends, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Attend to int8 keys and values. Each query sees what it would see in a cache, token by token."""
+    return regard.attention(query, regard.quantize(key), regard.quantize(value), **options)
+
+
+if __name__ == "__main__":
+    exact = perplexity()
+    with patch.object(Attends, "attention", _quantized_attention):
+        rounded = perplexity()
+    print(f"perplexity: float32 {exact:.5f}, int8 {rounded:.5f}, {rounded / exact - 1:+.4%}")

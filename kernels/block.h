@@ -18,7 +18,7 @@ namespace {
 
 constexpr int LANES = MAX_VECTORS * W;  // maximum number of rows in a block
 constexpr int KEYS = 96;                // maximum number of keys in a tile
-constexpr int MANY = 3 * KEYS;          // maximum number of keys in a tile of few rows
+constexpr int MANY = 6 * KEYS;          // maximum number of keys in a tile of few rows
 constexpr int FEW = W == 4 ? 1 : 3;     // with at most this many rows, vectorize over the width instead of over rows
 
 struct Term {

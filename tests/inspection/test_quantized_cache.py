@@ -141,7 +141,7 @@ def test_models_that_cannot_read_the_cache_are_refused():
         model.set_attn_implementation(implementation)
         with pytest.raises(ArgumentError, match=f"LlamaForCausalLM runs on '{implementation}' attention"):
             regard.huggingface.quantized_cache(model)
-        with pytest.raises((TypeError, AttributeError), match="only regard.attention reads quantized"):
+        with pytest.raises((TypeError, AttributeError), match=r"only regard\.attention reads quantized"):
             model(torch.tensor([[1, 2, 3]]), past_key_values=cache)
         cache.reset()
     with pytest.raises(ArgumentError, match="encoder-decoder"):

@@ -309,6 +309,7 @@ def test_copies():
 def test_errors():
     query, key, value = inputs()
     attention, mismatch = regard.attention, "query has dtype torch.float32 and key has torch.bfloat16"
+    narrow = quantize(torch.randn(2, 3, 13, 64).bfloat16())
     for error, message, call in (
         (DTypeError, "quantize got a list; pass a tensor", lambda: quantize([1.0])),
         (DTypeError, "quantize got dtype torch.int64", lambda: quantize(torch.ones(2, 3, dtype=torch.long))),
@@ -320,7 +321,7 @@ def test_errors():
         (
             DTypeError,
             mismatch,
-            lambda: attention(query, quantize(torch.randn(2, 3, 13, 64).bfloat16()), value),
+            lambda: attention(query, narrow, value),
         ),
         (ShapeError, "13 tokens and value has 5", lambda: attention(query, key, value[:, :, :5])),
         (ShapeError, "64 features and key has 8", lambda: attention(query, inputs(d=8)[1], value)),

@@ -178,12 +178,13 @@ def quantized_cache(model: nn.Module) -> Any:
     _interfaces()
     from regard.inspection.quantized_cache import create_cache
 
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if not hasattr(config, "get_text_config"):
         raise ArgumentError(f"quantized_cache got {type_name(model)}; pass a model of transformers.")
     if config.is_encoder_decoder:
         raise ArgumentError(
-            f"{type(model).__name__} is an encoder-decoder model; quantized_cache supports decoder-only models."
+            f"{type(model).__name__} is an encoder-decoder model; quantized_cache supports decoder-only "
+            "models."
         )
     decoder = config.get_text_config(decoder=True)
     if decoder._attn_implementation != NAME:

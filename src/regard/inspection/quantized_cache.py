@@ -15,14 +15,13 @@ from regard.errors import ArgumentError
 from regard.mechanism.quantized import Quantized, quantize
 
 _MIN_SPARE = 64  # tokens for which a buffer has room, beyond 1/8 of its length
-_States = tuple[Quantized, Quantized]
 
 
-class QuantizedLayer(DynamicLayer):
+class QuantizedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """The int8 keys and values of a layer, which attends to all tokens."""
 
-    keys: Quantized
-    values: Quantized
+    keys: Any  # Quantized
+    values: Any
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -30,7 +29,7 @@ class QuantizedLayer(DynamicLayer):
         self._buffers: dict[str, Quantized] = {}
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> _States:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Quantize the states of new tokens, append them, and return those of all tokens."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -68,17 +67,17 @@ class QuantizedLayer(DynamicLayer):
             )
 
 
-class QuantizedSlidingWindowLayer(DynamicSlidingWindowLayer):
+class QuantizedSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
     """The int8 keys and values of a layer with a sliding window, which stores only the window."""
 
-    keys: Quantized
-    values: Quantized
+    keys: Any  # Quantized
+    values: Any
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
         self.keys, self.values = (quantize(x[..., :0, :]) for x in (key_states, value_states))
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> _States:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Quantize the states of new tokens, append them, and return those that the new tokens can see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -118,10 +117,10 @@ def create_cache(config: Any) -> DynamicCache:
 
 def _quantized_layer(layer: Any, number: int) -> DynamicLayer:
     if type(layer) is DynamicLayer:
-        return QuantizedLayer()
+        return QuantizedLayer()  # type: ignore[no-untyped-call]
     if type(layer) is DynamicSlidingWindowLayer:
         return QuantizedSlidingWindowLayer(sliding_window=layer.sliding_window)
     raise ArgumentError(
-        f"Layer {number} of this model has a cache of type {type(layer).__name__}, which cannot be quantized; "
-        "only layers with full attention or a sliding window can. Omit past_key_values=."
+        f"Layer {number} of this model has a cache of type {type(layer).__name__}, which cannot be "
+        "quantized; only layers with full attention or a sliding window can. Omit past_key_values=."
     )

@@ -156,7 +156,8 @@ def _run(
 ) -> _Result:
     """Run a cached call, or prepare the call, select an implementation and run it."""
     if implementation is None and dispatch.FROM_ENVIRONMENT in (None, "fused"):
-        result = _run_cached(query, key, value, call, need_tau=need_tau)
+        # returns None for quantized tensors
+        result = _run_cached(query, key, value, call, need_tau=need_tau)  # type: ignore[arg-type]
         if result is not None:
             return _Result(*result, True, None)
     if isinstance(key, Quantized) or isinstance(value, Quantized):
@@ -216,7 +217,7 @@ class _PreparedCall(NamedTuple):
 
 
 def _run_cached(
-    query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized, call: Call, *, need_tau: bool
+    query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_tau: bool
 ) -> tuple[Tensor, Tensor | None] | None:
     """Return the differentiable output, and τ if needed, or None if the caller must take the general path.
 

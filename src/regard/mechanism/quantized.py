@@ -173,10 +173,8 @@ def quantize(x: Tensor) -> Quantized:
         raise DTypeError(f"quantize got dtype {x.dtype}; it must be floating point: x.float().")
     with torch.no_grad():
         real = x.detach().to(_scale_dtype(x.dtype))
-        if real.shape[-1]:
-            largest = real.abs().amax(-1, keepdim=True)
-        else:
-            largest = real.new_zeros(*real.shape[:-1], 1)
+        size = real.abs() if real.shape[-1] else real.new_zeros(*real.shape[:-1], 1)
+        largest = size.amax(-1, keepdim=True)
         usable = (largest >= _TINY) & (largest < torch.inf)
         factor = torch.where(usable, _LARGEST / largest, 0.0)
         # NaN · 0 is NaN, and has no integer

@@ -38,8 +38,8 @@ class InterfaceCall(NamedTuple):
     """A parsed call; the keywords have the meaning defined by the implementation that runs it."""
 
     query: Tensor  # b h q d
-    key: Tensor  # b g k d
-    value: Tensor  # b g k e
+    key: Any  # b g k d; a tensor, or Quantized
+    value: Any  # b g k e
     mask: Any = None  # a boolean or additive tensor, a regard mask, or a FlexAttention BlockMask
     causal: bool = False  # causal without a mask, aligned to the first key
     scale: float | None = None
@@ -53,8 +53,8 @@ def parse(
     implementation: str,
     module: nn.Module,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Any,
+    value: Any,
     attention_mask: Any = None,
     dropout: float = 0.0,
     scaling: float | Tensor | None = None,
