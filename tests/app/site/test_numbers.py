@@ -138,3 +138,18 @@ def test_translations(config: TransformerConfig, tmp_path: Path) -> None:
         assert own["alignment"]["target_words"] == list(translation.alignment.target_words)
         close(own["alignment"]["weights"], translation.alignment.weights)
         assert own["alignment"]["links"] == translation.alignment.to_pharaoh()
+
+
+def test_the_page_says_what_it_does_not_handle(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    sentences = [
+        "Dogs bark. The moon is red.",
+        "DOGS BARK at 15:30",
+        "DOGS BARK",
+        "<b>Dogs</b> a@b.de",
+        "Dogs bark.",
+    ]
+    request = {"model": "dogs", "sentences": sentences}
+    (answer,) = ask(tmp_path, [exported(make_translator(CONFIG, "bpe"))], [("api/translate", request)])
+    notes = [translation["note"].partition("also handles ")[2] for translation in answer["translations"]]
+    assert notes == ["several sentences", "numbers", "capitals", "addresses, tags", ""]

@@ -18,6 +18,7 @@ from regard.translation.text.protected_spans import find_spans, split_words
         ("{name} %s ${x} {{ a b }} %(n)d &amp;", ["{name}", "%s", "${x}", "{{ a b }}", "%(n)d", "&amp;"]),
         ("🇩🇪 👨‍👩‍👧 👍🏽 ❤️", ["🇩🇪", "👨‍👩‍👧", "👍🏽", "❤️"]),
         ("A380, 4x4, 5-jährig", ["A380", "4x4", "5"]),
+        ("§5, 20°C bei 3×4 m, 90°, 3 ‰", ["§5", "20°C", "3×4", "90°", "3 ‰"]),
         ("Ein T-Shirt, U-Bahn: z. B. Müller & Co.", []),
     ],
 )

@@ -125,9 +125,12 @@ def merge(source: Segmentation, target: Segmentation, weights: Tensor) -> Tensor
 
     Weights are summed over the tokens of a source word and averaged over the tokens of a target word.
     """
-    rows = _membership(target).to(weights.dtype)
-    rows = rows / rows.sum(-1, keepdim=True).clamp(min=1)  # a word may have no tokens
-    return rows @ weights @ _membership(source).to(weights.dtype).T
+    columns, rows = (torch.tensor(side.word_of, dtype=torch.long) for side in (source, target))
+    shape = weights.shape[:-2]
+    merged = weights.new_zeros(*shape, weights.shape[-2], len(source.words)).index_add_(-1, columns, weights)
+    result = weights.new_zeros(*shape, len(target.words), len(source.words)).index_add_(-2, rows, merged)
+    sizes = rows.bincount(minlength=len(target.words)).clamp_(min=1)  # a word may have no tokens
+    return result.div_(sizes[:, None])
 
 
 def align(
@@ -283,8 +286,3 @@ def _check_gold(pairs: Sequence[tuple[str, str]], gold: Sequence[GoldAlignment])
                     f"{lengths[0]} source and {lengths[1]} target words (separated by whitespace, counted "
                     "from 0). If the file counts from 1, read it with index_base=1 (--index-base 1)."
                 )
-
-
-def _membership(text: Segmentation) -> Tensor:
-    """Return a boolean matrix (words, tokens), True where the token belongs to the word."""
-    return torch.arange(len(text.words))[:, None] == torch.tensor(text.word_of, dtype=torch.long)

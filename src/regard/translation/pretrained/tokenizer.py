@@ -3,6 +3,7 @@
 They read tokenizer.json, or SentencePiece models with or without a vocabulary file, and keep the ids.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -132,8 +133,10 @@ class JsonTokenizer(PretrainedTokenizer):
         self._tokenizer = tokenizer
 
     def to_json(self) -> str:
-        """Return the content of tokenizer.json."""
-        return self._tokenizer.to_str(pretty=True)
+        """Return the content of tokenizer.json, with a decoder that joins the tokens to words."""
+        settings = json.loads(self._tokenizer.to_str())
+        decoder = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": True}
+        return json.dumps({**settings, "decoder": decoder}, ensure_ascii=False)
 
     def tokens(self, text: str, words: Sequence[str]) -> Iterator[Token]:
         with guard_tokenizer("Cannot tokenize this text"):

@@ -15,7 +15,7 @@ _EMOJI = (
     "\u2b05-\u2b55\u3030\u303d\u3297\u3299\U0001f000-\U0001faff]"
     "[\ufe0e\ufe0f]?[\U0001f3fb-\U0001f3ff]?[\U000e0020-\U000e007f]*\u200d?)+"
 )
-_NUMBER = r"\d+(?:[.,:/'’·-]\d+)*"
+_NUMBER = r"\d+(?:[.,:/'’·×-]\d+)*"
 _TOP_LEVEL = (
     "com|org|net|edu|gov|info|io|de|at|ch|fr|uk|eu|nl|it|es|pl|cz|ru|cn|jp|ro|gr|se|dk|no|fi|be|pt|us"
 )
@@ -31,7 +31,7 @@ _KINDS = {  # the first that matches wins
     "emoji": _EMOJI,
     "mention": r"(?<![\w&])[@#][^\W\d_]\w*",
     "code": r"(?<!\w)(?=[^\W_]*\d)(?=[^\W_]*[^\W\d_])[^\W_]+(?!\w)",
-    "number": rf"(?<![^\W\d_])[+−-]?(?<![\d.,])(?:[$€£¥₹]?{_NUMBER})(?:\s?%|[€$£¥₹°])?(?![^\W_])",
+    "number": rf"(?<![^\W\d_])[+−-]?(?<![\d.,])(?:[$€£¥₹§]?{_NUMBER})(?:\s?[%‰]|°[CFK]?|[€$£¥₹])?(?![^\W_])",
     "currency": r"[$€£¥₹₽₩](?!\w)",
 }
 _PATTERN = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _KINDS.items()), re.IGNORECASE)

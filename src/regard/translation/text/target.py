@@ -132,8 +132,9 @@ def write_part(
     segmentation = tokenizer.decode(ids, surfaces)
     missing: dict[int, list[str]] = {word: [] for word in untranslated_words(source, replacements.copied)}
     missing |= _missing_copies(decoded.part, segmentation.text, replacements.copied)
-    has_weights = weights is not None and bool(source.ids)
-    word_weights = merge(source, segmentation, weights) if has_weights and weights is not None else None
+    some_upper = any(decoded.part.was_upper) and not decoded.part.all_upper
+    needed = weights is not None and bool(source.ids) and (bool(missing) or some_upper)
+    word_weights = merge(source, segmentation, weights) if needed and weights is not None else None
     words = insert_words(segmentation.words, source, missing, word_weights)
     copies = {segmentation.word_of[at]: source.word_of[token] for at, token in replacements.pairs}
     part = TargetPart(decoded, segmentation, words, weights, copies)

@@ -47,6 +47,20 @@ export class Translator {
   }
 }
 
+// What regard translate would handle and this page does not: it runs the model alone
+function unhandled(sentence, { words }) {
+  const known = (pattern) => words?.some((word) => pattern.test(word)) ?? false; // ordinary text of this model
+  const cases = [
+    ["several sentences", /[.!?…]["'»“”’)]*\s+["'„“«(]*\p{Lu}/u.test(sentence)],
+    ["numbers", /\p{Nd}/u.test(sentence) && !known(/\p{Nd}/u)],
+    ["addresses", /:\/\/|\bwww\.|\S@\S+\.\S/u.test(sentence)],
+    ["tags", /<\/?[A-Za-z][^<>]*>/u.test(sentence)],
+    ["capitals", /\p{Lu}.*\p{Lu}/u.test(sentence) && !/\p{Ll}/u.test(sentence)],
+  ];
+  const found = cases.filter(([, applies]) => applies).map(([name]) => name);
+  return found.length ? `this page runs the model alone; regard translate also handles ${found.join(", ")}` : "";
+}
+
 function noteOf(finished, words) {
   const copied = words.filter((word) => word.copied !== null).map(({ text }) => `'${text}'`);
   const list = `unknown words copied: ${copied.slice(0, MAX_LISTED).join(", ")}${copied.length > MAX_LISTED ? " …" : ""}`;
@@ -78,7 +92,8 @@ export function translateRequest(translator, views, { sentences, beam = 5, n_bes
   const inputs = () => translations.map((translation, index) => translationInput(sentences[index], translation));
   return {
     translations: translations.map((translation, index) => ({
-      source: sentences[index], text: translation.text, score: translation.score, tokens: translation.pieces, note: translation.note,
+      source: sentences[index], text: translation.text, score: translation.score, tokens: translation.pieces,
+      note: [translation.note, unhandled(sentences[index], translator.domain)].filter(Boolean).join("; "),
       alternatives: translation.alternatives.map(({ text, score }) => ({ text, score })),
       alignment: alignment ? describeAlignment(translation.source.words, translation.words, translation.wordWeights ?? []) : null,
       reason: "",
