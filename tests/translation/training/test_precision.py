@@ -1,12 +1,14 @@
 """The precision of training: measured once, stored in the checkpoint, and kept."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.cli.resume import DEFAULT_LANGUAGES, TrainOptions, _check_config
 from regard.errors import ArgumentError
 from regard.mechanism import fused
 from regard.translation.training import loop, precision
@@ -110,6 +112,15 @@ def test_a_precision_may_change_when_a_run_is_resumed():
     assert not config.is_extended_by(small_config("transformer", "precision=bfloat16", "updates=1"))
     with pytest.raises(ArgumentError, match="must be one of auto, float32, bfloat16, got 'float16'"):
         small_config("transformer", "precision=float16")
+
+
+def test_the_command_may_change_the_precision():
+    started = small_config("transformer", "precision=auto")
+    options = TrainOptions(
+        None, None, None, ["training.precision=bfloat16"], None, None, None, False, DEFAULT_LANGUAGES
+    )
+    config = _check_config(Path("model"), started.to_dict(), options)
+    assert config == small_config("transformer", "precision=bfloat16")
 
 
 def test_a_checkpoint_without_a_precision_can_be_resumed():
