@@ -419,7 +419,7 @@ def test_tensors_of_the_wrong_dtype_are_rejected():
                 continue
             changed = call.numbers.copy()
             changed[at + 1] = kind
-            with pytest.raises(ValueError, match="type|scales"):
+            with pytest.raises(ValueError, match=r"type|scales"):
                 fused.KERNELS.forward(changed, call.factors, 1)
         changed = call.numbers.copy()
         changed[at] = 999
