@@ -141,7 +141,10 @@ def test_models_that_cannot_read_the_cache_are_refused():
         model.set_attn_implementation(implementation)
         with pytest.raises(ArgumentError, match=f"LlamaForCausalLM runs on '{implementation}' attention"):
             regard.huggingface.quantized_cache(model)
-        with pytest.raises((TypeError, AttributeError), match=r"only regard\.attention reads quantized"):
+        with (
+            torch.no_grad(),
+            pytest.raises((TypeError, AttributeError), match=r"only regard\.attention reads quantized"),
+        ):
             model(torch.tensor([[1, 2, 3]]), past_key_values=cache)
         cache.reset()
     with pytest.raises(ArgumentError, match="encoder-decoder"):
@@ -160,3 +163,26 @@ def test_models_that_cannot_read_the_cache_are_refused():
     hybrid.config = config
     with pytest.raises(ArgumentError, match="cannot be quantized"):
         regard.huggingface.quantized_cache(hybrid)
+
+
+def test_changed_and_sliced_caches_are_copied():
+    model, ids = hosts.make("llama", "regard"), torch.arange(16).view(2, 8) % 5 + 1
+    for change in (lambda x: x[..., ::2, :], lambda x: x[:1]):
+        caches = [regard.huggingface.quantized_cache(model) for _ in range(2)]
+        with torch.no_grad():
+            for cache in caches:
+                model(ids, past_key_values=cache)
+                for layer in cache.layers:
+                    layer.keys, layer.values = change(layer.keys), change(layer.values)
+            for layer in caches[1].layers:  # the same tokens, outside the buffer
+                layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+            following = ids[: caches[0].layers[0].keys.shape[0], :1]
+            outputs = [model(following, past_key_values=cache).logits for cache in caches]
+        torch.testing.assert_close(*outputs)
+
+
+def test_gradients_are_refused():
+    model = hosts.make("llama", "regard")
+    cache = regard.huggingface.quantized_cache(model)
+    with pytest.raises(ArgumentError, match="computes no gradients"):
+        model(torch.tensor([[1, 2, 3]]), past_key_values=cache)

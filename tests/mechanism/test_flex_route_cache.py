@@ -126,6 +126,19 @@ def test_inference_mode_does_not_poison_training(traces):
     assert leaf.grad.isfinite().all()
 
 
+class Config:
+    size = 3
+
+
+def configured(b, h, q, k):
+    return q - k < Config.size
+
+
+def bound(sizes):
+    get = sizes.get
+    return lambda b, h, q, k: q - k < get("size")
+
+
 def test_functions_that_may_change_have_no_fingerprint():
     unset = [lambda b, h, q, k: later]  # noqa: F821 (a name that does not exist)
     functions = [
@@ -139,3 +152,22 @@ def test_functions_that_may_change_have_no_fingerprint():
     assert [fingerprint(function) for function in functions] == [None] * len(functions)
     assert fingerprint(window(1)) != fingerprint(window(True))
     assert fingerprint(window(0.0)) != fingerprint(window(-0.0))
+
+
+def test_export_does_not_poison_later_calls(traces):
+    class Layer(torch.nn.Module):
+        def forward(self, x):
+            return regard.flex_attention(
+                x, x, x, lambda s, b, h, q, k: s - (q - k).abs() * torch.exp2(-(h + 1.0))
+            )
+
+    x = torch.randn(1, 2, 9, 4)
+    expected = Layer()(x)
+    flex._CACHE = flex.RouteCache()
+    torch.export.export(Layer(), (x,), strict=False)
+    torch.testing.assert_close(Layer()(x), expected)
+
+
+def test_functions_that_read_settings_have_no_fingerprint():
+    assert fingerprint(lambda s, b, h, q, k: s * torch.get_num_threads()) is None
+    assert fingerprint(lambda s, b, h, q, k: s * eval("2")) is None

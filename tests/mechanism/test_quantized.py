@@ -341,3 +341,22 @@ def test_errors():
 
 def test_isinstance_of_results():
     assert isinstance(quantize(torch.ones(2, 3)).dequantize(), Tensor)
+
+
+def test_the_largest_number_stays_finite():
+    for dtype in (torch.float32, torch.float64):
+        x = torch.full((1, 3, 4), torch.finfo(dtype).max, dtype=dtype)
+        assert quantize(x).dequantize().isfinite().all()
+
+
+def test_a_scale_that_requires_grad_receives_it():
+    x = quantize(torch.randn(1, 3, 4))
+    scale = x.scale.clone().requires_grad_()
+    key = regard.Quantized(x.values, scale)
+    regard.attention(torch.randn(1, 2, 4), key, key).sum().backward()
+    assert scale.grad is not None
+
+
+def test_features_cannot_be_selected():
+    with pytest.raises(ShapeError, match="selects features"):
+        quantize(torch.randn(2, 1, 4))[..., 0]

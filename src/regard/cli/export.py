@@ -27,8 +27,8 @@ def export(
 
     The exported folder contains the vocabularies and a README.md that shows how to use it without regard
     and names the alignment head. For the same tokens, greedy decoding gives the same translations.
-    regard's preparation of the text (splitting into sentences, copying of numbers, URLs and tags, letter
-    case) is not exported.
+    regard's text processing (sentence splitting, copying of numbers, URLs and tags, letter case) is not
+    exported.
 
     Examples:
     regard export de-en --to ctranslate2 -o de-en-ct2

@@ -39,7 +39,7 @@ Languages = Annotated[
     typer.Option(
         "--languages",
         metavar="FROM-TO",
-        help="Languages to translate with a multilingual model, such as de-en.",
+        help="Language pair for a multilingual model, such as de-en.",
     ),
 ]
 OutputFile = Annotated[

@@ -14,19 +14,19 @@ def site(
         list[Path],
         typer.Argument(
             metavar="[FOLDER]... OUTPUT",
-            help='Model folders or "minilm" (default: the two small models that are part of regard), and the '
-            "folder to write.",
+            help='Model folders or "minilm" (default: the two small models included in regard), then the '
+            "output folder.",
             show_default=False,
         ),
     ],
 ) -> None:
     """Write a static site in which models run in the browser: no server, nothing to install.
 
-    OUTPUT is a new folder with one file, index.html, which any web server or a file: address serves. An
-    earlier site is replaced; a folder with other files is refused.
+    OUTPUT is a new folder with one file, index.html. Open it directly, or put it on any web server. An
+    existing site is replaced; a folder with other files is rejected.
 
     Examples:
-    regard site site/  # with the models that are part of regard
+    regard site site/  # with the models included in regard
     regard site de-en site/  # with a translator written by regard train
     """
     from regard.app.site import write_site

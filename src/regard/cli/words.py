@@ -60,7 +60,7 @@ def embed(
 ) -> None:
     """Compute contextual word vectors.
 
-    Prints the first few features of each, or writes the full vectors to a file.
+    Prints the first few features of each vector, or writes the full vectors to a file.
 
     Examples:
     regard embed "Dogs may bark."

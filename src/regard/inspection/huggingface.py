@@ -192,6 +192,11 @@ def quantized_cache(model: nn.Module) -> Any:
             f"{type(model).__name__} runs on {decoder._attn_implementation!r} attention, which cannot read a "
             'quantized cache. Call regard.huggingface.enable() and model.set_attn_implementation("regard").'
         )
+    if getattr(decoder, "kv_lora_rank", None):
+        raise ArgumentError(
+            f"{type(model).__name__} caches latent vectors, from which it computes keys and values; "
+            "these cannot be quantized. Omit past_key_values=."
+        )
     own = own_attention(model, uses_interface)
     if own:
         raise ArgumentError(

@@ -62,12 +62,13 @@ class Packing:
         self.shape = tuple(visible.shape)
         self.index = visible.flatten().nonzero().squeeze(-1)
         self.sequences = Sequences(visible.sum(-1).cpu())
-        self._last: tuple[Tensor, Tensor] | None = None  # the padded output of a layer, and the same packed
+        # the padded output of a layer, its version, and the same output packed
+        self._last: tuple[Tensor, int, Tensor] | None = None
 
     def pack(self, x: Tensor) -> Tensor:
         """Remove padding: (b, n, …) or (1, n, …) → (1, tokens, …)."""
-        if self._last is not None and self._last[0] is x:
-            return self._last[1]
+        if self._last is not None and self._last[0] is x and self._last[1] == x._version:
+            return self._last[2]
         if x.shape[0] != self.shape[0]:
             x = x.expand(self.shape[0], *x.shape[1:])
         return x.flatten(0, 1).index_select(0, self.index)[None]
@@ -77,7 +78,8 @@ class Packing:
         batch, length = self.shape
         padded = x.new_zeros(batch * length, *x.shape[2:]).index_copy(0, self.index, x[0])
         padded = padded.unflatten(0, (batch, length))
-        self._last = (padded, x)
+        # inference tensors have no version, so a change in place would go unnoticed
+        self._last = None if padded.is_inference() else (padded, padded._version, x)
         return padded
 
     def is_padded(self, x: Any) -> bool:

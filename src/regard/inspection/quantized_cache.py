@@ -31,6 +31,7 @@ class QuantizedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Quantize the states of new tokens, append them, and return those of all tokens."""
+        _check_no_grad(key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.keys = self._append("keys", quantize(key_states))
@@ -40,8 +41,7 @@ class QuantizedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def _append(self, name: str, new: Quantized) -> Quantized:
         old: Quantized = getattr(self, name)
         buffer, start, stop = self._buffers.get(name), old.shape[-2], old.shape[-2] + new.shape[-2]
-        in_buffer = buffer is not None and buffer.values.data_ptr() == old.values.data_ptr()
-        if buffer is None or not in_buffer or buffer.shape[-2] < stop:
+        if buffer is None or not _is_start(old, buffer) or buffer.shape[-2] < stop:
             capacity = stop + max(stop // 8, _MIN_SPARE)
             buffer = old.map(lambda x: x.new_empty(*x.shape[:-2], capacity, x.shape[-1]))
             _copy(old, buffer[..., :start, :])
@@ -79,18 +79,37 @@ class QuantizedSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Quantize the states of new tokens, append them, and return those that the new tokens can see."""
+        _check_no_grad(key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         new, before = key_states.shape[-2], self.sliding_window - 1
         self.cumulative_length += new
         full = _concatenate(self.keys, key_states), _concatenate(self.values, value_states)
         # with `record_past`, `crop` restores earlier tokens and then restricts them to the window
-        stored = full if self.record_past else tuple(_last(x, before) for x in full)
+        stored = full if getattr(self, "record_past", False) else tuple(_last(x, before) for x in full)
         self.keys, self.values = stored
         return _last(full[0], before + new), _last(full[1], before + new)
 
     reorder_cache = QuantizedLayer.reorder_cache
     batch_repeat_interleave = QuantizedLayer.batch_repeat_interleave
+
+
+def _check_no_grad(*states: Tensor) -> None:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in states):
+        raise ArgumentError(
+            "A quantized cache computes no gradients, and the keys or values require them. Run the model "
+            "under torch.no_grad(), or use the model's own cache."
+        )
+
+
+def _is_start(x: Quantized, buffer: Quantized) -> bool:
+    """Return whether `x` is the view of the first tokens of a buffer."""
+    return all(
+        part.data_ptr() == whole.data_ptr()
+        and part.stride() == whole.stride()
+        and (part.shape[:-2], part.shape[-1]) == (whole.shape[:-2], whole.shape[-1])
+        for part, whole in ((x.values, buffer.values), (x.scale, buffer.scale))
+    )
 
 
 def _concatenate(old: Quantized, states: Tensor) -> Quantized:

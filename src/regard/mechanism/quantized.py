@@ -109,7 +109,13 @@ class Quantized:
 
     def __getitem__(self, index: Any) -> "Quantized":
         """Select along any axis but the last: x[:, :10] has the first 10 tokens."""
-        return self.map(lambda part: part[index])
+        result = self.map(lambda part: part[index])
+        if result.shape[-1] != self.shape[-1]:
+            raise ShapeError(
+                f"The index selects features: the last axis has {self.shape[-1]} and would have "
+                f"{result.shape[-1]}. Select along other axes, or index x.dequantize()."
+            )
+        return result
 
     def clone(self) -> "Quantized":
         """Return a copy.
@@ -175,11 +181,14 @@ def quantize(x: Tensor) -> Quantized:
         real = x.detach().to(_scale_dtype(x.dtype))
         size = real.abs() if real.shape[-1] else real.new_zeros(*real.shape[:-1], 1)
         largest = size.amax(-1, keepdim=True)
+        limit = torch.finfo(real.dtype).max / _LARGEST * (1 - 1e-6)  # 127 · scale must not overflow
         usable = (largest >= _TINY) & (largest < torch.inf)
         factor = torch.where(usable, _LARGEST / largest, 0.0)
         # NaN · 0 is NaN, and has no integer
         values = (real * factor).nan_to_num_(0.0).round_().to(torch.int8)
-        scale = torch.where(largest < _TINY, 0.0, torch.where(usable, largest / _LARGEST, torch.nan))
+        scale = torch.where(
+            largest < _TINY, 0.0, torch.where(usable, (largest / _LARGEST).clamp(max=limit), torch.nan)
+        )
     return Quantized(values, scale, x.dtype)
 
 

@@ -43,6 +43,8 @@ def quantize(module: Model, dtype: Precision) -> Model:
     regard.errors.ArgumentError: This model is quantized to int8, for inference only. ...
     """
     check_precision(dtype)
+    if any(isinstance(part, Int8Linear) for part in module.modules()):
+        raise ArgumentError(f"This model is quantized to int8 already; quantize the original to {dtype!r}.")
     if dtype != "int8":
         return copy.deepcopy(module).to(getattr(torch, dtype))
     _check_int8(module)

@@ -271,7 +271,7 @@ def run_rnn(rnn: Any, x: Any, state: Any = None) -> tuple[Any, Any]:
 
 
 def _lstm_runs_under_autocast() -> bool:
-    """Whether CPU autocast is off, or oneDNN has an LSTM for the autocast dtype, which AVX2 lacks."""
+    """Whether CPU autocast is off, or oneDNN has an LSTM for its dtype; on AVX2, it has none."""
     if not torch.is_autocast_enabled("cpu"):
         return True
     short = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(torch.get_autocast_dtype("cpu"))

@@ -66,6 +66,12 @@ def test_html():
         assert translated.lower() in text.lower()
 
 
+def test_html_that_is_cut_off():
+    for ending in ("<p cla", "<!-- Hund", '<a href="Hund', "</p"):
+        text = f"<p>Ein Hund</p>{ending}"
+        assert translate_document(Upper(), text, "html").text == f"<p>EIN HUND</p>{ending}"
+
+
 @given(
     st.lists(
         st.sampled_from(["<p>", "</p>", "<b>", "</b>", "<", "&lt;", "Hund", " ", "\n", "<br>", "<!--x-->"])

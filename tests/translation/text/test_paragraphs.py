@@ -131,3 +131,14 @@ def test_nothing_is_lost(lines):
     letters = [character for character in text.upper() if character.isalnum()]
     result = translate_document(Upper(), text, "text").text
     assert [character for character in result if character.isalnum()] == letters
+
+
+def test_a_long_address_does_not_split_a_paragraph():
+    lines = [
+        "ein sehr langer Satz geht in der nächsten Zeile",
+        "weiter, mit einer Adresse, die länger ist als",
+        "https://example.org/" + "ordner/" * 8,
+        "alle anderen Zeilen, und noch eine Zeile weiter",
+        "endet er.",
+    ]
+    assert [paragraph.lines for paragraph in find_paragraphs(lines)] == [5]

@@ -63,7 +63,7 @@ def align(
         bool,
         typer.Option(
             "--text",
-            help="Treat SOURCE and TARGET as sentences (in quotes), not files; with --aligner or --model.",
+            help="Treat SOURCE and TARGET as quoted sentences, not files. Requires --aligner or --model.",
         ),
     ] = False,
     output: Annotated[
@@ -111,8 +111,7 @@ def align(
         str | None,
         _input(
             metavar="FROM-TO",
-            help="Languages to read from a .tmx file and to write into one, or of a multilingual --model, "
-            "such as de-en.",
+            help="Languages of a .tmx file (input or output), or of a multilingual --model, such as de-en.",
             show_default="the only two",
         ),
     ] = None,

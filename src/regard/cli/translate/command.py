@@ -76,7 +76,7 @@ def translate(
     matches: Annotated[
         int,
         typer.Option(
-            help="Also print the N training pairs most similar to each sentence: # score, source, target."
+            help="Also print the N most similar training pairs, one per line: # similarity, source, target."
         ),
     ] = 0,
     beam: Annotated[

@@ -194,7 +194,7 @@ def empty_in_order(
 ) -> Tensor:
     """Allocate a tensor (*segments, *shape) with heads and tokens in the memory order of `like`.
 
-    Autograd then need not copy gradients, and an output has the memory order that torch's own would have.
+    Autograd then need not copy gradients, and outputs have the same memory order as torch's.
     """
     *batch, groups, per_group, tokens, width = shape
     sizes = zip(like.shape[-4:-2], like.stride()[-4:-2], strict=True)

@@ -74,7 +74,7 @@ def unsupported(query: Tensor, key: Tensor | Quantized, value: Tensor | Quantize
 
 
 def _requires_grad(query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized, call: Call) -> bool:
-    tensors = [x for x in (query, key, value) if isinstance(x, Tensor)]
+    tensors = [x.scale if isinstance(x, Quantized) else x for x in (query, key, value)]
     modules = [x for x in (*as_biases(call.bias), call.normalize) if isinstance(x, nn.Module)]
     tensors += [bias for bias in as_biases(call.bias) if isinstance(bias, Tensor)]
     tensors += [parameter for module in modules for parameter in module.parameters()]

@@ -62,8 +62,8 @@ def prepared(score: Score, result: object, query: Tensor, key: Tensor, lead: Seq
     name = f"{type(score).__name__}.prepare"
     if not isinstance(result, Prepared):
         raise DTypeError(
-            f"{name} returned {type_name(result)}; it must return a Prepared, like "
-            "ScaledDot().prepare(query, key)."
+            f"{name} returned {type_name(result)}; it must return a Prepared, as "
+            "ScaledDot().prepare(query, key) does."
         )
     for what, x, original, full_lead in (
         ("query", result.query, query, lead),

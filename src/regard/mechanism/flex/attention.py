@@ -20,6 +20,7 @@ from regard.mechanism.flex.plan import Plan, make_plan
 from regard.mechanism.flex.route_cache import RouteCache
 from regard.mechanism.flex.symbolic_trace import Trace, trace_functions
 from regard.mechanism.scores import ScaledDot
+from regard.mechanism.torch_state import plain_cpu
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, FlexKernelOptions
@@ -169,7 +170,8 @@ def choose_route(call: FlexCall) -> _Route:
     """Decide how a call is computed; reuse the decision of an earlier call with the same functions."""
     if call.block_mask is not None:
         _check_block_mask(call.block_mask, _sizes(call), call.query.device)
-    cache_key = _CACHE.key(call)
+    # under export, tracing or a fake mode, tensors of the plan would not be usable in other calls
+    cache_key = _CACHE.key(call) if plain_cpu(*call[:3]) else None
     route = None if cache_key is None else _CACHE.get(cache_key, call.block_mask)
     if route is None:
         route = _trace_route(call)

@@ -20,9 +20,16 @@ from torch import Tensor
 
 _NUMBERS = (int, float, bool, str, type(None), torch.dtype)
 _MODULES = (torch, math, torch.nn.functional)
+_TYPES = (int, float, bool, tuple, Tensor)
+_BUILTINS = {abs, divmod, isinstance, len, max, min, pow, round, sum} | {
+    function
+    for name, function in [*vars(torch).items(), *vars(math).items()]
+    if isinstance(function, BuiltinFunctionType) and not name.startswith("_")
+}
 _MAX_DEPTH = 8  # functions that call functions
 _MAX_ROUTES = 32
 _UNDEFINED = object()
+_STATE = ("get_", "is_", "initial_", "default_")  # torch functions that read a setting
 _BLOCK_TENSORS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 
 Route = TypeVar("Route")
@@ -66,17 +73,21 @@ def _fingerprint_value(value: Any, depth: int) -> Hashable | None:
         return None if None in parts or depth > _MAX_DEPTH else parts
     if isinstance(value, ModuleType):
         return value.__name__ if value in _MODULES else None
-    if isinstance(value, BuiltinFunctionType | type):
-        return id(value)  # these exist as long as the process
+    if isinstance(value, type):
+        return value.__name__ if value in _TYPES else None  # attributes of other classes may change
+    if isinstance(value, BuiltinFunctionType):
+        return id(value) if value in _BUILTINS else None  # methods depend on their object
     return fingerprint(value, depth + 1)
 
 
 @lru_cache(maxsize=256)
 def _global_names(code: CodeType) -> tuple[str, ...] | None:
-    """Return the global names that a function reads; None if it imports a module or assigns a variable."""
+    """Return the global names that a function reads; None if it imports, assigns or reads torch settings."""
     names: list[str] = []
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("IMPORT_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF"):
+            return None
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval.startswith(_STATE):
             return None
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             names.append(instruction.argval)

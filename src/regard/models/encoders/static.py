@@ -166,8 +166,8 @@ class StaticEncoder(WordEncoder):
         vocabulary = Vocabulary.of(texts, max_size=max_vocab_size, min_count=min_count)
         if len(vocabulary) < 2:
             raise ArgumentError(
-                f"StaticEncoder.learn got {pluralize(len(texts), 'sentence')}, but no word occurs "
-                f"{pluralize(min_count, 'time')}; pass more text, or lower min_count."
+                f"StaticEncoder.learn got {pluralize(len(texts), 'sentence')}, but no word occurs at "
+                f"least {pluralize(min_count, 'time')}; pass more text, or lower min_count."
             )
         pairs, counts = _cooccurrences(texts, vocabulary, window)
         if not len(counts):

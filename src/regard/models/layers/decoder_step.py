@@ -70,7 +70,7 @@ class Source(NamedTuple):
         )
 
     def is_observed(self) -> bool:
-        """Return whether the decoder is watched, edited or hooked now, which `supports` has excluded."""
+        """Return whether the decoder has been watched, edited or hooked since `supports` was checked."""
         return (
             Attends.attention is not _ATTENTION
             or any(self.hooks)

@@ -216,8 +216,8 @@ class KVCache:
                 )
             if old.dtype != new.dtype:
                 raise DTypeError(
-                    f"KVCache holds {name} of {old.dtype} and got {name} of {new.dtype}; continue in "
-                    f"{old.dtype}, or use a new KVCache()."
+                    f"KVCache holds a {name} of dtype {old.dtype}, but got one of dtype {new.dtype}; "
+                    f"continue in {old.dtype}, or use a new KVCache()."
                 )
 
     def _view(self, start: int) -> KeyValues:

@@ -56,6 +56,8 @@ class Int8Linear(nn.Module):
 
     def columns(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Compute only the outputs from `start` to `stop`."""
+        if torch.is_autocast_enabled("cpu"):  # an earlier layer may have returned another dtype
+            x = x.float()
         self._check(x)
         if start % _COLUMNS:
             return self(x)[..., start:stop].contiguous()

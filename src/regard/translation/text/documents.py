@@ -33,8 +33,9 @@ _INLINE = frozenset(
     "small span strike strong sub sup time tt u var wbr".split()
 )
 _MARKUP = re.compile(
-    rf"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<[!?][^>]*>|<(?P<opaque>{'|'.join(OPAQUE)})\b[^>]*(?<!/)>.*?(?:</(?P=opaque)\s*>|\Z)"
-    r"|</?[A-Za-z][^\s/>]*(?:[^>\"']|\"[^\"]*\"|'[^']*')*>",
+    rf"<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?\]\]>|<[!?][^>]*>|<(?P<opaque>{'|'.join(OPAQUE)})\b[^>]*(?<!/)>.*?(?:</(?P=opaque)\s*>|\Z)"
+    r"|</?[A-Za-z][^\s/>]*(?:[^>\"']|\"[^\"]*\"|'[^']*')*>"
+    r"|</?[A-Za-z][^<>]*\Z",  # cut off inside a tag
     re.DOTALL | re.IGNORECASE,
 )
 _NAME = re.compile(r"</?([A-Za-z][^\s/>]*)")
@@ -172,7 +173,7 @@ def _html(text: str) -> Iterator[Piece]:
     for match in _MARKUP.finditer(text):
         run += _unescape(text[last : match.start()])
         name = _NAME.match(match[0])
-        if name and name[1].lower() in _INLINE:
+        if name and name[1].lower() in _INLINE and match[0].endswith(">"):
             run += match[0]
         else:
             yield from _run(run)

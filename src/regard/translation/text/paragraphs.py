@@ -88,7 +88,7 @@ def find_paragraphs(lines: Sequence[str], typical_width: int = 0) -> Iterator[Pa
     1 '- ' Eine Frau
     """
     parsed = [_Line.of(line) for line in lines]
-    width = max((line.size for line in parsed), default=0)
+    width = _width([(line.text, line.size) for line in parsed])
     if len(lines) < 3:
         width = max(width, typical_width)
     joined: list[_Line] = []
@@ -104,8 +104,14 @@ def find_paragraphs(lines: Sequence[str], typical_width: int = 0) -> Iterator[Pa
 
 def typical_width(blocks: Iterable[Sequence[str]]) -> int:
     """Return the median width of the blocks of at least three lines; 0 if there are none."""
-    widths = [max(map(len, block)) for block in blocks if len(block) > 2]
+    widths = [_width([(line.strip(), len(line)) for line in block]) for block in blocks if len(block) > 2]
     return round(statistics.median(widths)) if widths else 0
+
+
+def _width(lines: Sequence[tuple[str, int]]) -> int:
+    """Return the largest size of lines (text, size), except of lines with a single long word, such as a URL."""
+    spaced = [size for text, size in lines if " " in text]
+    return max(spaced or [size for _, size in lines], default=0)
 
 
 def _continues(paragraph: Sequence[_Line], line: _Line, width: int) -> bool:
@@ -151,7 +157,10 @@ def _is_text(lines: Sequence[_Line]) -> bool:
 
 
 def _separator(text: str, following: str) -> str:
-    """Return what was between two lines: a space, unless the text has no spaces or a word was split."""
+    """Return what was between two lines: a space, except in a script without spaces and after a hyphen.
+
+    The hyphen stays, because it may be part of the word, as in "well-known".
+    """
     if text.endswith("-") and text[-2:-1].isalpha():
         return " " if following.split()[0] in _AFTER_HYPHEN else ""
     return "" if _is_unspaced(text[-1]) and _is_unspaced(following[0]) else " "

@@ -59,7 +59,7 @@ class Progress:
     without_improvement: int = 0
     validation_seconds: float = 0.0
     steps: int = 0  # planned updates if training.minutes is set
-    precision: str = ""  # chosen at the start if training.precision is "auto"
+    precision: str = ""  # measured at the start if training.precision is "auto"
 
     @property
     def state(self) -> dict[str, Any]:
@@ -143,6 +143,7 @@ class Trainer:
         self.dev = DevSet.from_pairs(data.dev, tokens)
         self.progress, self.monitor = Progress(), OverfittingMonitor(config)
         self._stop, self._signal = False, 0
+        self._precision = "float32"
 
     def run(self) -> TrainingResult:
         """Train until finished or interrupted."""
@@ -171,8 +172,9 @@ class Trainer:
         progress, configured = self.progress, self.config.training.precision
         self._about_precision = ""
         if configured != "auto":
-            progress.precision = configured
+            self._precision, progress.precision = configured, ""
         elif progress.precision:
+            self._precision = progress.precision
             self._about_precision = f"matrix products in {progress.precision}, as before"
         elif progress.step < self.steps:
             choice = choose_precision(
@@ -183,11 +185,12 @@ class Trainer:
                 sums=self.world.sums,
             )
             self.model.zero_grad()
-            progress.precision, self._about_precision = choice.precision, str(choice)
+            self._precision = progress.precision = choice.precision
+            self._about_precision = str(choice)
 
     def _run_few_tokens(self, precision: Precision) -> None:
         """Run a part of the first batch forward and backward, to measure the speed."""
-        self.progress.precision = precision
+        self._precision = precision
         epoch, indices = next(self.batches.from_step(0))
         n = len(indices) * TOKENS // self.config.training.batch_tokens
         self._try_batch(epoch, indices[: max(n, 1)])
@@ -217,7 +220,7 @@ class Trainer:
     def _try_batch(self, epoch: int, indices: NDArray[numpy.int64]) -> int:
         """Run a batch forward and backward; return its number of tokens."""
         part, _ = self._part(epoch, indices)
-        with autocast(self.progress.precision, self.world.device):
+        with autocast(self._precision, self.world.device):
             loss = self.objective(part, part.labels)
         loss.backward()
         float(loss.detach())  # waits for the device
@@ -298,7 +301,7 @@ class Trainer:
         loss = 0.0
         for number, (part, weight) in enumerate(parts, 1):
             with nullcontext() if number == len(parts) else world.no_sync(self.objective):
-                with autocast(self.progress.precision, self.world.device):
+                with autocast(self._precision, self.world.device):
                     part_loss = self.objective(part, labels) * weight
                 part_loss.backward()
             loss += float(part_loss.detach())
