@@ -109,7 +109,7 @@ def typical_width(blocks: Iterable[Sequence[str]]) -> int:
 
 
 def _width(lines: Sequence[tuple[str, int]]) -> int:
-    """Return the largest size of lines (text, size), except of lines with a single long word, such as a URL."""
+    """Return the largest size of lines (text, size), ignoring lines with a single word, such as a URL."""
     spaced = [size for text, size in lines if " " in text]
     return max(spaced or [size for _, size in lines], default=0)
 
