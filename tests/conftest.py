@@ -22,9 +22,12 @@ settings.register_profile("quick", deadline=None, derandomize=True, max_examples
 settings.register_profile("deep", deadline=None, max_examples=100)
 settings.load_profile("quick")
 
-# Run in the background by a shell, the tests would ignore Ctrl-C, and so would the programs that they start.
+# Run in the background by a shell, the tests would ignore Ctrl-C, and so would the programs that they start;
+# under nohup, they would ignore SIGHUP.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -97,8 +97,7 @@ def test_arguments_are_checked():
 SPANS = ("15:30", "https://a.de/b?c=1", "3,50€", "{{ user.name }}", "🍕", "漢字")
 
 
-@pytest.mark.parametrize("copies", [True, False])
-@pytest.mark.parametrize("lag", [0, 1, 3])
+@pytest.mark.parametrize(("copies", "lag"), [(True, 0), (False, 1), (True, 3)])
 def test_protected_text_and_tags_survive_once_and_in_order(copies, lag):
     """Whatever a model writes: the parameters of this one are random."""
     model = translator("transformer", 1)

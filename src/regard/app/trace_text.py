@@ -75,7 +75,7 @@ def trace_text(model: Any, text: str, target: str | None = None) -> TracedText:
         return _trace_translation(model, text, target)
     if target is not None:
         raise ArgumentError(
-            f"Got the target {target[:40]!r}, but only a translator takes a target. Omit it, or choose a "
+            f"Got the target {target[:40]!r}, but only a translator reads a target. Omit it, or choose a "
             "translator."
         )
     encoder = isinstance(model, BertEncoder | PretrainedEncoder)

@@ -147,9 +147,9 @@ def test_extra_width_is_zero():
 @looped(
     ("sentences", "options", "message"),
     [
-        ([], {}, "0 sentences, but no word occurs 1 time;"),
+        ([], {}, "0 sentences, but no word occurs at least 1 time;"),
         ([" "], {}, "no word occurs"),
-        (["a b"], {"min_count": 2}, "no word occurs 2 times"),
+        (["a b"], {"min_count": 2}, "no word occurs at least 2 times"),
         (["a", "b"], {}, "without co-occurring words"),
         (["a b"], {"width": 0}, "width=0"),
         (["a b"], {"window": 0}, "window=0"),

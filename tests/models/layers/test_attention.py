@@ -351,7 +351,7 @@ def test_rejected_keys_leave_the_cache_unchanged() -> None:
             r"keys of shape \(2, 1, 5\) and values of shape",
         ),
         (normal(2, 1, 5), normal(2, 1, 6), regard.ShapeError, r"holds values of shape \(2, 3, 7\)"),
-        (normal(2, 1, 5).float(), normal(2, 1, 7).float(), regard.DTypeError, "holds keys of torch.float64"),
+        (normal(2, 1, 5).float(), normal(2, 1, 7).float(), regard.DTypeError, "keys of dtype torch.float64"),
     ):
         with pytest.raises(error, match=message):
             cache.extend(key, value)

@@ -216,7 +216,7 @@ class KVCache:
                 )
             if old.dtype != new.dtype:
                 raise DTypeError(
-                    f"KVCache holds a {name} of dtype {old.dtype}, but got one of dtype {new.dtype}; "
+                    f"KVCache holds {name} of dtype {old.dtype}, but got {name} of dtype {new.dtype}; "
                     f"continue in {old.dtype}, or use a new KVCache()."
                 )
 
