@@ -186,3 +186,8 @@ def test_gradients_are_refused():
     cache = regard.huggingface.quantized_cache(model)
     with pytest.raises(ArgumentError, match="computes no gradients"):
         model(torch.tensor([[1, 2, 3]]), past_key_values=cache)
+
+
+def test_latent_caches_are_refused():
+    with pytest.raises(ArgumentError, match="caches latent vectors"):
+        regard.huggingface.quantized_cache(hosts.make("deepseek", "regard"))

@@ -111,6 +111,14 @@ def test_routes_of_captured_tensors_are_not_kept(traces):
     assert len(traces) == 2
 
 
+def test_a_scale_of_the_wrong_type_is_named():
+    x = torch.randn(1, 2, 5, 4)
+    regard.flex_attention(x, x, x, scale=1.0)
+    for scale in ([1.0], True):
+        with pytest.raises(regard.DTypeError, match="flex_attention got scale"):
+            regard.flex_attention(x, x, x, scale=scale)
+
+
 def test_inference_mode_does_not_poison_training(traces):
     x = torch.randn(1, 2, 5, 4)
 
@@ -170,4 +178,6 @@ def test_export_does_not_poison_later_calls(traces):
 
 def test_functions_that_read_settings_have_no_fingerprint():
     assert fingerprint(lambda s, b, h, q, k: s * torch.get_num_threads()) is None
+    assert fingerprint(lambda s, b, h, q, k: s * torch.backends.cudnn.deterministic) is None
     assert fingerprint(lambda s, b, h, q, k: s * eval("2")) is None
+    assert fingerprint(lambda s, b, h, q, k: torch.where(q >= k, s.float(), -torch.inf)) is not None

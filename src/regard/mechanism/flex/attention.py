@@ -168,6 +168,7 @@ _CACHE: RouteCache[_Route] = RouteCache()
 
 def choose_route(call: FlexCall) -> _Route:
     """Decide how a call is computed; reuse the decision of an earlier call with the same functions."""
+    _scale(call.scale, call.query)  # raises if it is not a number
     if call.block_mask is not None:
         _check_block_mask(call.block_mask, _sizes(call), call.query.device)
     # under export, tracing or a fake mode, tensors of the plan would not be usable in other calls

@@ -21,15 +21,20 @@ from torch import Tensor
 _NUMBERS = (int, float, bool, str, type(None), torch.dtype)
 _MODULES = (torch, math, torch.nn.functional)
 _TYPES = (int, float, bool, tuple, Tensor)
-_BUILTINS = {abs, divmod, isinstance, len, max, min, pow, round, sum} | {
-    function
-    for name, function in [*vars(torch).items(), *vars(math).items()]
+_FUNCTIONS = {
+    name: function
+    for module in (torch, math)
+    for name, function in vars(module).items()
     if isinstance(function, BuiltinFunctionType) and not name.startswith("_")
 }
+_BUILTINS = {abs, divmod, isinstance, len, max, min, pow, round, sum, *_FUNCTIONS.values()}
+_DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+# attributes of modules and tensors that do not change; others, such as torch.backends, read a setting
+_ATTRIBUTES = {"nn", "functional", "inf", "nan", "pi", "e", "tau", *dir(Tensor), *_FUNCTIONS, *_DTYPES}
 _MAX_DEPTH = 8  # functions that call functions
 _MAX_ROUTES = 32
 _UNDEFINED = object()
-_STATE = ("get_", "is_", "initial_", "default_")  # torch functions that read a setting
+_SETTINGS = ("get_", "is_")  # functions of torch that read a setting
 _BLOCK_TENSORS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 
 Route = TypeVar("Route")
@@ -87,8 +92,10 @@ def _global_names(code: CodeType) -> tuple[str, ...] | None:
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("IMPORT_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF"):
             return None
-        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval.startswith(_STATE):
-            return None
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            name = instruction.argval
+            if name not in _ATTRIBUTES or name.startswith(_SETTINGS):
+                return None
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             names.append(instruction.argval)
         if isinstance(instruction.argval, CodeType):
