@@ -45,7 +45,7 @@ void drop_some(const Drop& d, int64_t from, int64_t to) {
   for (int64_t j = i; j < to; ++j) d.out[j] = out[j - i];
 }
 
-void dropout(const Drop& d, int threads) {
+inline void dropout(const Drop& d, int threads) {
   constexpr int64_t PIECE = 1 << 15;
   parallel((d.size + PIECE - 1) / PIECE, threads,
            [](void* context, int64_t piece) {

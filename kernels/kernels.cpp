@@ -1,5 +1,5 @@
-// All kernels of one instruction set. Compiled once per instruction set, with ISA defined as its name.
-#include "backward.h"
+// All kernels of one instruction set, except the backward pass, which takes as long to compile as all others. Both
+// files are compiled once per instruction set, with ISA defined as its name.
 #include "decode.h"
 #include "dropout.h"
 #include "forward.h"
@@ -16,14 +16,6 @@ bool forward(const Problem& p, int threads) {
     return is_single(p) ? forward_single(p, threads) : forward_softmax(p, threads);
 #define CASE(name, Policy) \
   case Normalizer::name: return forward_all<Policy>(p, threads);
-  switch (p.normalizer) { NORMALIZERS(CASE) }
-#undef CASE
-  return false;
-}
-
-bool backward(const Problem& p, int threads) {
-#define CASE(name, Policy) \
-  case Normalizer::name: return backward_all<Policy>(p, threads);
   switch (p.normalizer) { NORMALIZERS(CASE) }
 #undef CASE
   return false;
@@ -69,7 +61,6 @@ bool sums(const Problem& p, int threads) {
 namespace regard {
 namespace {
 
-
 // Only multiplications and additions, on numbers in the L1 cache.
 double peak() {
   constexpr int R = tall(MAX_VECTORS), DEPTH = 1 << 14;
@@ -82,12 +73,17 @@ double peak() {
 
 }  // namespace
 
+// Each instruction set has its own namespace, so that the compiled copies share no symbols.
+namespace ISA {
+bool backward(const Problem& p, int threads);  // backward.cpp
+}
+
 #define NAME_(isa) #isa
 #define NAME(isa) NAME_(isa)
 #define TABLE_(isa) kernels_##isa
 #define TABLE(isa) TABLE_(isa)
 extern const Kernels TABLE(ISA);
-const Kernels TABLE(ISA) = {NAME(ISA), W, forward, backward, weights, entropy, topk, sums, dropout, linear, linear_int8,
+const Kernels TABLE(ISA) = {NAME(ISA), W, forward, ISA::backward, weights, entropy, topk, sums, dropout, linear, linear_int8,
                             best, step, peak};
 
 }  // namespace regard

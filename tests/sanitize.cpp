@@ -2,8 +2,8 @@
 // size so that a sanitizer sees every step beyond them, against plain loops in double.
 //
 //   c++ -std=c++17 -Ikernels -DISA=generic -c tests/sanitize.cpp tests/sanitize_decoding.cpp
-//   c++ -std=c++17 -Ikernels -DISA=generic -fsanitize=address,undefined -Dposix_memalign=allocate -c kernels/kernels.cpp
-//   c++ -fsanitize=address,undefined sanitize.o sanitize_decoding.o kernels.o && ./a.out ROUNDS [poison | exhaust]
+//   c++ -std=c++17 -Ikernels -DISA=generic -fsanitize=address,undefined -Dposix_memalign=allocate -c kernels/kernels.cpp kernels/backward.cpp
+//   c++ -fsanitize=address,undefined sanitize.o sanitize_decoding.o kernels.o backward.o && ./a.out ROUNDS [poison | exhaust]
 //
 // With poison, numbers are NaN or infinite, and the kernels have to say so. With exhaust, each allocation of the
 // kernels fails once, and they have to throw; what they give back after that is checked by the sanitizer.

@@ -44,7 +44,7 @@ def compiled(compiler: str, folder: Path, kernels: Path, isa: str, sanitizers: l
     # the driver decides whether there is memory
     watched = ["-O1", *flags(isa), *sanitizers, "-Dposix_memalign=allocate"]
     sources = {driver: ["-O2", "-Wall", "-Wextra", "-Werror"] for driver in DRIVERS}
-    sources[kernels / "kernels.cpp"] = watched
+    sources |= {kernels / name: watched for name in ("kernels.cpp", "backward.cpp")}
     include = ["-I", kernels, f"-DISA={isa}", "-c"]
     objects = []
     for source, extra in sources.items():
