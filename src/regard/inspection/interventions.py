@@ -182,10 +182,10 @@ def _select(model: nn.Module, layers: Layers | None) -> dict[str, nn.Module]:
         named = {layer for layer in layers if isinstance(layer, str) and layer in modules}
         if not named:
             raise ArgumentError(
-                f"edit() got {type_name(model)} without attention layers that it recognizes: regard's "
+                f"edit() recognizes no attention layers in {type_name(model)}. It recognizes regard's "
                 "layers, nn.MultiheadAttention, layers that use the attention interface of transformers or "
-                "call scaled_dot_product_attention, and layers called attention that call softmax. If a "
-                "module computes attention in a function of another file, pass the module's name."
+                "call scaled_dot_product_attention, and layers with attention in their class name that "
+                "call softmax. If a module computes attention in a function of another file, pass its name."
             )
         return {name: modules[name] for name in named}
     names = [name for layer in layers for name in matching_names("edit", layer, list(editable))]

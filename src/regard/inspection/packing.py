@@ -43,7 +43,7 @@ _STATE = _State()
 
 
 def install(model: nn.Module) -> None:
-    """Pack the layers of a model, by replacing the `forward` of its instances."""
+    """Pack the layers of a model, by replacing `forward` on each module instance."""
     for owner, layers in _stacks(model).items():
         owner.forward = _ModelForward(owner)
         for layer in layers:
@@ -72,7 +72,7 @@ def is_packing(model: nn.Module | None) -> bool:
 def packed_mask(module: nn.Module, causal: bool, keywords: dict[str, Any]) -> Mask | None:
     """Return the mask of an attention call inside a packed layer, or None outside.
 
-    keywords: of the call to transformers' attention interface.
+    keywords: keyword arguments of the call to transformers' attention interface.
     """
     sequences = _STATE.layer
     if sequences is None:
@@ -136,7 +136,7 @@ def _stacks(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
 def _layers(
     model: nn.Module, attends: Callable[[nn.Module], bool]
 ) -> Iterator[tuple[nn.Module | None, nn.Module]]:
-    """Yield the layers with attention, the items of lists of modules, each with its innermost model."""
+    """Yield each item of a module list that has attention, after the innermost model that contains it."""
     from transformers import PreTrainedModel
 
     def walk(module: nn.Module, owner: nn.Module | None) -> Iterator[tuple[nn.Module | None, nn.Module]]:
@@ -174,7 +174,7 @@ def _parameter_names(model: nn.Module) -> list[str]:
 
 
 class _Forward:
-    """Replaces the `forward` of one module; a copy of the module gets a copy that calls the copied module."""
+    """Replaces the `forward` of one module. It is copied with the module and then calls the copy."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.forward = module, module.forward
@@ -338,7 +338,7 @@ def check_packing(model: nn.Module) -> None:
                 padded = owner(**inputs)[0]
             try:
                 packed = owner(**inputs)[0]
-            except (RuntimeError, IndexError, TypeError) as error:  # it ran with padding
+            except (RuntimeError, IndexError, TypeError) as error:  # the run with padding succeeded
                 raise _refused(owner, f"fails without padding ({error})") from error
         if packed.shape != padded.shape or packed.shape[:2] != ids.shape:
             raise _refused(owner, f"returns {tuple(packed.shape)} instead of {tuple(padded.shape)}")

@@ -1,4 +1,4 @@
-"""A key-value cache for transformers that stores int8, read in place by the attention kernels.
+"""A key-value cache for transformers that stores int8 values, read in place by the attention kernels.
 
 Every query attends to the keys and values as they are stored, even to those of its own forward pass. The
 result therefore does not depend on how a text is divided into forward passes, and `watch` can join the steps
@@ -14,11 +14,11 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from regard.errors import ArgumentError
 from regard.mechanism.quantized import Quantized, quantize
 
-_MIN_SPARE = 64  # tokens for which a buffer has room, beyond 1/8 of its length
+_MIN_SPARE = 64  # minimum spare capacity of a buffer, in tokens
 
 
 class QuantizedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """The int8 keys and values of a layer, which attends to all tokens."""
+    """The int8 keys and values of a layer with full attention."""
 
     keys: Any  # Quantized
     values: Any

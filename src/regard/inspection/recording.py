@@ -59,7 +59,7 @@ class Seen(RecordedLayers):
         Returns a pandas DataFrame if pandas is installed, otherwise a list of dictionaries. `frame` overrides
         this choice.
 
-        layer, head: name of the layer and number of the head. label: what dominates, or "broad" or "mixed".
+        layer, head: layer name and head number. label: the dominant kind of key, "broad" or "mixed".
         entropy: mean row entropy in nats.
         distance: mean distance in tokens; in cross-attention, from the diagonal.
         first, previous, same, next: mean weight on the first key, and on the previous, same and next token.
@@ -276,7 +276,7 @@ class Seen(RecordedLayers):
 
 
 def _table(rows: list[dict[str, Any]], columns: list[str], frame: bool | None) -> Any:
-    """Return a pandas DataFrame if wanted and possible, otherwise the rows."""
+    """Return a pandas DataFrame, or the rows if `frame` is False or pandas is not installed."""
     if frame is False or (frame is None and find_spec("pandas") is None):
         return rows
     return import_module("pandas").DataFrame(rows, columns=columns)

@@ -25,7 +25,7 @@ _POOLING = (
     "it pools activations with a softmax of learned scores: a weighted mean without queries and keys, "
     "which watch does not record"
 )
-_SCRIPT = "its softmax runs as TorchScript, which watch cannot follow. Use the code before torch.jit.script"
+_SCRIPT = "its softmax runs as TorchScript, which watch cannot follow. Use the unscripted module"
 _THREAD = "it ran in another thread, and watch records only its own thread"
 _COMPILED = (
     "it ran as compiled code, which watch cannot follow if torch.compile is first used inside the block. "
@@ -34,9 +34,10 @@ _COMPILED = (
 
 
 class CallHook:
-    """A forward pre-hook that reports calls of a module. Copies of the module do not report any.
+    """A forward pre-hook that reports calls of a module. Copies of the module report nothing.
 
-    report: called with whether the call is in an observed thread, the positional and the keyword arguments.
+    report: function of three arguments: whether the call is in an observed thread, and its positional and
+    keyword arguments.
     """
 
     def __init__(
@@ -59,8 +60,9 @@ class CallHook:
 class UnrecordedModules:
     """Finds the attention modules of a model that ran without being recorded.
 
-    A module counts as attention if its class is named like attention. torch's modules are excluded, because
-    they are always recorded and a hook would disable their fast path.
+    A module counts as attention if its class name matches `_ATTENTION_NAME` or it computes a softmax in
+    TorchScript. torch's modules are excluded, because they are always recorded and a hook would disable their
+    fast path.
     """
 
     def __init__(self, model: nn.Module, selection: LayerSelection) -> None:

@@ -228,7 +228,7 @@ class Recorder:
         """Record an attention call of another library's layer."""
         if not self.values:
             call = replace(call, value=None, output=None)
-        elif self._generation is not None and call.output is not None:  # it has no gradient
+        elif self._generation is not None and call.output is not None:  # generate computes no gradients
             call = replace(call, output=call.output._replace(tensor=call.query.new_empty(0)))
         if self.heads is not None:
             call = call.select_heads(self.heads)

@@ -90,7 +90,7 @@ class ZeroValues(_EdgeIntervention):
 
 
 class HiddenEdges(Mask):
-    """Every pair, except the pairs of some heads, query rows and keys; linear in queries and keys.
+    """A mask that hides some keys from some query rows of some heads, in linear memory.
 
     heads: (h, 1, 1), or None for all heads. rows: (q,). visible: (k,). All boolean.
 

@@ -30,7 +30,7 @@ class AttentionOutput(NamedTuple):
     """The output of an attention call.
 
     heads: function from its gradient to the gradient of the heads, (…, h, q, e).
-    width: number of features of all heads.
+    width: total number of features of all heads.
     """
 
     tensor: Tensor
@@ -130,7 +130,7 @@ def output_projection(model: nn.Module, name: str, width: int) -> OutputProjecti
     candidates = [getattr(module, child, None) for child in _NAMES]
     if name:
         parent = model.get_submodule(name.rpartition(".")[0])
-        if next(module.parameters(), None) is None:  # a function in a module, between the projections
+        if next(module.parameters(), None) is None:  # the projections belong to its parent
             candidates += [getattr(parent, child, None) for child in _NAMES]
         candidates.append(getattr(getattr(parent, "output", None), "dense", None))
     for candidate in candidates:

@@ -1,9 +1,10 @@
-"""Head statistics (previous-token, induction, sink, …) and a label for each head: one definition each.
+"""Head statistics (previous-token, induction, sink, …) and a label for each head.
 
 entropy: mean row entropy in nats. normalized_entropy: entropy / log(keys); 1 for uniform weights ("broad").
 first: mean weight on the first key that any query may attend to.
 sink: fraction of rows with a weight above 0.3 on the first key (the ε of Gu et al. 2025).
-dormant: fraction of rows with a weight above 0.9 on the first key; they read nothing else (Guo et al. 2024).
+dormant: fraction of rows with a weight above 0.9 on the first key; they read almost nothing else
+    (Guo et al. 2024).
 
 Self-attention has these measures:
 previous, same, next: mean weight on the previous, same and next token.

@@ -52,7 +52,7 @@ class RecordedLayers(Mapping[str, Weights]):
     ) -> None:
         """Record a call of a module. By default, `kind` is inferred from the name.
 
-        run: number of the model's call that it belongs to. Default: each call of the model uses it once.
+        run: number of the model call that it belongs to. Default: one call of the module per model call.
         """
         self._add(name, weights, kind, run)
 

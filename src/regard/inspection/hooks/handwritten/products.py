@@ -193,8 +193,8 @@ def values(operation: Operation, node: Softmaxed) -> Values | None:
     if node.order == "other" or not isinstance(operation.output, Tensor):
         return None
     try:
-        found = _einsum_values if operation.name == "einsum" else _matmul_values
-        return found(operation, node)
+        find_values = _einsum_values if operation.name == "einsum" else _matmul_values
+        return find_values(operation, node)
     except (RuntimeError, ValueError, TypeError, IndexError):  # a form of the call that is not followed
         return None
 
