@@ -286,7 +286,7 @@ def _position_note(positions: nn.Module, *, normalized: bool) -> str:
         "RotaryPositions": "Positions rotate the queries and keys of every head; nothing is added here.",
         "ALiBi": "Positions enter the scores: each head subtracts a multiple of the distance.",
         "T5Bias": "Positions enter the scores: each head adds a learned number per distance.",
-        "PositionEncoding": "The model has no positions: without its mask it ignores word order.",
+        "PositionEncoding": "The model has no position encoding: without a mask, it ignores word order.",
     }
     return notes.get(type(positions).__name__, f"Positions: {type(positions).__name__}.")
 

@@ -1,7 +1,7 @@
 // Warnings about sentences outside a translator's domain; the rules are those of regard.translation.text.domain.
 
 const MAX_LISTED = 5;
-const MAX_LETTERS = 40; // of a listed word
+const MAX_LETTERS = 40; // listed words are cut to this length
 const MARGIN = 0.1; // a score is low if below factor × the lowest score of a validation sentence − margin
 
 const shorten = (word) => (word.length > MAX_LETTERS ? `${word.slice(0, MAX_LETTERS - 1)}…` : word);

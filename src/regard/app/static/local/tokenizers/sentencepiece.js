@@ -4,7 +4,7 @@
 export const SPACE = "▁"; // marks the beginning of a word
 const SPECIAL_TOKENS = 4;
 const UNKNOWN = 3;
-const UNKNOWN_PENALTY = 10; // below the lowest score
+const UNKNOWN_PENALTY = 10; // an unknown character scores this much less than the lowest piece
 // deno-lint-ignore no-control-regex
 const WHITESPACE = /[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+/u; // as str.split in Python
 // The rules nmt_nfkc of SentencePiece: control characters are removed, and these become spaces

@@ -206,7 +206,7 @@ function showSteps({ answer, curve, tables, settings }, row, selectRow, signal) 
     });
   }
   if (isSoftmax) nodes.find((node) => node.querySelector("h2").textContent === "Weights").append(
-    make("p", { class: "hint" }, "The same, computed safely for large scores: exp(s − τ), where τ = log Σ exp(s)."));
+    make("p", { class: "hint" }, "The same value, numerically stable for large scores: exp(s − τ), where τ = log Σ exp(s)."));
   const numbers = make("div", { class: "card" },
     make("h2", {}, "Step by step: ", make("span", { dir: "auto" }, queries[row])), calculation(tables, settings, answer, row));
   return make("div", {}, ...lineOfKeys(tables, answer, curve, row, signal), make("div", { class: "lookup-steps" }, ...nodes), numbers);
