@@ -39,7 +39,7 @@ from regard.translation.alignment.links import (
 from regard.translation.data.bible import bible
 
 Pairs = Sequence[tuple[str, str]]
-Directions = list[tuple[Links, Links]]  # of source-to-target and target-to-source, for each pair
+Directions = list[tuple[Links, Links]]  # links source → target and target → source, for each pair
 
 METHODS: tuple[SymmetrizationMethod, ...] = ("intersection", "grow-diag-final-and")
 BOOKS = {"greek": range(40, 45), "greek-letters": range(45, 67)}
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--sets", help="names of gold sets, separated by commas [default: all]")
     parser.add_argument("--peers", default="eflomal,fast_align", help="[default: eflomal,fast_align]")
     parser.add_argument(
-        "--models", type=Path, default=Path("greek"), help="of benchmarks.greek [default: greek]"
+        "--models", type=Path, default=Path("greek"), help="folder of benchmarks.greek [default: greek]"
     )
     args = parser.parse_args()
     aligners: dict[str, Callable[[Pairs], Directions]] = {"lexical aligner": align_lexically}

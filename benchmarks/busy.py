@@ -58,7 +58,7 @@ def _measure_under_load(pipe: Connection, name: str) -> float:
     busy = multiprocessing.get_context("spawn").Process(target=occupy, daemon=True)
     busy.start()
     try:
-        time.sleep(0.5)  # until it runs
+        time.sleep(0.5)  # wait until it runs
         return _measure(pipe, name)
     finally:
         busy.terminate()

@@ -88,7 +88,7 @@ def onnx_runtime(folder: Path, threads: int) -> dict[str, Encode]:
     model, tokenize = _hugging_face()
     padded = [tokenize(sentences()[i : i + BATCH]) for i in range(0, len(sentences()), BATCH)]
     exported, fused, int8 = (folder / f"{name}.onnx" for name in ("exported", "fused", "int8"))
-    model.set_attn_implementation("eager")  # whose operations ONNX Runtime fuses
+    model.set_attn_implementation("eager")  # ONNX Runtime fuses the operations of eager attention
     _export(model, padded[0], exported)
     optimizer.optimize_model(
         str(exported), model_type="bert", num_heads=12, hidden_size=384, opt_level=1
