@@ -206,7 +206,7 @@ def quantized_cache(model: nn.Module) -> Any:
 
 
 def _root_models(model: nn.Module) -> list[Any]:
-    """Return the transformers models in a module that are not part of another one."""
+    """Return the outermost transformers models in a module."""
     from transformers import PreTrainedModel
 
     if isinstance(model, PreTrainedModel):

@@ -1,4 +1,4 @@
-"""The content of the interactive view: texts, and layers with the weights between them."""
+"""The content of the interactive view: texts, and layers of weights between them."""
 
 import math
 from collections.abc import Sequence
@@ -201,7 +201,9 @@ class InputView:
                     )
                 tokens = len(self.texts[number].tokens)
                 if tokens != size:
-                    raise ShapeError(f"Got {tokens} tokens for {size} {side} of layer {layer.label!r}.")
+                    raise ShapeError(
+                        f"Got {tokens} tokens for {size} {side} of layer {layer.label!r}; pass one for each."
+                    )
 
     def describe(self) -> dict[str, Any]:
         """Return JSON-serializable values: everything but the weights."""

@@ -1,6 +1,6 @@
 """A key-value cache for transformers that stores int8 values, read in place by the attention kernels.
 
-Every query attends to the keys and values as they are stored, even to those of its own forward pass. The
+Every query attends to the stored keys and values, including those of its own forward pass. The
 result therefore does not depend on how a text is divided into forward passes, and `watch` can join the steps
 of `generate`. Imports transformers: see `regard.huggingface.quantized_cache`.
 """
@@ -103,7 +103,7 @@ def _check_no_grad(*states: Tensor) -> None:
 
 
 def _is_start(x: Quantized, buffer: Quantized) -> bool:
-    """Return whether `x` is the view of the first tokens of a buffer."""
+    """Return whether `x` is a view of the first tokens of a buffer."""
     return all(
         part.data_ptr() == whole.data_ptr()
         and part.stride() == whole.stride()

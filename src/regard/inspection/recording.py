@@ -175,8 +175,8 @@ class Seen(RecordedLayers):
     def gradients(self) -> "dict[str, Gradients]":
         """Return the gradient of the weights of each layer, dA = dO · Vᵀ, as lazy matrices.
 
-        Requires `watch(model, gradients=True)` and a backward pass, inside or after the block. Several
-        backward passes add up, as in `Tensor.grad`.
+        Requires `watch(model, gradients=True)` and a backward pass, inside or after the block. Gradients
+        accumulate over backward passes, as in `Tensor.grad`.
 
         >>> import torch, regard
         >>> layer = regard.models.MultiHeadAttention(8, 2)
@@ -194,7 +194,7 @@ class Seen(RecordedLayers):
         """Compute how much each input token matters for the loss, from gradient × weight of all layers.
 
         Rollout of the positive part of gradient × weight: R ← R + Ā R (Chefer et al. 2021, eqs. 5 and 6).
-        Requires `watch(model, gradients=True)` and a backward pass. Memory is linear in the tokens.
+        Requires `watch(model, gradients=True)` and a backward pass. Memory is linear in the number of tokens.
 
         queries: positions in the last layer, as in `rollout`; None for the mean over all positions.
 

@@ -49,9 +49,9 @@ class CallHook:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
         # torch registers a hook before it registers with_kwargs: another thread may call it without kwargs
-        here = self.observer in THREAD.observers
-        if self.observer is not None and (kwargs is not None or not here):
-            self.report(here, args, kwargs or {})
+        observed = self.observer in THREAD.observers
+        if self.observer is not None and (kwargs is not None or not observed):
+            self.report(observed, args, kwargs or {})
 
     def __deepcopy__(self, memo: Any) -> "CallHook":
         return CallHook(None, self.report)
@@ -78,7 +78,7 @@ class UnrecordedModules:
         self.ran: set[nn.Module] = set()
         self.ran_elsewhere: set[nn.Module] = set()  # in other threads
         self.softmaxes: set[nn.Module] = set()  # modules whose softmax could not be followed
-        self.pooled: set[nn.Module] = set()  # modules that multiply such a softmax with activations
+        self.pooled: set[nn.Module] = set()  # modules that multiply such a softmax by activations
         self.names = {module: clean(name) for name, module in model.named_modules()}
 
     def hooks(self, observer: Any) -> list[Any]:
@@ -89,8 +89,8 @@ class UnrecordedModules:
                 self.ran.add(module)
                 continue
 
-            def report(here: bool, *_: Any, module: nn.Module = module) -> None:
-                (self.ran if here else self.ran_elsewhere).add(module)
+            def report(observed: bool, *_: Any, module: nn.Module = module) -> None:
+                (self.ran if observed else self.ran_elsewhere).add(module)
 
             handles.append(module.register_forward_pre_hook(CallHook(observer, report), with_kwargs=True))
         return handles

@@ -297,7 +297,7 @@ def _select_rows(x: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def _select_shared(x: Tensor, rows: Tensor | None) -> Tensor:
-    """Select rows of a mask or bias, expanded to four axes. If all rows share it, it stays unchanged."""
+    """Select rows of a mask or bias, expanded to four axes, unless all rows share it."""
     x = x[(None,) * (4 - x.dim())]
     return _select_rows(x, rows if len(x) > 1 else None)
 

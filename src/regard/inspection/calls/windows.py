@@ -2,8 +2,8 @@
 
 A model with windows computes attention within each window, as a batch of small matrices. The map of the layer
 is zero for pairs of tokens in different windows, so it is block-diagonal up to the order of the tokens. It
-takes memory linear in the number of tokens: it stores the key intervals of each row's window, and the weights
-or, if they suffice to compute the weights, query and key.
+takes memory linear in the number of tokens: it stores the key intervals of each row's window, and either
+query and key or, if these do not determine the weights, the weights of each window.
 """
 
 import math

@@ -218,7 +218,7 @@ def _interface_inputs(call: InterfaceCall) -> Inputs:
 
 
 def _update(original: Function) -> Function:
-    """Count the tokens in a cache, from which the positions of queries and keys follow."""
+    """Count the tokens in a cache, to know the positions of queries and keys."""
 
     def update(
         self: Any, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kw: Any

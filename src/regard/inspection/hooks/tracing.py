@@ -158,7 +158,8 @@ def head_count(module: nn.Module) -> int | None:
 def head_order(lead: Sequence[int], heads: int | None, hint: int | None = None) -> list[int] | None:
     """Return the order of leading axes that puts the heads last; None if they are last or unknown.
 
-    If several axes have this size, the heads are the axis `hint`, or else the last: the batch comes first.
+    If several axes have this size, the heads are the axis `hint` or else the last axis, because the batch is
+    usually first.
 
     >>> from regard.inspection.hooks.tracing import head_order
     >>> head_order((4, 2, 3), 4), head_order((2, 4), 4), head_order((4, 4, 2), 4), head_order((4, 4), 4, 0)

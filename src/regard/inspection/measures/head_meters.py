@@ -11,7 +11,7 @@ from regard.mechanism.call.problem import Tile
 from regard.mechanism.weights.matrix import Weights
 
 OFFSETS = {"previous": -1, "next": 1, "same": 0}
-SINK, DORMANT = 0.3, 0.9  # a row counts if its weight on the first key is larger
+SINK, DORMANT = 0.3, 0.9  # a row counts if its weight on the first key exceeds this
 LARGEST = 1 - 1e-4  # a weight counts as the largest from this fraction of the row maximum
 STREAMING = (4, 64)  # number of first and of most recent keys that a streaming head reads
 

@@ -40,7 +40,7 @@ from regard.inspection.measures.kernel_meter import KernelMeter
 from regard.mechanism.call.problem import Tile
 from regard.mechanism.weights.matrix import Weights
 
-_DOMINANT = 0.4  # mean weight on one kind of key that decides the label
+_DOMINANT = 0.4  # a kind of key with at least this mean weight decides the label
 _UNIFORM = 0.85  # normalized entropy from which a head counts as broad
 _CELLS = 2**20  # weights per block of a dense matrix
 _LABELS = {

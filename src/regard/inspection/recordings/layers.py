@@ -34,7 +34,7 @@ def _entry(name: str, call: int) -> str:
 
 
 class RecordedLayers(Mapping[str, Weights]):
-    """Weights by the name of the module, and for its further calls by name@2, name@3, …"""
+    """Weights by module name; further calls of a module are called name@2, name@3, …"""
 
     def __init__(self, texts: RecordedTexts | None = None) -> None:
         self._weights: dict[str, Weights | UnavailableWeights] = {}

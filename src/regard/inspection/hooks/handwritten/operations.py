@@ -9,7 +9,7 @@ from regard.inspection.hooks.handwritten.scores import Scores
 from regard.inspection.hooks.token_tracker import Tokens
 from regard.mechanism.torch_state import transformed
 
-UNKNOWN = "unknown"  # node of scores that derive from a product by operations that are not followed
+UNKNOWN = "unknown"  # node of scores computed by operations that are not followed
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from regard.inspection.hooks.handwritten.scores import Scores, adjacent_axis
 
 
 def product(operation: Operation) -> Node | None:
-    """The rule of products: scores, if neither factor is a parameter."""
+    """The rule for products: the output is scores if neither factor is a parameter."""
     name, args = operation.name, operation.args
     if name == "cdist" or _mixes_heads(operation):
         return UNKNOWN
