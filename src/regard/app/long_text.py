@@ -40,7 +40,7 @@ _Count = Callable[[Sequence[str]], list[int]]  # texts → number of tokens of e
 def split_passages(text: str, count: _Count, max_tokens: int) -> list[str]:
     """Split a text into passages of up to `max_tokens` tokens, at the ends of sentences if possible.
 
-    count: returns the number of tokens of each of several texts, special tokens included.
+    count: function from texts to the number of tokens in each, including special tokens.
 
     >>> from regard.app.long_text import split_passages
     >>> split_passages("One two. Three four five. Six.", lambda texts: [len(t.split()) for t in texts], 4)

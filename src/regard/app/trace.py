@@ -167,8 +167,8 @@ def _describe(model: nn.Module) -> tuple[Kind, TransformerConfig, list[_Parts]]:
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.ModuleList) or not all(isinstance(block, EncoderBlock) for block in blocks):
         raise ArgumentError(
-            f"{type(model).__name__} is not a Transformer, and Inside draws Transformers: a LanguageModel, a "
-            "translator of kind transformer, or a BERT-like encoder such as minilm."
+            f"{type(model).__name__} is not a Transformer. Inside draws only Transformers: a LanguageModel, "
+            "a translator of kind transformer, or a BERT-like encoder such as minilm."
         )
     encoder_model: Any = model
     parts = _Parts("encoder", encoder_model.words, encoder_model.positions, [*blocks], None)

@@ -60,7 +60,7 @@ function isSmall(average) {
   return average > 0 && average < MIN_AVERAGE;
 }
 
-// total(): divisor of the weights. average(): their mean, or 0 to list them however small they are
+// total(): divisor of the weights. average(): their mean, or 0 to list them in any case
 function makeRanking(pane, side, select, total = () => 1, average = () => 0) {
   const latest = new LatestQuestion(pane);
   const heading = make("h4", { dir: "auto" });

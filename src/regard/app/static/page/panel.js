@@ -26,7 +26,7 @@ export function makePanel(label, signal) {
     body.classList.toggle("stale", !polled);
   }
 
-  // polled: repeats a request; the answer shown stays valid meanwhile
+  // polled: a repeated request, during which the displayed answer stays valid
   async function run(work, show, { polled = false } = {}) {
     const request = start();
     setBusy(true, polled);

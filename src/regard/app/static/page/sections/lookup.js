@@ -171,7 +171,7 @@ function lineOfKeys(tables, answer, curve, row, signal) {
   const [at] = tables.query[row];
   const chart = makeChart({ label: "Weight and value of each key", x: "key", height: 220, signal });
   const title = make("h2", {}, "Weights over the keys: ", make("span", { dir: "auto" }, nameOf(tables, "query", row)));
-  const hint = make("p", { class: "hint" }, "The weights peak at the keys closest to the query; the output is the average of the values with these weights.");
+  const hint = make("p", { class: "hint" }, "The weights peak at the keys closest to the query; the output is the average of the values, weighted accordingly.");
   chart.update([
     { name: "weight of each key", points: sorted(answer.weights[row]), dots: true, color: 0 },
     { name: "value of each key", points: sorted(tables.value.map(([value]) => value)), dots: true, line: false, color: 1 },
