@@ -131,7 +131,10 @@ def align_with_attention(pairs: Pairs, folder: Path) -> Directions:
     """Align with the guided attention of two translation models."""
     forward = load_translator(folder / "grc-en").align(pairs)
     backward = load_translator(folder / "en-grc").align([(target, source) for source, target in pairs])
-    return [(one.links(), reverse_links(two.links())) for one, two in zip(forward, backward, strict=True)]
+    return [
+        (direct.links(), reverse_links(inverse.links()))
+        for direct, inverse in zip(forward, backward, strict=True)
+    ]
 
 
 def run_eflomal(pairs: Pairs) -> Directions:

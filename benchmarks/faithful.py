@@ -170,14 +170,14 @@ def edges_removed(task: Task, seen: regard.Seen, before: float) -> tuple[list[tu
 
 
 def measures(task: Task, seen: regard.Seen) -> dict[str, dict[str, Tensor]]:
-    """Return what each measure predicts for heads (all of them), tokens, and edges (layer, query, key)."""
+    """Return the prediction of each measure for all heads, tokens, and edges (layer, query, key)."""
     names = list(seen)
     weights = torch.stack([_heads(seen[name].dense()) for name in names])  # l h q k
     norms = torch.stack([_heads(seen.norms()[name].dense()) for name in names])
-    summed = torch.stack([_one(seen.norms()[name].summed(), 2) for name in names])  # l q k
+    summed = torch.stack([_unbatched(seen.norms()[name].summed(), 2) for name in names])  # l q k
     gradients = seen.gradients()
     products = torch.stack([_heads(gradients[name].times_weights().dense()) for name in names])
-    zeroed = torch.stack([_one(change, 2) for change in value_zeroing(task.model, task.batch).values()])
+    zeroed = torch.stack([_unbatched(change, 2) for change in value_zeroing(task.model, task.batch).values()])
     return {
         "head": {
             "weights (head: largest of each row)": weights.amax(-1).mean(-1).flatten(),
@@ -186,11 +186,11 @@ def measures(task: Task, seen: regard.Seen) -> dict[str, dict[str, Tensor]]:
         },
         "token": {
             "weights (head: largest of each row)": _without_diagonal(weights.mean(1)).sum((0, 1)),
-            "rollout of weights": _one(seen.rollout(), 1),
+            "rollout of weights": _unbatched(seen.rollout(), 1),
             "norms ‖α f(x)‖": _without_diagonal(summed).sum((0, 1)),
             "value zeroing": _without_diagonal(zeroed).sum((0, 1)),
             "gradient × weight": _without_diagonal(products.sum(1)).sum((0, 1)).abs(),
-            "relevance (rollout of gradient × weight)": _one(seen.relevance(), 1),
+            "relevance (rollout of gradient × weight)": _unbatched(seen.relevance(), 1),
         },
         "edge": {
             "weights (head: largest of each row)": weights.mean(1),
@@ -202,10 +202,10 @@ def measures(task: Task, seen: regard.Seen) -> dict[str, dict[str, Tensor]]:
 
 
 def _heads(x: Tensor) -> Tensor:
-    return _one(x, 3)
+    return _unbatched(x, 3)
 
 
-def _one(x: Tensor, axes: int) -> Tensor:
+def _unbatched(x: Tensor, axes: int) -> Tensor:
     """Drop the batch axis of a single text."""
     return x.reshape(x.shape[-axes:])
 

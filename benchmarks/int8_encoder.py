@@ -5,7 +5,7 @@ python -m benchmarks.wic --dtype int8
 
 256 sentences of mixed length in batches of 32, in random order. ONNX Runtime (`pip install onnx onnxruntime`)
 runs the model exported by torch, optimized for BERT, with dynamically quantized linear layers; its batches
-are padded. Token ids to sentence vectors; the tokenizer is not timed.
+are padded. Timed from token ids to sentence vectors, without the tokenizer.
 """
 
 import argparse

@@ -40,7 +40,7 @@ def main(quick: bool = False) -> dict[str, object]:
 
 
 def create_decoder(layers: int = LAYERS) -> Any:
-    """Create a Llama-like decoder with random parameters, on its default attention, SDPA."""
+    """Create a Llama-like decoder with random parameters and its default attention, SDPA."""
     from transformers import LlamaConfig, LlamaModel
 
     config = LlamaConfig(
@@ -153,9 +153,9 @@ def compare_with_eager(tokens: int) -> None:
         for way, times in seconds.items():
             command = [sys.executable, "-m", "benchmarks.watching", str(tokens), "--way", way]
             output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-            took, memory = json.loads(output.splitlines()[-1])
-            times.append(took)
-            print(f"  {way:8} {took:6.1f} s; peak {memory:,.0f} MB", flush=True)
+            duration, memory = json.loads(output.splitlines()[-1])
+            times.append(duration)
+            print(f"  {way:8} {duration:6.1f} s; peak {memory:,.0f} MB", flush=True)
     ratio = statistics.median(seconds["eager"]) / statistics.median(seconds["watched"])
     print(f"  medians: eager takes {ratio:.2f} × as long")
 
