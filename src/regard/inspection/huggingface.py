@@ -200,7 +200,8 @@ def quantized_cache(model: nn.Module) -> Any:
     own = own_attention(model, uses_interface)
     if own:
         raise ArgumentError(
-            f"{', '.join(own)} computes its own attention, which cannot read a quantized cache."
+            f"{', '.join(own)} computes its own attention, which cannot read a quantized cache. Omit "
+            "past_key_values=."
         )
     return create_cache(config)
 

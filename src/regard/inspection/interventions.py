@@ -153,7 +153,7 @@ def importance(
 
 
 def attentions(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the attention modules that `edit` can change, by name, in order.
+    """Return the attention modules that `edit` can change, by name, in the order of the model.
 
     >>> import torch
     >>> from regard.inspection.interventions import attentions

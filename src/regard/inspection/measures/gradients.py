@@ -83,7 +83,7 @@ def relevance(
     """Compute the relevance of each input token (Chefer et al. 2021, eqs. 5 and 6), in linear memory.
 
     R ← R + Ā R for each layer, starting from R = I, where Ā is the mean over heads of the positive part of
-    gradient × weight. Returns the rows of R for the queries, or the mean over all rows if these are None, as
+    gradient × weight. Returns the rows of R for `queries`, or the mean over all rows if it is None, as
     `regard.rollout` does.
     """
     size, last = products[0].shape[-1], products[-1]

@@ -77,7 +77,7 @@ class RecordedLayers(Mapping[str, Weights]):
         self._add(name, UnavailableWeights(reason), kind, run)
 
     def ends_with_error(self, name: str, reason: str, run: int) -> bool:
-        """Return whether the last call of a module has this error, in the same call of the model."""
+        """Return whether the last call of a module has this error and belongs to this run."""
         calls = self._calls.get(name, [])
         if not calls or calls[-1] != UnavailableWeights(reason):
             return False

@@ -2,7 +2,7 @@
 
 const [SINK, DORMANT] = [0.3, 0.9]; // a row counts if its weight on the first key exceeds this
 const DOMINANT = 0.4; // a kind of key with at least this mean weight decides the label
-const UNIFORM = 0.85; // normalized entropy from which a head counts as broad
+const UNIFORM = 0.85; // a head counts as broad from this normalized entropy
 const OFFSETS = { previous: -1, next: 1, same: 0 };
 const LABELS = { previous: "previous token", next: "next token", same: "same token", first: "first token" };
 

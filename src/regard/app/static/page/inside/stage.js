@@ -24,7 +24,7 @@ export function makeStage(events, signal) {
   const scene = { root: null, camera: null, theme: null, pattern: null, hover: null, selected: null, predictions: null, normalize: "" };
   let [frame, request, loading] = [0, null, false];
   let arrived = null; // the box that the camera was sent to, until it is moved
-  let target = null; // what it looks at there: the box, or a step in it
+  let target = null; // what the camera shows there: the box, or a step in it
   const camera = scene.camera = new Camera(() => {
     draw();
     if (!camera.isFlying) settled();
