@@ -221,7 +221,7 @@ def _seen_axes(seen: Seen, name: str, size: Sequence[int], row: int) -> _Axes:
 def view_alignments(translations: Sequence[Translation], *, title: str = "") -> ViewModel:
     """Create a view of word alignments, with one input per translation.
 
-    For a model without attention, an input has no layers and a note with the reason.
+    For a model without attention, an input has a note with the reason instead of layers.
 
     >>> import torch
     >>> from regard.translation import Alignment, Translation
