@@ -39,7 +39,7 @@ from regard.translation.alignment.links import (
 from regard.translation.data.bible import bible
 
 Pairs = Sequence[tuple[str, str]]
-Directions = list[tuple[Links, Links]]  # of source-to-target and target-to-source, for each pair
+Directions = list[tuple[Links, Links]]  # links source → target and target → source, for each pair
 
 METHODS: tuple[SymmetrizationMethod, ...] = ("intersection", "grow-diag-final-and")
 BOOKS = {"greek": range(40, 45), "greek-letters": range(45, 67)}
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--sets", help="names of gold sets, separated by commas [default: all]")
     parser.add_argument("--peers", default="eflomal,fast_align", help="[default: eflomal,fast_align]")
     parser.add_argument(
-        "--models", type=Path, default=Path("greek"), help="of benchmarks.greek [default: greek]"
+        "--models", type=Path, default=Path("greek"), help="folder of benchmarks.greek [default: greek]"
     )
     args = parser.parse_args()
     aligners: dict[str, Callable[[Pairs], Directions]] = {"lexical aligner": align_lexically}
@@ -131,7 +131,10 @@ def align_with_attention(pairs: Pairs, folder: Path) -> Directions:
     """Align with the guided attention of two translation models."""
     forward = load_translator(folder / "grc-en").align(pairs)
     backward = load_translator(folder / "en-grc").align([(target, source) for source, target in pairs])
-    return [(one.links(), reverse_links(two.links())) for one, two in zip(forward, backward, strict=True)]
+    return [
+        (direct.links(), reverse_links(inverse.links()))
+        for direct, inverse in zip(forward, backward, strict=True)
+    ]
 
 
 def run_eflomal(pairs: Pairs) -> Directions:

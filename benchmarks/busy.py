@@ -1,4 +1,4 @@
-"""Slowdown next to a process that occupies one core. The goal is at most 2.5 times.
+"""Slowdown next to a process that occupies one core. The goal is a factor of at most 2.5.
 
 One of two cores remains, so work on two threads takes at least 1.5 to 2 times as long. Threads that wait for
 each other add to this: OpenMP threads spin by default, so a thread that is not running delays the others by a
@@ -58,7 +58,7 @@ def _measure_under_load(pipe: Connection, name: str) -> float:
     busy = multiprocessing.get_context("spawn").Process(target=occupy, daemon=True)
     busy.start()
     try:
-        time.sleep(0.5)  # until it runs
+        time.sleep(0.5)  # wait until it runs
         return _measure(pipe, name)
     finally:
         busy.terminate()

@@ -33,7 +33,7 @@ def encoders() -> Iterable[Comparison]:
 
 @cache
 def sentences() -> list[str]:
-    """Sample captions, everyday phrases and dictionary examples; random words without the corpora."""
+    """Sample captions, everyday phrases and dictionary examples; random words if the corpora are missing."""
     draw = random.Random(0)
     if not all((DATA / name).is_dir() for name in ("multi30k", "tatoeba", "wic")):
         words = ["a", "the", "man", "dog", "child", "plays", "sees", "in", "near", "street", "water", "red"]
@@ -52,7 +52,7 @@ def _encoder() -> PretrainedEncoder:
 
 
 def _matmul_parameters(encoder: PretrainedEncoder) -> int:
-    """Count the parameters that every token is multiplied with."""
+    """Count the parameters by which every token is multiplied."""
     return sum(weight.numel() for weight in encoder.blocks.parameters() if weight.dim() == 2)
 
 

@@ -1,9 +1,9 @@
-"""How far each measure of attention agrees with true ablation.
+"""Agreement of attention measures with true ablation.
 
 For minilm (the similarity of two sentences) and the language model of stories (the loss per token of
-unseen stories), each head, token and edge is really removed, and the absolute change is compared with what
-each measure predicts: Spearman's rank correlation, the mean over texts and its standard error. 1 means the
-same order.
+unseen stories), each head, token and edge is actually removed, and the absolute change is compared with the
+prediction of each measure. The table shows Spearman's rank correlation (1 means the same order): its mean and
+standard error over texts.
 
     head    its output is set to zero (Michel et al. 2019)
     token   no other token may read it, in any layer: Block(keys=token)
@@ -25,7 +25,7 @@ import regard
 from regard.app.stories.training import held_out_openings
 from regard.inspection import value_zeroing
 
-EDGES = 16  # edges per layer and text that are really removed
+EDGES = 16  # edges per layer and text that are actually removed
 PAIRS = (
     ("The cat sat on the mat because it was tired.", "A tired animal rested on a rug."),
     ("He opened a bank account before the journey.", "Before travelling, he went to the bank."),
@@ -108,7 +108,7 @@ def language_model() -> list[Task]:
 
 
 def compare(task: Task) -> dict[str, dict[str, float]]:
-    """Return the rank correlation of each measure with the change of the loss."""
+    """Return the rank correlation of each measure with the change in the loss."""
     with regard.watch(task.model, gradients=True) as seen:
         task.loss().backward()
     task.model.zero_grad()
@@ -170,14 +170,14 @@ def edges_removed(task: Task, seen: regard.Seen, before: float) -> tuple[list[tu
 
 
 def measures(task: Task, seen: regard.Seen) -> dict[str, dict[str, Tensor]]:
-    """Return what each measure predicts for heads (all of them), tokens, and edges (layer, query, key)."""
+    """Return the prediction of each measure for all heads, tokens, and edges (layer, query, key)."""
     names = list(seen)
     weights = torch.stack([_heads(seen[name].dense()) for name in names])  # l h q k
     norms = torch.stack([_heads(seen.norms()[name].dense()) for name in names])
-    summed = torch.stack([_one(seen.norms()[name].summed(), 2) for name in names])  # l q k
+    summed = torch.stack([_unbatched(seen.norms()[name].summed(), 2) for name in names])  # l q k
     gradients = seen.gradients()
     products = torch.stack([_heads(gradients[name].times_weights().dense()) for name in names])
-    zeroed = torch.stack([_one(change, 2) for change in value_zeroing(task.model, task.batch).values()])
+    zeroed = torch.stack([_unbatched(change, 2) for change in value_zeroing(task.model, task.batch).values()])
     return {
         "head": {
             "weights (head: largest of each row)": weights.amax(-1).mean(-1).flatten(),
@@ -186,11 +186,11 @@ def measures(task: Task, seen: regard.Seen) -> dict[str, dict[str, Tensor]]:
         },
         "token": {
             "weights (head: largest of each row)": _without_diagonal(weights.mean(1)).sum((0, 1)),
-            "rollout of weights": _one(seen.rollout(), 1),
+            "rollout of weights": _unbatched(seen.rollout(), 1),
             "norms ‖α f(x)‖": _without_diagonal(summed).sum((0, 1)),
             "value zeroing": _without_diagonal(zeroed).sum((0, 1)),
             "gradient × weight": _without_diagonal(products.sum(1)).sum((0, 1)).abs(),
-            "relevance: its rollout": _one(seen.relevance(), 1),
+            "relevance (rollout of gradient × weight)": _unbatched(seen.relevance(), 1),
         },
         "edge": {
             "weights (head: largest of each row)": weights.mean(1),
@@ -202,10 +202,10 @@ def measures(task: Task, seen: regard.Seen) -> dict[str, dict[str, Tensor]]:
 
 
 def _heads(x: Tensor) -> Tensor:
-    return _one(x, 3)
+    return _unbatched(x, 3)
 
 
-def _one(x: Tensor, axes: int) -> Tensor:
+def _unbatched(x: Tensor, axes: int) -> Tensor:
     """Drop the batch axis of a single text."""
     return x.reshape(x.shape[-axes:])
 

@@ -95,7 +95,7 @@ def flex() -> Iterator[Comparison]:
 
 
 def memory(tokens: int = 16384) -> float:
-    """Return the peak memory of forward and backward above the inputs, in MB, without a known formula."""
+    """Return the peak memory of forward and backward, in MB, with a score_mod without a known formula."""
     slope = torch.nn.Parameter(torch.tensor(0.5))
     inputs = [torch.randn(1, 1, tokens, 64).requires_grad_() for _ in range(3)]
 

@@ -54,7 +54,7 @@ def measure(page: Any, address: str, section: str, tab: str, canvas: str) -> lis
 
 
 def main() -> None:
-    """Print frames per second, and the slowest of 20 frames, for each view."""
+    """Print frames per second, and the 95th percentile of the frame time, for each view."""
     from playwright.sync_api import sync_playwright
 
     program = shutil.which("chromium") or shutil.which("google-chrome")

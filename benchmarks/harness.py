@@ -94,7 +94,7 @@ def differences(results: Mapping[str, object]) -> dict[str, float]:
 
 
 def tolerance(result: object) -> float:
-    """Return the largest relative difference to attribute to rounding."""
+    """Return the largest relative difference that rounding explains."""
     tensors = _tensors(result)
     return 3e-2 if tensors and tensors[0].dtype in (torch.bfloat16, torch.float16) else 1e-3
 

@@ -5,7 +5,7 @@ python -m benchmarks.wic --dtype int8
 
 256 sentences of mixed length in batches of 32, in random order. ONNX Runtime (`pip install onnx onnxruntime`)
 runs the model exported by torch, optimized for BERT, with dynamically quantized linear layers; its batches
-are padded. Token ids to sentence vectors; the tokenizer is not timed.
+are padded. Timed from token ids to sentence vectors, without the tokenizer.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def onnx_runtime(folder: Path, threads: int) -> dict[str, Encode]:
     model, tokenize = _hugging_face()
     padded = [tokenize(sentences()[i : i + BATCH]) for i in range(0, len(sentences()), BATCH)]
     exported, fused, int8 = (folder / f"{name}.onnx" for name in ("exported", "fused", "int8"))
-    model.set_attn_implementation("eager")  # whose operations ONNX Runtime fuses
+    model.set_attn_implementation("eager")  # ONNX Runtime fuses the operations of eager attention
     _export(model, padded[0], exported)
     optimizer.optimize_model(
         str(exported), model_type="bert", num_heads=12, hidden_size=384, opt_level=1

@@ -51,7 +51,7 @@ def packing() -> Iterable[Comparison]:
 
 @cache
 def _ids() -> list[list[int]]:
-    """Return token ids with the lengths of everyday sentences: 5 to 60 tokens, 17 in the median."""
+    """Return token ids with the lengths of everyday sentences: 5 to 60 tokens, with a median of 17."""
     draw = random.Random(0)
     lengths = [min(max(round(draw.lognormvariate(2.85, 0.5)), 5), 60) for _ in range(SENTENCES)]
     return [[draw.randrange(5, VOCABULARY) for _ in range(n)] for n in lengths]

@@ -4,8 +4,8 @@
     python -m benchmarks.quality --pairs 29000 --minutes 15 40 --only auto
     python -m benchmarks.quality --pairs 3000 --only auto guided --set training.epochs=20
 
-Each variant is the preset auto with some settings changed; `small` is the preset of that name. One run after
-the other; results are appended to --output as they arrive, so an interrupted benchmark can be continued.
+Each variant is the preset auto with some settings changed; `small` is the preset of that name. The runs
+are sequential, and each appends its result to --output, so an interrupted benchmark can be continued.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def measure(
 
 
 def _config(config: TranslationConfig, variant: str) -> TranslationConfig:
-    """Change a setting relative to the chosen one."""
+    """Apply a variant to the config that the preset chose."""
     model, size = config.model, config.tokens.size
     changes: dict[str, list[str]] = {
         "half-vocabulary": [f"tokens.size={size // 2}"],

@@ -1,4 +1,4 @@
-"""Translate input unlike the training lines: joined lines, capitals, lower case, and text that must survive.
+"""Translate input unlike the training lines: joined lines, capitals, lower case, and text that must be kept.
 
     python -m benchmarks.robust --model de-en --lines 200
 
@@ -16,7 +16,7 @@ from regard.translation.translator import Translator
 
 FOLDER = DATA / "multi30k"
 JOINED = 4
-# text that must survive; {} is a random number, so no two are equal
+# text that must be kept; {} is a random number, so no two are equal
 SPANS = (
     "https://example.org/a{}?x=1&y=2",
     "www.beispiel{}.de",
@@ -98,7 +98,7 @@ def main() -> None:
     report("as they are", source, target)
     joined = groups(target, JOINED)
     report("joined after translation", source, joined)
-    report(f"{JOINED} lines joined before it", groups(source, JOINED), joined)
+    report("joined before translation", groups(source, JOINED), joined)
     report("ALL CAPS", [line.upper() for line in source], [line.upper() for line in target])
     report("lower case", [line.lower() for line in source], target)
     print(survival(translator, source, options))

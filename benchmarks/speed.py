@@ -51,7 +51,7 @@ def main(groups: Iterable[str], quick: bool = False) -> list[dict[str, object]]:
 
 
 def run_group(comparisons: Iterable[Comparison], seconds: float, min_rounds: int) -> None:
-    """Run one group with two threads and print its table. With --quick on the command line, only try it."""
+    """Run one group with two threads and print its table. With --quick, only check that it runs."""
     torch.set_num_threads(2)
     quick, system = "--quick" in sys.argv, machine.describe()
     print(f"{system['cpu']}, load {system['load']:.1f}")

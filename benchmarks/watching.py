@@ -27,7 +27,7 @@ MAX_VARIATION = 1.1  # slowest / fastest unwatched forward pass; beyond this, th
 
 
 def main(quick: bool = False) -> dict[str, object]:
-    """Run `measure` and `measure_reads` in separate processes, so that peak memory is theirs alone."""
+    """Run `measure` and `measure_reads` in separate processes, so that each has its own peak memory."""
     tokens = str(TOKENS // 16 if quick else TOKENS)
     result: dict[str, object] = {}
     for options in ([], ["--reads"]):
@@ -40,7 +40,7 @@ def main(quick: bool = False) -> dict[str, object]:
 
 
 def create_decoder(layers: int = LAYERS) -> Any:
-    """Create a Llama-like decoder with random parameters, on its default attention, SDPA."""
+    """Create a Llama-like decoder with random parameters and its default attention, SDPA."""
     from transformers import LlamaConfig, LlamaModel
 
     config = LlamaConfig(
@@ -123,7 +123,7 @@ def _length(seen: regard.Seen) -> int:
 def measure_reads(tokens: int, rounds: int = 2, threads: int = 2) -> dict[str, object]:
     """Time each measure of a layer after a forward pass, so that it includes the row statistic τ.
 
-    One token is half of the text, as a separator or padding may be.
+    One token makes up half of the text, as separators or padding may.
     """
     torch.set_num_threads(threads)
     model, ids = create_decoder(layers=1), torch.randint(0, 1000, (1, tokens))
@@ -153,9 +153,9 @@ def compare_with_eager(tokens: int) -> None:
         for way, times in seconds.items():
             command = [sys.executable, "-m", "benchmarks.watching", str(tokens), "--way", way]
             output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-            took, memory = json.loads(output.splitlines()[-1])
-            times.append(took)
-            print(f"  {way:8} {took:6.1f} s; peak {memory:,.0f} MB", flush=True)
+            duration, memory = json.loads(output.splitlines()[-1])
+            times.append(duration)
+            print(f"  {way:8} {duration:6.1f} s; peak {memory:,.0f} MB", flush=True)
     ratio = statistics.median(seconds["eager"]) / statistics.median(seconds["watched"])
     print(f"  medians: eager takes {ratio:.2f} × as long")
 

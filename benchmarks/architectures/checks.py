@@ -15,7 +15,7 @@ from benchmarks.architectures.models import build
 from benchmarks.architectures.references import references
 from regard.errors import ArgumentError
 
-ROUNDED = 1e-4  # largest difference of an output that float32 explains without a closer look
+ROUNDED = 1e-4  # output differences up to this count as rounding without a further check
 
 
 @dataclass
@@ -93,7 +93,7 @@ def dense_weights(seen: regard.Seen, entry: str) -> list[Tensor]:
     dense = seen[entry].dense()
     try:
         layer = seen.windows(entry)
-    except ArgumentError:  # it has none
+    except ArgumentError:  # it has no windows
         return [dense]
     parts = []
     for windows in layer:

@@ -9,8 +9,8 @@ from benchmarks.architectures.checks import ROUNDED, Result
 
 _PARTLY = (
     "These models have attention of another kind, which `watch` does not record and names in `Seen.unseen`. "
-    "Deformable attention predicts weights on sampled points from the query alone; GroupViT assigns by a "
-    "softmax over the queries, not over the keys. Neither is a softmax of query · keyᵀ over the keys."
+    "Deformable attention predicts weights on sampled points from the query alone; GroupViT assigns "
+    "tokens to groups by a softmax over the queries. Neither is a softmax of query · keyᵀ over the keys."
 )
 
 
@@ -43,7 +43,7 @@ def render_page(results: list[Result]) -> str:
         f"| of these, output bit-identical while watched | {sum(bool(r.same) for r in built)} |",
         f"| with softmax attention | {len(attending)} |",
         f"| of these, every attention recorded within 1e-5 of eager | {len(whole)} |",
-        f"| the others: what is missing is named in `Seen.unseen` | {sum(bool(r.unseen) for r in partly)} |",
+        f"| of the others, those with a reason in `Seen.unseen` | {sum(bool(r.unseen) for r in partly)} |",
         f"| run on regard | {len(hosted)} |",
         f"| of these, output within 1e-4 of eager | {close} |",
         f"| further from eager, but not further than eager's own rounding | {len(rounded)} |",

@@ -138,7 +138,7 @@ def _(mo, order, outputs, plt, regard, shuffled, words):
     regard.heatmap(panels[0], outputs, queries=words, title="in order")
     regard.heatmap(panels[1], shuffled, queries=shuffled_words, title="shuffled")
     panels[2].barh(range(len(words)), difference.mean(-1).tolist())
-    panels[2].set(yticks=range(len(words)), yticklabels=words, xlim=(0, 1), title="change of each vector")
+    panels[2].set(yticks=range(len(words)), yticklabels=words, xlim=(0, 1), title="change in each vector")
     panels[2].invert_yaxis()
     for _panel in panels[:2]:
         _panel.set_xlabel("feature")

@@ -279,7 +279,7 @@ def test_bert_encoder() -> None:
 
 
 def test_errors_name_the_cause() -> None:
-    with pytest.raises(ArgumentError, match=r"Inside draws Transformers.*RecurrentSeq2Seq"):
+    with pytest.raises(ArgumentError, match=r"Inside draws only Transformers.*RecurrentSeq2Seq"):
         trace_text(translator(RecurrentSeq2Seq), "ein Hund")
     with pytest.raises(ArgumentError, match="LSTM is not a Transformer"):
         trace_ids(nn.LSTM(3, 5), [1])

@@ -258,7 +258,7 @@ def test_long_text(visit: Visit) -> None:
     visit.look("long-empty", ((1280, 900, "light"),))
     page.get_by_role("button", name="Sample of 4,000 words").click()
     page.wait_for_selector(".regard-attention canvas", timeout=120_000)
-    assert "a token attends within its passage" in visit.text("#section")
+    assert "tokens attend only within their passage" in visit.text("#section")
     visit.until("!document.querySelector('.regard-attention .loading')")
     visit.look("long-model")
     verse = "row my boat down the stream , merrily merrily and row again ."

@@ -86,7 +86,7 @@ class Sizes:
 
 
 class Memory:
-    """What the lazy weights hold, in bytes: linear in the number of tokens."""
+    """Memory held by the lazy weights, in bytes: linear in the number of tokens."""
 
     params = ([512, 2048, 8192],)
     param_names = ("tokens",)

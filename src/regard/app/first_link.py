@@ -39,7 +39,8 @@ def first_link(view: InputView) -> Link | None:
     """Return the strongest link of the first pronoun to an earlier content word, over all layers and heads.
 
     In a text without a pronoun, return the strongest link between two content words. The two words of a link
-    are not neighbors. None if there is none, if the text is long, or if the layers link different texts.
+    are not neighbors. Return None if there is no such link, if the text is long, or if the layers link
+    different texts.
 
     >>> import torch
     >>> from regard.app.first_link import first_link

@@ -31,7 +31,7 @@ STORIES, CO_OCCURRENCE = "stories", "co-occurrence"
 MAX_WORDS = 40_000  # in a co-occurrence map
 MAX_TOKENS = 16_384  # in all passages together; the queries and keys of minilm then take 0.3 GB
 _STORY_TOKENS = 64  # the longest stories of the training data have 63
-_WIDTH, _HEADS = 64, 8  # width of the co-occurrence vectors, and their slices
+_WIDTH, _HEADS = 64, 8  # width of the co-occurrence vectors, and number of slices
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])\s+|\n+")
 
 _Count = Callable[[Sequence[str]], list[int]]  # texts → number of tokens of each, special tokens included
@@ -40,7 +40,7 @@ _Count = Callable[[Sequence[str]], list[int]]  # texts → number of tokens of e
 def split_passages(text: str, count: _Count, max_tokens: int) -> list[str]:
     """Split a text into passages of up to `max_tokens` tokens, at the ends of sentences if possible.
 
-    count: returns the number of tokens of each of several texts, special tokens included.
+    count: function from texts to the number of tokens in each, including special tokens.
 
     >>> from regard.app.long_text import split_passages
     >>> split_passages("One two. Three four five. Six.", lambda texts: [len(t.split()) for t in texts], 4)
@@ -79,7 +79,7 @@ def look_at_passages(encoder: PretrainedEncoder, text: str, *, title: str = "") 
     >>> from regard.app.long_text import look_at_passages
     >>> view = look_at_passages(regard.load_encoder("minilm"), "Dogs may bark. " * 200)
     >>> view.inputs[0].note
-    '804 tokens in 2 passages, which the model reads one by one: a token attends within its passage.'
+    '804 tokens in 2 passages, which the model reads one by one: tokens attend only within their passage.'
     """
 
     def count(texts: Sequence[str]) -> list[int]:
@@ -152,7 +152,7 @@ def _passages_view(
 ) -> ViewModel:
     note = f"{pluralize(len(tokens.tokens), 'token')} in {pluralize(passages, 'passage')}"
     if passages > 1:
-        note += ", which the model reads one by one: a token attends within its passage"
+        note += ", which the model reads one by one: tokens attend only within their passage"
     return ViewModel(title, [InputView(shorten(text), [tokens], layers, f"{note}.")])
 
 

@@ -183,7 +183,7 @@ def _data_address(path: str) -> str:
 
 
 def _check_output(index: Path) -> None:
-    """Raise unless the folder is new, empty or an earlier site: never overwrite other files."""
+    """Raise an error unless the folder is new, empty or an earlier site, to protect other files."""
     folder = index.parent
     if not os.path.lexists(folder):
         return

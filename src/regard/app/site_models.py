@@ -135,7 +135,8 @@ def export_config(config: TransformerConfig, name: str) -> dict[str, Any]:
         normalize = "softmax1"
     if normalize is None:
         raise ArgumentError(
-            f"{name!r} uses normalize={config.normalize!r}; a static site supports {', '.join(_NORMALIZERS)}."
+            f"{name!r} uses normalize={config.normalize!r}; a static site supports "
+            f"{', '.join(_NORMALIZERS)}. Use regard look."
         )
     if config.activation not in _ACTIVATIONS:
         raise ArgumentError(

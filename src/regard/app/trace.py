@@ -167,8 +167,8 @@ def _describe(model: nn.Module) -> tuple[Kind, TransformerConfig, list[_Parts]]:
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.ModuleList) or not all(isinstance(block, EncoderBlock) for block in blocks):
         raise ArgumentError(
-            f"{type(model).__name__} is not a Transformer, and Inside draws Transformers: a LanguageModel, a "
-            "translator of kind transformer, or a BERT-like encoder such as minilm."
+            f"{type(model).__name__} is not a Transformer. Inside draws only Transformers: a LanguageModel, "
+            "a translator of kind transformer, or a BERT-like encoder such as minilm."
         )
     encoder_model: Any = model
     parts = _Parts("encoder", encoder_model.words, encoder_model.positions, [*blocks], None)
@@ -286,7 +286,7 @@ def _position_note(positions: nn.Module, *, normalized: bool) -> str:
         "RotaryPositions": "Positions rotate the queries and keys of every head; nothing is added here.",
         "ALiBi": "Positions enter the scores: each head subtracts a multiple of the distance.",
         "T5Bias": "Positions enter the scores: each head adds a learned number per distance.",
-        "PositionEncoding": "The model has no positions: without its mask it ignores word order.",
+        "PositionEncoding": "The model has no position encoding: without a mask, it ignores word order.",
     }
     return notes.get(type(positions).__name__, f"Positions: {type(positions).__name__}.")
 

@@ -68,8 +68,8 @@ def trace_text(model: Any, text: str, target: str | None = None) -> TracedText:
     if not supports(model):
         kind = type(network(model)).__name__
         raise ArgumentError(
-            f"Inside draws Transformers, and this model is a {kind}. Choose a language model, a translator "
-            "of kind transformer, or a BERT-like encoder such as minilm."
+            f"Inside draws only Transformers, and this model is a {kind}. Choose a language model, a "
+            "translator of kind transformer, or a BERT-like encoder such as minilm."
         )
     if isinstance(model, Translator):
         return _trace_translation(model, text, target)
@@ -83,7 +83,7 @@ def trace_text(model: Any, text: str, target: str | None = None) -> TracedText:
 
 
 def check_length(name: str, tokens: Sequence[Any], max_tokens: int = MAX_TOKENS) -> None:
-    """Raise unless a text is short enough to draw.
+    """Raise an ArgumentError if a text is too long to draw.
 
     >>> from regard.app.trace_text import check_length
     >>> check_length("The text", ["dogs"] * 70)

@@ -61,12 +61,12 @@ def enable() -> None:
 
 
 def check(model: nn.Module) -> None:
-    """Raise an ArgumentError if a model gives different results on regard than with eager attention.
+    """Raise an ArgumentError if the outputs of a model on regard differ from those of eager attention.
 
     All its attention layers must use the attention interface of transformers. Models with their own
     attention, such as Bloom, accept any implementation name and ignore it. After `enable()`, a model that
-    takes token ids is also run on a few tokens. Its outputs must match those of eager attention, and must
-    not depend on later tokens unless they also do with eager attention.
+    takes token ids is also run on a few tokens. Its outputs must match those of eager attention, and may
+    depend on later tokens only if those of eager attention do.
 
     >>> import regard, transformers
     >>> sizes = {"hidden_size": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9}
@@ -99,16 +99,16 @@ def pack(model: nn.Module) -> nn.Module:
     """Run the layers of a model without padding, with the same outputs. Returns the model.
 
     For text encoders and decoders of transformers that use its attention interface, for inference and
-    training, and for models that contain them, such as a SentenceTransformer. Padded batches with an
-    `attention_mask` cost as much as their real tokens; outputs at padding are 0. `unpack` undoes it.
-    A loss must ignore the outputs at padding. With padding on the left, a language model predicts the first
-    token of a text from padding: set its label to -100.
+    training, and for models that contain them, such as a SentenceTransformer. A padded batch with
+    an `attention_mask` costs only as much as its real tokens; outputs at padding are 0. A loss must ignore
+    the outputs at padding. With padding on the left, a language model predicts the first token of a text from
+    padding: set its label to -100. `unpack` restores the model.
 
     The model runs with padding, as before, inside `torch.compile`, `regard.watch` and `regard.edit`, if there
     is padding between tokens, and if it is called with a key-value cache, `output_attentions=True` or
     `output_router_logits=True`. It creates a cache only if `use_cache=True`.
 
-    The model is compared with its padded run on a few tokens; a model that differs is refused.
+    `pack` runs the model on a few tokens with and without padding, and raises an error if the outputs differ.
 
     >>> import regard, torch, transformers
     >>> config = transformers.BertConfig(
@@ -158,11 +158,11 @@ def unpack(model: nn.Module) -> nn.Module:
 
 
 def quantized_cache(model: nn.Module) -> Any:
-    """Create a key-value cache for `generate` that stores int8, in about a quarter of the memory of float32.
+    """Create a key-value cache for `generate` in int8, which takes about a quarter of the memory of float32.
 
     Pass it as `model.generate(…, past_key_values=cache)`. Keys and values have one scale per token and head,
-    and the kernels read the int8 numbers in place. Each query attends to the stored keys, so attention
-    weights, `watch` and `edit` describe the attention that was computed.
+    and the kernels read the int8 numbers in place. Each query attends to the quantized keys, so
+    `watch`, `edit` and returned weights show the attention that was actually computed.
 
     The model must run on regard. Layers with full attention and with a sliding window are supported.
 
@@ -200,13 +200,14 @@ def quantized_cache(model: nn.Module) -> Any:
     own = own_attention(model, uses_interface)
     if own:
         raise ArgumentError(
-            f"{', '.join(own)} computes its own attention, which cannot read a quantized cache."
+            f"{', '.join(own)} computes its own attention, which cannot read a quantized cache. Omit "
+            "past_key_values=."
         )
     return create_cache(config)
 
 
 def _root_models(model: nn.Module) -> list[Any]:
-    """Return the transformers models in a module that are not part of another one."""
+    """Return the outermost transformers models in a module."""
     from transformers import PreTrainedModel
 
     if isinstance(model, PreTrainedModel):
@@ -335,12 +336,12 @@ def compute(call: InterfaceCall, need_weights: bool = False) -> tuple[Tensor, We
 
 
 def _is_overwritten(key: Tensor | Quantized, query: Tensor) -> bool:
-    """Return whether later steps may overwrite the keys, as those of a static or quantized cache."""
+    """Return whether later steps may overwrite the keys, as in a static or quantized cache."""
     return isinstance(key, Quantized) or key.shape[2] != query.shape[2] or key.is_inference()
 
 
 def _needs_weights(options: dict[str, Any]) -> bool:
-    """Return whether the model was called with output_attentions=True, which some models do not pass on."""
+    """Return whether the model was called with output_attentions=True; some models do not pass it on."""
     if options.get("output_attentions"):
         return True
     collected = None if _COLLECTOR is None else _COLLECTOR.get()
@@ -418,7 +419,7 @@ def hosted_mask(
         return masking_utils.sdpa_mask(*sizes, attention_mask=attention_mask, **options)
     model = calling_module(lambda module: isinstance(module, PreTrainedModel))
     if packing.is_packing(model):
-        return None  # the layers attend with a `Documents` mask
+        return None  # packed layers use a `Documents` mask
     if not _flags_suffice(model):
         return masking_utils.eager_mask(*sizes, attention_mask=attention_mask, **options)
     with torch.inference_mode(False):  # inference tensors have no version counter

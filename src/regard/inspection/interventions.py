@@ -55,9 +55,9 @@ def edit(
     """Change some heads of a model inside a `with` block.
 
     Works with regard's layers, `nn.MultiheadAttention`, Hugging Face models that use the attention interface
-    of transformers, modules that call torch's `scaled_dot_product_attention`, and attention written by hand,
-    softmax(query · keyᵀ) · value, whose weights count as masked where they are 0. Blocks can be nested, and
-    affect only calls in their own thread. Attention weights returned by the model do not include the
+    of transformers, modules that call torch's `scaled_dot_product_attention`, and attention written by hand:
+    softmax(query · keyᵀ) · value, where weights of 0 count as masked. Blocks can be nested, and affect only
+    calls in their own thread. Attention weights returned by the model do not include the
     intervention.
 
     layers: a number, name or pattern, a list of these, or None for all layers.
@@ -153,7 +153,7 @@ def importance(
 
 
 def attentions(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the attention modules that `edit` can change, by name, in order.
+    """Return the attention modules that `edit` can change, by name, in the order of the model.
 
     >>> import torch
     >>> from regard.inspection.interventions import attentions
@@ -182,10 +182,10 @@ def _select(model: nn.Module, layers: Layers | None) -> dict[str, nn.Module]:
         named = {layer for layer in layers if isinstance(layer, str) and layer in modules}
         if not named:
             raise ArgumentError(
-                f"edit() got {type_name(model)} without attention layers that it recognizes: regard's "
+                f"edit() recognizes no attention layers in {type_name(model)}. It recognizes regard's "
                 "layers, nn.MultiheadAttention, layers that use the attention interface of transformers or "
-                "call scaled_dot_product_attention, and layers called attention that call softmax. If a "
-                "module computes attention in a function of another file, pass the module's name."
+                "call scaled_dot_product_attention, and layers with attention in their class name that "
+                "call softmax. If a module computes attention in a function of another file, pass its name."
             )
         return {name: modules[name] for name in named}
     names = [name for layer in layers for name in matching_names("edit", layer, list(editable))]

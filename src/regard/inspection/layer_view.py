@@ -1,4 +1,4 @@
-"""The content of the interactive view: texts, and layers with the weights between them."""
+"""The content of the interactive view: texts, and layers of weights between them."""
 
 import math
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ class LayerView:
     queries: int = 0
     keys: int = 0
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
-    _selections: dict[Any, Weights] = field(default_factory=dict, repr=False)  # keep their τ
+    _selections: dict[Any, Weights] = field(default_factory=dict, repr=False)  # each keeps its τ
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(LayerKind):
@@ -201,7 +201,9 @@ class InputView:
                     )
                 tokens = len(self.texts[number].tokens)
                 if tokens != size:
-                    raise ShapeError(f"Got {tokens} tokens for {size} {side} of layer {layer.label!r}.")
+                    raise ShapeError(
+                        f"Got {tokens} tokens for {size} {side} of layer {layer.label!r}; pass one for each."
+                    )
 
     def describe(self) -> dict[str, Any]:
         """Return JSON-serializable values: everything but the weights."""

@@ -31,7 +31,7 @@ class Sequences:
         return self._masks[rule]
 
     def chunks(self, tokens: int) -> "list[Sequences]":
-        """Split the sequences into parts of similar size, of about this many tokens each."""
+        """Split the sequences into parts of about this many tokens each."""
         if tokens not in self._chunks:
             n = max(round(self.tokens / tokens), 1)
             middle = self.lengths.cumsum(0) - self.lengths / 2

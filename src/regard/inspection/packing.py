@@ -43,7 +43,7 @@ _STATE = _State()
 
 
 def install(model: nn.Module) -> None:
-    """Pack the layers of a model, by replacing the `forward` of its instances."""
+    """Pack the layers of a model, by replacing `forward` on each module instance."""
     for owner, layers in _stacks(model).items():
         owner.forward = _ModelForward(owner)
         for layer in layers:
@@ -72,7 +72,7 @@ def is_packing(model: nn.Module | None) -> bool:
 def packed_mask(module: nn.Module, causal: bool, keywords: dict[str, Any]) -> Mask | None:
     """Return the mask of an attention call inside a packed layer, or None outside.
 
-    keywords: of the call to transformers' attention interface.
+    keywords: keyword arguments of the call to transformers' attention interface.
     """
     sequences = _STATE.layer
     if sequences is None:
@@ -84,7 +84,7 @@ def packed_mask(module: nn.Module, causal: bool, keywords: dict[str, Any]) -> Ma
     if kind not in (None, "full_attention", "global_attention", "sliding_attention", "local_attention"):
         raise _refused(module, f"is a layer of type {kind!r}")
     if window is None and (kind in ("sliding_attention", "local_attention") or _has_window(module)):
-        raise _refused(module, "applies its window by a mask only")
+        raise _refused(module, "applies its window only by a mask")
     rule: Rule | None = Causal() if causal else None
     if window is not None:
         rule = Window(left=window - 1, right=0 if causal else window - 1)
@@ -128,7 +128,7 @@ def _stacks(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
     if not stacks:
         raise ArgumentError(
             f"Cannot pack {type_name(model)}: it has no layers that take an attention_mask. Pass a "
-            "transformers model of text, such as AutoModel.from_pretrained(…)."
+            "text model of transformers, such as AutoModel.from_pretrained(…)."
         )
     return stacks
 
@@ -136,7 +136,7 @@ def _stacks(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
 def _layers(
     model: nn.Module, attends: Callable[[nn.Module], bool]
 ) -> Iterator[tuple[nn.Module | None, nn.Module]]:
-    """Yield the layers with attention, the items of lists of modules, each with its innermost model."""
+    """Yield each layer, an item of a module list that contains attention, after its innermost model."""
     from transformers import PreTrainedModel
 
     def walk(module: nn.Module, owner: nn.Module | None) -> Iterator[tuple[nn.Module | None, nn.Module]]:
@@ -174,7 +174,7 @@ def _parameter_names(model: nn.Module) -> list[str]:
 
 
 class _Forward:
-    """Replaces the `forward` of one module; a copy of the module gets a copy that calls the copied module."""
+    """Replaces the `forward` of one module. A copy of the module has a copy of it."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.forward = module, module.forward
@@ -290,7 +290,7 @@ def _map(x: Any, matches: Callable[[Any], bool], change: Callable[[Tensor], Tens
 
 
 def _is_per_token(output: Any, tokens: int) -> bool:
-    """Return whether an output consists of tensors with one entry per token, and of None."""
+    """Return whether an output consists only of None and of tensors with one entry per token."""
     if type(output) in (tuple, list):
         return all(_is_per_token(x, tokens) for x in output)
     if isinstance(output, Tensor):
@@ -338,7 +338,7 @@ def check_packing(model: nn.Module) -> None:
                 padded = owner(**inputs)[0]
             try:
                 packed = owner(**inputs)[0]
-            except (RuntimeError, IndexError, TypeError) as error:  # it ran with padding
+            except (RuntimeError, IndexError, TypeError) as error:  # the run with padding succeeded
                 raise _refused(owner, f"fails without padding ({error})") from error
         if packed.shape != padded.shape or packed.shape[:2] != ids.shape:
             raise _refused(owner, f"returns {tuple(packed.shape)} instead of {tuple(padded.shape)}")

@@ -18,7 +18,7 @@ _LOCK = RLock()
 _NAME = "scaled_dot_product_attention"
 _replaced: list[tuple[ModuleType, str, Callable[..., Any]]] = []  # module, attribute, original
 _patches: list[Patch] = []  # patches of torch.nn.functional
-_depth = 0  # calls of `patch` not yet undone
+_depth = 0  # number of `patch` calls not yet undone
 
 
 @hint_arguments
@@ -84,7 +84,7 @@ def _replace() -> None:
     original = interception.original(functional, _NAME)
     if original is scaled_dot_product_attention:  # already replaced by the user
         return
-    # rank REPLACE: below the wrappers of watch and edit, whichever are installed first
+    # rank REPLACE keeps it below the wrappers of watch and edit, in any order of installation
     _patches.append(Patch(functional, _NAME, lambda _: scaled_dot_product_attention, rank=REPLACE))
     for path, module in list(sys.modules.items()):
         if not isinstance(module, ModuleType) or path.partition(".")[0] in ("torch", "regard", "builtins"):

@@ -1,6 +1,6 @@
-"""A key-value cache for transformers that stores int8, read in place by the attention kernels.
+"""A key-value cache for transformers that stores int8 values, read in place by the attention kernels.
 
-Every query attends to the keys and values as they are stored, even to those of its own forward pass. The
+Every query attends to the stored keys and values, including those of its own forward pass. The
 result therefore does not depend on how a text is divided into forward passes, and `watch` can join the steps
 of `generate`. Imports transformers: see `regard.huggingface.quantized_cache`.
 """
@@ -14,11 +14,11 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from regard.errors import ArgumentError
 from regard.mechanism.quantized import Quantized, quantize
 
-_MIN_SPARE = 64  # tokens for which a buffer has room, beyond 1/8 of its length
+_MIN_SPARE = 64  # minimum spare capacity of a buffer, in tokens
 
 
 class QuantizedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """The int8 keys and values of a layer, which attends to all tokens."""
+    """The int8 keys and values of a layer with full attention."""
 
     keys: Any  # Quantized
     values: Any
@@ -103,7 +103,7 @@ def _check_no_grad(*states: Tensor) -> None:
 
 
 def _is_start(x: Quantized, buffer: Quantized) -> bool:
-    """Return whether `x` is the view of the first tokens of a buffer."""
+    """Return whether `x` is a view of the first tokens of a buffer."""
     return all(
         part.data_ptr() == whole.data_ptr()
         and part.stride() == whole.stride()

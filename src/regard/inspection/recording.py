@@ -59,7 +59,7 @@ class Seen(RecordedLayers):
         Returns a pandas DataFrame if pandas is installed, otherwise a list of dictionaries. `frame` overrides
         this choice.
 
-        layer, head: name of the layer and number of the head. label: what dominates, or "broad" or "mixed".
+        layer, head: layer name and head number. label: the dominant kind of key, "broad" or "mixed".
         entropy: mean row entropy in nats.
         distance: mean distance in tokens; in cross-attention, from the diagonal.
         first, previous, same, next: mean weight on the first key, and on the previous, same and next token.
@@ -175,8 +175,8 @@ class Seen(RecordedLayers):
     def gradients(self) -> "dict[str, Gradients]":
         """Return the gradient of the weights of each layer, dA = dO · Vᵀ, as lazy matrices.
 
-        Requires `watch(model, gradients=True)` and a backward pass, inside or after the block. Several
-        backward passes add up, as in `Tensor.grad`.
+        Requires `watch(model, gradients=True)` and a backward pass, inside or after the block. Gradients
+        accumulate over backward passes, as in `Tensor.grad`.
 
         >>> import torch, regard
         >>> layer = regard.models.MultiHeadAttention(8, 2)
@@ -194,7 +194,7 @@ class Seen(RecordedLayers):
         """Compute how much each input token matters for the loss, from gradient × weight of all layers.
 
         Rollout of the positive part of gradient × weight: R ← R + Ā R (Chefer et al. 2021, eqs. 5 and 6).
-        Requires `watch(model, gradients=True)` and a backward pass. Memory is linear in the tokens.
+        Requires `watch(model, gradients=True)` and a backward pass. Memory is linear in the number of tokens.
 
         queries: positions in the last layer, as in `rollout`; None for the mean over all positions.
 
@@ -276,7 +276,7 @@ class Seen(RecordedLayers):
 
 
 def _table(rows: list[dict[str, Any]], columns: list[str], frame: bool | None) -> Any:
-    """Return a pandas DataFrame if wanted and possible, otherwise the rows."""
+    """Return a pandas DataFrame, or the rows if `frame` is False or pandas is not installed."""
     if frame is False or (frame is None and find_spec("pandas") is None):
         return rows
     return import_module("pandas").DataFrame(rows, columns=columns)

@@ -25,7 +25,7 @@ _POOLING = (
     "it pools activations with a softmax of learned scores: a weighted mean without queries and keys, "
     "which watch does not record"
 )
-_SCRIPT = "its softmax runs as TorchScript, which watch cannot follow. Use the code before torch.jit.script"
+_SCRIPT = "its softmax runs as TorchScript, which watch cannot follow. Use the unscripted module"
 _THREAD = "it ran in another thread, and watch records only its own thread"
 _COMPILED = (
     "it ran as compiled code, which watch cannot follow if torch.compile is first used inside the block. "
@@ -34,9 +34,10 @@ _COMPILED = (
 
 
 class CallHook:
-    """A forward pre-hook that reports calls of a module. Copies of the module do not report any.
+    """A forward pre-hook that reports calls of a module. Copies of the module report nothing.
 
-    report: called with whether the call is in an observed thread, the positional and the keyword arguments.
+    report: function of three arguments: whether the call is in an observed thread, and its positional and
+    keyword arguments.
     """
 
     def __init__(
@@ -48,9 +49,9 @@ class CallHook:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
         # torch registers a hook before it registers with_kwargs: another thread may call it without kwargs
-        here = self.observer in THREAD.observers
-        if self.observer is not None and (kwargs is not None or not here):
-            self.report(here, args, kwargs or {})
+        observed = self.observer in THREAD.observers
+        if self.observer is not None and (kwargs is not None or not observed):
+            self.report(observed, args, kwargs or {})
 
     def __deepcopy__(self, memo: Any) -> "CallHook":
         return CallHook(None, self.report)
@@ -59,8 +60,9 @@ class CallHook:
 class UnrecordedModules:
     """Finds the attention modules of a model that ran without being recorded.
 
-    A module counts as attention if its class is named like attention. torch's modules are excluded, because
-    they are always recorded and a hook would disable their fast path.
+    A module counts as attention if its class name matches `_ATTENTION_NAME` or it computes a softmax in
+    TorchScript. torch's modules are excluded, because they are always recorded and a hook would disable their
+    fast path.
     """
 
     def __init__(self, model: nn.Module, selection: LayerSelection) -> None:
@@ -76,7 +78,7 @@ class UnrecordedModules:
         self.ran: set[nn.Module] = set()
         self.ran_elsewhere: set[nn.Module] = set()  # in other threads
         self.softmaxes: set[nn.Module] = set()  # modules whose softmax could not be followed
-        self.pooled: set[nn.Module] = set()  # modules that multiply such a softmax with activations
+        self.pooled: set[nn.Module] = set()  # modules that multiply such a softmax by activations
         self.names = {module: clean(name) for name, module in model.named_modules()}
 
     def hooks(self, observer: Any) -> list[Any]:
@@ -87,8 +89,8 @@ class UnrecordedModules:
                 self.ran.add(module)
                 continue
 
-            def report(here: bool, *_: Any, module: nn.Module = module) -> None:
-                (self.ran if here else self.ran_elsewhere).add(module)
+            def report(observed: bool, *_: Any, module: nn.Module = module) -> None:
+                (self.ran if observed else self.ran_elsewhere).add(module)
 
             handles.append(module.register_forward_pre_hook(CallHook(observer, report), with_kwargs=True))
         return handles

@@ -48,8 +48,8 @@ def watch(
     Supports regard's layers, torch's `nn.MultiheadAttention` and Transformer layers, SDPA, FlexAttention, the
     attention interface of Hugging Face transformers with any kernel, and attention written by hand: a softmax
     of query · keyᵀ, times values. The weights are stored as query, key and mask, in memory linear in the
-    sequence length, or densely if they do not follow from these alone (`Seen.storage`). They are recorded
-    before dropout, and before a layer that mixes heads or a factor that makes them negative. Windows of
+    sequence length, or densely if these do not determine them (`Seen.storage`). They are recorded
+    before dropout, before layers that mix heads, and before factors that make them negative. Windows of
     tokens (Swin, Qwen2.5-VL) become one map per image; `Seen.windows` returns the weights of each window.
 
     The model's outputs remain bit-identical. Compiled models run uncompiled inside the block, so their
@@ -205,9 +205,9 @@ class Recorder:
             for hook in hooks:
                 hook.remove()
 
-    def _on_call(self, here: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _on_call(self, observed: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record the tokens of a call of the model itself, unless it is in another thread."""
-        if not here:
+        if not observed:
             self.ran_elsewhere = True
             return
         self.ran = True
@@ -228,7 +228,7 @@ class Recorder:
         """Record an attention call of another library's layer."""
         if not self.values:
             call = replace(call, value=None, output=None)
-        elif self._generation is not None and call.output is not None:  # it has no gradient
+        elif self._generation is not None and call.output is not None:  # generate computes no gradients
             call = replace(call, output=call.output._replace(tensor=call.query.new_empty(0)))
         if self.heads is not None:
             call = call.select_heads(self.heads)
@@ -249,7 +249,7 @@ class Recorder:
         name = self.names[module]
         reason = f"{name or 'the model'}: {reason}"
         if self._generation is None:
-            if not self.seen.ends_with_error(name, reason, self._run):  # once for all parts of a call
+            if not self.seen.ends_with_error(name, reason, self._run):  # report all parts of a call once
                 self.seen.add_error(name, reason, run=self._run)
         elif not self._nested_generations:
             self._generation.unreadable.setdefault(name, reason)

@@ -32,7 +32,7 @@ from regard.errors import RegardError
 
 STATIC = Path(__file__).parents[1] / "static"
 STATIC_FOLDERS = ("page", "attention", "shared")
-# the system's table may have another type, which browsers refuse for modules
+# the system's MIME types may differ, and browsers refuse modules of another type
 mimetypes.add_type("text/javascript", ".js")
 # messages of torch and the operating system
 _OUT_OF_MEMORY = re.compile("(allocate|not enough|out of) memory|bad_alloc|start new thread", re.IGNORECASE)

@@ -9,7 +9,7 @@ _CLONE = Path(__file__).parents[4]
 
 
 def built_guide(clone: Path = _CLONE) -> Path | None:
-    """Return the folder of the built guide; None if regard does not run from a clone with one.
+    """Return the folder of the guide if it is built in a clone, otherwise None.
 
     >>> from pathlib import Path
     >>> from regard.app.server.guide import built_guide
@@ -22,7 +22,7 @@ def built_guide(clone: Path = _CLONE) -> Path | None:
 
 
 def guide_address() -> str:
-    """Return the address of the guide: the built guide, else that in the package's metadata, else ""."""
+    """Return the address of the guide: the built guide, else the one in the metadata, else ""."""
     return PATH if built_guide() else published_guide()
 
 

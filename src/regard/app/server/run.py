@@ -49,7 +49,7 @@ def listen(host: str, port: int | None = None) -> socket.socket:
 
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio disables Nagle's algorithm, which delays responses by 40 ms, only if the protocol is given
+    # without the protocol, asyncio would not disable Nagle's algorithm, which delays responses by 40 ms
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

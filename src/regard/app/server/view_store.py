@@ -77,7 +77,7 @@ class ViewStore:
             raise RequestError(
                 HTTPStatus.UNPROCESSABLE_ENTITY,
                 f"This request reads {work.cost:,} weights (queries × keys × heads); the limit is "
-                f"{self._max_cost:,}. Request fewer heads, or a smaller part of a tile.",
+                f"{self._max_cost:,}. Request fewer heads, or a smaller tile.",
             )
 
         def answer() -> Any:

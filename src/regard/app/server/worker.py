@@ -36,7 +36,7 @@ _RESERVED: deque[int] = deque()  # bytes reserved by each running job of all thr
 
 
 class _Job(NamedTuple):
-    """A queued request. size: number of sentences, for the batch size."""
+    """A queued request. size: number of sentences, which the batch size limits."""
 
     key: Hashable
     run: BatchFunction
@@ -110,7 +110,7 @@ class Worker:
         return await self.run_batched(object(), lambda _: [function()], None)
 
     async def run_batched(self, key: Hashable, run: BatchFunction, request: Any, size: int = 1) -> Any:
-        """Call `run` with the requests of all waiting jobs that have this key; return the result of this one.
+        """Call `run` with the requests of all waiting jobs with this key; return the result of `request`.
 
         If the result is an exception, it is raised here. If `run` itself raises, it is called again for each
         request separately.

@@ -167,7 +167,7 @@ def _giving(random: Random) -> Sentences:
 
 
 def _hide_and_seek(random: Random) -> Sentences:
-    """Children hide, and the seeker finds each where it hid."""
+    """Children hide, and a seeker finds each of them where they hid."""
     seeker, *hidden = people(random, 3)
     first, second = random.sample(HIDING_SPOTS, 2)
     spots = [(hidden[0], first), (hidden[1], second)]
@@ -182,7 +182,7 @@ def _hide_and_seek(random: Random) -> Sentences:
 
 
 def _hungry_animal(random: Random) -> Sentences:
-    """A child feeds an animal, which stays with it."""
+    """A child feeds a hungry animal, which may follow the child home."""
     (child,), animal = people(random, 1), random.choice(list(FOODS))
     food, there, color = FOODS[animal], outdoors(random)[1], random.choice(("black", "brown", "white"))
     opening = random.choice(

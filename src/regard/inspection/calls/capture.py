@@ -136,12 +136,12 @@ def dense_call(weights: Tensor, kind: AttentionKind = "self") -> CapturedCall:
 
 
 def _problem(call: CapturedCall) -> Problem:
-    """Prepare the problem of captured weights, on their first use."""
+    """Build the problem of captured weights; called when they are first used."""
     query, biases = call.query, call.biases
     mask: Mask | None = None
     if call.mask is not None:
         stop, uniform = call.mask.stop, call.mask.uniform
-        if uniform is not None and call.sink is not None:  # the sink takes the whole row
+        if uniform is not None and call.sink is not None:  # the sink gets all the weight of the row
             stop = torch.where(uniform, 0, stop)
         mask = Intervals(call.mask.start, stop)
         if call.mask.allowed is not None:
@@ -159,7 +159,7 @@ def _problem(call: CapturedCall) -> Problem:
 
 
 def lazy_problem(query: Tensor, key: Tensor, arguments: Call) -> Problem:
-    """Prepare a problem without value and τ, which is computed on first use."""
+    """Build a problem without a value; τ is computed on first use."""
     layout = Layout.of(query, key, key)
     problem = prepare(query, key, key[..., :1], layout, arguments).without("value")
     # τ is unknown (NaN); only its shape is known

@@ -1,7 +1,8 @@
 """Join the steps of `generate` into one map per layer, over the prompt and the generated tokens.
 
 Each step adds new queries and keys; only these are stored. Beam search reorders the rows after each step, so
-every row has ancestors in earlier steps. A finished sequence is the row whose ancestors read its tokens.
+every row has ancestors in earlier steps. A finished sequence belongs to the row whose ancestors read its
+tokens.
 
 The joined map is correct only if each step attends to the keys of all earlier steps and to its own. Caches
 that quantize, prune or rotate keys violate this, so the keys are compared: one feature of each key in every
@@ -49,7 +50,7 @@ class LayerSteps:
     steps: list[Step] = field(default_factory=list)
     initial_keys: Tensor | None = None  # keys in the cache before the first step
     initial_values: Tensor | None = None  # their values, if values are recorded
-    count: int = 0  # keys so far
+    count: int = 0  # number of keys so far
     first_features: Tensor | None = None  # one feature of each key so far, b g n, with spare capacity
     last: LastKeys | None = None
     last_pass: int = 0
@@ -296,7 +297,7 @@ def _select_rows(x: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def _select_shared(x: Tensor, rows: Tensor | None) -> Tensor:
-    """Select rows of a mask or bias, expanded to four axes. If all rows share it, it stays unchanged."""
+    """Select rows of a mask or bias, expanded to four axes, unless all rows share it."""
     x = x[(None,) * (4 - x.dim())]
     return _select_rows(x, rows if len(x) > 1 else None)
 

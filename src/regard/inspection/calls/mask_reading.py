@@ -143,7 +143,9 @@ def row_mask(mask: Any, query: Tensor, key: Tensor) -> RowMask | None:
 
         mask = create_mask(mask.mask_mod, query.shape[0], None, *size, device=str(query.device))
     if mask is not None and not isinstance(mask, Tensor):
-        raise ArgumentError(f"cannot read a mask of type {type(mask).__name__}")
+        raise ArgumentError(
+            f"cannot read a mask of type {type(mask).__name__}; pass a tensor, a regard mask or a BlockMask"
+        )
     return None if mask is None else _cached(mask, _read_rows, size[1])
 
 

@@ -2,8 +2,8 @@
 
 A model with windows computes attention within each window, as a batch of small matrices. The map of the layer
 is zero for pairs of tokens in different windows, so it is block-diagonal up to the order of the tokens. It
-takes memory linear in the number of tokens. For each row, it stores the intervals of keys in its window and
-their weights; or only query and key, if they determine the weights.
+takes memory linear in the number of tokens: it stores the key intervals of each row's window, and either
+query and key or, if these do not determine the weights, the weights of each window.
 """
 
 import math
@@ -234,7 +234,7 @@ def runs(positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _is_dot(call: CapturedCall) -> bool:
-    """Return whether query and key alone determine the weights, without padding."""
+    """Return whether query and key alone determine the weights, and no key is padding."""
     assert call.windows is not None
     plain = call.mask is None and not call.biases and not call.dense
     return plain and call.query.shape[-3] == call.key.shape[-3] and bool((call.windows.keys >= 0).all())

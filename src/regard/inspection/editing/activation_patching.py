@@ -41,8 +41,12 @@ class Capture(Intervention):
     def __call__(self, call: AttentionCall, heads: list[int]) -> Tensor:
         output = call.output[..., heads, :, :]
         inputs = _detached(call.inputs()) if self.weights else None
-        kept = replace(call, output=output[..., :0], value=output[..., :0], inputs=lambda: _present(inputs))
-        self._calls.setdefault(call.layer, []).append(_CapturedHeads(heads, output.detach().clone(), kept))
+        captured = replace(
+            call, output=output[..., :0], value=output[..., :0], inputs=lambda: _present(inputs)
+        )
+        self._calls.setdefault(call.layer, []).append(
+            _CapturedHeads(heads, output.detach().clone(), captured)
+        )
         return output
 
     def apply(self, call: AttentionCall, heads: list[int]) -> AttentionCall:
@@ -128,7 +132,8 @@ class Patch(Intervention):
         if inputs.key.shape[-2] != value.shape[-2] or inputs.query.shape[-2] != call.output.shape[-2]:
             raise ShapeError(
                 f"Patch: {call.layer!r} has {call.output.shape[-2]} queries and {value.shape[-2]} keys, but "
-                f"the captured call has {inputs.query.shape[-2]} and {inputs.key.shape[-2]}."
+                f"the captured call has {inputs.query.shape[-2]} and {inputs.key.shape[-2]}. Run both with "
+                "inputs of equal length."
             )
         output = captured.call.recompute(value=value)
         return output[..., captured.heads, :, :]

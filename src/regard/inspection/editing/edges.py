@@ -43,8 +43,8 @@ class _EdgeIntervention(Intervention):
 class Block(_EdgeIntervention):
     """Attention knockout: hide keys from queries; the weights of the other keys grow accordingly.
 
-    Sets the scores of these edges to −inf before the softmax (Geva et al. 2023). The edges are a
-    mask, in linear memory. A query whose keys are all hidden outputs zero.
+    Sets the scores of these edges to −inf before the softmax (Geva et al. 2023). The edges are stored
+    as a mask, in linear memory. A query whose keys are all hidden outputs zero.
 
     queries, keys: positions in the sequence: a number, list, range, or a slice such as slice(40, None). None:
         all positions.
@@ -90,7 +90,7 @@ class ZeroValues(_EdgeIntervention):
 
 
 class HiddenEdges(Mask):
-    """Every pair, except the pairs of some heads, query rows and keys; linear in queries and keys.
+    """A mask that hides some keys from some query rows of some heads, in linear memory.
 
     heads: (h, 1, 1), or None for all heads. rows: (q,). visible: (k,). All boolean.
 

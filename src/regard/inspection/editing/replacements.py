@@ -50,7 +50,7 @@ class AttentionCall:
         return self.output.shape[-3]
 
     def recompute(self, *, value: Tensor | None = None) -> Tensor:
-        """Recompute the output without the hidden pairs, in linear memory. value: replaces the value."""
+        """Recompute the output without the hidden pairs, in linear memory. value: replaces `self.value`."""
         inputs = self.inputs()
         value = inputs.value if value is None else value
         return attention(inputs.query, inputs.key, value, **self._options(inputs))

@@ -184,7 +184,7 @@ def is_cross_call(module: nn.Module, caller_locals: Mapping[str, Any]) -> bool:
 
 
 def located(call: CapturedCall, module: nn.Module, frame: Any) -> CapturedCall:
-    """Add whether a call is self- or cross-attention, and its new keys if it attends to those of a cache."""
+    """Add the kind of a call (self- or cross-attention), and its new keys if it attends to a cache."""
     update, (queries, keys) = THREAD.cache_update, (call.query.shape[-2], call.key.shape[-2])
     if call.dense:
         cached = update is not None and update.keys.shape[-2] == keys
@@ -313,7 +313,7 @@ def _torch_patches() -> list[Patch]:
     from regard.inspection.hooks import torch
 
     patches = torch.patches()
-    # without the compiler nothing is compiled; importing it would take seconds
+    # importing the compiler takes seconds; if it is not loaded, nothing is compiled
     if (compiler := sys.modules.get("torch._dynamo.eval_frame")) and hasattr(compiler, "_stance"):
         patches.append(Patch(compiler, "_stance", _ThreadStance, rank=REPLACE))  # type: ignore[arg-type]
     return patches

@@ -53,13 +53,13 @@ class Edit(NamedTuple):
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.edits: list[Mapping[nn.Module, Edit]] = []
-        self.multihead: list[nn.MultiheadAttention] = []  # running edited modules of torch
-        self.depth = 0  # running attention functions; SDPA calls inside them are not edited again
-        self.slow_path_depth = 0  # running torch layers that must not take their fast path
+        self.multihead: list[nn.MultiheadAttention] = []  # edited torch modules that are running
+        self.depth = 0  # number of running attention functions; SDPA calls inside them are not edited again
+        self.slow_path_depth = 0  # number of running torch layers that must not take their fast path
         self.positions = (0, 0)  # first query and number of queries of the last self-attention
         self.cache_update: _CacheUpdate | None = None
         self.edited: set[nn.Module] = set()  # modules whose calls were edited
-        self.mode: _EditMode | None = None  # while modules of other code are edited
+        self.mode: _EditMode | None = None  # None unless modules of other libraries are edited
 
 
 class _CacheUpdate(NamedTuple):
@@ -113,7 +113,7 @@ def _apply(
 
 
 def _self_positions(query: Tensor, key: Tensor, length: int | None = None) -> tuple[int, int]:
-    """Return the first query and key of self-attention. length: tokens so far, if a cache counts them."""
+    """Return the positions of the first query and key. length: tokens so far, if a cache counts them."""
     queries, keys = query.shape[-2], key.shape[-2]
     length = max(keys, queries) if length is None else length
     _THREAD.positions = length - queries, queries
@@ -121,7 +121,7 @@ def _self_positions(query: Tensor, key: Tensor, length: int | None = None) -> tu
 
 
 def _cross_positions(query: Tensor) -> tuple[int, int]:
-    """Return the first query and key of cross-attention, which follows self-attention of the same queries."""
+    """Return the positions of the first query and key; the queries are those of the last self-attention."""
     first, queries = _THREAD.positions
     return (first if queries == query.shape[-2] else 0), 0
 
@@ -218,7 +218,7 @@ def _interface_inputs(call: InterfaceCall) -> Inputs:
 
 
 def _update(original: Function) -> Function:
-    """Count the tokens in a cache, from which the positions of queries and keys follow."""
+    """Count the tokens in a cache, to know the positions of queries and keys."""
 
     def update(
         self: Any, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kw: Any
@@ -302,7 +302,7 @@ def edit_product(operation: Operation, node: Softmaxed) -> Any:
 
 
 def _update_mode() -> None:
-    """Enter or leave the mode, which only other code's modules need: it disables torch's fast paths."""
+    """Enter or leave the mode. Only other libraries' modules need it, and it disables torch's fast paths."""
     own = Attends | nn.MultiheadAttention
     needed = any(not isinstance(module, own) for edits in _THREAD.edits for module in edits)
     if needed and _THREAD.mode is None:

@@ -3,8 +3,8 @@
 Each tensor of activations has an index: a tensor of the same shape whose entries are the numbers of the
 tokens that the activations belong to. A convolution, an embedding, a linear layer or a norm numbers the
 tokens of its output if they have no index. Operations that rearrange a tensor (view, permute, roll, pad, …)
-are repeated on its index. Functions of each token alone keep the index, and the output of attention gets the
-index of the query. The output of any other operation has no index.
+are repeated on its index. Functions that act on each token separately keep the index, and the output of
+attention gets the index of the query. The output of any other operation has no index.
 """
 
 from collections.abc import Callable

@@ -73,8 +73,8 @@ class Tracer(TorchFunctionMode):
             self._reported[weights] = True
         if self.tokens is not None and node.tokens is not None and node.order == "same":
             self.tokens.set_output(operation.output, node.tokens[0], -3)
-        found = values(operation, node) if records_values() else None
-        report(module, lambda: _capture(node, found, module, frame))
+        product = values(operation, node) if records_values() else None
+        report(module, lambda: _capture(node, product, module, frame))
         return operation.output
 
     def clear(self) -> None:
@@ -104,7 +104,7 @@ _BLOCK_SPARSE = (
 )
 
 
-def _capture(node: Softmaxed, found: Values | None, module: nn.Module, frame: Any) -> CapturedCall:
+def _capture(node: Softmaxed, product: Values | None, module: nn.Module, frame: Any) -> CapturedCall:
     if type(module).__name__.endswith("BlockSparseAttention"):  # BigBird
         raise ArgumentError(_BLOCK_SPARSE)
     heads = head_count(module)
@@ -113,32 +113,32 @@ def _capture(node: Softmaxed, found: Values | None, module: nn.Module, frame: An
     if call is None:
         call = dense_call(with_heads(node.weights, heads))
     call = add_window_positions(call, node.tokens)
-    found = None if has_swapped_heads(node, heads) else found
-    return located(call if found is None else _with_values(call, node, found), module, frame)
+    product = None if has_swapped_heads(node, heads) else product
+    return located(call if product is None else _with_values(call, node, product), module, frame)
 
 
-def _with_values(call: CapturedCall, node: Softmaxed, found: Values) -> CapturedCall:
+def _with_values(call: CapturedCall, node: Softmaxed, product: Values) -> CapturedCall:
     """Add values and output to a call, in the leading axes of its query."""
     size, queries = call.query.shape[:-2], call.query.shape[-2]
-    value = values_in(size, queries, node, found)
+    value = values_in(size, queries, node, product)
     if value is None:
         return call
     value, width = value.detach(), value.shape[-1]
 
     def heads(gradient: Tensor) -> Tensor:
-        return found.heads(gradient).reshape(*size, queries, width)
+        return product.heads(gradient).reshape(*size, queries, width)
 
     heads_width = (size[-1] if size else 1) * width
-    return replace(call, value=value, output=AttentionOutput(found.output, heads, heads_width))
+    return replace(call, value=value, output=AttentionOutput(product.output, heads, heads_width))
 
 
-def values_in(size: torch.Size, queries: int, node: Softmaxed, found: Values) -> Tensor | None:
+def values_in(size: torch.Size, queries: int, node: Softmaxed, product: Values) -> Tensor | None:
     """Return the values in the leading axes `size`, which split or merge those of the weights.
 
     None if the heads were moved or swapped with the queries.
     """
     *lead, rows, _ = node.weights.shape
-    value = found.value
+    value = product.value
     if math.prod(size) != math.prod(lead) or queries != rows:
         return None
     if list(size) != lead and sorted(size) == sorted(lead):  # permuted
@@ -158,7 +158,8 @@ def head_count(module: nn.Module) -> int | None:
 def head_order(lead: Sequence[int], heads: int | None, hint: int | None = None) -> list[int] | None:
     """Return the order of leading axes that puts the heads last; None if they are last or unknown.
 
-    If several axes have this size, the heads are the axis `hint`, or else the last: the batch comes first.
+    If several axes have this size, the heads are the axis `hint` or else the last axis, because the batch is
+    usually first.
 
     >>> from regard.inspection.hooks.tracing import head_order
     >>> head_order((4, 2, 3), 4), head_order((2, 4), 4), head_order((4, 4, 2), 4), head_order((4, 4), 4, 0)

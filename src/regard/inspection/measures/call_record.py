@@ -30,7 +30,7 @@ class AttentionOutput(NamedTuple):
     """The output of an attention call.
 
     heads: function from its gradient to the gradient of the heads, (…, h, q, e).
-    width: number of features of all heads.
+    width: total number of features of all heads.
     """
 
     tensor: Tensor
@@ -77,7 +77,7 @@ class CallRecord:
     watched: bool = False
     differentiable: bool = False
     gradient: Tensor | None = None
-    generated: bool = False  # recorded in `generate`, which has no gradients
+    generated: bool = False  # recorded in `generate`, which computes no gradients
 
     def watch(self, output: AttentionOutput) -> None:
         """Add the gradient of the output whenever a backward pass computes it."""
@@ -118,7 +118,8 @@ def output_projection(model: nn.Module, name: str, width: int) -> OutputProjecti
     """Find the linear layer that is applied to the merged heads of an attention module.
 
     It is a child of the module under a usual name, of its parent if the module has no parameters, or of the
-    module's neighbor `output`, as in BERT. width: number of merged features. Returns None if there is none.
+    module's neighbor `output`, as in BERT. Returns None if there is no such layer. width: number of merged
+    features.
 
     >>> import torch
     >>> from regard.inspection.measures.call_record import output_projection
@@ -130,7 +131,7 @@ def output_projection(model: nn.Module, name: str, width: int) -> OutputProjecti
     candidates = [getattr(module, child, None) for child in _NAMES]
     if name:
         parent = model.get_submodule(name.rpartition(".")[0])
-        if next(module.parameters(), None) is None:  # a function in a module, between the projections
+        if next(module.parameters(), None) is None:  # the projections belong to its parent
             candidates += [getattr(parent, child, None) for child in _NAMES]
         candidates.append(getattr(getattr(parent, "output", None), "dense", None))
     for candidate in candidates:

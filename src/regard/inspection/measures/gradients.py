@@ -82,13 +82,14 @@ def relevance(
 ) -> Tensor:
     """Compute the relevance of each input token (Chefer et al. 2021, eqs. 5 and 6), in linear memory.
 
-    R ← R + Ā R for each layer, from R = I, where Ā is the mean over heads of the positive part of gradient ×
-    weight. Returns the rows of R for the queries, as `regard.rollout` does; None: the mean over all rows.
+    R ← R + Ā R for each layer, starting from R = I, where Ā is the mean over heads of the positive part of
+    gradient × weight. Returns the rows of R for `queries`, or the mean over all rows if it is None, as
+    `regard.rollout` does.
     """
     size, last = products[0].shape[-1], products[-1]
     if any(tuple(product.shape[-2:]) != (size, size) for product in products):
         shapes = ", ".join(f"{p.shape[-2]} × {p.shape[-1]}" for p in products)
-        raise ArgumentError(f"relevance needs self-attention of one length in all layers; got {shapes}.")
+        raise ArgumentError(f"relevance needs self-attention of equal length in all layers; got {shapes}.")
     batch = last.shape[:-3] if last.ndim > 2 else ()
     chosen = None
     if queries is None:

@@ -11,9 +11,9 @@ from regard.mechanism.call.problem import Tile
 from regard.mechanism.weights.matrix import Weights
 
 OFFSETS = {"previous": -1, "next": 1, "same": 0}
-SINK, DORMANT = 0.3, 0.9  # weight on the first key from which a row counts
-LARGEST = 1 - 1e-4  # fraction of the row maximum from which a weight counts as the largest
-STREAMING = (4, 64)  # first and most recent keys of a streaming head
+SINK, DORMANT = 0.3, 0.9  # a row counts if its weight on the first key exceeds this
+LARGEST = 1 - 1e-4  # a weight counts as the largest from this fraction of the row maximum
+STREAMING = (4, 64)  # number of first and of most recent keys that a streaming head reads
 
 MATCHES = ("duplicate", "induction", "copying")
 _NO_TOKEN = -2  # no key has it
@@ -66,7 +66,7 @@ class BlockMeter:
 
     @property
     def streams(self) -> bool:
-        """Whether the weights are causal, over enough tokens to tell whether a head streams."""
+        """Whether the weights are causal and the text is long enough to detect streaming."""
         return not self.cross and self.keys > 2 * sum(STREAMING) and is_causal(self.weights)
 
     def centers(self, rows: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class BlockMeter:
             cut = tuple(i if n > 1 else slice(None) for i, n in zip(at.lead, term.start.shape, strict=False))
             start, stop = torch.broadcast_tensors(
                 term.start.clamp(min=0), term.stop
-            )  # windows start before 0
+            )  # the intervals of sliding windows start before 0
             start = torch.where(start < stop, start, 2**40)[cut if start.shape == term.start.shape else ...]
             starts.append(start.amin(-2, keepdim=True))
         first = starts[0] if starts else zero

@@ -1,9 +1,10 @@
-"""Head statistics (previous-token, induction, sink, …) and a label for each head: one definition each.
+"""Head statistics (previous-token, induction, sink, …) and a label for each head.
 
 entropy: mean row entropy in nats. normalized_entropy: entropy / log(keys); 1 for uniform weights ("broad").
 first: mean weight on the first key that any query may attend to.
 sink: fraction of rows with a weight above 0.3 on the first key (the ε of Gu et al. 2025).
-dormant: fraction of rows with a weight above 0.9 on the first key; they read nothing else (Guo et al. 2024).
+dormant: fraction of rows with a weight above 0.9 on the first key; they read almost nothing else
+    (Guo et al. 2024).
 
 Self-attention has these measures:
 previous, same, next: mean weight on the previous, same and next token.
@@ -39,8 +40,8 @@ from regard.inspection.measures.kernel_meter import KernelMeter
 from regard.mechanism.call.problem import Tile
 from regard.mechanism.weights.matrix import Weights
 
-_DOMINANT = 0.4  # mean weight on one kind of key that decides the label
-_UNIFORM = 0.85  # normalized entropy from which a head counts as broad
+_DOMINANT = 0.4  # a kind of key with at least this mean weight decides the label
+_UNIFORM = 0.85  # a head counts as broad from this normalized entropy
 _CELLS = 2**20  # weights per block of a dense matrix
 _LABELS = {
     "previous": "previous token",

@@ -20,12 +20,12 @@ from regard.models.layers.dropout import eval_mode
 def value_zeroing(
     model: nn.Module, batch: Any, layers: Layers | None = None, *, keys: Sequence[int] | None = None
 ) -> dict[str, Tensor]:
-    """Return the change of each token's output when the value of one key is zeroed, by layer: (…, q, keys).
+    """Return the change in each token's output when the value of one key is zeroed, by layer: (…, q, keys).
 
     The change is the cosine distance between the outputs of the whole layer (attention, residual connections
     and feed-forward network) for a query with and without the value of a key (Mohebbi et al. 2023,
-    section 3); divide by the row sums for their scores. The layer runs once per key, on the inputs of one run
-    of the model. Memory per run is linear; the result has one number per query and key.
+    section 3); dividing by the row sums gives their scores. The layer runs once per key, on the inputs of one
+    run of the model. Memory per run is linear; the result has one number per query and key.
 
     batch: the model's arguments: a dictionary, a tuple, or one tensor. layers: as in `regard.edit`.
     keys: positions of the keys; default: all.
@@ -97,5 +97,8 @@ _CACHES = ("past_key_values", "past_key_value", "layer_past")  # running a layer
 def _hidden(output: Any, name: str) -> Tensor:
     hidden = output[0] if isinstance(output, tuple) else output
     if not isinstance(hidden, Tensor):
-        raise ArgumentError(f"value_zeroing: the layer of {name!r} returned {type(hidden).__name__}.")
+        raise ArgumentError(
+            f"value_zeroing: the layer of {name!r} returned {type(hidden).__name__}; it must return a "
+            "tensor, or a tuple that starts with one. Exclude it: layers=…."
+        )
     return hidden

@@ -34,7 +34,7 @@ def _entry(name: str, call: int) -> str:
 
 
 class RecordedLayers(Mapping[str, Weights]):
-    """Weights by the name of the module, and for its further calls by name@2, name@3, …"""
+    """Weights by module name; further calls of a module are called name@2, name@3, …"""
 
     def __init__(self, texts: RecordedTexts | None = None) -> None:
         self._weights: dict[str, Weights | UnavailableWeights] = {}
@@ -52,7 +52,7 @@ class RecordedLayers(Mapping[str, Weights]):
     ) -> None:
         """Record a call of a module. By default, `kind` is inferred from the name.
 
-        run: number of the model's call that it belongs to. Default: each call of the model uses it once.
+        run: number of the model call that it belongs to. Default: one call of the module per model call.
         """
         self._add(name, weights, kind, run)
 
@@ -77,7 +77,7 @@ class RecordedLayers(Mapping[str, Weights]):
         self._add(name, UnavailableWeights(reason), kind, run)
 
     def ends_with_error(self, name: str, reason: str, run: int) -> bool:
-        """Return whether the last call of a module has this error, in the same call of the model."""
+        """Return whether the last call of a module has this error and belongs to this run."""
         calls = self._calls.get(name, [])
         if not calls or calls[-1] != UnavailableWeights(reason):
             return False

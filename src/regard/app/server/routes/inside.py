@@ -198,7 +198,7 @@ def choose_next(state: AppState, request: NextRequest) -> NextResponse:
 
 
 def next_probabilities(logits: Tensor, temperature: float) -> Tensor:
-    """Return softmax(logits / temperature), or all probability on the largest logit for temperature 0.
+    """Return softmax(logits / temperature); at temperature 0, the largest logit has probability 1.
 
     >>> import torch
     >>> from regard.app.server.routes.inside import next_probabilities
@@ -259,7 +259,7 @@ def _predictions(traced: TracedText) -> list[PositionPrediction] | None:
 
 
 def _numbers(tensor: Tensor) -> list[Any]:
-    """Return nested lists of numbers that are short in JSON: rounded to as many digits as float32 has."""
+    """Return nested lists of numbers, rounded to the digits of float32 to keep the JSON short."""
     values = tensor.detach().cpu().double().numpy()
     with np.errstate(divide="ignore"):
         exponent = np.where(values == 0, 0, np.floor(np.log10(np.abs(values))))

@@ -155,7 +155,7 @@ def lookup(request: LookupRequest) -> LookupResponse:
     score = score or _additive(query.shape[1], key.shape[1])
     normalize, temperature = _NORMALIZERS[request.normalize], request.temperature
     scores = attend(query, key, value, score=score)[1].scores()
-    # with query = scores / temperature and key = identity, every normalizer has a temperature
+    # scores / temperature as query and the identity as key give every normalizer a temperature
     output, weights = attend(
         scores / temperature,
         torch.eye(len(key), dtype=torch.float64),

@@ -60,7 +60,7 @@ def long_text(state: AppState, request: LongTextRequest) -> ViewResponse:
     elif request.model == STORIES:
         view = look_at_stories(request.text)
     else:
-        view = _view(state.registry.entry(request.model), request.text)  # raises: unknown model
+        view = _view(state.registry.entry(request.model), request.text)  # raises if the model is unknown
     return state.views.add(view)
 
 

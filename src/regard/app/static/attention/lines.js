@@ -66,7 +66,7 @@ export class LinesView {
     } else this.rankings?.update();
   }
 
-  // Two rows if the words fit, else two columns. The source comes first; in self-attention, queries are left
+  // Two rows if the words fit, else two columns. The source comes first; in self-attention, queries are on the left
   arrange(force = false) {
     const textWidth = (side) => this.pane.textOf(side).tokens.reduce((sum, token) => sum + 9 * token.length + 26, 30);
     const rows = this.pane.layer.kind !== "self" && Math.max(textWidth("query"), textWidth("key")) < this.scroll.clientWidth;

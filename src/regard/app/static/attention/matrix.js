@@ -8,7 +8,7 @@ import { makeRankings } from "./rankings.js";
 import { Tiles } from "./tiles.js";
 import { MAX_TOKENS } from "./tokens.js";
 
-const LOG_LENGTH = 128; // tokens from which the logarithmic scale is the default
+const LOG_LENGTH = 128; // texts of at least this many tokens use the logarithmic scale by default
 const READABLE_CELL = 28; // minimum cell size in pixels after a jump
 
 export class MatrixView {

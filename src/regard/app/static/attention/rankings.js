@@ -4,8 +4,8 @@ import { LatestQuestion } from "./state.js";
 
 const LIST_LENGTH = 8;
 const BINS = 120;
-const MIN_FACTOR = 1.5; // of the average, for the most attended key
-const MIN_AVERAGE = 0.002; // of long texts, weights are given as multiples of the average: 3.0 × instead of 0.06 %
+const MIN_FACTOR = 1.5; // list the keys only if the most attended one receives at least this multiple of the average
+const MIN_AVERAGE = 0.002; // below this average (long texts), show multiples of it: 3.0 × instead of 0.06 %
 
 // goTo(cell): shows a cell. deferred: load the received attention only after release().
 // ranked(side, positions): called with the ranking of the token pinned on a side.
@@ -60,7 +60,7 @@ function isSmall(average) {
   return average > 0 && average < MIN_AVERAGE;
 }
 
-// total(): divisor of the weights. average(): their mean, below which differences are not worth a list
+// total(): divisor of the weights. average(): their mean, or 0 to list them in any case
 function makeRanking(pane, side, select, total = () => 1, average = () => 0) {
   const latest = new LatestQuestion(pane);
   const heading = make("h4", { dir: "auto" });
@@ -106,5 +106,5 @@ function drawHistogram(svg, received) {
   const bars = received.map((weight, bin) => `M${bin} 1h1v${-Math.max(Math.sqrt(weight / max), 0.03)}h-1z`);
   svg.setAttribute("viewBox", `0 0 ${received.length} 1`);
   svg.replaceChildren(makeSvg("path", { d: bars.join("") }));
-  svg.toggleAttribute("hidden", Math.min(...received) > 0.9 * max); // nothing to see
+  svg.toggleAttribute("hidden", Math.min(...received) > 0.9 * max); // hide a flat histogram
 }

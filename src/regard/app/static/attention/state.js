@@ -47,7 +47,7 @@ export class State {
     return next;
   }
 
-  // Numbers needs a layer with vectors: it opens on one, and leaving it returns to the layer before
+  // The view Numbers needs a layer with vectors: opening it selects one, and closing it restores the previous layer
   withVectors(next) {
     const { layers = [] } = this.viewModel.inputs[next.input] ?? {};
     const entered = next.view === "numbers" && this.values.view !== "numbers";

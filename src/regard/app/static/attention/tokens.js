@@ -75,7 +75,7 @@ export class TokenList {
     );
   }
 
-  // Centers the window of a long text around a position before it is filled
+  // Centers the window of a long text around a position before the window is filled
   center(position) {
     if (position !== null && this.long) this.start = clamp(position - WINDOW / 2, 0, this.length - WINDOW);
   }

@@ -3,7 +3,7 @@
 import { UNKNOWN } from "./engine/search.js";
 import { SPACE } from "./tokenizers/sentencepiece.js";
 
-const MIN_KNOWN = 2; // known characters by which a copied word is recognized
+const MIN_KNOWN = 2; // minimum number of known characters by which a copied word is recognized
 
 // The mean of the selected heads without special tokens: rows of target tokens, columns of source tokens
 // steps: steps of the decoder; head: { layer, heads, shift }
@@ -16,7 +16,7 @@ export function tokenWeights(steps, { layer = -1, heads = null, shift = "input" 
     selected.reduce((sum, matrix) => sum + matrix.data[(first + i) * columns + j], 0) / selected.length));
 }
 
-// Sums over the tokens of a source word and means over the tokens of a target word
+// Sums the weights over the tokens of a source word, and averages them over the tokens of a target word
 export function mergeWords(source, target, weights) {
   const result = target.words.map(() => source.words.map(() => 0));
   const sizes = target.words.map((_, word) => Math.max(target.wordOf.filter((other) => other === word).length, 1));

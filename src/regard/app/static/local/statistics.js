@@ -1,8 +1,8 @@
 // Statistics of attention heads and their labels, equal to those of regard.inspection.head_statistics without token ids.
 
-const [SINK, DORMANT] = [0.3, 0.9]; // weight on the first key from which a row counts
-const DOMINANT = 0.4; // mean weight on one kind of key that decides the label
-const UNIFORM = 0.85; // normalized entropy from which a head counts as broad
+const [SINK, DORMANT] = [0.3, 0.9]; // a row counts if its weight on the first key exceeds this
+const DOMINANT = 0.4; // a kind of key with at least this mean weight decides the label
+const UNIFORM = 0.85; // a head counts as broad from this normalized entropy
 const OFFSETS = { previous: -1, next: 1, same: 0 };
 const LABELS = { previous: "previous token", next: "next token", same: "same token", first: "first token" };
 

@@ -1,4 +1,4 @@
-// Views of attention: their description, and answers about their weights.
+// Views of attention: their descriptions, and answers to questions about their weights.
 
 import { EmbeddedLayer } from "../attention/embedded.js";
 import { logSumExp } from "./engine/ops.js";

@@ -3,7 +3,7 @@
 import { make } from "../shared/dom.js";
 import { formatExact, formatNumber } from "./format.js";
 
-const MAX_NUMBERED = 16; // columns of a fitted matrix with numbers
+const MAX_NUMBERED = 16; // a fitted matrix with more columns shows no numbers
 
 function maxAbs(values) {
   return Math.max(0, ...values.flat().filter(Number.isFinite).map(Math.abs));

@@ -14,7 +14,7 @@ const wide = matchMedia("(min-width: 60rem)");
 const sections = new Map(); // name → module of sections/, in the order of the navigation
 let closing = new AbortController(); // aborts the work of the open section
 let current = "";
-let home = ""; // the section of an address without one
+let home = ""; // the section for addresses that name none
 let guide = ""; // the address of the guide
 
 // "#words?first=…" → { name: "words", state: { first: "…" } }
@@ -56,7 +56,7 @@ function expandMenu(open) {
   byId("menu").setAttribute("aria-expanded", String(open));
 }
 
-// The section for the models that are loaded; Lookup needs none
+// The section that opens first, which depends on the loaded models; Lookup needs none
 async function chooseHome() {
   const { models, recordings = [] } = await get("api/models");
   if (recordings.length || models.some(({ kind, attends }) => kind === "encoder" && attends)) return "heads";

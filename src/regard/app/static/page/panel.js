@@ -20,13 +20,13 @@ export function makePanel(label, signal) {
     else element.classList.remove("busy");
   }
 
-  // The answer shown is that to an earlier request
+  // The displayed answer belongs to an earlier request
   function showBusy(polled) {
     element.classList.add("busy");
     body.classList.toggle("stale", !polled);
   }
 
-  // polled: repeats a request; the answer shown stays valid meanwhile
+  // polled: a repeated request, during which the displayed answer stays valid
   async function run(work, show, { polled = false } = {}) {
     const request = start();
     setBusy(true, polled);
@@ -67,7 +67,7 @@ export function makePanel(label, signal) {
     body.replaceChildren();
   }
 
-  // Dims the answer: it no longer belongs to what is entered
+  // Dims the answer, which no longer matches the input
   function markStale() {
     start().abort();
     setBusy(false);
@@ -82,7 +82,7 @@ export function notice(message, ...actions) {
   return make("div", { class: "notice", role: "alert" }, make("p", { dir: "auto" }, message), ...actions);
 }
 
-// A message about what is missing, and the commands that provide it
+// A message that something is missing, and the commands that provide it
 export function emptyState(title, text, ...commands) {
   const lines = commands.map((command) => make("pre", {}, make("code", {}, command)));
   return make("div", { class: "empty-state" }, make("h2", {}, title), make("p", {}, text), ...lines);

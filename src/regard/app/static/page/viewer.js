@@ -14,7 +14,7 @@ export function viewer(options, signal) {
   let layers = "";
   let suggested = null;
 
-  // Whether the layer and head are those that were suggested, or nothing was
+  // Whether the suggested layer and head are still selected; true before the first view
   function isUntouched() {
     if (!handle || !suggested) return !handle;
     const { layer, heads } = handle.state;

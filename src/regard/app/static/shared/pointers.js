@@ -7,7 +7,7 @@ export function position(canvas, event) {
 }
 
 // actions: { hover(point | null), pan(dx, dy), zoom(factor, x, y), click(point) }
-// tolerance: pixels that a click may move. options: of the listeners
+// tolerance: how far the pointer may move during a click, in pixels. options: passed to the event listeners
 export function addPointers(canvas, actions, tolerance, options = {}) {
   const pointers = new Map();
   let moved = 0;

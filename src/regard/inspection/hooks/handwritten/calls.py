@@ -50,7 +50,8 @@ class HandwrittenCall:
         if not bool(((total - 1).abs() < 1e-2).logical_or(total == 0).all()):
             raise ArgumentError(
                 f"edit cannot change {layer or 'the model'}: its weights are multiplied or masked after the "
-                f"softmax, so rows sum to {float(total.min()):.3g} to {float(total.max()):.3g} instead of 1."
+                f"softmax, so rows sum to {float(total.min()):.3g} to {float(total.max()):.3g} instead of 1. "
+                "Change its output with a forward hook."
             )
         lead, width = node.weights.shape[:-2], value.shape[-1]
         output = factor.heads(operation.output).reshape(*size, queries, width)

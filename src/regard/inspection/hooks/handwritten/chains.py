@@ -80,7 +80,7 @@ class Chains:
         except (RuntimeError, ValueError, TypeError, IndexError):  # a form of the call that is not followed
             node = None if rule is product else operation.unfollowed()
         if rule is softmax and not isinstance(node, Softmaxed) and self._on_softmax is not None:
-            self._on_softmax(False)  # unless a product contracts the axis of a SoftmaxedAxis
+            self._on_softmax(False)  # a SoftmaxedAxis becomes attention only if a product contracts its axis
         if self.tokens is not None and isinstance(node, Scores) and operation.name == "matmul":
             node = replace(node, tokens=self.tokens.pair(*operation.operands[:2], transposed=True))
         outputs = operation.args[0] if operation.name == "__setitem__" else operation.output

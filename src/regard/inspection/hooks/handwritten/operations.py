@@ -9,7 +9,7 @@ from regard.inspection.hooks.handwritten.scores import Scores
 from regard.inspection.hooks.token_tracker import Tokens
 from regard.mechanism.torch_state import transformed
 
-UNKNOWN = "unknown"  # node of scores that derive from a product by operations that are not followed
+UNKNOWN = "unknown"  # node of scores computed by operations that are not followed
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Softmaxed:
 
     The tensor of the node may be a rearranged or padded copy of the weights.
     order: "transposed" if its queries and keys are swapped, "other" if it is rearranged in another way.
-    origin: the output of the softmax, if the weights were changed since.
+    origin: the output of the softmax, if the weights have been changed since.
     tokens: as in `Scores`.
     """
 
@@ -29,7 +29,7 @@ class Softmaxed:
     tokens: tuple[Tokens, Tokens] | None = None
 
     def copies(self) -> list[Tensor]:
-        """Return the weights and, unless they are a part of it, the output of the softmax."""
+        """Return the weights, and the output of the softmax unless the weights are a part of it."""
         if self.origin is None or self.origin.shape != self.weights.shape:
             return [self.weights]
         return [self.weights, self.origin]
@@ -85,7 +85,7 @@ class Operation:
         return replace(node, order="other")
 
     def adds_scores(self) -> bool:
-        """Return whether both operands are scores; lazy weights would have to store one of them densely."""
+        """Return whether both operands are scores; lazy weights could store one only as a dense bias."""
         other = [
             x for x, node in zip(self.operands, self.nodes, strict=True) if node and node is not self.node
         ]
@@ -96,7 +96,7 @@ class Operation:
         return self.args[1] if self.args[0] is self.scored() else self.args[0]
 
     def scored(self) -> Tensor:
-        """Return the operand of `node`."""
+        """Return the operand whose node is `node`."""
         return next(x for x, node in zip(self.operands, self.nodes, strict=True) if node is self.node)
 
 

@@ -12,7 +12,7 @@ from regard.inspection.hooks.handwritten.scores import Scores, adjacent_axis
 
 
 def product(operation: Operation) -> Node | None:
-    """The rule of products: scores, if neither factor is a parameter."""
+    """The rule for products: the output is scores if neither factor is a parameter."""
     name, args = operation.name, operation.args
     if name == "cdist" or _mixes_heads(operation):
         return UNKNOWN
@@ -193,8 +193,8 @@ def values(operation: Operation, node: Softmaxed) -> Values | None:
     if node.order == "other" or not isinstance(operation.output, Tensor):
         return None
     try:
-        found = _einsum_values if operation.name == "einsum" else _matmul_values
-        return found(operation, node)
+        find_values = _einsum_values if operation.name == "einsum" else _matmul_values
+        return find_values(operation, node)
     except (RuntimeError, ValueError, TypeError, IndexError):  # a form of the call that is not followed
         return None
 

@@ -17,7 +17,7 @@ from regard.inspection.calls.capture import CapturedCall
 from regard.inspection.calls.mask_reading import RowMask, row_mask
 from regard.inspection.hooks.token_tracker import Tokens
 
-_HIDDEN = -5e4  # a fill value from here down hides a key: exp(score - max) is zero
+_HIDDEN = -5e4  # fill values up to this one hide a key: exp(score - max) is zero
 Axes = tuple[int, ...]
 
 
@@ -67,7 +67,7 @@ class Scores:
 
     @property
     def is_current(self) -> bool:
-        """Whether query and key have not been modified in place since."""
+        """Whether query and key are unmodified since their product was computed."""
         return all(_version(x) == version for x, version in self.sources)
 
     def scaled(self, factor: float | Tensor) -> "Scores | None":

@@ -64,7 +64,7 @@ export class Transformer {
     return { projected, caches: null, length: 0 };
   }
 
-  // Reads one more target token: { logits, state }. The given state can be used again
+  // Reads one more target token: { logits, state }. The argument `state` is not modified
   step(token, { projected, caches, length }) {
     const parameters = scoped(this.tensors, "decoder");
     const position = positionVectors(this.config, parameters, 1, length);

@@ -13,7 +13,7 @@ export function sinusoidal(position, width) {
   });
 }
 
-// Cosines of the angles by which rotary positions turn each pair of features
+// Cosines of the angles by which rotary positions rotate each pair of features
 export function rotaryCosines(position, width) {
   return Array.from({ length: width / 2 }, (_, pair) => Math.cos(angle(position, pair, width)));
 }

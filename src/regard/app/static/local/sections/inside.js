@@ -11,7 +11,7 @@ const NOTES = {
   rotary: "Positions rotate the queries and keys of every head; nothing is added here.",
   alibi: "Positions enter the scores: each head subtracts a multiple of the distance.",
   t5: "Positions enter the scores: each head adds a learned number per distance.",
-  none: "The model has no positions: without its mask it ignores word order.",
+  none: "The model has no position encoding: without a mask, it ignores word order.",
 };
 
 function positionNote({ kind, config }) {

@@ -47,9 +47,9 @@ export class Translator {
   }
 }
 
-// What regard translate would handle and this page does not: it runs the model alone
+// A note about text that regard translate handles specially and this page does not
 function unhandled(sentence, { words }) {
-  const known = (pattern) => words?.some((word) => pattern.test(word)) ?? false; // ordinary text of this model
+  const known = (pattern) => words?.some((word) => pattern.test(word)) ?? false; // whether the training data has such words
   const cases = [
     ["several sentences", /[.!?…]["'»“”’)]*\s+["'„“«(]*\p{Lu}/u.test(sentence)],
     ["numbers", /\p{Nd}/u.test(sentence) && !known(/\p{Nd}/u)],
@@ -57,8 +57,8 @@ function unhandled(sentence, { words }) {
     ["tags", /<\/?[A-Za-z][^<>]*>/u.test(sentence)],
     ["capitals", /\p{Lu}.*\p{Lu}/u.test(sentence) && !/\p{Ll}/u.test(sentence)],
   ];
-  const found = cases.filter(([, applies]) => applies).map(([name]) => name);
-  return found.length ? `this page runs the model alone; regard translate also handles ${found.join(", ")}` : "";
+  const names = cases.filter(([, applies]) => applies).map(([name]) => name);
+  return names.length ? `this page runs the model alone; regard translate also handles ${names.join(", ")}` : "";
 }
 
 function noteOf(finished, words) {

@@ -105,7 +105,7 @@ export class Camera {
 function between(from, to, progress) {
   const scale = from.scale * (to.scale / from.scale) ** progress;
   const ratio = to.scale / from.scale;
-  // fraction of the distance in the world that makes the speed on the screen constant
+  // the fraction of the way through the world at which the speed on the screen is constant
   const fraction = Math.abs(ratio - 1) < 1e-3 ? progress : (1 - ratio ** -progress) / (1 - ratio ** -1);
   return { x: from.x + fraction * (to.x - from.x), y: from.y + fraction * (to.y - from.y), scale };
 }

@@ -6,7 +6,7 @@ import { plain } from "./draw_matrix.js";
 import { explain } from "./explain.js";
 
 const LISTED = 8; // candidates
-const DELAY = 60; // milliseconds without a change of the temperature
+const DELAY = 60; // milliseconds after the last change of the temperature
 
 export function makeDetails() {
   const element = make("section", { class: "card inside-details", "aria-label": "Explanation" });

@@ -5,7 +5,7 @@ import { drawLabels, drawMatrix, plain } from "./draw_matrix.js";
 import { drawPredictions } from "./draw_output.js";
 import { LANE } from "./nodes.js";
 
-const MIN_BOX = 5; // pixels of a box that is drawn at all
+const MIN_BOX = 5; // pixels; smaller boxes are not drawn
 const TITLE = 12; // pixels
 const ROW_LABELS = 36; // pixels left of a matrix that shows the tokens of its rows
 const COLUMN_LABELS = 42; // pixels above a matrix that shows the tokens of its columns

@@ -2,12 +2,12 @@
 
 import { colorOf, imageOf, isMasked, valueAt } from "./matrix.js";
 
-const MIN_NUMBER = { width: 27, height: 10 }; // pixels of a cell that shows its number
-const MIN_LABEL = 8; // pixels of a row that shows its token
-const MIN_LANE = 7; // pixels of a row with lines between rows
-const LIGHT = 130; // luma of a cell, 0 to 255, from which its text is dark
-const STICKY = 24; // pixels of a row or column whose token stays at the edge of the screen
-const FONT = 13; // pixels of a token’s label, at most
+const MIN_NUMBER = { width: 27, height: 10 }; // smallest cell that shows its number, in pixels
+const MIN_LABEL = 8; // smallest row that shows its token, in pixels
+const MIN_LANE = 7; // smallest row with hatching or separating lines, in pixels
+const LIGHT = 130; // cells with at least this luma, 0 to 255, have dark text
+const STICKY = 24; // smallest row or column whose token stays at the edge of the screen, in pixels
+const FONT = 13; // largest font of a token’s label, in pixels
 
 // box: the node’s rectangle on the screen
 export function drawMatrix(pen, node, box, screen) {

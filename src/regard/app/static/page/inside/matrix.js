@@ -1,7 +1,7 @@
 // Matrices of numbers: colors, folding of long vectors, and images for drawing.
 
 const ASPECT = 1.8; // width / height of a cell in which a number is easy to read
-const PALEST = 0.06; // color of zero, so that a matrix differs from the paper
+const PALEST = 0.06; // color intensity of zero, so that a matrix stands out from the background
 const SATURATION = 0.98; // quantile of |value| with the strongest color: a few features are much larger than the rest
 
 // rows: arrays of numbers. kind: "signed", or "weights" for numbers between 0 and 1. allowed: false where masked

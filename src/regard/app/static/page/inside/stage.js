@@ -10,10 +10,10 @@ import { walk } from "./nodes.js";
 import { readTheme } from "./theme.js";
 import { fillLayer, makeWorld } from "./world.js";
 
-const SETTLED = 120; // milliseconds without a movement of the camera
+const SETTLED = 120; // milliseconds without camera movement before the new position is reported
 const CELL = 52; // pixels of the narrowest cell at the largest scale
-const CLOSE = 0.8; // a box counts as entered from this fraction of the scale that fits it
-const DEEPER = 1.2; // and from this multiple of the scale that fits its parent
+const CLOSE = 0.8; // a box counts as entered if the scale is at least this fraction of the scale that fits it
+const DEEPER = 1.2; // and at least this multiple of the scale that fits its parent
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
@@ -24,7 +24,7 @@ export function makeStage(events, signal) {
   const scene = { root: null, camera: null, theme: null, pattern: null, hover: null, selected: null, predictions: null, normalize: "" };
   let [frame, request, loading] = [0, null, false];
   let arrived = null; // the box that the camera was sent to, until it is moved
-  let target = null; // what it looks at there: the box, or a step in it
+  let target = null; // what the camera shows there: the box, or a step in it
   const camera = scene.camera = new Camera(() => {
     draw();
     if (!camera.isFlying) settled();

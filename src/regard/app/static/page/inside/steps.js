@@ -1,4 +1,4 @@
-// The steps as buttons: the path to the current box, and the boxes in it. Tab walks through them, Enter goes in, Escape out.
+// The steps as buttons: the path to the current box, and the boxes in it. Tab moves between them, Enter opens one, Escape leaves it.
 
 import { button, make } from "../../shared/dom.js";
 
@@ -25,7 +25,7 @@ export function makeSteps(actions) {
       const focused = document.activeElement === step;
       actions.go(node);
       if (!focused) return;
-      show(node); // at once, so that the next Tab walks through the steps inside
+      show(node); // at once, so that the next Tab moves to the steps inside
       (list.querySelector("[aria-pressed]") ?? list.querySelector("button")).focus();
     }, { title: actions.describe(node), "data-step": node.id, "aria-pressed": node === current ? "true" : null, focus: () => step.matches(":focus-visible") && actions.preview(node) });
     return step;

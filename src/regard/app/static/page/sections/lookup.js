@@ -171,7 +171,7 @@ function lineOfKeys(tables, answer, curve, row, signal) {
   const [at] = tables.query[row];
   const chart = makeChart({ label: "Weight and value of each key", x: "key", height: 220, signal });
   const title = make("h2", {}, "Weights over the keys: ", make("span", { dir: "auto" }, nameOf(tables, "query", row)));
-  const hint = make("p", { class: "hint" }, "The weights peak at the keys closest to the query; the output is the average of the values with these weights.");
+  const hint = make("p", { class: "hint" }, "The weights peak at the keys closest to the query; the output is the average of the values, weighted accordingly.");
   chart.update([
     { name: "weight of each key", points: sorted(answer.weights[row]), dots: true, color: 0 },
     { name: "value of each key", points: sorted(tables.value.map(([value]) => value)), dots: true, line: false, color: 1 },
@@ -206,7 +206,7 @@ function showSteps({ answer, curve, tables, settings }, row, selectRow, signal) 
     });
   }
   if (isSoftmax) nodes.find((node) => node.querySelector("h2").textContent === "Weights").append(
-    make("p", { class: "hint" }, "The same, computed safely for large scores: exp(s − τ), where τ = log Σ exp(s)."));
+    make("p", { class: "hint" }, "The same value, numerically stable for large scores: exp(s − τ), where τ = log Σ exp(s)."));
   const numbers = make("div", { class: "card" },
     make("h2", {}, "Step by step: ", make("span", { dir: "auto" }, queries[row])), calculation(tables, settings, answer, row));
   return make("div", {}, ...lineOfKeys(tables, answer, curve, row, signal), make("div", { class: "lookup-steps" }, ...nodes), numbers);
