@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from regard.translation.evaluation import Scores
 
 _decoding = partial(typer.Option, rich_help_panel="Decoding")
-_LANGUAGES = "en-de"  # of the embedded corpus
+_LANGUAGES = "en-de"  # default for the embedded corpus
 _report = partial(typer.Option, rich_help_panel="Report")
 
 
@@ -175,7 +175,7 @@ def _check_options(
 
 
 def _check_corpus(source: str, reference: str | None, languages: str) -> None:
-    """Raise unless the files are readable; for a built-in test set, unless the languages are valid."""
+    """Raise unless the files are readable or, for a built-in test set, the languages are valid."""
     if _is_built_in(source, reference):
         parse_languages(languages)
         return

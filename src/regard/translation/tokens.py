@@ -249,7 +249,7 @@ class Tokenizer:
         return self._processor.decode([list(sentence) for sentence in ids])
 
     def token_ids(self, pieces: Sequence[str]) -> list[int]:
-        """Return the id of each token given as text; the unknown token's if there is no such token.
+        """Return the id of each token given as text; unknown if there is no such token.
 
         >>> from regard.translation import Tokenizer
         >>> Tokenizer.learn(["a dog"] * 9, kind="characters").token_ids(["d", "dog"])
@@ -258,7 +258,7 @@ class Tokenizer:
         return [self._processor.piece_to_id(piece) for piece in pieces]
 
     def inner_tokens(self) -> list[int]:
-        """Return the tokens after which a word goes on: those that continue it, and those without text.
+        """Return the tokens that can continue a word, including tokens without text.
 
         >>> from regard.translation import Tokenizer
         >>> tokenizer = Tokenizer.learn(["ein Hund bellt."] * 10, kind="characters")

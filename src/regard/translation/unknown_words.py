@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.translation.tokens import UNKNOWN, Kind, Segmentation
 
 _SENTENCE_ENDS = ".!?…。！？"
-_ORDER = 0.5  # weight by which an alignment that changes the order must be clearer
+_ORDER = 0.5  # penalty on attention weights that change the order of words
 _MIN_KNOWN = 3  # minimum number of known characters to recognize an unknown source word in the target
 
 
@@ -120,7 +120,7 @@ def insert_words(
 
 
 def _move_punctuation(last: TargetWord, inserted: TargetWord) -> tuple[TargetWord, TargetWord]:
-    """Move the end of the sentence behind a copy: "snow. 15:30" becomes "snow 15:30."."""
+    """Move the final punctuation after a copy: "snow. 15:30" becomes "snow 15:30."."""
     text = last.text.rstrip(_SENTENCE_ENDS)
     ending = last.text[len(text) :]
     if not text or not ending or inserted.text.endswith(tuple(_SENTENCE_ENDS)):

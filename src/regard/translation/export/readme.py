@@ -71,7 +71,7 @@ class _Tokenization(NamedTuple):
     decode: str
 
     def names(self, plan: Plan, tokens: str) -> dict[str, object]:
-        """Return the values of the templates. tokens: an expression for the tokens to decode."""
+        """Return the values for the templates. tokens: an expression for the tokens to decode."""
         positions = plan.model.max_length or MAX_POSITIONS
         return {
             "limit": min(256, positions - len(plan.tokens.special.target_start)),
@@ -110,7 +110,7 @@ Run this in the folder:
 {_code(plan, to)}```
 
 For the same tokens, greedy decoding gives the same translations as in regard. regard also prepares the text:
-it splits lines into sentences, copies numbers, URLs and tags, and normalizes capitals. These steps are not
+it splits lines into sentences, copies numbers, URLs and tags, and normalizes letter case. These steps are not
 exported.
 
 Word alignments: the cross-attention weights of decoder layer {layer}, averaged over the heads {heads}

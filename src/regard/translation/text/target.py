@@ -50,7 +50,7 @@ class DecodedPart(NamedTuple):
         return word in self.part.unknown or word not in self.part.copies
 
     def needs_weights(self, unknown: int) -> bool:
-        """Whether its text depends on the alignment: something is copied, or some words are in capitals.
+        """Whether the text depends on the alignment: something is copied, or some words are in capitals.
 
         unknown: the unknown token of the target.
         """
@@ -120,7 +120,7 @@ def lost_spans(part: SourcePart, text: str) -> bool:
 def write_part(
     decoded: DecodedPart, weights: Tensor | None, tokenizer: Tokenizer, *, turkish: bool = False
 ) -> TargetPart:
-    """Convert token ids to words, copy what must be copied, and restore capitals."""
+    """Convert token ids to words, copy unknown words and protected spans, and restore capitals."""
     source, ids = decoded.source, decoded.hypothesis.tokens
     if not decoded.part.has_text:
         verbatim = [TargetWord(printable_text(word), copied=i) for i, word in enumerate(source.words)]
@@ -150,7 +150,7 @@ def _surfaces(
         return texts
     for target, token in replacements.pairs:
         texts[target] = copied_text(source, token)
-    # an unknown token with nothing to copy is left out
+    # an unknown token with nothing to copy is dropped
     return {at: texts.get(at, "") for at, token in enumerate(ids) if token == unknown}
 
 
@@ -166,7 +166,7 @@ def copied_text(source: Segmentation, token: int) -> str:
 
 
 def _joins(source: Segmentation, token: int) -> bool:
-    """Return whether a token is joined to the next: a letter or a hyphen, but not a bracket."""
+    """Return whether a token joins the next one: it ends with a letter, digit, hyphen or slash."""
     return source.pieces[token][-1:].isalnum() or source.pieces[token][-1:] in "-/"
 
 
@@ -185,7 +185,7 @@ def _missing_copies(part: SourcePart, text: str, copied: set[int]) -> dict[int, 
             if done[word, copy]:
                 done[word, copy] -= 1
             elif not source.unknown and generated[copy] < count_span(text, copy):
-                generated[copy] += 1  # the model has translated it to itself
+                generated[copy] += 1  # the model generated it unchanged
             else:
                 missing.setdefault(word, []).append(copy)
     return missing
