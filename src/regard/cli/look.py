@@ -85,7 +85,7 @@ def look(
     Starts a local server that works offline; Ctrl-C stops it. Its HTTP API is described in /api/openapi.json.
 
     Examples:
-    regard look  # minilm
+    regard look  # the default models
     regard look de-en minilm  # a translation model and an encoder
     """
     for folder in folders or []:
