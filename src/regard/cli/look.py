@@ -167,7 +167,7 @@ class _Demo:
 
     @property
     def available(self) -> bool:
-        """Whether the model is neither trained nor in training."""
+        """Whether training can start: the model is neither trained nor in training."""
         return self.is_ready() is None
 
     def start(self) -> None:

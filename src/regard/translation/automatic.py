@@ -14,7 +14,7 @@ from regard.translation.data.statistics import CorpusStatistics
 
 _TOKENS_PER_ENTRY = 45  # occurrences of an average vocabulary entry in the corpus
 _MIN_VOCABULARY = 200
-_MANY_CHARACTERS = 1000  # distinct characters: a language written with Han characters or syllables
+_MANY_CHARACTERS = 1000  # with more distinct characters, a language uses Han characters or syllables
 _VALIDATIONS = 20  # per training run
 _MINUTES_PER_VALIDATION = 3  # if the time is limited; a validation takes about 10 seconds
 _MIN_UPDATES = 50  # between validations

@@ -200,7 +200,7 @@ class _PrefixDecoder:
         return missing
 
     def _untranslated(self, part: SourcePart) -> list[_Word]:
-        """Return the words with unknown tokens of which none was copied."""
+        """Return the words whose unknown tokens were not copied."""
         source = part.segmentation
         words = {source.word_of[at] for at, text in source.unknown.items() if printable_text(text)}
         words -= part.copies.keys() | {word for word, _ in self._copied}

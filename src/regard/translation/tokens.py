@@ -231,7 +231,7 @@ class Tokenizer:
         return token < SPECIAL_TOKENS
 
     def piece(self, token: int) -> str:
-        """Return a token as text; also a special token, such as "</s>"."""
+        """Return a token as text, such as "▁dog", or "</s>" for a special token."""
         return self._pieces[token]
 
     def pieces(self) -> list[str]:
@@ -347,7 +347,7 @@ class TokenizerPair(NamedTuple):
 
     @property
     def special(self) -> SpecialTokens:
-        """Ids of the special tokens, and which of them surround a sentence."""
+        """Ids of the special tokens, and the tokens added around a sentence."""
         return self.target.special
 
     def sizes(self) -> int | tuple[int, int]:

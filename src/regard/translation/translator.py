@@ -99,7 +99,7 @@ class Translator:
 
     @cached_property
     def domain(self) -> Domain | None:
-        """The words and scores to expect; None for a translator that does not come from a model folder."""
+        """The expected words and scores; None for a translator that does not come from a model folder."""
         return Domain.of(self.profile, self.config.get(CALIBRATION)) if self.config else None
 
     @cached_property

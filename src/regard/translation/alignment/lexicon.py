@@ -19,11 +19,11 @@ from regard.translation.alignment.vocabulary import Floats, Integers, Vocabulary
 
 Vocabularies = tuple[Vocabulary, Vocabulary]
 
-# Chosen on the gold links of docs/results.md, except Greek books 45 to 66.
+# Tuned on the gold links of docs/results.md, except Greek books 45 to 66.
 _PRIOR = 16.0  # weight of the stem's statistics, in links
 _STEM_PRIOR = 4.0
-_SMOOTHING = 1e-2  # added to each count of two stems
-_SPELLING = 20.0  # factor of the prior for identical spelling, minus 1
+_SMOOTHING = 1e-2  # added to the count of each stem pair
+_SPELLING = 20.0  # factor for identical spelling, minus 1
 _UNKNOWN = 0.01  # assumed frequency of unseen words
 
 
@@ -72,7 +72,7 @@ class _Statistics(NamedTuple):
 
 
 class _Table:
-    """Sums of counts by key. index: the key of each word pair, as an index into the sorted keys."""
+    """Sums of counts by key. index: for each word pair, the index of its key in `keys`."""
 
     def __init__(self, keys: Integers) -> None:
         self.keys, index = np.unique(keys, return_inverse=True)

@@ -86,7 +86,7 @@ class Vocabulary:
 def spelling_similarity(
     words: tuple[Vocabulary, Vocabulary], source: Integers, target: Integers
 ) -> NDArray[np.float32]:
-    """Return the similarity in spelling, from 0 to 1, of each pair of a source and a target word.
+    """Return the spelling similarity, from 0 to 1, of each source word and its target word.
 
     It is the Dice coefficient of their letter trigrams. Greek and Cyrillic are compared in Latin letters.
 

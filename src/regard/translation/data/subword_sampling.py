@@ -1,6 +1,6 @@
 """Subword regularization: in training, some words are split into other subwords in each epoch.
 
-A model that has seen "Hund" also as "H und" copes better with rare words, which matters most for small
+A model that has also seen "Hund" as "H und" translates rare words better, which matters most for small
 corpora (Kudo 2018). No token crosses a space, so the segmentation of each word is sampled independently.
 """
 

@@ -17,7 +17,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
 from regard.translation.tokens import END
 
-_MIN_BEAM = 5  # with phrases; a smaller beam could not try several positions for them
+_MIN_BEAM = 5  # for sentences with phrases, to try several positions for them
 
 
 class Constraints(NamedTuple):

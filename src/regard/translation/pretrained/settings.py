@@ -131,7 +131,7 @@ class Settings:
         return value
 
     def activation(self, name: str, default: str) -> Activation:
-        """Return an activation function under our name."""
+        """Return regard's name for an activation function."""
         value = self.get(name, default)
         if not isinstance(value, str) or value not in _ACTIVATIONS:
             raise ArgumentError(

@@ -154,7 +154,7 @@ class JsonTokenizer(PretrainedTokenizer):
 
 
 def _word_indices(text: str) -> list[int]:
-    """Return the index of the word of each character; a space belongs to the next word."""
+    """Return the word index of each character; a space belongs to the next word."""
     indices, word, in_word = [], 0, False
     for letter in text:
         if letter.isspace():
@@ -192,8 +192,8 @@ def read_vocabulary(path: Path, vocab_size: int) -> dict[str, int]:
     for piece, i in ids.items():
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocab_size:
             raise ArgumentError(
-                f"{path} gives {short(piece)} the id {short(i)}; config.json has vocab_size={vocab_size}, so "
-                f"ids must be integers from 0 to {vocab_size - 1}."
+                f"{path} assigns the id {short(i)} to {short(piece)}; config.json has "
+                f"vocab_size={vocab_size}, so ids must be integers from 0 to {vocab_size - 1}."
             )
     return ids
 

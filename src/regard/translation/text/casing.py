@@ -9,7 +9,7 @@ _RARE = 0.05  # kinds of lines that are rarer than this in the training text are
 
 
 def fold(word: str, turkish: bool = False) -> str:
-    """Return a key that is the same for all ways to capitalize a word; "STRASSE" and "Straße" are the same.
+    """Return a key that ignores letter case; "STRASSE" and "Straße" have the same key.
 
     >>> from regard.translation.text.casing import fold
     >>> fold("STRASSE") == fold("Straße"), fold("ISI", turkish=True), fold("İZ", turkish=True)
@@ -74,7 +74,7 @@ class Casing:
         first: whether the first word begins a sentence.
 
         A sentence in capitals or without capitals is rewritten, unless the training text has such lines. In
-        other sentences, a word is rewritten only if the training text contains it, but in other letter case.
+        other sentences, a word is rewritten if the training text contains it, but only in other letter case.
         """
         text = " ".join(words)
         if self._lowercase > 1 - _RARE:  # an uncased corpus

@@ -10,14 +10,14 @@ from regard.translation.text.protected_spans import find_spans
 
 _MAX_LISTED = 5
 _MARGIN = 0.1  # a score is low if below factor × the lowest validation score − margin
-_FALLBACK = -0.5  # lowest score per token to expect from a model that was not calibrated
-_FALLBACK_UNSEEN = 1 / 3  # fraction of unseen words to expect
+_FALLBACK = -0.5  # lowest expected score per token of a model that was not calibrated
+_FALLBACK_UNSEEN = 1 / 3  # expected fraction of unseen words
 _WORD = re.compile(r"[^\W_]+")
 _NUMERIC = frozenset(["number", "code", "currency"])
 
 
 class Domain(NamedTuple):
-    """The domain of a translator: the words and scores to expect.
+    """The domain of a translator: the expected words and scores.
 
     words: lowercase source words of the training data; None if unknown or too many to collect.
     lowest: the lowest score per token of validation sentences, ignoring the lowest 1 %; None if unknown.

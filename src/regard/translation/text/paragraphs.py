@@ -1,4 +1,4 @@
-"""Find the paragraphs of a plain text: which lines were wrapped and belong together.
+"""Find the paragraphs of a plain text by recognizing wrapped lines.
 
 A line break was made by wrapping if the first word of the next line would not have fit. A list marker,
 another indentation or a table begins a new paragraph.

@@ -42,7 +42,7 @@ KINDS = (*_KINDS, "unknown")
 
 
 class Span(NamedTuple):
-    """Characters [start, stop) of a text that are copied. kind: such as "url" or "number".
+    """Characters [start, stop) of a text that are copied. kind: the kind of span, such as "url".
 
     >>> from regard.translation.text.protected_spans import Span
     >>> Span(4, 9, "number").of("Um  15:30")
@@ -82,7 +82,7 @@ def find_spans(text: str, unprotected: Collection[str] = ()) -> list[Span]:
 
 
 def _trailing(url: str) -> int:
-    """Return the length of the punctuation after a URL; closing brackets opened inside belong to the URL."""
+    """Return the length of the punctuation after a URL; a bracket that the URL opens is part of it."""
     end = len(url)
     while end and url[end - 1] in _TRAILING:
         bracket = {")": "(", "]": "[", "}": "{"}.get(url[end - 1])

@@ -193,7 +193,7 @@ class SourceReader:
                 by_word[number] = [(start, stop, "unknown")]
 
     def _is_name(self, word: str, tokens: int) -> bool:
-        """Return whether a word is unknown and has foreign letters, or a capital and many tokens."""
+        """Return whether a word looks like an unknown name: foreign letters, or a capital and many tokens."""
         profile = self._profile
         if (
             len(word) < _MIN_NAME
@@ -245,7 +245,7 @@ def _divide_terms(
 ) -> list[SourcePart]:
     """Assign each term to the part in which its source begins; if that word is split, to its last part.
 
-    first_word: the index of the sentence's first word. terms: from `Terms.find` in the sentence.
+    first_word: the index of the sentence's first word. terms: result of `Terms.find`.
     """
     starts = [part.first_word - first_word for part in parts]
     by_part: list[list[str]] = [[] for _ in parts]

@@ -82,7 +82,7 @@ class World:
         self._share = Share(self.rank, self.size)
 
     def build(self, build: Callable[[], Objective]) -> tuple[Seq2Seq, nn.Module]:
-        """Build the same model in all processes, and its objective; gradients are summed over processes."""
+        """Build the same model and objective in all processes; gradients are summed over processes."""
         objective = build().to(self.device)
         if self._group is None:
             return objective.model, objective

@@ -158,7 +158,7 @@ def _describe_model(config: TranslationConfig) -> str:
 
 
 def _describe_data(data: TrainingData, origin: Mapping[str, Any]) -> str:
-    """Return a list of the corpus, the sizes and the vocabulary."""
+    """Describe the corpus, its size and the vocabulary as a list."""
     files = (
         " and ".join(f"`{printable(name)}`" for name in _names(origin, "corpus")) or "pairs passed to `train`"
     )

@@ -54,7 +54,7 @@ _SAMPLED, _SAMPLE_LENGTH = 100, 50  # dev sentences to choose an example from, a
 _SLACK = 10  # tokens by which short sentences may differ, whatever the ratio
 _MAX_CHARACTERS = 16  # per token: drops sentences that are far too long before they are tokenized
 
-_MIN_OCCURRENCES = 20  # of an average vocabulary entry in the text
+_MIN_OCCURRENCES = 20  # minimum mean frequency of vocabulary entries in the text
 _LARGE_VOCABULARY = 1000  # smaller ones are never too large
 
 _Ids = tuple[list[int], list[int]]

@@ -264,7 +264,7 @@ def _prepare(
 def _config_choice(
     config: TranslationConfig | ConfigChoice | None, initial: InitialModel | None
 ) -> ConfigChoice:
-    """Return a function that chooses the config; for fine-tuning, it checks it against the initial model."""
+    """Return a function that chooses the config and, for fine-tuning, checks it against the initial model."""
     if isinstance(config, TranslationConfig):
         return lambda statistics: config
     if initial is None:
