@@ -138,11 +138,11 @@ def evaluate(
     evaluations = []
     for folder, name in zip(folders, names, strict=False):
         chosen = languages if is_pretrained(folder) else None
-        written, tokens, seconds = _translate(folder, name, sources, strategy, batch, chosen)
-        scores = score(written, references, **options)
-        evaluations.append(Evaluation(name, written, scores, tokens, seconds))
-    for written, name in zip(existing, names[len(folders) :], strict=True):
-        evaluations.append(Evaluation(name, written, score(written, references, **options)))
+        outputs, tokens, seconds = _translate(folder, name, sources, strategy, batch, chosen)
+        scores = score(outputs, references, **options)
+        evaluations.append(Evaluation(name, outputs, scores, tokens, seconds))
+    for outputs, name in zip(existing, names[len(folders) :], strict=True):
+        evaluations.append(Evaluation(name, outputs, score(outputs, references, **options)))
     if output is not None:
         write_atomic(output, "".join(f"{line}\n" for line in evaluations[0].translations).encode())
     if picture is not None:

@@ -293,12 +293,12 @@ class _PrefixDecoder:
         at = int(attention.argmax())
         if token == self._translator.tokens.special.unknown:
             by_word = self._translator.tokens.target.kind == "words"
-            left = self._copied
+            remaining = self._copied
             free = []
             for position, text in source.unknown.items():
                 key = source.word_of[position], text
-                left[key] -= 1
-                if left[key] < 0:
+                remaining[key] -= 1
+                if remaining[key] < 0:
                     free.append(position)
             if free:
                 at = max(free, key=lambda position: float(attention[position]))

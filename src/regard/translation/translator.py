@@ -234,8 +234,8 @@ class Translator:
         ]
         for number in lost:
             parts[number] = cut_spans(parts[number], self.tokens.source)
-        again = self._decode([parts[number] for number in lost], strategy, batch_size, layer)
-        for number, ranked in zip(lost, again, strict=True):
+        replacements = self._decode([parts[number] for number in lost], strategy, batch_size, layer)
+        for number, ranked in zip(lost, replacements, strict=True):
             hypotheses[number] = ranked
         decoded = iter(zip(parts, hypotheses, strict=True))
         return [rank_candidates([next(decoded) for _ in line.parts]) for line in lines]
@@ -357,8 +357,8 @@ class Translator:
         weights, row = torch.zeros(len(words), len(line.words)), 0
         for text in texts:
             part = text.decoded.part
-            nothing = torch.zeros(len(text.segmentation.ids), len(part.ids))
-            token_weights = computed.get(id(text.decoded), nothing if text.weights is None else text.weights)
+            zeros = torch.zeros(len(text.segmentation.ids), len(part.ids))
+            token_weights = computed.get(id(text.decoded), zeros if text.weights is None else text.weights)
             block, column = text.word_weights(token_weights), part.first_word
             weights[row : row + len(block), column : column + block.shape[1]] = block
             row += len(block)

@@ -100,7 +100,7 @@ _TOKENIZERS = _Tokenization(
 def describe(plan: Plan, to: str) -> str:
     """Return the text of README.md. to: name of the format."""
     layer, heads = plan.alignment()
-    which = "predicts" if plan.head.shift == "output" else "reads"
+    verb = "predicts" if plan.head.shift == "output" else "reads"
     return f"""\
 # A translation model exported by regard
 
@@ -114,7 +114,7 @@ it splits lines into sentences, copies numbers, URLs and tags, and normalizes le
 exported.
 
 Word alignments: the cross-attention weights of decoder layer {layer}, averaged over the heads {heads}
-(counted from 0), at the step that {which} a target token. CTranslate2 and ONNX return them as `attention` and
+(counted from 0), at the step that {verb} a target token. CTranslate2 and ONNX return them as `attention` and
 `alignment`.
 """
 

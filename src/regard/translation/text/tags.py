@@ -160,11 +160,11 @@ def write_tags(tags: Sequence[Tag], positions: Sequence[int], words: Sequence[st
         return ["".join(tag.text for tag in tags)] if tags else []
     result = list(words)
     for at in sorted(set(positions), reverse=True):
-        here = [tag for tag, position in zip(tags, positions, strict=True) if position == at]
-        closing = list(takewhile(lambda tag: tag.closes, here)) if at else []
-        opening = here[len(closing) :]
+        group = [tag for tag, position in zip(tags, positions, strict=True) if position == at]
+        closing = list(takewhile(lambda tag: tag.closes, group)) if at else []
+        opening = group[len(closing) :]
         if at == len(words):
-            closing, opening = here, []
+            closing, opening = group, []
         if opening:
             result[at] = "".join(tag.text for tag in opening) + result[at]
         if closing:

@@ -74,10 +74,11 @@ class TargetPart(NamedTuple):
         # a last row of zeros, for words that the model has not generated
         generated = functional.pad(merge(source, self.segmentation, weights), (0, 0, 0, 1))
         copied = [
-            word.copied if word.own is None else self.copies.get(word.own, word.copied) for word in self.words
+            word.copied if word.position is None else self.copies.get(word.position, word.copied)
+            for word in self.words
         ]
         rows = [
-            -1 if word.own is None or copy is not None else word.own
+            -1 if word.position is None or copy is not None else word.position
             for word, copy in zip(self.words, copied, strict=True)
         ]
         result = generated[rows]
@@ -94,7 +95,9 @@ class TargetPart(NamedTuple):
                 sums[word] += value
                 counts[word] += 1
         return [
-            0.0 if word.own is None or not counts[word.own] else sums[word.own] / counts[word.own]
+            0.0
+            if word.position is None or not counts[word.position]
+            else sums[word.position] / counts[word.position]
             for word in self.words
         ]
 
@@ -124,8 +127,8 @@ def write_part(
     source, ids = decoded.source, decoded.hypothesis.tokens
     if not decoded.part.has_text:
         verbatim = [TargetWord(printable_text(word), copied=i) for i, word in enumerate(source.words)]
-        nothing = Segmentation([], [], [], [], {})
-        return TargetPart(decoded, nothing, [word for word in verbatim if word.text], None, {})
+        empty = Segmentation([], [], [], [], {})
+        return TargetPart(decoded, empty, [word for word in verbatim if word.text], None, {})
     unknown = tokenizer.special.unknown
     replacements = replace_unknown(ids, source, weights, tokenizer.kind, unknown)
     surfaces = _surfaces(ids, source, replacements, tokenizer.kind, unknown)
@@ -199,9 +202,9 @@ def _restore_capitals(part: TargetPart, weights: Tensor | None, turkish: bool) -
     copied = {part.segmentation.word_of[at] for at in part.segmentation.unknown}
     result = []
     for word in part.words:
-        upper = word.own is not None and word.own not in copied
+        upper = word.position is not None and word.position not in copied
         if upper and not source.all_upper:
-            row = None if weights is None or word.own is None else weights[word.own]
+            row = None if weights is None or word.position is None else weights[word.position]
             upper = row is not None and bool(row.numel()) and source.was_upper[int(row.argmax())]
         result.append(word._replace(text=capitals(word.text, turkish)) if upper else word)
     return result
