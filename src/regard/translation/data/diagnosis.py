@@ -18,7 +18,7 @@ from regard.translation.data.statistics import CorpusStatistics, NumberedPair
 
 _MIN_PAIRS = 100  # with fewer, the measurements are too noisy
 _MAX_WORDS = 60  # per sentence, in the lexical check
-# Thresholds: real corpora stay far from them. tests/translation/data/test_diagnosis.py checks several.
+# Real corpora are far from these thresholds. tests/translation/data/test_diagnosis.py checks several.
 _MIN_WINS = 0.58  # pairs that match better than shifted ones; 0.5 by chance, at least 0.8 in a real corpus
 _MIN_CORRELATION = (
     0.25  # correlation of source and target lengths; 0 by chance, 0.5 and more in a real corpus

@@ -1,6 +1,6 @@
 """Find the paragraphs of a plain text by recognizing wrapped lines.
 
-A line break was made by wrapping if the first word of the next line would not have fit. A list marker,
+A line was wrapped if the first word of the next line would not have fit. A list marker,
 another indentation or a table begins a new paragraph.
 """
 
@@ -13,7 +13,7 @@ _QUOTES = re.compile(r"(?:[ \t]{0,3}>[ \t]?)*")  # quoted mail, such as "> > "
 _MARK = re.compile(r"[ \t]*(?:(?:[-*+•–]|#{1,6}|\(?\d{1,3}[.)]|\(?[a-zA-Z]\))[ \t]+)*")
 _NUMBER = re.compile(r"[ \t]*\d{1,3}\.[ \t]+")
 _TABLE = re.compile(r"\S(?:[ \t]{3,}|\t+)\S")
-_MIN_WIDTH = 40  # characters of a wrapped line
+_MIN_WIDTH = 40  # minimum width of a wrapped paragraph, in characters
 _FULL = 0.6  # minimum fraction of the width that a wrapped line fills
 _UNSPACED = (("\u2e80", "\u9fff"), ("\uf900", "\ufaff"), ("\uff00", "\uff60"), ("\u0e00", "\u0edf"))
 _SENTENCE_ENDS = ".!?:…。！？"

@@ -1,6 +1,6 @@
 """The precision of matrix products in training: float32, or bfloat16 where it is faster.
 
-In bfloat16, `torch.autocast` rounds the inputs of matrix products and of attention, which are summed in
+In bfloat16, `torch.autocast` rounds the inputs of matrix products and of attention; the sums are in
 float32. Norms, softmax and the loss are computed in float32. Parameters, gradients and the optimizer state
 stay in float32.
 """

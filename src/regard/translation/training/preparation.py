@@ -136,7 +136,9 @@ def _check_consistent(data: TrainingData, *, with_dev_links: bool) -> None:
             f"{IDS} was encoded with {data.pairs.vocabulary:,} tokens, but the vocabulary has {vocabulary:,}"
         )
     if not len(data.pairs) or not data.dev:
-        raise ArgumentError(f"{IDS} has {len(data.pairs):,} pairs and {DEV} has {len(data.dev):,}")
+        raise ArgumentError(
+            f"{IDS} has {len(data.pairs):,} pairs and {DEV} has {len(data.dev):,}; both need at least one"
+        )
     linked = min(len(data.dev), _MAX_LINKED)
     if with_dev_links and len(data.dev_links) != linked:
         raise ArgumentError(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 _WINDOW = 60.0  # seconds of training over which the recent speed is measured
 _MIN_UPDATES = 10  # minimum number of updates in this measurement
 TIMED_BATCHES, _MAX_TIMED = 5, 3.0  # batches and seconds to measure the speed before training
-_OPTIMIZER = 1.05  # an update takes a little longer than its forward and backward pass
+_OPTIMIZER = 1.05  # time of an update, relative to its forward and backward pass
 
 
 class RunningStats:
