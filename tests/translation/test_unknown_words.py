@@ -25,8 +25,8 @@ def test_all_unknown_words_are_copied_once(unknown, targets, has_weights, random
     weights = torch.rand(targets, len(unknown), generator=torch.Generator().manual_seed(random.randrange(99)))
     missing = dict.fromkeys(untranslated_words(segmentation, set()), ())
     target_words = insert_words(written, segmentation, missing, weights if has_weights else None)
-    assert [word.text for word in target_words if word.own is not None] == written
-    assert [word.own for word in target_words if word.own is not None] == list(range(targets))
+    assert [word.text for word in target_words if word.position is not None] == written
+    assert [word.position for word in target_words if word.position is not None] == list(range(targets))
     assert sorted(word.text for word in target_words if word.copied is not None) == sorted(
         segmentation.unknown.values()
     )

@@ -109,7 +109,7 @@ def _run(args: list[str]) -> NoReturn:
 def _drop_unwritable_output() -> None:
     """Redirect a stream to /dev/null if its terminal or its reader is gone.
 
-    Otherwise the interpreter fails to flush it at exit, and replaces the exit status by 120.
+    Otherwise the interpreter fails to flush it at exit, and replaces the exit status with 120.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -142,7 +142,7 @@ def _check_arguments(arguments: Sequence[str]) -> None:
 
 
 def _reopen_closed_streams() -> None:
-    """Redirect closed stdout and stderr to /dev/null; otherwise the next file opened gets the output."""
+    """Redirect closed stdout and stderr to /dev/null; otherwise output would go to the next file opened."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_WRONLY)

@@ -114,9 +114,9 @@ def _train(folder: Path, config: TranslationConfig, corpus: EmbeddedCorpus, lang
 
 def _remove(folder: Path) -> None:
     """Delete the model of an earlier demo; raise if its folder contains other files."""
-    own = {path for pattern in (_MARKER, *OWN_FILES) for path in folder.glob(pattern)}
+    demo_files = {path for pattern in (_MARKER, *OWN_FILES) for path in folder.glob(pattern)}
     for path in folder.rglob("*"):
-        if path.is_symlink() or (not path.is_dir() and path not in own):
+        if path.is_symlink() or (not path.is_dir() and path not in demo_files):
             raise ArgumentError(
                 f"{str(path)!r} was not created by the demo, but would be deleted by it; move the file, "
                 "or choose another folder: --output FOLDER."

@@ -36,7 +36,7 @@ _with_model = partial(typer.Option, rich_help_panel="With --model")
 _WEIGHTS = "a weights file"
 _MAX_SIZE = 50_000  # queries and keys of a mask
 _DEFAULT_SIZE = {"mask": 12, "positions": 64}
-_WIDTH, _HEADS = 64, 8  # of the drawn position encodings
+_WIDTH, _HEADS = 64, 8  # dimensions of the position encodings
 # options that apply to each kind of picture
 _OPTIONS = {
     _WEIGHTS: ("--head", "--queries", "--keys", "--log"),

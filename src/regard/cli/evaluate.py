@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from regard.translation.evaluation import Scores
 
 _decoding = partial(typer.Option, rich_help_panel="Decoding")
-_LANGUAGES = "en-de"  # of the embedded corpus
+_LANGUAGES = "en-de"  # default for the embedded corpus
 _report = partial(typer.Option, rich_help_panel="Report")
 
 
@@ -138,11 +138,11 @@ def evaluate(
     evaluations = []
     for folder, name in zip(folders, names, strict=False):
         chosen = languages if is_pretrained(folder) else None
-        written, tokens, seconds = _translate(folder, name, sources, strategy, batch, chosen)
-        scores = score(written, references, **options)
-        evaluations.append(Evaluation(name, written, scores, tokens, seconds))
-    for written, name in zip(existing, names[len(folders) :], strict=True):
-        evaluations.append(Evaluation(name, written, score(written, references, **options)))
+        outputs, tokens, seconds = _translate(folder, name, sources, strategy, batch, chosen)
+        scores = score(outputs, references, **options)
+        evaluations.append(Evaluation(name, outputs, scores, tokens, seconds))
+    for outputs, name in zip(existing, names[len(folders) :], strict=True):
+        evaluations.append(Evaluation(name, outputs, score(outputs, references, **options)))
     if output is not None:
         write_atomic(output, "".join(f"{line}\n" for line in evaluations[0].translations).encode())
     if picture is not None:
@@ -175,7 +175,7 @@ def _check_options(
 
 
 def _check_corpus(source: str, reference: str | None, languages: str) -> None:
-    """Raise unless the files are readable; for a built-in test set, unless the languages are valid."""
+    """Raise unless the files are readable or, for a built-in test set, the languages are valid."""
     if _is_built_in(source, reference):
         parse_languages(languages)
         return

@@ -85,7 +85,7 @@ def look(
     Starts a local server that works offline; Ctrl-C stops it. Its HTTP API is described in /api/openapi.json.
 
     Examples:
-    regard look  # minilm
+    regard look  # the default models
     regard look de-en minilm  # a translation model and an encoder
     """
     for folder in folders or []:
@@ -105,7 +105,7 @@ def look(
             raise ArgumentError(f"--recording {folder!r} is not a folder; pass one written by Seen.save.")
     from regard.app.server.run import listen
 
-    # first, because loading models takes a while
+    # before loading models, which takes a while
     with naming(port="--port"):
         listening = listen("127.0.0.1" if host == "localhost" else host, port)
     demo = _Demo() if not folders and not recordings else None
@@ -126,7 +126,7 @@ def look(
             sys.stdout.flush()
             if browser:
                 _open(address)
-            # while the browser starts; a request for the models waits for it
+            # runs while the browser starts; requests for models wait for it
             threading.Thread(target=registry.refresh, daemon=True).start()
 
         state = AppState(registry, version=__version__)
@@ -167,7 +167,7 @@ class _Demo:
 
     @property
     def available(self) -> bool:
-        """Whether the model is neither trained nor in training."""
+        """Whether training can start: the model is neither trained nor in training."""
         return self.is_ready() is None
 
     def start(self) -> None:
@@ -208,7 +208,7 @@ class _Demo:
 def _is_trained() -> bool:
     from regard.translation.model_folder import MODEL
 
-    if not (_DEMO / MODEL).is_file():  # before an import that takes a while
+    if not (_DEMO / MODEL).is_file():  # checked first, because the import below is slow
         return False
     from regard.cli.demo_pipeline import is_trained
 
@@ -239,7 +239,7 @@ def _load(
 
 
 def _expect_defaults(registry: "Registry", demo: _Demo) -> None:
-    """Register minilm, the shipped models and the demo translator, loaded when the page is ready."""
+    """Register minilm, the shipped models and the demo translator, to be loaded once the page is ready."""
     for name in _SHIPPED:
         if name != "dates" or find_spec("sentencepiece"):
             registry.load_later(name)

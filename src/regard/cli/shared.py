@@ -61,7 +61,7 @@ def console() -> "Console":
 
 
 def print_table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), justify: str = "") -> None:
-    """Print a table: fitted to the terminal, or with columns of any width if stdout is not a terminal.
+    """Print a table that fits the terminal. If stdout is not a terminal, the width is unlimited.
 
     justify: one letter per column, l (left) or r (right). Default: all columns left-aligned.
     """
@@ -236,11 +236,11 @@ def load(
 
         if not multiplies_bfloat16():
             print(
-                "regard: this processor has no bfloat16 products; float32 and int8 are faster.",
+                "regard: this processor has no bfloat16 instructions; float32 and int8 are faster.",
                 file=sys.stderr,
             )
     if is_pretrained(folder):
-        return translator  # guesses its alignment head
+        return translator  # pretrained models guess their alignment head
     if aligning and has_cross_attention(translator.model) and not translator.config.get("alignment"):
         _select_head(translator, folder, quiet)
     return translator

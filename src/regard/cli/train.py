@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 _model_option = partial(typer.Option, rich_help_panel="Model")
 _data_option = partial(typer.Option, rich_help_panel="Data and length")
 _BUILT_IN = ("embedded", "bible")  # corpora
-_UNSET = 10**11  # epochs
-_EXAMPLE_PAIRS, _EXAMPLE_CHARACTERS = 29_000, 3_900_000  # --print-config without a corpus: as in Multi30k
+_UNSET = 10**11  # marks an unset number of epochs
+_EXAMPLE_PAIRS, _EXAMPLE_CHARACTERS = 29_000, 3_900_000  # Multi30k; for --print-config without a corpus
 # names of our settings in other programs
 _SYNONYMS = {
     "training.learning_rate": "lr rate",
@@ -227,9 +227,9 @@ def train(
     if output is None and not print_config:
         raise ArgumentError("train needs a folder for the model: --output FOLDER.")
     durations = {"--epochs": epochs, "--updates": updates, "--minutes": minutes}
-    given = [f"{name} {value:g}" for name, value in durations.items() if value is not None]
-    if len(given) > 1:
-        raise exclusive(*given[:2])
+    requested = [f"{name} {value:g}" for name, value in durations.items() if value is not None]
+    if len(requested) > 1:
+        raise exclusive(*requested[:2])
     dev_files = None if dev is None else [*dev[:1], *filter(None, dev[1:])]
     _check_files(source, target, dev_files, format)
     parse_languages(languages or DEFAULT_LANGUAGES)
@@ -300,7 +300,7 @@ def _check_files(
 
 
 def _check_folder(source: str | None, output: Path, resume: bool) -> None:
-    """Raise unless the folder can be created or resumed, and there is something to train on."""
+    """Raise unless the folder can be created or resumed, and there is training data."""
     check_folder(output)
     if source is None and not resume:
         raise ArgumentError("train needs sentence pairs: two files, SOURCE and TARGET, or one file of pairs.")
@@ -460,7 +460,7 @@ def _check_direction(options: TrainOptions, output: Path) -> str | None:
         return None
     return (
         f"the folder is named {output.name!r}, but the model will translate from {sides[0]} to {sides[1]}. "
-        "Exchange the files if this is not intended."
+        "Swap the files if this is not intended."
     )
 
 

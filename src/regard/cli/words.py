@@ -44,7 +44,7 @@ def embed(
     layer: Annotated[
         int | None,
         typer.Option(
-            help="Layer: 0 is before any attention, -1 is the last.",
+            help="Layer; 0 holds the vectors before any attention, -1 is the last.",
             show_default="the layer that best separates word senses; with --output, all",
         ),
     ] = None,

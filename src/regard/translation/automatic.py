@@ -14,14 +14,14 @@ from regard.translation.data.statistics import CorpusStatistics
 
 _TOKENS_PER_ENTRY = 45  # occurrences of an average vocabulary entry in the corpus
 _MIN_VOCABULARY = 200
-_MANY_CHARACTERS = 1000  # distinct characters: a language written with Han characters or syllables
-_VALIDATIONS = 20  # during training …
-_MINUTES_PER_VALIDATION = 3  # … but less often if the time is limited: one takes about 10 seconds
+_MANY_CHARACTERS = 1000  # with more distinct characters, a language uses Han characters or syllables
+_VALIDATIONS = 20  # per training run
+_MINUTES_PER_VALIDATION = 3  # if the time is limited; a validation takes about 10 seconds
 _MIN_UPDATES = 50  # between validations
-_SHORT_UPDATES = 4000  # short training uses smaller batches to reach this number …
-_MIN_BATCH = 600  # … but at least this many tokens
-_SHORT_EPOCHS, _SHORT_LEARNING_RATE = 13, 1.5e-3  # training for fewer epochs is short
-_MIN_EPOCHS = 4  # in the available time; otherwise a smaller model learns more
+_SHORT_UPDATES = 4000  # short runs use smaller batches to reach this number of updates
+_MIN_BATCH = 600  # tokens in the smallest batch of a short run
+_SHORT_EPOCHS, _SHORT_LEARNING_RATE = 13, 1.5e-3  # a run with fewer epochs is short
+_MIN_EPOCHS = 4  # if fewer fit into the available time, a smaller model learns more
 # Efficiency of training, relative to a large matrix product. A rough value suffices, see `_epochs_in`.
 _EFFICIENCY = 0.5
 _MATRIX = 512
@@ -33,7 +33,7 @@ class _Row(NamedTuple):
     max_tokens: float
     layers: int
     width: int
-    vocabulary: int  # at most
+    vocabulary: int  # maximum size
     batch_tokens: int
     learning_rate: float
     epochs: int
@@ -49,7 +49,7 @@ _TABLE = (
     _Row(100_000_000, 6, 512, 16_000, 8000, 7e-4, 8),
     _Row(float("inf"), 6, 512, 32_000, 16_000, 7e-4, 4),
 )
-_SMALLEST = 2  # smallest row to use if time is short
+_SMALLEST = 2  # index of the smallest row to use if time is short
 
 
 def choose_config(
@@ -61,7 +61,7 @@ def choose_config(
 ) -> TranslationConfig:
     """Choose all settings for a corpus of this size: the preset `auto`.
 
-    epochs, minutes: length of training. Default: the epochs of the table.
+    epochs, minutes: length of training. Default: the number of epochs in the table.
 
     `train` uses this function by default; to change some settings, pass
     `config=lambda statistics: choose_config(statistics).override([…])`.
@@ -123,7 +123,7 @@ def choose_config(
 
 
 def _shrink_batch(row: _Row, tokens: int) -> int:
-    """Return the batch size for training on this many tokens in all, repetitions included."""
+    """Return the batch size of a short run on this many tokens, summed over all epochs."""
     return min(max(round(tokens // _SHORT_UPDATES, -2), _MIN_BATCH), row.batch_tokens)
 
 
@@ -139,7 +139,7 @@ def _plan(statistics: CorpusStatistics, epochs: int | None, minutes: float | Non
 
 
 def _epochs_in(minutes: float, speed: float, tokens: int, row: _Row) -> int:
-    """Estimate the epochs that fit into a time. Only regularization and validations depend on the result."""
+    """Estimate how many epochs fit the time. Only regularization and validations depend on the result."""
     # multiplications per token, on average: 12 w² per encoder layer, 16 w² per decoder layer, V w per output
     parameters = 14 * row.layers * row.width**2 + row.vocabulary * row.width / 2
     seconds = max(tokens, 1) * 6 * parameters / (_EFFICIENCY * speed)  # forward: 2, backward: 4

@@ -263,7 +263,7 @@ class TranslationConfig:
         return self.replace(changes)
 
     def is_extended_by(self, other: "TranslationConfig") -> bool:
-        """Return whether `other` differs only by having more epochs, updates or minutes, or by the precision.
+        """Return whether `other` only trains longer (epochs, updates or minutes) or in another precision.
 
         >>> from regard.translation import TranslationConfig
         >>> config = TranslationConfig.preset("tiny")

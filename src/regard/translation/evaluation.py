@@ -208,7 +208,7 @@ def _edges(lengths: Sequence[int]) -> list[int]:
 
 def _check_bins(bins: Sequence[int]) -> list[int]:
     for edge in bins:
-        check_int("by_length got a bin up to", edge)
+        check_int("by_length got a bin edge", edge)
     if not bins or list(bins) != sorted(set(bins)):
         raise ArgumentError(f"by_length got bins={list(bins)}; they must increase, such as [5, 10, 20].")
     return list(bins)

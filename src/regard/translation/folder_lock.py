@@ -11,7 +11,7 @@ from regard.errors import ArgumentError
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Create and lock a folder for one training run; on exit, remove the folders created here that are empty.
+    """Create and lock a folder for one training run; on exit, remove folders it created if they are empty.
 
     The lock is on the folder itself and is released when the process ends, for any reason. The package
     filelock is unsuitable. It creates a lock file, which is unwanted in folders that training rejects, and

@@ -8,7 +8,7 @@ FOLDER/checkpoints/step-00001000/   model.safetensors  optimizer.safetensors  st
 FOLDER/data/               training data: train.ids  links.ids  dev.tsv  dev.links  ready
 FOLDER/log.csv  samples.jsonl  tensorboard/
 FOLDER/README.md           model card
-FOLDER/initial.safetensors, pretrained/   of a model trained with --from: see training/initialization.py
+FOLDER/initial.safetensors, pretrained/   only with --from; see training/initialization.py
 
 Files and checkpoints are written under temporary names and then renamed, so none is ever incomplete.
 Checksums are verified on reading. config.json contains its own checksum; the metadata of model.safetensors
@@ -69,7 +69,7 @@ def is_pretrained(folder: str | os.PathLike[str]) -> bool:
 
 
 def is_pretrained_translator(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a folder is in Hugging Face format and has the type of a translator."""
+    """Return whether a folder contains a translator in Hugging Face format."""
     return _model_type(Path(folder)) in TRANSLATORS
 
 

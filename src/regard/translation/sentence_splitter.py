@@ -64,8 +64,8 @@ def _part(segmentation: Segmentation, first: int, stop: int) -> Part:
         (word_of[-1], _splits_word(segmentation, stop)),
     ):
         if is_split:
-            own = (piece for piece, number in zip(pieces, word_of, strict=True) if number == word)
-            words[word - word_of[0]] = "".join(own).replace(SPACE, "")
+            fragment = (piece for piece, number in zip(pieces, word_of, strict=True) if number == word)
+            words[word - word_of[0]] = "".join(fragment).replace(SPACE, "")
     unknown = {
         at - first: segmentation.unknown[at] for at in range(first, stop) if at in segmentation.unknown
     }

@@ -2,7 +2,7 @@
 
 AlignAtt (Papi et al. 2023): after each source word, the sentence so far is encoded again and its translation
 is continued greedily. A token is emitted unless it attends most to one of the last `lag` source words,
-because the words to come may still change it. Any model with cross-attention works, without special training.
+because later words may still change it. Any model with cross-attention works, without special training.
 
 source words   Zwei  Hunde  spielen  im  Schnee
 emitted                     Two      dogs …          lag = 2
@@ -39,7 +39,7 @@ from regard.translation.unknown_words import printable_text
 class Emission(NamedTuple):
     """Target words that were emitted together.
 
-    text: the words, separated by spaces. words_read: number of source words read before.
+    text: the words, separated by spaces. words_read: number of source words read so far.
 
     >>> from regard.translation import Emission
     >>> Emission("two dogs", words_read=4).text.split()
@@ -56,8 +56,8 @@ def translate_simultaneously(
     """Translate a sentence as its words arrive; yield target words as soon as the model is confident enough.
 
     words: the words of one sentence, such as `"Zwei Hunde spielen.".split()` or a generator.
-    lag: a token is held back if it attends most to one of the last `lag` words. More is slower and better;
-        `math.inf` waits for the whole sentence, and then equals greedy decoding.
+    lag: a token is held back if it attends most to one of the last `lag` words. Larger values increase
+        delay and quality; `math.inf` waits for the whole sentence, which equals greedy decoding.
 
     >>> import math, torch
     >>> from regard.models import Transformer, TransformerConfig
@@ -92,7 +92,8 @@ def average_lagging(words_read: Sequence[int], source_words: int) -> float:
 
     words_read: for each target word, the number of source words read before it was emitted: g(t).
 
-    A translation that starts after the whole sentence has its length; an ideal one that starts at once has 0.
+    The result is `source_words` for a translation that starts after the whole sentence, and 0 for an ideal
+    translation without delay.
 
     >>> from regard.translation.simultaneous import average_lagging
     >>> average_lagging([3, 3, 3], 3), average_lagging([1, 2, 3], 3)
@@ -104,7 +105,7 @@ def average_lagging(words_read: Sequence[int], source_words: int) -> float:
             "at least one of each."
         )
     ratio = len(words_read) / source_words
-    # τ: only words up to the first one that was emitted after the whole sentence count
+    # τ: count words only up to the first one emitted after the whole sentence
     counted = next((t for t, read in enumerate(words_read, 1) if read >= source_words), len(words_read))
     return sum(read - t / ratio for t, read in enumerate(words_read[:counted])) / counted
 
@@ -127,7 +128,7 @@ class _PrefixDecoder:
 
     Protected spans appear once, unchanged. There are three ways to read them:
     unknown: each is an unknown token, which the model has learned to copy.
-    text: like other text, until the model writes a span that is not in the source, or writes one twice.
+    text: like other text, until the model generates a span that is not in the source, or a span twice.
     cut: removed from the source, and inserted before the first word that translates a later source word.
     """
 
@@ -163,7 +164,7 @@ class _PrefixDecoder:
         return self._with_tags(line, words, final)
 
     def _continue(self, part: SourcePart, max_word: float, final: bool) -> list[_Word]:
-        """Decode further; return the complete words that were not shown yet."""
+        """Continue decoding; return the complete words that have not been emitted yet."""
         source = cut_spans(part, self._translator.tokens.source) if self._spans == "cut" else part
         self._extend(source.segmentation, max_word)
         output = self._translator.tokens.target.decode(self._tokens, self._copies)
@@ -184,11 +185,11 @@ class _PrefixDecoder:
 
     @property
     def _copied(self) -> Counter[tuple[int, str]]:
-        """How often the span or unknown token of a source word was copied."""
+        """Number of copies of each protected span or unknown token, by source word and text."""
         return self._copied_spans + Counter(self._copied_tokens.values())
 
     def _missing(self, part: SourcePart) -> list[_Word]:
-        """Return the protected spans that were not copied yet."""
+        """Return the protected spans that have not been copied yet."""
         copied, missing = self._copied, list[_Word]()
         for word, texts in part.copies.items():
             for text in texts:
@@ -199,14 +200,14 @@ class _PrefixDecoder:
         return missing
 
     def _untranslated(self, part: SourcePart) -> list[_Word]:
-        """Return the words with unknown tokens, none of which was copied."""
+        """Return the words whose unknown tokens were not copied."""
         source = part.segmentation
         words = {source.word_of[at] for at, text in source.unknown.items() if printable_text(text)}
         words -= part.copies.keys() | {word for word, _ in self._copied}
         return [_Word(printable_text(source.words[word]), word, generated=False) for word in sorted(words)]
 
     def _count_spans(self, part: SourcePart, words: Sequence[_Word]) -> bool:
-        """Count the spans that the model wrote as copied; return False if the source lacks one of them."""
+        """Count spans in the output as copied; return False if one of them does not occur in the source."""
         missing, copied = self._missing(part), []
         text = " ".join(word.text for word in words)
         for span in find_spans(text, self._translator.profile.unprotected):
@@ -219,7 +220,7 @@ class _PrefixDecoder:
         return True
 
     def _drop_hidden_tokens(self) -> None:
-        """Drop the tokens of words that were not shown."""
+        """Drop the tokens of words that have not been emitted."""
         word_of = self._translator.tokens.target.decode(self._tokens, self._copies).word_of
         kept = sum(word < self._words_shown for word in word_of)
         del self._tokens[kept:], self._aligned[kept:]
@@ -228,7 +229,7 @@ class _PrefixDecoder:
                 del copies[at]
 
     def _with_tags(self, line: SourceLine, words: Sequence[_Word], final: bool) -> list[str]:
-        """Attach the tags that stand before the source words of these target words."""
+        """Attach the tags that precede the source words of these target words."""
         tags, positions, last = line.tags[self._tags_shown :], list[int](), -1
         for number, word in enumerate(words):
             last = max(last, word.source)
@@ -288,16 +289,16 @@ class _PrefixDecoder:
         return row[first : first + len(source.ids)]
 
     def _append(self, token: int, attention: Tensor, source: Segmentation) -> None:
-        """Append a token; an unknown one copies the unknown source token that it attends to most, once."""
+        """Append a token; an unknown one copies the unused unknown source token with the largest weight."""
         at = int(attention.argmax())
         if token == self._translator.tokens.special.unknown:
             by_word = self._translator.tokens.target.kind == "words"
-            left = self._copied
+            remaining = self._copied
             free = []
             for position, text in source.unknown.items():
                 key = source.word_of[position], text
-                left[key] -= 1
-                if left[key] < 0:
+                remaining[key] -= 1
+                if remaining[key] < 0:
                     free.append(position)
             if free:
                 at = max(free, key=lambda position: float(attention[position]))

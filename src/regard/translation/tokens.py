@@ -231,7 +231,7 @@ class Tokenizer:
         return token < SPECIAL_TOKENS
 
     def piece(self, token: int) -> str:
-        """Return a token as text; also a special token, such as "</s>"."""
+        """Return a token as text, such as "▁dog", or "</s>" for a special token."""
         return self._pieces[token]
 
     def pieces(self) -> list[str]:
@@ -249,7 +249,7 @@ class Tokenizer:
         return self._processor.decode([list(sentence) for sentence in ids])
 
     def token_ids(self, pieces: Sequence[str]) -> list[int]:
-        """Return the id of each token given as text; the unknown token's if there is no such token.
+        """Return the id of each token given as text; unknown if there is no such token.
 
         >>> from regard.translation import Tokenizer
         >>> Tokenizer.learn(["a dog"] * 9, kind="characters").token_ids(["d", "dog"])
@@ -258,7 +258,7 @@ class Tokenizer:
         return [self._processor.piece_to_id(piece) for piece in pieces]
 
     def inner_tokens(self) -> list[int]:
-        """Return the tokens after which a word goes on: those that continue it, and those without text.
+        """Return the tokens that can continue a word, including tokens without text.
 
         >>> from regard.translation import Tokenizer
         >>> tokenizer = Tokenizer.learn(["ein Hund bellt."] * 10, kind="characters")
@@ -347,7 +347,7 @@ class TokenizerPair(NamedTuple):
 
     @property
     def special(self) -> SpecialTokens:
-        """Ids of the special tokens, and which of them surround a sentence."""
+        """Ids of the special tokens, and the tokens added around a sentence."""
         return self.target.special
 
     def sizes(self) -> int | tuple[int, int]:

@@ -46,7 +46,7 @@ from regard.translation.translation import Translation
 
 MAX_TOKENS = 256  # source tokens translated at once, if the model's config has no corpus.max_tokens
 _SORTED_BATCHES = 8  # batches sorted by length together
-_NOTHING = Hypothesis([], 0.0, 0.0, finished=True)  # of a part without text
+_NOTHING = Hypothesis([], 0.0, 0.0, finished=True)  # for a part without text
 
 
 class Translator:
@@ -99,7 +99,7 @@ class Translator:
 
     @cached_property
     def domain(self) -> Domain | None:
-        """The words and scores to expect; None for a translator that does not come from a model folder."""
+        """The expected words and scores; None for a translator that does not come from a model folder."""
         return Domain.of(self.profile, self.config.get(CALIBRATION)) if self.config else None
 
     @cached_property
@@ -127,13 +127,13 @@ class Translator:
 
         strategy: `Beam(5)`, `Greedy()` or `Sample()`. `Beam(5, n_best=3)` adds two alternatives per sentence.
         batch_size: sentences decoded together.
-        alignment, confidence: compute all alignments, or the confidence of every word, now, in batches, which
-            is faster than one by one on first use.
+        alignment, confidence: compute all alignments or word confidences now, in batches. This is faster than
+            computing each on first use.
         terms: target terms by source term. Where a source term occurs, in any letter case, the translation
             contains the target term.
 
-        A line with more sentences, or longer, than those of the training text is translated in parts; its
-        `note` says so. Numbers, URLs, e-mail addresses, tags, placeholders, emoji and unknown words are
+        A line that is longer or has more sentences than the training lines is translated in parts; its `note`
+        says so. Numbers, URLs, e-mail addresses, tags, placeholders, emoji and unknown words are
         copied.
         """
         check_batch_size(batch_size)
@@ -164,7 +164,7 @@ class Translator:
         for line, ranked in zip(lines, candidates, strict=True):
             finished = [self._finish(line, candidate, weights, rates) for candidate in ranked]
             best, *others = finished
-            if isinstance(strategy, Sample):  # a sample's probability shows nothing about its source
+            if isinstance(strategy, Sample):  # a sample's probability says nothing about its source
                 for translation in finished:
                     translation.note = translation.note.removesuffix(translation.warning).removesuffix("; ")
                     translation.warning = ""
@@ -234,8 +234,8 @@ class Translator:
         ]
         for number in lost:
             parts[number] = cut_spans(parts[number], self.tokens.source)
-        again = self._decode([parts[number] for number in lost], strategy, batch_size, layer)
-        for number, ranked in zip(lost, again, strict=True):
+        replacements = self._decode([parts[number] for number in lost], strategy, batch_size, layer)
+        for number, ranked in zip(lost, replacements, strict=True):
             hypotheses[number] = ranked
         decoded = iter(zip(parts, hypotheses, strict=True))
         return [rank_candidates([next(decoded) for _ in line.parts]) for line in lines]
@@ -307,7 +307,7 @@ class Translator:
         weights: Mapping[int, Tensor],
         rates: Mapping[int, list[float]] | None,
     ) -> Translation:
-        """Convert token ids to text, copy what must be copied, and join the parts."""
+        """Convert token ids to text, insert copied text, and join the parts."""
         turkish = self.profile.target_turkish
         texts = [
             write_part(part, weights.get(id(part)), self.tokens.target, turkish=turkish)
@@ -357,8 +357,8 @@ class Translator:
         weights, row = torch.zeros(len(words), len(line.words)), 0
         for text in texts:
             part = text.decoded.part
-            nothing = torch.zeros(len(text.segmentation.ids), len(part.ids))
-            token_weights = computed.get(id(text.decoded), nothing if text.weights is None else text.weights)
+            zeros = torch.zeros(len(text.segmentation.ids), len(part.ids))
+            token_weights = computed.get(id(text.decoded), zeros if text.weights is None else text.weights)
             block, column = text.word_weights(token_weights), part.first_word
             weights[row : row + len(block), column : column + block.shape[1]] = block
             row += len(block)
@@ -389,8 +389,9 @@ def load_translator(
 ) -> Translator:
     """Load a translator from a folder written by `regard train` or in Hugging Face format.
 
-    folder: in Hugging Face format, Marian (OPUS-MT), M2M-100, NLLB, mBART, T5 or mT5 with config.json,
-        safetensors and SentencePiece models or tokenizer.json. Nothing is downloaded, and no pickle is read.
+    folder: model folder. Hugging Face models: Marian (OPUS-MT), M2M-100, NLLB, mBART, T5 or mT5, with
+        config.json, safetensors and SentencePiece models or tokenizer.json. Nothing is
+        downloaded, and no pickle is read.
     source, target: languages of a multilingual model, such as "de" and "en".
     device: for example "cuda". dtype: "int8" is fastest on a CPU; default: as trained. See `Translator`.
 

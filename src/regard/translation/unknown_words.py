@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.translation.tokens import UNKNOWN, Kind, Segmentation
 
 _SENTENCE_ENDS = ".!?…。！？"
-_ORDER = 0.5  # weight by which an alignment that changes the order must be clearer
+_ORDER = 0.5  # penalty on attention weights that change the order of words
 _MIN_KNOWN = 3  # minimum number of known characters to recognize an unknown source word in the target
 
 
@@ -32,10 +32,10 @@ class Replacements(NamedTuple):
 
 
 class TargetWord(NamedTuple):
-    """A target word: word `own` of the model's output, or a copy of source word `copied`."""
+    """A target word: its `position` in the model's output, or the source word of which it is a copy."""
 
     text: str
-    own: int | None = None
+    position: int | None = None
     copied: int | None = None
 
 
@@ -100,27 +100,27 @@ def insert_words(
     the target word that attends most to the preceding source word; without weights, its relative position is
     kept.
     """
-    own = [TargetWord(word, own=number) for number, word in enumerate(words)]
+    generated = [TargetWord(word, position=number) for number, word in enumerate(words)]
     inserted: dict[int, list[TargetWord]] = {}  # by the target word they follow; −1 for the start
     for word in sorted(missing):
         core, known = _core(source, word)
         if not missing[word] and len(known) >= _MIN_KNOWN and known in words:
-            own[words.index(known)] = TargetWord(core, copied=word)
+            generated[words.index(known)] = TargetWord(core, copied=word)
         else:
             previous = _preceding_word(word, len(words), len(source.words), missing, weights)
             copies = [TargetWord(text, copied=word) for text in missing[word] or [core]]
             inserted.setdefault(previous, []).extend(copies)
     last = len(words) - 1
-    if words and last in inserted and own[last].own is not None:
-        own[last], inserted[last][-1] = _move_punctuation(own[last], inserted[last][-1])
+    if words and last in inserted and generated[last].position is not None:
+        generated[last], inserted[last][-1] = _move_punctuation(generated[last], inserted[last][-1])
     result = list(inserted.get(-1, []))
-    for number, target_word in enumerate(own):
+    for number, target_word in enumerate(generated):
         result += [target_word, *inserted.get(number, [])]
     return result
 
 
 def _move_punctuation(last: TargetWord, inserted: TargetWord) -> tuple[TargetWord, TargetWord]:
-    """Move the end of the sentence behind a copy: "snow. 15:30" becomes "snow 15:30."."""
+    """Move the final punctuation after a copy: "snow. 15:30" becomes "snow 15:30."."""
     text = last.text.rstrip(_SENTENCE_ENDS)
     ending = last.text[len(text) :]
     if not text or not ending or inserted.text.endswith(tuple(_SENTENCE_ENDS)):

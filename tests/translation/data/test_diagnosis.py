@@ -49,7 +49,7 @@ def test_each_mistake_is_found(corpus):
         ([*corpus[:500], *swapped[:30]], (), "languages swapped"),
         (corpus, swapped[:50], "validation set looks like the target"),
         ([Pair(pair.source, pair.source) for pair in corpus], (), "same text on both sides"),
-        ([*corpus, *corpus], (), "are repetitions"),
+        ([*corpus, *corpus], (), "are duplicates"),
         ([Pair(pair.source, pair.target.encode().decode("latin1")) for pair in corpus], (), "garbled"),
         ([*corpus, *([Pair("a date", "это дата")] * 60)], (), "Cyrillic script, the others in Latin"),
         (extended, (), "same language"),

@@ -51,7 +51,7 @@ def test_bfloat16_is_chosen_where_products_and_steps_are_faster(monkeypatch):
 def test_a_processor_that_cannot_run_bfloat16(monkeypatch):
     monkeypatch.setattr(precision, "runs_bfloat16", lambda device: False)
     choice, run = choose(monkeypatch, 2.0, 2.0)
-    assert choice == PrecisionChoice("float32", "this processor cannot multiply bfloat16")
+    assert choice == PrecisionChoice("float32", "this processor has no bfloat16 instructions")
     assert not run
 
 

@@ -1,4 +1,4 @@
-"""The two ways in which `regard align` finds links: the lexical aligner, and the attention of a model."""
+"""The aligners of `regard align`: the lexical aligner, and the attention of a translation model."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ Pair = tuple[str, str]
 _BATCH_PAIRS = 512
 _LEXICAL_BATCH_PAIRS = 10_000
 _BATCH_CELLS = 4_000_000  # source words × target words
-_FEW_PAIRS = 500  # with fewer, the lexical aligner has too little to learn from
+_FEW_PAIRS = 500  # with fewer, the lexical aligner prints a warning
 
 
 def align_lexically(
@@ -98,7 +98,7 @@ def align_with_attention(
     threshold: float | None,
     method: SymmetrizationMethod | None,
 ) -> "Iterator[AlignedPair]":
-    """Align with the cross-attention of a translation model, or of one for each direction."""
+    """Align with the cross-attention of a translation model, or of one model per direction."""
     needs_head = overrides.keys() != {"layer", "heads", "shift"}
     forward = load(model, aligning=needs_head, languages=languages if is_pretrained(model) else None)
     backward = None

@@ -112,7 +112,7 @@ def align(
         _input(
             metavar="FROM-TO",
             help="Languages of a .tmx file (input or output), or of a multilingual --model, such as de-en.",
-            show_default="the only two",
+            show_default="the two in the file",
         ),
     ] = None,
     scores: Annotated[
@@ -280,7 +280,7 @@ def _check_inputs(
 def _check_options(
     styles: dict[str, bool], threshold: float | None, gold: Path | None, index_base: int | None
 ) -> None:
-    """Raise if options contradict each other. styles: options for what is printed."""
+    """Raise if options contradict each other. styles: options for the output format."""
     chosen = [name for name, value in styles.items() if value]
     if len(chosen) > 1:
         raise exclusive(*chosen)
@@ -367,7 +367,7 @@ def _read_gold(path: Path, index_base: int | None, pairs: Sequence[Pair]) -> "li
 
 
 def _check_index_base(path: Path, gold: "Sequence[GoldAlignment]") -> None:
-    """Raise if the file seems to count from 1. Without this check, only a high error rate would show it."""
+    """Raise if the file seems to count from 1. Otherwise, the only symptom would be a high error rate."""
     links = [link for pair in gold for link in pair.sure | pair.possible]
     if len(gold) >= _MIN_PAIRS and links and all(0 not in link for link in links):
         raise ArgumentError(

@@ -49,7 +49,7 @@ def translate(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File to translate; - for stdin. A file of lines may be gzipped."),
+        typer.Option(metavar="FILE", help="File to translate; - for stdin. Files of lines may be gzipped."),
     ] = None,
     output: OutputFile = None,
     languages: Languages = None,
@@ -76,7 +76,7 @@ def translate(
     matches: Annotated[
         int,
         typer.Option(
-            help="Also print the N most similar training pairs, one per line: # similarity, source, target."
+            help="Also print the N most similar training pairs, each as a line: # similarity, source, target."
         ),
     ] = 0,
     beam: Annotated[
@@ -126,7 +126,7 @@ def translate(
     """Translate sentences, a file or stdin, line by line.
 
     With --n-best, each line starts with the sentence number. Empty lines stay empty. Lines with more
-    sentences than the training lines are translated sentence by sentence. Numbers, URLs, tags,
+    sentences than a typical training line are translated sentence by sentence. Numbers, URLs, tags,
     placeholders, emoji and unknown words are copied. Notes about unusual lines are printed to stderr.
 
     Under torchrun, the lines of --file are divided among the processes. To continue after an

@@ -25,7 +25,7 @@ _DTYPES = {
     "target.words": np.uint8,
     "pairs": np.int64,  # source word number × number of target words + target word number, ascending
     "counts": np.float32,  # expected number of links of each pair
-    "source.frequencies": np.int64,  # of each word
+    "source.frequencies": np.int64,  # occurrences of each word
     "target.frequencies": np.int64,
     "source.null": np.float64,  # p(word | null)
     "target.null": np.float64,
@@ -35,7 +35,7 @@ _DTYPES = {
 
 
 def write_aligner(path: str | os.PathLike[str], aligner: "LexicalAligner") -> None:
-    """Write an aligner to a file, which appears only when complete."""
+    """Write an aligner to a file atomically."""
     pairs = aligner.lexicon.pairs
     arrays: dict[str, NDArray[Any]] = {
         "pairs": pairs.keys,
@@ -79,7 +79,7 @@ def read_aligner(path: str | os.PathLike[str]) -> "LexicalAligner":
 
 
 def _check_header(path: str | os.PathLike[str]) -> None:
-    """Raise unless the file says that it is an aligner of this version."""
+    """Raise unless the header identifies an aligner of this version."""
     name = os.fspath(path)
     with open_regular(path) as file:
         start = file.read(8 + _MAX_HEADER_BYTES)
@@ -104,10 +104,13 @@ def _check_header(path: str | os.PathLike[str]) -> None:
 
 def _check_arrays(arrays: dict[str, NDArray[Any]]) -> None:
     if arrays.keys() != _DTYPES.keys():
-        raise ValueError(f"it has the arrays {', '.join(sorted(arrays))}")
+        raise ValueError(f"unexpected arrays: {', '.join(sorted(arrays))}")
     for key, dtype in _DTYPES.items():
         if arrays[key].dtype != dtype or arrays[key].ndim != 1:
-            raise ValueError(f"{key} is {arrays[key].ndim}-dimensional {arrays[key].dtype}")
+            raise ValueError(
+                f"{key} is {arrays[key].ndim}-dimensional {arrays[key].dtype}, not 1-dimensional "
+                f"{np.dtype(dtype)}"
+            )
 
 
 def _read_words(array: NDArray[Any]) -> Vocabulary:
@@ -121,9 +124,9 @@ def _read_words(array: NDArray[Any]) -> Vocabulary:
 def _check_values(arrays: dict[str, NDArray[Any]], words: tuple[Vocabulary, Vocabulary]) -> None:
     keys, counts = arrays["pairs"], arrays["counts"]
     if not len(keys) or len(keys) != len(counts):
-        raise ValueError(f"{len(keys)} pairs have {len(counts)} counts")
+        raise ValueError(f"it has {len(keys)} pairs and {len(counts)} counts")
     if keys[0] < 0 or keys[-1] >= len(words[0]) * len(words[1]) or (np.diff(keys) <= 0).any():
-        raise ValueError("pairs are out of range or order")
+        raise ValueError("pairs are out of range or not sorted")
     for side, vocabulary in zip(_SIDES, words, strict=True):
         null, jumps = arrays[f"{side}.null"], arrays[f"{side}.jumps"]
         frequencies = arrays[f"{side}.frequencies"]
@@ -134,4 +137,4 @@ def _check_values(arrays: dict[str, NDArray[Any]], words: tuple[Vocabulary, Voca
         if not (null > 0).all() or not (jumps > 0).all():  # also false for NaN
             raise ValueError(f"{side} has probabilities that are not positive")
     if not (np.isfinite(counts).all() and (counts >= 0).all()):
-        raise ValueError("counts are not finite or negative")
+        raise ValueError("counts contain negative or non-finite values")

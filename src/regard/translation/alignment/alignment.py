@@ -27,7 +27,7 @@ from regard.translation.alignment.links import Links, check_threshold, to_pharao
 from regard.translation.data.pairs import check_pair, check_pairs
 from regard.translation.tokens import Segmentation, TokenizerPair
 
-DECIMALS = 4  # of weights in JSON
+DECIMALS = 4  # for weights in JSON
 _MAX_SIZE = 400_000_000  # weights per alignment
 
 

@@ -45,7 +45,7 @@ class AlignmentHead:
     shift: Shift = "input"
 
     def __post_init__(self) -> None:
-        if type(self.layer) is not int:  # rejects bool, too
+        if type(self.layer) is not int:  # also rejects bool
             raise ArgumentError(
                 f"AlignmentHead got layer={self.layer!r}; pass an integer, such as −1 for the last layer."
             )

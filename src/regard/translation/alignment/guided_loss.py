@@ -116,7 +116,7 @@ def guide_head(model: Seq2Seq, alignment_head: AlignmentHead) -> Iterator[Guided
         raise ArgumentError(
             f"guide_head got {type_name(model)}; it needs a Transformer with dot-product scores."
         )
-    scaled = module.score == ScaledDot()  # T5's scores are not
+    scaled = module.score == ScaledDot()  # T5 does not scale its scores
     guided = GuidedLoss(heads[0], alignment_head.shift, model.special_tokens, scaled=scaled)
     handle = module.register_forward_pre_hook(guided.record)
     try:

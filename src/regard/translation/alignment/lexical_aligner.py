@@ -3,9 +3,9 @@
 EM starts with IBM model 1, which ignores positions (Brown et al. 1993), and continues with a hidden Markov
 model (`hmm.py`). Both directions are trained jointly: each link is weighted by the product of its two
 posteriors (Liang, Taskar and Klein 2006), so the two directions converge to the same links. Each link's own
-contribution to the counts is left out when its probability is computed again, as in collapsed variational
-inference (Asuncion et al. 2009). Rare words share statistics with words of the same stem, and words that are
-spelled alike are more likely to be linked (`lexicon.py`).
+contribution to the counts is subtracted before its probability is recomputed, as in collapsed variational
+inference (Asuncion et al. 2009). Rare words share statistics with words of the same stem, and words with
+similar spelling are more likely to be linked (`lexicon.py`).
 """
 
 import os
@@ -25,21 +25,21 @@ from regard.translation.alignment.vocabulary import Floats, Integers, Vocabulary
 from regard.translation.data.pairs import check_pair, check_pairs
 
 # Tuned on the Greek-English gold links of books 40 to 44.
-_IBM1_ITERATIONS, _HMM_ITERATIONS = 2, 4  # with more, rare words attract unexplained words
+_IBM1_ITERATIONS, _HMM_ITERATIONS = 2, 4  # with more iterations, rare words attract unrelated words
 _UNSEEN = 1e-6  # added to the expected count of each unlinked word
 _NEGLIGIBLE = 0.02  # fraction of a word pair's expected links
 _MIN_COUNT = 1e-6  # word pairs with a lower expected count are dropped after training
-_CHUNK_CELLS = 1 << 22  # source words × target words that are in memory at a time
+_CHUNK_CELLS = 1 << 22  # source words × target words in memory at a time
 
 Progress = Callable[[int, int], None]
 
 
 class LexicalAligner:
-    """Aligns words without a neural model; learns from the sentence pairs that are to be aligned.
+    """Aligns words without a neural model; learns from the sentence pairs to align.
 
-    Create an aligner with `LexicalAligner.learn` or `LexicalAligner.load`. Learning needs about 12 bytes of
-    memory for each pair of a source and a target word in the same sentence pair, and 100 for each distinct
-    word pair.
+    Create an aligner with `LexicalAligner.learn` or `LexicalAligner.load`. Memory for
+    learning: about 12 bytes per cell (source words × target words, summed over sentence pairs), and 100 bytes
+    per distinct word pair.
 
     >>> from regard.translation import LexicalAligner
     >>> pairs = [("ein Hund", "a dog"), ("ein Haus", "a house"), ("Hund und Haus", "dog and house")]
@@ -63,7 +63,7 @@ class LexicalAligner:
         """Train on sentence pairs whose words are separated by whitespace.
 
         ibm1_iterations, hmm_iterations: EM iterations without and with word positions.
-        progress: called with the number of completed steps and of all steps.
+        progress: called with the number of completed steps and the total number of steps.
         """
         check_int("LexicalAligner.learn got ibm1_iterations", ibm1_iterations, min=1)
         check_int("LexicalAligner.learn got hmm_iterations", hmm_iterations)
@@ -105,7 +105,7 @@ class LexicalAligner:
         return [alignment.links(method) for alignment in self.align(pairs)]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the aligner to a .safetensors file, which appears only when complete.
+        """Write the aligner to a .safetensors file atomically.
 
         >>> import tempfile
         >>> from regard.translation import LexicalAligner
@@ -121,13 +121,13 @@ class LexicalAligner:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "LexicalAligner":
-        """Read an aligner that `save` wrote. Damaged files, other files and newer versions raise an error."""
+        """Read an aligner written by `save`; raise for damaged files, other files and newer versions."""
         from regard.translation.alignment.aligner_file import read_aligner
 
         return read_aligner(path)
 
     def count_known(self, texts: Sequence[str], side: int) -> tuple[int, int]:
-        """Count the words of texts that are known as source (side 0) or target words (1), and all words."""
+        """Return the number of known words, as source (side 0) or target words (side 1), and of all words."""
         known = self.lexicon.pairs.words[side]
         extended = known.extend(texts)
         numbers = [number for text in texts for number in extended.encode(text)]
@@ -160,7 +160,7 @@ class LexicalAligner:
 
 
 class _Part(NamedTuple):
-    """A part of the training text; keys: its word pairs, as indices into all of them; key_of: by cell."""
+    """A part of the training text. keys: indices of its word pairs. key_of: index into `keys`, by cell."""
 
     corpus: EncodedPairs
     keys: Integers
@@ -168,17 +168,17 @@ class _Part(NamedTuple):
 
 
 class _Trainer:
-    """EM: expected counts of links, unlinked words and jumps, and the parameters that follow from them."""
+    """Expectation maximization: computes expected counts and updates the parameters."""
 
     def __init__(self, lexicon: Lexicon, parts: Sequence[_Part]) -> None:
         self.lexicon, self.parts = lexicon, parts
         self._own: list[NDArray[np.float32]] = []  # each cell's contribution to the counts, by part
-        sizes = [len(vocabulary) for vocabulary in reversed(lexicon.pairs.words)]  # of observed words
+        sizes = [len(vocabulary) for vocabulary in reversed(lexicon.pairs.words)]  # observed words
         jumps = 2 * max(part.corpus.longest for part in parts) - 1
         self.null, self.jumps = [np.full(n, 1 / n) for n in sizes], [np.full(jumps, 1 / jumps)] * 2
 
     def run_iteration(self, *, hmm: bool) -> Iterator[int]:
-        """Run one iteration of EM, and yield the number of parts that are done after each."""
+        """Run one EM iteration. After each part, yield the number of completed parts."""
         lexicons = [self.lexicon.probabilities(direction) for direction in (0, 1)]
         counts = np.zeros(len(self.lexicon.pairs))
         null, jumps = [np.zeros_like(n) for n in self.null], [np.zeros_like(n) for n in self.jumps]
@@ -212,10 +212,10 @@ class _Trainer:
             cells[direction][at] = self.lexicon.leave_out(direction, keys[key_of[at]], left_out)
 
     def finish(self) -> LexicalAligner:
-        """Return the aligner, without word pairs that are never linked."""
+        """Return the aligner, without word pairs whose expected count is negligible."""
         kept = self.lexicon.counts >= _MIN_COUNT
         lexicon = Lexicon(self.lexicon.pairs.select(kept), self.lexicon.frequencies)
-        lexicon.update(self.lexicon.counts[kept].astype(np.float32).astype(np.float64))  # as in a file
+        lexicon.update(self.lexicon.counts[kept].astype(np.float32).astype(np.float64))  # rounded as in files
         return LexicalAligner(lexicon, self.null, self.jumps)
 
 

@@ -1,4 +1,4 @@
-"""The word alignment of a sentence pair by the lexical aligner, with its scores."""
+"""Word alignments produced by the lexical aligner, with scores."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,12 +16,12 @@ from regard.translation.alignment.links import (
 )
 from regard.translation.alignment.vocabulary import Floats
 
-DECIMALS = 4  # of scores in JSON
+DECIMALS = 4  # for scores in JSON
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no truth value
 class LexicalAlignment:
-    """Word alignment of a sentence pair by `LexicalAligner.align`.
+    """Word alignment of a sentence pair, as returned by `LexicalAligner.align`.
 
     source_words, target_words: the words of both sentences, in order.
     forward: (target words, source words); the probability that a source word generated a target word. Each

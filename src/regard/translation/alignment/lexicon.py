@@ -5,8 +5,8 @@
     p(observed | s)     = (count(s, observed) + STEM_PRIOR · p(s' | s) · p(observed | s'))
                           / (count(s) + STEM_PRIOR)
 
-s and s' are the stems of the given and the observed word (Fraser and Marcu 2005). spelling is a factor for
-words that are spelled alike, such as names.
+s and s' are the stems of the given and the observed word (Fraser and Marcu 2005). spelling is a factor
+that favors similar spelling, for example of names.
 """
 
 from typing import NamedTuple
@@ -19,12 +19,12 @@ from regard.translation.alignment.vocabulary import Floats, Integers, Vocabulary
 
 Vocabularies = tuple[Vocabulary, Vocabulary]
 
-# Chosen on the gold links of docs/results.md, except Greek books 45 to 66.
+# Tuned on the gold links of docs/results.md, except Greek books 45 to 66.
 _PRIOR = 16.0  # weight of the stem's statistics, in links
 _STEM_PRIOR = 4.0
-_SMOOTHING = 1e-2  # added to each count of two stems
-_SPELLING = 20.0  # factor of the prior for identical spelling, minus 1
-_UNKNOWN = 0.01  # frequency of words that did not occur
+_SMOOTHING = 1e-2  # added to the count of each stem pair
+_SPELLING = 20.0  # factor for identical spelling, minus 1
+_UNKNOWN = 0.01  # assumed frequency of unseen words
 
 
 class WordPairs:
@@ -40,7 +40,7 @@ class WordPairs:
         return len(self.keys)
 
     def select(self, index: NDArray[np.bool_]) -> "WordPairs":
-        """Return some of the pairs."""
+        """Return the pairs where `index` is True."""
         selected = object.__new__(WordPairs)
         selected.words, selected.keys = self.words, self.keys[index]
         selected.numbers = self.numbers[0][index], self.numbers[1][index]
@@ -63,7 +63,7 @@ class _Statistics(NamedTuple):
         """Return p(observed | given) of each pair.
 
         observed_stems: number of distinct stems of observed words.
-        own: expected counts to leave out.
+        own: expected counts to subtract.
         """
         stem = self.stem - own
         backoff = (self.stems - own + _SMOOTHING) / (stem + _SMOOTHING * observed_stems) * self.observed
@@ -72,7 +72,7 @@ class _Statistics(NamedTuple):
 
 
 class _Table:
-    """Sums of counts by key. index: the key of each word pair, as an index into the sorted keys."""
+    """Sums of counts by key. index: for each word pair, the index of its key in `keys`."""
 
     def __init__(self, keys: Integers) -> None:
         self.keys, index = np.unique(keys, return_inverse=True)
@@ -87,7 +87,8 @@ class _Table:
 class Lexicon:
     """Expected link counts of word pairs, and the translation probabilities that follow from them.
 
-    pairs: the word pairs of the training text. frequencies: of the source and target words in it.
+    pairs: the word pairs of the training text. frequencies: how often each source and target word
+        occurs in it.
     """
 
     def __init__(self, pairs: WordPairs, frequencies: tuple[Integers, Integers]) -> None:
@@ -114,7 +115,7 @@ class Lexicon:
         return self._probability(direction, self.statistics(direction, slice(None)))
 
     def leave_out(self, direction: int, at: Integers, own: Floats) -> Floats:
-        """Return p(observed | given) of some word pairs, without `own` of their expected counts.
+        """Return p(observed | given) of word pairs after subtracting `own` from their expected counts.
 
         at: indices of word pairs of the training text.
         """

@@ -17,7 +17,7 @@ Style = Literal["links", "scores", "json"]
 
 
 class AlignedPair(NamedTuple):
-    """A sentence pair, its links, and the alignment that they were taken from."""
+    """A sentence pair, its links, and the alignment that contains their scores."""
 
     pair: tuple[str, str]
     links: Links
@@ -27,7 +27,7 @@ class AlignedPair(NamedTuple):
 def batch_pairs(
     pairs: Iterable[tuple[str, str]], max_pairs: int, max_cells: int
 ) -> Iterator[list[tuple[str, str]]]:
-    """Group pairs into batches; long sentences get smaller ones, because their weights need more memory.
+    """Group pairs into batches; long sentences, whose weights need more memory, form smaller batches.
 
     >>> from regard.translation.alignment.output import batch_pairs
     >>> list(batch_pairs([("a b", "c d"), ("e", "f"), ("g", "h")], max_pairs=2, max_cells=3))

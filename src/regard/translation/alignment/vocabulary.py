@@ -14,8 +14,8 @@ Integers = NDArray[np.signedinteger[Any]]
 
 _STEM = 5  # characters
 _CJK_STEM = 1
-_GRAM = 3  # characters of an n-gram; a word has one for each character
-_MAX_GRAMS = 16  # further characters are ignored
+_GRAM = 3  # characters per n-gram
+_MAX_GRAMS = 16  # per word; others are ignored
 _MASKS = 4
 _MIN_ROMANIZED = 3  # shorter words match by chance: the Greek article is spelled like English words
 _BATCH_PAIRS = 1 << 14
@@ -86,7 +86,7 @@ class Vocabulary:
 def spelling_similarity(
     words: tuple[Vocabulary, Vocabulary], source: Integers, target: Integers
 ) -> NDArray[np.float32]:
-    """Return the similarity in spelling, from 0 to 1, of each pair of a source and a target word.
+    """Return the spelling similarity, from 0 to 1, of each source word and its target word.
 
     It is the Dice coefficient of their letter trigrams. Greek and Cyrillic are compared in Latin letters.
 
@@ -120,7 +120,7 @@ def normalize_word(word: str) -> str:
 
 
 def _stem(word: str) -> str:
-    """Return the first letters of a word; a Chinese character alone carries as much meaning."""
+    """Return the first letters of a word; for CJK, the first character, which carries as much meaning."""
     return word[: _CJK_STEM if "\u2e80" <= word[:1] <= "\u9fff" else _STEM]
 
 
@@ -130,7 +130,7 @@ def _spelling_grams(word: str) -> set[int]:
         return set()
     marked = f"^{spelling}$"
     grams = (marked[i : i + _GRAM] for i in range(len(marked) - _GRAM + 1))
-    return {crc32(gram.encode()) >> 1 or 1 for gram in grams}  # 31 bits, equal on every machine
+    return {crc32(gram.encode()) >> 1 or 1 for gram in grams}  # 31 bits; unlike hash(), always the same
 
 
 @lru_cache(1 << 12)

@@ -101,9 +101,9 @@ class Batches:
         copy (Luong et al. 2015b). If no token occurs on both sides, an unknown token is appended to both; the
         batch may then exceed `batch_tokens`.
     shared: whether source and target share a vocabulary.
-    copyable: words with the same letters in both languages; see `find_copyable`. One or two of them are
-        hidden in a pair that has some, and such pairs are chosen five times as often. In other pairs, an
-        unknown token is appended to both sides.
+    copyable: words with the same letters in both languages; see `find_copyable`. In pairs that
+        contain such words, one or two are hidden; these pairs are chosen five times as often. In other pairs,
+        an unknown token is appended to both sides.
     links: alignment links of each pair, as source and target token indices.
     samplers: split some words of source and target into other subwords; a batch may then exceed
         `batch_tokens`.
@@ -212,7 +212,7 @@ class Batches:
             batches = self.epoch(epoch)
 
     def _insert_unknown(self, pair: tuple[Ids, Ids], random: numpy.random.Generator) -> tuple[Ids, Ids]:
-        """Hide words that are the same on both sides, or insert unknown tokens, in some pairs."""
+        """In some pairs, hide words that are the same on both sides, or append unknown tokens."""
         source, target = pair
         chance, unknown = random.random(), self.special.unknown
         if self.copyable is not None and chance < min(COPY_FACTOR * self.unknown_rate, 0.5):
@@ -228,9 +228,9 @@ class Batches:
 def _move_links(
     links: Tensor, words: Sequence[Sequence[list[int]]], sampled: Sequence[Sequence[list[int]]]
 ) -> Tensor:
-    """Convert links between tokens of `words` to links between tokens of `sampled`, source and target each.
+    """Convert token links of `words` to token links of `sampled`; both are (source, target).
 
-    If two tokens are linked, all tokens of their words are.
+    If two tokens are linked, all tokens of their words are linked.
     """
     word_of = [numpy.repeat(numpy.arange(len(side)), [len(word) for word in side]) for side in words]
     last = [numpy.cumsum([0, *map(len, side)]) for side in sampled]

@@ -38,7 +38,7 @@ _UNITS = ("length-kilometer", "length-meter", "mass-kilogram", "volume-liter")
 _SPANS = ("minute", "hour", "day", "week")
 _FIRST, _DAYS = date(1600, 1, 1), 500 * 365
 _NEVER_HELD_OUT = 20  # larger numbers contain these words
-_HELD_OUT = 2**64 // 20  # range of fingerprints for dev, and for test
+_HELD_OUT = 2**64 // 20  # width of the fingerprint ranges of dev and test
 _MAX_HELD_OUT = 1000  # sentences in dev, and in test
 _MAX_TRIES = 100_000  # attempts to generate a new sentence
 

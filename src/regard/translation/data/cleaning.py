@@ -82,7 +82,7 @@ class CleanedPairs(Iterator[Pair]):
 
 
 def clean_pairs(pairs: Iterable[Pair], *, max_length: int = 2000, max_ratio: float = 4.0) -> CleanedPairs:
-    """Normalize whitespace; drop pairs with an empty side, too long ones, and sides of unequal lengths.
+    """Normalize whitespace; drop pairs that have an empty side, are too long, or differ too much in length.
 
     max_length: maximum number of characters.
     max_ratio: each side has at most max_ratio × the characters of the other, plus 40, because "Ja." can

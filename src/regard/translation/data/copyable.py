@@ -1,7 +1,7 @@
-"""Words that are the same in both languages: hidden in training, so the model learns to copy unknown words.
+"""Words that are the same in both languages. Hiding them in training teaches the model to copy.
 
-A hidden word is replaced by the unknown token on both sides. The model then learns to write the unknown token
-where a word is to be copied; names, numbers and other protected text are translated in this way.
+A hidden word is replaced by the unknown token on both sides. The model learns to generate the unknown token
+where a word is to be copied. Names, numbers and other protected text are translated this way.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Copyable(NamedTuple):
     """Tokens that can be copied: words with the same letters in both vocabularies, ignoring case.
 
     source, target: for each token id, a number that identifies its letters; 0 if the token is not a word.
-    source_inner, target_inner: whether a token continues a word, so that the token before it is not whole.
+    source_inner, target_inner: whether a token continues a word, so the token before it is not a whole word.
     """
 
     source: NDArray[numpy.int64]
@@ -87,7 +87,7 @@ def hide_words(
     random: numpy.random.Generator,
     unknown: int = UNKNOWN,
 ) -> tuple[list[int], list[int]]:
-    """Replace one or two words by the unknown token on both sides."""
+    """Replace one or two words with the unknown token on both sides."""
     count = min(1 + int(random.random() < _TWO_WORDS), len(words))
     for i in random.permutation(len(words))[:count].tolist():
         first, second = words[i]

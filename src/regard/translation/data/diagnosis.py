@@ -1,6 +1,6 @@
 """Warnings about a corpus that looks wrong: misaligned, swapped, copied or repeated lines, the wrong script.
 
-All checks read a sample of the pairs. A warning states what was measured, and the cure.
+All checks read a sample of the pairs. Each warning states the measurement and the cure.
 """
 
 import unicodedata
@@ -17,8 +17,8 @@ from regard.translation.data.pairs import Pair
 from regard.translation.data.statistics import CorpusStatistics, NumberedPair
 
 _MIN_PAIRS = 100  # with fewer, the measurements are too noisy
-_MAX_WORDS = 60  # words of a sentence that the lexical check reads
-# Thresholds: real corpora stay far from them. tests/translation/data/test_diagnosis.py checks several.
+_MAX_WORDS = 60  # per sentence, in the lexical check
+# Real corpora are far from these thresholds. tests/translation/data/test_diagnosis.py checks several.
 _MIN_WINS = 0.58  # pairs that match better than shifted ones; 0.5 by chance, at least 0.8 in a real corpus
 _MIN_CORRELATION = (
     0.25  # correlation of source and target lengths; 0 by chance, 0.5 and more in a real corpus
@@ -88,8 +88,8 @@ def _duplicates(statistics: CorpusStatistics) -> str | None:
     if statistics.duplicates <= _MAX_DUPLICATES * statistics.pairs:
         return None
     return (
-        f"{statistics.duplicates:,} of {statistics.pairs:,} pairs are repetitions. Repeated pairs outweigh "
-        "the others; remove them unless they should."
+        f"{statistics.duplicates:,} of {statistics.pairs:,} pairs are duplicates, which count more in "
+        "training. Remove them unless this is intended."
     )
 
 
@@ -203,13 +203,13 @@ def _misaligned(sample: _Sample) -> str | None:
         return None
     number = sample.pairs[blocks[bad][0]].number
     return (
-        f"From about pair {number:,} on, source and target look unrelated. Is a line missing on one side, or "
-        "added? Line n of one side must translate line n of the other."
+        f"From about pair {number:,} on, source and target look unrelated. Is a line missing or added on "
+        "one side? Line n of one side must translate line n of the other."
     )
 
 
 def _lexical_wins(sample: _Sample) -> numpy.ndarray:
-    """Return for each pair whether its words match better than those of its source and the next target.
+    """Return for each pair whether its source matches its own target better than the next target.
 
     1: yes; 0: no; 0.5: equal. Words match if they co-occur in other pairs (Dice coefficient), or are equal.
     """
@@ -223,7 +223,7 @@ def _lexical_wins(sample: _Sample) -> numpy.ndarray:
     def score(source: set[str], target: set[str], counted: bool) -> float:
         """Return the mean Dice coefficient of each target word's best match.
 
-        counted: whether the counts include this pair, which is then left out.
+        counted: whether the counts include this pair; if so, it is subtracted.
         """
         total = 0.0
         for second in target:

@@ -109,7 +109,7 @@ class EncodedCorpus(Sequence[IdPair]):
         *,
         vocabulary: int,
     ) -> Self:
-        """Write pairs from an iterable and open the file, which appears only when complete.
+        """Write pairs from an iterable atomically, and open the file.
 
         vocabulary: vocabulary size; all ids must be smaller. Ids take 2 bytes each if the size is at most
             65,536, otherwise 4.

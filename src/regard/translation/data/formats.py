@@ -49,7 +49,7 @@ def read_pairs(
     languages: source and target language of a TMX file with more than two, such as ("de", "en").
 
     Text is UTF-8; lines end with \n or \r\n. An empty line is a pair of empty sentences, which `clean_pairs`
-    drops. An error is raised when its line is reached; a difference in the number of lines is reported last.
+    drops. Errors are raised when their line is reached; a mismatch in the number of lines, at the end.
 
     >>> import pathlib, tempfile
     >>> from regard.translation.data.formats import read_pairs
@@ -88,7 +88,7 @@ def read_lines(path: _Path) -> Iterator[str]:
 
 
 def write_pairs(path: _Path, pairs: Iterable[tuple[str, str]], *, languages: Languages | None = None) -> int:
-    """Write pairs to a file and return their number. The file appears only when complete.
+    """Write pairs to a file atomically and return their number.
 
     path: output file; the format is Moses (source ||| target) for .src-tgt, CSV for .csv, TMX for .tmx,
         otherwise TSV. The file is compressed if its name ends in .gz.
@@ -126,7 +126,10 @@ def _check_writable(number: int, source: str, target: str, separator: str) -> No
             "clean_pairs(pairs) replaces them with spaces."
         )
     if any(separator in f" {side} " for side in (source, target)):
-        raise ArgumentError(f"Pair {number:,} contains{separator}which the Moses format cannot represent.")
+        raise ArgumentError(
+            f"Pair {number:,} contains {separator.strip()!r}, which the Moses format cannot represent. Write "
+            "TSV or CSV instead."
+        )
 
 
 def contains_pairs(path: str) -> bool:
@@ -143,7 +146,7 @@ def _is_gzip(name: str) -> bool:
 
 
 def compressed(file: BinaryIO, path: str) -> AbstractContextManager[BinaryIO]:
-    """Compress what is written to `file` if `path` ends in .gz; equal content gives equal files."""
+    """Compress output to `file` if `path` ends in .gz; the same content always gives the same bytes."""
     if not _is_gzip(path):
         return nullcontext(file)
     return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)  # type: ignore[return-value]
@@ -305,7 +308,7 @@ def _next_line(file: BinaryIO, path: str, number: int) -> bytes:
 
 @contextmanager
 def _gzip_errors(name: str, place: str = "") -> Iterator[None]:
-    """Name the file in errors of damaged gzip data."""
+    """Add the file name to errors about damaged gzip data."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -12,8 +12,8 @@ from regard.translation.data.pairs import Pair
 _SAMPLE = 2000  # pairs
 _MAX_HASHES = 2_000_000  # distinct pairs that are recognized as duplicates
 _CHARACTERS_PER_TOKEN = 4.5  # subwords of a small vocabulary
-_FIRST_WIDE = "\u2e80"  # from here on, mostly Han, kana and hangul …
-_WIDE = 3.0  # … of which each counts as this many characters
+_FIRST_WIDE = "\u2e80"  # characters from here on are mostly Han, kana and hangul
+_WIDE = 3.0  # each of them counts as this many characters
 
 
 class NumberedPair(NamedTuple):
@@ -27,8 +27,9 @@ class NumberedPair(NamedTuple):
 class CorpusStatistics:
     """Size of a corpus, after cleaning.
 
-    pairs: number of pairs. characters: in both sides together; a Chinese character counts as three.
-    alphabet: how often each character occurs. duplicates: pairs that occurred before.
+    pairs: number of pairs. characters: number of characters in both sides; a Chinese character counts
+        as three.
+    alphabet: how often each character occurs. duplicates: number of repeated pairs.
     sample: up to 2,000 random pairs, in the order of the corpus.
 
     >>> from regard.translation.data.pairs import Pair

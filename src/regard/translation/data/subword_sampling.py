@@ -1,6 +1,6 @@
 """Subword regularization: in training, some words are split into other subwords in each epoch.
 
-A model that has seen "Hund" also as "H und" copes better with rare words, which matters most for small
+A model that has also seen "Hund" as "H und" translates rare words better, which matters most for small
 corpora (Kudo 2018). No token crosses a space, so the segmentation of each word is sampled independently.
 """
 
@@ -39,7 +39,7 @@ class SubwordSampler:
     def __init__(self, tokenizer: Tokenizer, rate: float) -> None:
         self._tokenizer, self.rate = tokenizer, rate
         self._pieces, self._scores = zip(*tokenizer.scored_pieces(), strict=True)
-        # special tokens stand alone, and so does the token that follows one
+        # a special token is a word of its own; the token after it starts a new word
         self._starts = [
             token < SPECIAL_TOKENS or piece.startswith(SPACE) for token, piece in enumerate(self._pieces)
         ]
@@ -49,7 +49,7 @@ class SubwordSampler:
     def create_pair(
         cls, tokens: TokenizerPair, rate: float
     ) -> "tuple[SubwordSampler, SubwordSampler] | None":
-        """Create samplers for source and target, equal if they share a vocabulary; None if the rate is 0."""
+        """Create samplers for source and target; the same one for a shared vocabulary. None if rate is 0."""
         if not rate:
             return None
         source = cls(tokens.source, rate)

@@ -46,7 +46,7 @@ def read_tmx(file: BinaryIO, name: str, languages: Languages | None = None) -> I
             yield Pair(source, target)
         elif languages is None:
             raise ArgumentError(
-                f"{name}: translation unit {units:,} has {_list(unit)}, but the units before it "
+                f"{name}: translation unit {units:,} has {_list(unit)}, but the units before it have "
                 f"{selected[0]} and {selected[1]}. To skip units that lack one of them, pass the languages, "
                 "such as --languages de-en."
             )

@@ -17,15 +17,15 @@ from regard.errors import ArgumentError, ShapeError
 from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
 from regard.translation.tokens import END
 
-_MIN_BEAM = 5  # with phrases, a smaller beam would place them without any alternative
+_MIN_BEAM = 5  # for sentences with phrases, to try several positions for them
 
 
 class Constraints(NamedTuple):
     """Constraints of each sentence in a batch.
 
-    phrases: token sequences that the translation must contain; one phrase may be listed several times.
-    max_unknown: the most unknown tokens that the translation may contain; None for no limit.
-    inner: tokens that continue a word; they do not follow a phrase, unless they continue a longer one.
+    phrases: token sequences that the translation must contain; a phrase may be listed several times.
+    max_unknown: maximum number of unknown tokens in the translation; None for no limit.
+    inner: tokens that continue a word; they may follow a phrase only as part of a longer phrase.
 
     >>> from regard.models import Packed, TransformerConfig, Transformer
     >>> from regard.translation.decoding.constraints import Constraints
@@ -60,7 +60,7 @@ class Constraints(NamedTuple):
                 )
 
     def take(self, sentences: Sequence[int]) -> "Constraints":
-        """Select the constraints of some sentences."""
+        """Select the constraints of these sentences."""
         unknown = None if self.max_unknown is None else [self.max_unknown[i] for i in sentences]
         return Constraints([self.phrases[i] for i in sentences], unknown, self.inner)
 
@@ -73,8 +73,8 @@ class Constraints(NamedTuple):
 def count_phrases(tokens: Sequence[int], phrases: Sequence[Sequence[int]]) -> tuple[int, set[int]]:
     """Return how many phrase tokens a hypothesis contains, and the tokens that would continue its phrases.
 
-    Phrases are matched from left to right without overlap, the longest first. A phrase that is only begun
-    counts while the hypothesis ends with its first tokens.
+    Phrases are matched from left to right without overlap, the longest first. An incomplete phrase
+    counts only if the hypothesis ends with it.
 
     >>> from regard.translation.decoding.constraints import count_phrases
     >>> count_phrases([4, 8, 9, 7, 5], [[8, 9], [5, 6]])
@@ -122,7 +122,7 @@ def allocate(banks: Sequence[int], slots: int) -> list[int]:
     for candidate, bank in enumerate(banks):
         members.setdefault(bank, []).append(candidate)
     share = max(slots // len(members), 1)
-    # the fullest banks come first: with few slots, progress counts more than probability
+    # banks with the most phrase tokens come first: with few slots, progress matters more than probability
     chosen = [candidate for bank in sorted(members, reverse=True) for candidate in members[bank][:share]]
     chosen = chosen[:slots]
     rest = [candidate for candidate in range(len(banks)) if candidate not in set(chosen)]
@@ -142,15 +142,15 @@ def extend_constrained(
 ) -> tuple[list[int], list[int], list[float]]:
     """Extend the hypotheses of one sentence; return parents, tokens and log probabilities, best first.
 
-    tokens: of each hypothesis, without the start token. totals, log_probabilities: (n) and (n, V).
+    tokens: token ids of each hypothesis, without the start token. totals, log_probabilities: (n) and (n, V).
     limit: maximum length including the end token. Near it, only the missing phrase tokens are added.
-    inner: tokens that do not follow a phrase. end: the end token.
+    inner: tokens that may not follow a phrase. end: the end token.
     """
     needed = sum(map(len, phrases))
     candidates: dict[tuple[int, int], float] = {}
     scores = (totals[:, None] + log_probabilities).double()
-    whole = [any(_ends_with(own, phrase) for phrase in phrases) for own in tokens]
-    continuations = [count_phrases(own, phrases)[1] for own in tokens]
+    whole = [any(_ends_with(prefix, phrase) for phrase in phrases) for prefix in tokens]
+    continuations = [count_phrases(prefix, phrases)[1] for prefix in tokens]
     _forbid(scores, inner, whole, continuations)
     best, at = scores.flatten().topk(min(2 * slots, scores.numel()))
     for value, flat in zip(best.tolist(), at.tolist(), strict=True):
@@ -173,7 +173,7 @@ def _forbid(
 ) -> None:
     """Set the scores of `inner` tokens to −∞ after a whole phrase, unless they continue another phrase.
 
-    "fire" is then not continued to "fires", but to "firefighter", if that is another phrase.
+    For example, "fire" is not continued to "fires", but it may become "firefighter" if that is a phrase.
     """
     if not inner:
         return

@@ -55,7 +55,7 @@ class Extender(Protocol):
         """Return the extended hypotheses, grouped by sentence, and the rows of their parents."""
 
     def finish(self, sentences: Array) -> None:
-        """Called with the sentence of each hypothesis that has finished."""
+        """Handle finished hypotheses; `sentences` has one entry for each."""
 
 
 class BeamExtender(Extender):
@@ -82,7 +82,7 @@ class BeamExtender(Extender):
         max_slots = int(slots.max())
         suppressed = self.special.never_generated
         full = _without_unknown(self.constraints, live, self.special)
-        # one token more, because the unknown token may be among the best
+        # one extra token, because the unknown token may be among the best
         k = min(max_slots + (full is not None), logits.shape[1] - len(set(suppressed)))
         values, tokens = (x.cpu().numpy() for x in _best_tokens(logits, k, suppressed))
         if full is not None:
@@ -103,7 +103,7 @@ class BeamExtender(Extender):
 
 
 class ConstrainedExtender(BeamExtender):
-    """Beam search in which the sentences with phrases share their beam among banks; see `constraints`."""
+    """Beam search that divides the beam of sentences with phrases into banks; see `constraints`."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class Sampler(Extender):
             outside_nucleus = probabilities.cumsum(-1) - probabilities >= self.strategy.top_p
             probabilities = probabilities.masked_fill(outside_nucleus, 0)
         cumulative = probabilities.cumsum(-1)
-        # float32: the product with the float64 sum stays below the sum
+        # in float32, so the product with the float64 sum stays below the sum
         uniform = [float(self.generators[i].random(dtype=numpy.float32)) for i in live.origins]
         at = (
             cumulative[:, -1:] * torch.tensor(uniform, dtype=torch.float64, device=cumulative.device)[:, None]
@@ -216,7 +216,7 @@ def make_extender(
 def _without_unknown(
     constraints: Constraints | None, live: LiveHypotheses, special: SpecialTokens
 ) -> Array | None:
-    """Return which hypotheses (n) may contain no further unknown token, or None if there is no limit."""
+    """Return a mask (n) of hypotheses that may not contain another unknown token; None if unlimited."""
     if constraints is None or constraints.max_unknown is None:
         return None
     unknown = (live.tokens == special.unknown).sum(1)
@@ -240,7 +240,7 @@ def _best_extensions(totals: Array, values: Array, first: Array, k: int) -> tupl
     n, tokens = values.shape
     extended = totals[:, None] + values
     if len(first) > 1:
-        rows = numpy.diff(first, append=n)  # of each sentence
+        rows = numpy.diff(first, append=n)  # per sentence
         slot = numpy.arange(n) - numpy.repeat(first, rows)
         table = numpy.full((len(first), int(rows.max()), tokens), -math.inf)
         table[numpy.repeat(numpy.arange(len(first)), rows), slot] = extended

@@ -1,4 +1,4 @@
-"""Beam search as in `transformers`: the slot of a finished hypothesis is refilled by another one.
+"""Beam search as in `transformers`: the slot of a finished hypothesis is refilled.
 
 Each step takes the 2 · size best extensions of a sentence. Those among the best `size` that end become
 results; the best `size` that do not end are extended further. `Beam.early_stopping` decides when a sentence
@@ -24,7 +24,7 @@ from regard.translation.decoding.strategies import Beam
 
 
 def resolve_beam(beam: Beam, model: Seq2Seq) -> Beam:
-    """Replace the options that have their default value with the defaults of a pretrained model.
+    """Replace options left at their default with the defaults of a pretrained model.
 
     >>> from regard.models import Transformer, TransformerConfig
     >>> from regard.models.generation import DecodingDefaults
@@ -94,7 +94,7 @@ def search_refilled(
         totals = torch.zeros(len(source), 1, dtype=torch.float64, device=device)
         while active:
             interrupt.check()
-            length = tokens.shape[2]  # of the extended hypotheses, without the start token
+            length = tokens.shape[2]  # number of tokens after extension, without the start token
             logits = model.step(tokens[:, :, -1].flatten(), state).float()
             scores = logits.log_softmax(-1).index_fill_(1, suppressed, -math.inf)
             scores = scores.unflatten(0, (len(active), -1))

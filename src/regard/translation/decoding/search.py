@@ -41,8 +41,8 @@ def search(
     """Decode each sentence; return its hypotheses, finished ones first, then by score.
 
     max_new_tokens: maximum length including the end token: one number, or one per sentence.
-    attention_layer: decoder layer whose cross-attention weights to return with the hypotheses, if the model's
-        state can record its queries; others return None.
+    attention_layer: decoder layer whose cross-attention weights to return with the hypotheses. They are None
+        if the model's state cannot record its queries.
     constraints: phrases that each translation must contain, and limits on unknown tokens.
 
     Padding and start tokens are never generated; probabilities are not renormalized. A hypothesis is dropped
@@ -72,7 +72,7 @@ def search(
             if not (constraints and any(constraints.phrases)):
                 return search_refilled(model, source, strategy, limits)
             if not all(constraints.phrases):
-                return _search_apart(model, source, strategy, limits, attention_layer, constraints)
+                return _search_separately(model, source, strategy, limits, attention_layer, constraints)
     with torch.inference_mode(), eval_mode(model):
         device = model.output_weight.device
         special = model.special_tokens
@@ -99,7 +99,7 @@ def search(
             state_rows, (live, rows) = len(rows), extender.extend(live, logits)
 
 
-def _search_apart(
+def _search_separately(
     model: Seq2Seq,
     source: Packed,
     strategy: Beam,
@@ -107,7 +107,7 @@ def _search_apart(
     attention_layer: int | None,
     constraints: Constraints,
 ) -> list[list[Hypothesis]]:
-    """Decode sentences without phrases apart from the others, so that those do not change their results."""
+    """Decode sentences with and without phrases separately, so phrases do not affect other sentences."""
     sentences = [tokens.tolist() for tokens in source.split(source.tokens)]
     results: dict[int, list[Hypothesis]] = {}
     for has_phrases in (False, True):
@@ -125,7 +125,7 @@ def _search_apart(
 
 
 def feed_prefix(model: Seq2Seq, state: State, tokens: Sequence[int], rows: int) -> None:
-    """Feed the tokens with which every target begins, without reading the logits."""
+    """Feed the tokens that start every target, and ignore the logits."""
     for token in tokens:
         model.step(torch.full((rows,), token, device=model.output_weight.device), state)
 
@@ -144,7 +144,7 @@ def batch_by_length(
 
 
 class _Results:
-    """The ended hypotheses of each sentence, and the score that a new one must exceed to be returned."""
+    """Completed hypotheses of each sentence, and the score that a new one must exceed to be returned."""
 
     def __init__(
         self, extender: Extender, limits: Array, recorder: State | None, special: SpecialTokens
@@ -201,7 +201,7 @@ class _Results:
 
 
 def _with_weights(best: list[list[Hypothesis]], state: State) -> list[list[Hypothesis]]:
-    """Replace the recorded queries of hypotheses by their weights, in one call for all of them."""
+    """Replace the recorded queries of all hypotheses with their weights, in one call."""
     recorded = [(i, h.weights) for i, ranked in enumerate(best) for h in ranked if h.weights is not None]
     if not recorded:
         return best

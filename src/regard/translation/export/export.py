@@ -30,14 +30,14 @@ def export_translator(
 ) -> Path:
     """Write a translator in the format of another library, with its vocabularies; return the new folder.
 
-    folder: written by `regard train`, or in Hugging Face format.
+    folder: a folder written by `regard train`, or in Hugging Face format.
     to: "ctranslate2", "onnx" or "huggingface".
-    output: a new or empty folder. It appears only when it is complete; its README.md shows how to use it.
+    output: a new or empty folder. It is written atomically; its README.md shows how to use it.
     source, target: languages of a multilingual model.
 
     For the same tokens, greedy decoding with the exported model gives the same translations. regard's
-    preparation of the text, such as sentence splitting and copying of numbers, is not exported. README.md
-    names the alignment head. A setting that the format cannot express raises an error.
+    text processing, such as sentence splitting and copying of numbers, is not exported. README.md names the
+    alignment head. Settings that the format cannot express raise an error.
 
     >>> from regard.translation.export.export import export_translator
     >>> export_translator("de-en", "tensorflow", "out")

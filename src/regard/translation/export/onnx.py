@@ -4,8 +4,8 @@ encoder.onnx   input_ids (b, s), attention_mask (b, s) → cross_key.i, cross_va
 decoder.onnx   input_ids (b, t), attention_mask (b, s), cross_*.i, past_key.i, past_value.i (b, h, p, d)
                → logits (b, t, V), present_*.i (b, h, p + t, d), alignment (b, t, s)
 
-At the first step, past_* have length 0; afterwards they are the present_* of the step before. Beam search
-reorders their rows.
+At the first step, past_* have length 0; afterwards, they are the present_* of the previous step. Beam
+search reorders their rows.
 """
 
 from collections.abc import Sequence
@@ -167,7 +167,7 @@ class _Graph:
         return self.op("Mul", self.op("Mul", x, half), self.op("Add", inner, one))
 
     def feed_forward(self, x: str, module: Any) -> str:
-        """The feed-forward layer, with a gate or not."""
+        """Feed-forward layer, gated or not."""
         hidden = self.linear(x, module.in_proj.weight, module.in_proj.bias)
         if module.activation in _GATES:
             gate, hidden = self.op("Split", hidden, axis=-1, outputs=2)
@@ -219,7 +219,7 @@ class _Graph:
         return self.norm(x, stack.embedding_norm, config.eps)
 
     def source_mask(self) -> str:
-        """Return the bias of padding, (b, 1, 1, s): 0 for tokens and −1e9 for padding."""
+        """Return the padding bias, (b, 1, 1, s): 0 for tokens and −1e9 for padding."""
         mask = self.op("Cast", "attention_mask", to=self.onnx.TensorProto.FLOAT)
         mask = self.op("Mul", self.op("Sub", self.tensor(numpy.float32(1)), mask), self.tensor(_MASKED))
         return self.op("Unsqueeze", mask, self.integers(1, 2))

@@ -1,4 +1,4 @@
-"""Checks, vocabulary files and the alignment head, which all export formats need."""
+"""Code shared by all export formats: checks, vocabulary files and the alignment head."""
 
 import copy
 import json
@@ -85,7 +85,7 @@ class Plan(NamedTuple):
         return array(values)
 
     def positions(self, side: str, rows: int | None = None) -> Array:
-        """Return the table of positions of "encoder" or "decoder" that is added to the embeddings."""
+        """Return the position table that is added to the embeddings of "encoder" or "decoder"."""
         stack = getattr(self.model, side)
         config = stack.config
         rows = rows or (config.max_positions if config.positions == "learned" else MAX_POSITIONS)

@@ -71,7 +71,7 @@ class _Tokenization(NamedTuple):
     decode: str
 
     def names(self, plan: Plan, tokens: str) -> dict[str, object]:
-        """Return the values of the templates. tokens: an expression for the tokens to decode."""
+        """Return the values for the templates. tokens: an expression for the tokens to decode."""
         positions = plan.model.max_length or MAX_POSITIONS
         return {
             "limit": min(256, positions - len(plan.tokens.special.target_start)),
@@ -100,7 +100,7 @@ _TOKENIZERS = _Tokenization(
 def describe(plan: Plan, to: str) -> str:
     """Return the text of README.md. to: name of the format."""
     layer, heads = plan.alignment()
-    which = "predicts" if plan.head.shift == "output" else "reads"
+    verb = "predicts" if plan.head.shift == "output" else "reads"
     return f"""\
 # A translation model exported by regard
 
@@ -110,11 +110,11 @@ Run this in the folder:
 {_code(plan, to)}```
 
 For the same tokens, greedy decoding gives the same translations as in regard. regard also prepares the text:
-it splits lines into sentences, copies numbers, URLs and tags, and normalizes capitals. These steps are not
+it splits lines into sentences, copies numbers, URLs and tags, and normalizes letter case. These steps are not
 exported.
 
 Word alignments: the cross-attention weights of decoder layer {layer}, averaged over the heads {heads}
-(counted from 0), at the step that {which} a target token. CTranslate2 and ONNX return them as `attention` and
+(counted from 0), at the step that {verb} a target token. CTranslate2 and ONNX return them as `attention` and
 `alignment`.
 """
 

@@ -27,7 +27,7 @@ _MAX_NEW_TOKENS = 24
 def guess_alignment_head(model: Seq2Seq, tokens: TokenizerPair) -> AlignmentHead:
     """Return the layer and head whose weights look most like a word alignment.
 
-    The result depends on the model only. With sentence pairs, `select_alignment_head` is more accurate.
+    The result depends only on the model. With sentence pairs, `select_alignment_head` is more accurate.
     """
     sources = _random_sentences(tokens)
     if not sources:

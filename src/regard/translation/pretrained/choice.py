@@ -40,7 +40,7 @@ class Choice:
         )
 
     def token(self, name: str, default: int | None = None) -> int:
-        """Return a token id from the settings of generation, or from config.json."""
+        """Return a token id from generation_config.json or, if it is not there, from config.json."""
         settings = self.generation if self.generation.get(name) is not None else self.config
         value = settings.get(name)
         if isinstance(value, list) and len(value) == 1:
@@ -63,7 +63,7 @@ class Choice:
         return tuple(dict.fromkeys(ids))
 
     def decoding(self) -> DecodingDefaults:
-        """Return how transformers decodes with the settings of the folder."""
+        """Return the decoding defaults that transformers would use for this folder."""
         early = self.generation.get("early_stopping", False)
         if early not in (True, False, "never"):
             raise ArgumentError(
@@ -96,7 +96,7 @@ class Choice:
         return chosen if chosen is not None else default if isinstance(default, str) else None
 
     def check_fixed(self, side: str, key: str) -> None:
-        """Raise if the caller chose another language than the only one of the folder."""
+        """Raise if the caller chose a language other than the one that the folder supports."""
         chosen = self.source if side == "source" else self.target
         language = self.tokenizer.get(key)
         if chosen is not None and chosen != language:

@@ -36,7 +36,7 @@ MBART_50 = _codes(
 def find_language(folder: Path, option: str, code: str | None, languages: Mapping[str, int]) -> int:
     """Return the token id of a language; "de" stands for "de_DE" if no other code starts with "de_".
 
-    option: the argument that gives the code, for error messages. languages: token ids by code.
+    option: name of the argument, for error messages. languages: token ids by code.
 
     >>> from pathlib import Path
     >>> from regard.translation.pretrained.languages import find_language

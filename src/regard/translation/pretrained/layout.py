@@ -34,9 +34,9 @@ class Layout:
     encoder, decoder: the two stacks. vocab_sizes: source and target.
     share, tie_output, output_bias, output_scale: see `Transformer`.
     parameters: yields our parameters and their names in the file; called after the layers are counted.
-    stacks: name of the encoder's and the decoder's layers, up to the number.
-    copies: other names of a tensor, which files may contain: name → the name in `parameters`.
-    ignored: names that files may contain and the model does not use.
+    stacks: name prefixes of the encoder and decoder layers, up to the layer number.
+    copies: alternative tensor names that files may contain: name → the name in `parameters`.
+    ignored: names that files may contain, but that the model does not use.
     max_length: maximum number of tokens per sentence.
     position_offset: unused rows at the beginning of a learned position table.
     """
@@ -85,7 +85,7 @@ class Layout:
         return model.eval()
 
     def _check_layers(self, slices: Mapping[str, Any]) -> None:
-        """Raise unless the file has as many layers as the config, which may claim 10⁹."""
+        """Raise unless the file has as many layers as the config; a forged config may claim 10⁹."""
         for stack, config in zip(self.stacks, (self.encoder, self.decoder), strict=True):
             numbers = {name[len(stack) :].partition(".")[0] for name in slices if name.startswith(stack)}
             if len(numbers) != config.layers:
@@ -101,7 +101,7 @@ class Layout:
         source = {name: name for name in names}
         for copy, name in self.copies.items():
             if name in names and name not in slices and copy in slices:
-                source[name] = copy  # the file has only another name of the tensor
+                source[name] = copy  # the file contains the tensor only under its other name
         missing = sorted(name for name in names if source[name] not in slices)
         if missing:
             raise ArgumentError(f"The weights in {folder} lack {short_list(missing)}; copy the whole folder.")
@@ -165,7 +165,7 @@ class Layout:
 
 
 def attention(ours: str, theirs: str, config: TransformerConfig, names: tuple[str, ...]) -> Iterator[Mapped]:
-    """Yield the parameters of an attention layer. names: of the query, key, value and output projections."""
+    """Yield the parameters of an attention layer. names: query, key, value and output projection."""
     inner, width = config.heads * config.resolved_head_width, config.width
     for kind, shapes in (("weight", ((inner, width), (width, inner))), ("bias", ((inner,), (width,)))):
         if kind == "weight" or config.linear_bias:
@@ -183,7 +183,7 @@ def norm(ours: str, theirs: str, config: TransformerConfig) -> Iterator[Mapped]:
 def linear(
     ours: str, theirs: tuple[str, ...], shape: tuple[int, int], config: TransformerConfig
 ) -> Iterator[Mapped]:
-    """Yield the parameters of a linear layer: the concatenation of one or two."""
+    """Yield the parameters of a linear layer, which may be the concatenation of two."""
     yield Mapped(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), shape)
     if config.linear_bias:
         yield Mapped(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), shape[:1])

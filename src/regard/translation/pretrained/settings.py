@@ -31,7 +31,7 @@ _INERT = frozenset(
         *("bos_token_id", "sep_token_id", "language_pair", "finetuning_task", "eos_token_ids"),
     }
 )
-# settings of generation, and the values for which it is an ordinary beam search
+# generation settings, and the values that leave beam search unchanged
 _NEUTRAL: Mapping[str, Collection[Any]] = {
     "diversity_penalty": (0,),
     "do_sample": (False,),
@@ -74,7 +74,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 
 class Settings:
-    """The settings in a JSON file. A setting that would change the output and is never read raises an error.
+    """The settings in a JSON file. `check_rest` raises for settings that were not read.
 
     path: the file, for error messages. values: its content.
 
@@ -131,7 +131,7 @@ class Settings:
         return value
 
     def activation(self, name: str, default: str) -> Activation:
-        """Return an activation function under our name."""
+        """Return regard's name for an activation function."""
         value = self.get(name, default)
         if not isinstance(value, str) or value not in _ACTIVATIONS:
             raise ArgumentError(
@@ -154,7 +154,7 @@ class Settings:
             raise ArgumentError(f"{self.path} has {name}={short(value)}; regard supports only {expected}.")
 
     def check_rest(self, inert: Collection[str] = frozenset()) -> None:
-        """Raise if a setting that was not read could change the output: it is neither null nor false."""
+        """Raise for a setting that was not read and could change the output: neither null nor false."""
         if self.values.get("quantization_config"):
             raise ArgumentError(
                 f"{self.path} has a quantization_config; regard needs floating-point weights. Save the model "
@@ -169,7 +169,7 @@ class Settings:
 
 
 def read_generation(folder: Path, config: Settings) -> Settings:
-    """Return the settings of generation: generation_config.json, or config.json in older folders."""
+    """Return the generation settings: generation_config.json, or config.json in older folders."""
     path = folder / GENERATION
     if not path.exists():
         values = {name: value for name, value in config.values.items() if name in GENERATION_KEYS}

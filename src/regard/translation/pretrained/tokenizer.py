@@ -37,7 +37,7 @@ class Token(NamedTuple):
 class PretrainedTokenizer(Tokenizer):
     """Base class: subclasses turn a text into tokens.
 
-    ids: the id of each token that text can contain, by piece. special: ids of the special tokens.
+    ids: id of each piece that can occur in text. special: ids of the special tokens.
     """
 
     kind = "unigram"
@@ -90,7 +90,7 @@ class PretrainedTokenizer(Tokenizer):
 
 
 class SentencePieceTokenizer(PretrainedTokenizer):
-    """A SentencePiece model whose pieces have the ids of the folder.
+    """A SentencePiece model with the token ids of a pretrained model.
 
     processor: the model. ids: id of each piece; others are unknown.
     """
@@ -126,14 +126,14 @@ class SentencePieceTokenizer(PretrainedTokenizer):
 
 
 class JsonTokenizer(PretrainedTokenizer):
-    """A tokenizer.json. Special tokens in a text are read as text."""
+    """A tokenizer read from tokenizer.json. Special tokens that occur in a text are treated as text."""
 
     def __init__(self, tokenizer: Any, special: SpecialTokens, vocab_size: int) -> None:
         super().__init__(tokenizer.get_vocab(with_added_tokens=True), special, vocab_size)
         self._tokenizer = tokenizer
 
     def to_json(self) -> str:
-        """Return the content of tokenizer.json, with a decoder that joins the tokens to words."""
+        """Return the content of tokenizer.json, with a decoder that joins tokens into words."""
         settings = json.loads(self._tokenizer.to_str())
         decoder = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": True}
         return json.dumps({**settings, "decoder": decoder}, ensure_ascii=False)
@@ -154,7 +154,7 @@ class JsonTokenizer(PretrainedTokenizer):
 
 
 def _word_indices(text: str) -> list[int]:
-    """Return the index of the word of each character; a space belongs to the next word."""
+    """Return the word index of each character; a space belongs to the next word."""
     indices, word, in_word = [], 0, False
     for letter in text:
         if letter.isspace():
@@ -192,8 +192,8 @@ def read_vocabulary(path: Path, vocab_size: int) -> dict[str, int]:
     for piece, i in ids.items():
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocab_size:
             raise ArgumentError(
-                f"{path} gives {short(piece)} the id {short(i)}; config.json has vocab_size={vocab_size}, so "
-                f"ids must be integers from 0 to {vocab_size - 1}."
+                f"{path} assigns the id {short(i)} to {short(piece)}; config.json has "
+                f"vocab_size={vocab_size}, so ids must be integers from 0 to {vocab_size - 1}."
             )
     return ids
 

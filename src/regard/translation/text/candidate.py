@@ -57,7 +57,7 @@ class Candidate(NamedTuple):
 def rank_candidates(parts: Sequence[tuple[SourcePart, Sequence[Hypothesis]]]) -> list[Candidate]:
     """Join the best hypotheses of all parts, then the second best, …; an empty line has one candidate.
 
-    A part with fewer hypotheses than others, such as a URL, repeats its last.
+    A part with fewer hypotheses than others, such as a URL, repeats its last one.
     """
     count = min((len(ranked) for part, ranked in parts if part.has_text), default=1)
     return [
@@ -67,7 +67,7 @@ def rank_candidates(parts: Sequence[tuple[SourcePart, Sequence[Hypothesis]]]) ->
 
 
 def join_parts(texts: Sequence[TargetPart], words: Sequence[str]) -> str:
-    """Join words with spaces, and parts with the whitespace of the source. words: with tags."""
+    """Join words with spaces, and parts with the whitespace of the source. words: target words, with tags."""
     result, row = "", 0
     for text in texts:
         part = " ".join(words[row : row + len(text.words)])

@@ -1,15 +1,15 @@
-"""Letter case: write a text as the training text would, and restore capitals in its translation."""
+"""Letter case: adapt the source to the training text, and restore capitals in the translation."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from regard.translation.text.protected_spans import word_core
 
-_RARE = 0.05  # a kind of line that is rarer than this in the training text is normalized
+_RARE = 0.05  # kinds of lines that are rarer than this in the training text are normalized
 
 
 def fold(word: str, turkish: bool = False) -> str:
-    """Return a key that is the same for all ways to capitalize a word; "STRASSE" and "Straße" are the same.
+    """Return a key that ignores letter case; "STRASSE" and "Straße" have the same key.
 
     >>> from regard.translation.text.casing import fold
     >>> fold("STRASSE") == fold("Straße"), fold("ISI", turkish=True), fold("İZ", turkish=True)
@@ -74,7 +74,7 @@ class Casing:
         first: whether the first word begins a sentence.
 
         A sentence in capitals or without capitals is rewritten, unless the training text has such lines. In
-        other sentences, a word is rewritten only if the training text has it, but not as written here.
+        other sentences, a word is rewritten if the training text contains it, but only in other letter case.
         """
         text = " ".join(words)
         if self._lowercase > 1 - _RARE:  # an uncased corpus
@@ -111,7 +111,7 @@ class Casing:
         return word[:start] + known + word[stop:]
 
     def _rewrite_known(self, word: str) -> str:
-        """Return a word in capitals or without capitals as the training text writes it, if it has it."""
+        """Return an all-caps or lowercase word as the training text writes it; others unchanged."""
         start, stop = word_core(word)
         core = word[start:stop]
         if core in self._words or not (is_all_caps(core) or core.islower()):

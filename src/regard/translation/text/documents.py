@@ -1,6 +1,6 @@
 """Translate documents and keep their structure: plain text, HTML and TSV.
 
-A document is a list of pieces: some are translated, the others are copied. Joined, they are the document.
+A document is split into pieces: text is translated, everything else is copied.
 """
 # ruff: noqa: SIM905 (words are easier to read without quotes)
 
@@ -48,7 +48,8 @@ _PREFIX = re.compile(r"\s*(?:(?:[-*+•>]|#{1,6}|\d{1,3}[.)])\s+)*")
 class Piece(NamedTuple):
     """A piece of a document; translated: whether it is text to translate.
 
-    width: to wrap the translation at, or 0. separator: between its lines. start: column of its first line.
+    width: line width of the translation; 0 for no wrapping. separator: text between its lines.
+    start: column of its first line.
     """
 
     text: str
@@ -71,7 +72,7 @@ class Document(NamedTuple):
 
 
 def format_of(name: str) -> Format:
-    """Return the format that a file's extension stands for; files of other names are read line by line.
+    """Return the format of a file by its extension; "lines" for other extensions.
 
     >>> from regard.translation.text.documents import format_of
     >>> format_of("page.HTML"), format_of("test.de")
@@ -86,9 +87,9 @@ def translate_document(
 ) -> Document:
     """Translate a document; everything that is not text is kept.
 
-    format: "text" keeps blank lines, indentation and list marks, and joins the lines of a wrapped paragraph;
-        "lines" translates line by line; "html" keeps tags, attributes, scripts and comments; "tsv" translates
-        one column.
+    format: "text" keeps blank lines, indentation and list markers, and joins wrapped lines; "lines"
+        translates line by line; "html" keeps tags, attributes, scripts and comments; "tsv" translates one
+        column.
     column: the column to translate in a TSV file, counted from 1. options: see `Translator.translate`.
 
     >>> from types import SimpleNamespace
@@ -135,7 +136,7 @@ def _wrap(text: str, piece: Piece) -> str:
 
 
 def _line(text: str) -> Iterator[Piece]:
-    """Yield a line as indentation and list marks, text, and whitespace at the end."""
+    """Yield a line as indentation and list markers, text, and trailing whitespace."""
     start = len(_PREFIX.match(text)[0])  # type: ignore[index]  # matches the empty string
     stop = max(len(text.rstrip()), start)
     yield from (Piece(text[:start]), Piece(text[start:stop], stop > start), Piece(text[stop:]))
@@ -190,7 +191,7 @@ def _unescape(text: str) -> str:
 
 
 def _run(text: str) -> Iterator[Piece]:
-    """Yield the text of a run of inline content; nothing to translate if it has no letters outside tags."""
+    """Yield the pieces of inline content; content without letters outside tags is copied."""
     stripped = text.strip()
     if not any(map(str.isalpha, _MARKUP.sub("", stripped))):
         yield Piece(text)

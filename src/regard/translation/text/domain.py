@@ -1,4 +1,4 @@
-"""Warn about text outside what a translator knows: words not in its training text, or a low score."""
+"""Warn about text outside a translator's domain: words not in its training text, or a low score."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -10,26 +10,26 @@ from regard.translation.text.protected_spans import find_spans
 
 _MAX_LISTED = 5
 _MARGIN = 0.1  # a score is low if below factor × the lowest validation score − margin
-_FALLBACK = -0.5  # lowest score per token to expect from a model that was not calibrated
-_FALLBACK_UNSEEN = 1 / 3  # fraction of unseen words to expect
+_FALLBACK = -0.5  # lowest expected score per token of a model that was not calibrated
+_FALLBACK_UNSEEN = 1 / 3  # expected fraction of unseen words
 _WORD = re.compile(r"[^\W_]+")
 _NUMERIC = frozenset(["number", "code", "currency"])
 
 
 class Domain(NamedTuple):
-    """The domain of a translator: the words and scores to expect.
+    """The domain of a translator: the expected words and scores.
 
     words: lowercase source words of the training data; None if unknown or too many to collect.
     lowest: the lowest score per token of validation sentences, ignoring the lowest 1 %; None if unknown.
     unseen: the largest fraction of words in a validation sentence that the training data does not contain.
     factor: a score is low below factor × lowest: 1 if `lowest` comes from many sentences, otherwise 2.
-    translated: kinds of spans whose words count; those of others, such as URLs, are copied.
+    translated: kinds of spans that are translated, so their words count; others, such as URLs, are copied.
 
     >>> from regard.translation.text.domain import Domain
     >>> Domain(frozenset({"at", "noon"}), -0.1).warning("The weather at noon", -0.2)
     'Outside the training data: “The” and “weather” do not occur in it. Do not trust this translation.'
     >>> Domain(None, -0.1).warning("The weather at noon", -1.5)
-    'The model is unsure: score −1.50 per token, −0.10 or more on validation sentences.'
+    'The model is unsure: score −1.50 per token; validation sentences score −0.10 or more.'
     """
 
     words: frozenset[str] | None
@@ -74,8 +74,8 @@ class Domain(NamedTuple):
             )
         if self.lowest is not None and score < self.factor * self.lowest - _MARGIN:
             shown, lowest = (f"{value:.2f}".replace("-", "−") for value in (score, self.lowest))
-            usual = "usually" if self.lowest == _FALLBACK else "on validation sentences"
-            return f"The model is unsure: score {shown} per token, {lowest} or more {usual}."
+            usual = "good translations usually" if self.lowest == _FALLBACK else "validation sentences"
+            return f"The model is unsure: score {shown} per token; {usual} score {lowest} or more."
         return ""
 
 

@@ -14,7 +14,7 @@ from regard.translation.data.encoded import EncodedCorpus
 from regard.translation.model_folder import IDS
 from regard.translation.tokens import TokenizerPair
 
-_CANDIDATES = 64  # pairs whose words are compared, by the tokens they share
+_CANDIDATES = 64  # pairs with the most shared tokens; only their words are compared
 _MAX_WORDS = 400  # longer texts are compared by their first words
 
 
@@ -86,7 +86,7 @@ class TranslationMemory:
         return [Match(*pair, similarity) for pair, similarity in ranked if similarity > 0]
 
     def _candidates(self, ids: Sequence[int], count: int) -> NDArray[np.int64]:
-        """Return the pairs that share the most tokens with a text; a rare token counts more."""
+        """Return the pairs that share the most tokens with a text; rare tokens count more."""
         score = np.zeros(len(self._corpus))
         for token in set(ids):
             first, stop = self._starts[token], self._starts[token + 1]

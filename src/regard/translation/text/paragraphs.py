@@ -1,6 +1,6 @@
-"""Find the paragraphs of a plain text: which lines were wrapped and belong together.
+"""Find the paragraphs of a plain text by recognizing wrapped lines.
 
-A line break was made by wrapping if the first word of the next line would not have fitted. A list mark,
+A line was wrapped if the first word of the next line would not have fit. A list marker,
 another indentation or a table begins a new paragraph.
 """
 
@@ -9,12 +9,12 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-_QUOTES = re.compile(r"(?:[ \t]{0,3}>[ \t]?)*")  # marks of quoted mail, such as "> > "
+_QUOTES = re.compile(r"(?:[ \t]{0,3}>[ \t]?)*")  # quoted mail, such as "> > "
 _MARK = re.compile(r"[ \t]*(?:(?:[-*+•–]|#{1,6}|\(?\d{1,3}[.)]|\(?[a-zA-Z]\))[ \t]+)*")
 _NUMBER = re.compile(r"[ \t]*\d{1,3}\.[ \t]+")
 _TABLE = re.compile(r"\S(?:[ \t]{3,}|\t+)\S")
-_MIN_WIDTH = 40  # characters of a wrapped line
-_FULL = 0.6  # a line of a wrapped paragraph, except the last, has this fraction of the width
+_MIN_WIDTH = 40  # minimum width of a wrapped paragraph, in characters
+_FULL = 0.6  # minimum fraction of the width that a wrapped line fills
 _UNSPACED = (("\u2e80", "\u9fff"), ("\uf900", "\ufaff"), ("\uff00", "\uff60"), ("\u0e00", "\u0edf"))
 _SENTENCE_ENDS = ".!?:…。！？"
 _CLOSING = "\"'”’“«»)]*_"
@@ -24,8 +24,9 @@ _AFTER_HYPHEN = frozenset("and or to und oder bis et ou y o e".split())  # noqa:
 class Paragraph(NamedTuple):
     """Lines that are translated together.
 
-    prefix: quote marks, indentation and list mark before the first line; indent: before the others.
-    text: the joined text. lines: number of lines. width: of the lines; 0 if there is only one.
+    prefix: quote markers, indentation and list marker of the first line. indent: those of the other lines.
+    text: the joined text. lines: number of lines. width: maximum width of a line; 0 if
+        there is only one.
     """
 
     prefix: str
@@ -36,7 +37,7 @@ class Paragraph(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A line: its quote marks, its indentation and list marks, and its text."""
+    """A line: its quote markers, its indentation and list markers, and its text."""
 
     quotes: str
     mark: str
@@ -57,7 +58,7 @@ class _Line(NamedTuple):
         return bool(self.mark.strip())
 
     def without_mark(self) -> "_Line":
-        """Return the line with its list mark as a part of the text: "3. Mai" is not a list item."""
+        """Return the line with its list marker as part of the text: "3. Mai" is not a list item."""
         indent = self.mark[: len(self.mark) - len(self.mark.lstrip())]
         return _Line(self.quotes, indent, self.mark[len(indent) :] + self.text)
 
@@ -66,7 +67,7 @@ class _Line(NamedTuple):
 
 
 def is_blank(line: str) -> bool:
-    """Return whether a line separates paragraphs: it has no text, except quote marks.
+    """Return whether a line separates paragraphs: it has no text except quote markers.
 
     >>> from regard.translation.text.paragraphs import is_blank
     >>> is_blank(" > "), is_blank("> Hi")
@@ -78,7 +79,7 @@ def is_blank(line: str) -> bool:
 def find_paragraphs(lines: Sequence[str], typical_width: int = 0) -> Iterator[Paragraph]:
     """Yield the paragraphs of lines without blank lines between them.
 
-    typical_width: of the wrapped paragraphs in the document, to recognize a heading above a single line.
+    typical_width: typical line width of the document, to recognize a heading above a single line.
 
     >>> from regard.translation.text.paragraphs import find_paragraphs
     >>> lines = ["- Ein Mann geht mit seinem Hund durch den", "  Park.", "- Eine Frau"]
@@ -126,17 +127,17 @@ def _continues(paragraph: Sequence[_Line], line: _Line, width: int) -> bool:
     indent = len(line.mark.expandtabs())
     if len(paragraph) > 1:
         same_indent = indent == len(last.mark.expandtabs())
-    else:  # hanging below a list mark, or less than an indented first line
-        own = len(first.mark.expandtabs())
-        outer = own - len(first.mark.expandtabs().lstrip()) if first.has_mark else own
-        same_indent = indent in (own, outer) or (not first.has_mark and indent < own)
+    else:  # hanging indent below a list marker, or a first line with a larger indent
+        inner = len(first.mark.expandtabs())
+        outer = inner - len(first.mark.expandtabs().lstrip()) if first.has_mark else inner
+        same_indent = indent in (inner, outer) or (not first.has_mark and indent < inner)
     if not same_indent or width < _MIN_WIDTH or last.size < _FULL * width:
         return False
     return last.size + 1 + len(line.text.split()[0]) > width
 
 
 def _paragraphs(lines: Sequence[_Line]) -> Iterator[Paragraph]:
-    """Yield one paragraph, or one for each line if the lines do not form a text."""
+    """Yield one paragraph, or one for each line if the lines are not running text."""
     if len(lines) > 1 and _is_text(lines):
         prefix, indent = (line.quotes + line.mark for line in lines[:2])
         text = lines[0].text
@@ -149,7 +150,7 @@ def _paragraphs(lines: Sequence[_Line]) -> Iterator[Paragraph]:
 
 
 def _is_text(lines: Sequence[_Line]) -> bool:
-    """Return whether lines are a text, not one sentence each or a list of headlines."""
+    """Return whether lines are running text, not one sentence per line or a list of headlines."""
     ends = [line.ends_sentence() for line in lines]
     if all(ends[:-1]):
         return False
@@ -157,7 +158,7 @@ def _is_text(lines: Sequence[_Line]) -> bool:
 
 
 def _separator(text: str, following: str) -> str:
-    """Return what was between two lines: a space, except in a script without spaces and after a hyphen.
+    """Return the separator of two joined lines: a space, except in a script without spaces or after a hyphen.
 
     The hyphen stays, because it may be part of the word, as in "well-known".
     """

@@ -1,6 +1,6 @@
 """Statistics of the training text: line lengths, words, letter case, and spans that translations copy.
 
-Preparation writes it to text.json in the model folder. Translation compares each input line with it.
+Preparation writes them to text.json in the model folder. Translation compares each input line with them.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ class TextProfile:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]], max_tokens: int = 0, tokens: int = 0) -> "TextProfile":
-        """Examine sentence pairs; max_tokens, tokens: tokens of the longest source line, and of all."""
+        """Examine sentence pairs. max_tokens, tokens: token counts of the longest and of all source lines."""
         builder = ProfileBuilder()
         for source, target in pairs:
             builder.add(Pair(source, target))
@@ -78,7 +78,7 @@ class TextProfile:
 
     @cached_property
     def unprotected(self) -> frozenset[str]:
-        """Kinds of spans that the training text does not copy, or that make up much of it."""
+        """Kinds of spans that the training text does not copy, or that make up a quarter of its words."""
         words = sum(self.words.values())
         return frozenset(
             kind
@@ -199,7 +199,7 @@ class ProfileBuilder:
         self._target_words += len(targets)
 
     def build(self, max_tokens: int = 0, tokens: int = 0) -> TextProfile:
-        """Return the statistics; max_tokens, tokens: longest source line and number of source tokens."""
+        """Return the statistics. max_tokens, tokens: token counts of the longest and of all source lines."""
         if not self.lines:
             return TextProfile()
         words = sum(self._words.values())

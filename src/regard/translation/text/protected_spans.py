@@ -1,4 +1,4 @@
-"""Find text that a translation must keep as it is: URLs, e-mail addresses, numbers, placeholders, emoji.
+"""Find text that a translation must keep unchanged: URLs, e-mail addresses, numbers, placeholders, emoji.
 
 A span never crosses whitespace, except inside braces, such as `{{ user.name }}`.
 """
@@ -42,7 +42,7 @@ KINDS = (*_KINDS, "unknown")
 
 
 class Span(NamedTuple):
-    """Characters [start, stop) of a text that are copied; kind: why, such as "url" or "number".
+    """Characters [start, stop) of a text that are copied. kind: the kind of span, such as "url".
 
     >>> from regard.translation.text.protected_spans import Span
     >>> Span(4, 9, "number").of("Um  15:30")
@@ -82,7 +82,7 @@ def find_spans(text: str, unprotected: Collection[str] = ()) -> list[Span]:
 
 
 def _trailing(url: str) -> int:
-    """Return the length of the punctuation after a URL; a closing bracket belongs to it if it was opened."""
+    """Return the length of the punctuation after a URL; a bracket that the URL opens is part of it."""
     end = len(url)
     while end and url[end - 1] in _TRAILING:
         bracket = {")": "(", "]": "[", "}": "{"}.get(url[end - 1])
@@ -93,7 +93,7 @@ def _trailing(url: str) -> int:
 
 
 def merge_spans(spans: Sequence[Span]) -> list[Span]:
-    """Sort spans, drop those inside others, and join those that touch; a joined span has the first's kind.
+    """Sort spans, drop those inside others, and join adjacent ones; a joined span keeps the first kind.
 
     >>> from regard.translation.text.protected_spans import Span, merge_spans
     >>> merge_spans([Span(3, 6, "emoji"), Span(0, 3, "number"), Span(1, 2, "code")])
@@ -136,7 +136,7 @@ def split_words(text: str, spans: Sequence[Span]) -> list[tuple[int, int]]:
 
 
 def word_core(word: str) -> tuple[int, int]:
-    """Return the range of a word without surrounding punctuation; the whole word if it has nothing else.
+    """Return the range of a word without surrounding punctuation; the whole word if it is only punctuation.
 
     >>> from regard.translation.text.protected_spans import word_core
     >>> word_core("(Kraków),"), word_core("…")

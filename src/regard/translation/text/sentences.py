@@ -1,4 +1,4 @@
-"""Find sentence ends by rules that need no language: punctuation, abbreviations, ordinals, quotes, CJK."""
+"""Find sentence ends by language-independent rules: punctuation, abbreviations, ordinals, quotes, CJK."""
 # ruff: noqa: SIM905 (words are easier to read without quotes)
 
 import re
@@ -13,14 +13,14 @@ _MISSING_SPACE = re.compile(rf"(?<=[^\W\d_]{{2}})[.!?][{_CLOSING}]*+(?=[^\W\d_]{
 _OPENING = "\"'»«”“„’‘([{‹›¿¡「『（-–—•"
 _CONTEXT = 60  # characters examined on either side of a possible sentence end
 _ORDINAL_DIGITS = 3  # "19. Jahrhundert" may continue the sentence, "1999. Danach" does not
-# an abbreviation that is followed by a name or noun, never the end of a sentence
+# abbreviations that precede a name or noun and never end a sentence
 _TITLES = frozenset(
     "dr prof mr mrs ms mme mlle sr sra st hr fr frl dipl ing jr lt sgt capt maj nr núm abs kap bd "
     "vol abb vgl cf ca approx zb bzw evtl ggf inkl exkl tel dept hrsg eds vs gegr geb gest jan "
     "feb apr jun jul aug sept okt oct nov dez d.h z.b u.a i.e e.g p.ex".split()
 )
 _BEFORE_NUMBERS = frozenset("no nos num art fig tab max min op eq sec dec sep p pp".split())
-# an abbreviation that often ends a sentence: only a sentence starter after it ends it
+# abbreviations that end a sentence only if a sentence starter follows
 _FINAL = frozenset("etc usw u.s.w inc ltd corp co al a.m p.m u.s u.k d.c ph.d b.a m.a gmbh bros jh".split())
 _STARTERS = frozenset(
     "der die das den dem ein eine einen einem einer er sie es wir ich ihr du man mein sein dieser "
@@ -87,7 +87,7 @@ def _period_ends_sentence(word: str, following: str) -> bool:
 
 
 def _starts_word(text: str, match: re.Match[str]) -> bool:
-    """Return whether a capitalized word follows a period without a space, and a lowercase letter precedes."""
+    """Return whether a period stands between a lowercase letter and a capitalized word, without a space."""
     end = match.end()
     return text[match.start() - 1].islower() and text[end].isupper() and text[end + 1].islower()
 

@@ -47,7 +47,7 @@ class SourceReader:
         self.max_tokens = min(max_tokens, profile.max_tokens or max_tokens)
 
     def read(self, text: str, terms: Terms | None = None) -> SourceLine:
-        """Split a line into parts and protect what must be copied; terms: source terms with translations."""
+        """Split a line into parts and protect text to copy. terms: source terms with translations."""
         plain, tags = strip_tags(_remove_controls(text))
         spans = find_spans(plain, self._profile.unprotected)
         ranges = split_words(plain, spans)
@@ -71,7 +71,7 @@ class SourceReader:
         return SourceLine(text, words, ranges, tags, parts, 1)
 
     def _part_starts(self, text: str, ends: Sequence[int]) -> list[int]:
-        """Return where parts start, so that no part has more sentences or tokens than a training line."""
+        """Return the start of each part; no part has more sentences or tokens than a training line."""
         if len(ends) <= self._profile.max_sentences and (len(ends) <= 1 or not self._profile.max_tokens):
             return [0]
         sentences = [text[start:stop] for start, stop in zip([0, *ends[:-1]], ends, strict=True)]
@@ -116,7 +116,7 @@ class SourceReader:
             return _split(whole, self.max_tokens)
         if not whole.has_text:
             return [whole]
-        # each span is one token here, so that none is split
+        # each span is one token here, so none is split
         segmentation = segment_words(self._tokenizer, whole.normalized, by_word)
         segmentation = segmentation._replace(words=whole.segmentation.words)
         parts = _split(replace(whole, segmentation=segmentation), self.max_tokens)
@@ -159,7 +159,7 @@ class SourceReader:
         return whole, by_word, found_terms
 
     def _read_spans(self, part: SourcePart) -> SourcePart:
-        """Tokenize the spans of a part like other text, or remove those of a part that is then too long."""
+        """Tokenize the spans of a part like other text; remove them if the part is then too long."""
         segmentation = segment_words(self._tokenizer, part.normalized, {})
         if len(segmentation.ids) > self.max_tokens:
             return cut_spans(part, self._tokenizer)
@@ -181,7 +181,7 @@ class SourceReader:
         return result, was_upper
 
     def _protect_unknown(self, words: list[str], by_word: dict[int, list[tuple[int, int, str]]]) -> None:
-        """Add the words that the model cannot know: their tokens are unknown, or they look like a name."""
+        """Add the words that the model cannot know: their tokens are unknown, or they look like names."""
         if not self.copies or self._tokenizer.kind == "words":
             return
         free = [number for number in range(len(words)) if number not in by_word]
@@ -193,7 +193,7 @@ class SourceReader:
                 by_word[number] = [(start, stop, "unknown")]
 
     def _is_name(self, word: str, tokens: int) -> bool:
-        """Return whether a word is unknown and has foreign letters, or is capitalized and in many tokens."""
+        """Return whether a word looks like an unknown name: foreign letters, or a capital and many tokens."""
         profile = self._profile
         if (
             len(word) < _MIN_NAME
@@ -219,9 +219,9 @@ def _split(whole: SourcePart, max_tokens: int) -> list[SourcePart]:
 def _cut(whole: SourcePart, part: Part, separator: str) -> SourcePart:
     """Return a part of a sentence that is too long."""
     first, stop = part.first_word, part.first_word + len(part.segmentation.words)
-    own = set(part.segmentation.unknown.values())
+    unknown = set(part.segmentation.unknown.values())
     copies = {
-        word - first: [text for text in texts if text in own]
+        word - first: [text for text in texts if text in unknown]
         for word, texts in whole.copies.items()
         if first <= word < stop
     }
@@ -243,15 +243,15 @@ def _cut(whole: SourcePart, part: Part, separator: str) -> SourcePart:
 def _divide_terms(
     parts: Sequence[SourcePart], first_word: int, terms: Sequence[tuple[int, int, str]]
 ) -> list[SourcePart]:
-    """Give each term to the part in which its source begins; if that word is split, to its last part.
+    """Assign each term to the part in which its source begins; if that word is split, to its last part.
 
-    first_word: the index of the sentence's first word. terms: from `Terms.find` in the sentence.
+    first_word: the index of the sentence's first word. terms: result of `Terms.find`.
     """
     starts = [part.first_word - first_word for part in parts]
-    own: list[list[str]] = [[] for _ in parts]
+    by_part: list[list[str]] = [[] for _ in parts]
     for word, _, target in terms:
-        own[bisect_right(starts, word) - 1].append(target)
-    return [replace(part, terms=targets) for part, targets in zip(parts, own, strict=True)]
+        by_part[bisect_right(starts, word) - 1].append(target)
+    return [replace(part, terms=targets) for part, targets in zip(parts, by_part, strict=True)]
 
 
 def _remove_controls(text: str) -> str:
@@ -270,7 +270,7 @@ def _insert_terms(
     by_word: dict[int, list[tuple[int, int, str]]],
     terms: Sequence[tuple[int, int, str]],
 ) -> None:
-    """Replace each source term by its target term, as a span to copy."""
+    """Replace each source term with its target term, as a span to copy."""
     for first, stop, target in terms:
         lead = words[first][: word_core(words[first])[0]]
         trail = words[stop - 1][word_core(words[stop - 1])[1] :]

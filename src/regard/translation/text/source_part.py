@@ -11,7 +11,7 @@ from regard.translation.tokens import SPACE, Segmentation, Tokenizer
 
 @dataclass(frozen=True)
 class SourcePart:
-    """A part of a line that is translated at once: usually a sentence.
+    """A part of a line that is translated as a unit: usually a sentence.
 
     first_word: index of its first word in the line. segmentation: the words, and the tokens the model reads.
     normalized: the words in the letter case of the training text.
@@ -113,7 +113,7 @@ def _append(result: Segmentation, word: int, ids: Sequence[int], pieces: Sequenc
 
 
 def _continuation(tokenizer: Tokenizer, text: str, at_start: bool) -> tuple[list[int], list[str]]:
-    """Tokenize a part of a word; without ▁ unless it begins the word. Unknown characters are left out."""
+    """Tokenize a part of a word; without ▁ unless it begins the word. Unknown characters are dropped."""
     if not text:
         return [], []
     segmentation, unknown = tokenizer.segment(text), tokenizer.special.unknown
@@ -133,7 +133,7 @@ def _continuation(tokenizer: Tokenizer, text: str, at_start: bool) -> tuple[list
 def cut_spans(part: SourcePart, tokenizer: Tokenizer) -> SourcePart:
     """Remove the protected spans from the input of the model; they remain in `copies`.
 
-    A sentence's final punctuation stays, at the end of the word before.
+    Final punctuation is kept and attached to the previous word.
     """
     result = Segmentation(list(part.segmentation.words), [], [], [], {})
     for number, word in enumerate(part.normalized):

@@ -1,4 +1,4 @@
-"""Inline tags such as <b>: removed before translation, then put around the words that they enclosed."""
+"""Inline tags such as <b>: removed before translation, then placed around the translated words."""
 # ruff: noqa: SIM905 (words are easier to read without quotes)
 
 import re
@@ -20,14 +20,14 @@ OPAQUE = (
     "textarea",
     "template",
     "pre",
-)  # content is kept
+)  # their content is not translated
 _TAG = re.compile(
     rf"<!--.*?-->|<(?P<opaque>{'|'.join(OPAQUE)})\b[^<>]*(?<!/)>.*?</(?P=opaque)\s*>|"
     r"</?[A-Za-z][\w:.-]*(?:\s+[^\s<>\"'/=]+(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s\"'<>]+))?)*\s*/?>",
     re.S,
 )
 _NAME = re.compile(r"</?([A-Za-z][\w:.-]*)")
-_PUNCTUATION = ".,;:!?…。！？"  # after the last enclosed word, and outside its tags
+_PUNCTUATION = ".,;:!?…。！？"  # stays outside an end tag
 _EMPTY = frozenset("area base br col embed hr img input link meta param source track wbr".split())
 
 
@@ -60,7 +60,7 @@ class Tag(NamedTuple):
 
 
 def strip_tags(text: str) -> tuple[str, list[Tag]]:
-    """Remove the tags of a text; return it and them.
+    """Remove the tags from a text; return the text and the tags.
 
     >>> from regard.translation.text.tags import strip_tags
     >>> strip_tags("Ein <b>Mann</b>.")
@@ -142,7 +142,7 @@ def _pair_tags(tags: Sequence[Tag]) -> dict[int, int]:
 
 
 def _target_words_before(first: int, best: Sequence[int]) -> int:
-    """Return after how many target words a tag stands that comes before source word `first`."""
+    """Return the number of target words before a tag that precedes source word `first`."""
     before = [row for row, word in enumerate(best) if word < first]
     if not before:
         return 0
@@ -160,11 +160,11 @@ def write_tags(tags: Sequence[Tag], positions: Sequence[int], words: Sequence[st
         return ["".join(tag.text for tag in tags)] if tags else []
     result = list(words)
     for at in sorted(set(positions), reverse=True):
-        here = [tag for tag, position in zip(tags, positions, strict=True) if position == at]
-        closing = list(takewhile(lambda tag: tag.closes, here)) if at else []
-        opening = here[len(closing) :]
+        group = [tag for tag, position in zip(tags, positions, strict=True) if position == at]
+        closing = list(takewhile(lambda tag: tag.closes, group)) if at else []
+        opening = group[len(closing) :]
         if at == len(words):
-            closing, opening = here, []
+            closing, opening = group, []
         if opening:
             result[at] = "".join(tag.text for tag in opening) + result[at]
         if closing:

@@ -50,7 +50,7 @@ class DecodedPart(NamedTuple):
         return word in self.part.unknown or word not in self.part.copies
 
     def needs_weights(self, unknown: int) -> bool:
-        """Whether its text depends on the alignment: something is copied, or some words are in capitals.
+        """Whether the text depends on the alignment: something is copied, or some words are in capitals.
 
         unknown: the unknown token of the target.
         """
@@ -74,10 +74,11 @@ class TargetPart(NamedTuple):
         # a last row of zeros, for words that the model has not generated
         generated = functional.pad(merge(source, self.segmentation, weights), (0, 0, 0, 1))
         copied = [
-            word.copied if word.own is None else self.copies.get(word.own, word.copied) for word in self.words
+            word.copied if word.position is None else self.copies.get(word.position, word.copied)
+            for word in self.words
         ]
         rows = [
-            -1 if word.own is None or copy is not None else word.own
+            -1 if word.position is None or copy is not None else word.position
             for word, copy in zip(self.words, copied, strict=True)
         ]
         result = generated[rows]
@@ -94,7 +95,9 @@ class TargetPart(NamedTuple):
                 sums[word] += value
                 counts[word] += 1
         return [
-            0.0 if word.own is None or not counts[word.own] else sums[word.own] / counts[word.own]
+            0.0
+            if word.position is None or not counts[word.position]
+            else sums[word.position] / counts[word.position]
             for word in self.words
         ]
 
@@ -120,12 +123,12 @@ def lost_spans(part: SourcePart, text: str) -> bool:
 def write_part(
     decoded: DecodedPart, weights: Tensor | None, tokenizer: Tokenizer, *, turkish: bool = False
 ) -> TargetPart:
-    """Convert token ids to words, copy what must be copied, and restore capitals."""
+    """Convert token ids to words, copy unknown words and protected spans, and restore capitals."""
     source, ids = decoded.source, decoded.hypothesis.tokens
     if not decoded.part.has_text:
         verbatim = [TargetWord(printable_text(word), copied=i) for i, word in enumerate(source.words)]
-        nothing = Segmentation([], [], [], [], {})
-        return TargetPart(decoded, nothing, [word for word in verbatim if word.text], None, {})
+        empty = Segmentation([], [], [], [], {})
+        return TargetPart(decoded, empty, [word for word in verbatim if word.text], None, {})
     unknown = tokenizer.special.unknown
     replacements = replace_unknown(ids, source, weights, tokenizer.kind, unknown)
     surfaces = _surfaces(ids, source, replacements, tokenizer.kind, unknown)
@@ -150,7 +153,7 @@ def _surfaces(
         return texts
     for target, token in replacements.pairs:
         texts[target] = copied_text(source, token)
-    # an unknown token with nothing to copy is left out
+    # an unknown token with nothing to copy is dropped
     return {at: texts.get(at, "") for at, token in enumerate(ids) if token == unknown}
 
 
@@ -166,7 +169,7 @@ def copied_text(source: Segmentation, token: int) -> str:
 
 
 def _joins(source: Segmentation, token: int) -> bool:
-    """Return whether a token is joined to the next: a letter or a hyphen, but not a bracket."""
+    """Return whether a token joins the next one: it ends with a letter, digit, hyphen or slash."""
     return source.pieces[token][-1:].isalnum() or source.pieces[token][-1:] in "-/"
 
 
@@ -185,7 +188,7 @@ def _missing_copies(part: SourcePart, text: str, copied: set[int]) -> dict[int, 
             if done[word, copy]:
                 done[word, copy] -= 1
             elif not source.unknown and generated[copy] < count_span(text, copy):
-                generated[copy] += 1  # the model has translated it to itself
+                generated[copy] += 1  # the model generated it unchanged
             else:
                 missing.setdefault(word, []).append(copy)
     return missing
@@ -199,9 +202,9 @@ def _restore_capitals(part: TargetPart, weights: Tensor | None, turkish: bool) -
     copied = {part.segmentation.word_of[at] for at in part.segmentation.unknown}
     result = []
     for word in part.words:
-        upper = word.own is not None and word.own not in copied
+        upper = word.position is not None and word.position not in copied
         if upper and not source.all_upper:
-            row = None if weights is None or word.own is None else weights[word.own]
+            row = None if weights is None or word.position is None else weights[word.position]
             upper = row is not None and bool(row.numel()) and source.was_upper[int(row.argmax())]
         result.append(word._replace(text=capitals(word.text, turkish)) if upper else word)
     return result

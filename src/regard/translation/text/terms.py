@@ -88,7 +88,7 @@ def encode_terms(targets: Iterable[str], tokenizer: Tokenizer) -> list[list[int]
         if tokenizer.special.unknown in segmentation.ids:
             unknown = next(iter(segmentation.unknown.values()))
             raise ArgumentError(
-                f"The model cannot write the term {shorten(target)!r}: its vocabulary does not contain "
+                f"The model cannot generate the term {shorten(target)!r}: its vocabulary does not contain "
                 f"{shorten(unknown)!r}. Use another term."
             )
         phrases.append(segmentation.ids)

@@ -220,7 +220,7 @@ class Checkpoint(NamedTuple):
             raise damaged_checkpoint(self.path, error) from None
 
     def state(self) -> dict[str, Any]:
-        """Return the rest of the training state."""
+        """Return the training state, except tensors."""
         self._check(STATE)
         try:
             return json.loads(read_regular(self.path / STATE, MAX_TEXT_BYTES))

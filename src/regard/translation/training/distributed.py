@@ -82,7 +82,7 @@ class World:
         self._share = Share(self.rank, self.size)
 
     def build(self, build: Callable[[], Objective]) -> tuple[Seq2Seq, nn.Module]:
-        """Build the same model in all processes, and its objective; gradients are summed over processes."""
+        """Build the same model and objective in all processes; gradients are summed over processes."""
         objective = build().to(self.device)
         if self._group is None:
             return objective.model, objective
@@ -132,9 +132,9 @@ class World:
                 if checkpoints:
                     means = average(Shard.all(model.state_dict()), _models(checkpoints), self._share)
                     model = copy.deepcopy(model)
-                    own = model.state_dict()
+                    parameters = model.state_dict()
                     for name, mean in means:
-                        own[name].copy_(mean.local)
+                        parameters[name].copy_(mean.local)
                 candidate = Candidate(model, lambda: write_parameters(folder, model.state_dict()))
         yield candidate
 
@@ -293,7 +293,7 @@ def join_world(*, shard: bool = False) -> Iterator[World]:
         ) from None
     try:
         with _report_once(distributed.get_rank()):
-            # for Python numbers and errors, with a long timeout
+            # used for numbers and errors, with a long timeout
             group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
             yield Sharded(device, group) if shard else World(device, group)
     finally:

@@ -23,14 +23,15 @@ from regard.translation.pretrained.origin import write_origin
 from regard.translation.tokens import TokenizerPair
 from regard.translation.training.checkpoint import LoadedModel, load_model
 
-LEARNING_RATE = 1e-4  # peak, instead of 1e-3 or more: larger steps would destroy what the model knows
+LEARNING_RATE = 1e-4  # peak, instead of 1e-3 or more: larger steps would overwrite what the model has learned
 _FREE = {"dropout"}  # settings of a model that fine-tuning can change
 
 
 class InitialModel(NamedTuple):
     """The model that training starts from.
 
-    folder: written by `train`, or in Hugging Face format. source, target: languages of a multilingual model.
+    folder: a folder written by `train`, or in Hugging Face format. source, target: languages of a
+        multilingual model.
 
     >>> from pathlib import Path
     >>> from regard.translation import InitialModel
@@ -81,7 +82,7 @@ class InitialModel(NamedTuple):
                     )
 
     def write(self, folder: Path) -> TokenizerPair:
-        """Write the initial parameters and, of a pretrained model, its files; return the vocabularies."""
+        """Write the initial parameters and the files of a pretrained model; return the vocabularies."""
         model, tokens, _ = self.read()
         tensors = {name: tensor.detach().float() for name, tensor in model.state_dict().items()}
         with open_atomic(folder / INITIAL) as file:
@@ -97,7 +98,7 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _settings(contents: PretrainedFolder) -> dict[str, Any]:
-    """Describe a pretrained model with regard's settings, as far as they express it."""
+    """Return the settings of a pretrained model, as far as regard has equivalents."""
     config, tokens = contents.layout.encoder, contents.tokens
     names = {item.name for item in dataclasses.fields(ModelConfig)}
     model = {name: value for name, value in vars(config).items() if name in names and name != "normalize"}

@@ -31,7 +31,7 @@ _MAX_VALUE = 1e15  # steps and measurements
 
 
 class LogRow(NamedTuple):
-    """A row of log.csv, with columns from `Report` and `ValidationResult`; those that a step lacks are None.
+    """A row of log.csv, with columns from `Report` and `ValidationResult`; missing values are None.
 
     A validation without a report has the `seconds` of the previous report.
     """

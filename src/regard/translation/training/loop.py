@@ -44,7 +44,7 @@ from regard.translation.training.validation import DevSet, OverfittingMonitor, v
 
 _REPORT_EVERY = 50  # updates
 _MAX_SILENCE = 30.0  # seconds without a report
-_COMPLETE = 0.9  # a run for training.minutes that took this fraction of the time is not continued
+_COMPLETE = 0.9  # a run that used this fraction of training.minutes counts as complete
 _MIN_PERIOD = 50  # updates between validations, unless validate_every is set
 
 
@@ -209,7 +209,7 @@ class Trainer:
             self.steps = max(progress.step + 1, round(progress.steps * 60 * minutes / max(elapsed, 1.0)))
 
     def _measure_speed(self) -> float:
-        """Return the seconds that an update takes, from a few forward and backward passes; 0 if unknown."""
+        """Estimate the seconds per update from a few forward and backward passes; 0 if unknown."""
         if self.world.size > 1 or self.progress.step >= self.steps:
             return 0.0
         batches = islice(self.batches.from_step(0), TIMED_BATCHES)
@@ -317,9 +317,9 @@ class Trainer:
 
     def _part(self, epoch: int, indices: NDArray[numpy.int64]) -> tuple[Batch, int]:
         """Return this process's part of a batch with weight 1; if it is empty, any pair with weight 0."""
-        own = indices[self.world.rank :: self.world.size]
-        batch = self.batches.get(own if len(own) else indices[:1], epoch)
-        return batch.to(self.world.device), 1 if len(own) else 0
+        part = indices[self.world.rank :: self.world.size]
+        batch = self.batches.get(part if len(part) else indices[:1], epoch)
+        return batch.to(self.world.device), 1 if len(part) else 0
 
     def _divergence(self, quantity: str) -> ArgumentError:
         training = self.config.training

@@ -1,4 +1,4 @@
-"""The model card of a model folder: README.md with data, scores, settings and the command."""
+"""The model card of a model folder: README.md with data, scores, settings and the training command."""
 
 import os
 import shlex
@@ -69,8 +69,8 @@ def write_model_card(
 ) -> bool:
     """Write README.md, unless it was edited; return whether it was written.
 
-    entries: the other entries of config.json: where the data comes from, and the alignment head. An edited
-    card is one without the comment below its header.
+    entries: the other entries of config.json: origin of the data, and alignment head. A card counts as edited
+    if it lacks the comment below its header.
     """
     path = Path(folder) / CARD
     if path.exists() and _MARK not in path.read_text("utf-8", errors="replace"):
@@ -115,7 +115,7 @@ def training_command(config: TranslationConfig, origin: Mapping[str, Any]) -> st
 
 def _changed_settings(config: TranslationConfig, origin: Mapping[str, Any], preset: str) -> list[str]:
     """Return the settings that differ from the preset, as section.name=value."""
-    if preset == "auto":  # the base depends on the corpus: repeat what was passed, or was extended later
+    if preset == "auto":  # the base depends on the corpus: repeat the settings that were passed
         passed = origin.get("settings")
         settings = dict(str(item).partition("=")[::2] for item in passed) if isinstance(passed, list) else {}
         values = {name: _value(config, name) for name in settings}
@@ -158,7 +158,7 @@ def _describe_model(config: TranslationConfig) -> str:
 
 
 def _describe_data(data: TrainingData, origin: Mapping[str, Any]) -> str:
-    """Return a list of the corpus, the sizes and the vocabulary."""
+    """Describe the corpus, its size and the vocabulary as a list."""
     files = (
         " and ".join(f"`{printable(name)}`" for name in _names(origin, "corpus")) or "pairs passed to `train`"
     )
@@ -175,7 +175,7 @@ def _describe_data(data: TrainingData, origin: Mapping[str, Any]) -> str:
         f"- Corpus: {files}\n"
         f"- Training pairs: {len(data.pairs):,}; validation pairs: {len(data.dev):,} ({dev})\n"
         f"- Vocabulary: {vocabulary}\n"
-        "- License and content of the corpus: as its owner states; the model may repeat what it contains"
+        "- License: that of the corpus; the model may reproduce text from it"
     )
 
 

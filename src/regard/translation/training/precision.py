@@ -1,6 +1,6 @@
 """The precision of matrix products in training: float32, or bfloat16 where it is faster.
 
-In bfloat16, `torch.autocast` rounds the inputs of matrix products and of attention, which are summed in
+In bfloat16, `torch.autocast` rounds the inputs of matrix products and of attention; the sums are in
 float32. Norms, softmax and the loss are computed in float32. Parameters, gradients and the optimizer state
 stay in float32.
 """
@@ -18,8 +18,8 @@ from regard.translation.training.optimization import Precision
 
 MIN_SPEEDUP = 1.15  # bfloat16 rounds more, so a smaller speedup is not worth it
 TOKENS = 512  # in a timed training step
-_ROWS = (64, TOKENS)  # of the timed products; the first ones show whether the others are worth it
-_ROUNDS, _SECONDS = 4, 0.2  # of a measurement, at most
+_ROWS = (64, TOKENS)  # rows of the timed products; the first show whether the others are worth timing
+_ROUNDS, _SECONDS = 4, 0.2  # maximum per measurement
 _MAX_STEP = 0.15  # seconds; the products dominate longer training steps, so their speedup is enough
 _PRECISIONS: tuple[Precision, Precision] = ("float32", "bfloat16")
 Times = tuple[float, float]  # seconds in float32 and in bfloat16
@@ -80,7 +80,7 @@ def choose_precision(
     sums: sums numbers over all processes, so that all choose the same precision.
     """
     if sums([0.0 if runs_bfloat16(device) else 1.0])[0]:
-        return PrecisionChoice("float32", "this processor cannot multiply bfloat16")
+        return PrecisionChoice("float32", "this processor has no bfloat16 instructions")
     *times, processes = sums([*_time_products(width, device), 1.0])
     step = times[0] / processes * parameters / (4 * width**2)  # seconds, in float32
     if times[0] >= MIN_SPEEDUP * times[1] and step < _MAX_STEP:

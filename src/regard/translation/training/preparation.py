@@ -54,7 +54,7 @@ _SAMPLED, _SAMPLE_LENGTH = 100, 50  # dev sentences to choose an example from, a
 _SLACK = 10  # tokens by which short sentences may differ, whatever the ratio
 _MAX_CHARACTERS = 16  # per token: drops sentences that are far too long before they are tokenized
 
-_MIN_OCCURRENCES = 20  # of a vocabulary entry in the text, on average
+_MIN_OCCURRENCES = 20  # minimum mean frequency of vocabulary entries in the text
 _LARGE_VOCABULARY = 1000  # smaller ones are never too large
 
 _Ids = tuple[list[int], list[int]]
@@ -136,7 +136,9 @@ def _check_consistent(data: TrainingData, *, with_dev_links: bool) -> None:
             f"{IDS} was encoded with {data.pairs.vocabulary:,} tokens, but the vocabulary has {vocabulary:,}"
         )
     if not len(data.pairs) or not data.dev:
-        raise ArgumentError(f"{IDS} has {len(data.pairs):,} pairs and {DEV} has {len(data.dev):,}")
+        raise ArgumentError(
+            f"{IDS} has {len(data.pairs):,} pairs and {DEV} has {len(data.dev):,}; both need at least one"
+        )
     linked = min(len(data.dev), _MAX_LINKED)
     if with_dev_links and len(data.dev_links) != linked:
         raise ArgumentError(
@@ -176,8 +178,8 @@ def prepare_with(
 ) -> tuple[TranslationConfig, TrainingData]:
     """Like `prepare`, but choose the config after the pairs are counted; also return it.
 
-    choose: a function of the corpus's statistics, such as `choose_config`. Its sections [corpus] and the seed
-        must not depend on them, because they are needed to read the corpus.
+    choose: returns a config for the statistics of the corpus, such as `choose_config`. The [corpus] section
+        and the seed must not depend on them, because they are needed to read the corpus.
     """
     statistics = CorpusStatistics()
     early = choose(statistics)
@@ -234,7 +236,7 @@ def _check_vocabulary(tokens: TokenizerPair, corpus: EncodedCorpus, config: Toke
         return None
     better = max(total // (2 * _MIN_OCCURRENCES), _LARGE_VOCABULARY // 2)
     return (
-        f"the vocabulary of {size:,} tokens is large for a text of {total:,}: each occurs only "
+        f"the vocabulary of {size:,} tokens is large for a text of {total:,} tokens: each occurs only "
         f"{total / size:.0f} times on average, too rarely to learn. Set tokens.size={round(better, -2)}, or "
         "use --preset auto."
     )
@@ -332,7 +334,7 @@ def _encode_and_sample(
     notify: Callable[[str], None],
     profile: ProfileBuilder,
 ) -> Iterator[_Ids]:
-    """Yield the token ids of the training pairs; add them to `profile` and the first ones to `sample`."""
+    """Yield the token ids of the training pairs; add all pairs to `profile`, and the first to `sample`."""
     dropped = _token_filter(config)
     for pair, ids in _encode(tokens, train, dropped):
         if len(sample) < sample_size:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 SHOWN_VALIDATIONS = 4  # in the live display
 FRAMES_PER_SECOND = 2
-MIN_INTERVAL = 5.0  # seconds between plain progress lines, growing with the elapsed time …
-INTERVAL_DIVISOR = 50
-MAX_INTERVAL = 20.0  # … up to this; a trainer reports at least every 30 seconds
+MIN_INTERVAL = 5.0  # seconds between plain progress lines
+INTERVAL_DIVISOR = 50  # later, the interval is the elapsed time divided by this
+MAX_INTERVAL = 20.0  # a trainer reports at least every 30 seconds
 MAX_SAMPLE_LENGTH = 60  # characters of a sample sentence in a plain line
 
 

@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-_WINDOW = 60.0  # seconds of training that count as recent …
-_MIN_UPDATES = 10  # … but at least this many updates
+_WINDOW = 60.0  # seconds of training over which the recent speed is measured
+_MIN_UPDATES = 10  # minimum number of updates in this measurement
 TIMED_BATCHES, _MAX_TIMED = 5, 3.0  # batches and seconds to measure the speed before training
-_OPTIMIZER = 1.05  # an update takes a little longer than its forward and backward pass
+_OPTIMIZER = 1.05  # time of an update, relative to its forward and backward pass
 
 
 class RunningStats:
@@ -53,7 +53,7 @@ class RunningStats:
 
     @contextmanager
     def validation(self) -> Iterator[None]:
-        """Stop the clock of the training time, and measure the validation instead."""
+        """Pause the training clock, and measure the validation time instead."""
         seconds, start = self.seconds(), time.monotonic()
         yield
         self._last_validation = time.monotonic() - start
@@ -80,7 +80,7 @@ class RunningStats:
         return measured
 
     def updates_in(self, seconds: float, period: int) -> int:
-        """Return how many updates fit into a time with a validation every `period` updates and at the end."""
+        """Return how many updates fit into `seconds`, validating every `period` updates and at the end."""
         cost = self.seconds_per_update() + self._last_validation / period
         return max(int((seconds - self._last_validation) / max(cost, 1e-9)), 0)
 

@@ -264,7 +264,7 @@ def _prepare(
 def _config_choice(
     config: TranslationConfig | ConfigChoice | None, initial: InitialModel | None
 ) -> ConfigChoice:
-    """Return a function that chooses the config; one for fine-tuning must fit the initial model."""
+    """Return a function that chooses the config and, for fine-tuning, checks it against the initial model."""
     if isinstance(config, TranslationConfig):
         return lambda statistics: config
     if initial is None:
@@ -315,7 +315,7 @@ def _read_config(folder: Path) -> tuple[TranslationConfig, dict[str, Any]]:
 
 
 def _preparation_was_cut_off(folder: Path) -> bool:
-    """Return whether preparation was interrupted, so that repeating it loses nothing."""
+    """Return whether preparation was interrupted, so repeating it loses nothing."""
     trained = (folder / MODEL).exists() or Checkpoint.all(folder)
     return (folder / CONFIG).exists() and not trained and not is_prepared(folder)
 
@@ -331,7 +331,7 @@ def _select_head(folder: Path, run: Run) -> None:
 
 
 def _calibrate(folder: Path, run: Run) -> None:
-    """Store in config.json which scores and how many new words to expect; see `Domain`."""
+    """Store the expected scores and fraction of unseen words in config.json; see `Domain`."""
     from regard.translation.decoding.strategies import Greedy
     from regard.translation.text.domain import calibrate
     from regard.translation.translator import load_translator

@@ -92,7 +92,7 @@ def translate_greedy(model: Seq2Seq, tokens: TokenizerPair, sources: Sequence[Se
 
 
 class OverfittingMonitor:
-    """Watches the validations of a training run.
+    """Detects overfitting from the validations of a training run.
 
     >>> from regard.translation import TranslationConfig
     >>> from regard.translation.training.validation import OverfittingMonitor
@@ -113,7 +113,7 @@ class OverfittingMonitor:
         self._worse = 0
 
     def check(self, result: ValidationResult) -> str | None:
-        """Return a warning if the last validations became worse and worse; None otherwise."""
+        """Return a warning when overfitting is first detected; None otherwise."""
         best = self._lowest
         if best is None or result.loss < best.loss:
             self._lowest, self._worse = result, 0

@@ -19,5 +19,5 @@ export function domainWarning({ words, lowest, unseen = 0, factor = 2 }, source,
     return `Outside the training data: ${list} ${named.length === 1 ? "does" : "do"} not occur in it. Do not trust this translation.`;
   }
   if (lowest === null || score >= factor * lowest - MARGIN) return "";
-  return `The model is unsure: score ${formatScore(score)} per token, ${formatScore(lowest)} or more on validation sentences.`;
+  return `The model is unsure: score ${formatScore(score)} per token; validation sentences score ${formatScore(lowest)} or more.`;
 }

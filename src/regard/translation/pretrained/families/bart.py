@@ -22,7 +22,7 @@ def read_stacks(
     settings.require("normalize_embedding", options.get("embedding_norm", False))
     settings.require("add_final_layer_norm", options["norm_first"])
     for name in ("extra_pos_embeddings", "force_bos_token_to_be_generated"):
-        settings.get(name)  # of early versions, without effect in these models
+        settings.get(name)  # set by early versions; no effect in these models
     shared: dict[str, Any] = {
         "width": settings.integer("d_model", max=65_536),
         "max_positions": settings.integer("max_position_embeddings", 1024, max=10_000_000),

@@ -41,7 +41,7 @@ def read_tokenizer(
         languages = {code: ids[code] for code in names if code in ids}
         if ids.get("<unk>") != UNKNOWN:
             raise ArgumentError(
-                f"{folder / JSON} gives <unk> the id {ids.get('<unk>')}; it must be {UNKNOWN}."
+                f"{folder / JSON} assigns the id {ids.get('<unk>')} to <unk>; it must be {UNKNOWN}."
             )
         result: PretrainedTokenizer = JsonTokenizer(tokenizer, special, size)
         result.controls |= set(languages.values())

@@ -25,7 +25,7 @@ _POSITIONS = frozenset(f"model.{side}.embed_positions.weight" for side in ("enco
 
 
 def read_layout(settings: Settings) -> Layout:
-    """Read the architecture: post-norm (Pegasus: pre-norm); positions have all sin, then all cos."""
+    """Read the architecture: post-norm (Pegasus: pre-norm), with sinusoidal positions."""
     settings.require("static_position_embeddings", True)
     pegasus = settings.get("model_type") == "pegasus"
     encoder, decoder = bart.read_stacks(

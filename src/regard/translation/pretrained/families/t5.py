@@ -31,7 +31,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "silu": "silu",
     "gated-relu": "reglu",
-    "gated-gelu": "geglu_tanh",  # the approximation, in spite of its name
+    "gated-gelu": "geglu_tanh",  # the tanh approximation, despite its name
     "gated-silu": "swiglu",
 }
 _TASK = re.compile(r"translation_([a-z]+)_to_([a-z]+)")
@@ -153,7 +153,7 @@ def read_tokens(folder: Path, layout: Layout, choice: Choice) -> TokenizerPair:
 
 
 def _prefix(choice: Choice) -> str:
-    """Return the text with which every source begins, such as "translate English to German:"."""
+    """Return the text that starts every source, such as "translate English to German:"."""
     tasks = choice.config.get("task_specific_params", {})
     prefixes: dict[tuple[str, str], str] = {}
     for name, task in tasks.items() if isinstance(tasks, dict) else ():
