@@ -85,7 +85,7 @@ class TensorLike:
             )
         return self.dense()
 
-    # Metadata, none of which needs the dense matrix
+    # Metadata that does not need the dense matrix
 
     @property
     def ndim(self) -> int:
