@@ -384,7 +384,7 @@ def test_prompt_may_be_read_in_several_calls(chunks: list[int]) -> None:
 def test_caches_reject_lengths() -> None:
     model = made(LanguageModel)
     for batch in ((Packed.of(SOURCE),), padded(Packed.of(SOURCE))):
-        with pytest.raises(regard.ArgumentError, match=r"equal length, and this batch is [Pp]a"):
+        with pytest.raises(regard.ArgumentError, match=r"equal length, but this batch is [Pp]a"):
             model(*batch, caches=model.decoder.caches())
 
 

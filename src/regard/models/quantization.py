@@ -44,7 +44,7 @@ def quantize(module: Model, dtype: Precision) -> Model:
     """
     check_precision(dtype)
     if any(isinstance(part, Int8Linear) for part in module.modules()):
-        raise ArgumentError(f"This model is quantized to int8 already; quantize the original to {dtype!r}.")
+        raise ArgumentError(f"This model is already quantized to int8; quantize the original to {dtype!r}.")
     if dtype != "int8":
         return copy.deepcopy(module).to(getattr(torch, dtype))
     _check_int8(module)
@@ -89,7 +89,7 @@ def multiplies_bfloat16() -> bool:
 def runs_bfloat16(device: torch.device) -> bool:
     """Return whether bfloat16 products can be computed on a device.
 
-    Some virtual machines report AMX instructions but end every process that uses them. On processors with
+    Some virtual machines report AMX instructions but kill every process that uses them. On processors with
     AMX, a child process therefore tries a product first.
     """
     has_amx = bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
