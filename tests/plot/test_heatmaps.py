@@ -227,9 +227,7 @@ def test_draw_heads_has_a_row_per_layer_and_a_column_per_head(tmp_path, figures)
 
 
 def test_heads_of_a_batch_raise(tmp_path):
-    with pytest.raises(
-        regard.ShapeError, match=r"weights of 'a' have shape \(2, 3, 5, 5\); .*\(h, q, k\)"
-    ):
+    with pytest.raises(regard.ShapeError, match=r"weights of 'a' have shape \(2, 3, 5, 5\); .*\(h, q, k\)"):
         draw_heads({"a": weights_of(5, 2, 3)}, tmp_path / "x.png")
     with pytest.raises(regard.ArgumentError, match="got no layers"):
         draw_heads({}, tmp_path / "x.png")

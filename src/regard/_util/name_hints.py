@@ -20,7 +20,7 @@ _LOAD = 'regard.load_encoder("minilm") or regard.load_translator(folder)'
 _EDIT = "with regard.edit(model, layer, heads, regard.ZeroAblation()): ..."
 _ROTARY = 'regard.models.RotaryPositions(width), or TransformerConfig(positions="rotary")'
 
-# attributes: last part of a module's name, or class → guess → answer
+# attributes: last part of a module's name, or class → unknown name → answer
 _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     "regard": {
         **dict.fromkeys(("load", "load_model", "load_pretrained", "from_pretrained", "pipeline"), _LOAD),
@@ -254,7 +254,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# commands and options: guess → answer
+# commands and options: unknown name → answer
 _COMMANDS = {
     **dict.fromkeys(
         ("visualize", "view", "show", "serve", "server", "app", "web", "ui", "gui", "heads", "inspect"),

@@ -112,7 +112,7 @@ class Quantized:
         result = self.map(lambda part: part[index])
         if result.shape[-1] != self.shape[-1]:
             raise ShapeError(
-                f"The index selects features: the last axis has {self.shape[-1]} and would have "
+                f"The index selects features: the last axis would change from {self.shape[-1]} to "
                 f"{result.shape[-1]}. Select along other axes, or index x.dequantize()."
             )
         return result

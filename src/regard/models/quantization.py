@@ -24,7 +24,7 @@ _PROBE_SECONDS = 5.0  # for one small product
 def quantize(module: Model, dtype: Precision) -> Model:
     """Return a copy of a module for inference in another precision.
 
-    dtype: "int8" replaces every `nn.Linear`, and the output projection of a sequence-to-sequence model, by
+    dtype: "int8" replaces every `nn.Linear`, and the output projection of a sequence-to-sequence model, with
         int8 weights with one scale per output; everything else stays in float32. "bfloat16" or "float32"
         converts all parameters.
 

@@ -213,7 +213,7 @@ class Transformer(Seq2Seq):
             encoded, _ = positions.encode(x[:, None], torch.tensor([position]))
             x = encoded[:, 0].clone()
         x = self.decoder.embedding_norm(x)
-        if x.dtype is not torch.float32:  # the embedding may have another dtype than the decoder
+        if x.dtype is not torch.float32:  # the dtype of the embedding may differ from the decoder's
             return None
         if self.output_scale == 1:
             output = self._modules.get(INT8_OUTPUT) or OutputProjection(self.output_weight, self.output_bias)

@@ -74,7 +74,7 @@ BUILT_IN |= {Intervals}
 
 
 def _union(parts: list[Interval]) -> Intervals | None:
-    """Merge intervals where every query allows it; None if more remain than the kernels support."""
+    """Merge intervals that overlap or touch for every query; None if more remain than the kernels support."""
     merged: list[Interval] = []
     for part in parts:
         if part.is_empty():
