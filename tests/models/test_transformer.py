@@ -756,7 +756,7 @@ def test_int32_tokens() -> None:
         (
             lambda m: m(torch.tensor([[5, 6]]), torch.tensor([3])),
             regard.ShapeError,
-            "length is 3 and the rows have 2 tokens",
+            "length is 3, but the rows have 2 tokens",
         ),
         (
             lambda m: m(torch.tensor([[5, 6]]), torch.tensor([1, 1])),

@@ -246,7 +246,7 @@ def check_lengths(tokens: Tensor, lengths: Tensor) -> None:
     low, high = (int(bound) for bound in lengths.aminmax())
     if low < 0 or high > tokens.shape[1]:
         raise ShapeError(
-            f"A length is {low if low < 0 else high} and the rows have {tokens.shape[1]} tokens; lengths "
+            f"A length is {low if low < 0 else high}, but the rows have {tokens.shape[1]} tokens; lengths "
             f"must be between 0 and {tokens.shape[1]}."
         )
 

@@ -222,7 +222,7 @@ def test_compile_and_meta_device():
         (lambda: make().states(torch.zeros(3, dtype=torch.long)), r"\(3,\)"),
         (
             lambda: make().states(torch.zeros(2, 3, dtype=torch.long), torch.tensor([4, 1])),
-            "A length is 4 and the rows have 3 tokens",
+            "A length is 4, but the rows have 3 tokens",
         ),
         (lambda: make().loss([3]), "Sentence 0 is an int"),
     ],

@@ -55,8 +55,8 @@ class ProblemConfig(NamedTuple):
 def serialize(config: ProblemConfig, names: Sequence[str]) -> str:
     """Write a configuration and its tensor names as text, for compiled graphs and files.
 
-    Omits the number of queries, which may be symbolic, and the score's name and the implementation, which are
-    not part of the problem.
+    The text omits the number of queries, which may be symbolic, and the score's name and the implementation,
+    which are not part of the problem.
     """
     softcap = "" if config.softcap is None else float(config.softcap).hex()
     numbers = f"{float(config.scale).hex()}|{softcap}|{float(config.dropout).hex()}|{config.terms}"

@@ -207,7 +207,7 @@ class PretrainedEncoder(WordEncoder):
     def sentence_vectors(self, sentences: str | Sequence[str]) -> Tensor:
         """Return sentence embeddings (b, m): normalized means of the token vectors of the last layer.
 
-        minilm was trained so that the dot product of two embeddings is the similarity of the sentences. An
+        For minilm, the dot product of two embeddings measures the similarity of the sentences. An
         encoder in 16-bit precision returns float32.
         """
         texts = check_sentences(sentences)
