@@ -3,7 +3,7 @@ INSTALLED := .venv/.installed
 # the development environment includes the packages of the demo and the docs
 DEMO := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/.demo)
 DOCS := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/.docs)
-# one process per core and one more, because some tests wait; each with one thread
+# one worker per core and one more, because some tests wait; one thread per worker
 WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 

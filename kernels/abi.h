@@ -13,9 +13,9 @@
 namespace regard {
 
 constexpr int MAX_LEAD = 10, MAX_TERMS = 4, MAX_BIASES = 4, MAX_LINES = 2;
-constexpr int MATCHES = 3;  // sets of keys with the row's token, in write_sums (inspect.h)
+constexpr int MATCHES = 3;  // token matches per row in write_sums (inspect.h)
 
-// Name, and policy in normalizers.h.
+// Name, and the policy in normalizers.h.
 #define NORMALIZERS(X)    \
   X(softmax, Softmax)     \
   X(sigmoid, Sigmoid)     \
@@ -24,7 +24,7 @@ constexpr int MATCHES = 3;  // sets of keys with the row's token, in write_sums 
   X(sparsemax, Sparsemax) \
   X(entmax15, Entmax15)
 
-// Activations of additive scores: name, and policy in activations.h.
+// Activations of additive scores: name, and the policy in activations.h.
 #define ACTIVATIONS(X) X(tanh, Tanh) X(relu, Rectifier)
 
 #define SCORES(X) X(dot, ) ACTIVATIONS(X)
@@ -103,11 +103,11 @@ struct Problem {
   int64_t all_queries = 0, first_key = 0;  // of the full call, if this is a part of it
   Family family = Family::dot;
   Normalizer normalizer = Normalizer::softmax;
-  float scale = 1, sharpness = 1, softcap = 0, offset = 0;  // softmax's 1 / temperature, sigmoid's bias
+  float scale = 1, sharpness = 1, softcap = 0, offset = 0;  // sharpness: 1 / temperature; offset: sigmoid's bias
   bool counts = false;                                      // the sigmoid's offset is −log n instead
   float kept = 1;                                           // 1 / (1 − dropout)
   uint32_t threshold = 0;                                   // weights with a smaller hash are dropped
-  int64_t segments = 1;                                     // of the rows, in the backward pass
+  int64_t segments = 1;                                     // number of row segments in the backward pass
   int64_t k = 0;                                            // k of top-k; number of spans
 
   int biases = 0, lines = 0, terms = 0;
@@ -125,12 +125,12 @@ struct Problem {
     return n;
   }
   INLINE Unit unit(int64_t number) const {
-    Unit found;
+    Unit unit;
     for (int i = axes - 2; i >= 0; --i) {
-      found.at[i] = number % lead[i];
+      unit.at[i] = number % lead[i];
       number /= lead[i];
     }
-    return found;
+    return unit;
   }
   INLINE int64_t offset_of(const View& view, const Unit& unit) const {
     int64_t offset = 0;
@@ -139,10 +139,10 @@ struct Problem {
   }
   // Whether a requested gradient sums the gradients of scores.
   INLINE bool adds_up() const {
-    bool found = bool(d_sink) || bool(d_vector);
-    for (const View& view : d_bias) found |= bool(view);
-    for (const View& view : d_line) found |= bool(view);
-    return found;
+    bool needed = bool(d_sink) || bool(d_vector);
+    for (const View& view : d_bias) needed |= bool(view);
+    for (const View& view : d_line) needed |= bool(view);
+    return needed;
   }
   INLINE int64_t per_head(const View& view) const { return view.lead[axes - 1]; }
 };
@@ -187,19 +187,19 @@ struct Step {
   struct Block {
     Norm norms[3];
     Layer in_proj, out_proj, query, cross_out, ffn_in, ffn_out;
-    float *cache, *source, *queries;  // queries: receives those of cross-attention, or is null
+    float *cache, *source, *queries;  // queries: output for the cross-attention queries, or null
   };
   int64_t rows, width, groups, per_group, head, inner, vocabulary;
   int64_t length, capacity;  // cached tokens before this step, and capacity
   int64_t sources, slots, keys;
-  const int64_t *index, *lengths;  // index: place of each row among the slots, or null
+  const int64_t *index, *lengths;  // index: slot of each row, or null
   bool norm_first;
   float eps;
   int64_t layers;
   const Block* blocks;
   Norm norm;
   Layer output;
-  float *x, *logits;  // rows × width, changed; rows × vocabulary
+  float *x, *logits;  // x: rows × width, modified; logits: rows × vocabulary
   float *normed, *y, *projected, *attended, *hidden, *spread;
 };
 
@@ -209,10 +209,10 @@ struct Kernels {
   int lanes;
   bool (*forward)(const Problem&, int threads);
   bool (*backward)(const Problem&, int threads);
-  bool (*weights)(const Problem&, int threads);  // dense
+  bool (*weights)(const Problem&, int threads);  // dense weights
   bool (*entropy)(const Problem&, int threads);
   bool (*topk)(const Problem&, int threads);
-  bool (*sums)(const Problem&, int threads);  // over sets of keys
+  bool (*sums)(const Problem&, int threads);  // sums over sets of keys
   void (*dropout)(const Drop&, int threads);
   void (*linear)(const Linear&, int threads);
   void (*linear_int8)(const Linear&, int threads);

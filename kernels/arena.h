@@ -19,10 +19,10 @@ class Arena {
     if (uint64_t(count) > uint64_t(INT64_MAX) / 2 / sizeof(T)) out_of_memory(SIZE_MAX);
     const size_t bytes = (size_t(count) * sizeof(T) + 127) / 64 * 64;
     if (used_ + bytes > size_) grow(bytes);
-    T* found = reinterpret_cast<T*>(base_ + used_);
+    T* piece = reinterpret_cast<T*>(base_ + used_);
     used_ += bytes;
     total_ += bytes;
-    return found;
+    return piece;
   }
 
   // Called after a block. Merges several pieces, so the next block of this size needs at most one allocation.

@@ -62,22 +62,22 @@ struct Gradients {
 };
 
 // Per-row data of a block for the backward pass: dO as rows and as columns, queries, dQ, τ and c.
-struct Asking {
+struct BackwardRows {
   const Block& b;
-  int64_t width, room;       // value width, and padded value width
-  float *rows, *columns;     // dO: [lane][room], [t][lane]
+  int64_t width, stride;     // value width, and padded value width
+  float *rows, *columns;     // dO: [lane][stride], [t][lane]
   float* queries = nullptr;  // query · scale: [lane][padded width]
   float* sums = nullptr;     // dQ / scale: [lane][padded width]
   Tau tau;
   PerLane c;
 
-  explicit Asking(const Block& b) : b(b), width(b.p.value_width), room(padded(b.p.value_width)) {
+  explicit BackwardRows(const Block& b) : b(b), width(b.p.value_width), stride(padded(b.p.value_width)) {
     const Problem& p = b.p;
     const int64_t offset = p.offset_of(p.grad, b.unit), wide = padded(p.width);
-    rows = arena.take(b.count * room);
-    for (int i = 0; i < b.count; ++i) stage_row(rows + i * room, p.grad, b.at(p.grad, offset, i), width, room);
+    rows = arena.take(b.count * stride);
+    for (int i = 0; i < b.count; ++i) stage_row(rows + i * stride, p.grad, b.at(p.grad, offset, i), width, stride);
     columns = arena.take(width * b.lanes);
-    to_columns(columns, b.lanes, b.count, width, 1.0f, [&](int lane) { return rows + lane * room; });
+    to_columns(columns, b.lanes, b.count, width, 1.0f, [&](int lane) { return rows + lane * stride; });
     if (p.d_key || p.family != Family::dot) {
       const float scale = p.family == Family::dot ? p.scale : 1.0f;
       queries = arena.take(b.count * wide);
@@ -112,7 +112,8 @@ struct Asking {
     for (int i = 0; i < b.lanes; ++i) {
       c.at[i] = 0;
       if (i >= b.count) continue;
-      const float *o = reinterpret_cast<const float*>(p.output.data) + b.at(p.output, offset, i), *d = rows + i * room;
+      const float* o = reinterpret_cast<const float*>(p.output.data) + b.at(p.output, offset, i);
+      const float* d = rows + i * stride;
       vec total{};
       int64_t t = 0;
       for (; t + W <= width; t += W) total += load(o + t) * load(d + t);
@@ -167,12 +168,12 @@ inline void add_to_biases(const Block& b, const Gradients& g, int64_t from, int 
         for (int i = 0; i < b.count; ++i)
           base[b.head[i] * p.per_head(view) + (from + j) * view.column] += ds[j * b.lanes + i];
     } else {
-      to_rows(ds, b.lanes, b.count, n, [&](int lane, int64_t j, vec x, int some) {
+      to_rows(ds, b.lanes, b.count, n, [&](int lane, int64_t j, vec x, int count) {
         float* to = base + b.head[lane] * p.per_head(view) + b.query[lane] * view.row + (from + j) * view.column;
-        if (some == W && view.column == 1)
+        if (count == W && view.column == 1)
           store(to, load(to) + x);
         else
-          for (int i = 0; i < some; ++i) to[i * view.column] += x[i];
+          for (int i = 0; i < count; ++i) to[i * view.column] += x[i];
       });
     }
   }
@@ -201,7 +202,7 @@ inline void add_to_biases(const Block& b, const Gradients& g, int64_t from, int 
 
 // Additive scores, h = act(query + key): adds dS · act′ · vector for query and key, and dS · h for vector.
 template <class Activation>
-void add_to_added(const Asking& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds) {
+void add_to_added(const BackwardRows& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds) {
   const Block& b = a.b;
   const int64_t wide = padded(b.p.width);
   for (int64_t t = 0; t < wide; t += W) {
@@ -230,7 +231,7 @@ void add_to_added(const Asking& a, const Gradients& g, Rows keys, int64_t from, 
 }
 
 // Adds the gradients of query, key and the additive score's vector, from dS.
-inline void add_to_inputs(const Asking& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds) {
+inline void add_to_inputs(const BackwardRows& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds) {
   const Block& b = a.b;
   const Problem& p = b.p;
   const ptrdiff_t wide = padded(p.width);
@@ -252,18 +253,18 @@ template <class Policy>
 struct Tiles {
   const Block& b;
   const Policy policy;
-  Asking& a;
+  BackwardRows& a;
   bool scores_too, capped;
-  float *s, *dp, *slopes, *room, *whole;
+  float *s, *dp, *slopes, *buffer, *whole;
   Rows keys{};
 
-  Tiles(const Block& b, Asking& a) : b(b), policy(b.p), a(a), capped(b.p.softcap > 0) {
+  Tiles(const Block& b, BackwardRows& a) : b(b), policy(b.p), a(a), capped(b.p.softcap > 0) {
     const Problem& p = b.p;
     scores_too = p.d_query || p.d_key || p.adds_up();
     s = arena.take(KEYS * b.lanes);
     dp = arena.take(KEYS * b.lanes);
     slopes = capped ? arena.take(KEYS * b.lanes) : nullptr;
-    room = stays(p.value, a.width, false) ? nullptr : arena.take(b.tile_keys() * a.room);
+    buffer = stays(p.value, a.width, false) ? nullptr : arena.take(b.tile_keys() * a.stride);
     whole = stays(p.key, p.width, true) ? nullptr : arena.take(b.tile_keys() * padded(p.width));
   }
 
@@ -276,7 +277,7 @@ struct Tiles {
     b.scale_keys(from, n, s);
     b.adjust(from, n, s, slopes);
     if (!scores_too) return;
-    const Rows values = stage(p.value, b.value_at, from, n, a.width, false, room);
+    const Rows values = stage(p.value, b.value_at, from, n, a.width, false, buffer);
     multiply<Walk::along>({values.at, values.step, a.columns, b.lanes, dp, b.lanes}, n, b.vectors, int(a.width), false);
   }
 
@@ -325,12 +326,13 @@ struct Tiles {
 template <class Policy>
 void backward_block(const Block& b, Gradients& g, Finite& finite) {
   const Problem& p = b.p;
-  Asking a(b);
+  BackwardRows a(b);
   Tiles<Policy> tiles(b, a);
   see_tau(b, a.tau, finite);
   if constexpr (Policy::fit == Fit::counted) count_keys(b, tiles.s, a.tau.count);
   Tally tally(b);
-  const bool one = b.high - b.low <= KEYS, exact = Policy::sums_to_one && tiles.scores_too && (one || p.adds_up());
+  const bool single_tile = b.high - b.low <= KEYS;
+  const bool exact = Policy::sums_to_one && tiles.scores_too && (single_tile || p.adds_up());
   if (Policy::sums_to_one && tiles.scores_too && !exact) a.center();
   if (exact) {
     PerLane weights, products;
@@ -339,14 +341,14 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
       const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
       if (b.hidden(from, from + n)) continue;
       tiles.fill(from, n);
-      tiles.add_up(from, n, one, weights, products);
+      tiles.add_up(from, n, single_tile, weights, products);
     }
     a.divide(weights, products);
   }
   for (int64_t from = b.low; from < b.high; from += KEYS) {
     const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
     if (b.hidden(from, from + n)) continue;
-    if (exact && one) {  // the tile was filled and summed above; the slope of softmax needs only the weight
+    if (exact && single_tile) {  // the tile was filled and summed above; the slope of softmax needs only the weight
       tiles.template differentiate<true>(from, n);
     } else {
       tiles.fill(from, n);
@@ -355,8 +357,8 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
     }
     if (g.value.at)
       multiply<Walk::along>(
-          {tiles.s, b.lanes, a.rows, ptrdiff_t(a.room), g.value.at + from * g.value.row, ptrdiff_t(g.value.row)}, n,
-          int(a.room / W), b.count, !g.fresh);
+          {tiles.s, b.lanes, a.rows, ptrdiff_t(a.stride), g.value.at + from * g.value.row, ptrdiff_t(g.value.row)}, n,
+          int(a.stride / W), b.count, !g.fresh);
     if (!tiles.scores_too) continue;
     if (p.adds_up())
       for (int i = 0; i < n * b.lanes; i += W) finite.see(load(tiles.dp + i));
@@ -376,26 +378,28 @@ template <class Policy>
 void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
   const Problem& p = b.p;
   const Policy policy(p);
-  Asking a(b);
+  BackwardRows a(b);
   const int64_t keys = b.high - b.low, wide = padded(p.width);
   const bool capped = p.softcap > 0;
   see_tau(b, a.tau, finite);
   float *scores = arena.take(keys * b.lanes), *slopes = capped ? arena.take(keys * b.lanes) : nullptr;
   int64_t* support = arena.take<int64_t>(keys);
   all_scores(b, scores, slopes);
-  const int64_t found = find_support(b, scores, a.tau, support);
-  const int64_t most = found < KEYS ? found : KEYS;
-  float *dp = arena.take(found * b.lanes), *w = arena.take(most * b.lanes), *room = arena.take(most * a.room);
-  float *own_keys = arena.take(most * wide), *rows = arena.take(most * (wide > a.room ? wide : a.room));
+  const int64_t support_size = find_support(b, scores, a.tau, support);
+  const int64_t max_keys = support_size < KEYS ? support_size : KEYS;
+  float *dp = arena.take(support_size * b.lanes), *w = arena.take(max_keys * b.lanes);
+  float* buffer = arena.take(max_keys * a.stride);
+  float *own_keys = arena.take(max_keys * wide), *rows = arena.take(max_keys * (wide > a.stride ? wide : a.stride));
   PerLane total;
   for (int v = 0; v < b.lanes; v += W) total.set(v, vec{}), a.c.set(v, vec{});
 
-  for (int64_t at = 0; at < found; at += KEYS) {  // dP and c
-    const int n = int(found - at < KEYS ? found - at : KEYS);
+  for (int64_t at = 0; at < support_size; at += KEYS) {  // dP and c
+    const int n = int(support_size - at < KEYS ? support_size - at : KEYS);
     for (int i = 0; i < n; ++i)
-      stage_row(room + i * a.room, p.value, b.value_at + (b.low + support[at + i]) * p.value.row, a.width, a.room);
-    float* here = dp + at * b.lanes;
-    multiply<Walk::along>({room, ptrdiff_t(a.room), a.columns, b.lanes, here, b.lanes}, n, b.vectors, int(a.width),
+      stage_row(buffer + i * a.stride, p.value, b.value_at + (b.low + support[at + i]) * p.value.row, a.width,
+                a.stride);
+    float* tile = dp + at * b.lanes;
+    multiply<Walk::along>({buffer, ptrdiff_t(a.stride), a.columns, b.lanes, tile, b.lanes}, n, b.vectors, int(a.width),
                           false);
     for (int v = 0; v < b.lanes; v += W) {
       const Statistic row = read_row(policy, a.tau, v);
@@ -403,9 +407,9 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
       for (int i = 0; i < n; ++i) {
         const int64_t j = support[at + i];
         const vec score = load(scores + j * b.lanes + v), slope = policy.slope(score, policy.weight(score, row), row);
-        vec d = load(here + i * b.lanes + v);
+        vec d = load(tile + i * b.lanes + v);
         if (p.threshold) d *= b.keep(b.low + j, v);
-        store(here + i * b.lanes + v, d);
+        store(tile + i * b.lanes + v, d);
         c += slope * d;
         all += slope;
       }
@@ -415,9 +419,9 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
   }
   for (int v = 0; v < b.lanes; v += W) a.c.set(v, a.c.get(v) / (total.get(v) == 0.0f ? splat(1) : total.get(v)));
 
-  for (int64_t at = 0; at < found; at += KEYS) {
-    const int n = int(found - at < KEYS ? found - at : KEYS);
-    float* here = dp + at * b.lanes;
+  for (int64_t at = 0; at < support_size; at += KEYS) {
+    const int n = int(support_size - at < KEYS ? support_size - at : KEYS);
+    float* tile = dp + at * b.lanes;
     for (int i = 0; i < n; ++i) {
       const int64_t j = support[at + i];
       stage_row(own_keys + i * wide, p.key, b.key_at + (b.low + j) * p.key.row, p.width, wide);
@@ -425,33 +429,33 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
         const Statistic row = read_row(policy, a.tau, v);
         const vec score = load(scores + j * b.lanes + v), weight = policy.weight(score, row);
         store(w + i * b.lanes + v, p.threshold ? weight * b.keep(b.low + j, v) : weight);
-        store(here + i * b.lanes + v, policy.slope(score, weight, row) * (load(here + i * b.lanes + v) - a.c.get(v)));
+        store(tile + i * b.lanes + v, policy.slope(score, weight, row) * (load(tile + i * b.lanes + v) - a.c.get(v)));
       }
     }
     if (g.value.at) {
-      multiply<Walk::along>({w, b.lanes, a.rows, ptrdiff_t(a.room), rows, ptrdiff_t(a.room)}, n, int(a.room / W),
+      multiply<Walk::along>({w, b.lanes, a.rows, ptrdiff_t(a.stride), rows, ptrdiff_t(a.stride)}, n, int(a.stride / W),
                             b.count, false);
       for (int i = 0; i < n; ++i)
-        for (int64_t t = 0; t < a.room; t += W) {
+        for (int64_t t = 0; t < a.stride; t += W) {
           float* to = g.value.at + (b.low + support[at + i]) * g.value.row + t;
-          store(to, load(to) + load(rows + i * a.room + t));
+          store(to, load(to) + load(rows + i * a.stride + t));
         }
     }
     if (p.adds_up())
-      for (int i = 0; i < n * b.lanes; i += W) finite.see(load(here + i));
-    for (int i = 0; i < n; ++i) add_to_biases(b, g, b.low + support[at + i], 1, here + i * b.lanes);
+      for (int i = 0; i < n * b.lanes; i += W) finite.see(load(tile + i));
+    for (int i = 0; i < n; ++i) add_to_biases(b, g, b.low + support[at + i], 1, tile + i * b.lanes);
     if (capped)
       for (int i = 0; i < n; ++i)
         for (int v = 0; v < b.lanes; v += W) {
-          float* to = here + i * b.lanes + v;
+          float* to = tile + i * b.lanes + v;
           store(to, load(to) * load(slopes + support[at + i] * b.lanes + v));
         }
     if (p.family == Family::dot) {
       if (a.sums)
-        multiply<Walk::down>({here, b.lanes, own_keys, ptrdiff_t(wide), a.sums, ptrdiff_t(wide)}, b.count,
+        multiply<Walk::down>({tile, b.lanes, own_keys, ptrdiff_t(wide), a.sums, ptrdiff_t(wide)}, b.count,
                              int(wide / W), n, true);
       if (g.key.at) {
-        multiply<Walk::along>({here, b.lanes, a.queries, ptrdiff_t(wide), rows, ptrdiff_t(wide)}, n, int(wide / W),
+        multiply<Walk::along>({tile, b.lanes, a.queries, ptrdiff_t(wide), rows, ptrdiff_t(wide)}, n, int(wide / W),
                               b.count, false);
         for (int i = 0; i < n; ++i)
           for (int64_t t = 0; t < wide; t += W) {
@@ -461,7 +465,7 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
       }
     } else {
       for (int i = 0; i < n; ++i)
-        add_to_inputs(a, g, {own_keys + i * wide, ptrdiff_t(wide)}, b.low + support[at + i], 1, here + i * b.lanes);
+        add_to_inputs(a, g, {own_keys + i * wide, ptrdiff_t(wide)}, b.low + support[at + i], 1, tile + i * b.lanes);
     }
   }
   a.write(finite);

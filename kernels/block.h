@@ -23,8 +23,8 @@ constexpr int FEW = W == 4 ? 1 : 3;     // with at most this many rows, vectoriz
 
 struct Term {
   bool dense;
-  int32_t first, last;  // no row sees a key before first or from last on
-  int32_t from, to;     // every row sees the keys from..to, unless dense
+  int32_t first, last;  // no row sees keys outside [first, last)
+  int32_t from, to;     // every row sees keys [from, to), unless the mask is dense
 };
 
 struct Block {
@@ -49,11 +49,11 @@ struct Block {
   // A block of the next rows of a unit, at most `rows_left`.
   Block(const Problem& problem, int64_t which, int64_t first, int64_t rows_left)
       : p(problem), unit(problem.unit(which)), first(first) {
-    const int64_t most = until_break(rows_left);
-    const int64_t wanted = (most + W - 1) / W, parts = (wanted + MAX_VECTORS - 1) / MAX_VECTORS;
-    vectors = int((wanted + parts - 1) / parts);
+    const int64_t max_rows = until_break(rows_left);
+    const int64_t needed = (max_rows + W - 1) / W, parts = (needed + MAX_VECTORS - 1) / MAX_VECTORS;
+    vectors = int((needed + parts - 1) / parts);
     lanes = vectors * W;
-    count = int(most < lanes ? most : lanes);
+    count = int(max_rows < lanes ? max_rows : lanes);
     few = p.heads() * p.queries <= FEW && p.family == Family::dot;
     head[0] = first / p.queries;
     query[0] = first % p.queries;
@@ -90,8 +90,8 @@ struct Block {
     if (p.terms != 1 || !p.start[0] || !p.stop[0] || !p.start[0].row || p.queries < 2) return rows_left;
     const int64_t start_at = p.offset_of(p.start[0], unit), stop_at = p.offset_of(p.stop[0], unit);
     int64_t seen = 0, h = first / p.queries, q = first % p.queries - 1;
-    const int64_t most = rows_left < LANES ? rows_left : LANES;
-    for (int64_t i = 0; i < most; ++i) {
+    const int64_t max_rows = rows_left < LANES ? rows_left : LANES;
+    for (int64_t i = 0; i < max_rows; ++i) {
       if (++q == p.queries) ++h, q = 0;
       const int64_t begin = integer(p.start[0], start_at + h * p.per_head(p.start[0]) + q * p.start[0].row);
       const int64_t end = integer(p.stop[0], stop_at + h * p.per_head(p.stop[0]) + q * p.stop[0].row);
@@ -289,9 +289,9 @@ struct Block {
   // Reduces W vectors, one per key from j on, to the scores of one lane.
   INLINE static void spread(vec* sums, int j, int n, float* s, ptrdiff_t step) {
     sum_each(sums);
-    float found[W];
-    store(found, sums[0]);
-    for (int k = 0; k < W && j + k < n; ++k) s[(j + k) * step] = found[k];
+    float totals[W];
+    store(totals, sums[0]);
+    for (int k = 0; k < W && j + k < n; ++k) s[(j + k) * step] = totals[k];
   }
 
   void adjust(int64_t from, int n, float* s, float* slopes) const {
@@ -312,10 +312,10 @@ struct Block {
 
   // Packs a tile [key][lane] of a tensor that has both rows and columns.
   void pack(const View& view, int64_t from, int n, float* to) const {
-    const int64_t offset = p.offset_of(view, unit), room = padded(n);
+    const int64_t offset = p.offset_of(view, unit), stride = padded(n);
     for (int i = 0; i < count; ++i)
-      stage_row(spare + i * room, view, at(view, offset, i) + from * view.column, n, room);
-    to_columns(to, lanes, count, n, 1.0f, [&](int lane) { return spare + lane * room; });
+      stage_row(spare + i * stride, view, at(view, offset, i) + from * view.column, n, stride);
+    to_columns(to, lanes, count, n, 1.0f, [&](int lane) { return spare + lane * stride; });
   }
 
   void add_bias(const View& view, int64_t from, int n, float* s) const {

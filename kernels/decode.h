@@ -23,19 +23,19 @@ struct Parts {
 };
 
 struct Split : Job {
-  int64_t parts, room;
-  float* found;  // for each item and part: sums [lane][room], then top and total of each lane
+  int64_t parts, stride;
+  float* partials;  // for each item and part: sums [lane][stride], then top and total of each lane
 
-  float* at(int64_t item, int64_t part) const { return found + (item * parts + part) * LANES * (room + 2); }
+  float* at(int64_t item, int64_t part) const { return partials + (item * parts + part) * LANES * (stride + 2); }
 };
 
 inline int64_t parts_of(const Problem& p, const Plan& plan) {
-  constexpr int64_t ENOUGH = 16, LEAST = 8 * KEYS;
+  constexpr int64_t MIN_ITEMS = 16, MIN_KEYS = 8 * KEYS;
   const int64_t items = p.units() * plan.chunks;
   const bool breaks = p.terms == 1 && p.start[0] && p.stop[0];
-  if (items >= ENOUGH || items == 0 || plan.chunk > LANES || breaks || p.keys < 2 * LEAST) return 1;
-  const int64_t wanted = (ENOUGH + items - 1) / items, most = p.keys / LEAST;
-  return wanted < most ? wanted : most;
+  if (items >= MIN_ITEMS || items == 0 || plan.chunk > LANES || breaks || p.keys < 2 * MIN_KEYS) return 1;
+  const int64_t needed = (MIN_ITEMS + items - 1) / items, max_parts = p.keys / MIN_KEYS;
+  return needed < max_parts ? needed : max_parts;
 }
 
 inline void split_item(void* context, int64_t index) {
@@ -51,8 +51,8 @@ inline void split_item(void* context, int64_t index) {
   const int64_t low = b.low + tiles * part / job.parts * KEYS, high = b.low + tiles * (part + 1) / job.parts * KEYS;
   sum_softly(b, policy, low, high < b.high ? high : b.high, Ahead(job.p), run, output);
   float* to = job.at(item, part);
-  for (int64_t i = 0; i < b.count * job.room; ++i) to[i] = output.begun ? output.sums[i] : 0;
-  to += LANES * job.room;
+  for (int64_t i = 0; i < b.count * job.stride; ++i) to[i] = output.begun ? output.sums[i] : 0;
+  to += LANES * job.stride;
   memcpy(to, run.top.at, sizeof run.top.at);
   memcpy(to + LANES, run.total.at, sizeof run.total.at);
   Finite finite;
@@ -71,7 +71,7 @@ inline void merge_item(void* context, int64_t item) {
   PerLane old, now;
   for (int64_t part = 0; part < job.parts; ++part) {
     const float* from = job.at(item, part);
-    const float* row = from + LANES * job.room;
+    const float* row = from + LANES * job.stride;
     for (int v = 0; v < b.lanes; v += W) {
       const vec top = max(all.top.get(v), load(row + v)), known = top == -INF ? vec{} : top;
       old.set(v, policy.power(all.top.get(v) - known));
@@ -80,9 +80,9 @@ inline void merge_item(void* context, int64_t item) {
       all.top.set(v, top);
     }
     for (int i = 0; i < b.count; ++i)
-      for (int64_t t = 0; t < job.room; t += W) {
-        float* to = output.sums + i * job.room + t;
-        const vec more = load(from + i * job.room + t) * now.at[i];
+      for (int64_t t = 0; t < job.stride; t += W) {
+        float* to = output.sums + i * job.stride + t;
+        const vec more = load(from + i * job.stride + t) * now.at[i];
         store(to, part ? load(to) * old.at[i] + more : more);
       }
   }
@@ -101,9 +101,9 @@ inline bool forward_softmax(const Problem& p, int threads) {
   const Plan plan(p);
   const int64_t parts = parts_of(p, plan), items = p.units() * plan.chunks;
   if (parts == 1) return forward_all<Softmax>(p, threads);
-  const int64_t room = padded(p.value_width);
-  const Parts found(items * parts * LANES * (room + 2));
-  Split job{{p, plan}, parts, room, found.at};
+  const int64_t stride = padded(p.value_width);
+  const Parts partials(items * parts * LANES * (stride + 2));
+  Split job{{p, plan}, parts, stride, partials.at};
   parallel(items * parts, threads, split_item, &job);
   parallel(items, threads, merge_item, &job);
   return job.finite;

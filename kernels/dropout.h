@@ -24,8 +24,8 @@ INLINE vec drop(const Drop& d, uvec place, vec x, vec y) {
   const vec kept = y * d.kept;
   if constexpr (kind == Drop::relu_back) return x <= 0 ? vec{} : kept;  // NaN stays NaN
   const uvec hashed = mix(mix(place ^ d.seed) ^ d.other);
-  const vec found = hashed >= d.threshold ? kept : vec{};
-  return kind == Drop::relu ? (found < 0 ? vec{} : found) : x + found;
+  const vec y_kept = hashed >= d.threshold ? kept : vec{};
+  return kind == Drop::relu ? (y_kept < 0 ? vec{} : y_kept) : x + y_kept;
 }
 
 template <Drop::Kind kind>

@@ -55,23 +55,25 @@ struct Finite {
 };
 
 struct Output {
-  float* sums;  // [lane][padded value width]
-  int64_t width, room;
+  float* sums;            // [lane][stride]
+  int64_t width, stride;  // value width, and padded value width
   bool begun = false;
 
-  Output(const Block& b) : width(b.p.value_width), room(padded(b.p.value_width)) { sums = arena.take(b.lanes * room); }
+  Output(const Block& b) : width(b.p.value_width), stride(padded(b.p.value_width)) {
+    sums = arena.take(b.lanes * stride);
+  }
 
   void add(const Block& b, const float* weights, Rows values, int n) {
-    if (room)
-      multiply<Walk::down>({weights, b.lanes, values.at, values.step, sums, ptrdiff_t(room)}, b.count, int(room / W), n,
-                           begun);
+    if (stride)
+      multiply<Walk::down>({weights, b.lanes, values.at, values.step, sums, ptrdiff_t(stride)}, b.count,
+                           int(stride / W), n, begun);
     begun = true;
   }
 
   void add_rows(const Block& b, const float* weights, Rows values, int n) {  // [lane][MANY]
-    if (room)
-      multiply<Walk::along>({weights, MANY, values.at, values.step, sums, ptrdiff_t(room)}, b.count, int(room / W), n,
-                            begun);
+    if (stride)
+      multiply<Walk::along>({weights, MANY, values.at, values.step, sums, ptrdiff_t(stride)}, b.count,
+                            int(stride / W), n, begun);
     begun = true;
   }
 
@@ -84,15 +86,15 @@ struct Output {
   void scale(const Block& b, const float* factors) {
     for (int i = 0; begun && i < b.count; ++i)
       if (factors[i] != 1.0f)
-        for (int64_t t = 0; t < room; t += W) store(sums + i * room + t, load(sums + i * room + t) * factors[i]);
+        for (int64_t t = 0; t < stride; t += W) store(sums + i * stride + t, load(sums + i * stride + t) * factors[i]);
   }
 
   void write(const Block& b, const float* factors, Finite& finite) const {
     const int64_t offset = b.p.offset_of(b.p.output, b.unit);
     for (int i = 0; i < b.count; ++i) {
       float* to = reinterpret_cast<float*>(b.p.output.data) + b.at(b.p.output, offset, i);
-      for (int64_t t = 0; t < room; t += W) {
-        const vec x = begun ? load(sums + i * room + t) * factors[i] : vec{};
+      for (int64_t t = 0; t < stride; t += W) {
+        const vec x = begun ? load(sums + i * stride + t) * factors[i] : vec{};
         finite.see(x);
         store_some(to + t, x, int(width - t < W ? width - t : W));
       }
@@ -169,13 +171,13 @@ struct Running {
 };
 
 // Allocates a buffer for a tile of values; nullptr if the values can be read in place.
-INLINE float* room_for_values(const Block& b) {
+INLINE float* values_buffer(const Block& b) {
   const int64_t width = b.p.value_width;
   return stays(b.p.value, width, true) ? nullptr : arena.take(b.tile_keys() * padded(width));
 }
 
-INLINE Rows values_from(const Block& b, int64_t from, int n, float* room) {
-  return stage(b.p.value, b.value_at, from, n, b.p.value_width, true, room);
+INLINE Rows values_from(const Block& b, int64_t from, int n, float* buffer) {
+  return stage(b.p.value, b.value_at, from, n, b.p.value_width, true, buffer);
 }
 
 // Whether units are so small that the next one can be prefetched into the L2 cache.
@@ -213,10 +215,10 @@ struct Ahead {
 // With few rows, most lanes would be empty: vectorize softmax over the keys instead, [lane][key].
 INLINE float soften_row(const Power power, int n, float* row, float& top, float& total) {
   for (int j = n; j < padded(n); ++j) row[j] = -INF;
-  vec most = splat(top), sums{};
-  for (int j = 0; j < n; j += W) most = max(most, load(row + j));
-  float now = most[0];
-  for (int i = 1; i < W; ++i) now = most[i] > now ? most[i] : now;
+  vec tops = splat(top), sums{};
+  for (int j = 0; j < n; j += W) tops = max(tops, load(row + j));
+  float now = tops[0];
+  for (int i = 1; i < W; ++i) now = tops[i] > now ? tops[i] : now;
   const float known = now == -INF ? 0 : now;
   const float fade = power(splat(top - known))[0];
   for (int j = 0; j < n; j += W) {
@@ -230,15 +232,15 @@ INLINE float soften_row(const Power power, int n, float* row, float& top, float&
 }
 
 INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run, Output& output) {
-  float *s = arena.take(KEYS * b.lanes), *room = room_for_values(b), *rows = arena.take(FEW * MANY);
+  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b), *rows = arena.take(FEW * MANY);
   PerLane factor;
   // use longer tiles if nothing has to be copied: long sequential reads are faster
   const bool plain = b.plain(low, high);
   const bool real = plain && in_place<float>(b.p.key, b.p.width) && in_place<float>(b.p.value, b.p.value_width);
   const bool int8 = plain && in_place<int8_t>(b.p.key, b.p.width) && in_place<int8_t>(b.p.value, b.p.value_width);
-  const int most = real || int8 ? MANY : KEYS;
-  for (int64_t from = low; from < high; from += most) {
-    const int n = int(high - from < most ? high - from : most);
+  const int max_keys = real || int8 ? MANY : KEYS;
+  for (int64_t from = low; from < high; from += max_keys) {
+    const int n = int(high - from < max_keys ? high - from : max_keys);
     if (b.hidden(from, from + n)) continue;
     if (plain) {
       if (int8)
@@ -266,14 +268,14 @@ INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t 
     else if (real)
       output.add_in_place<float>(b, rows, from, n);
     else
-      output.add_rows(b, rows, values_from(b, from, n, room), n);
+      output.add_rows(b, rows, values_from(b, from, n, buffer), n);
   }
 }
 
 INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64_t high, const Ahead& ahead,
                        Running& run, Output& output) {
   if (b.few) return sum_few(b, policy, low, high, run, output);
-  float *s = arena.take(KEYS * b.lanes), *room = room_for_values(b);
+  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b);
   PerLane factor;
   for (int64_t from = low; from < high; from += KEYS) {
     const int n = int(high - from < KEYS ? high - from : KEYS);
@@ -286,13 +288,13 @@ INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64
     if (b.p.threshold) drop(b, from, n, s);
     b.scale_values(from, n, s);
     ahead.queries();
-    output.add(b, s, values_from(b, from, n, room), n);
+    output.add(b, s, values_from(b, from, n, buffer), n);
   }
 }
 
 template <class Policy>
 void sum_counted(const Block& b, const Policy& policy, Tau& tau, Output& output, Finite& finite) {
-  float *s = arena.take(KEYS * b.lanes), *room = room_for_values(b);
+  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b);
   fit_counted(b, s, tau);
   Tally tally(b);
   for (int64_t from = b.low; from < b.high; from += KEYS) {
@@ -306,20 +308,20 @@ void sum_counted(const Block& b, const Policy& policy, Tau& tau, Output& output,
     }
     if (b.p.threshold) drop(b, from, n, s);
     b.scale_values(from, n, s);
-    output.add(b, s, values_from(b, from, n, room), n);
+    output.add(b, s, values_from(b, from, n, buffer), n);
   }
   if (!tally.agrees(b, tau.count)) finite.fail();
 }
 
 // Finds the keys, relative to the block's first key, whose score exceeds τ in some row.
 inline int64_t find_support(const Block& b, const float* scores, const Tau& tau, int64_t* support) {
-  int64_t found = 0;
+  int64_t support_size = 0;
   for (int64_t j = 0; j < b.high - b.low; ++j) {
     ivec seen{};
     for (int v = 0; v < b.lanes; v += W) seen |= load(scores + j * b.lanes + v) - tau.top.get(v) > tau.rest.get(v);
-    if (any(seen)) support[found++] = j;
+    if (any(seen)) support[support_size++] = j;
   }
-  return found;
+  return support_size;
 }
 
 template <class Policy>
@@ -327,15 +329,15 @@ void sum_sparsely(const Block& b, const Policy& policy, Tau& tau, Output& output
   const int64_t keys = b.high - b.low;
   // holds the scores for Newton's method, then a tile of weights
   float *scores = arena.take(keys * b.lanes), *s = arena.take(keys * W > KEYS * b.lanes ? keys * W : KEYS * b.lanes);
-  float* room = arena.take(b.tile_keys() * output.room);
+  float* buffer = arena.take(b.tile_keys() * output.stride);
   int64_t* support = arena.take<int64_t>(keys);
   all_scores(b, scores, nullptr);
   fit_root<Policy>(b, scores, s, tau);
-  const int64_t found = find_support(b, scores, tau, support);
+  const int64_t support_size = find_support(b, scores, tau, support);
   const View& scale = b.p.value_scale;
   const int64_t scale_at = b.p.offset_of(scale, b.unit) + b.low * scale.row;
-  for (int64_t at = 0; at < found; at += KEYS) {
-    const int n = int(found - at < KEYS ? found - at : KEYS);
+  for (int64_t at = 0; at < support_size; at += KEYS) {
+    const int n = int(support_size - at < KEYS ? support_size - at : KEYS);
     for (int i = 0; i < n; ++i) {
       const int64_t j = support[at + i];
       for (int v = 0; v < b.lanes; v += W) {
@@ -345,13 +347,14 @@ void sum_sparsely(const Block& b, const Policy& policy, Tau& tau, Output& output
         if (b.p.value.type == Type::int8) weight *= number(scale, scale_at + j * scale.row);
         store(s + i * b.lanes + v, weight);
       }
-      stage_row(room + i * output.room, b.p.value, b.value_at + (b.low + j) * b.p.value.row, output.width, output.room);
+      stage_row(buffer + i * output.stride, b.p.value, b.value_at + (b.low + j) * b.p.value.row, output.width,
+                output.stride);
     }
-    output.add(b, s, {room, ptrdiff_t(output.room)}, n);
+    output.add(b, s, {buffer, ptrdiff_t(output.stride)}, n);
   }
 }
 
-// A row whose τ is not finite has undefined weights, whatever the normalizer.
+// A row whose τ is not finite has undefined weights, for every normalizer.
 INLINE void see_tau(const Block& b, const Tau& tau, Finite& finite) {
   for (int v = 0; v < b.lanes; v += W) finite.see(tau.top.get(v)), finite.see(tau.rest.get(v));
 }

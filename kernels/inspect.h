@@ -39,8 +39,8 @@ template <class Policy>
 void write_weights(const Block& b, Finite& finite) {
   const int64_t offset = b.p.offset_of(b.p.result, b.unit);
   each_tile<Policy>(b, finite, [&](int64_t from, int n, const float*, const float* w) {
-    to_rows(w, b.lanes, b.count, n, [&](int lane, int64_t j, vec x, int some) {
-      store_some(reinterpret_cast<float*>(b.p.result.data) + b.at(b.p.result, offset, lane) + from + j, x, some);
+    to_rows(w, b.lanes, b.count, n, [&](int lane, int64_t j, vec x, int count) {
+      store_some(reinterpret_cast<float*>(b.p.result.data) + b.at(b.p.result, offset, lane) + from + j, x, count);
     });
   });
 }
@@ -48,8 +48,8 @@ void write_weights(const Block& b, Finite& finite) {
 // −Σ w log w; −inf if a weight is negative.
 template <class Policy>
 void write_entropy(const Block& b, Finite& finite) {
-  PerLane found;
-  for (int v = 0; v < b.lanes; v += W) found.set(v, vec{});
+  PerLane entropy;
+  for (int v = 0; v < b.lanes; v += W) entropy.set(v, vec{});
   each_tile<Policy>(b, finite, [&](int64_t, int n, const float*, const float* w) {
     for (int v = 0; v < b.lanes; v += W) {
       vec total{};
@@ -57,12 +57,12 @@ void write_entropy(const Block& b, Finite& finite) {
         const vec x = load(w + j * b.lanes + v);
         total += x > 0.0f ? x * log(x) : (x < 0.0f ? splat(INF) : vec{});
       }
-      found.set(v, found.get(v) - total);
+      entropy.set(v, entropy.get(v) - total);
     }
   });
   const int64_t offset = b.p.offset_of(b.p.result, b.unit);
   for (int i = 0; i < b.count; ++i)
-    reinterpret_cast<float*>(b.p.result.data)[b.at(b.p.result, offset, i)] = found.at[i];
+    reinterpret_cast<float*>(b.p.result.data)[b.at(b.p.result, offset, i)] = entropy.at[i];
 }
 
 // The k largest weights of each row and their keys: a sorted list per row, and its smallest entry per lane.
@@ -104,11 +104,11 @@ void write_topk(const Block& b, Finite& finite) {
 // The sets of keys of a block's rows, for write_sums: [set][lane].
 //
 //   spans    k intervals, start ≤ key < stop
-//   matches  MATCHES sets, or none: the keys before stop whose token in this set is the row's
+//   matches  MATCHES sets, or none: the keys before stop that have the row's token in this set
 struct KeySets {
   const int spans, matches;
   int32_t *start, *stop, *token;
-  int64_t *low, *high;  // of each set: no row includes a key before low or from high on
+  int64_t *low, *high;  // for each set: no row includes keys outside [low, high)
   PerLane center;
 
   explicit KeySets(const Block& b) : spans(int(b.p.k)), matches(b.p.token ? MATCHES : 0) {
@@ -175,7 +175,7 @@ void add_set(const Block& b, const KeySets& sets, int set, int64_t from, int n, 
   }
 }
 
-// Of each row: Σ w, −Σ w log w, Σ w |key − center| and the largest weight, at least 0; then Σ w over each span; then Σ w
+// For each row: Σ w, −Σ w log w, Σ w |key − center| and the largest weight, at least 0; then Σ w over each span; then Σ w
 // and the largest weight over each match.
 template <class Policy>
 void write_sums(const Block& b, Finite& finite) {

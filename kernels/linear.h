@@ -1,7 +1,7 @@
 // Linear layers for inference:  out = x · weightᵀ + bias.
 //
-// float32: for up to about 8 rows, which a general matrix product handles badly. Each weight is read once, in place; sums
-// are vectors along the depth.
+// float32: for up to about 8 rows, where a general matrix product is slow. Each weight is read once, in place; sums are
+// vectors along the depth.
 //
 // int8: each column of weightᵀ has its own scale, and each row of x is quantized here with its own scale, so a row's result
 // does not depend on the other rows. Values of x become 16-bit integers with as many bits as fit: the sum of `depth`
@@ -17,11 +17,11 @@
 namespace regard {
 namespace {
 
-constexpr int COLUMNS = 16, VECTORS = COLUMNS / W;      // of a block
-constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;      // of a tile, so that its sums fit into registers
-constexpr int FLOAT_ROWS = 5;                            // of a tile of two columns
-constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21;       // for a second thread, which has to be woken up
-constexpr float TINY = 1e-30f;                           // rows of smaller numbers count as zeros
+constexpr int COLUMNS = 16, VECTORS = COLUMNS / W;      // per block of weights
+constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;      // per tile, so that its sums fit into registers
+constexpr int FLOAT_ROWS = 5;                            // per tile of two columns
+constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21;       // minimum for a second thread, which has to be woken up
+constexpr float TINY = 1e-30f;                           // rows of smaller numbers are treated as zeros
 typedef int16_t narrow __attribute__((vector_size(2 * W), aligned(2), may_alias));
 
 // R rows and C columns of a float32 product.
@@ -58,7 +58,7 @@ INLINE void float_rows(const Linear& l, int64_t row, int64_t column) {
 }
 
 void linear(const Linear& l, int threads) {
-  constexpr int64_t GROUP = 32;  // columns of an item
+  constexpr int64_t GROUP = 32;  // columns per item
   if (l.rows * l.depth * l.columns < MIN_PRODUCTS) threads = 1;
   parallel((l.columns + GROUP - 1) / GROUP, threads,
            [](void* context, int64_t item) {
@@ -144,8 +144,8 @@ INLINE void int8_rows(const Linear& l, const int32_t* x, const float* scales, in
 }
 
 void linear_int8(const Linear& l, int threads) {
-  constexpr int64_t BLOCKS = 4, QUANTIZED = 16;  // of an item: blocks of columns, or rows
-  constexpr int64_t CHUNK = int64_t(128) << 10;  // bytes of x that stay in the second cache for all blocks of an item
+  constexpr int64_t BLOCKS = 4, QUANTIZED = 16;  // per item: blocks of columns, or rows
+  constexpr int64_t CHUNK = int64_t(128) << 10;  // bytes of x that stay in the L2 cache for all blocks of an item
   const ItemScratch scratch;
   struct Work {
     const Linear& l;

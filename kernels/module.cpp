@@ -145,7 +145,7 @@ constexpr unsigned FLOAT = one_of(Type::float32), WHOLE = one_of(Type::int64), B
 constexpr unsigned REAL = FLOAT | one_of(Type::bfloat16) | one_of(Type::float16);
 constexpr unsigned STORED = REAL | one_of(Type::int8);
 
-// Finds a tensor of a call by its number, in the order of abi.h. The lists start at 100, 200, …
+// Finds a tensor of a call by its number, in the order of abi.h. Numbers of list items start at 100, 200, …
 Slot slot(Problem& p, int64_t name) {
 #define SLOT(name, types) {&p.name, types},
 #define LIST(name, types, size) {p.name, types},
@@ -236,7 +236,7 @@ bool call(nb::handle numbers, nb::handle factors, int threads) {
   return (chosen->*kernel)(p, threads);
 }
 
-// A call that is read once and run many times, with other addresses for some of its tensors.
+// A call that is read once and run many times, with new addresses for some of its tensors.
 class Prepared {
  public:
   Prepared(nb::handle numbers, nb::handle factors, const std::vector<int64_t>& names) : problem_(read(numbers, factors)) {
@@ -379,7 +379,7 @@ NB_MODULE(_kernels, m) {
   using namespace regard;
   m.doc() = "regard's kernels: see kernels/ in the sources";
   m.def("available", &available, "The instruction sets that this machine can run, best first.");
-  m.def("features", &features, nb::arg("name"), "What the processor must have to run an instruction set.");
+  m.def("features", &features, nb::arg("name"), "The processor features that an instruction set requires.");
   m.def("use", &use, nb::arg("name"));
   m.def("lanes", [] { return chosen->lanes; });
   m.def("peak", &peak, nb::arg("threads"));

@@ -53,8 +53,8 @@ INLINE void copy_row(float* to, const From* from, int64_t step, int64_t count, C
     for (int64_t i = 0; i < count; ++i) to[i] = convert(from[i * step]);
 }
 
-// Copies `count` numbers from `at` on as floats, and pads with zeros up to `room`.
-INLINE void stage_row(float* to, const View& view, int64_t at, int64_t count, int64_t room) {
+// Copies `count` numbers from `at` on as floats, and pads with zeros up to `size`.
+INLINE void stage_row(float* to, const View& view, int64_t at, int64_t count, int64_t size) {
   switch (view.type) {
     case Type::float32:
       copy_row(to, reinterpret_cast<const float*>(view.data) + at, view.column, count, [](float x) { return x; });
@@ -83,7 +83,7 @@ INLINE void stage_row(float* to, const View& view, int64_t at, int64_t count, in
       break;
     default: break;
   }
-  for (int64_t i = count; i < room; ++i) to[i] = 0;
+  for (int64_t i = count; i < size; ++i) to[i] = 0;
 }
 
 // Rows that the matrix product can read: address and stride.
@@ -113,14 +113,14 @@ INLINE bool stays(const View& view, int64_t width, bool whole) {
   return view.type == Type::float32 && view.column == 1 && !(whole && width % W);
 }
 
-// Returns `count` rows from `first` on, in place if possible, otherwise copied to `room`.
+// Returns `count` rows from `first` on, in place if possible, otherwise copied to `buffer`.
 INLINE Rows stage(const View& view, int64_t offset, int64_t first, int64_t count, int64_t width, bool whole,
-                  float* room) {
+                  float* buffer) {
   offset += first * view.row;
   if (stays(view, width, whole)) return {reinterpret_cast<const float*>(view.data) + offset, ptrdiff_t(view.row)};
   for (int64_t i = 0; i < count; ++i)
-    stage_row(room + i * padded(width), view, offset + i * view.row, width, padded(width));
-  return {room, ptrdiff_t(padded(width))};
+    stage_row(buffer + i * padded(width), view, offset + i * view.row, width, padded(width));
+  return {buffer, ptrdiff_t(padded(width))};
 }
 
 // columns[t][lane] = rows[lane][t] · factor, for `lanes` lanes, the first `count` of which have a row.
@@ -132,12 +132,12 @@ INLINE void to_columns(float* columns, int lanes, int count, int64_t width, floa
 #pragma GCC unroll 16
       for (int i = 0; i < W; ++i) block[i] = first + i < count ? load(row(first + i) + t) * factor : vec{};
       transpose(block);
-      const int some = width - t < W ? int(width - t) : W;
-      if (some == W) {
+      const int valid = width - t < W ? int(width - t) : W;
+      if (valid == W) {
 #pragma GCC unroll 16
         for (int i = 0; i < W; ++i) store(columns + (t + i) * lanes + first, block[i]);
       } else {
-        for (int i = 0; i < some; ++i) store(columns + (t + i) * lanes + first, block[i]);
+        for (int i = 0; i < valid; ++i) store(columns + (t + i) * lanes + first, block[i]);
       }
     }
 }
@@ -147,21 +147,21 @@ template <class Put>
 INLINE void to_rows(const float* columns, int lanes, int count, int64_t width, Put put) {
   for (int first = 0; first < count; first += W)
     for (int64_t t = 0; t < width; t += W) {
-      const int some = width - t < W ? int(width - t) : W;
+      const int valid = width - t < W ? int(width - t) : W;
       vec block[W];
-      for (int i = 0; i < W; ++i) block[i] = i < some ? load(columns + (t + i) * lanes + first) : vec{};
+      for (int i = 0; i < W; ++i) block[i] = i < valid ? load(columns + (t + i) * lanes + first) : vec{};
       transpose(block);
-      for (int i = 0; i < W && first + i < count; ++i) put(first + i, t, block[i], some);
+      for (int i = 0; i < W && first + i < count; ++i) put(first + i, t, block[i], valid);
     }
 }
 
-INLINE void store_some(float* to, vec x, int some) {
-  if (some == W) {
+INLINE void store_some(float* to, vec x, int count) {
+  if (count == W) {
     store(to, x);
   } else {
     float lanes[W];
     store(lanes, x);
-    for (int i = 0; i < some; ++i) to[i] = lanes[i];
+    for (int i = 0; i < count; ++i) to[i] = lanes[i];
   }
 }
 

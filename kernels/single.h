@@ -46,7 +46,7 @@ INLINE void ask(const float* row) {
 // Computes the scores of n keys, padded with −inf to whole vectors; returns the largest.
 template <int T>
 INLINE float match_single(const Problem& p, const Single& at, int64_t n, float* s, Finite& finite) {
-  vec q[T], most = splat(-INF);
+  vec q[T], tops = splat(-INF);
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) q[t] = load(at.query + t * W) * p.scale;
   const float *key = at.key + at.low * p.key.row, *value = at.value + at.low * p.value.row;
@@ -64,10 +64,10 @@ INLINE float match_single(const Problem& p, const Single& at, int64_t n, float* 
     finite.see(sums[0]);
     store(s + j, sums[0]);
     for (int64_t k = n; k < j + W; ++k) s[k] = -INF;
-    most = max(most, load(s + j));
+    tops = max(tops, load(s + j));
   }
-  float top = most[0];
-  for (int i = 1; i < W; ++i) top = most[i] > top ? most[i] : top;
+  float top = tops[0];
+  for (int i = 1; i < W; ++i) top = tops[i] > top ? tops[i] : top;
   return top;
 }
 

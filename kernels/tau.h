@@ -25,7 +25,7 @@ INLINE Statistic read_row(const Policy& policy, const Tau& tau, int v) {
 }
 
 // Counts the keys that each row can see: keys hidden neither by the mask nor by a bias of −inf.
-inline void count_keys(const Block& b, float* room, PerLane& count) {
+inline void count_keys(const Block& b, float* buffer, PerLane& count) {
   for (int v = 0; v < b.lanes; v += W) count.set(v, vec{});
   const bool plain = b.p.biases == 0 && b.p.lines == 0;
   for (int64_t from = b.low; from < b.high; from += KEYS) {
@@ -35,21 +35,21 @@ inline void count_keys(const Block& b, float* room, PerLane& count) {
       for (int v = 0; v < b.lanes; v += W) count.set(v, count.get(v) + float(n));
       continue;
     }
-    for (int i = 0; i < n * b.lanes; i += W) store(room + i, vec{});
-    for (int i = 0; i < b.p.biases; ++i) b.add_bias(b.p.bias[i], from, n, room);
-    for (int i = 0; i < b.p.lines; ++i) b.add_line(b.p.line[i], from, n, room);
-    if (!b.open(from, from + n)) b.hide(from, n, room);
+    for (int i = 0; i < n * b.lanes; i += W) store(buffer + i, vec{});
+    for (int i = 0; i < b.p.biases; ++i) b.add_bias(b.p.bias[i], from, n, buffer);
+    for (int i = 0; i < b.p.lines; ++i) b.add_line(b.p.line[i], from, n, buffer);
+    if (!b.open(from, from + n)) b.hide(from, n, buffer);
     for (int v = 0; v < b.lanes; v += W) {
       vec seen = count.get(v);
-      for (int j = 0; j < n; ++j) seen += load(room + j * b.lanes + v) == -INF ? vec{} : splat(1);
+      for (int j = 0; j < n; ++j) seen += load(buffer + j * b.lanes + v) == -INF ? vec{} : splat(1);
       count.set(v, seen);
     }
   }
   for (int v = 0; v < b.lanes; v += W) count.set(v, max(count.get(v), splat(1)));
 }
 
-inline void fit_counted(const Block& b, float* room, Tau& tau) {
-  count_keys(b, room, tau.count);
+inline void fit_counted(const Block& b, float* buffer, Tau& tau) {
+  count_keys(b, buffer, tau.count);
   for (int v = 0; v < b.lanes; v += W) {
     tau.top.set(v, vec{});
     const bool shifts = b.p.normalizer == Normalizer::sigmoid;
@@ -101,7 +101,7 @@ inline void all_scores(const Block& b, float* scores, float* slopes) {
 // Solves Σ φ(score − τ) = 1 by Newton's method. Only scores close to the maximum can have a nonzero weight; they are
 // collected first.
 template <class Policy>
-void fit_root(const Block& b, const float* scores, float* room, Tau& tau) {
+void fit_root(const Block& b, const float* scores, float* buffer, Tau& tau) {
   const int64_t keys = b.high - b.low;
   for (int v = 0; v < b.lanes; v += W) {
     vec top = splat(-INF);
@@ -110,7 +110,7 @@ void fit_root(const Block& b, const float* scores, float* room, Tau& tau) {
     int64_t near = 0;
     for (int64_t j = 0; j < keys; ++j) {
       const vec x = (load(scores + j * b.lanes + v) - top) * Policy::steepness;
-      if (any(!(x <= -1.0f))) store(room + W * near++, x);
+      if (any(!(x <= -1.0f))) store(buffer + W * near++, x);
     }
     vec root = splat(-1);
     const vec edge = splat(Policy::edge(float(near ? near : 1)));
@@ -119,14 +119,14 @@ void fit_root(const Block& b, const float* scores, float* room, Tau& tau) {
       vec values{}, slopes{};
       for (int64_t j = 0; j < near;) {  // partial sums: a single sum of thousands of equal numbers would lose precision
         const int64_t end = j + 64 < near ? j + 64 : near;
-        vec some{}, steep{};
-        for (; j < end; ++j) Policy::gather(load(room + W * j) - root, some, steep);
-        values += some;
-        slopes += steep;
+        vec value{}, slope{};
+        for (; j < end; ++j) Policy::gather(load(buffer + W * j) - root, value, slope);
+        values += value;
+        slopes += slope;
       }
-      const ivec goes = ~(slopes <= 0.0f) | (values != values);  // propagate NaN
+      const ivec active = ~(slopes <= 0.0f) | (values != values);  // propagate NaN
       const vec ahead = root + Policy::step(values, slopes);
-      const vec next = goes ? min(edge, climbs ? max(root, ahead) : ahead) : root;
+      const vec next = active ? min(edge, climbs ? max(root, ahead) : ahead) : root;
       const bool moved = any(next != root);
       root = next;
       if (climbs && !moved) {  // converged from the left; two unconstrained Newton steps undo overshoot

@@ -89,8 +89,8 @@ INLINE vec log(vec x) {
   p = p * z + 0.28571f;
   p = p * z + 0.4f;
   p = p * z + 0.66666667f;
-  const vec found = __builtin_convertvector(n, vec) * LN2 + (s * 2.0f + s * z * p);
-  return x == x ? found : x;
+  const vec result = __builtin_convertvector(n, vec) * LN2 + (s * 2.0f + s * z * p);
+  return x == x ? result : x;
 }
 
 // tanh and its derivative 1 − tanh²: a polynomial near zero; elsewhere 1 − r and r (2 − r) with r = 2 / (1 + exp(2x)),

@@ -11,7 +11,7 @@
 namespace regard {
 namespace {
 
-constexpr int64_t TOKENS = 64;  // of a block
+constexpr int64_t TOKENS = 64;  // per block
 
 // Inserts a token into the k best of its row, which are sorted.
 INLINE void insert(float* values, int64_t* tokens, int64_t k, float value, int64_t token) {

@@ -502,7 +502,7 @@ def test_empty_sizes(queries: int) -> None:
         ({"query": torch.ones(B, 6, Q, D)}, "query has 6 heads and key has 3; pass enable_gqa=True"),
         ({"query": torch.ones(B, 4, Q, D), "enable_gqa": True}, "4 heads and key has 3; .* multiple"),
         ({"query": torch.ones(B, H, Q, 9)}, "query has 9 features and key has 5"),
-        ({"query": torch.ones(7, H, Q, D)}, "batch of 7 and key one of 2"),
+        ({"query": torch.ones(7, H, Q, D)}, "batch size 7 and key has 2"),
         ({"value": torch.ones(B, H, 2, D)}, "key has shape .* and value"),
         (
             {"value": torch.ones(B, H, K, D).double()},

@@ -91,7 +91,7 @@ def test_an_attribute_replaced_before_backward_is_an_error(change: str) -> None:
     output.sum().backward(retain_graph=True)
     values[change] = new[change]
     with pytest.raises(
-        regard.errors.StaleError, match="score_mod does not compute the same in the backward pass"
+        regard.errors.StaleError, match="score_mod changed between the forward and the backward pass"
     ):
         output.sum().backward()
 

@@ -222,7 +222,7 @@ def long(*numbers: int) -> Tensor:
         (
             lambda: pack(long(1, 2)[None], long(3)),
             regard.ShapeError,
-            "length is 3 and the rows have 2 tokens",
+            "length is 3, but the rows have 2 tokens",
         ),
         (lambda: pack(long(1, 2)[None], long(-1)), regard.ShapeError, "length is -1"),
         (lambda: pack(long(1, 2)[None], [2]), regard.DTypeError, "lengths of type list"),

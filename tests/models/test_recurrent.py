@@ -579,7 +579,7 @@ ONES = torch.ones(2, 3, dtype=torch.long)
         (ShapeError, "source has 1 sentences and target has 2", ONES[:1], {}),
         (
             ShapeError,
-            "A length is 4 and the rows have 3 tokens",
+            "A length is 4, but the rows have 3 tokens",
             ONES,
             {"source_lengths": torch.tensor([4, 1])},
         ),

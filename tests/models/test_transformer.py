@@ -384,7 +384,7 @@ def test_prompt_may_be_read_in_several_calls(chunks: list[int]) -> None:
 def test_caches_reject_lengths() -> None:
     model = made(LanguageModel)
     for batch in ((Packed.of(SOURCE),), padded(Packed.of(SOURCE))):
-        with pytest.raises(regard.ArgumentError, match=r"equal length, and this batch is [Pp]a"):
+        with pytest.raises(regard.ArgumentError, match=r"equal length, but this batch is [Pp]a"):
             model(*batch, caches=model.decoder.caches())
 
 
@@ -756,7 +756,7 @@ def test_int32_tokens() -> None:
         (
             lambda m: m(torch.tensor([[5, 6]]), torch.tensor([3])),
             regard.ShapeError,
-            "length is 3 and the rows have 2 tokens",
+            "length is 3, but the rows have 2 tokens",
         ),
         (
             lambda m: m(torch.tensor([[5, 6]]), torch.tensor([1, 1])),

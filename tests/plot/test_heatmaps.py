@@ -142,9 +142,9 @@ def test_limits_set_the_color_scale():
         ({"limits": (float("-inf"), 1)}, r"limits=\(-inf, 1\): both must be finite"),
         ({"limits": (0, 1), "log": True}, r"limits=\(0, 1\): a logarithmic scale .*\(0\.0001, 1\)"),
         ({"limits": (-2, -1), "log": True}, r"limits=\(-2, -1\): .* needs positive limits"),
-        ({"names": None}, r"names=None\): pass two strings"),
-        ({"names": "ab"}, r"names='ab'\): pass two strings"),
-        ({"names": ("queries",)}, r"names=\('queries',\)\): pass two strings"),
+        ({"names": None}, r"names=None; pass two strings"),
+        ({"names": "ab"}, r"names='ab'; pass two strings"),
+        ({"names": ("queries",)}, r"names=\('queries',\); pass two strings"),
     ],
 )
 def test_errors_of_a_heatmap(options, message):
@@ -227,9 +227,7 @@ def test_draw_heads_has_a_row_per_layer_and_a_column_per_head(tmp_path, figures)
 
 
 def test_heads_of_a_batch_raise(tmp_path):
-    with pytest.raises(
-        regard.ShapeError, match=r"weights of 'a' have the shape \(2, 3, 5, 5\); .*\(h, q, k\)"
-    ):
+    with pytest.raises(regard.ShapeError, match=r"weights of 'a' have shape \(2, 3, 5, 5\); .*\(h, q, k\)"):
         draw_heads({"a": weights_of(5, 2, 3)}, tmp_path / "x.png")
     with pytest.raises(regard.ArgumentError, match="got no layers"):
         draw_heads({}, tmp_path / "x.png")

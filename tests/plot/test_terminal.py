@@ -154,6 +154,6 @@ def test_errors():
     with pytest.raises(DTypeError, match="must be an integer"):
         alignment_lines(DOGS, width=30.5)
     with pytest.raises(
-        ArgumentError, match=r"shades=\'#\'\): pass at least two characters, the lightest first"
+        ArgumentError, match=r"shades=\'#\'; pass at least two characters, the lightest first"
     ):
         alignment_lines(DOGS, shades="#")

@@ -1,4 +1,4 @@
-"""The installed version, and optional packages with the regard extras that install them."""
+"""The installed version, optional packages, and the extras that install them."""
 
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -66,7 +66,7 @@ def install_command(package: str) -> str:
 
 
 def installed_version() -> str:
-    """Return the version of regard; empty if it runs from a folder that is not installed.
+    """Return the version of regard, or "" if it is not installed as a package.
 
     >>> from regard._util.extras import installed_version
     >>> isinstance(installed_version(), str)

@@ -188,7 +188,7 @@ def verify_checksums(path: Path, names: Iterable[str]) -> None:
     for name in names:
         if name not in sums:
             raise ValueError(f"{path.name} has no checksum for {name}")
-        if not name.endswith(".safetensors"):  # whose headers state their size
+        if not name.endswith(".safetensors"):  # safetensors headers state the size
             check_loadable(path.parent / name)  # hashing a huge sparse file takes hours
         if _sha256(path.parent / name) != sums[name]:
             raise ValueError(f"{name} does not match its checksum")

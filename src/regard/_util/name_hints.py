@@ -1,4 +1,4 @@
-"""Hints for error messages: regard's spelling of the names that other libraries use.
+"""Hints for error messages: regard's equivalents of names from other libraries.
 
 The tables are read only when an error is raised: for an unknown attribute of a package or an object
 (`unknown_attribute`), an unknown argument of a function or a class (`hint_arguments`), and an unknown command
@@ -20,7 +20,7 @@ _LOAD = 'regard.load_encoder("minilm") or regard.load_translator(folder)'
 _EDIT = "with regard.edit(model, layer, heads, regard.ZeroAblation()): ..."
 _ROTARY = 'regard.models.RotaryPositions(width), or TransformerConfig(positions="rotary")'
 
-# attributes: last part of a module's name, or class → guess → answer
+# attributes: last part of a module's name, or class → unknown name → answer
 _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     "regard": {
         **dict.fromkeys(("load", "load_model", "load_pretrained", "from_pretrained", "pipeline"), _LOAD),
@@ -167,7 +167,7 @@ _MODEL = {
     "pre_norm": "norm_first=",
     "hidden_act": "activation=",
 }
-_NO_DIM = dict.fromkeys(("dim", "axis"), "no axis: a normalizer always acts on the keys, the last axis")
+_NO_DIM = dict.fromkeys(("dim", "axis"), "Omit it: a normalizer always acts on the keys, the last axis")
 _LABELS = dict.fromkeys(("tokens", "labels", "words", "tokenized"), "queries=tokens")
 _PADDING = "regard.Padding(attention_mask.sum(-1)), or mask=attention_mask[:, None, None, :].bool()"
 
@@ -180,7 +180,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "ScaledDot": {
         **dict.fromkeys(("softmax_scale", "scaling"), "scale="),
         **dict.fromkeys(
-            ("d", "dim", "width", "d_k"), "no width: ScaledDot() divides by the root of the query's width"
+            ("d", "dim", "width", "d_k"), "Omit it: ScaledDot() divides by the root of the query's width"
         ),
         "temperature": "normalize=regard.Softmax(temperature)",
     },
@@ -200,7 +200,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         **_MODEL,
         **dict.fromkeys(("kdim", "vdim"), "source_width="),
         **dict.fromkeys(("dim_head", "head_dim"), "head_width="),
-        "batch_first": "no batch_first: the axes are always (batch, tokens, width)",
+        "batch_first": "Omit it: the axes are always (batch, tokens, width)",
         "causal": "mask=regard.Causal() in the call: layer(x, mask=regard.Causal())",
         "": "regard.models.MultiHeadAttention(width, heads)",
     },
@@ -219,7 +219,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "watch": {
         **dict.fromkeys(("layer", "layer_names", "modules"), "layers="),
         "head": "heads=",
-        "output_attentions": "no such flag: watch always records the weights",
+        "output_attentions": "Omit it: watch always records the weights",
         "": "with regard.watch(model) as seen",
     },
     "edit": {"ablate": "the intervention regard.ZeroAblation()", "": _EDIT},
@@ -237,7 +237,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "num_return_sequences": "n_best=",
     },
     "Sample": {
-        **dict.fromkeys(("do_sample",), "no such flag: Sample() always samples"),
+        **dict.fromkeys(("do_sample",), "Omit it: Sample() always samples"),
         **dict.fromkeys(("p", "nucleus"), "top_p="),
         "num_return_sequences": "n_samples=",
     },
@@ -254,7 +254,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# commands and options: guess → answer
+# commands and options: unknown name → answer
 _COMMANDS = {
     **dict.fromkeys(
         ("visualize", "view", "show", "serve", "server", "app", "web", "ui", "gui", "heads", "inspect"),
@@ -283,30 +283,40 @@ _OPTIONS = {
         ),
         **dict.fromkeys(("--valid", "--val", "--validation", "--devset", "--eval"), "--dev SOURCE TARGET"),
         **dict.fromkeys(("--arch", "--architecture", "-a"), "--model transformer, recurrent or plain"),
-        "--device": "no option: a GPU is used if torch finds one",
-        "--gpus": "no option: run several processes with torchrun",
+        "--device": "Omit it: a GPU is used if torch finds one",
+        "--gpus": "Omit it, and run several processes with torchrun",
         "--checkpoint": "--resume",
     },
     "translate": {
         **dict.fromkeys(("-i", "--input", "--file", "--src", "--source", "-s"), "--file FILE"),
         **dict.fromkeys(("--num-beams", "--beam-size", "-b"), "--beam N"),
         **dict.fromkeys(("--checkpoint", "--path", "--model-dir"), "--model FOLDER"),
-        "--device": "no option: a GPU is used if torch finds one",
+        "--device": "Omit it: a GPU is used if torch finds one",
     },
     "look": {
         "--share": "--host 0.0.0.0, which lets other machines connect",
         "--model": "regard look FOLDER",
         **dict.fromkeys(
             ("--text", "--sentence", "--input"),
-            "no option: type the text into the page, or use regard attention",
+            "Omit it, and type the text into the page, or use regard attention",
         ),
         "--server-port": "--port N",
     },
     "draw": {"--heads": "--head N", "--out": "--output FILE"},
-    "demo": dict.fromkeys(("--fast", "--quick", "--epochs"), "no option: the demo takes two minutes"),
+    "demo": dict.fromkeys(("--fast", "--quick", "--epochs"), "Omit it: the demo takes two minutes"),
     "site": dict.fromkeys(("--out", "--output", "-o", "--output-dir"), "regard site [FOLDER] OUTPUT"),
     "align": dict.fromkeys(("--input", "-i", "--src", "--source"), "regard align SOURCE TARGET"),
 }
+
+
+def as_sentence(answer: str) -> str:
+    """Return an answer as a sentence. "Use" is prepended unless the answer starts with "Omit it".
+
+    >>> from regard._util.name_hints import as_sentence
+    >>> as_sentence("heads="), as_sentence("Omit it: heads are axis -3")
+    ('Use heads=.', 'Omit it: heads are axis -3.')
+    """
+    return f"{answer}." if answer.startswith("Omit it") else f"Use {answer}."
 
 
 def unknown_attribute(
@@ -321,16 +331,16 @@ def unknown_attribute(
     answer = _ATTRIBUTES.get(owner.rpartition(".")[2], {}).get(name)
     similar = [] if answer or name.startswith("_") else get_close_matches(name, list(names), n=1)
     what = f"module {owner!r}" if module else f"{owner!r} object"
-    hint = f". Use {answer}." if answer else f"; did you mean {similar[0]!r}?" if similar else ""
+    hint = f". {as_sentence(answer)}" if answer else f"; did you mean {similar[0]!r}?" if similar else ""
     # passing `name` without `obj` keeps Python from adding the same suggestion
     return AttributeError(f"{what} has no attribute {name!r}{hint}", name=name)
 
 
 def hint_arguments(function: _T) -> _T:
-    """Decorate a function, method or class: name the right argument in errors about wrong ones.
+    """Decorator for functions, methods and classes: errors about wrong arguments name the right ones.
 
-    Covers unknown, missing and surplus arguments; of a class, it wraps the constructor. Calls that succeed
-    cost one more Python frame and no lookup.
+    It covers unknown, missing and surplus arguments. For a class, it wraps the constructor. A call that
+    succeeds costs one more Python frame and no lookup.
 
     >>> import regard
     >>> regard.ALiBi(num_heads=8)
@@ -362,19 +372,20 @@ def _hinted(function: Any, name: str) -> Any:
 
 
 def _describe(function: Any, name: str, options: Mapping[str, object], message: str) -> str:
-    """Return Python's message about the arguments of a call, with the answer."""
+    """Return Python's message about the arguments of a call, with a suggestion."""
     answers = _ARGUMENTS.get(name, {})
     known = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
     unknown = next((option for option in options if option not in known), None)
     if unknown is None:
-        return f"{name}: {message}." + (f" Use {answers['']}." if "" in answers else "")
+        return f"{name}: {message}." + (f" {as_sentence(answers[''])}" if "" in answers else "")
     similar = get_close_matches(unknown, known, 1)
     default = f"{similar[0]}=" if similar else f"one of {', '.join(f'{parameter}=' for parameter in known)}"
-    return f"{name} got an unexpected keyword argument {unknown!r}. Use {answers.get(unknown, default)}."
+    answer = as_sentence(answers.get(unknown, default))
+    return f"{name} got an unexpected keyword argument {unknown!r}. {answer}"
 
 
 def suggest_command(name: str) -> str | None:
-    """Return the command that does what another program calls `name`, or None.
+    """Return regard's equivalent of another program's command, or None.
 
     >>> from regard._util.name_hints import suggest_command
     >>> suggest_command("visualize")
@@ -385,7 +396,7 @@ def suggest_command(name: str) -> str | None:
 
 
 def suggest_option(command: str, option: str) -> str | None:
-    """Return how a command of regard spells an option of another program, or None.
+    """Return the equivalent of another program's option in a command of regard, or None.
 
     >>> from regard._util.name_hints import suggest_option
     >>> suggest_option("translate", "--num-beams")

@@ -37,7 +37,7 @@ from typing import NoReturn
 
 from regard import __version__
 from regard._util.extras import require
-from regard._util.name_hints import suggest_command, suggest_option
+from regard._util.name_hints import as_sentence, suggest_command, suggest_option
 from regard._util.text import printable, shorten
 from regard.errors import ArgumentError, RegardError
 
@@ -207,7 +207,7 @@ def _usage_message(error: Exception) -> str:
     path = "regard" if context is None else context.command_path
     if option := getattr(error, "option_name", None):
         answer = suggest_option(path.rpartition(" ")[2], option) or suggest_command(option)
-        message = f"No such option: {option}. Use {answer}" if answer else message
+        message = f"No such option: {option}. {as_sentence(answer)}" if answer else message
     elif (command := re.match("No such command '(.+?)'", message)) and (
         answer := suggest_command(command[1])
     ):

@@ -43,7 +43,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor, bool]:
     forward_info = _ForwardInfo()
     if transformed():
         return *_Attention.apply(problem.config, names, forward_info, *tensors), False  # type: ignore[no-untyped-call]
-    # skips the overhead of `apply`, which binds default arguments before it calls this
+    # bypasses the overhead of `_Attention.apply`, which binds default arguments first
     output, tau = super(torch.autograd.Function, _Attention).apply(
         problem.config, names, forward_info, *tensors
     )  # type: ignore[no-untyped-call]

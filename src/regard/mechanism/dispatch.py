@@ -107,7 +107,7 @@ def choose(problem: Problem, requested: str | None = None) -> tuple[str, str]:
     if requested is not None and requested not in IMPLEMENTATIONS:
         raise ArgumentError(f"implementation is {requested!r}; use {', '.join(IMPLEMENTATIONS)}.")
     if requested == "fused" and not fused.available():
-        raise ArgumentError(f"implementation is 'fused', but {fused.DESCRIPTION}. Or omit implementation=.")
+        raise ArgumentError(f"implementation is 'fused', but {fused.DESCRIPTION}, or omit implementation=.")
     for implementation, rule in RULES:
         reason = rule(problem, requested)
         if reason is not None:

@@ -265,7 +265,7 @@ def _run_cached(
         return None
     if not requires_grad:
         return output if query.dtype is torch.float32 else output.to(query.dtype), tau
-    # skips the overhead of `apply`, which binds default arguments before it calls this
+    # bypasses the overhead of `_FastAttention.apply`, which binds default arguments first
     apply = super(torch.autograd.Function, _FastAttention).apply
     return apply((output, tau), prepared, call, query, key, value)  # type: ignore[no-untyped-call]
 

@@ -112,7 +112,7 @@ class Quantized:
         result = self.map(lambda part: part[index])
         if result.shape[-1] != self.shape[-1]:
             raise ShapeError(
-                f"The index selects features: the last axis has {self.shape[-1]} and would have "
+                f"The index selects features: the last axis would change from {self.shape[-1]} to "
                 f"{result.shape[-1]}. Select along other axes, or index x.dequantize()."
             )
         return result
@@ -135,13 +135,13 @@ class Quantized:
         return self.values.numel()
 
     def is_floating_point(self) -> bool:
-        """Return True: the numbers that it represents are floating point."""
+        """Return True: the dequantized numbers are floating point."""
         return True
 
     def __repr__(self) -> str:
         return f"Quantized(shape={tuple(self.shape)}, dtype={self.dtype})"
 
-    # Everything else would need the dequantized tensor. Models that do not run on regard end here.
+    # All other operations would need the dequantized tensor. Models that do not run on regard raise here.
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Never:
@@ -184,7 +184,7 @@ def quantize(x: Tensor) -> Quantized:
         limit = torch.finfo(real.dtype).max / _LARGEST * (1 - 1e-6)  # 127 · scale must not overflow
         usable = (largest >= _TINY) & (largest < torch.inf)
         factor = torch.where(usable, _LARGEST / largest, 0.0)
-        # NaN · 0 is NaN, and has no integer
+        # NaN · 0 is NaN, which cannot be converted to an integer
         values = (real * factor).nan_to_num_(0.0).round_().to(torch.int8)
         scale = torch.where(
             largest < _TINY, 0.0, torch.where(usable, (largest / _LARGEST).clamp(max=limit), torch.nan)
@@ -193,7 +193,7 @@ def quantize(x: Tensor) -> Quantized:
 
 
 def dequantize(x: Tensor | Quantized) -> Tensor:
-    """Return a tensor unchanged, and a `Quantized` tensor in floating point."""
+    """Convert a `Quantized` tensor to floating point; return other tensors unchanged."""
     return x.dequantize() if isinstance(x, Quantized) else x
 
 

@@ -63,8 +63,8 @@ def weights(problem: Problem, scores: Tensor, tau: Tensor) -> Tensor:
 def dropout_factors(problem: Problem, dtype: torch.dtype) -> Tensor:
     """Return 0 for dropped pairs and 1 / (1 − dropout) for the others: (…, g, r, q, k).
 
-    A hash of seed, row and key decides, not a stream of random numbers, so each tile can be reproduced alone,
-    in any order, in both passes.
+    The factors depend on a hash of seed, row and key, not on a stream of random numbers, so each tile can be
+    reproduced alone, in any order, in both passes.
     """
     dropout = problem.config.dropout
     row = _mix(problem["head"] * problem.config.queries + problem["row"] ^ problem["seed"])

@@ -89,7 +89,7 @@ def _keys(tensor: Tensor) -> object:
 
 
 def _empty(inference: bool) -> Tensor:
-    with torch.inference_mode(inference):  # whatever the mode at import time
+    with torch.inference_mode(inference):  # independent of the mode at import time
         return torch.empty(0, device="cpu")
 
 

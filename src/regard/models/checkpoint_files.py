@@ -1,4 +1,4 @@
-"""Files of a checkpoint in Hugging Face format: JSON and safetensors, read without trusting them.
+"""Read untrusted checkpoint files in Hugging Face format: JSON and safetensors.
 
 Sizes, names and shapes are checked before anything is allocated. Pickle files are never read.
 """
@@ -77,7 +77,7 @@ def open_tensors(folder: Path, *, convert: str = "AutoModel") -> Iterator[dict[s
             yield slices
         except (SafetensorError, RuntimeError, MemoryError) as error:
             raise ArgumentError(
-                f"Cannot read the weights in {folder}: {short(str(error))}. Is there enough memory?"
+                f"Cannot read the weights in {folder}: {short(str(error))}. Check the available memory."
             ) from None
 
 

@@ -9,7 +9,7 @@ from regard.models.layers.positions import Positions
 
 Activation = Literal[
     "relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"
-]  # those that end in "glu" or "glu_tanh" have a gate
+]  # names that end in "glu" or "glu_tanh" have a gate
 Sinusoids = Literal["interleaved", "concatenated", "fairseq"]
 Norm = Literal["layer", "rms", "none"]
 Cell = Literal["lstm", "gru"]
@@ -18,7 +18,7 @@ Precision = Literal["float32", "bfloat16", "int8"]
 
 
 def check_precision(dtype: str) -> Precision:
-    """Return `dtype` if it is the name of a precision for inference; otherwise raise an error.
+    """Return `dtype`; raise unless it names a precision for inference.
 
     >>> from regard.models.configs import check_precision
     >>> check_precision("int4")

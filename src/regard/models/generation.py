@@ -1,4 +1,4 @@
-"""Special tokens of sequence-to-sequence models; decoding defaults of pretrained ones. No torch import."""
+"""Special tokens and decoding defaults of sequence-to-sequence models. This module does not import torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids of the special tokens, and which of them surround a sentence.
+    """Ids of the special tokens, and the ids added around a sentence.
 
-    The defaults are those of every model that regard trains from scratch.
+    All models that regard trains from scratch use the defaults.
 
     padding, start, end, unknown: token ids.
     source_prefix, source_suffix: ids around a source sentence, such as a language token; default suffix: end.

@@ -65,7 +65,7 @@ class LanguageModel(nn.Module):
         """Return outputs before the vocabulary projection: (…, m) for tokens of shape (…)."""
         if caches is not None and (lengths is not None or isinstance(tokens, Packed)):
             raise ArgumentError(
-                f"caches require sentences of equal length, and this batch is "
+                f"caches require sentences of equal length, but this batch is "
                 f"{'Packed' if lengths is None else 'padded'}; pass tokens (b, l) without lengths."
             )
         inputs = ModelInput.of(tokens, lengths, causal=True, start=caches[0].length if caches else 0)

@@ -27,7 +27,7 @@ class Summary:
     """The result of `summary`; prints as one line.
 
     parameters, bytes: number of parameters and their memory.
-    layers: number of layers: one number, two for an encoder and a decoder, or none if there are no layers.
+    layers: number of layers; two numbers for an encoder and a decoder, () if there are no layers.
     heads: distinct pairs (heads, key heads) of the attention layers, in ascending order.
     cost: FLOPs per token, or per source token and per target token, for sequences of `length` tokens.
 

@@ -234,7 +234,7 @@ def check_batch(tokens: Tensor | Packed, lengths: Tensor | None = None, name: st
 
 
 def check_lengths(tokens: Tensor, lengths: Tensor) -> None:
-    """Raise unless there is one length for each row of a padded batch, at most the number of its tokens."""
+    """Raise unless a padded batch has one length per row, between 0 and the number of tokens in a row."""
     _check_integers("a padded batch", lengths=lengths)
     if tokens.dim() != 2 or lengths.shape != tokens.shape[:1]:
         raise ShapeError(
@@ -246,7 +246,7 @@ def check_lengths(tokens: Tensor, lengths: Tensor) -> None:
     low, high = (int(bound) for bound in lengths.aminmax())
     if low < 0 or high > tokens.shape[1]:
         raise ShapeError(
-            f"A length is {low if low < 0 else high} and the rows have {tokens.shape[1]} tokens; lengths "
+            f"A length is {low if low < 0 else high}, but the rows have {tokens.shape[1]} tokens; lengths "
             f"must be between 0 and {tokens.shape[1]}."
         )
 

@@ -24,7 +24,7 @@ _PROBE_SECONDS = 5.0  # for one small product
 def quantize(module: Model, dtype: Precision) -> Model:
     """Return a copy of a module for inference in another precision.
 
-    dtype: "int8" replaces every `nn.Linear`, and the output projection of a sequence-to-sequence model, by
+    dtype: "int8" replaces every `nn.Linear`, and the output projection of a sequence-to-sequence model, with
         int8 weights with one scale per output; everything else stays in float32. "bfloat16" or "float32"
         converts all parameters.
 
@@ -44,7 +44,7 @@ def quantize(module: Model, dtype: Precision) -> Model:
     """
     check_precision(dtype)
     if any(isinstance(part, Int8Linear) for part in module.modules()):
-        raise ArgumentError(f"This model is quantized to int8 already; quantize the original to {dtype!r}.")
+        raise ArgumentError(f"This model is already quantized to int8; quantize the original to {dtype!r}.")
     if dtype != "int8":
         return copy.deepcopy(module).to(getattr(torch, dtype))
     _check_int8(module)
@@ -89,7 +89,7 @@ def multiplies_bfloat16() -> bool:
 def runs_bfloat16(device: torch.device) -> bool:
     """Return whether bfloat16 products can be computed on a device.
 
-    Some virtual machines report AMX instructions but end every process that uses them. On processors with
+    Some virtual machines report AMX instructions but kill every process that uses them. On processors with
     AMX, a child process therefore tries a product first.
     """
     has_amx = bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())

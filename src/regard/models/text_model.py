@@ -59,7 +59,7 @@ def split_tokens(text: str) -> list[str]:
 def join_tokens(tokens: Iterable[str], capitalized: Collection[str] = ()) -> str:
     """Write tokens as text, with capital letters at the start of sentences and quotations.
 
-    capitalized: words with a capital letter everywhere.
+    capitalized: words that are always capitalized.
 
     >>> from regard.models.text_model import join_tokens
     >>> join_tokens('" hello , tom ! " said the dog .'.split(), capitalized=["tom"])
@@ -84,7 +84,7 @@ class TextModel:
     """A language model and its vocabulary of lowercase words and punctuation marks.
 
     model: predicts the next token. tokens: the vocabulary, which starts with "<s>" and "</s>".
-    capitalized: words that `decode` writes with a capital letter everywhere, such as names.
+    capitalized: words that `decode` always capitalizes, such as names.
 
     >>> import regard
     >>> stories = regard.load_language_model("stories")
@@ -123,7 +123,7 @@ class TextModel:
                 hint = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
                 raise ArgumentError(
                     f"This model does not know the word {shorten(word, 40)!r}. {hint}It knows "
-                    f"{len(self.tokens) - 2} words and punctuation marks: see its tokens."
+                    f"{len(self.tokens) - 2} words and punctuation marks, listed in its tokens."
                 )
         return [0, *(self._ids[word] for word in words)]
 
@@ -140,7 +140,7 @@ class TextModel:
     def generate(
         self, text: str = "", *, max_new_tokens: int = 80, temperature: float = 0.0, seed: int = 0
     ) -> str:
-        """Continue a text until the model ends it, or by `max_new_tokens` tokens.
+        """Continue a text until the end token, by at most `max_new_tokens` tokens.
 
         temperature: sampling temperature; 0 selects the most probable token. seed: random seed.
 
@@ -292,22 +292,26 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"The {CONFIG} of {os.fspath(folder)!r} cannot be read ({str(error)[:200].rstrip('.')}). {cure}"
         ) from None
     if not isinstance(about, dict) or about.get("format") != FORMAT or set(about) != set(_KEYS):
-        found = about.get("format") if isinstance(about, dict) else type(about).__name__
+        actual = about.get("format") if isinstance(about, dict) else type(about).__name__
         raise ArgumentError(
-            f"The {CONFIG} of {os.fspath(folder)!r} has format {str(found)[:80]!r}; this version reads "
+            f"The {CONFIG} of {os.fspath(folder)!r} has format {str(actual)[:80]!r}; this version reads "
             f"{FORMAT!r} with the keys {', '.join(_KEYS)}. {cure}"
         )
     return about
 
 
 def _check_tokens(tokens: Sequence[str], capitalized: Iterable[str]) -> None:
-    """Raise ArgumentError unless this is a vocabulary."""
+    """Raise ArgumentError unless the vocabulary is valid."""
     if not isinstance(tokens, list | tuple) or list(tokens[:2]) != [START, END]:
-        raise ArgumentError(f"A vocabulary is a list of tokens that starts with {START!r} and {END!r}.")
+        raise ArgumentError(
+            f"The vocabulary must be a list of tokens that starts with {START!r} and {END!r}."
+        )
     known: set[str] = set()
     for token in tokens[2:]:
         if not isinstance(token, str) or split_tokens(token) != [token]:
-            raise ArgumentError(f"{str(token)[:40]!r} is not a token: a lowercase word or punctuation mark.")
+            raise ArgumentError(
+                f"{str(token)[:40]!r} is not a valid token; tokens are lowercase words and punctuation marks."
+            )
         if token in known:
             raise ArgumentError(f"The token {token[:40]!r} occurs twice in the vocabulary.")
         known.add(token)

@@ -213,7 +213,7 @@ class Transformer(Seq2Seq):
             encoded, _ = positions.encode(x[:, None], torch.tensor([position]))
             x = encoded[:, 0].clone()
         x = self.decoder.embedding_norm(x)
-        if x.dtype is not torch.float32:  # not the decoder's
+        if x.dtype is not torch.float32:  # the dtype of the embedding may differ from the decoder's
             return None
         if self.output_scale == 1:
             output = self._modules.get(INT8_OUTPUT) or OutputProjection(self.output_weight, self.output_bias)
@@ -225,7 +225,7 @@ class Transformer(Seq2Seq):
 
 
 def _is_usable(source: decoder_step.Source) -> bool:
-    """Whether `decoder_step` can still be used. During a search that records queries, no hook is active."""
+    """Whether `decoder_step` can still be used. A search that records queries has no active hooks."""
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
     return source.recorded is not None or not source.is_observed()

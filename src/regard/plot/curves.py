@@ -35,7 +35,7 @@ def draw_curves(logs: Mapping[str, Log], path: str | os.PathLike[str], *, dark: 
     'curves.png'
     """
     if not logs:
-        raise ArgumentError("draw_curves() got no logs; pass at least one: {'small': 'small/log.csv'}.")
+        raise ArgumentError("draw_curves got no logs; pass at least one: {'small': 'small/log.csv'}.")
     check_suffix(path)
     rows_by_name = {
         name: read_log(log) if isinstance(log, str | os.PathLike) else log for name, log in logs.items()
@@ -92,7 +92,7 @@ def draw_by_length(
     check_suffix(path)
     lengths = list(dict.fromkeys(entry[0] for entries in curves.values() for entry in entries))
     if not lengths:
-        raise ArgumentError("draw_by_length() got no lengths; pass the result of by_length for each model.")
+        raise ArgumentError("draw_by_length got no lengths; pass the result of by_length for each model.")
     if all(isinstance(length, tuple) for length in lengths):
         lengths.sort(key=lambda length: length[0])
     counts = {entry[0]: entry[2] for entries in curves.values() for entry in entries}
@@ -137,7 +137,7 @@ def draw_comparison(
     check_suffix(path)
     named = {"": comparisons} if isinstance(comparisons, Comparison) else dict(comparisons)
     if not named:
-        raise ArgumentError("draw_comparison() got no comparisons; pass results of encoder.compare.")
+        raise ArgumentError("draw_comparison got no comparisons; pass results of encoder.compare.")
     names = [name or _comparison_name(comparison) for name, comparison in named.items()]
     layers = max(len(comparison.similarities) for comparison in named.values())
     with plot_style([*names, title or ""], dark=dark) as theme:
@@ -286,7 +286,7 @@ def _label_axes(axes: Any) -> None:
 
 
 def _add_line_legend(figure: "Figure", theme: Theme) -> None:
-    """Explain dashed and solid lines, outside the axes, where the legend covers no curve."""
+    """Add a legend for dashed and solid lines, outside the axes so that it covers no curve."""
     from matplotlib.lines import Line2D
 
     lines = [

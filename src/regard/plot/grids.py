@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_NUMBERED = 12  # up to this many rows and columns, each cell shows its weight
 MAX_PANELS = 1024
-# sizes in points; a matrix is as large as its labels need, within bounds
+# sizes in points; a matrix is as large as its labels require, within bounds
 _CELL, _NUMBERED_CELL, _BARE_CELL = 15.5, 34.0, 6.5  # with a token label; with a number; with neither
 _MIN_SIDE, _MAX_SIDE = 170.0, 1240.0  # bounds for a single matrix
 _MIN_GRID_SIDE, _MAX_GRID_WIDTH = 62.0, 1500.0  # per matrix in a grid; for the whole grid
@@ -155,7 +155,7 @@ def _check_limits(limits: Any, *, log: bool) -> tuple[float, float]:
         top = high if high > 0 else 1.0
         raise ArgumentError(
             f"limits=({low:g}, {high:g}): a logarithmic scale needs positive limits, such as "
-            f"({top / _LOG_RANGE:g}, {top:g}). Or remove log=True."
+            f"({top / _LOG_RANGE:g}, {top:g}). Change the limits, or remove log=True."
         )
     return low, high
 

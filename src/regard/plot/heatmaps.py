@@ -96,16 +96,16 @@ def heatmap(
     weights = as_weights(weights)
     if weights.dim() != 2:
         raise ShapeError(
-            f"heatmap() draws one matrix, but got weights of shape {tuple(weights.shape)}. Select one: "
+            f"heatmap draws one matrix, but got weights of shape {tuple(weights.shape)}. Select one: "
             f"weights[{', '.join('0' * (weights.dim() - 2)) or '…'}], or weights.mean('heads')."
         )
     if not weights.numel():
         raise ShapeError(
-            f"heatmap() got weights of shape {tuple(weights.shape)}; it needs at least one query and one key."
+            f"heatmap got weights of shape {tuple(weights.shape)}; it needs at least one query and one key."
         )
     if not isinstance(names, tuple | list) or [type(name) for name in names] != [str, str]:
         raise ArgumentError(
-            f"heatmap(names={names!r:.80}): pass two strings, the names of the query axis and the key axis."
+            f"heatmap got names={names!r:.80}; pass two strings, the names of the query and the key axis."
         )
     panel = make_panel(weights, queries, keys).check()
     dots = axes.figure.dpi / POINTS_PER_INCH
@@ -155,7 +155,7 @@ def draw_weights(
     check_suffix(path)
     weights = as_weights(weights)
     if weights.dim() < 2:
-        raise ShapeError(f"draw_weights() got shape {tuple(weights.shape)}; pass weights of shape (…, q, k).")
+        raise ShapeError(f"draw_weights got shape {tuple(weights.shape)}; pass weights of shape (…, q, k).")
     *lead, rows, columns = weights.shape
     check_count(math.prod(lead))
     single = math.prod(lead) == 1
@@ -211,11 +211,11 @@ def draw_heads(
     check_suffix(path)
     if not isinstance(layers, Mapping):
         raise DTypeError(
-            f"draw_heads(layers=…) got {type_name(layers)}; pass a mapping, {{'layer 0': weights}}, or "
+            f"draw_heads got {type_name(layers)}; pass a mapping, {{'layer 0': weights}}, or "
             "draw one layer with draw_weights."
         )
     if not layers:
-        raise ArgumentError("draw_heads() got no layers; call the model inside the regard.watch block.")
+        raise ArgumentError("draw_heads got no layers; call the model inside the regard.watch block.")
     row_titles = [layer_label(name) for name in layers] if isinstance(layers, Seen) else list(layers)
     layers = {name: as_weights(weights) for name, weights in layers.items()}
     counts = [_count_heads(name, weights) for name, weights in layers.items()]
@@ -280,7 +280,7 @@ def draw_mask(
     title: str | None = None,
     dark: bool = False,
 ) -> Path:
-    """Draw which keys each query may attend to.
+    """Draw a mask: which keys each query may attend to.
 
     path: output file, .png, .svg or .pdf.
     queries, keys: number of queries and keys, or their tokens. Default: the size of the mask, or 8 × 8 if it
@@ -346,7 +346,7 @@ def draw_positions(
     check_int("draw_positions got length", length, min=1)
     if not isinstance(positions, PositionEncoding | RelativeBias):
         raise DTypeError(
-            f"draw_positions() got {type_name(positions)}; pass SinusoidalPositions, LearnedPositions, "
+            f"draw_positions got {type_name(positions)}; pass SinusoidalPositions, LearnedPositions, "
             "RotaryPositions, or a relative bias such as ALiBi or T5Bias."
         )
     with torch.no_grad():
@@ -365,7 +365,7 @@ def _count_heads(name: str, weights: Weights | Tensor) -> int:
     *batch, heads = weights.shape[:-2] if weights.dim() > 2 else (1,)
     if weights.dim() < 2 or any(size != 1 for size in batch):
         raise ShapeError(
-            f"The weights of {name!r} have the shape {tuple(weights.shape)}; draw_heads() needs (h, q, k). "
+            f"The weights of {name!r} have shape {tuple(weights.shape)}; draw_heads needs (h, q, k). "
             "Select one entry of the batch: weights[0]."
         )
     return int(heads)

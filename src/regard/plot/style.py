@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 DPI = 150  # resolution of PNG files
-# Weights: shades of blue whose lightness changes evenly from the background to its opposite, so any color
-# vision can read them. The page uses the same colors.
+# Weights: shades of blue whose lightness changes evenly from the background to its opposite, so color-blind
+# readers can distinguish them. The page uses the same colors.
 ON_LIGHT = ("#f7fbfd", "#bedef8", "#86c0ef", "#4e9edb", "#1b77b5", "#07517f", "#002e4d")
 ON_DARK = ("#0f1820", "#11334c", "#17517a", "#2574ac", "#4c9cd9", "#91c8f4", "#def1ff")
 # Signed values: 0 has the background color, negative values are orange, positive values blue

@@ -74,7 +74,7 @@ def alignment_lines(alignment: AlignmentLike, *, width: int = 80, shades: str = 
     check_int("alignment_lines got width", width, min=MIN_WIDTH)
     if len(shades) < 2:
         raise ArgumentError(
-            f"alignment_lines(shades={shades!r}): pass at least two characters, the lightest first."
+            f"alignment_lines got shades={shades!r}; pass at least two characters, the lightest first."
         )
     return [line.plain.rstrip() for line in _lines(alignment, width, shades)]
 

@@ -192,7 +192,7 @@ def prepare(
 
 
 def as_normalizer(normalize: Normalizer | Sink) -> Normalizer:
-    """Return a normalizer unchanged, and the `Softmax1` of a `Sink`."""
+    """Return a normalizer unchanged; for a `Sink`, return its `Softmax1`."""
     if isinstance(normalize, Sink):
         normalizer = normalize()
         if not isinstance(normalizer, Normalizer):
@@ -214,7 +214,7 @@ def as_normalizer(normalize: Normalizer | Sink) -> Normalizer:
 
 
 def check_arguments(query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized, call: Call) -> None:
-    """Raise unless query, key and value are dense tensors that fit together, and dropout is a probability."""
+    """Raise unless query, key and value are compatible dense tensors, and dropout is a probability."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if isinstance(tensor, Quantized) and name != "query":
             continue
@@ -231,7 +231,7 @@ def check_arguments(query: Tensor, key: Tensor | Quantized, value: Tensor | Quan
 
 
 def check_shapes(query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized) -> None:
-    """Raise unless three tensors have the same floating-point dtype and device, and tokens that fit."""
+    """Raise unless dtypes and devices are equal and key and value have the same number of tokens."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() < 2:
             raise ShapeError(

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from regard._util.name_hints import as_sentence
 from regard.mechanism.normalizers import BUILT_IN
 
 # Names used by torch, flash-attn, x-transformers and Hugging Face transformers.
@@ -32,7 +33,7 @@ _EQUIVALENTS = {
     "return_attn_probs": "output, weights = regard.attend(query, key, value)",
     "output_attentions": "output, weights = regard.attend(query, key, value)",
     "average_attn_weights": 'output, weights = regard.attend(query, key, value); weights.mean("heads")',
-    "enable_gqa": "no keyword: the number of query heads may be a multiple of the number of key heads",
+    "enable_gqa": "Omit it: the number of query heads may be a multiple of the number of key heads",
     "cu_seqlens": "mask=regard.Documents(lengths)",
     "cu_seqlens_q": "mask=regard.Documents(lengths)",
     "lengths": "mask=regard.Padding(lengths)",
@@ -46,14 +47,14 @@ _EQUIVALENTS = {
     "s_aux": "normalize=regard.Softmax1(s_aux)",
     "p": "dropout=",
     "training": "dropout=0.0 for evaluation",
-    **dict.fromkeys(("num_heads", "heads", "n_heads"), "no keyword: heads are axis -3 of the tensors"),
+    **dict.fromkeys(("num_heads", "heads", "n_heads"), "Omit it: heads are axis -3 of the tensors"),
     **dict.fromkeys(
         ("return_weights", "return_attention", "return_attn", "return_attn_weights", "return_lse"),
         "output, weights = regard.attend(query, key, value)",
     ),
     **dict.fromkeys(("activation", "attn_fn", "normalizer"), "normalize="),
-    **dict.fromkeys(("flash", "deterministic"), "no keyword: regard.explain names the implementation"),
-    **dict.fromkeys(("device", "dtype"), "no keyword: convert query, key and value with .to()"),
+    **dict.fromkeys(("flash", "deterministic"), "Omit it: regard.explain names the implementation"),
+    **dict.fromkeys(("device", "dtype"), "Omit it, and convert query, key and value with .to()"),
     "backend": "implementation=",
 }
 
@@ -122,4 +123,4 @@ def raise_unexpected(
     if hint is None:
         similar = difflib.get_close_matches(name, known, 1)
         hint = f"{similar[0]}=" if similar else f"one of {', '.join(f'{other}=' for other in known)}"
-    raise TypeError(f"{function} got an unexpected keyword argument {name!r}. Use {hint}.")
+    raise TypeError(f"{function} got an unexpected keyword argument {name!r}. {as_sentence(hint)}")

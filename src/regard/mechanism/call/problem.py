@@ -32,7 +32,7 @@ QUERY_AXIS = {"query": -2, "bias": -2, "allowed": -2, "start": -2, "stop": -2, "
 QUERY_AXIS |= {"center": -2, "span": -2, "token": -2}
 KEY_AXIS = {"key": -2, "value": -2, "bias": -1, "allowed": -1, "key_token": -2}
 KEY_AXIS |= {"key_scale": -2, "value_scale": -2}
-_NEVER_SHARED = {"query", "key", "value", "key_scale", "value_scale"}  # a single token is not shared by tiles
+_NEVER_SHARED = {"query", "key", "value", "key_scale", "value_scale"}  # size 1 means one token, not shared
 MAX_SINGLE_TILE = 2**15  # scores; smaller problems are one tile, so their mask intervals need not be read
 DIFFERENTIABLE = ("query", "key", "value", "vector", "bias", "line", "sink")
 
@@ -55,8 +55,8 @@ class ProblemConfig(NamedTuple):
 def serialize(config: ProblemConfig, names: Sequence[str]) -> str:
     """Write a configuration and its tensor names as text, for compiled graphs and files.
 
-    Omits the number of queries, which may be symbolic, and the score's name and the implementation, which are
-    not part of the problem.
+    The text omits the number of queries, which may be symbolic, and the score's name and the implementation,
+    which are not part of the problem.
     """
     softcap = "" if config.softcap is None else float(config.softcap).hex()
     numbers = f"{float(config.scale).hex()}|{softcap}|{float(config.dropout).hex()}|{config.terms}"
@@ -182,7 +182,7 @@ class Problem:
 
 
 def empty_results(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Allocate output and τ, in float32 or float64. The output has the query's order of heads and tokens."""
+    """Allocate output and τ, in float32 or float64. The output has the query's memory order."""
     query, tokens = problem["query"], problem.queries
     dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
     output = empty_in_order((*problem.lead(), tokens, problem["value"].shape[-1]), query, dtype=dtype)

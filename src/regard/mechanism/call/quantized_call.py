@@ -36,7 +36,7 @@ class QuantizedResult(NamedTuple):
 def run(
     query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized, call: Call, *, need_tau: bool
 ) -> QuantizedResult | None:
-    """Run a checked call on the kernels, or return None if they do not support it or it is not finite."""
+    """Run a checked call on the kernels; return None if it is unsupported or its result is not finite."""
     if unsupported(query, key, value, call) is not None:
         return None
     if not need_tau:
@@ -67,7 +67,7 @@ def unsupported(query: Tensor, key: Tensor | Quantized, value: Tensor | Quantize
     if any(tensor.device.type != "cpu" for tensor in tensors):
         return f"there are no kernels for {query.device.type}"
     if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors) or not plain_cpu(*tensors):
-        return "a transform, tracing, autocast or a tensor subclass is active"
+        return "a transform, tracing or autocast is active, or a tensor is of a subclass"
     if torch.is_grad_enabled() and _requires_grad(query, key, value, call):
         return "a gradient is needed"
     return None
@@ -86,7 +86,7 @@ def _requires_grad(query: Tensor, key: Tensor | Quantized, value: Tensor | Quant
 def build_problem(
     query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized, call: Call
 ) -> tuple[Problem, Layout]:
-    """Prepare a call; its key and value keep their dtype, int8."""
+    """Prepare a call without dequantizing its int8 keys and values."""
     layout = Layout.of(query, key, value)
     with torch.inference_mode(False), torch.no_grad():  # cached intervals must not be inference tensors
         problem = prepare(query.detach(), _stand_in(key), _stand_in(value), layout, call)

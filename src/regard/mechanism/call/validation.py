@@ -25,7 +25,7 @@ from regard.errors import ArgumentError, DeviceError, DTypeError, MaskError, Sha
 from regard.mechanism.normalizers import Normalizer
 from regard.mechanism.scores import FAMILIES, Prepared, Score, check_softcap
 
-FAR = 2**40  # larger than any key index, but sums of a few fit into int64
+FAR = 2**40  # larger than any key index, but small enough to add without int64 overflow
 _BELOW_FAR = {torch.int8, torch.int16, torch.int32, torch.uint8}  # dtypes whose values are below FAR
 
 

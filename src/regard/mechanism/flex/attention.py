@@ -52,7 +52,7 @@ def flex_attention(
     Memory is linear in the number of tokens. Tensors that score_mod captures, such as a table of biases,
     receive gradients. Score functions with a known formula (a factor, a softcap, biases that depend on the
     head, the query, the key or their distance) and masks with one interval of keys per query run on the
-    kernels. Others are evaluated tile by tile, with `torch.vmap`. `explain` says which applies.
+    kernels. Others are evaluated tile by tile, with `torch.vmap`. `explain` shows which case applies.
 
     >>> import torch, regard
     >>> slopes = torch.nn.Parameter(torch.tensor([0.5, 0.25]))
@@ -218,7 +218,7 @@ def _trace_route(call: FlexCall) -> _Route:
 def _find_mask(
     form: ScoreForm, trace: Trace, mask_mod: Any, blocks: Blocks | None, sizes: Sizes, device: torch.device
 ) -> Intervals | str | None:
-    """Return the key intervals of all masks of a call, None without masks, or why there are none."""
+    """Return the key intervals of a call's masks, None if it has no masks, or why they are unknown."""
     masks: list[Intervals | None] = []
     if blocks is not None:
         condition = trace.result if isinstance(trace.result, Constant | Index) else mask_mod
@@ -268,8 +268,8 @@ def _check_inputs(call: FlexCall) -> None:
         )
     if key.shape[0] not in (1, query.shape[0]):
         raise ShapeError(
-            f"query has a batch of {query.shape[0]} and key one of {key.shape[0]}; they must be "
-            "equal, or key's must be 1."
+            f"query has batch size {query.shape[0]} and key has {key.shape[0]}; they must be equal, or the "
+            "batch size of key must be 1."
         )
     _check_heads(query.shape[1], key.shape[1], call.enable_gqa)
 

@@ -102,7 +102,7 @@ def operate(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return Constant(
             function(*(arg.tensor if isinstance(arg, Constant) else arg for arg in args), **options)
         )
-    # a comparison of linear expressions depends on the indices like their difference
+    # a comparison of linear expressions depends on the same indices as their difference
     compared = function in COMPARISONS
     slopes, rest = linear(torch.sub if compared else function, args, options)
     if slopes is None:
@@ -125,7 +125,7 @@ def _multiply(a: Operand, b: Operand) -> Operand:
 
 
 def as_double(x: Operand) -> Operand:
-    """Convert an operand of a score to float64, for arithmetic that the function does on the score.
+    """Convert an operand to float64 before it is combined with a score.
 
     Small integers would overflow, and 16-bit floats would be rounded.
     """

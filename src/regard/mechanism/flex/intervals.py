@@ -74,7 +74,7 @@ BUILT_IN |= {Intervals}
 
 
 def _union(parts: list[Interval]) -> Intervals | None:
-    """Merge intervals where every query allows it; None if more remain than the kernels support."""
+    """Merge intervals that overlap or touch for every query; None if more remain than the kernels support."""
     merged: list[Interval] = []
     for part in parts:
         if part.is_empty():
@@ -139,7 +139,8 @@ def _rows(visible: Tensor, sizes: Sizes) -> Intervals | None:
     if visible.dtype is not torch.bool:
         return None
     visible = visible.reshape((1,) * (4 - visible.dim()) + tuple(visible.shape))
-    stop = torch.where(visible[..., :1], sizes.keys, 0)  # k − k has a value for each key, all equal
+    # the first key represents all: an expression such as k − k has one equal value per key
+    stop = torch.where(visible[..., :1], sizes.keys, 0)
     return Intervals((Interval(torch.zeros_like(stop), stop),))
 
 
@@ -193,12 +194,15 @@ def _solve_comparison(condition: Index, sizes: Sizes, device: torch.device) -> I
 
 
 def _is_sided(value: object, side: str) -> bool:
-    """Whether an expression is an integer and depends on this index, and otherwise only on batch and head."""
+    """Whether an expression is an integer that depends on this index and otherwise only on batch and head."""
     return isinstance(value, Index) and value.integer and side in value.depends <= {"b", "h", side}
 
 
 def _search(by_key: Tensor, by_query: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor] | None:
-    """Return the first key whose value is at least, and above, that of each query; None if not sorted."""
+    """Return, for each query, the first key with value ≥ and the first with value > that of the query.
+
+    Returns None if the values are not sorted by key.
+    """
     if by_key.dtype != by_query.dtype or bool((by_key[..., 1:] < by_key[..., :-1]).any()):
         return None
     lead = torch.broadcast_shapes(by_key.shape[:2], by_query.shape[:2])

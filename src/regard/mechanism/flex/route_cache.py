@@ -31,7 +31,7 @@ _BUILTINS = {abs, divmod, isinstance, len, max, min, pow, round, sum, *_FUNCTION
 _DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 # attributes of modules and tensors that do not change; others, such as torch.backends, read a setting
 _ATTRIBUTES = {"nn", "functional", "inf", "nan", "pi", "e", "tau", *dir(Tensor), *_FUNCTIONS, *_DTYPES}
-_MAX_DEPTH = 8  # functions that call functions
+_MAX_DEPTH = 8  # nesting of functions that call functions
 _MAX_ROUTES = 32
 _UNDEFINED = object()
 _SETTINGS = ("get_", "is_")  # functions of torch that read a setting
@@ -41,7 +41,7 @@ Route = TypeVar("Route")
 
 
 def fingerprint(function: Any, depth: int = 0) -> Hashable | None:
-    """Return a value that is equal for two functions only if they compute the same; None if unknown.
+    """Return a value that is equal for two functions only if their results are equal; None if unknown.
 
     >>> from regard.mechanism.flex.route_cache import fingerprint
     >>> def window(size):
@@ -136,7 +136,7 @@ class RouteCache(Generic[Route]):
         return entry[1]
 
     def put(self, key: Hashable, block_mask: Any, route: Route) -> None:
-        """Keep a route; remove the one that was not used for the longest time."""
+        """Store a route and evict the least recently used one."""
         tensors = [None if x is None else x.detach().clone() for x in _block_tensors(block_mask)]
         self._routes[key] = (tensors, route)
         while len(self._routes) > _MAX_ROUTES:

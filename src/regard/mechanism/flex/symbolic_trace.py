@@ -41,9 +41,9 @@ class Trace(NamedTuple):
         same = self.calls == later.calls and [*map(id, self.captured)] == [*map(id, later.captured)]
         if not same and self.calls:
             raise StaleError(
-                f"{name} does not compute the same in the backward pass as in the forward pass: a number or "
-                "a tensor that it uses was replaced in between. Bind it when the function is defined, e.g. "
-                f"with functools.partial({name}, table=table)."
+                f"{name} changed between the forward and the backward pass: a number or a tensor that it "
+                "uses was replaced. Bind it when the function is defined, e.g. with "
+                f"functools.partial({name}, table=table)."
             )
 
 
@@ -122,7 +122,7 @@ class _Recorder(TorchFunctionMode):
         try:
             with self:
                 self.output = function(*inputs)
-        except Exception as error:  # raised again when the function is evaluated on tiles, if it is real
+        except Exception as error:  # an error that tracing did not cause is raised again on tiles
             self.raised = True
             self.unknown = self.unknown or f"it raised {type(error).__name__} when it was traced"
             return
@@ -201,7 +201,7 @@ def _check_gradients(name: str, function: Function, inputs: list[Tensor], captur
 
 
 def _rules() -> dict[Any, Callable[..., Any]]:
-    """Return the elementwise functions, by every object under which torch calls them."""
+    """Map functions, methods and operators of torch to the elementwise function that they compute."""
     rules: dict[Any, Callable[..., Any]] = {}
     names = (
         "add sub mul div neg abs pow exp exp2 log log2 sqrt rsqrt sin cos tanh sigmoid sign floor ceil round "

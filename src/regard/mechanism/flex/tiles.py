@@ -37,7 +37,7 @@ class Functions(NamedTuple):
         return self._replace(score_mod=score_mod, mask_mod=mask_mod)
 
     def check_unchanged(self, query: Tensor, key: Tensor) -> None:
-        """Raise if a function no longer computes what it computed when it was traced."""
+        """Raise if a function has changed since it was traced."""
         sizes = (*query.shape[:3], key.shape[2])
         later = trace_functions(self.score_mod, self.mask_mod, query.dtype, sizes, query.device)
         for name, trace, new in zip(("score_mod", "mask_mod"), self.traces, later, strict=True):

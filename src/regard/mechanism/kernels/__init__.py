@@ -1,1 +1,1 @@
-"""The C++ kernels: loading them, and the functions that layers and decoding call directly."""
+"""The C++ kernels, and the functions through which layers and decoding call them."""

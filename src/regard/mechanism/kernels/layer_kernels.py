@@ -104,7 +104,7 @@ def decode(
 ) -> bool:
     """Run scaled dot-product attention with softmax in float32; return whether the result is finite.
 
-    This skips the checks of `attention`, whose time exceeds that of a small decoding step.
+    This skips the checks of `attention`, which take longer than a small decoding step.
 
     sizes: batch, key heads g, query heads per key head r, queries, keys, head width.
     tensors: "query", "key", "value" and "output". stop: number of visible keys per batch row, int64.

@@ -37,7 +37,7 @@ class TopK(NamedTuple):
 
 
 class ReducibleMatrix(SelectableMatrix):
-    """A lazy matrix with the reductions of a tensor, and those of attention weights."""
+    """A lazy matrix with tensor reductions, such as `sum`, and attention measures, such as `entropy`."""
 
     def sum(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
         """Sum over one or more axes, or over all. Linear in memory if queries or keys are summed.

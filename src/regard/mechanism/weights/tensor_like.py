@@ -85,7 +85,7 @@ class TensorLike:
             )
         return self.dense()
 
-    # Metadata, none of which needs the dense matrix
+    # Metadata that does not need the dense matrix
 
     @property
     def ndim(self) -> int:
@@ -188,7 +188,7 @@ class TensorLike:
     def __contains__(self, x: Any) -> bool:
         return dense_arguments(x) in self.to_dense()
 
-    __array_priority__ = 1000  # as for tensors: numpy leaves arithmetic with its numbers to the weights
+    __array_priority__ = 1000  # as for tensors: in arithmetic, NumPy scalars defer to the weights
     __hash__ = object.__hash__  # == is elementwise, as for tensors
 
     def __setitem__(self, index: Any, value: Any) -> None:

@@ -198,7 +198,7 @@ class WordEncoder(nn.Module):
     vocabulary = Vocabulary(())  # words to suggest for a misspelled word
 
     def __getattr__(self, name: str) -> Any:
-        """Return a parameter or submodule; an unknown name is an error with the right spelling."""
+        """Return a parameter or submodule. The error for an unknown name suggests the right one."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -209,7 +209,7 @@ class WordEncoder(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must implement token_vectors(sentences)")
 
     def embed(self, sentences: str | Sequence[str]) -> list[WordVectors]:
-        """Compute word vectors at each layer, averaged over the tokens of a word. A string is a sentence."""
+        """Compute word vectors of one or more sentences at each layer, averaged over the tokens of a word."""
         texts = check_sentences(sentences)
         splits = [split_words(text) for text in texts]
         for i, (text, words) in enumerate(zip(texts, splits, strict=True)):

@@ -225,10 +225,10 @@ def _encoder_names(folder: Path, slices: Mapping[str, Any]) -> dict[str, str]:
     """Map the encoder's tensor names, without the prefix of an enclosing model, to the names in the file."""
     prefix = next((prefix for prefix in _PREFIXES if prefix + _WORDS in slices), None)
     if prefix is None:
-        names = ", ".join(sorted(slices)[:3]) or "none at all"
+        names = short_list(sorted(slices)) if slices else "no tensors"
         raise ArgumentError(
             f"The weights in {folder} lack {_WORDS}, even with the prefixes {', '.join(_PREFIXES[1:])}; "
-            f"they have {short(names)}, … Is this a BERT, RoBERTa or DistilBERT model?"
+            f"they have {names}. Use a BERT, RoBERTa or DistilBERT model."
         )
     names_in_file: dict[str, str] = {}
     for name in slices:

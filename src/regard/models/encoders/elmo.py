@@ -21,7 +21,7 @@ from regard.models.recurrent_cells import run_rnn
 
 
 class ScalarMix(nn.Module):
-    """Weighted sum of layers, γ Σ_j softmax(s)_j h_j (Peters et al. 2018, eq. 1). Initially their mean.
+    """Weighted sum of layers, γ Σ_j softmax(s)_j h_j (Peters et al. 2018, eq. 1), initialized to their mean.
 
     >>> import torch
     >>> from regard.models.encoders.elmo import ScalarMix
@@ -80,8 +80,8 @@ class ElmoEncoder(LearnedEncoder):
     layers: number of LSTM layers; the embeddings are an additional vector layer.
     dropout: dropout probability for the inputs and outputs of the LSTMs.
 
-    Both directions share the embedding and the output layer. `mix` is not trained by `learn`, but with the
-    task that uses `forward`.
+    Both directions share the embedding and the output layer. `learn` does not train `mix`; it is trained with
+    the task that uses `forward`.
 
     >>> from regard.models import ElmoEncoder, Vocabulary
     >>> vocabulary = Vocabulary.of(

@@ -64,7 +64,7 @@ def load_encoder(name: str | os.PathLike[str], *, dtype: Precision = "float32") 
         )
     try:
         encoder = _read(_minilm() if path == "minilm" else Path(path))
-    except OSError as error:  # for example, a name that is too long, or no permission
+    except OSError as error:  # e.g. the name is too long, or permission is denied
         where = path if error.filename is None else os.fsdecode(error.filename)
         raise ArgumentError(
             f"Cannot read {shorten(where, 200)!r}: {error.strerror}. Pass a folder with config.json, "
@@ -207,7 +207,7 @@ class PretrainedEncoder(WordEncoder):
     def sentence_vectors(self, sentences: str | Sequence[str]) -> Tensor:
         """Return sentence embeddings (b, m): normalized means of the token vectors of the last layer.
 
-        minilm was trained so that the dot product of two embeddings is the similarity of the sentences. An
+        For minilm, the dot product of two embeddings measures the similarity of the sentences. An
         encoder in 16-bit precision returns float32.
         """
         texts = check_sentences(sentences)

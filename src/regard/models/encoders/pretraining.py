@@ -197,12 +197,12 @@ def _load(cls: type[Encoder], path: Path) -> Encoder:
         layers = options["layers"]
         check_int("its options have layers", layers, min=1)
         if layers > len(names):  # checked before a model of this size is created
-            raise ValueError(f"its options have {layers} layers and there are only {len(names)} tensors")
+            raise ValueError(f"its options have {layers} layers, but there are only {len(names)} tensors")
         with meta_device():  # shapes only, until the file is validated
             encoder = cls(Vocabulary(words, special_tokens=cls.special_tokens), **options)
         check_int("it has best_layer", best, min=-encoder.layers)
         if best >= encoder.layers:
-            raise ValueError(f"its best_layer is {best} and there are {encoder.layers} layers")
+            raise ValueError(f"its best_layer is {best}, but there are {encoder.layers} layers")
     encoder.load_state_dict(read_parameters(path, encoder), assign=True)
     encoder.best_layer = best
     return encoder.eval()

@@ -148,7 +148,9 @@ class Vocabulary(Sequence[str]):
             if not isinstance(word, str) or not word:
                 raise DTypeError(f"Vocabulary got {word!r} as word {i}; pass non-empty strings.")
             if self._ids.setdefault(word, i) != i:
-                raise ArgumentError(f"Vocabulary got {word!r} twice, as word {self._ids[word]} and word {i}.")
+                raise ArgumentError(
+                    f"Vocabulary got {word!r} twice, as word {self._ids[word]} and word {i}; remove one."
+                )
 
     @classmethod
     def of(
@@ -240,8 +242,8 @@ def find_word(query: WordQuery, words: Sequence[str], sentence: str) -> int:
         )
     if not -len(matches) <= n < len(matches):
         raise ArgumentError(
-            f"Occurrence {n} of {text!r} is out of range: {shorten(sentence)!r} has {len(matches)} of them, "
-            "counted from 0."
+            f"Occurrence {n} of {text!r} is out of range: {shorten(sentence)!r} has {len(matches)} "
+            "occurrences, counted from 0."
         )
     return matches[n]
 

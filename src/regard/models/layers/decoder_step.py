@@ -33,7 +33,7 @@ class Source(NamedTuple):
     """Projected sources of a batch: keys and values (sources, s, 2 g d) per block, lengths and row map.
 
     addresses: the addresses of each block's parameters, if `compiled_step` supports the decoder.
-    kept: tensors that share the memory at these addresses, so that it outlives a change of the model.
+    kept: the tensors at these addresses, to keep their memory alive if the model changes.
     recorded: a block and a cache for its cross-attention queries, if they are recorded; see `record`.
     layers, hooks: the decoder's attention layers and the hooks of its modules, for `is_observed`.
     """
@@ -86,7 +86,7 @@ class Source(NamedTuple):
 
 
 def supports(stack: Stack) -> bool:
-    """Return whether `decode_step` computes the same as the stack, which is neither watched nor edited."""
+    """Return whether `decode_step` can replace the stack, which must be neither watched nor edited."""
     return (
         fused.available()
         and not stack.training
@@ -181,7 +181,7 @@ def compiled_step(
 
 
 def _is_readable(output: nn.Linear | Int8Linear, rows: int) -> bool:
-    """Whether the kernels can read the weights of the output projection, and are fast."""
+    """Whether the kernels can read the weights of the output projection and are fast for this many rows."""
     if isinstance(output, Int8Linear):
         return True
     return rows <= MAX_ROWS and output.weight.is_contiguous() and output.weight.dtype is torch.float32

@@ -139,7 +139,7 @@ class KVCache:
         self._buffer: Tensor | None = None
         self._sizes = 0, 0, 0  # g, d, e
         self._spare: Tensor | None = None  # the buffer before the last `select`, if no views of it exist
-        self._recycles = False  # no views of the buffer exist: it was filled by `append` only
+        self._recycles = False  # True if no views of the buffer exist, because only `append` filled it
 
     def extend(self, key: Tensor, value: Tensor) -> KeyValues:
         """Append keys and values (…, g, k, ·) and return all of them."""

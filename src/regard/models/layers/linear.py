@@ -17,8 +17,8 @@ class Int8Linear(nn.Module):
     linear: the layer to convert, or anything with its `weight` (n, m) and `bias`.
 
     Each output has its own scale. Each row of the input is quantized with its own scale to as many bits as a
-    sum of 32 bits allows (up to 16), so nearly all of the error comes from the weights, and a row's result
-    does not depend on the rest of the batch.
+    32-bit sum allows (at most 16). Nearly all of the error therefore comes from the weights, and the result
+    of a row does not depend on the rest of the batch.
 
     >>> import torch
     >>> from regard.models.layers.linear import Int8Linear
