@@ -20,8 +20,8 @@ from regard.inspection.hooks.interception import calling_module
 from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords, eager_function, parse
 from regard.inspection.interventions import uses_interface
 from regard.inspection.layers import own_attention
-from regard.mechanism.mask_algebra import Mask
-from regard.mechanism.masks import Causal
+from regard.mechanism.masks.algebra import Mask
+from regard.mechanism.masks.masks import Causal
 from regard.mechanism.normalizers import Softmax, Softmax1
 from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.quantized import Quantized

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.mechanism.masks import Documents, Rule
+from regard.mechanism.masks.masks import Documents, Rule
 
 
 class Sequences:

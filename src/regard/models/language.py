@@ -13,7 +13,7 @@ from regard._util.checks import check_int, check_number, check_type
 from regard._util.name_hints import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.mechanism.mask_algebra import Mask
+from regard.mechanism.masks.algebra import Mask
 from regard.mechanism.torch_state import concrete
 from regard.models.layers.blocks import TransformerConfig
 from regard.models.layers.dropout import eval_mode

@@ -33,7 +33,7 @@ from regard.inspection.hooks.interception import (
 )
 from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords, parse
 from regard.inspection.hooks.tracing import function_name
-from regard.mechanism.mask_algebra import Mask
+from regard.mechanism.masks.algebra import Mask
 from regard.mechanism.normalizers import Softmax, Softmax1
 from regard.mechanism.operator import Options
 from regard.mechanism.quantized import dequantize

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.mechanism.mask_algebra import MaskTerm, union
+from regard.mechanism.masks.algebra import MaskTerm, union
 from regard.mechanism.normalizers import Normalizer, from_text, to_text
 from regard.mechanism.torch_state import concrete
 

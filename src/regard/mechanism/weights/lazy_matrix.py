@@ -12,7 +12,7 @@ from regard.errors import StaleError
 from regard.mechanism import fused, reference, tiled
 from regard.mechanism.autocast import in_own_dtype
 from regard.mechanism.call.problem import Problem, Tile, kind, tiles
-from regard.mechanism.mask_algebra import broadcasts
+from regard.mechanism.masks.algebra import broadcasts
 from regard.mechanism.torch_state import concrete
 from regard.mechanism.weights.io import Heads
 from regard.mechanism.weights.tiled_matrix import TiledMatrix

@@ -13,7 +13,7 @@ from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism import reference
 from regard.mechanism.autocast import in_own_dtype
 from regard.mechanism.call.problem import Tile
-from regard.mechanism.mask_algebra import broadcasts
+from regard.mechanism.masks.algebra import broadcasts
 from regard.mechanism.torch_state import concrete
 from regard.mechanism.weights.tensor_like import TensorLike, dense_arguments
 from regard.mechanism.weights.transpose import TransposedWeights

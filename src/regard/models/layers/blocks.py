@@ -17,7 +17,7 @@ from regard._util.checks import check_choice, check_int
 from regard._util.name_hints import hint_arguments
 from regard.errors import DTypeError
 from regard.mechanism.biases import RelativeBias
-from regard.mechanism.mask_algebra import Mask
+from regard.mechanism.masks.algebra import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax
 from regard.mechanism.scores import Dot, ScaledDot
 from regard.models.configs import Activation, TransformerSettings

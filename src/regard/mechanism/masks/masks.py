@@ -16,8 +16,8 @@ from regard._util.name_hints import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, MaskError
 from regard.mechanism.call import validation
-from regard.mechanism.mask_algebra import BUILT_IN, CHECKED, CallShape, Mask, MaskTerm, broadcasts
-from regard.mechanism.mask_lengths import as_lengths, length_key, lengths_on, summarize_lengths
+from regard.mechanism.masks.algebra import BUILT_IN, CHECKED, CallShape, Mask, MaskTerm, broadcasts
+from regard.mechanism.masks.lengths import as_lengths, length_key, lengths_on, summarize_lengths
 from regard.mechanism.torch_state import concrete
 
 Align = Literal["end", "start"]
