@@ -197,7 +197,7 @@ def _hosted(
 
 def _interface_inputs(call: InterfaceCall) -> Inputs:
     """Convert a parsed call to the arguments of `regard.attention`."""
-    from regard.inspection.huggingface import visible_keys
+    from regard.inspection.huggingface.attention import visible_keys
 
     dense = isinstance(call.mask, Tensor) and call.mask.dim() > 2
     if not (dense or call.mask is None or isinstance(call.mask, Mask)):

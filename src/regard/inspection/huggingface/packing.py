@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from regard._util.text import type_name
 from regard.errors import ArgumentError
+from regard.inspection.huggingface.packed_batch import Packing, Sequences
 from regard.inspection.layers import own_attention
-from regard.inspection.packed_batch import Packing, Sequences
 from regard.mechanism.masks.algebra import Mask
 from regard.mechanism.masks.masks import Causal, Rule, Window
 

@@ -7,7 +7,7 @@ import torch
 import regard
 from regard.errors import ArgumentError, StaleError
 from regard.inspection.calls import mask_reading
-from regard.inspection.huggingface import hosted_attention, hosted_mask
+from regard.inspection.huggingface.attention import hosted_attention, hosted_mask
 from tests.cases import looped
 from tests.inspection import hosts
 from tests.lazy import lazy_import
