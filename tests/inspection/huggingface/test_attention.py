@@ -291,12 +291,12 @@ def test_no_output_depends_on_later_tokens(name):
 
 
 def test_check_finds_a_missing_mask(monkeypatch):
-    from regard.inspection import huggingface
+    from regard.inspection.huggingface import attention
 
     model = reader_of_masks("nllb-moe")
     regard.huggingface.check(model)
     assert model.config._attn_implementation != "regard"  # restored after the check
-    monkeypatch.setattr(huggingface, "_flags_suffice", lambda model: True)
+    monkeypatch.setattr(attention, "_flags_suffice", lambda model: True)
     with pytest.raises(
         ArgumentError,
         match="NllbMoeModel on regard attends to future tokens: changing the last token changes",
