@@ -318,7 +318,8 @@ def _parse_mask(rule: str) -> tuple[str, list[int]]:
 
 
 def _mask(name: str, numbers: list[int]) -> "Mask":
-    from regard.mechanism.masks.masks import Causal, Documents, Padding, Prefix, Window
+    from regard.mechanism.masks.by_length import Documents, Padding
+    from regard.mechanism.masks.by_position import Causal, Prefix, Window
 
     if name == "documents":
         return Documents(numbers)

@@ -31,7 +31,8 @@ from regard.mechanism.call.arguments import Options as Options
 from regard.mechanism.call.problem import Problem, empty_results
 from regard.mechanism.call.quantized_call import run as run_quantized
 from regard.mechanism.masks.algebra import Mask
-from regard.mechanism.masks.masks import Causal, Documents, Padding, Window
+from regard.mechanism.masks.by_length import Documents, Padding
+from regard.mechanism.masks.by_position import Causal, Window
 from regard.mechanism.normalizers import BUILT_IN_TYPES, Normalizer, Sink, Softmax
 from regard.mechanism.quantized import Quantized, dequantize
 from regard.mechanism.scores import Dot, ScaledDot, Score, ScoreFunction

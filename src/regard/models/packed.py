@@ -10,7 +10,8 @@ from torch import Tensor
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.masks.algebra import Mask
-from regard.mechanism.masks.masks import Causal, Documents, Padding, Rule
+from regard.mechanism.masks.by_length import Documents, Padding
+from regard.mechanism.masks.by_position import Causal, Rule
 from regard.mechanism.torch_state import concrete
 
 

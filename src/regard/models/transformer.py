@@ -12,7 +12,7 @@ from regard._util.checks import check_type
 from regard._util.name_hints import hint_arguments
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.masks.algebra import Mask
-from regard.mechanism.masks.masks import Documents, Padding
+from regard.mechanism.masks.by_length import Documents, Padding
 from regard.mechanism.operator import attend
 from regard.models.layers import decoder_step
 from regard.models.layers.blocks import TransformerConfig

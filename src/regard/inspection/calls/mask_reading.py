@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.errors import ArgumentError
 from regard.mechanism.masks.algebra import BUILT_IN, CallShape, Mask, MaskTerm, as_mask, union
-from regard.mechanism.masks.masks import Padding
+from regard.mechanism.masks.by_length import Padding
 from regard.mechanism.torch_state import concrete
 
 _CHUNK = 2**24  # mask entries processed at a time

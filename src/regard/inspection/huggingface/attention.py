@@ -21,7 +21,7 @@ from regard.inspection.huggingface import packing
 from regard.inspection.interventions import uses_interface
 from regard.inspection.layers import own_attention
 from regard.mechanism.masks.algebra import Mask
-from regard.mechanism.masks.masks import Causal
+from regard.mechanism.masks.by_position import Causal
 from regard.mechanism.normalizers import Softmax, Softmax1
 from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.quantized import Quantized

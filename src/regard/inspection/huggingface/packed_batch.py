@@ -4,7 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.mechanism.masks.masks import Documents, Rule
+from regard.mechanism.masks.by_length import Documents
+from regard.mechanism.masks.by_position import Rule
 
 
 class Sequences:

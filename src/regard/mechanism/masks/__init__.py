@@ -1,4 +1,4 @@
-"""Masks: which keys a query may attend to, their algebra, and masks given by lengths."""
+"""Masks: which keys a query may attend to, by position or by the lengths of sequences, and their algebra."""
 
 from regard._util.lazy import attach
 

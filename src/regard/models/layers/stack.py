@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.mechanism.masks.algebra import Mask
-from regard.mechanism.masks.masks import Causal
+from regard.mechanism.masks.by_position import Causal
 from regard.models.layers.blocks import DecoderBlock, EncoderBlock, TransformerConfig
 from regard.models.layers.dropout import Dropout
 from regard.models.layers.kv_cache import KeyValues, KVCache

@@ -16,7 +16,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.mechanism import reference
 from regard.mechanism.biases import RelativeBias
 from regard.mechanism.masks.algebra import Mask
-from regard.mechanism.masks.masks import Causal, Window
+from regard.mechanism.masks.by_position import Causal, Window
 from regard.mechanism.normalizers import (
     Entmax15,
     Hard,
