@@ -1,4 +1,4 @@
-"""Hugging Face models on regard: attention, packed batches and int8 caches."""
+"""Run Hugging Face models on regard: `enable()`, then attn_implementation="regard"."""
 
 from regard._util.lazy import attach
 

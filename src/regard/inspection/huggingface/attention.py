@@ -1,4 +1,4 @@
-"""Run Hugging Face models on regard: `enable()`, then attn_implementation="regard"."""
+"""The attention implementation "regard" of transformers, and the functions that run models on it."""
 
 import math
 import weakref
