@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-TESTS = ["test_operator.py", "test_laws.py", "test_masks.py"]
+TESTS = ["test_operator.py", "test_laws.py", "masks/test_masks.py"]
 
 
 def main(project: str) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.harness import Candidates, Comparison
-from regard.mechanism.masks import Padding
+from regard.mechanism.masks.by_length import Padding
 from regard.models import Attends, Packed, Transformer, TransformerConfig
 
 VOCABULARY = 8_000

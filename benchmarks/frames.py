@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from regard.app.site import write_site
+from regard.app.site.build import write_site
 
 SECONDS = 5.0  # per section
 STEPS_IN = 25  # wheel events in one direction, then back

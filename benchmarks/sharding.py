@@ -95,7 +95,7 @@ def measure(folder: Path, size: Size, mode: Mode) -> None:
     from regard.translation.data.batches import InMemoryPairs
     from regard.translation.data.pairs import Pair
     from regard.translation.tokens import Tokenizer, TokenizerPair
-    from regard.translation.training.distributed import join_world
+    from regard.translation.training.distributed.world import join_world
     from regard.translation.training.loop import Trainer
     from regard.translation.training.preparation import TrainingData
 

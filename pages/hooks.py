@@ -54,7 +54,7 @@ def live_figure(address: str, root: str) -> str:
 
 def on_post_build(config: Any, **_: Any) -> None:
     """Write the static site that the live figures show."""
-    from regard.app.site import write_site
+    from regard.app.site.build import write_site
 
     write_site([], Path(config.site_dir) / LIVE_FOLDER, guide="..")
 

@@ -40,8 +40,8 @@ def changed_files(base: str) -> list[str]:
 def selected(files: Iterable[str]) -> list[str]:
     """Return the test files and folders of changed files: a module's mirror, and its doctests.
 
-    >>> selected(["src/regard/mechanism/masks.py"])
-    ['src/regard/mechanism/masks.py', 'tests/mechanism/test_masks.py', 'tests/test_imports.py']
+    >>> selected(["src/regard/mechanism/scores.py"])
+    ['src/regard/mechanism/scores.py', 'tests/mechanism/test_scores.py', 'tests/test_imports.py']
     >>> selected(["src/regard/mechanism/tiled.py"])  # tested by others of its folder
     ['src/regard/mechanism/tiled.py', 'tests/mechanism', 'tests/test_imports.py']
     """

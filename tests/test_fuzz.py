@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import regard
-from regard.mechanism.masks import Causal
+from regard.mechanism.masks.by_position import Causal
 from tests import naive
 from tests.cases import looped, pairs
 from tests.fuzz import __main__ as command

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.app.site import write_site
+from regard.app.site.build import write_site
 from tests.browser.visit import Visit, redraw, screenshot, show_at
 
 pytestmark = pytest.mark.timeout(240)
@@ -85,7 +85,7 @@ def test_inside_predicts_the_next_token(offline: Visit) -> None:
 
 
 def test_the_site_of_one_translator_has_only_its_sections(page, tmp_path: Path) -> None:
-    from regard.app.site import DATES
+    from regard.app.site.build import DATES
 
     visit = Visit(page, write_site([DATES], tmp_path / "site").as_uri())
     visit.enter("translate")

@@ -2,7 +2,7 @@
 
 import os
 
-from regard.app.site import DATES
+from regard.app.site.build import DATES
 from tests.cli.running import error_of, run
 
 

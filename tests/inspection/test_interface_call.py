@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.inspection.hooks.interface_call import parse
-from regard.inspection.huggingface import hosted_attention
+from regard.inspection.huggingface.attention import hosted_attention
 from tests.inspection import hosts
 from tests.lazy import lazy_import
 

@@ -25,7 +25,7 @@ from regard.errors import RegardError
 from regard.models.layers.blocks import FeedForward
 from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import InMemoryPairs
-from regard.translation.training.distributed import World, join_world
+from regard.translation.training.distributed.world import World, join_world
 from regard.translation.training.loop import Trainer, TrainingResult
 from regard.translation.training.preparation import TrainingData
 from regard.translation.training.progress import PlainDisplay

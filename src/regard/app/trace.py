@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.mechanism import reference
 from regard.mechanism.call.arguments import Call, Layout, prepare
-from regard.mechanism.mask_algebra import as_mask
+from regard.mechanism.masks.algebra import as_mask
 from regard.mechanism.operator import attend
 from regard.models.language import LanguageModel, MaskedLanguageModel
 from regard.models.layers.attention import Attends

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from regard.inspection.layer_view import LayerView
-    from regard.mechanism.mask_algebra import Mask
+    from regard.mechanism.masks.algebra import Mask
 
 _appearance = partial(typer.Option, rich_help_panel="Appearance")
 _with_model = partial(typer.Option, rich_help_panel="With --model")
@@ -318,7 +318,8 @@ def _parse_mask(rule: str) -> tuple[str, list[int]]:
 
 
 def _mask(name: str, numbers: list[int]) -> "Mask":
-    from regard.mechanism.masks import Causal, Documents, Padding, Prefix, Window
+    from regard.mechanism.masks.by_length import Documents, Padding
+    from regard.mechanism.masks.by_position import Causal, Prefix, Window
 
     if name == "documents":
         return Documents(numbers)

@@ -29,7 +29,7 @@ def site(
     regard site site/  # with the models included in regard
     regard site de-en site/  # with a translator written by regard train
     """
-    from regard.app.site import write_site
+    from regard.app.site.build import write_site
 
     *folders, output = paths
     page = write_site(folders, output)

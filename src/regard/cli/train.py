@@ -403,7 +403,7 @@ def _run(
     initial: "InitialModel | None" = None,
 ) -> "TrainingResult":
     from regard.models.layers.allocation import keep_memory, return_memory
-    from regard.translation.training.distributed import join_world
+    from regard.translation.training.distributed.world import join_world
     from regard.translation.training.progress import create_display
     from regard.translation.training.train import train
 

@@ -30,8 +30,9 @@ from regard.mechanism.call.arguments import (
 from regard.mechanism.call.arguments import Options as Options
 from regard.mechanism.call.problem import Problem, empty_results
 from regard.mechanism.call.quantized_call import run as run_quantized
-from regard.mechanism.mask_algebra import Mask
-from regard.mechanism.masks import Causal, Documents, Padding, Window
+from regard.mechanism.masks.algebra import Mask
+from regard.mechanism.masks.by_length import Documents, Padding
+from regard.mechanism.masks.by_position import Causal, Window
 from regard.mechanism.normalizers import BUILT_IN_TYPES, Normalizer, Sink, Softmax
 from regard.mechanism.quantized import Quantized, dequantize
 from regard.mechanism.scores import Dot, ScaledDot, Score, ScoreFunction
@@ -116,13 +117,14 @@ def attend(
     if positional or unknown:
         keyword_hints.raise_unexpected("attend", positional, unknown)
     call = Call(score, mask, bias, normalize, dropout, generator)
-    output, tau, fused_tau, problem = _run(query, key, value, call, implementation, need_tau=True)
+    output, tau, fused_tau, problem, cached = _run(query, key, value, call, implementation, need_tau=True)
     lead = output.shape[:-2]
     if problem is not None:
         return output, Weights(problem.without("value"), tau, lead, tau_from_kernels=fused_tau)
+    assert cached is not None
     assert isinstance(key, Tensor)  # only calls with tensors are cached together with τ
-    build = partial(_prepare_weights, query, key, value.shape, call, torch.is_grad_enabled())
     inputs = {"query": query, "key": key}  # masks of cached calls are immutable
+    build = partial(cached.with_inputs, inputs, torch.is_grad_enabled())
     return output, Weights(build, tau, lead, inputs=inputs, tau_from_kernels=fused_tau)
 
 
@@ -143,6 +145,7 @@ class _Result(NamedTuple):
     tau: Tensor | None
     fused_tau: bool  # the kernels computed τ
     problem: Problem | None  # None for a cached call
+    cached: Problem | None = None  # the weights of a cached call, with only the shapes of query and key
 
 
 def _run(
@@ -159,7 +162,7 @@ def _run(
         # returns None for quantized tensors
         result = _run_cached(query, key, value, call, need_tau=need_tau)  # type: ignore[arg-type]
         if result is not None:
-            return _Result(*result, True, None)
+            return result
     if isinstance(key, Quantized) or isinstance(value, Quantized):
         check_arguments(query, key, value, call)
         if (implementation or dispatch.FROM_ENVIRONMENT or "fused") == "fused":
@@ -184,20 +187,6 @@ def _run(
         return _Result(layout.merge(output).to(query.dtype), tau.detach(), fused_tau, problem)
 
 
-def _prepare_weights(
-    query: Tensor, key: Tensor, value_shape: torch.Size, call: Call, grad_enabled: bool
-) -> Problem:
-    """Prepare the weights of a cached call, without value.
-
-    value_shape: shape of value, which may have more heads or batch axes than query and key.
-    grad_enabled: the grad mode of the forward pass, which may differ from the mode when weights are read.
-    """
-    with torch.inference_mode(False), torch.set_grad_enabled(grad_enabled):
-        layout = Layout.of(query, key, torch.empty(value_shape, device="meta"))
-        problem = prepare(query, key, key, layout, call)
-    return problem.with_config(fused=True).without("value")
-
-
 def _autocast(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dtype is torch.float64:
         return tensor
@@ -214,11 +203,10 @@ class _PreparedCall(NamedTuple):
     simple_backward: bool  # gradients need no segments, padding or sums over broadcast axes
     lanes: int  # vector width for which `simple_backward` was determined
     backward: dict[Hashable, fused.Prepared]  # keyed by required gradients and strides
+    weights: Problem  # with only the shapes of query and key, which differ in each call
 
 
-def _run_cached(
-    query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_tau: bool
-) -> tuple[Tensor, Tensor | None] | None:
+def _run_cached(query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_tau: bool) -> _Result | None:
     """Return the differentiable output, and τ if needed, or None if the caller must take the general path.
 
     The general path is necessary if the call cannot be cached or its output is not finite.
@@ -264,10 +252,12 @@ def _run_cached(
     if not prepared.call.forward(query, key, value, output, tau):
         return None
     if not requires_grad:
-        return output if query.dtype is torch.float32 else output.to(query.dtype), tau
+        output = output if query.dtype is torch.float32 else output.to(query.dtype)
+        return _Result(output, tau, True, None, prepared.weights)
     # bypasses the overhead of `_FastAttention.apply`, which binds default arguments first
     apply = super(torch.autograd.Function, _FastAttention).apply
-    return apply((output, tau), prepared, call, query, key, value)  # type: ignore[no-untyped-call]
+    output, tau = apply((output, tau), prepared, call, query, key, value)  # type: ignore[no-untyped-call]
+    return _Result(output, tau, True, None, prepared.weights)
 
 
 def _prepare(query: Tensor, key: Tensor, value: Tensor, call: Call) -> _PreparedCall | None:
@@ -288,6 +278,7 @@ def _prepare(query: Tensor, key: Tensor, value: Tensor, call: Call) -> _Prepared
     whole = problem["query"].shape[-3] == per_group and all(
         problem[name].shape[:-3] == tuple(units) for name in _INPUTS
     )
+    shapes = {n: torch.empty(problem[n].shape, dtype=torch.float32, device="meta") for n in ("query", "key")}
     return _PreparedCall(
         fused.prepare_call(problem, {"output": output, "tau": tau}, (*_INPUTS, "output", "tau")),
         tuple(merged.shape),
@@ -296,6 +287,7 @@ def _prepare(query: Tensor, key: Tensor, value: Tensor, call: Call) -> _Prepared
         whole and fused.is_single_segment(problem),
         fused.lanes(),
         {},
+        problem.with_config(fused=True).with_tensors({**problem.tensors, **shapes}).without("value"),
     )
 
 

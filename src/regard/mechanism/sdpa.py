@@ -13,8 +13,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 from regard._util.checks import check_device
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.call.validation import broadcasts
-from regard.mechanism.mask_algebra import Mask
-from regard.mechanism.masks import Causal
+from regard.mechanism.masks.algebra import Mask
+from regard.mechanism.masks.by_position import Causal
 from regard.mechanism.operator import attention
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.torch_state import private

@@ -26,6 +26,7 @@ from regard.models.layers.blocks import DecoderBlock as DecoderBlock
 from regard.models.layers.blocks import EncoderBlock as EncoderBlock
 from regard.models.layers.blocks import FeedForward as FeedForward
 from regard.models.layers.blocks import Residual as Residual
+from regard.models.layers.blocks import Stack as Stack
 from regard.models.layers.blocks import TransformerConfig as TransformerConfig
 from regard.models.layers.dropout import Dropout as Dropout
 from regard.models.layers.embedding import Embedding as Embedding
@@ -39,7 +40,6 @@ from regard.models.layers.positions.rotary import RotaryPositions as RotaryPosit
 from regard.models.layers.positions.rotary import Rotation as Rotation
 from regard.models.layers.positions.sinusoidal import SinusoidalPositions as SinusoidalPositions
 from regard.models.layers.positions.t5 import T5Bias as T5Bias
-from regard.models.layers.stack import Stack as Stack
 from regard.models.loss import vocabulary_loss as vocabulary_loss
 from regard.models.model_summary import Summary as Summary
 from regard.models.model_summary import summary as summary

@@ -13,12 +13,11 @@ from regard._util.checks import check_int, check_number, check_type
 from regard._util.name_hints import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.mechanism.mask_algebra import Mask
+from regard.mechanism.masks.algebra import Mask
 from regard.mechanism.torch_state import concrete
-from regard.models.layers.blocks import TransformerConfig
+from regard.models.layers.blocks import Caches, Stack, TransformerConfig
 from regard.models.layers.dropout import eval_mode
 from regard.models.layers.embedding import Embedding, out_of_range
-from regard.models.layers.stack import Caches, Stack
 from regard.models.loss import IGNORE, vocabulary_loss
 from regard.models.packed import ModelInput, Packed, as_packed, check_batch, token_mask
 

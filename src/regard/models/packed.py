@@ -9,8 +9,9 @@ from torch import Tensor
 
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.mechanism.mask_algebra import Mask
-from regard.mechanism.masks import Causal, Documents, Padding, Rule
+from regard.mechanism.masks.algebra import Mask
+from regard.mechanism.masks.by_length import Documents, Padding
+from regard.mechanism.masks.by_position import Causal, Rule
 from regard.mechanism.torch_state import concrete
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard._util.checks import check_type
 from regard.errors import ArgumentError, ShapeError
-from regard.mechanism.masks import Padding
+from regard.mechanism.masks.by_length import Padding
 from regard.mechanism.scores import Additive, Dot, General
 from regard.mechanism.torch_state import concrete
 from regard.models.configs import RecurrentConfig

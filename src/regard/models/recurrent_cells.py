@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from regard.mechanism.masks import Padding
+from regard.mechanism.masks.by_length import Padding
 from regard.mechanism.scores import Additive, Prepared, Score
 from regard.mechanism.torch_state import concrete, private
 from regard.models.layers.attention import Attends

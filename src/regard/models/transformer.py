@@ -11,15 +11,14 @@ from torch import Tensor, nn
 from regard._util.checks import check_type
 from regard._util.name_hints import hint_arguments
 from regard.errors import ArgumentError, ShapeError
-from regard.mechanism.mask_algebra import Mask
-from regard.mechanism.masks import Documents, Padding
+from regard.mechanism.masks.algebra import Mask
+from regard.mechanism.masks.by_length import Documents, Padding
 from regard.mechanism.operator import attend
 from regard.models.layers import decoder_step
-from regard.models.layers.blocks import TransformerConfig
+from regard.models.layers.blocks import Stack, TransformerConfig
 from regard.models.layers.embedding import Embedding
 from regard.models.layers.kv_cache import KeyValues, KVCache, RowMap
 from regard.models.layers.positions.sinusoidal import SinusoidalPositions
-from regard.models.layers.stack import Stack
 from regard.models.packed import ModelInput, Packed, as_packed, as_padded, check_batch, full_lengths
 from regard.models.seq2seq import INT8_OUTPUT, Seq2Seq, State, check_state, vocab_sizes
 

@@ -17,7 +17,7 @@ from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.layers import layer_label
 from regard.inspection.recording import Seen
 from regard.mechanism.biases import RelativeBias
-from regard.mechanism.mask_algebra import Mask, as_mask
+from regard.mechanism.masks.algebra import Mask, as_mask
 from regard.mechanism.normalizers import Sigmoid
 from regard.mechanism.operator import attend
 from regard.mechanism.weights.matrix import Weights

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from regard.app.site import describe_site
-from regard.app.site_models import SiteModel
+from regard.app.site.build import describe_site
+from regard.app.site.models import SiteModel
 
 _DENO = shutil.which("deno", path=str(Path(sys.executable).parent)) or shutil.which("deno")
 _NODE = shutil.which("node")

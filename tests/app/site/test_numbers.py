@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard
-from regard.app.site_models import SiteModel, export_language_model, export_translator
+from regard.app.site.models import SiteModel, export_language_model, export_translator
 from regard.app.trace import trace_ids
 from regard.models import LanguageModel, Transformer, TransformerConfig
 from regard.translation import Beam, Tokenizer, TokenizerPair, Translator

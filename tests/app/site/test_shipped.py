@@ -10,7 +10,7 @@ from regard.app.server.registry import Registry
 from regard.app.server.routes import inside, views
 from regard.app.server.routes.translation import TranslateRequest, translate_batch
 from regard.app.server.state import AppState
-from regard.app.site import DATES, load_models
+from regard.app.site.build import DATES, load_models
 from tests.app.site.backend import RUNTIMES, ask, needs_deno
 from tests.app.site.test_sections import same
 from tests.browser.visit import needs_encoder

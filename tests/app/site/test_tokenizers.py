@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from random import Random
 
-from regard.app.site_models import _export_word_piece, export_tokenizer
+from regard.app.site.models import _export_word_piece, export_tokenizer
 from regard.translation import Tokenizer
 from tests.app.site.backend import needs_deno, run_script
 from tests.browser.visit import needs_encoder

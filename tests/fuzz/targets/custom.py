@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.mechanism.mask_algebra import MaskTerm
+from regard.mechanism.masks.algebra import MaskTerm
 from regard.mechanism.scores import Prepared
 from tests.fuzz.case import Case, Failure, signature
 from tests.fuzz.targets.operator import IMPLEMENTATIONS

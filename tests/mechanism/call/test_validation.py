@@ -37,7 +37,7 @@ from regard import (
     Softmax1,
     Window,
 )
-from regard.mechanism.mask_algebra import CallShape, MaskTerm
+from regard.mechanism.masks.algebra import CallShape, MaskTerm
 from regard.mechanism.scores import Prepared
 from tests.cases import crossed, looped
 from tests.fresh import run_fresh
@@ -693,7 +693,7 @@ def test_problem_tensors_have_one_layout(dtype):
 
 
 def test_built_in_classes_are_known_by_their_exact_type():
-    from regard.mechanism.mask_algebra import BUILT_IN
+    from regard.mechanism.masks.algebra import BUILT_IN
 
     class Mine(Causal):
         pass

@@ -43,7 +43,7 @@ from regard.translation.training.checkpoint import (
     write_parameters,
     write_tokens,
 )
-from regard.translation.training.distributed import World
+from regard.translation.training.distributed.world import World
 from tests.translation.folders import check_flipped_bits, content, no_file_larger_than
 from tests.translation.small import TOKENS, small_config
 

@@ -21,10 +21,10 @@ from regard.translation.data.batches import InMemoryPairs
 from regard.translation.model_folder import MODEL, OPTIMIZER, STATE
 from regard.translation.training.callbacks import SampleTranslation, ValidationResult
 from regard.translation.training.checkpoint import Checkpoint
+from regard.translation.training.distributed.rendezvous import first_sentence
 from regard.translation.training.loop import Progress
 from regard.translation.training.objective import Objective
 from regard.translation.training.optimization import dropout_seed
-from regard.translation.training.rendezvous import first_sentence
 from tests.translation.folders import content, no_file_larger_than
 from tests.translation.killing import train_killed
 from tests.translation.small import (

@@ -33,7 +33,7 @@ from regard.translation.decoding.strategies import Beam, Sample, Strategy, check
 from regard.translation.text.documents import Format, format_of
 
 if TYPE_CHECKING:
-    from regard.translation.training.distributed import World
+    from regard.translation.training.distributed.world import World
 
 _decoding = partial(typer.Option, rich_help_panel="Decoding")
 _format = partial(typer.Option, rich_help_panel="Output format")
@@ -185,7 +185,7 @@ def _join_world() -> Iterator["World | _Alone"]:
     if "WORLD_SIZE" not in os.environ:
         yield _Alone()
         return
-    from regard.translation.training.distributed import join_world
+    from regard.translation.training.distributed.world import join_world
 
     with join_world() as world:
         yield world

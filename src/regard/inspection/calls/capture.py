@@ -17,7 +17,7 @@ from regard.inspection.layers import head_numbers
 from regard.inspection.measures.call_record import AttentionOutput
 from regard.mechanism.call.arguments import Call, Layout, prepare
 from regard.mechanism.call.problem import Problem
-from regard.mechanism.mask_algebra import Mask, as_mask
+from regard.mechanism.masks.algebra import Mask, as_mask
 from regard.mechanism.normalizers import Normalizer, Relu, Softmax, Softmax1
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.weights.matrix import Weights

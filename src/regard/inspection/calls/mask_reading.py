@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.errors import ArgumentError
-from regard.mechanism.mask_algebra import BUILT_IN, CallShape, Mask, MaskTerm, as_mask, union
-from regard.mechanism.masks import Padding
+from regard.mechanism.masks.algebra import BUILT_IN, CallShape, Mask, MaskTerm, as_mask, union
+from regard.mechanism.masks.by_length import Padding
 from regard.mechanism.torch_state import concrete
 
 _CHUNK = 2**24  # mask entries processed at a time

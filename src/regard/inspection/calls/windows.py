@@ -18,7 +18,7 @@ from regard.inspection.calls.capture import CapturedCall, WindowPositions, lazy_
 from regard.inspection.hooks.token_tracker import Tokens
 from regard.mechanism.call.arguments import Call
 from regard.mechanism.call.problem import Problem
-from regard.mechanism.mask_algebra import BUILT_IN, CallShape, Mask, MaskTerm
+from regard.mechanism.masks.algebra import BUILT_IN, CallShape, Mask, MaskTerm
 from regard.mechanism.normalizers import Normalizer, Relu, Softmax, Softmax1
 from regard.mechanism.scores import Dot, ScaledDot
 from regard.mechanism.weights.matrix import Weights

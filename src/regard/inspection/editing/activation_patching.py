@@ -10,7 +10,7 @@ from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.editing.edges import Positions, _check, _selection
 from regard.inspection.editing.replacements import AttentionCall, Inputs, Intervention
-from regard.mechanism.mask_algebra import broadcasts
+from regard.mechanism.masks.algebra import broadcasts
 
 
 class _CapturedHeads(NamedTuple):

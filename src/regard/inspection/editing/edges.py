@@ -12,7 +12,7 @@ from torch import Tensor
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError
 from regard.inspection.editing.replacements import AttentionCall, Intervention
-from regard.mechanism.mask_algebra import BUILT_IN, CallShape, Mask, MaskTerm
+from regard.mechanism.masks.algebra import BUILT_IN, CallShape, Mask, MaskTerm
 
 Positions = int | slice | range | Sequence[int] | None
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard._util.text import type_name
 from regard.errors import DTypeError, ShapeError
 from regard.inspection.layers import head_numbers
-from regard.mechanism.mask_algebra import Mask, as_mask
+from regard.mechanism.masks.algebra import Mask, as_mask
 from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.scores import Dot
 

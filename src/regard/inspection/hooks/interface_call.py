@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from regard._util.text import type_name
 from regard.errors import ArgumentError
 from regard.inspection.calls.mask_reading import compact
-from regard.mechanism.mask_algebra import Mask, as_mask
-from regard.mechanism.masks import Causal, Documents, Rule, Window
+from regard.mechanism.masks.algebra import Mask, as_mask
+from regard.mechanism.masks.by_length import Documents
+from regard.mechanism.masks.by_position import Causal, Rule, Window
 
 _PARSED = """
     module query key value attention_mask dropout scaling is_causal softcap s_aux position_bias sliding_window

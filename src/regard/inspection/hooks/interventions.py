@@ -33,7 +33,7 @@ from regard.inspection.hooks.interception import (
 )
 from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords, parse
 from regard.inspection.hooks.tracing import function_name
-from regard.mechanism.mask_algebra import Mask
+from regard.mechanism.masks.algebra import Mask
 from regard.mechanism.normalizers import Softmax, Softmax1
 from regard.mechanism.operator import Options
 from regard.mechanism.quantized import dequantize
@@ -197,7 +197,7 @@ def _hosted(
 
 def _interface_inputs(call: InterfaceCall) -> Inputs:
     """Convert a parsed call to the arguments of `regard.attention`."""
-    from regard.inspection.huggingface import visible_keys
+    from regard.inspection.huggingface.attention import visible_keys
 
     dense = isinstance(call.mask, Tensor) and call.mask.dim() > 2
     if not (dense or call.mask is None or isinstance(call.mask, Mask)):

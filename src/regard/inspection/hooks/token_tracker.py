@@ -9,7 +9,7 @@ attention gets the index of the query. The output of any other operation has no 
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -133,6 +133,7 @@ def _rows(tokens: Tokens) -> Tokens | None:
 # Rules
 
 Rule = Callable[[TokenTracker, Any, Any, Any, Any], Any]
+RuleType = TypeVar("RuleType")
 
 
 def _convolution(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Tensor) -> Tokens | None:
@@ -193,26 +194,22 @@ def _joined(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Te
     return parts[0]._replace(numbers=func([part.numbers for part in parts], *args[1:], **kwargs))
 
 
-def _table() -> dict[str, Rule]:
-    rules: dict[str, Rule] = {}
-    for names, rule in (
-        ("conv1d conv2d conv3d", _convolution),
-        ("linear layer_norm rms_norm", _features),
-        ("embedding", _embedding),
-        ("add sub mul div __radd__ __rmul__ __rsub__ true_divide multiply neg pow", _elementwise),
-        ("dropout gelu relu silu sigmoid tanh normalize clamp nan_to_num", _elementwise),
-        ("float half bfloat16 double to type type_as contiguous clone detach", _elementwise),
-        ("view reshape flatten unflatten unsqueeze squeeze view_as reshape_as", _reshaped),
-        ("permute transpose swapaxes swapdims movedim moveaxis mT T roll flip", _rearranged),
-        ("__getitem__ split tensor_split chunk unbind narrow select index_select unfold expand", _rearranged),
-        ("pad", _padded),
-        ("cat concat stack", _joined),
-    ):
-        for name in names.split():
-            rules[name] = rule
-            if not name.startswith("__"):
-                rules[f"{name}_"] = rule
-    return rules
+def rule_table(*rows: tuple[str, RuleType]) -> dict[str, RuleType]:
+    """Return the rule of each function and of its in-place version. rows: names, and their rule."""
+    rules = {name: rule for names, rule in rows for name in names.split()}
+    return rules | {f"{name}_": rule for name, rule in rules.items() if not name.startswith("__")}
 
 
-_RULES = _table()
+_RULES: dict[str, Rule] = rule_table(
+    ("conv1d conv2d conv3d", _convolution),
+    ("linear layer_norm rms_norm", _features),
+    ("embedding", _embedding),
+    ("add sub mul div __radd__ __rmul__ __rsub__ true_divide multiply neg pow", _elementwise),
+    ("dropout gelu relu silu sigmoid tanh normalize clamp nan_to_num", _elementwise),
+    ("float half bfloat16 double to type type_as contiguous clone detach", _elementwise),
+    ("view reshape flatten unflatten unsqueeze squeeze view_as reshape_as", _reshaped),
+    ("permute transpose swapaxes swapdims movedim moveaxis mT T roll flip", _rearranged),
+    ("__getitem__ split tensor_split chunk unbind narrow select index_select unfold expand", _rearranged),
+    ("pad", _padded),
+    ("cat concat stack", _joined),
+)

@@ -25,7 +25,7 @@ from regard.inspection.hooks.interception import (
 )
 from regard.inspection.hooks.interface_call import check_keywords, parse
 from regard.inspection.measures.call_record import AttentionOutput
-from regard.mechanism.masks import Causal
+from regard.mechanism.masks.by_position import Causal
 from regard.mechanism.quantized import Quantized, dequantize
 
 

@@ -8,7 +8,7 @@ Both are computed tile by tile: memory is linear in the number of tokens.
 
 import math
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -16,20 +16,17 @@ from torch import Tensor
 from regard._util import interrupt
 from regard.errors import ArgumentError
 from regard.mechanism.call.problem import Tile
-from regard.mechanism.weights.index import Index, as_slice, basic_index
 from regard.mechanism.weights.matrix import Weights
-from regard.mechanism.weights.reductions import TopK
-from regard.mechanism.weights.tensor_like import TensorLike, dense_arguments
-from regard.mechanism.weights.topk import find_largest
-from regard.mechanism.weights.transpose import TransposedWeights
+from regard.mechanism.weights.tensor_like import Index, SplitIndex, split_index
+from regard.mechanism.weights.tiled_matrix import TiledMatrix
 
 _CELLS = 2**20  # numbers per block of rows
 
 
-class LazyProduct(TensorLike):
+class LazyProduct(TiledMatrix):
     """A lazy matrix (…, q, k) that is computed from left (…, h, q, e) and right (…, h, k, e).
 
-    Subclasses define `tiles`, `rows`, `_product` and `__getitem__`.
+    Subclasses define `tiles`, `rows` and `__getitem__`.
     """
 
     def __init__(self, left: Tensor, right: Tensor) -> None:
@@ -55,88 +52,6 @@ class LazyProduct(TensorLike):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({' × '.join(map(str, self.shape))})"
 
-    def dense(self) -> Tensor:
-        """Return the full matrix as a dense tensor, with q × k numbers per head."""
-        result = self._new(*self.shape[-2:])
-        for tile, block in self.tiles():
-            result[tile.rows_index][..., tile.keys] = block
-        return self._merge_heads(result)
-
-    def rows(self, rows: slice | Tensor) -> Self:
-        """Select queries. The result is lazy."""
-        raise NotImplementedError
-
-    # Products
-
-    def __matmul__(self, x: Any) -> Tensor:
-        """Return matrix · x for x of shape (k) or (…, k, e)."""
-        return self._product(dense_arguments(x))
-
-    def matmul(self, x: Any) -> Tensor:
-        """Return matrix @ x."""
-        return self @ x
-
-    def __rmatmul__(self, x: Any) -> Tensor:
-        """Return x · matrix for x of shape (q) or (…, e, q)."""
-        x = torch.as_tensor(x)
-        return self.T @ x if x.dim() < 2 else (self.T @ x.mT).mT
-
-    @property
-    def T(self) -> TransposedWeights:
-        """The transpose (…, k, q) as a linear operator, used as `matrix.T @ x`."""
-        return TransposedWeights(self)
-
-    mT = mH = T
-
-    def _product(self, x: Tensor, *, transposed: bool = False) -> Tensor:
-        """Return matrix · x, or matrixᵀ · x."""
-        columns = (x[:, None] if x.dim() == 1 else x).to(self.dtype)
-        columns = columns.expand(*self.shape[:-2], *columns.shape[-2:])
-        columns = columns.reshape(*self.problem_lead, *columns.shape[-2:])
-        result = self._new(self.shape[-1 if transposed else -2], columns.shape[-1])
-        for tile, block in self.tiles():
-            if transposed:
-                result[tile.keys_index] += block.mT @ columns[tile.rows_index]
-            else:
-                result[tile.rows_index] = block @ columns[tile.keys_index]
-        result = self._merge_heads(result)
-        return result[..., 0] if x.dim() == 1 else result
-
-    # Reductions
-
-    def topk(self, k: int, dim: int = -1) -> TopK:
-        """Return the k largest entries of each row and their keys: values and indices, each (…, q, k).
-
-        dim: -1, or -2 for the largest entries of each key and their queries. Masked pairs are zero.
-        """
-        best = find_largest(self, k, dim % self.ndim)
-        return TopK(*(best or self.to_dense().topk(k, dim)))
-
-    def received(self) -> Tensor:
-        """Return the sum of each column, over the queries: (…, k)."""
-        return self.T @ torch.ones(self.shape[-2], dtype=self.dtype, device=self.device)
-
-    # Tiles
-
-    def tiles(self) -> Iterator[tuple[Tile, Tensor]]:
-        """Yield each tile with its entries, in linear memory."""
-        raise NotImplementedError
-
-    @property
-    def problem_lead(self) -> tuple[int, ...]:
-        """Leading axes of the tiles."""
-        return tuple(self.shape[:-2])
-
-    def reader(self) -> None:
-        """Return None: no kernel reads products."""
-
-    def _new(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
-        return self._left.new_zeros((*self.problem_lead, *size), dtype=dtype)
-
-    def _merge_heads(self, x: Tensor) -> Tensor:
-        """Merge the leading axes of the tiles into those of the matrix."""
-        return x.reshape(*self.shape[:-2], *x.shape[len(self.problem_lead) :])
-
 
 class LowRank(LazyProduct):
     """The matrix left · rightᵀ of each head: left (…, h, q, e), right (…, h, k, e).
@@ -154,10 +69,10 @@ class LowRank(LazyProduct):
 
     def __getitem__(self, index: Index) -> Tensor:
         """Return part of the matrix, such as one row, as a dense tensor: [batch, head, query] or slices."""
-        parts, lead, rows, columns = _slices(index, self.shape)
+        lead, rows, columns, dropped = _split(index, self.shape)
         left = self._left.expand(*self.shape[:-2], *self._left.shape[-2:])[(*lead, rows)]
         right = self._right.expand(*self.shape[:-2], *self._right.shape[-2:])[(*lead, columns)]
-        return (left @ right.mT)[parts]
+        return (left @ right.mT)[dropped]
 
     def rows(self, rows: slice | Tensor) -> Self:
         """Select queries. The result is lazy."""
@@ -229,23 +144,20 @@ class WeightProduct(LazyProduct):
 
     def __getitem__(self, index: Index) -> Tensor:
         """Return part of the matrix, such as one row, as a dense tensor: [batch, head, query] or slices."""
-        parts, lead, rows, columns = _slices(index, self.shape)
-        weights = self._weights.part(list(lead), rows)
+        lead, rows, columns, dropped = _split(index, self.shape)
+        weights = self._weights.part(lead, rows)
         part = self._with(weights, self._left[(*lead, rows)], self._right[lead], self._positive)
-        return part.dense()[..., columns][parts]
+        return part.dense()[..., columns][dropped]
 
 
-def _slices(index: Index, shape: torch.Size) -> tuple[tuple[Any, ...], tuple[slice, ...], slice, slice]:
-    """Return which axes an index drops, and the slices of the leading axes, rows and columns."""
-    parts = basic_index(index, len(shape))
-    if parts is None:
+def _split(index: Index, shape: torch.Size) -> SplitIndex:
+    split = split_index(index, shape)
+    if split is None:
         raise ArgumentError(
             f"cannot index a lazy matrix of shape {tuple(shape)} with {index!r}; use numbers and slices, or "
             "rows(indices)."
         )
-    *lead, rows, columns = (as_slice(i, n) for i, n in zip(parts, shape, strict=True))
-    dropped = tuple(0 if isinstance(i, int) else slice(None) for i in parts)
-    return dropped, tuple(lead), rows, columns
+    return split
 
 
 def row_blocks(rows: int, row_size: int) -> Iterator[slice]:

@@ -14,7 +14,7 @@ from regard.mechanism import reference
 from regard.mechanism.biases import RelativeBias
 from regard.mechanism.call import keyword_hints, validation
 from regard.mechanism.call.problem import Problem, ProblemConfig, Tile
-from regard.mechanism.mask_algebra import CallShape, Mask, as_mask, terms_of
+from regard.mechanism.masks.algebra import CallShape, Mask, as_mask, terms_of
 from regard.mechanism.normalizers import BUILT_IN_TYPES, Normalizer, Sink, Softmax, Softmax1
 from regard.mechanism.quantized import Quantized
 from regard.mechanism.scores import BUILT_IN, Prepared, ScaledDot, Score, ScoreFunction

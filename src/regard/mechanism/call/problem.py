@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.mechanism.mask_algebra import MaskTerm, union
+from regard.mechanism.masks.algebra import MaskTerm, union
 from regard.mechanism.normalizers import Normalizer, from_text, to_text
 from regard.mechanism.torch_state import concrete
 
@@ -128,6 +128,15 @@ class Problem:
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Problem":
         return Problem(self.config, dict(tensors), self.first_row, self.first_key)
 
+    def with_inputs(self, inputs: Mapping[str, Tensor], grad_enabled: bool) -> "Problem":
+        """Replace tensors by the caller's, in the shape and dtype of the replaced ones.
+
+        grad_enabled: the grad mode of the forward pass, which may differ from the mode when weights are read.
+        """
+        with torch.inference_mode(False), torch.set_grad_enabled(grad_enabled):
+            views = {name: x.to(self[name].dtype).view(self[name].shape) for name, x in inputs.items()}
+        return self.with_tensors({**self.tensors, **views})
+
     def with_config(self, **changes: Any) -> "Problem":
         return Problem(self.config._replace(**changes), self.tensors, self.first_row, self.first_key)
 
@@ -155,6 +164,16 @@ class Problem:
 
     def without(self, *names: str) -> "Problem":
         return self.with_tensors({name: t for name, t in self.tensors.items() if name not in names})
+
+    def select_rows(self, rows: slice | Tensor) -> "Problem":
+        """Select query rows by a slice or by their indices."""
+
+        def cut(name: str, tensor: Tensor) -> Tensor:
+            # tensors shared by all rows are not cut; query and τ always have one row per query
+            has_rows = kind(name) in ("query", "tau") or (kind(name) in QUERY_AXIS and tensor.shape[-2] > 1)
+            return tensor[..., rows, :] if has_rows else tensor
+
+        return self.map(cut)
 
     def key_indices(self) -> Tensor:
         """Return the index of each key of this tile in the full problem."""

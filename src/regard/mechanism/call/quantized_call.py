@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from regard.mechanism import fused
 from regard.mechanism.call.arguments import Call, Layout, as_biases, prepare
 from regard.mechanism.call.problem import Problem, empty_results
-from regard.mechanism.masks import Causal, Documents, Padding, Window
+from regard.mechanism.masks.by_length import Documents, Padding
+from regard.mechanism.masks.by_position import Causal, Window
 from regard.mechanism.normalizers import BUILT_IN_TYPES, Softmax1
 from regard.mechanism.quantized import Quantized
 from regard.mechanism.scores import Dot, ScaledDot

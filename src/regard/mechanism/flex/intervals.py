@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.mechanism.flex.expressions import COMPARISONS, Constant, Index, evaluate, linear
-from regard.mechanism.mask_algebra import BUILT_IN, CallShape, Mask, MaskTerm
+from regard.mechanism.masks.algebra import BUILT_IN, CallShape, Mask, MaskTerm
 
 MAX_TERMS = 4  # largest number of intervals per query that the kernels support
 

@@ -1,55 +1,18 @@
-"""Indexing: parse indices, and select batch entries, heads and rows of a problem."""
+"""Select batch entries, heads and queries of a lazy matrix without computing weights."""
 
-from collections.abc import Sequence
-from types import EllipsisType
-from typing import Any
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from regard.mechanism.call.problem import QUERY_AXIS, Problem, kind
+from regard.errors import ArgumentError
+from regard.mechanism.call.problem import Problem
 from regard.mechanism.torch_state import concrete
-
-Index = Any  # anything that can index a tensor
-
-
-def basic_index(index: Index, axes: int) -> list[int | slice] | None:
-    """Return one integer or slice per axis, or None for advanced indices, such as arrays."""
-    parts = list(index) if isinstance(index, tuple) else [index]
-    if word := next((i for i in parts if isinstance(i, str)), None):
-        raise TypeError(f"{word!r} is not an index; weights are indexed by numbers: tokens.index({word!r}).")
-    if not all(isinstance(i, int | slice | EllipsisType) and not isinstance(i, bool) for i in parts):
-        return None
-    if Ellipsis not in parts:
-        parts.append(Ellipsis)
-    at = parts.index(Ellipsis)
-    missing = axes - len(parts) + 1
-    if missing < 0 or parts.count(Ellipsis) > 1:
-        raise IndexError(f"too many indices: {len(parts) - 1} for weights with {axes} axes")
-    return [*parts[:at], *[slice(None)] * missing, *parts[at + 1 :]]
-
-
-def as_slice(index: int | slice, size: int) -> slice:
-    """Convert an integer to a slice of length one. As in torch, steps must be positive."""
-    if isinstance(index, slice):
-        if index.step is not None and index.step <= 0:
-            raise ValueError("slice step must be positive")
-        return index
-    if not -size <= index < size:
-        raise IndexError(f"index {index} is out of range for an axis of size {size}")
-    index %= size
-    return slice(index, index + 1)
-
-
-def select_rows(problem: Problem, rows: slice | Tensor) -> Problem:
-    """Select query rows by a slice or by their indices."""
-
-    def cut(name: str, tensor: Tensor) -> Tensor:
-        # tensors shared by all rows are not cut; query and τ always have one row per query
-        has_rows = kind(name) in ("query", "tau") or (kind(name) in QUERY_AXIS and tensor.shape[-2] > 1)
-        return tensor[..., rows, :] if has_rows else tensor
-
-    return problem.map(cut)
+from regard.mechanism.weights.lazy_matrix import LazyMatrix
+from regard.mechanism.weights.tensor_like import as_slice
 
 
 def select_heads(problem: Problem, batch: Sequence[slice], heads: slice | Sequence[int]) -> Problem:
@@ -89,3 +52,136 @@ def copy_part(part: Problem, whole: Problem) -> Problem:
         return copies[view]
 
     return part.map(compact)
+
+
+class SelectableMatrix(LazyMatrix):
+    """A lazy matrix whose axes can be selected, split and squeezed."""
+
+    def rows(self, rows: slice | Tensor) -> Self:
+        """Select queries by a slice or by their indices. The result is lazy.
+
+        >>> import torch, regard
+        >>> x = torch.randn(8, 5, 4)
+        >>> regard.attend(x, x, x)[1].rows(slice(1, 3)).shape
+        torch.Size([8, 2, 5])
+        """
+        return self._like(self.problem.select_rows(rows), self._lead)
+
+    def part(self, lead: Sequence[slice], rows: slice | Tensor = slice(None)) -> Self:
+        """Select from the leading axes, with one slice per axis, and select queries. The result is lazy.
+
+        >>> import torch, regard
+        >>> x = torch.randn(3, 8, 5, 4)
+        >>> regard.attend(x, x, x)[1].part([slice(0, 1), slice(4)]).shape
+        torch.Size([1, 4, 5, 5])
+        """
+        problem = self.problem.select_rows(rows)
+        if lead:
+            batch, heads = (lead[:-1], lead[-1]) if self.has_heads else (lead, slice(None))
+            problem = select_heads(problem, batch, heads)
+        return self._like(problem, [len(range(n)[i]) for n, i in zip(self._lead, lead, strict=True)])
+
+    def heads(self, index: int | slice | Sequence[int]) -> Self:
+        """Select heads, e.g. `heads(3)`, `heads([0, 2])` or `heads(slice(4))`. The result is lazy.
+
+        >>> import torch, regard
+        >>> x = torch.randn(8, 5, 4)
+        >>> weights = regard.attend(x, x, x)[1]
+        >>> weights.heads(3).shape, weights.heads([0, 2]).shape
+        (torch.Size([5, 5]), torch.Size([2, 5, 5]))
+        """
+        self._require_heads("heads")
+        *batch, heads = self._lead
+        with suppress(TypeError):
+            index = operator.index(index)  # type: ignore[arg-type]  # also numpy and torch integers
+        chosen = as_slice(index, heads) if isinstance(index, int | slice) else index
+        problem = select_heads(self.problem, [slice(None)] * len(batch), chosen)
+        count = torch.arange(heads, device="cpu")[chosen].numel()
+        if isinstance(index, int):
+            return self._like(problem, batch, "single")
+        return self._like(problem, (*batch, count))
+
+    def batch(self, index: int) -> Self:
+        """Select one sequence of a batch. The result is lazy, whereas `weights[0]` is a dense tensor.
+
+        The index refers to the first leading axis.
+
+        >>> import torch, regard
+        >>> x = torch.randn(3, 8, 5, 4)  # 3 sequences, 8 heads
+        >>> regard.attend(x, x, x)[1].batch(-1).topk(2).indices.shape
+        torch.Size([8, 5, 2])
+        """
+        axes = len(self._lead) - self.has_heads
+        if not axes:
+            raise ArgumentError(
+                f"batch({index}): weights of shape {tuple(self.shape)} have no batch axis; they already "
+                "belong to one sequence."
+            )
+        return self._batch_entry(0, operator.index(index))
+
+    def _batch_entry(self, axis: int, index: int) -> Self:
+        """Select one entry of a batch axis and drop the axis."""
+        cuts = [slice(None)] * len(self._lead)
+        cuts[axis] = as_slice(index, self._lead[axis])
+        problem = copy_part(self.part(cuts).problem, self.problem)
+        problem = problem.map(lambda _, tensor: tensor.squeeze(axis))
+        return self._like(problem, [*self._lead[:axis], *self._lead[axis + 1 :]])
+
+    def select(self, dim: int, index: int) -> Any:
+        """Return one entry along an axis: lazy weights for a leading axis, a tensor for a query or a key.
+
+        >>> import torch, regard
+        >>> x = torch.randn(3, 8, 5, 4)
+        >>> weights = regard.attend(x, x, x)[1]
+        >>> weights.select(1, 7), weights.select(-1, 0).shape
+        (Weights(3 × 5 × 5, float32: ScaledDot, ...), torch.Size([3, 8, 5]))
+        """
+        (axis,) = self._axes(dim)
+        if axis == len(self._lead) - 1 and self.has_heads:
+            return self.heads(index)
+        if axis < len(self._lead):
+            return self._batch_entry(axis, index)
+        return self[(slice(None),) * axis + (index,)]
+
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """Return all entries along an axis: lazy weights for a leading axis, tensors for queries or keys."""
+        (axis,) = self._axes(dim)
+        if axis >= len(self._lead):
+            return self.to_dense().unbind(axis)
+        return tuple(self.select(axis, index) for index in range(self.shape[axis]))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.select(0, index) for index in range(len(self)))
+
+    def squeeze(self, dim: int | Sequence[int] | None = None) -> Any:
+        """Remove axes of size 1. The result is lazy unless the axis of queries or keys is removed.
+
+        >>> import torch, regard
+        >>> x = torch.randn(1, 8, 5, 4)
+        >>> regard.attend(x, x, x)[1].squeeze(0)
+        Weights(8 × 5 × 5, float32: ScaledDot, ...)
+        """
+        if dim == ():  # no axes, as in torch
+            return self
+        axes = [axis for axis in self._axes(dim) if self.shape[axis] == 1]
+        if any(axis >= len(self._lead) for axis in axes):
+            return self.to_dense().squeeze(axes)
+        result = self
+        for axis in reversed(axes):
+            result = result.select(axis, 0)
+        return result
+
+    def unsqueeze(self, dim: int) -> Any:
+        """Insert an axis of size 1. The result is lazy if the axis becomes a batch axis."""
+        axis = dim if dim >= 0 else dim + self.ndim + 1
+        if not 0 <= axis <= len(self._lead) - self.has_heads or self.is_head_mean:
+            return self.to_dense().unsqueeze(dim)
+        problem = self.problem.map(lambda _, tensor: tensor.unsqueeze(axis))
+        return self._like(problem, (*self._lead[:axis], 1, *self._lead[axis:]))
+
+    def _require_heads(self, what: str) -> None:
+        if not self.has_heads:
+            raise ArgumentError(
+                f"{what}: weights of shape {tuple(self.shape)} have no heads axis; they already belong to "
+                "one head, or are the mean over several heads."
+            )

@@ -17,7 +17,7 @@ from regard._util.checks import check_int, check_number
 from regard._util.files import check_loadable, write_atomic
 from regard.errors import ArgumentError
 from regard.mechanism.call.problem import Problem, ProblemConfig, deserialize, kind, serialize
-from regard.mechanism.mask_algebra import MaskTerm, broadcasts
+from regard.mechanism.masks.algebra import MaskTerm, broadcasts
 from regard.mechanism.normalizers import Softmax1, to_text
 from regard.mechanism.scores import FAMILIES
 

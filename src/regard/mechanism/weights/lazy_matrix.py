@@ -1,21 +1,21 @@
 """The base class of `Weights`. It holds the prepared call, tensor versions and τ, and computes tiles."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from regard._util.text import type_name
-from regard.errors import DTypeError, ShapeError, StaleError
+from regard._util import interrupt
+from regard.errors import StaleError
 from regard.mechanism import fused, reference, tiled
 from regard.mechanism.autocast import in_own_dtype
 from regard.mechanism.call.problem import Problem, Tile, kind, tiles
-from regard.mechanism.mask_algebra import broadcasts
+from regard.mechanism.masks.algebra import broadcasts
 from regard.mechanism.torch_state import concrete
 from regard.mechanism.weights.io import Heads
-from regard.mechanism.weights.reader import Reader, repeat_last_row
-from regard.mechanism.weights.tensor_like import TensorLike
+from regard.mechanism.weights.tiled_matrix import TiledMatrix
 
 _MIN_ROWS = 16  # with fewer rows, torch's matmul may sum dot products in a different order
 
@@ -42,7 +42,95 @@ class _DeferredProblem(NamedTuple):
     tau_from_kernels: bool
 
 
-class LazyMatrix(TensorLike):
+class Reader(NamedTuple):
+    """A problem and the τ that the kernels computed for it. A row is bitwise identical in every part.
+
+    The kernels sum a dot product in one of two orders: along the width if a key head has few rows (decoding),
+    otherwise term by term. For scores of 9e4 the two sums differ by 5e-3. If τ and the scores used different
+    orders, the weights would have relative errors of this size. Each part is therefore read in the order of
+    the full matrix. If the part has too few rows to select this order, its last row is repeated.
+
+    rows_per_key_head: number of rows per key head in the full matrix, over all query heads of the key head.
+    """
+
+    problem: Problem
+    rows_per_key_head: int
+
+    @classmethod
+    def with_tau(cls, problem: Problem, rows_per_key_head: int) -> Self | None:
+        """Compute τ and return a reader, or None if τ is not finite."""
+        *outer, per_group = lead = problem.lead()
+        lead_slices = tuple(slice(0, n) for n in outer)
+        bands = []
+        for rows in interrupt.bands(problem.queries, math.prod(lead) * problem.keys):
+            part = problem.part(Tile(lead_slices, rows, slice(0, problem.keys)))
+            tau = fused.compute_tau(_padded(part, rows_per_key_head, per_group))
+            if tau is None:
+                return None
+            bands.append(tau[..., : part.queries, :])
+        tau = bands[0] if len(bands) == 1 else torch.cat(bands, -2)
+        return cls(problem.with_tensors({**problem.tensors, "tau": tau}), rows_per_key_head)
+
+    def weights(self) -> Tensor | None:
+        """Return dense weights (…, g, r, q, k), or None if they are not finite."""
+        return self._read(fused.weights)
+
+    def entropy(self) -> Tensor | None:
+        """Return the entropy of each row, (…, g, r, q, 1), or None if the weights are not finite."""
+        return self._read(fused.entropy)
+
+    def sums(self) -> Tensor | None:
+        """Return the sums of `fused.sums`, (…, g, r, q, c), or None if the weights are not finite."""
+        return self._read(fused.sums)
+
+    def topk(self, k: int) -> tuple[Tensor, Tensor] | None:
+        """Return the k largest weights of each row and their keys, or None if the weights are not finite."""
+        rows = self._rows()
+        best = fused.topk(rows, rows["tau"], k)
+        return None if best is None else (self._cut(best[0]), self._cut(best[1]))
+
+    def product(self, x: Tensor) -> Tensor | None:
+        """Return weights · x, (…, g, r, k, e) → (…, g, r, q, e), or None if it is not finite."""
+        result = fused.product(self._rows(per_group=1), x)
+        return None if result is None else self._cut(result)
+
+    def transposed_product(self, x: Tensor) -> Tensor | None:
+        """Return weightsᵀ · x, (…, g, r, q, e) → (…, g, r, k, e), or None if it is not finite."""
+        rows = self._rows(per_group=1)
+        if rows.queries > x.shape[-2]:  # repeated rows contribute zero
+            x = torch.nn.functional.pad(x, (0, 0, 0, rows.queries - x.shape[-2]))
+        return fused.transposed_product(rows, rows["tau"], x)
+
+    def _read(self, kernel: Callable[[Problem, Tensor], Tensor | None]) -> Tensor | None:
+        rows = self._rows()
+        result = kernel(rows, rows["tau"])
+        return None if result is None else self._cut(result)
+
+    def _rows(self, per_group: int | None = None) -> Problem:
+        """Pad the problem to enough rows. per_group: query heads per key head; 1 for the product kernels."""
+        return _padded(self.problem, self.rows_per_key_head, per_group or self.problem.lead()[-1])
+
+    def _cut(self, rows: Tensor) -> Tensor:
+        """Drop the repeated rows."""
+        return rows[..., : self.problem.queries, :]
+
+
+def _padded(problem: Problem, rows_per_key_head: int, per_group: int) -> Problem:
+    max_rows = fused.few_rows()
+    if rows_per_key_head <= max_rows or problem.config.family != "dot":
+        return problem
+    return repeat_last_row(problem, max_rows // max(per_group, 1) + 1)
+
+
+def repeat_last_row(problem: Problem, min_rows: int) -> Problem:
+    """Pad the problem to `min_rows` query rows by repeating the last row."""
+    queries = problem.queries
+    if not 0 < queries < min_rows:
+        return problem
+    return problem.select_rows(torch.arange(min_rows, device=problem["query"].device).clamp(max=queries - 1))
+
+
+class LazyMatrix(TiledMatrix):
     """A matrix (…, q, k) computed on demand from a `Problem`."""
 
     def __init__(
@@ -244,68 +332,9 @@ class LazyMatrix(TensorLike):
         min_rows = -(-min(self._rows_per_key_head(), _MIN_ROWS) // max(part.lead()[-1], 1))
         return reference.scores(repeat_last_row(part, min_rows))[..., : part.queries, :]
 
-    def _from_rows(
-        self,
-        size: int,
-        read: Callable[[Reader], Tensor | None],
-        compute: Callable[[Tile, Tensor], Tensor],
-    ) -> Tensor:
-        """Compute (…, q, size) with the kernels, or if they cannot, from the weights of each tile."""
-        reader = self.reader()
-        result = None if reader is None else read(reader)
-        if result is None:
-            result = self._new(self.shape[-2], size)
-            for tile, block in self.tiles():
-                result[tile.rows_index] = compute(tile, block)
-        return self._merge_heads(result)
-
     def _new(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
         """Create a tensor of zeros (…, g, r, *size)."""
         return self.problem["tau"].new_zeros((*self.problem_lead, *size), dtype=dtype)
-
-    def _merge_heads(self, x: Tensor) -> Tensor:
-        """Merge the axes … g r into the leading axes of the weights."""
-        return x.reshape(*self._lead, *x.shape[len(self.problem_lead) :])
-
-    @in_own_dtype
-    def _product(self, x: Tensor, *, transposed: bool = False) -> Tensor:
-        """Return weights · x, or weightsᵀ · x."""
-        queries, keys = self.shape[-2:]
-        columns, is_vector = self._operand(x, queries if transposed else keys)
-        reader = None if _records_grad(columns) else self.reader()
-        result = None
-        if reader is not None:
-            result = reader.transposed_product(columns) if transposed else reader.product(columns)
-        if result is None:
-            nan_safe = not (concrete(columns) and bool(torch.isfinite(columns).all()))
-            result = self._new(keys if transposed else queries, columns.shape[-1])
-            for tile, block in self.tiles():
-                if transposed:
-                    part = reference.weighted_sum(block.mT, columns[tile.rows_index], nan_safe=nan_safe)
-                    result[tile.keys_index] += part
-                else:
-                    part = reference.weighted_sum(block, columns[tile.keys_index], nan_safe=nan_safe)
-                    result[tile.rows_index] = part
-        result = self._merge_heads(result)
-        return result[..., 0] if is_vector else result
-
-    def _operand(self, x: Tensor, size: int) -> tuple[Tensor, bool]:
-        """Return x as columns in the layout of the tiles, and whether it was a single vector."""
-        if not isinstance(x, Tensor):
-            raise DTypeError(f"cannot multiply weights by {type_name(x)}; pass a torch.Tensor.")
-        columns = x[:, None] if x.dim() == 1 else x
-        grouped = self._grouped(columns)
-        fits = grouped is not None or broadcasts(columns.shape[:-2], self._lead)
-        if x.dim() == 0 or columns.shape[-2] != size or not fits:
-            raise ShapeError(
-                f"cannot multiply weights of shape {tuple(self.shape)} by a tensor of shape "
-                f"{tuple(x.shape)}; it needs {size} rows and leading axes that broadcast to {self._lead}."
-            )
-        if grouped is not None:
-            return grouped.to(self.dtype).resolve_neg(), False
-        columns = columns.resolve_neg()
-        columns = columns.to(self.dtype).expand(*self._lead, *columns.shape[-2:])
-        return columns.reshape(*self.problem_lead, *columns.shape[-2:]), x.dim() == 1
 
     def _grouped(self, x: Tensor) -> Tensor | None:
         """Expand x from key heads to query heads, … g k e -> … g r k e, or return None for other shapes."""
@@ -343,7 +372,3 @@ def _versions(tensors: Mapping[str, Tensor]) -> dict[str, int | None]:
     if torch.compiler.is_compiling():
         return dict.fromkeys(tensors)
     return {name: None if tensor.is_inference() else tensor._version for name, tensor in tensors.items()}
-
-
-def _records_grad(x: Tensor) -> bool:
-    return not concrete(x) or (torch.is_grad_enabled() and x.requires_grad)

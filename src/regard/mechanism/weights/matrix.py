@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,9 +20,8 @@ from regard.mechanism.autocast import in_own_dtype
 from regard.mechanism.call.problem import Problem, tiles
 from regard.mechanism.normalizers import Softmax1
 from regard.mechanism.weights import display, io, regions
-from regard.mechanism.weights.index import Index, as_slice, basic_index
 from regard.mechanism.weights.reductions import ReducibleMatrix
-from regard.mechanism.weights.tensor_like import dense_arguments
+from regard.mechanism.weights.tensor_like import Index, split_index
 from regard.mechanism.weights.transpose import TransposedWeights
 
 
@@ -75,12 +73,10 @@ class Weights(ReducibleMatrix):
     @in_own_dtype
     def __getitem__(self, index: Index) -> Tensor:
         """Return part of the matrix as a dense tensor. Supports the same indices as a tensor."""
-        parts = basic_index(index, self.ndim)
-        if parts is None:
+        split = split_index(index, self.shape)
+        if split is None:
             return regions.read_elements(self, index)
-        *lead, rows, columns = (as_slice(i, n) for i, n in zip(parts, self.shape, strict=True))
-        result = regions.read_columns(self.part(lead, rows), columns)
-        return result[tuple(0 if isinstance(i, int) else slice(None) for i in parts)]
+        return regions.read_columns(self.part(split.lead, split.rows), split.columns)[split.dropped]
 
     @in_own_dtype
     def dense(self) -> Tensor:
@@ -124,33 +120,7 @@ class Weights(ReducibleMatrix):
             result[tile.rows_index] = reference.tau(part, self._scores(part)).sum(-1, keepdim=True)
         return self._merge_heads(result)[..., 0]
 
-    # Products
-
-    def __matmul__(self, x: Any) -> Tensor:
-        """Return weights · x, where x has shape (k) or (…, k, e). Leading axes broadcast.
-
-        With grouped-query attention, x may have one head per key head, like `value`.
-        """
-        return self._product(dense_arguments(x))
-
-    def matmul(self, x: Any) -> Tensor:
-        """Return weights @ x."""
-        return self @ x
-
-    def __rmatmul__(self, x: Any) -> Any:
-        """Return x · weights, where x has shape (q) or (…, e, q). Leading axes broadcast."""
-        if isinstance(x, np.ndarray):
-            return x @ self.numpy()
-        if not isinstance(x, Tensor) or x.dim() < 2:
-            return self._product(x, transposed=True)
-        return self._product(x.mT, transposed=True).mT
-
-    @property
-    def T(self) -> TransposedWeights:
-        """The transpose (…, k, q) as a linear operator, used as `weights.T @ x`."""
-        return TransposedWeights(self)
-
-    mT = mH = T
+    # Transposes
 
     def transpose(self, dim0: int, dim1: int) -> Any:
         """Swap two axes. Swapping queries and keys is lazy."""

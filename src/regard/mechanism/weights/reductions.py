@@ -6,34 +6,16 @@ leading axes alone is a full matrix again and needs the dense weights, except fo
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.mechanism.autocast import in_own_dtype
-from regard.mechanism.call.problem import Tile
 from regard.mechanism.weights import regions, spectrum
-from regard.mechanism.weights.axes import SelectableMatrix
-from regard.mechanism.weights.reader import Reader
+from regard.mechanism.weights.index import SelectableMatrix
 from regard.mechanism.weights.tensor_like import dense_arguments
-from regard.mechanism.weights.topk import find_largest
-
-
-class TopK(NamedTuple):
-    """The k largest weights of each row and their keys.
-
-    values: (…, q, k), in descending order. indices: (…, q, k), the key of each value.
-
-    >>> import torch, regard
-    >>> x = torch.eye(3)
-    >>> regard.attend(x, x, x)[1].topk(1).indices.squeeze(-1)
-    tensor([0, 1, 2])
-    """
-
-    values: Tensor
-    indices: Tensor
 
 
 class ReducibleMatrix(SelectableMatrix):
@@ -80,23 +62,6 @@ class ReducibleMatrix(SelectableMatrix):
         if total is None:
             return self.to_dense().mean(axes, keepdim, **options)
         return total / math.prod(self.shape[axis] for axis in axes)
-
-    @in_own_dtype
-    def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> TopK:
-        """Return the k largest weights of each row and their keys: values and indices, each (…, q, k).
-
-        dim: -1, or -2 for the largest weights of each key and their queries, (…, k, keys). As in
-        `torch.topk`, k must not exceed the size of the axis, and masked keys have weight 0.
-
-        >>> import torch, regard
-        >>> x = torch.eye(3)
-        >>> values, indices = regard.attend(x, x, x, score=regard.Dot())[1].topk(1)
-        >>> indices.squeeze(-1)
-        tensor([0, 1, 2])
-        """
-        (axis,) = self._axes(dim)
-        best = find_largest(self, k, axis) if largest else None
-        return TopK(*(best or self.to_dense().topk(k, dim, largest, sorted)))
 
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Return the position of the largest weight along an axis; argmax(-1) gives the key of each row.
@@ -190,23 +155,15 @@ class ReducibleMatrix(SelectableMatrix):
         >>> regard.attend(x, x, x)[1].entropy().exp()
         tensor([4.0000, 4.0000, 4.0000, 4.0000])
         """
-
-        def compute(tile: Tile, block: Tensor) -> Tensor:
-            zero = block == 0  # the derivative would be infinite
-            terms = torch.where(zero, 0.0, torch.special.entr(torch.where(zero, 1.0, block)))
-            return terms.sum(-1, keepdim=True)
-
-        return self._from_rows(1, Reader.entropy, compute)[..., 0]
-
-    def received(self) -> Tensor:
-        """Return the total weight that each key receives, summed over the queries: (…, k).
-
-        >>> import torch, regard
-        >>> x = torch.zeros(4, 2)
-        >>> regard.attend(x, x, x, mask=regard.Causal())[1].received()
-        tensor([2.0833, 1.0833, 0.5833, 0.2500])
-        """
-        return self.sum(-2)
+        reader = self.reader()
+        result = None if reader is None else reader.entropy()
+        if result is None:
+            result = self._new(self.shape[-2], 1)
+            for tile, block in self.tiles():
+                zero = block == 0  # the derivative would be infinite
+                terms = torch.where(zero, 0.0, torch.special.entr(torch.where(zero, 1.0, block)))
+                result[tile.rows_index] = terms.sum(-1, keepdim=True)
+        return self._merge_heads(result)[..., 0]
 
     @in_own_dtype
     def pool(self, rows: int, columns: int, *, within: tuple[slice, slice] | None = None) -> Tensor:

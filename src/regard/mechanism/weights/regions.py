@@ -22,10 +22,9 @@ from regard.mechanism.call.problem import Problem, Tile, tiles
 from regard.mechanism.normalizers import Normalizer, Sigmoid
 from regard.mechanism.scores import ACTIVATIONS
 from regard.mechanism.torch_state import concrete
-from regard.mechanism.weights.axes import SelectableMatrix
-from regard.mechanism.weights.index import Index
-from regard.mechanism.weights.lazy_matrix import kernels_support
-from regard.mechanism.weights.reader import Reader
+from regard.mechanism.weights.index import SelectableMatrix
+from regard.mechanism.weights.lazy_matrix import Reader, kernels_support
+from regard.mechanism.weights.tensor_like import Index
 
 _BAND = 32  # rows; narrower bands are summed from dense weights
 _ROUNDING = 2e-5  # accepted rounding error of a score computed by torch

@@ -6,7 +6,8 @@ and operator receives the dense matrix, up to `MAX_DENSE_BYTES`.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from types import EllipsisType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ _GRADIENT = (
     "output = dense @ value."
 )
 _SCIPY = "scipy cannot read the dtype {dtype} of torch; pass weights.linear_operator() instead of weights."
+
+Index = Any  # anything that can index a tensor
 
 
 class TensorLike:
@@ -248,6 +251,53 @@ def _read_only(operation: str) -> ArgumentError:
         f"{operation}: lazy weights are computed on demand and cannot be modified. Change a dense copy: "
         "dense = weights.dense()."
     )
+
+
+class SplitIndex(NamedTuple):
+    """An index as slices of the leading axes, queries and keys, and an index that drops its integer axes."""
+
+    lead: tuple[slice, ...]
+    rows: slice
+    columns: slice
+    dropped: tuple[int | slice, ...]
+
+
+def split_index(index: Index, shape: torch.Size) -> SplitIndex | None:
+    """Return the slices of an index, or None for advanced indices, such as arrays."""
+    parts = _basic_index(index, len(shape))
+    if parts is None:
+        return None
+    *lead, rows, columns = (as_slice(i, n) for i, n in zip(parts, shape, strict=True))
+    dropped = tuple(0 if isinstance(i, int) else slice(None) for i in parts)
+    return SplitIndex(tuple(lead), rows, columns, dropped)
+
+
+def _basic_index(index: Index, axes: int) -> list[int | slice] | None:
+    """Return one integer or slice per axis, or None for advanced indices, such as arrays."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if word := next((i for i in parts if isinstance(i, str)), None):
+        raise TypeError(f"{word!r} is not an index; weights are indexed by numbers: tokens.index({word!r}).")
+    if not all(isinstance(i, int | slice | EllipsisType) and not isinstance(i, bool) for i in parts):
+        return None
+    if Ellipsis not in parts:
+        parts.append(Ellipsis)
+    at = parts.index(Ellipsis)
+    missing = axes - len(parts) + 1
+    if missing < 0 or parts.count(Ellipsis) > 1:
+        raise IndexError(f"too many indices: {len(parts) - 1} for weights with {axes} axes")
+    return [*parts[:at], *[slice(None)] * missing, *parts[at + 1 :]]
+
+
+def as_slice(index: int | slice, size: int) -> slice:
+    """Convert an integer to a slice of length one. As in torch, steps must be positive."""
+    if isinstance(index, slice):
+        if index.step is not None and index.step <= 0:
+            raise ValueError("slice step must be positive")
+        return index
+    if not -size <= index < size:
+        raise IndexError(f"index {index} is out of range for an axis of size {size}")
+    index %= size
+    return slice(index, index + 1)
 
 
 def dense_arguments(x: Any) -> Any:

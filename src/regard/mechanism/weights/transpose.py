@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.mechanism.weights.index import Index, as_slice, basic_index
-from regard.mechanism.weights.tensor_like import TensorLike, dense_arguments
+from regard.mechanism.weights.tensor_like import Index, TensorLike, dense_arguments, split_index
 
 
 class TransposedWeights(TensorLike):
@@ -56,12 +55,11 @@ class TransposedWeights(TensorLike):
 
     def __getitem__(self, index: Index) -> Tensor:
         """Return part of the matrix as a dense tensor."""
-        parts = basic_index(index, self.ndim)
-        if parts is None:
+        split = split_index(index, self.shape)
+        if split is None:
             return self.to_dense()[index]
-        *lead, rows, columns = (as_slice(i, n) for i, n in zip(parts, self.shape, strict=True))
-        part: Tensor = self._matrix[(*lead, columns, rows)].mT
-        return part[tuple(0 if isinstance(i, int) else slice(None) for i in parts)]
+        part: Tensor = self._matrix[(*split.lead, split.columns, split.rows)].mT
+        return part[split.dropped]
 
     def __matmul__(self, x: Any) -> Tensor:
         product: Tensor = self._matrix._product(dense_arguments(x), transposed=True)

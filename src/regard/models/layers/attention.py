@@ -20,7 +20,7 @@ from regard._util.name_hints import hint_arguments
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.call import keyword_hints
 from regard.mechanism.call.arguments import Bias
-from regard.mechanism.mask_algebra import Mask
+from regard.mechanism.masks.algebra import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax
 from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.scores import ScaledDot, Score, ScoreFunction

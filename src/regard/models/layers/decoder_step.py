@@ -19,10 +19,9 @@ from regard.mechanism.normalizers import Softmax
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.torch_state import plain_cpu
 from regard.models.layers.attention import Attends, MultiHeadAttention
-from regard.models.layers.blocks import DecoderBlock, FeedForward, Residual
+from regard.models.layers.blocks import DecoderBlock, FeedForward, Residual, Stack
 from regard.models.layers.kv_cache import KeyValues, KVCache, RowMap
 from regard.models.layers.linear import MAX_ROWS, Int8Linear, few_rows_linear, project
-from regard.models.layers.stack import Stack
 
 _ATTENTION = Attends.attention  # `regard.watch` and `regard.edit` replace it
 _MODULES = (Stack, DecoderBlock, MultiHeadAttention, FeedForward, Residual, nn.LayerNorm, nn.RMSNorm)

@@ -20,8 +20,7 @@ from torch import nn
 from regard._util.extras import installed_version, require
 from regard._util.files import write_atomic
 from regard.models.layers.attention import MultiHeadAttention
-from regard.models.layers.blocks import TransformerConfig
-from regard.models.layers.stack import Stack
+from regard.models.layers.blocks import Stack, TransformerConfig
 from regard.translation.export.plan import Plan, array, write_json, write_vocabulary
 
 _OPSET = 17

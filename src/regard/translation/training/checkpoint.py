@@ -119,7 +119,10 @@ def write_tokens(folder: Path, tokens: TokenizerPair) -> None:
 
 def write_parameters(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Atomically replace the parameters of the best model."""
-    from regard.translation.training.sharding import Shard, write_sharded  # imports torch.distributed
+    from regard.translation.training.distributed.sharding import (  # imports torch.distributed
+        Shard,
+        write_sharded,
+    )
 
     part = folder / CHECKPOINTS / ".best.part"
     with temporary_folder(folder / MODEL, part):

@@ -27,7 +27,8 @@ from regard.translation.data.subword_sampling import SubwordSampler
 from regard.translation.pretrained.origin import build_model
 from regard.translation.training.callbacks import Callback, CallbackList, Report
 from regard.translation.training.checkpoint import Checkpoint
-from regard.translation.training.distributed import Candidate, World
+from regard.translation.training.distributed.rendezvous import first_sentence, is_connection_error
+from regard.translation.training.distributed.world import Candidate, World
 from regard.translation.training.initialization import load_initial
 from regard.translation.training.objective import Objective
 from regard.translation.training.optimization import (
@@ -38,7 +39,6 @@ from regard.translation.training.optimization import (
 )
 from regard.translation.training.precision import TOKENS, autocast, choose_precision
 from regard.translation.training.preparation import TrainingData
-from regard.translation.training.rendezvous import first_sentence, is_connection_error
 from regard.translation.training.timing import TIMED_BATCHES, RunningStats, format_minutes, measure_speed
 from regard.translation.training.validation import DevSet, OverfittingMonitor, validate
 

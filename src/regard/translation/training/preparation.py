@@ -44,7 +44,7 @@ from regard.translation.model_folder import (
 from regard.translation.text.profile import ProfileBuilder, TextProfile
 from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.training.checkpoint import read_tokens, token_files, write_tokens
-from regard.translation.training.rendezvous import first_sentence
+from regard.translation.training.distributed.rendezvous import first_sentence
 
 _LINES = 1000  # tokenized at once
 _GUIDE_PAIRS = 50_000  # training pairs for the lexical aligner of guided alignment

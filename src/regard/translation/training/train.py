@@ -36,14 +36,14 @@ from regard.translation.model_folder import (
 from regard.translation.pretrained.origin import build_model
 from regard.translation.training.callbacks import Callback, CallbackList, Report, ValidationResult
 from regard.translation.training.checkpoint import Checkpoint, load_model
-from regard.translation.training.distributed import World
+from regard.translation.training.distributed.sharding import streamed_model
+from regard.translation.training.distributed.world import World
 from regard.translation.training.initialization import InitialModel
 from regard.translation.training.logs import CsvLog, SampleLog, TensorBoardLog
 from regard.translation.training.loop import Trainer, TrainingResult
 from regard.translation.training.model_card import write_model_card
 from regard.translation.training.optimization import TrainingConfig
 from regard.translation.training.preparation import ConfigChoice, TrainingData, load_data, prepare_with
-from regard.translation.training.sharding import streamed_model
 
 _CALIBRATED = 200  # validation sentences translated to calibrate the scores
 

@@ -15,8 +15,8 @@ from regard.app.weight_computation import formula
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism import reference
 from regard.mechanism.biases import RelativeBias
-from regard.mechanism.mask_algebra import Mask
-from regard.mechanism.masks import Causal, Window
+from regard.mechanism.masks.algebra import Mask
+from regard.mechanism.masks.by_position import Causal, Window
 from regard.mechanism.normalizers import (
     Entmax15,
     Hard,

@@ -1,4 +1,4 @@
-// Answers the page's requests in the browser. site: { version, sections, models, formulas, order, words }, see site.py.
+// Answers the page's requests in the browser. site: { version, sections, models, formulas, order, words }, see site/build.py.
 
 import { makeModel } from "./engine/models.js";
 import { readSafetensors } from "./engine/safetensors.js";

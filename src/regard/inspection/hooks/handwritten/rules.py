@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.inspection.hooks.handwritten.operations import UNKNOWN, Node, Operation, Softmaxed, SoftmaxedAxis
 from regard.inspection.hooks.handwritten.products import product
 from regard.inspection.hooks.handwritten.scores import Scores
+from regard.inspection.hooks.token_tracker import rule_table
 from regard.mechanism.torch_state import concrete
 
 _CHECKED_ROWS = 4  # rows of the lazy weights to compare with the model's own
@@ -162,41 +163,31 @@ def _reproduces(scores: Scores, weights: Tensor) -> bool:
     )
 
 
-def _table() -> dict[str, Rule]:
-    rules: dict[str, Rule] = {}
-    for names, rule in (
-        ("matmul __rmatmul__ bmm mm einsum baddbmm cdist", product),
-        ("softmax", softmax),
-        ("mul multiply __rmul__", _changes(_scale)),
-        ("div divide true_divide", _changes(_divide)),
-        ("add __radd__", _changes(_add)),
-        ("sub subtract", _changes(_subtract)),
-        ("masked_fill", _changes(_fill)),
-        ("where", _changes(_where)),
-        ("clamp clamp_min clip max maximum", _changes(_clamp)),
-        ("tanh", _changes(lambda scores, _: scores.tanh())),
-        ("float half bfloat16 double to type type_as contiguous clone detach dropout nan_to_num", _same),
-        ("view reshape view_as reshape_as flatten unflatten unsqueeze squeeze __getitem__", _reshape),
-        ("transpose swapaxes swapdims permute mT mH T H", _permute),
-        (
-            "cat concat stack pad gather take_along_dim index_select narrow select chunk split unbind",
-            _unfollowed,
-        ),
-        (
-            "expand expand_as repeat repeat_interleave roll flip as_strided unfold movedim tril triu",
-            _unfollowed,
-        ),
-        ("__setitem__ copy minimum min scatter scatter_add masked_scatter index_put index_add", _unfollowed),
-        ("rsub __rsub__ neg exp log pow relu leaky_relu sigmoid diagonal", _unfollowed),
-        ("abs sign square sqrt log1p softplus logsigmoid cumsum __rpow__ __rtruediv__", _unfollowed),
-        ("linear conv1d conv2d", _mix),
-    ):
-        for name in names.split():
-            rules[name] = rule
-            if not name.startswith("__"):
-                rules[f"{name}_"] = rule
-    return rules
-
-
-RULES = _table()
+RULES: dict[str, Rule] = rule_table(
+    ("matmul __rmatmul__ bmm mm einsum baddbmm cdist", product),
+    ("softmax", softmax),
+    ("mul multiply __rmul__", _changes(_scale)),
+    ("div divide true_divide", _changes(_divide)),
+    ("add __radd__", _changes(_add)),
+    ("sub subtract", _changes(_subtract)),
+    ("masked_fill", _changes(_fill)),
+    ("where", _changes(_where)),
+    ("clamp clamp_min clip max maximum", _changes(_clamp)),
+    ("tanh", _changes(lambda scores, _: scores.tanh())),
+    ("float half bfloat16 double to type type_as contiguous clone detach dropout nan_to_num", _same),
+    ("view reshape view_as reshape_as flatten unflatten unsqueeze squeeze __getitem__", _reshape),
+    ("transpose swapaxes swapdims permute mT mH T H", _permute),
+    (
+        "cat concat stack pad gather take_along_dim index_select narrow select chunk split unbind",
+        _unfollowed,
+    ),
+    (
+        "expand expand_as repeat repeat_interleave roll flip as_strided unfold movedim tril triu",
+        _unfollowed,
+    ),
+    ("__setitem__ copy minimum min scatter scatter_add masked_scatter index_put index_add", _unfollowed),
+    ("rsub __rsub__ neg exp log pow relu leaky_relu sigmoid diagonal", _unfollowed),
+    ("abs sign square sqrt log1p softplus logsigmoid cumsum __rpow__ __rtruediv__", _unfollowed),
+    ("linear conv1d conv2d", _mix),
+)
 ARRANGING = (_same, _reshape, _permute)  # rules of functions that keep the values of a tensor

@@ -16,7 +16,7 @@ from regard import Causal, Documents, Mask, MaskError, Padding, Prefix, Rule, Wi
 from regard.mechanism import tiled
 from regard.mechanism.call.arguments import Call, Layout, prepare
 from regard.mechanism.call.problem import Problem, tiles
-from regard.mechanism.mask_algebra import CallShape, as_mask
+from regard.mechanism.masks.algebra import CallShape, as_mask
 from tests import naive
 from tests.cases import looped
 from tests.recorder import Largest

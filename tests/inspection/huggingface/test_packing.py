@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import regard
 from regard.errors import ArgumentError
-from regard.inspection import packing
-from regard.inspection.packed_batch import Packing, Sequences
+from regard.inspection.huggingface import packing
+from regard.inspection.huggingface.packed_batch import Packing, Sequences
 from tests.inspection import hosts
 from tests.lazy import lazy_import
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from regard.app import site as site_module
 from regard.app.dates import accuracy
-from regard.app.site import DATES, INDEX, describe_site, load_models, make_site, write_site
-from regard.app.site_models import SiteModel
+from regard.app.site import build as site_module
+from regard.app.site.build import DATES, INDEX, describe_site, load_models, make_site, write_site
+from regard.app.site.models import SiteModel
 from regard.errors import ArgumentError
 from regard.models.text_model import SHIPPED
 from regard.translation.translator import load_translator

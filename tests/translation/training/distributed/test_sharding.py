@@ -12,7 +12,7 @@ from regard.errors import ArgumentError
 from regard.models.layers.blocks import DecoderBlock
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.model_folder import MODEL
-from regard.translation.training.sharding import (
+from regard.translation.training.distributed.sharding import (
     BLOCKS,
     Shard,
     Share,
@@ -100,7 +100,7 @@ import torch
 from benchmarks.machine import peak_memory
 from regard.models import return_memory
 from regard.translation.config import ModelConfig
-from regard.translation.training.sharding import Share, build_sharded
+from regard.translation.training.distributed.sharding import Share, build_sharded
 def build(width=256):
     whole = lambda: ModelConfig(width=width, layers=8).build(1000)
     return build_sharded(whole, Share(0, 4)) if {sharded} else whole()

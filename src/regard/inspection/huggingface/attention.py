@@ -1,4 +1,4 @@
-"""Run Hugging Face models on regard: `enable()`, then attn_implementation="regard"."""
+"""The attention implementation "regard" of transformers, and the functions that run models on it."""
 
 import math
 import weakref
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from regard._util.extras import install_command, require
-from regard._util.name_hints import hint_arguments, unknown_attribute
+from regard._util.name_hints import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError
-from regard.inspection import packing
 from regard.inspection.calls.mask_reading import as_boolean, compact, readable
 from regard.inspection.hooks.interception import calling_module
 from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords, eager_function, parse
+from regard.inspection.huggingface import packing
 from regard.inspection.interventions import uses_interface
 from regard.inspection.layers import own_attention
-from regard.mechanism.mask_algebra import Mask
-from regard.mechanism.masks import Causal
+from regard.mechanism.masks.algebra import Mask
+from regard.mechanism.masks.by_position import Causal
 from regard.mechanism.normalizers import Softmax, Softmax1
 from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.quantized import Quantized
@@ -176,7 +176,7 @@ def quantized_cache(model: nn.Module) -> Any:
     Quantized(shape=(1, 2, 7, 4), dtype=torch.float32)
     """
     _interfaces()
-    from regard.inspection.quantized_cache import create_cache
+    from regard.inspection.huggingface.int8_cache import create_cache
 
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "get_text_config"):
@@ -468,7 +468,3 @@ def _padding_mask(attention_mask: Tensor | None, sizes: tuple[int, ...]) -> Tens
         attention_mask = nn.functional.pad(attention_mask, (0, missing))
     visible = attention_mask[:, offset : offset + keys].bool().clone()
     return visible[:, None, None].expand(batch, 1, queries, keys)
-
-
-def __getattr__(name: str) -> Any:
-    raise unknown_attribute(__name__, name, module=True)

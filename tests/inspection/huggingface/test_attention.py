@@ -7,7 +7,7 @@ import torch
 import regard
 from regard.errors import ArgumentError, StaleError
 from regard.inspection.calls import mask_reading
-from regard.inspection.huggingface import hosted_attention, hosted_mask
+from regard.inspection.huggingface.attention import hosted_attention, hosted_mask
 from tests.cases import looped
 from tests.inspection import hosts
 from tests.lazy import lazy_import
@@ -291,12 +291,12 @@ def test_no_output_depends_on_later_tokens(name):
 
 
 def test_check_finds_a_missing_mask(monkeypatch):
-    from regard.inspection import huggingface
+    from regard.inspection.huggingface import attention
 
     model = reader_of_masks("nllb-moe")
     regard.huggingface.check(model)
     assert model.config._attn_implementation != "regard"  # restored after the check
-    monkeypatch.setattr(huggingface, "_flags_suffice", lambda model: True)
+    monkeypatch.setattr(attention, "_flags_suffice", lambda model: True)
     with pytest.raises(
         ArgumentError,
         match="NllbMoeModel on regard attends to future tokens: changing the last token changes",

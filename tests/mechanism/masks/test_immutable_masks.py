@@ -14,7 +14,7 @@ from torch import Tensor
 import regard
 from regard import Causal, Documents, Mask, Padding, Prefix, Rule, Window
 from regard.mechanism import dispatch, fused, operator
-from regard.mechanism.mask_algebra import CallShape
+from regard.mechanism.masks.algebra import CallShape
 from tests.cases import looped
 
 B, H, N, D = 4, 2, 10, 16  # lengths sum to N, for Padding and Documents

@@ -25,7 +25,7 @@ from regard.app.server.guide import published_guide
 from regard.app.server.registry import DATES, Registry
 from regard.app.server.routes import lessons
 from regard.app.server.routes.models import ModelInfo
-from regard.app.site_models import (
+from regard.app.site.models import (
     SiteModel,
     export_config,
     export_encoder,
@@ -59,7 +59,7 @@ def write_site(
     named, but not linked.
 
     >>> import tempfile
-    >>> from regard.app.site import write_site
+    >>> from regard.app.site.build import write_site
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     page = write_site([], f"{folder}/site")
     ...     print(page.name, page.read_text().count("<script"))
@@ -73,7 +73,7 @@ def write_site(
 def load_models(folders: Sequence[str | os.PathLike[str]] = ()) -> list[SiteModel]:
     """Load and export the models of a site; by default those that are part of regard.
 
-    >>> from regard.app.site import load_models
+    >>> from regard.app.site.build import load_models
     >>> [model.about["info"]["name"] for model in load_models()]
     ['stories', 'dates']
     """
@@ -110,7 +110,7 @@ def _load(name: str, path: str) -> SiteModel:
 def make_site(models: Sequence[SiteModel], guide: str = "") -> str:
     """Return index.html with these models. guide: as in `write_site`.
 
-    >>> from regard.app.site import make_site
+    >>> from regard.app.site.build import make_site
     >>> "connect-src" in make_site([])  # default-src 'none' forbids connections
     False
     """
@@ -151,7 +151,7 @@ def describe_site(models: Sequence[SiteModel], guide: str = "") -> dict[str, Any
 
     guide: as in `write_site`.
 
-    >>> from regard.app.site import describe_site
+    >>> from regard.app.site.build import describe_site
     >>> describe_site([])["sections"]
     ['lookup', 'order']
     """

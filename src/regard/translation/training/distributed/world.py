@@ -39,9 +39,12 @@ from regard.translation.training.checkpoint import (
     temporary_folder,
     write_parameters,
 )
-from regard.translation.training.objective import Objective
-from regard.translation.training.rendezvous import first_sentence, init_process_group, is_connection_error
-from regard.translation.training.sharding import (
+from regard.translation.training.distributed.rendezvous import (
+    first_sentence,
+    init_process_group,
+    is_connection_error,
+)
+from regard.translation.training.distributed.sharding import (
     BLOCKS,
     Shard,
     Share,
@@ -53,6 +56,7 @@ from regard.translation.training.sharding import (
     streamed_model,
     write_sharded,
 )
+from regard.translation.training.objective import Objective
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun
 _TIMEOUT = timedelta(days=7)  # the other ranks wait while rank 0 prepares the corpus or validates
@@ -267,7 +271,7 @@ def join_world(*, shard: bool = False) -> Iterator[World]:
     torch.distributed neither encrypts nor authenticates. Assume that anyone who can reach its ports can
     execute code, and open them only to the training machines.
 
-    >>> from regard.translation.training.distributed import join_world
+    >>> from regard.translation.training.distributed.world import join_world
     >>> with join_world() as world:
     ...     print(world.rank, "of", world.size)
     0 of 1

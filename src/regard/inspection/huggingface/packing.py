@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from regard._util.text import type_name
 from regard.errors import ArgumentError
+from regard.inspection.huggingface.packed_batch import Packing, Sequences
 from regard.inspection.layers import own_attention
-from regard.inspection.packed_batch import Packing, Sequences
-from regard.mechanism.mask_algebra import Mask
-from regard.mechanism.masks import Causal, Rule, Window
+from regard.mechanism.masks.algebra import Mask
+from regard.mechanism.masks.by_position import Causal, Rule, Window
 
 _CACHES = ("past_key_values", "past_key_value", "layer_past")
 _CROSS_INPUTS = ("encoder_hidden_states", "encoder_attention_mask", "position_bias", "alibi")

@@ -21,14 +21,14 @@ from safetensors.torch import load_file
 from regard.errors import ArgumentError
 from regard.translation.model_folder import MODEL, OPTIMIZER
 from regard.translation.training.checkpoint import Checkpoint
-from regard.translation.training.distributed import RemoteError, Sharded, World, join_world
+from regard.translation.training.distributed.world import RemoteError, Sharded, World, join_world
 from regard.translation.training.train import train as train_folder
 from regard.translation.translator import load_translator
 from tests.translation.processes import run_together, torchrun_variables
 from tests.translation.small import DEV, PAIRS
 from tests.translation.together import config, train
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 KINDS = {"parallel": False, "sharded": True}
 UPDATES = config().training.updates
 assert UPDATES is not None
@@ -217,7 +217,7 @@ def test_a_failed_sharded_checkpoint_keeps_the_last_one(trained_alone, tmp_path,
 
     folder = begun(trained_alone(), tmp_path)
     with monkeypatch.context() as patch, join_world(shard=True) as world:
-        patch.setattr("regard.translation.training.distributed.json", SimpleNamespace(dumps=full))
+        patch.setattr("regard.translation.training.distributed.world.json", SimpleNamespace(dumps=full))
         with pytest.raises(OSError, match=r"No space left on device.*step-00000008"):
             train(folder, config(), world)
     assert Checkpoint.all(folder)[-1].step == BEGUN

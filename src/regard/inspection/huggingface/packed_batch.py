@@ -4,14 +4,15 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.mechanism.masks import Documents, Rule
+from regard.mechanism.masks.by_length import Documents
+from regard.mechanism.masks.by_position import Rule
 
 
 class Sequences:
     """Consecutive packed sequences, and their attention masks.
 
     >>> import torch
-    >>> from regard.inspection.packed_batch import Sequences
+    >>> from regard.inspection.huggingface.packed_batch import Sequences
     >>> sequences = Sequences(torch.tensor([2, 3, 1, 4]))
     >>> sequences.attention_mask(None)
     Documents([2, 3, 1, 4])
@@ -48,7 +49,7 @@ class Packing:
     mask: (b, n), nonzero for tokens.
 
     >>> import torch
-    >>> from regard.inspection.packed_batch import Packing
+    >>> from regard.inspection.huggingface.packed_batch import Packing
     >>> packing = Packing(torch.tensor([[1, 1, 0], [1, 1, 1]]))
     >>> packing.pack(torch.tensor([[1, 2, 0], [3, 4, 5]]))
     tensor([[1, 2, 3, 4, 5]])

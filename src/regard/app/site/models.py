@@ -34,7 +34,7 @@ _NORMALIZERS = {
 class SiteModel(NamedTuple):
     """A model of a site. about: its entry in /api/models, architecture and tokenizer; weights: safetensors.
 
-    >>> from regard.app.site import load_models
+    >>> from regard.app.site.build import load_models
     >>> stories, dates = load_models()
     >>> stories.about["architecture"], dates.about["architecture"], type(dates.weights).__name__
     ('decoder', 'encoder-decoder', 'bytes')
@@ -47,7 +47,7 @@ class SiteModel(NamedTuple):
 def export_translator(translator: Translator, info: Mapping[str, Any]) -> SiteModel:
     """Export a translator. info: its entry in /api/models.
 
-    >>> from regard.app.site_models import export_translator
+    >>> from regard.app.site.models import export_translator
     >>> from regard.models import Transformer, TransformerConfig
     >>> from regard.translation import Tokenizer, TokenizerPair, Translator
     >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
@@ -82,7 +82,7 @@ def export_language_model(
 ) -> SiteModel:
     """Export a language model whose tokens are words. info: its entry in /api/models.
 
-    >>> from regard.app.site_models import export_language_model
+    >>> from regard.app.site.models import export_language_model
     >>> from regard.models import LanguageModel, TransformerConfig
     >>> model = LanguageModel(3, TransformerConfig(width=16, heads=2, layers=1))
     >>> export_language_model(model, ["<s>", "</s>", "tom"], ["tom"], {"name": "tiny"}).about["tokenizer"]
@@ -96,7 +96,7 @@ def export_encoder(encoder: Any, info: Mapping[str, Any]) -> SiteModel:
     """Export a pretrained encoder with a WordPiece tokenizer, such as minilm.
 
     >>> import regard
-    >>> from regard.app.site_models import export_encoder
+    >>> from regard.app.site.models import export_encoder
     >>> export_encoder(regard.load_encoder("minilm"), {"name": "minilm"}).about["tokenizer"]["special"]
     {'cls': '[CLS]', 'sep': '[SEP]', 'unknown': '[UNK]'}
     """
@@ -124,7 +124,7 @@ def _export(
 def export_config(config: TransformerConfig, name: str) -> dict[str, Any]:
     """Return the architecture as JSON-serializable values, with all defaults resolved.
 
-    >>> from regard.app.site_models import export_config
+    >>> from regard.app.site.models import export_config
     >>> from regard.models import TransformerConfig
     >>> exported = export_config(TransformerConfig(width=16, heads=2), "tiny")
     >>> exported["ffn_dim"], exported["key_heads"], exported["normalize"]
@@ -160,7 +160,7 @@ def export_config(config: TransformerConfig, name: str) -> dict[str, Any]:
 def export_tokenizers(tokens: TokenizerPair) -> dict[str, Any]:
     """Return the vocabularies of source and target; target is None if they share one.
 
-    >>> from regard.app.site_models import export_tokenizers
+    >>> from regard.app.site.models import export_tokenizers
     >>> from regard.translation import Tokenizer, TokenizerPair
     >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
     >>> export_tokenizers(TokenizerPair(tokens, tokens))["target"] is None
@@ -175,7 +175,7 @@ def export_tokenizers(tokens: TokenizerPair) -> dict[str, Any]:
 def export_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the pieces of a SentencePiece vocabulary with their scores, by id.
 
-    >>> from regard.app.site_models import export_tokenizer
+    >>> from regard.app.site.models import export_tokenizer
     >>> from regard.translation import Tokenizer
     >>> exported = export_tokenizer(Tokenizer.learn(["a dog barks"] * 10, kind="words"))
     >>> exported["kind"], len(exported["pieces"])
