@@ -1,4 +1,5 @@
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -82,6 +83,28 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+class Log(logging.Handler):
+    """Collects what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+        self.emit = self.records.append  # type: ignore[method-assign]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.format(record) + "\n" for record in self.records)
+
+
+@pytest.fixture
+def caplog() -> Iterator[Log]:
+    """What is logged during a test, as by pytest's own plugin, which takes longer than most tests."""
+    log, root = Log(), logging.getLogger()
+    root.addHandler(log)
+    yield log
+    root.removeHandler(log)
 
 
 @pytest.fixture(scope="session")
