@@ -261,6 +261,7 @@ def ours(alpha: float) -> Normalizer:
 alphas = pytest.mark.parametrize("alpha", [1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 5.0])
 
 
+@pytest.mark.sampled(3)
 @alphas
 @implementations
 @looped("spread", [0.1, 1.0, 10.0])
@@ -283,6 +284,7 @@ def test_entmax_agrees_with_the_package(alpha, spread, implementation):
     torch.testing.assert_close(actual.grad, expected.grad, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @alphas
 @looped("name", PECULIAR)
 def test_entmax_agrees_with_the_package_on_peculiar_rows(alpha, name):
