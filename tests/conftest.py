@@ -1,4 +1,5 @@
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -9,16 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from filelock import FileLock
 from hypothesis import settings
-
-from tests.processor import disable_broken_amx
-
-disable_broken_amx()
+from hypothesis.internal.conjecture import providers
 
 # The same examples every time, so that a red run can be repeated; the deep profile draws new ones.
-settings.register_profile("quick", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile("quick", deadline=None, derandomize=True, max_examples=15)
 settings.register_profile("deep", deadline=None, max_examples=100)
 settings.load_profile("quick")
 
@@ -28,6 +25,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if getattr(session.config.option, "numprocesses", None):
+        return  # this process starts those that run the tests, and needs no torch
+    from tests.processor import disable_broken_amx
+
+    disable_broken_amx()
+    if settings.get_current_profile_name() == "quick":
+        # Hypothesis parses every imported module of regard to draw its constants, too: this takes seconds,
+        # and the examples depend on what was imported.
+        providers._get_local_constants = lambda: providers._local_constants  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -68,10 +77,34 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """For tiny problems, where threads would only wait for each other."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+class Log(logging.Handler):
+    """Collects what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+        self.emit = self.records.append  # type: ignore[method-assign]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.format(record) + "\n" for record in self.records)
+
+
+@pytest.fixture
+def caplog() -> Iterator[Log]:
+    """What is logged during a test, as by pytest's own plugin, which takes longer than most tests."""
+    log, root = Log(), logging.getLogger()
+    root.addHandler(log)
+    yield log
+    root.removeHandler(log)
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,13 @@
 
 Importing torch, its compiler and its nested tensors takes seconds, a fork milliseconds. What a program does
 before torch is imported, and OMP_NUM_THREADS, which torch reads then, need a process of their own.
+All processes of a test run share one server, which ends after the last of them.
 """
 
 import json
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,27 +17,52 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# The parent reports the process id and the status of each child. A child leaves the loop, runs its program
-# and exits at once, because torch takes a second to shut down in order.
+from filelock import FileLock
+
+# A child per connection reports the process id and the status of each program. The program's process leaves
+# the loop, runs it and exits at once, because torch takes a second to shut down in order.
 _SERVER = """
-import json, os, sys, warnings
+import json, os, socket, sys, warnings
 import numpy, torch, torch._dynamo, torch.nested._internal.nested_tensor
-for line in sys.stdin:
+listener = socket.socket(fileno=0)
+listener.settimeout(1)
+connections = set()
+while True:
+    try:
+        connection = listener.accept()[0]
+    except TimeoutError:
+        connections -= {child for child in connections if os.waitpid(child, os.WNOHANG)[0]}
+        if not connections:
+            for end in ("", ".lock"):
+                os.unlink(listener.getsockname() + end)
+            os._exit(0)
+        continue
+    if child := os.fork():
+        connections.add(child)
+        connection.close()
+    else:
+        listener.close()
+        break
+connection.settimeout(None)
+stream = connection.makefile("rw")
+for line in stream:
     asked = json.loads(line)
     if child := os.fork():
-        print(child, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        print(child, flush=True, file=stream)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True, file=stream)
         continue
+    os.close(connection.detach())
     for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
         os.dup2(os.open(asked[name], os.O_RDWR), number)
     os.environ.clear()
     os.environ.update(asked["environment"])
-    sys.path[:] = [*asked["path"], *sys.path]
+    os.chdir(asked["folder"])
+    sys.path.insert(0, asked["folder"])
     if asked["warnings"]:
         warnings.simplefilter(asked["warnings"])
     break
 else:
-    sys.exit()
+    os._exit(0)
 status = 0
 try:
     exec(compile(asked["program"], "<string>", "exec"), {"__name__": "__main__"})
@@ -50,10 +76,22 @@ os._exit(status)
 
 
 @cache
-def _server() -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+def _connection() -> tuple[socket.socket, "subprocess.Popen[bytes] | None"]:
+    """A connection to the server of this test run, and the server if this process started it."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    path = str(Path(tempfile.gettempdir()) / f"regard-{run}")
+    connection, server = socket.socket(socket.AF_UNIX), None
+    with FileLock(f"{path}.lock"):
+        try:
+            connection.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            Path(path).unlink(missing_ok=True)
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(path)
+                listener.listen()
+                server = subprocess.Popen([sys.executable, "-c", _SERVER], stdin=listener)
+            connection.connect(path)
+    return connection, server
 
 
 def run_fresh(
@@ -68,7 +106,7 @@ def run_fresh(
             {
                 "program": program,
                 "environment": {**os.environ, **environment},
-                "path": [os.getcwd()],
+                "folder": os.getcwd(),
                 "warnings": warnings,
                 "stdin": os.devnull,
                 **{stream: str(path) for stream, path in outputs.items()},
@@ -80,14 +118,24 @@ def run_fresh(
 
 
 def _run(asked: Mapping[str, Any], timeout: float) -> int:
-    server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
-    server.stdin.write(json.dumps(asked) + "\n")
-    server.stdin.flush()
-    child = int(server.stdout.readline())
-    if not select.select([server.stdout], [], [], timeout)[0]:
+    connection, _ = _connection()
+    connection.sendall(json.dumps(asked).encode() + b"\n")
+    connection.settimeout(None)
+    child = _read_number(connection)
+    connection.settimeout(timeout)
+    try:
+        return _read_number(connection)
+    except TimeoutError:
         os.kill(child, signal.SIGKILL)
-        server.stdout.readline()
-        raise subprocess.TimeoutExpired("a program", timeout)
-    return int(server.stdout.readline())
+        connection.settimeout(None)
+        _read_number(connection)
+        raise subprocess.TimeoutExpired("a program", timeout) from None
+
+
+def _read_number(connection: socket.socket) -> int:
+    line = b""
+    while not line.endswith(b"\n"):
+        received = connection.recv(1)
+        assert received, "the server has ended"
+        line += received
+    return int(line)

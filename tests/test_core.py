@@ -21,9 +21,14 @@ EXTRAS_OF_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))[
 # Run in one process: prints the error of each call that needs an extra, as JSON.
 PROGRAM = r"""
 import contextlib, importlib, io, json, sys
-import numpy as np, torch, regard
-from regard.errors import MissingExtraError
+import regard
+for name in regard.__all__:
+    getattr(regard, name)
+assert "torch" in sys.modules
+assert "torch._dynamo" not in sys.modules, "the compiler, which takes seconds to import"
 
+import numpy as np, torch
+from regard.errors import MissingExtraError
 for package in (regard, regard.mechanism, regard.models, regard.translation, regard.inspection, regard.plot):
     for name in package.__all__:
         getattr(package, name)

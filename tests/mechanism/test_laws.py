@@ -94,7 +94,7 @@ def close(actual: Any, wanted: Any, within: float | None = None) -> None:
 # Rows
 
 
-@looped(("score", "normalize"), EVERY)
+@looped(("score", "normalize"), EVERY, sampled=2)
 def test_masked_keys_equal_removed_keys(attention, score, normalize):
     query, key, value = inputs()
     options = {"score": build(SCORES, score), "normalize": build(NORMALIZERS, normalize)}
@@ -200,7 +200,7 @@ def test_masked_keys_and_values_do_not_leak(attention, score, normalize, where):
         close([output, *gradients(output, *spoilt, *learned)], wanted)
 
 
-@looped("score", FAMILIES)
+@looped("score", FAMILIES, sampled=2)
 def test_queries_of_masked_rows_do_not_leak(attention, score):
     options = {"score": build(SCORES, score), "mask": torch.ones(5, 7, dtype=torch.bool)}
     options["mask"][2] = False

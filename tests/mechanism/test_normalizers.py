@@ -7,7 +7,7 @@ from unittest.mock import Mock, patch
 import entmax
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -31,7 +31,6 @@ from regard.mechanism.normalizers import from_text, to_text
 from tests.cases import looped
 from tests.custom import Squares, Unnormalized
 
-few = settings(max_examples=20)
 implementations = pytest.mark.parametrize("implementation", ["reference", "tiled"])
 
 
@@ -114,7 +113,6 @@ def test_finite_differences_can_fail():
 
 
 @given(rows())
-@few
 def test_tau_solves_the_row_sum(scores):
     """Σ φ(scores − τ) = 1, for rows whose maximum is 0."""
     top = scores.amax(-1, keepdim=True)
@@ -157,7 +155,6 @@ def test_the_count_is_of_keys_in_sight():
 
 
 @given(rows(), st.floats(-60, 60))
-@few
 def test_rows_with_a_sink_sum_to_one_minus_the_sink(scores, sink):
     total = weights_of(scores, Softmax1(sink)).sum(-1)
     left = torch.nn.functional.pad(scores, (0, 1), value=sink).softmax(-1)[:, :-1].sum(-1)
@@ -165,7 +162,6 @@ def test_rows_with_a_sink_sum_to_one_minus_the_sink(scores, sink):
 
 
 @given(rows(), st.data())
-@few
 def test_rows_are_shares_ordered_by_score(scores, data):
     """Rows sum to one; better keys weigh no less, equal keys the same; the order of keys is irrelevant."""
     permuted = data.draw(st.permutations(range(scores.shape[-1])))
@@ -185,7 +181,6 @@ def test_rows_are_shares_ordered_by_score(scores, data):
 
 
 @given(rows(bound=4), st.sampled_from([-(2.0**20), -3.0, 2.0, 2.0**20]))
-@few
 def test_weights_are_invariant_to_a_row_offset(scores, offset):
     scores = (scores * 2**10).round() / 2**10  # makes the sum exact and keeps ties
     for normalize in SUM_TO_ONE:
@@ -266,6 +261,7 @@ def ours(alpha: float) -> Normalizer:
 alphas = pytest.mark.parametrize("alpha", [1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 5.0])
 
 
+@pytest.mark.sampled(3)
 @alphas
 @implementations
 @looped("spread", [0.1, 1.0, 10.0])
@@ -288,6 +284,7 @@ def test_entmax_agrees_with_the_package(alpha, spread, implementation):
     torch.testing.assert_close(actual.grad, expected.grad, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @alphas
 @looped("name", PECULIAR)
 def test_entmax_agrees_with_the_package_on_peculiar_rows(alpha, name):
@@ -373,7 +370,6 @@ def test_entmax_is_sparser_with_a_larger_alpha():
 
 
 @given(rows(), st.floats(1e-3, 1e3))
-@few
 def test_temperature_divides_the_scores(scores, temperature):
     expected = (scores / temperature).softmax(-1).nan_to_num()  # zeros without visible keys
     torch.testing.assert_close(weights_of(scores, Softmax(temperature)), expected, atol=1e-9, rtol=1e-9)
@@ -395,7 +391,6 @@ def test_an_extreme_temperature_is_rejected_or_valid(temperature, dtype):
 
 
 @given(rows())
-@few
 def test_a_very_low_sink_has_no_effect(scores):
     expected = weights_of(scores, Softmax())
     for sink in (-1e3, -1e30, -math.inf):

@@ -54,7 +54,7 @@ def close(actual: Any, wanted: Any, within: float = 1e-10) -> None:
 # Against the formulas
 
 
-@looped("case", TABLE, ids=lambda case: case.name, sampled=3)
+@looped("case", TABLE, ids=lambda case: case.name, sampled=5)
 def test_implementations_agree_with_the_formulas(case):
     query, key, value = case.tensors(requires_grad=True)
     options = case.options()

@@ -263,7 +263,7 @@ def test_dropout_compiles() -> None:
     torch.testing.assert_close(actual, theirs(*args, dropout_p=0.5))
 
 
-# OpInfo: torch's own test samples
+# OpInfo: torch's own test samples, which take seconds to import; test_sdpa.py has a case for each kind
 
 
 @pytest.fixture(scope="module")
@@ -292,7 +292,7 @@ def samples(info: Any, dtype: torch.dtype, dropout: bool | None = None, learn: b
             yield (sample.input, *sample.args), sample.kwargs
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_opinfo_samples(info: Any, dtype: torch.dtype) -> None:
     tolerance = {torch.float64: 1e-9, torch.float32: 3e-4}.get(dtype, 0.3)  # the samples reach ±9

@@ -43,7 +43,7 @@ def loop(call: Callable[..., Tensor], in_dims: tuple[int | None, ...], *args: Te
 EACH_INPUT = [(name, place) for name in CASES for place in range(len(CASES[name]().inputs))]
 
 
-@looped(("name", "place"), EACH_INPUT)
+@looped(("name", "place"), EACH_INPUT, sampled=2)
 def test_vmap_over_one_input_equals_a_loop(name: str, place: int) -> None:
     case = detached(make(name))
     args = list(case.inputs)

@@ -254,6 +254,7 @@ def test_steps_equal_teacher_forcing(config: RecurrentConfig) -> None:
 
 
 @every
+@pytest.mark.sampled(2)
 def test_select_reorders_and_repeats_rows(config: RecurrentConfig) -> None:
     model = make(config)
     source = Packed.of([[5, 6, 7, 8], [9], [3, 4]])
@@ -274,6 +275,7 @@ def test_select_reorders_and_repeats_rows(config: RecurrentConfig) -> None:
 
 
 @attending
+@pytest.mark.sampled(2)
 def test_weights_can_be_watched(config: RecurrentConfig) -> None:
     model = make(config)
     source, target = batch()
@@ -291,6 +293,7 @@ def test_weights_can_be_watched(config: RecurrentConfig) -> None:
 
 
 @attending
+@pytest.mark.sampled(2)
 def test_weights_refer_to_the_original_source_order(config: RecurrentConfig) -> None:
     model, other = make(replace(config, reverse=False)), make(replace(config, reverse=True))
     source, target = _even()

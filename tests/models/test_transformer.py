@@ -109,12 +109,14 @@ def agree(ways: list[list[Tensor]]) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("kind", [LanguageModel, MaskedLanguageModel])
+@pytest.mark.sampled(3)
 def test_packed_padded_and_single_sentences_agree(kind: Any, name: str) -> None:
     agree(single_ways(made(kind, CONFIGS[name]), Packed.of(SOURCE)))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.sampled(2)
 def test_packed_padded_and_single_translations_agree(name: str) -> None:
     agree(seq2seq_ways(made(Transformer, CONFIGS[name]), Packed.of(SOURCE), Packed.of(TARGET)))
 

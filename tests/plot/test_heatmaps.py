@@ -204,6 +204,7 @@ def test_large_heads_are_pooled(tmp_path, figures):
 
 
 @pytest.mark.parametrize(("heads", "rows", "columns"), [(6, 1, 6), (7, 3, 3), (12, 3, 4), (16, 4, 4)])
+@pytest.mark.sampled(2)
 def test_many_heads_of_one_layer_are_a_grid(tmp_path, figures, heads, rows, columns):
     for draw in (lambda x, path: draw_heads({"layer 5": x}, path), draw_weights):
         draw(torch.eye(5).expand(heads, 5, 5), tmp_path / "x.svg")

@@ -107,7 +107,7 @@ def tokens(chance: random.Random, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_labels_neither_overlap_nor_are_cut_off(seed):
     chance = random.Random(seed)
     rows, columns = (chance.choice([1, 2, 5, 13, 30, 90, 250]) for _ in range(2))
@@ -116,6 +116,7 @@ def test_labels_neither_overlap_nor_are_cut_off(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sampled(2)
 def test_labels_of_a_grid_do_not_overlap(seed):
     chance = random.Random(seed)
     size = chance.choice([1, 9, 40])
@@ -139,7 +140,7 @@ def test_the_check_finds_overlapping_labels():
 
 @pytest.mark.parametrize("layout", [None, "constrained"])
 @pytest.mark.parametrize("inches", [2, 8])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_heatmap_labels_do_not_overlap_on_the_users_axes(inches, layout):
     figure = Figure(figsize=(inches, inches), layout=layout)
     names = tokens(random.Random(0), 40)

@@ -296,7 +296,6 @@ def test_a_large_mask_draws_itself_small(mask):
     assert mask.draw(320, 640) == block_picture(mask.dense(320, 640), 32, 64)
 
 
-@settings(max_examples=40)
 @given(st.integers(0, 150), st.integers(0, 150))
 def test_a_drawing_has_at_most_32_rows_of_64_cells(queries, keys):
     lines = Causal().draw(queries, keys).split("\n")

@@ -111,12 +111,10 @@ def entropy(dense: Tensor) -> Tensor:
 def pooled(dense: Tensor, rows: int, columns: int) -> Tensor:
     """The mean of each block; block sizes differ by at most one."""
 
-    def edges(size: int, parts: int) -> list[tuple[int, int]]:
-        parts = min(parts, size)
-        return [(i * size // parts, (i + 1) * size // parts) for i in range(parts)]
+    def means(size: int, parts: int) -> Tensor:
+        """The matrix (parts, size) that averages consecutive tokens."""
+        block = ((torch.arange(size) + 1) * min(parts, size) - 1) // size
+        blocks = torch.nn.functional.one_hot(block).mT.to(dense)
+        return blocks / blocks.sum(-1, keepdim=True)
 
-    result = [
-        [dense[..., a:b, c:d].mean((-2, -1)) for c, d in edges(dense.shape[-1], columns)]
-        for a, b in edges(dense.shape[-2], rows)
-    ]
-    return torch.stack([torch.stack(row, -1) for row in result], -2)
+    return means(dense.shape[-2], rows) @ dense @ means(dense.shape[-1], columns).mT

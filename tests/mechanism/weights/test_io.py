@@ -29,7 +29,7 @@ KEPT += [
 ]
 
 
-@looped("call", KEPT, ids=str)
+@looped("call", KEPT, ids=str, sampled=2)
 def test_saved_and_copied_weights_come_back(call, tmp_path):
     weights = call.attend()[1]
     path = weights.save(tmp_path / "weights.safetensors")

@@ -108,7 +108,7 @@ READ_ALONE = [(case, name) for case in cases.TABLE for name in NAMES]
 
 @cases.looped(
     "case implementation",
-    [*((case, NAMES[0]) for case in SINGLE), *READ_ALONE[::7]],
+    [*((case, NAMES[0]) for case in SINGLE), *READ_ALONE[::13]],
     slow=[*((case, name) for case in SINGLE for name in NAMES[1:]), *READ_ALONE],
 )
 def test_a_row_read_alone_equals_that_row_of_the_whole(case: cases.Case, implementation: str) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import regard
 from tests import naive
-from tests.cases import TABLE, Case, looped
+from tests.cases import TABLE, Case, crossed, looped
 from tests.fuzz import oracle
 from tests.mechanism.weights.calls import (
     FEW,
@@ -98,7 +98,7 @@ def test_every_read_equals_the_formulas(call):
 
 @pytest.mark.sampled(2)
 @many_tiles
-@looped("call", CALLS, ids=str)
+@looped("call", CALLS, ids=str, sampled=2)
 def test_weights_times_value_is_the_output(call):
     output, weights = call.attend()
     value = naive.repeated(call.inputs()[2], call.case.shapes.heads)
@@ -124,7 +124,7 @@ def test_with_dropout_the_weights_are_those_that_were_used(call):
         torch.testing.assert_close(weights[..., [3, 1], 2], dense[..., [3, 1], 2])
 
 
-@looped("call", CALLS, ids=str)
+@looped("call", CALLS, ids=str, sampled=2)
 def test_scores_equal_the_formulas(call):
     close(call.weights().scores(), call.formulas()[0], call.dtype)
 
@@ -296,7 +296,7 @@ def test_one_head_of_a_batch():
             weights.heads(index)
 
 
-@looped("call", CALLS, ids=str)
+@looped("call", CALLS, ids=str, sampled=2)
 def test_one_sequence_of_a_batch_equals_the_dense_one(call):
     weights = call.weights()
     if weights.ndim - 2 - weights.has_heads < 1:
@@ -384,6 +384,7 @@ def check_top(top: regard.TopK, dense: Tensor) -> None:
     assert (keys.sort(-1).values.diff(dim=-1) > 0).all()  # no key is listed twice
 
 
+@pytest.mark.sampled(2)
 @many_tiles
 @looped("call", [*FEW, Call(Case(normalize="mean", mask="causal"))], ids=str)
 def test_topk_and_argmax_are_the_largest_weights(call):
@@ -685,10 +686,12 @@ def test_detached_weights_have_no_gradient():
 # Empty tensors
 
 
-@looped("sizes", [(0, K, D, G), (Q, 0, D, G), (0, 0, D, G), (Q, K, 0, G), (Q, K, D, 0)])
-@looped("mask", [None, regard.Causal()], ids=repr)
-@looped("normalize", [regard.Softmax(), regard.Entmax15(), regard.Softmax1()], ids=repr)
-@looped("dropout", [0.0, 0.3])
+@crossed(
+    sizes=[(0, K, D, G), (Q, 0, D, G), (0, 0, D, G), (Q, K, 0, G), (Q, K, D, 0)],
+    mask=[None, regard.Causal()],
+    normalize=[regard.Softmax(), regard.Entmax15(), regard.Softmax1()],
+    dropout=[0.0, 0.3],
+)
 def test_zero_sizes(sizes, mask, normalize, dropout, tmp_path):
     queries, keys, width, heads = sizes
     query, key = randn(B, heads, queries, width), randn(B, heads, keys, width)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import regard
 from regard.mechanism import tiled
-from tests.cases import crossed, looped
+from tests.cases import looped, rotated
 
 B, H, N, D = 2, 3, 7, 5
 
@@ -40,7 +40,7 @@ def product(stack: list[regard.Weights], residual: float = 0.5) -> Tensor:
 TILES = {"many tiles": 30, "one tile": 2**20}
 
 
-@crossed(2, lead=LEADS, residual=["0.0", "0.5", "0.9", "1.0"], tile=TILES)
+@rotated(lead=LEADS, residual=["1.0", "0.5", "0.0", "0.9"], tile=TILES)
 def test_rollout_is_the_product_of_the_matrices(lead, residual, tile, monkeypatch):
     monkeypatch.setattr(tiled, "TILE", TILES[tile])
     stack, residual = layers(LEADS[lead]), float(residual)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import regard
-from tests.cases import TABLE, Case, looped
+from tests.cases import TABLE, Case, looped, rotated
 from tests.mechanism.weights.calls import B, Call, G, K, Q, attend, close, entropy, randn, same
 
 # Inputs modified in place
@@ -69,8 +69,7 @@ HELD = [
 ]
 
 
-@looped("part", ["all", "detached", "heads"])
-@looped("call", HELD, ids=str)
+@rotated(call=HELD, part=["all", "detached", "heads"])
 def test_weights_are_never_silently_wrong(call, part):
     query, key, value = call.inputs()
     options = call.options()
