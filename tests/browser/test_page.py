@@ -5,7 +5,7 @@ from math import exp, tanh
 
 import pytest
 
-from tests.browser.visit import SIZES, Visit, log, needs_encoder, row, trainings
+from tests.browser.visit import SIZES, Visit, log, needs_encoder, redraw, row, show_at, trainings
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -81,7 +81,7 @@ def test_lookup(visit: Visit) -> None:
     visit.until("document.querySelector('.working').innerText.includes('the largest score')")
     visit.settle()
     assert "0·10 + 0·20 + 1·30 + 0·40 = 30" in visit.text(".working")
-    visit.look("lookup-dictionary", ((1280, 900, "light"),))
+    visit.look("lookup-dictionary", SIZES[:1])
 
 
 def test_a_soft_lookup_has_a_picture(visit: Visit) -> None:
@@ -255,7 +255,8 @@ def test_long_text(visit: Visit) -> None:
     visit.enter("long")
     page = visit.page
     assert "No text yet" in visit.text("#section")
-    visit.look("long-empty", ((1280, 900, "light"),))
+    visit.look("long-empty", SIZES[:1])
+    page.route("**/api/long/sample", lambda route: route.continue_(post_data='{"words": 600}'))  # two passages
     page.get_by_role("button", name="Sample of 4,000 words").click()
     page.wait_for_selector(".regard-attention canvas", timeout=120_000)
     assert "a token attends within its passage" in visit.text("#section")
@@ -300,8 +301,7 @@ def test_training(visit: Visit) -> None:
     visit.look("training")
 
 
-@pytest.mark.parametrize("width", [1280, 360])
-def test_the_alignment_of_a_long_sentence_is_not_clipped(visit: Visit, width: int) -> None:
+def test_the_alignment_of_a_long_sentence_is_not_clipped(visit: Visit) -> None:
     words = [f"word{number}" for number in range(40)]
     shares = [[float(row == column) for column in range(40)] for row in range(40)]
     aligned = {"source_words": words, "target_words": words, "links": "", "weights": shares}
@@ -309,18 +309,20 @@ def test_the_alignment_of_a_long_sentence_is_not_clipped(visit: Visit, width: in
     answer["samples"][0]["alignment"] = aligned
     visit.answer("training", trainings("run"))
     visit.answer("training/**", answer)
-    visit.page.set_viewport_size({"width": width, "height": 800})
     visit.enter("training")
     visit.page.wait_for_selector(".matrix.fit")
-    table, card, cells = visit.page.evaluate(
-        """() => {
-            const table = document.querySelector(".matrix.fit");
-            const edges = (node) => [node.getBoundingClientRect().left, node.getBoundingClientRect().right];
-            return [edges(table), edges(table.closest(".card")), table.tBodies[0].rows[0].cells.length];
-        }"""
-    )
-    assert card[0] <= table[0] < table[1] <= card[1]
-    assert cells == len(words) + 1
+    for width, height, scheme in SIZES:
+        show_at(visit.page, width, height, scheme)
+        redraw(visit.page)
+        table, card, cells = visit.page.evaluate(
+            """() => {
+                const table = document.querySelector(".matrix.fit");
+                const edges = (node) => [node.getBoundingClientRect().left, node.getBoundingClientRect().right];
+                return [edges(table), edges(table.closest(".card")), table.tBodies[0].rows[0].cells.length];
+            }"""
+        )
+        assert card[0] <= table[0] < table[1] <= card[1]
+        assert cells == len(words) + 1
 
 
 def test_an_active_run_is_polled(visit: Visit) -> None:
