@@ -528,6 +528,7 @@ def test_generation_of_models_with_custom_attention(name: str) -> None:
     [{"assistant_early_exit": 1}, {"prefill_chunk_size": 3}, {"prompt_lookup_num_tokens": 3}],
     ids=str,
 )
+@pytest.mark.sampled(2)
 def test_drafts_and_chunks_give_one_map(name: str, options: dict[str, Any]) -> None:
     model = build(name)
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
