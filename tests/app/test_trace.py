@@ -24,6 +24,7 @@ from regard.models import (
 )
 from regard.translation import Tokenizer, TokenizerPair, Translator
 from tests.browser.visit import needs_encoder
+from tests.cases import rotated
 
 SOURCE, TARGET = [5, 6, 7, 8, 2], [1, 9, 10]
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -68,12 +69,10 @@ def run(model: nn.Module, kind: str) -> Tensor:
 
 
 KINDS = ("decoder", "encoder", "encoder-decoder")
-every = pytest.mark.parametrize("name", CONFIGS)
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every = rotated(kind=KINDS, name=CONFIGS)
 
 
 @every
-@every_kind
 def test_logits_are_the_outputs_of_the_model(kind: str, name: str) -> None:
     model = make(kind, name)
     trace = traced(model, kind)
@@ -92,7 +91,6 @@ def test_logits_are_the_outputs_of_the_model(kind: str, name: str) -> None:
 
 
 @every
-@every_kind
 def test_weights_are_those_that_watch_records(kind: str, name: str) -> None:
     model = make(kind, name)
     with torch.no_grad(), regard.watch(model) as seen:
@@ -107,7 +105,6 @@ def test_weights_are_those_that_watch_records(kind: str, name: str) -> None:
 
 
 @every
-@every_kind
 def test_each_step_follows_from_the_one_before(kind: str, name: str) -> None:
     model = make(kind, name)
     trace = traced(model, kind)

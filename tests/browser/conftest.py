@@ -13,6 +13,7 @@ from regard.app.server.state import AppState
 from regard.translation.training.train import train
 from tests.app.server.live import serving
 from tests.browser.visit import ENCODER, WIDE, Visit, show_at
+from tests.translation.folders import write
 from tests.translation.small import PAIRS, small_config
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -22,7 +23,7 @@ window.setTimeout = (work, wait, ...rest) => setTimeout(work, wait < 1000 ? wait
 QUICK = ("training.updates=4", "training.validate_every=2", "training.accumulate=1")
 
 
-@pytest.fixture(scope="module")  # not longer: other tests run their own event loops
+@pytest.fixture(scope="package")  # not longer: other tests run their own event loops
 def browser() -> Iterator:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     program = next(filter(None, map(shutil.which, NAMES)), None)
@@ -62,6 +63,7 @@ class Tab:
         if self.page is None:
             self.open()
         show_at(self.page, *WIDE)
+        self.page.emulate_media(reduced_motion="reduce")  # drawing animations takes much of the time
         self.errors.clear()
         self.requests.clear()
         failed = session.testsfailed
@@ -73,7 +75,7 @@ class Tab:
         assert not self.dialogs
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def tab(browser) -> Tab:
     return Tab(browser)
 
@@ -93,21 +95,16 @@ def rough_page(tab: Tab, request: pytest.FixtureRequest) -> Iterator:
         yield page
 
 
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two trained models, one without attention, and minilm."""
+@pytest.fixture(scope="package")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """A trained model, one without attention, minilm and a language model."""
     root = tmp_path_factory.mktemp("look")
-    for kind in ("transformer", "plain"):
-        train(root / kind, PAIRS, config=small_config(kind, *QUICK))
-    return [os.fspath(root / "transformer"), os.fspath(root / "plain"), *["minilm"] * ENCODER]
+    train(root / "transformer", PAIRS, config=small_config("transformer", *QUICK))
+    folders = [os.fspath(root / "transformer"), os.fspath(write(root / "plain", "plain"))]
+    return Registry.load([*folders, *["minilm"] * ENCODER, "stories"])
 
 
-@pytest.fixture(scope="session")
-def registry(folders: list[str]) -> Registry:
-    return Registry.load(folders)
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def address(browser, registry: Registry) -> Iterator[str]:
     """The address of a server with small models."""
     with serving(AppState(registry)) as server:

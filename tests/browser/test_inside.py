@@ -1,15 +1,11 @@
 """The section Inside: the picture of a model, its steps and its numbers."""
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
 import regard
-from regard.app.server.registry import Registry
-from regard.app.server.state import AppState
 from regard.app.trace_text import trace_text
-from tests.app.server.live import serving
 from tests.browser.visit import Visit, needs_encoder, redraw
 
 pytestmark = pytest.mark.timeout(240)
@@ -20,13 +16,6 @@ COLORS = """() => {
     const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
     return new Set(new Uint32Array(data.buffer)).size;
 }"""
-
-
-@pytest.fixture(scope="module")
-def address(browser, folders: list[str]) -> Iterator[str]:
-    """The address of a server with a language model, a Transformer, a recurrent model and minilm."""
-    with serving(AppState(Registry.load(["stories", *folders]))) as server:
-        yield f"{server.address}/"
 
 
 def enter(visit: Visit, **state: str) -> None:
@@ -116,12 +105,15 @@ def test_every_kind_of_matrix_has_a_read_out(visit: Visit) -> None:
 
 def test_steps_are_reached_with_the_keyboard(visit: Visit) -> None:
     enter(visit, model="stories", text=TEXT)
-    page = visit.page
+    page, frames = visit.page, []
+    page.emulate_media(reduced_motion="no-preference")
     page.get_by_role("button", name="Embedding", exact=True).focus()
     page.keyboard.press("Tab")
     visit.until("document.activeElement.textContent === 'Layer 0'")
     visit.until("document.querySelector('#announcement').textContent.startsWith('Layer 0.')")
-    page.wait_for_timeout(800)  # the flight has ended
+    while not frames or frames[-1] not in frames[:-1]:  # until the flight has ended
+        redraw(page)
+        frames.append(page.locator(".inside-canvas").get_attribute("data-frames"))
     assert page.evaluate("document.activeElement.textContent") == "Layer 0"
     page.keyboard.press("Enter")
     visit.until("document.activeElement.dataset.step === 'layer-0/self-norm'")
@@ -144,16 +136,15 @@ def test_the_canvas_zooms_and_pans_with_keys_wheel_and_double_click(visit: Visit
     seen = {canvas.screenshot()}
     for key in ("+", "+", "ArrowLeft", "ArrowDown", "-", "0"):
         page.keyboard.press(key)
-        visit.page.wait_for_timeout(30)
         redraw(page)
         seen.add(canvas.screenshot())
     assert len(seen) >= 6
     hover(visit, 0.4, 0.4)
     before = int(canvas.get_attribute("data-frames"))
-    for _ in range(30):
-        page.mouse.wheel(0, -200)
+    for _ in range(12):
+        page.mouse.wheel(0, -500)
         redraw(page)
-    assert int(canvas.get_attribute("data-frames")) >= before + 25
+    assert int(canvas.get_attribute("data-frames")) >= before + 10
     visit.until("location.hash.includes('at=')")
     page.keyboard.press("Escape")
     page.keyboard.press("0")

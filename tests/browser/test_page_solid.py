@@ -95,8 +95,11 @@ def test_the_demo_is_trained_by_a_button(visit: Visit, section: str) -> None:
     assert page.get_by_role("button", name="Train the demo translator").count() == 0
 
 
-def test_without_models_the_page_opens_on_a_room_that_needs_none(visit: Visit) -> None:
+def test_without_models_the_page_opens_on_a_section_that_needs_none(visit: Visit) -> None:
+    """The sections link to chapters of the guide."""
     command = 'pip install "regard[minilm]"'
+    health = visit.page.request.get(f"{visit.address}api/health").json()
+    visit.answer("health", {**health, "guide": "https://guide.example/"})
     visit.answer("models", {"models": [], "folders": [], "minilm": command})
     visit.page.goto("about:blank")
     visit.page.goto(visit.address)
@@ -106,6 +109,9 @@ def test_without_models_the_page_opens_on_a_room_that_needs_none(visit: Visit) -
         visit.text("#no-model") == f"No model is loaded. For a pretrained one, run {command} and start again."
     )
     visit.look("no-model", (SIZES[0], SIZES[-1]))
+    visit.enter("order")
+    link = visit.page.locator("#chapters a")
+    assert link.get_attribute("href") == "https://guide.example/path/order.html"
     visit.page.goto("about:blank")
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from regard.app.site.build import write_site
-from tests.browser.visit import Visit, redraw, screenshot, show_at
+from tests.browser.visit import Visit, redraw
 
 pytestmark = pytest.mark.timeout(240)
-SIZES = ((1280, 900, "light"), (1280, 900, "dark"), (390, 800, "light"), (390, 800, "dark"))
 
 
 @pytest.fixture(scope="module")
@@ -28,17 +27,6 @@ def offline(page, tab, address: str) -> Iterator[Visit]:
     assert loaded <= {address}
 
 
-def look(visit: Visit, name: str) -> None:
-    """Show a section on every screen; it must not overflow."""
-    for width, height, scheme in SIZES:
-        show_at(visit.page, width, height, scheme)
-        redraw(visit.page)
-        redraw(visit.page)
-        screenshot(visit.page, f"site-{name}-{width}-{scheme}", full_page=True)
-        wide = visit.page.evaluate("document.documentElement.scrollWidth")
-        assert wide <= width, f"{name} is {wide} pixels wide on a screen of {width}"
-
-
 def test_every_section_works_offline(offline: Visit) -> None:
     page = offline.page
     offline.enter("lookup")
@@ -48,7 +36,7 @@ def test_every_section_works_offline(offline: Visit) -> None:
     for section in ("lookup", "order", "inside", "heads", "translate"):
         offline.enter(section)
         assert page.locator(".notice[role=alert]").count() == 0
-        look(offline, section)
+        offline.look(f"site-{section}")
 
 
 def test_a_sentence_is_translated_and_aligned(offline: Visit) -> None:

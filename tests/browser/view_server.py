@@ -21,10 +21,11 @@ HTML = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>view
 <body><main id="view"></main><script type="module" src="/open.js"></script></body></html>"""
 SCRIPT = """import { embedded, http } from "/attention/sources.js";
 import { mount } from "/attention/view.js";
-const asked = new URLSearchParams(location.search);
-const data = asked.has("data") ? await (await fetch(`/${asked.get("data")}`)).json() : null;
-const source = data ? embedded(data) : http("/long");
-window.shown = mount(document.getElementById("view"), source, JSON.parse(asked.get("options") ?? "{}"));
+window.show = async (name, options) => {
+  const source = name ? embedded(await (await fetch(`/${name}`)).json()) : http("/long");
+  window.shown?.destroy();
+  window.shown = mount(document.getElementById("view"), source, options);
+};
 """
 WIDGET = """import { embedded } from "/attention/sources.js";
 import widget from "/attention/widget.js";

@@ -25,6 +25,20 @@ OPEN = """(address) => {
     history.replaceState(null, "", address);
     dispatchEvent(new HashChangeEvent("hashchange"));
 }"""
+# Waits in the page: asking it again and again takes longer. Its policy forbids page.wait_for_function.
+WAIT = """new Promise((resolve, reject) => {{
+    const end = performance.now() + {milliseconds};
+    const check = () => {{
+        try {{
+            const holds = {condition};
+            if (holds || performance.now() > end) resolve(Boolean(holds));
+            else setTimeout(check, 20);
+        }} catch (error) {{
+            reject(error);
+        }}
+    }};
+    check();
+}})"""
 UNNAMED = """() => [...document.querySelectorAll("main :is(button, input, select)")]
     .filter((node) => !node.labels?.length && !node.ariaLabel && !node.textContent.trim())
     .map((node) => node.outerHTML)"""
@@ -96,8 +110,9 @@ class Visit:
         return self.page.inner_text(selector)
 
     def until(self, condition: str) -> None:
-        """Wait until this JavaScript is true; the page's policy forbids page.wait_for_function."""
-        until(self.page, lambda: self.page.evaluate(condition), condition)
+        """Wait until this JavaScript is true."""
+        holds = self.page.evaluate(WAIT.format(condition=condition, milliseconds=1000 * PATIENCE))
+        assert holds, f"not within {PATIENCE} s: {condition}"
 
     def answer(self, path: str, body: dict, status: int = 200) -> None:
         """Answer instead of the server."""

@@ -75,6 +75,7 @@ def test_a_knockout_equals_dense_weights_without_the_edges(pair):
         assert not torch.allclose(blocked, before, atol=1e-6)
 
 
+@pytest.mark.sampled(2)
 def test_zero_values_equal_dense_weights_without_the_keys(pair):
     model, run = pair
 
@@ -126,6 +127,7 @@ def test_a_query_without_keys_outputs_zero():
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "bart", "gpt2"])
 @pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.sampled(3)
 def test_positions_are_absolute_while_a_model_generates(name, cache):
     """Generating with a cache equals one pass over the text, with the same edges blocked."""
     if cache == "static" and name in ("bart", "gpt2"):
@@ -187,6 +189,7 @@ def test_positions_are_integers():
 # Patching
 
 
+@pytest.mark.sampled(2)
 def test_patching_every_output_of_a_layer_restores_the_other_run(pair):
     """Inputs that differ only before layer 0: with its heads patched, what the heads pass on is equal."""
     model, run = pair

@@ -66,6 +66,7 @@ def pair(request):
 # Laws
 
 
+@pytest.mark.sampled(2)
 def test_replacing_weights_by_themselves_changes_nothing(pair):
     """In float64 nothing beyond rounding; in float32 no more than float32 itself is off.
 
@@ -90,6 +91,7 @@ def test_replacing_weights_by_themselves_changes_nothing(pair):
     assert (after - exact).abs().max() <= allowed
 
 
+@pytest.mark.sampled(2)
 def test_uniform_attention_equals_equal_weights_on_visible_keys(pair):
     model, run = pair
 
@@ -105,6 +107,7 @@ def test_uniform_attention_equals_equal_weights_on_visible_keys(pair):
     assert not torch.allclose(first, run(), atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 def test_the_model_is_unchanged_afterwards(pair):
     model, run = pair
     before = run()
@@ -121,6 +124,7 @@ def test_the_model_is_unchanged_afterwards(pair):
     assert torch.equal(run(), before)
 
 
+@pytest.mark.sampled(2)
 def test_edits_nest_and_heads_add_up(pair):
     model, run = pair
     with (
@@ -310,6 +314,7 @@ def test_a_model_without_attention_and_a_wrong_shape():
 
 
 @pytest.mark.parametrize("name", HOSTS)
+@pytest.mark.sampled(2)
 def test_importance_of_every_head_is_its_divergence(name):
     model = hosts.make(name, "sdpa").train()
     inputs = hosts.batch(name)

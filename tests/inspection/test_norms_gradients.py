@@ -53,6 +53,7 @@ def test_norms_equal_the_norms_of_the_vectors():
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "deepseek", "t5", "bart", "gpt-oss"])
+@pytest.mark.sampled(2)
 def test_norms_of_hosts_use_their_output_projection(name):
     """‖Σ_j α f(x_j)‖ of one key is the norm of the attention module's own output."""
     model, inputs = hosts.make(name, "sdpa" if name != "gpt-oss" else "eager"), hosts.batch(name, "right")
@@ -163,6 +164,7 @@ def test_watching_values_changes_no_output():
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma2", "t5", "bart", "gpt-oss"])
+@pytest.mark.sampled(2)
 def test_gradients_equal_those_of_eager(name):
     """transformers' eager attention returns the weights, so autograd gives their gradient densely."""
     model, inputs = hosts.make(name, "eager"), hosts.batch(name, "right")

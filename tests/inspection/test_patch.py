@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import regard
+from tests.cases import looped
 
 THEIRS = F.scaled_dot_product_attention
 OURS = regard.scaled_dot_product_attention
@@ -113,29 +114,21 @@ def test_a_custom_module_and_its_gradients(monkeypatch):
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_patches_removed_in_any_order_leave_nothing_behind():
+@looped("entered, left", itertools.product(itertools.permutations(range(3)), repeat=2), sampled=5)
+def test_patches_removed_in_any_order_leave_nothing_behind(entered, left):
     """patch, watch and edit wrap torch's function exactly as long as they are active."""
     model, x = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), torch.randn(1, 3, 8)
     original = torch.nn.functional.scaled_dot_product_attention
-
-    def watch():
-        return regard.watch(model)
-
-    def edit():
-        return regard.edit(model, 0, [0], regard.ZeroAblation())
-
-    for makers in itertools.permutations([watch, edit, regard.patched]):
-        for order in itertools.permutations(range(3)):
-            blocks = [make() for make in makers]
-            for block in blocks:
-                block.__enter__()
-            model(x)
-            for number in order:
-                blocks[number].__exit__(None, None, None)
-            assert torch.nn.functional.scaled_dot_product_attention is original
-            assert "attention" in vars(regard.models.Attends)
-            assert torch.nn.MultiheadAttention.forward.__module__ == "torch.nn.modules.activation"
-            assert not hasattr(torch.nn.MultiheadAttention.forward, "__wrapped__")
+    blocks = [regard.watch(model), regard.edit(model, 0, [0], regard.ZeroAblation()), regard.patched()]
+    for number in entered:
+        blocks[number].__enter__()
+    model(x)
+    for number in left:
+        blocks[number].__exit__(None, None, None)
+    assert torch.nn.functional.scaled_dot_product_attention is original
+    assert "attention" in vars(regard.models.Attends)
+    assert torch.nn.MultiheadAttention.forward.__module__ == "torch.nn.modules.activation"
+    assert not hasattr(torch.nn.MultiheadAttention.forward, "__wrapped__")
 
 
 def test_a_patched_model_can_be_watched():

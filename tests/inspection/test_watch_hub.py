@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.inspection.calls.generation import Generation
 from regard.inspection.calls.mask_reading import row_mask
 from regard.inspection.hooks.interface_call import parse
 from tests.lazy import lazy_import
@@ -257,6 +258,16 @@ def test_beam_search_joins_the_rows_of_each_sequence(name: str, returned: int) -
             for entry, right in zip(layers, rights, strict=True):
                 result = seen[entry][number, :, :length, : right.shape[-1]]
                 torch.testing.assert_close(result, right[0], rtol=0, atol=1e-5)
+
+
+def test_two_reorderings_before_a_step_are_composed() -> None:
+    generation = Generation()
+    for rows in ([1, 2, 0], [2, 0, 0]):
+        generation.on_reorder(torch.tensor(rows))
+    generation.on_forward(None)
+    (parents,) = generation.parents
+    assert parents is not None
+    assert parents.tolist() == [0, 1, 1]
 
 
 @torch.no_grad()
@@ -528,6 +539,7 @@ def test_generation_of_models_with_custom_attention(name: str) -> None:
     [{"assistant_early_exit": 1}, {"prefill_chunk_size": 3}, {"prompt_lookup_num_tokens": 3}],
     ids=str,
 )
+@pytest.mark.sampled(2)
 def test_drafts_and_chunks_give_one_map(name: str, options: dict[str, Any]) -> None:
     model = build(name)
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])

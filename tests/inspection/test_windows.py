@@ -69,6 +69,7 @@ def eager_blocks(model, x):
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize(("version", "size"), [("1", 24), ("2", 24), ("1", 28), ("2", 28)])
+@pytest.mark.sampled(3)
 def test_windows_of_swin_are_placed_in_the_image(version: str, size: int, implementation: str) -> None:
     """Shifted windows and, with 7 × 7 patches, padded ones."""
     model, x = swin(version, size=size), torch.randn(2, 3, size, size)

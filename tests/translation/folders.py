@@ -61,7 +61,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def check_flipped_bits(
-    files: Iterable[Path], read: Callable[[], object], message: str, bits: Sequence[int] | int = 25
+    files: Iterable[Path], read: Callable[[], object], message: str, bits: Sequence[int] | int = 8
 ) -> None:
     """Flip these bits, or this number of random bits, of each file: every one must make `read` fail."""
     rng = Random(0)

@@ -63,7 +63,7 @@ def test_incomplete_requests_do_not_use_up_file_descriptors(limited, client):
     """With three times as many incomplete requests as open files, other requests are still answered."""
     pid, port = limited
     with ExitStack() as stack:
-        for number in range(400):
+        for number in range(300):
             half = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
             half.sendall(b"GET /api/health HTTP/1.1\r\nHost: 127.0.0.1")
             if number % 80 == 79:

@@ -16,7 +16,7 @@ from tests.app.site.backend import ask, needs_deno
 
 pytestmark = needs_deno
 WORDS = ("dogs", "bark", "at", "the", "red", "moon")
-CONFIG = TransformerConfig(width=24, heads=6, layers=3, ffn_dim=35, max_positions=40)
+CONFIG = TransformerConfig(width=24, heads=6, layers=2, ffn_dim=35, max_positions=28)
 # every option at least once
 CONFIGS = [
     CONFIG,
@@ -29,7 +29,7 @@ CONFIGS = [
 
 
 def info(name: str, kind: str) -> dict[str, Any]:
-    return {"name": name, "kind": kind, "max_tokens": 39, "attends": True}
+    return {"name": name, "kind": kind, "max_tokens": 27, "attends": True}
 
 
 def randomize(model: torch.nn.Module) -> None:
@@ -125,7 +125,7 @@ def test_translations(config: TransformerConfig, tmp_path: Path) -> None:
     """Beam search finds the same translations, and the alignments are the same."""
     torch.manual_seed(2)
     translator = make_translator(config, "unigram")
-    sentences = ["Dogs bark at the red moon.", "Der Hund", "moon 漢字 bark", "x"]
+    sentences = ["Dogs bark at.", "moon 漢字 bark", "x"]
     request = {"model": "dogs", "sentences": sentences, "beam": 4, "n_best": 3, "view": True}
     (answer,) = ask(tmp_path, [exported(translator)], [("api/translate", request)])
     expected = translator.translate(sentences, strategy=Beam(4, n_best=3), alignment=True)

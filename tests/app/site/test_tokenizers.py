@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 from random import Random
 
+import pytest
+from hypothesis import settings
+
 from regard.app.site.models import _export_word_piece, export_tokenizer
 from regard.translation import Tokenizer
 from tests.app.site.backend import needs_deno, run_script
@@ -15,31 +18,15 @@ KINDS = ("unigram", "bpe", "words", "characters")
 WORDS = "the dogs bark at red moon Mond dreiundzwanzig fünf Straße naïve café l'été 1,234.5 well-fed"
 # ligatures, full width, combining marks, spaces of all kinds, control characters, emoji, other scripts
 RARE = (
-    *(
-        "ﬁ",
-        "ｱ",
-        "Ⅳ",
-        "①",
-        "é",
-        "e\u0301",
-        "½",
-        "™",
-        "…",
-        "～",
-        "▁",
-        "\u200b",
-        "\u00ad",
-        "\u2009",
-        "\x07",
-        "\t",
-    ),
+    *("ﬁ", "ｱ", "Ⅳ", "①", "é", "e\u0301", "½", "™", "…", "～", "▁"),
+    *("\u200b", "\u00ad", "\u2009", "\x07", "\t"),
     *("漢字", "한글", "مرحبا", "😀", "👩\u200d👧", "İ", "ß", "Ω", "ﷺ", "\ufeff", "\x85", "\xa0", "\u3000"),
 )
 
 
-def make_lines(count: int = 1000) -> list[str]:
-    """Return random sentences of words, pieces of words and rare characters."""
-    random = Random(0)
+def make_lines() -> list[str]:
+    """Return random sentences of words, pieces of words and rare characters; more in `make test-slow`."""
+    random, count = Random(0), 16 * settings().max_examples
 
     def word() -> str:
         text = random.choice(WORDS.split())
@@ -53,6 +40,7 @@ def make_lines(count: int = 1000) -> list[str]:
     return [" ".join(word() for _ in range(random.randint(1, 9))) for _ in range(count)]
 
 
+@pytest.mark.hypothesis
 def test_sentencepiece(tmp_path: Path) -> None:
     lines = make_lines()
     learned = [Tokenizer.learn([WORDS] * 50, kind=kind, size=90) for kind in KINDS]
@@ -74,6 +62,7 @@ def test_sentencepiece(tmp_path: Path) -> None:
 
 
 @needs_encoder
+@pytest.mark.hypothesis
 def test_word_piece(tmp_path: Path) -> None:
     import regard
 

@@ -39,6 +39,7 @@ def generate(model, cache, inputs, **options):
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_generation_equals_a_cache_of_rounded_floats(name):
     model = hosts.make(name, "regard")

@@ -38,7 +38,7 @@ def bert() -> nn.Module:
 
 def packable() -> dict[str, nn.Module]:
     names = ("bert", "gpt2", "llama", "mistral", "gemma2", "gpt-oss")  # windows of 4 tokens, softcaps, sinks
-    configs = {name: hosts.configurations()[name] for name in names}
+    configs = {name: hosts.configuration(name) for name in names}
     configs["roberta"] = transformers.RobertaConfig(**_SIZES)
     configs["albert"] = transformers.AlbertConfig(**_SIZES, embedding_size=16)  # one layer, used twice
     configs["modernbert"] = transformers.ModernBertConfig(**_SIZES, local_attention=4)
@@ -151,7 +151,7 @@ def test_masks_with_holes_and_empty_rows():
 
 
 def test_gaps_keep_the_distances_of_a_window():
-    model, batch = transformers.AutoModel.from_config(hosts.configurations()["mistral"]).eval(), inputs()
+    model, batch = transformers.AutoModel.from_config(hosts.configuration("mistral")).eval(), inputs()
     batch["attention_mask"][0, 3:5] = 0
     visible = batch["attention_mask"].bool()
     padded = model(**batch)[0][visible]
@@ -208,7 +208,7 @@ def test_copies_and_files_of_a_packed_model_work():
 
 
 def test_generation_and_recorded_attention_run_with_padding():
-    config = hosts.configurations()["llama"]
+    config = hosts.configuration("llama")
     model = transformers.LlamaForCausalLM(config).eval()
     batch = inputs("left")
     expected = model.generate(**batch, max_new_tokens=5, do_sample=False)
@@ -235,7 +235,7 @@ def test_packing_twice_and_unpacking_twice():
             lambda: transformers.BloomModel(transformers.BloomConfig(hidden_size=8, n_layer=1, n_head=2)),
             "own",
         ),
-        (lambda: transformers.T5EncoderModel(hosts.configurations()["t5"]), "position"),
+        (lambda: transformers.T5EncoderModel(hosts.configuration("t5")), "position"),
     ],
 )
 def test_other_models_are_refused_and_left_as_they_were(model, message):

@@ -98,17 +98,17 @@ def test_word_links_become_links_of_all_their_tokens():
 def test_a_guided_head_aligns():
     """Words translated one by one in reverse order: few updates suffice only with the guided loss."""
     rng = random.Random(0)
-    sources = [rng.sample(range(5, 20), rng.randint(3, 6)) for _ in range(48)]
+    sources = [rng.sample(range(5, 20), rng.randint(3, 6)) for _ in range(24)]
     targets = [[word + 15 for word in reversed(source)] for source in sources]
     links = [torch.tensor([[len(s) - 1 - i, i] for i in range(len(s))]) for s in sources]
     accuracy = {}
     for strength in (0.0, 1.0):
         torch.manual_seed(0)
-        model = Transformer(37, TransformerConfig(width=32, heads=4, layers=2))
+        model = Transformer(37, TransformerConfig(width=32, heads=2, layers=1))
         alignment_head = AlignmentHead(0, (1,))
-        optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         batch = packed(sources, targets)
-        for _ in range(40):
+        for _ in range(25):
             with guide_head(model, alignment_head) as guided:
                 loss = model.loss(*batch) + strength * guided.loss(*batch, links)
             optimizer.zero_grad()

@@ -107,7 +107,7 @@ def assert_equal(actual: list[Hypothesis], expected: list[Hypothesis]) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_batch_equals_naive_search_of_each_sentence(name):
     model, beam, limits = make(name), Beam(3, n_best=3), [6, 4, 7, 5]
     results = search(model, Packed.of(SOURCES), beam, max_new_tokens=limits)
@@ -115,7 +115,7 @@ def test_a_batch_equals_naive_search_of_each_sentence(name):
         assert_equal(hypotheses, naive_search(model, source, beam, limit))
 
 
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     name=st.sampled_from(["transformer", "bahdanau", "general, fed"]),
     seed=st.integers(0, 3),
@@ -180,6 +180,7 @@ def test_hypotheses_are_sorted_distinct_and_within_bounds(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled(2)
 def test_greedy_is_a_beam_of_one_and_the_argmax_of_each_step(name):
     model, source = make(name), Packed.of(SOURCES)
     results = search(model, source, Greedy(), max_new_tokens=6)
@@ -380,6 +381,12 @@ def test_tokens_are_sampled_by_their_probabilities(strategy):
     for token, probability in enumerate(expected.tolist()):
         deviation = math.sqrt(max(probability * (1 - probability), 1e-9) / draws)
         assert abs(seen[token] / draws - probability) <= 5 * deviation
+
+
+def test_a_nucleus_that_reaches_top_p_exactly_is_complete():
+    model = ScriptedModel({3: [probabilities(a=0.25, b=0.25, c=0.25, d=0.25)]})
+    (results,) = search(model, Packed.of([[3]]), Sample(top_p=0.5, n_samples=50), max_new_tokens=1)
+    assert {h.tokens[0] for h in results} == {3, 4}  # of equal probabilities, the first
 
 
 def test_sampling_at_low_temperature_is_greedy():

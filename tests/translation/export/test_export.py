@@ -82,8 +82,17 @@ def check(translator: Translator, to: str, folder: Path, sentences: list[str]) -
     assert [output[:limit] for output in outputs] == [output[:limit] for output in expected]
 
 
-@pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize("norm_first", [True, False], ids=["pre-norm", "post-norm"])
+def every_format(name: str, *values: Any) -> pytest.MarkDecorator:
+    """Each format with one of the values; `make test-slow`: with all."""
+    cases = [(i, to, value) for i, to in enumerate(FORMATS) for value in values]
+    marks = {False: [pytest.mark.slow], True: []}
+    return pytest.mark.parametrize(
+        ("to", name),
+        [pytest.param(to, value, marks=marks[value == values[i % len(values)]]) for i, to, value in cases],
+    )
+
+
+@every_format("norm_first", True, False)
 def test_greedy_translations_are_the_same(to: str, norm_first: bool, tmp_path: Path) -> None:
     check(own_translator(norm_first=norm_first), to, tmp_path, SOURCES)
 
@@ -101,8 +110,7 @@ def test_pretrained_models_are_exported(to: str, family: str, tmp_path: Path) ->
     check(translator, to, tmp_path / "export", SOURCES)
 
 
-@pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize("vocabulary", ["sentencepiece", "tokenizer.json"])
+@every_format("vocabulary", "sentencepiece", "tokenizer.json")
 def test_the_code_of_the_readme_runs(
     to: str,
     vocabulary: str,

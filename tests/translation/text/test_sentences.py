@@ -20,6 +20,7 @@ def split(text: str) -> list[str]:
     [
         ["Ein Mann geht.", " Eine Frau liest!", "  Und?", ' "Ja."', " Gut."],
         ["Dr. Braun kommt am 3. Mai um 15.30 Uhr.", " Er isst z. B. 2.5 kg."],
+        ["Die 100. Ausgabe ist da."],
         ["Im Jahr 1999.", " Danach kam J. S. Bach usw.", " Der Rest."],
         ["«Komm!» sagte sie.", " »Nein!«", " Er ging."],
         ["ein mann geht.", " eine frau liest."],

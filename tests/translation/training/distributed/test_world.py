@@ -229,15 +229,15 @@ def test_a_failed_sharded_checkpoint_keeps_the_last_one(trained_alone, tmp_path,
 @pytest.mark.sampled(2)
 @SHARD
 def test_two_processes_equal_one(shard, trained_alone, tmp_path):
-    """From the start, or from a checkpoint of one process."""
-    folder = begun(trained_alone(), tmp_path) if shard else tmp_path
+    """From a checkpoint of one process; the slow tests train from the start."""
+    folder = begun(trained_alone(), tmp_path)
     arguments = [str(folder), *["--shard"] * shard]
     preload = "sacrebleu, torch.distributed.fsdp, tests.translation.together"
     done = run_together(f"tests.translation.together.main({arguments})", preload=preload)
     assert (done.returncode, done.stderr) == (0, "")
     assert_same_training(trained_alone(), folder)
     assert done.stdout.count("finished") == 1  # only rank 0 prints
-    assert ("resuming after step" in done.stdout) == shard
+    assert "resuming after step" in done.stdout
 
 
 @pytest.mark.slow

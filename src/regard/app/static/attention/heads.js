@@ -54,7 +54,7 @@ export class HeadsView {
         this.show();
       }
     } catch (error) {
-      if (!signal.aborted) this.pane.showError(error, () => this.loadLayer(layer, signal));
+      if (!signal.aborted) this.pane.showError(layer, error, () => this.loadLayer(layer, signal));
     }
   }
 

@@ -19,7 +19,7 @@ export class MatrixView {
     this.build();
     this.tiles = new Tiles((tile, signal) => this.fetch(tile, signal), {
       loaded: () => this.redraw(),
-      failed: (error) => pane.showError(error, () => this.retry()),
+      failed: (error) => pane.showError(this, error, () => this.retry()),
       progress: (remaining) => this.setLoading(remaining > 0),
     });
     addGestures(this.canvas, this);
@@ -70,7 +70,6 @@ export class MatrixView {
   }
 
   retry() {
-    this.pane.clearError();
     this.tiles.retry();
     this.redraw();
   }
@@ -83,7 +82,10 @@ export class MatrixView {
       this.cursor = this.hovered = null;
       this.isNewFrame = true;
     }
-    if (["input", "layer", "heads", "compare"].some((name) => changed.has(name))) this.tiles.retry();
+    if (["input", "layer", "heads", "compare"].some((name) => changed.has(name))) {
+      this.tiles.retry();
+      pane.clearError(this);
+    }
     this.log.firstChild.checked = this.isLog;
     const empty = !queries || !keys ? "There are no tokens." : pane.heads.length ? "" : "Select a head to see its weights.";
     this.node.classList.toggle("nothing", Boolean(empty));

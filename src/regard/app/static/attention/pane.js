@@ -19,6 +19,7 @@ export class PaneBox extends Pane {
     this.readout = make("p", { class: "readout", role: "status", "aria-live": "polite", dir: "auto" });
     this.node = make("section", { class: "pane" }, this.title, this.note, this.message, this.body);
     this.loading = 0;
+    this.failures = new Map(); // by what failed: { error, retry }
     this.update(new Set(["view", "input"]));
   }
 
@@ -37,18 +38,33 @@ export class PaneBox extends Pane {
     };
   }
 
-  clearError() {
-    this.message.hidden = true;
+  clearError(source) {
+    if (this.failures.delete(source)) this.showFailures();
   }
 
-  showError(error, retry) {
+  // source: what failed; its next error replaces this one
+  showError(source, error, retry) {
+    this.failures.set(source, { error, retry });
+    this.showFailures();
+  }
+
+  // Shows an error, and a button that repeats everything that failed
+  showFailures() {
+    const failures = [...this.failures.values()];
+    const repeatable = failures.filter(({ error }) => !error.final);
     const click = () => {
-      this.clearError();
-      retry();
+      this.clearErrors();
+      for (const { retry } of repeatable) retry();
     };
-    const buttons = error.final ? [] : [button("Try again", click)];
-    this.message.replaceChildren(make("span", {}, `Loading failed: ${error.message}`), ...buttons);
-    this.message.hidden = false;
+    const buttons = repeatable.length ? [button("Try again", click)] : [];
+    const text = failures.length ? `Loading failed: ${failures.at(-1).error.message}` : "";
+    this.message.replaceChildren(make("span", {}, text), ...buttons);
+    this.message.hidden = !failures.length;
+  }
+
+  clearErrors() {
+    this.failures.clear();
+    this.showFailures();
   }
 
   update(changed) {
@@ -75,7 +91,7 @@ export class PaneBox extends Pane {
 
   show() {
     this.view?.destroy();
-    this.clearError();
+    this.clearErrors();
     this.setStatus("");
     const View = VIEW_CLASSES[this.state.values.view];
     this.view = new View(this);

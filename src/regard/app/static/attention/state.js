@@ -161,10 +161,10 @@ export class LatestQuestion {
     try {
       const answer = await this.pane.ask(question, rest, this.abort.signal);
       if (turn !== this.turn) return;
-      this.pane.clearError();
+      this.pane.clearError(this);
       use(answer);
     } catch (error) {
-      if (turn === this.turn) this.pane.showError(error, () => this.ask(question, rest, use));
+      if (turn === this.turn) this.pane.showError(this, error, () => this.ask(question, rest, use));
     } finally {
       done();
     }
