@@ -215,7 +215,7 @@ def _row_topk(matrix: TiledMatrix, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _topk(x: Tensor, k: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest values and their positions; for k = 1 the first of equal values, as `max` does."""
+    """Return the k largest values and their positions. For k = 1, ties go to the first value, as in `max`."""
     values, indices = x.max(dim, keepdim=True) if k == 1 and x.shape[dim] else x.topk(k, dim)
     return values, indices
 
