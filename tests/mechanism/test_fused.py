@@ -745,3 +745,12 @@ def test_calls_of_equal_sizes_are_distinguished(score, normalize, mask):
     wanted = regard.attention(x, y, y, implementation="reference", **options)
     for _ in range(2):  # the second reads the cache
         torch.testing.assert_close(regard.attention(x, y, y, **options), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [1, 2], ids=["key", "value"])
+def test_a_cached_call_of_another_dtype_is_rejected(wrong):
+    inputs = [numbers.float() for numbers in Case("heads").tensors()]
+    regard.attention(*inputs)  # cached
+    inputs[wrong] = inputs[wrong].double()
+    with pytest.raises(regard.DTypeError):
+        regard.attention(*inputs)
