@@ -10,8 +10,6 @@ pytestmark = pytest.mark.slow  # builds the guide
 
 DOCS = ROOT / "docs"
 PAGES = sorted(page.relative_to(DOCS).with_suffix(".html").as_posix() for page in DOCS.rglob("*.md"))
-# one page of each kind, with the widest tables, formulas and code
-TYPICAL = ["index.html", "results.html", "path/order.html", "how-to/serve.html", "reference/models.html"]
 NARROW, WIDE_SCREEN = (360, 740, "dark"), (1280, 900, "dark")
 
 # What can be scrolled sideways: the page, or a piece of code, a table or a formula within it.
@@ -35,12 +33,9 @@ def faults(page, name: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "names", [pytest.param(TYPICAL, id="typical"), pytest.param(PAGES, id="all", marks=pytest.mark.slow)]
-)
-def test_pages_fit_and_images_load(site, page, names):
+def test_pages_fit_and_images_load(site, page):
     wrong = {}
-    for name in names:
+    for name in PAGES:
         page.goto((site / name).as_uri())
         if found := faults(page, name):
             wrong[name] = found

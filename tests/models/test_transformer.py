@@ -684,7 +684,7 @@ def test_compiled_models_give_the_same_output() -> None:
 
 @SLOW
 @pytest.mark.parametrize(
-    ("name", "layout"), zip(CONFIGS, itertools.cycle(["packed", "padded"]), strict=False)
+    ("name", "layout"), list(zip(CONFIGS, itertools.cycle(["packed", "padded"]), strict=False))
 )
 def test_compiled_models_of_all_configs(name: str, layout: str) -> None:
     model, source, target = made(Transformer, CONFIGS[name]), Packed.of(SOURCE), Packed.of(TARGET)
