@@ -1,6 +1,9 @@
 """`watch` sees attention written by hand, SDPA imported by name, FlexAttention, and nested tensors."""
 
 import math
+import subprocess
+import sys
+import textwrap
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 import regard
 from regard.errors import ArgumentError
-from regard.inspection.hooks.sdpa_calls import capture_sdpa
+from regard.inspection.hooks.sdpa_calls import capture_flex, capture_sdpa
 
 B, H, Q, D = 2, 3, 7, 5
 LOWEST = torch.finfo(torch.float32).min
@@ -387,6 +390,69 @@ def test_flex_attention(score_mod: Any, storage: str) -> None:
     assert seen.causal(0)
 
 
+class Traced:
+    """A function as torch.compile passes it to FlexAttention: without signature, with its tensors."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Tensor:
+        return self.function(*args)
+
+
+def test_flex_attention_with_compiled_functions() -> None:
+    query, key, value = torch.randn(3, 2, 3, 5, 4).unbind(0)
+    bias, last = torch.randn(3), torch.tensor([2, 4])  # by head; by text
+    score_mod = Traced(lambda s, b, h, q, k, bias: s + bias[h] * (q - k))
+    mask_mod = Traced(lambda b, h, q, k, last: k <= last[b])
+    arguments = (query, key, value, score_mod, (5, 5, mask_mod), 0.5, {}, (bias,), (last,))
+    call = capture_flex((value,), *arguments)
+    distance = torch.arange(5)[:, None] - torch.arange(5)
+    scores = query @ key.mT * 0.5 + bias[:, None, None] * distance
+    expected = scores.masked_fill(torch.arange(5) > last[:, None, None, None], -math.inf).softmax(-1)
+    torch.testing.assert_close(call.weights().dense(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow  # imports torch and the compiler in a process of its own
+@pytest.mark.parametrize("imported", ["before", "inside"])
+def test_flex_attention_may_load_the_compiler_inside_the_block(imported: str) -> None:
+    code = f"""
+        import sys, torch, regard
+        if {imported!r} == "before":
+            import torch.nn.attention.flex_attention
+        assert "torch._dynamo.eval_frame" not in sys.modules
+        class Flex(torch.nn.Module):
+            def forward(self, x):
+                from torch.nn.attention.flex_attention import flex_attention
+                return flex_attention(x, x, x, score_mod=lambda s, b, h, q, k: s - (q - k).abs())
+        model, x, compile = Flex(), torch.randn(1, 2, 5, 4), torch.compile
+        with torch.no_grad(), regard.watch(model) as seen:
+            output = model(x)
+        assert torch.compile is compile
+        i = torch.arange(5)
+        expected = (x @ x.mT / 2 - (i[:, None] - i).abs()).softmax(-1)
+        torch.testing.assert_close(seen[0].dense(), expected)
+        torch.testing.assert_close(output, expected @ x)
+        print(len(seen))
+    """
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.stdout, result.returncode) == ("1\n", 0), result.stderr
+
+
+def test_an_error_while_reading_a_call_does_not_stop_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise AssertionError("an unknown form")
+
+    monkeypatch.setattr("regard.inspection.hooks.tracing.add_window_positions", fail)
+    model = ByName(with_einsum)
+    with regard.watch(model) as seen:
+        output = model(inputs())
+    assert torch.equal(output, model(inputs()))
+    with pytest.raises(ArgumentError, match="could not be read: AssertionError: an unknown form"):
+        seen[0]
+
+
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*")
 def test_nested_tensors(layout: torch.layout) -> None:
@@ -604,7 +670,7 @@ class SequencePooling(nn.Module):
 
 def test_pooling_by_a_softmax_is_named_as_unseen() -> None:
     model = nn.Sequential(regard.models.MultiHeadAttention(8, 2), SequencePooling())
-    with pytest.warns(UserWarning, match="SequencePooling: it pools"), regard.watch(model) as seen:
+    with pytest.warns(UserWarning, match="SequencePooling: it multiplies"), regard.watch(model) as seen:
         model(torch.randn(2, 5, 8))
     assert list(seen) == ["0"]
     assert "SequencePooling" in seen.unseen
@@ -697,3 +763,39 @@ def test_torchscript_is_named_as_unseen() -> None:
         assert seen.unseen.startswith(f"{name}: its softmax runs as TorchScript")
     with pytest.raises(ArgumentError, match="watch\\(\\) got Plain as TorchScript"):
         regard.watch(torch.jit.script(Plain()))
+
+
+@pytest.mark.parametrize("form", ["unsqueeze", "einsum"])
+def test_one_query_per_text_is_not_a_batch_of_queries(form: str) -> None:
+    """Attention of a recurrent decoder, whose weights b k have no axis of queries (Luong et al. 2015)."""
+
+    class Step(nn.Module):
+        def forward(self, state: Tensor, states: Tensor) -> Tensor:
+            self.used = torch.bmm(states, state.unsqueeze(2)).squeeze(2).softmax(-1)
+            if form == "einsum":
+                return torch.einsum("bk,bkd->bd", self.used, states)
+            return torch.bmm(self.used.unsqueeze(1), states).squeeze(1)
+
+    model = Step()
+    with regard.watch(model) as seen:
+        model(torch.randn(3, 4), torch.randn(3, 5, 4))
+    assert seen[0].shape == (3, 1, 5)
+    torch.testing.assert_close(seen[0].dense().squeeze(1), model.used, rtol=0, atol=1e-6)
+    assert seen.kind(0) == "cross"
+
+
+def test_both_softmaxes_of_differential_attention_are_recorded() -> None:
+    """softmax − λ softmax (Ye et al. 2025, eq. 1) has negative weights."""
+    first, second = torch.randn(2, 2, 3, 5, 4), torch.randn(2, 2, 3, 5, 4)
+
+    class Differential(nn.Module):
+        def forward(self, value: Tensor) -> Tensor:
+            weights = [(query @ key.mT).softmax(-1) for query, key in (first, second)]
+            return (weights[0] - 0.3 * weights[1]) @ value
+
+    model = Differential()
+    with regard.watch(model) as seen:
+        model(torch.randn(2, 3, 5, 4))
+    assert len(seen) == 2
+    for recorded_weights, (query, key) in zip(seen.values(), (first, second), strict=True):
+        torch.testing.assert_close(recorded_weights.dense(), (query @ key.mT).softmax(-1), rtol=0, atol=1e-6)

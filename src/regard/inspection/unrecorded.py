@@ -22,8 +22,8 @@ OTHER_THREAD = (
 _NO_SOFTMAX = "it calls no softmax function: linear or sigmoid attention, a convolution or a recurrence"
 _OTHER_SOFTMAX = "its softmax is not applied to products of queries and keys that watch can follow"
 _POOLING = (
-    "it pools activations with a softmax of learned scores: a weighted mean without queries and keys, "
-    "which watch does not record"
+    "it multiplies activations by a softmax of scores that are not a product of queries and keys that watch "
+    "can follow, as in pooling, additive or linear attention"
 )
 _SCRIPT = "its softmax runs as TorchScript, which watch cannot follow. Use the unscripted module"
 _THREAD = "it ran in another thread, and watch records only its own thread"

@@ -107,6 +107,10 @@ def report(module: nn.Module, capture: Callable[[], CapturedCall | None]) -> Non
         for observer in observers:
             observer.on_error(module, str(error))
         return
+    except Exception as error:  # watching must not stop the model
+        for observer in observers:
+            observer.on_error(module, f"its call could not be read: {type(error).__name__}: {error}")
+        return
     if call is not None:
         for observer in observers:
             observer.on_attention(module, call)
@@ -275,6 +279,12 @@ class PatchSet:
         self._lock, self._users, self._patches = threading.Lock(), 0, list[Patch]()
         self._patched_hub = False
 
+    def add(self, patch: Callable[[], Patch]) -> None:
+        """Install another patch, until the last thread stops."""
+        with self._lock:
+            if self._users:
+                self._patches.append(patch())
+
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Install the patches inside a `with` block."""
@@ -313,10 +323,31 @@ def _torch_patches() -> list[Patch]:
     from regard.inspection.hooks import torch
 
     patches = torch.patches()
-    # importing the compiler takes seconds; if it is not loaded, nothing is compiled
-    if (compiler := sys.modules.get("torch._dynamo.eval_frame")) and hasattr(compiler, "_stance"):
-        patches.append(Patch(compiler, "_stance", _ThreadStance, rank=REPLACE))  # type: ignore[arg-type]
+    patches.append(_stance_patch() if "torch._dynamo.eval_frame" in sys.modules else _compile_patch())
     return patches
+
+
+def _stance_patch() -> Patch:
+    return Patch(sys.modules["torch._dynamo.eval_frame"], "_stance", _ThreadStance, rank=REPLACE)  # type: ignore[arg-type]
+
+
+def _compile_patch() -> Patch:
+    """Set the stance when torch.compile or FlexAttention loads the compiler, whose import takes seconds."""
+
+    def wrap(compile: Function) -> Function:
+        is_loaded = False
+
+        def load(*args: Any, **kwargs: Any) -> Any:
+            nonlocal is_loaded
+            compiled = compile(*args, **kwargs)
+            if not is_loaded and "torch._dynamo.eval_frame" in sys.modules:
+                is_loaded = True
+                _PATCHES.add(_stance_patch)
+            return compiled
+
+        return load
+
+    return Patch(torch, "compile", wrap)
 
 
 def _transformers_patches() -> list[Patch]:

@@ -1,6 +1,6 @@
 """Convert the arguments of SDPA and FlexAttention to captured calls, including nested and jagged tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,34 +67,51 @@ def capture_flex(
     score_mod: Callable[..., Tensor],
     block_mask: tuple[Any, ...],
     scale: float,
-    *_: Any,
-    **__: Any,
+    kernel_options: Any = None,
+    score_mod_other_buffers: tuple[Any, ...] = (),
+    mask_mod_other_buffers: tuple[Any, ...] = (),
 ) -> CapturedCall:
-    """Capture a call of FlexAttention's operator: lazy without a score_mod, otherwise dense."""
-    from torch.nn.attention.flex_attention import _identity, create_mask, noop_mask
+    """Capture a call of FlexAttention's operator: lazy without a score_mod, otherwise dense.
+
+    score_mod_other_buffers, mask_mod_other_buffers: the tensors that the functions read, if torch.compile has
+    traced them.
+    """
+    from torch.nn.attention.flex_attention import _identity, noop_mask
 
     size = (query.shape[-2], key.shape[-2])
     kind: AttentionKind = "self" if size[0] == size[1] else "cross"
     mask, mask_mod = None, block_mask[-1]
     if mask_mod is not noop_mask:
-        mask = create_mask(mask_mod, query.shape[0], query.shape[1], *size, device=str(query.device))
+        indices = _indices((*query.shape[:2], *size), query.device)
+        mask = _vmapped(mask_mod, mask_mod_other_buffers)(*indices)
     query, key, value = query.detach(), key.detach(), value.detach()
     output = AttentionOutput.of_heads(outputs[0])
     if score_mod is _identity:
         rows = row_mask(mask, query, key)
         return CapturedCall(query, key, scale, mask=rows, kind=kind, value=value, output=output)
     scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).mT * scale
-    scores = _modified(score_mod, scores)
+    indices = _indices(scores.shape, scores.device)
+    scores = _vmapped(score_mod, score_mod_other_buffers, scores=1)(scores, *indices)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     dense = dense_call(scores.float().softmax(-1).nan_to_num(0.0), kind)
     return replace(dense, value=value, output=output)
 
 
-def _modified(score_mod: Callable[..., Tensor], scores: Tensor) -> Tensor:
-    function = score_mod
-    for axis in (4, 3, 2, 1):
-        in_dims = tuple(0 if position in (0, axis) else None for position in range(5))
-        function = torch.vmap(function, in_dims=in_dims)
-    indices = (torch.arange(n, device=scores.device) for n in scores.shape)
-    return function(scores, *indices)
+def _indices(size: Sequence[int], device: torch.device) -> list[Tensor]:
+    return [torch.arange(n, device=device) for n in size]
+
+
+def _vmapped(
+    function: Callable[..., Tensor], buffers: tuple[Any, ...], scores: int = 0
+) -> Callable[..., Tensor]:
+    """Return a function of all indices (batch, head, query, key), after as many matrices of scores."""
+
+    def called(*args: Any) -> Tensor:
+        return function(*args, *buffers)
+
+    mapped = called
+    for axis in reversed(range(4)):
+        in_dims = (0,) * scores + tuple(0 if position == axis else None for position in range(4))
+        mapped = torch.vmap(mapped, in_dims=in_dims)
+    return mapped

@@ -75,6 +75,8 @@ class Tracer(TorchFunctionMode):
             self.tokens.set_output(operation.output, node.tokens[0], -3)
         product = values(operation, node) if records_values() else None
         report(module, lambda: _capture(node, product, module, frame))
+        for other in node.others:
+            report(module, lambda other=other: _capture(other, None, module, frame))  # type: ignore[misc]
         return operation.output
 
     def clear(self) -> None:

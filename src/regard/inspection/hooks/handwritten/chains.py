@@ -21,7 +21,7 @@ from regard.inspection.hooks.handwritten.operations import (
     SoftmaxedAxis,
     version_of,
 )
-from regard.inspection.hooks.handwritten.products import is_parameter, product, weights_of
+from regard.inspection.hooks.handwritten.products import has_one_query, is_parameter, product, weights_of
 from regard.inspection.hooks.handwritten.rules import ARRANGING, RULES, Rule, softmax
 from regard.inspection.hooks.handwritten.scores import Scores
 from regard.inspection.hooks.token_tracker import TokenTracker, tensors
@@ -115,4 +115,8 @@ def _weights(operation: Operation, node: Node | None) -> Softmaxed | None:
     if isinstance(node, SoftmaxedAxis):
         weights = weights_of(operation, node)
         return None if weights is None else Softmaxed(None, weights, "other", node.output)
-    return node if isinstance(node, Softmaxed) else None
+    if not isinstance(node, Softmaxed):
+        return None
+    if has_one_query(operation, node):
+        return Softmaxed(None, node.weights.unsqueeze(1), "other", node.weights)
+    return node

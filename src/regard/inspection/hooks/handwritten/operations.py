@@ -20,6 +20,7 @@ class Softmaxed:
     order: "transposed" if its queries and keys are swapped, "other" if it is rearranged in another way.
     origin: the output of the softmax, if the weights have been changed since.
     tokens: as in `Scores`.
+    others: weights of other softmaxes that were subtracted, as in differential attention.
     """
 
     scores: Scores | None
@@ -27,12 +28,19 @@ class Softmaxed:
     order: Literal["same", "transposed", "other"] = "same"
     origin: Tensor | None = None
     tokens: tuple[Tokens, Tokens] | None = None
+    others: "tuple[Softmaxed, ...]" = ()
 
     def copies(self) -> list[Tensor]:
         """Return the weights, and the output of the softmax unless the weights are a part of it."""
         if self.origin is None or self.origin.shape != self.weights.shape:
             return [self.weights]
         return [self.weights, self.origin]
+
+    def unchanged(self) -> "Softmaxed":
+        """Return the output of the softmax."""
+        if self.origin is None:
+            return replace(self, order="other")
+        return replace(self, scores=None, weights=self.origin, order="other", origin=None)
 
 
 @dataclass(frozen=True)
@@ -71,10 +79,10 @@ class Operation:
 
     def unfollowed(self) -> Node | None:
         """Return the node for the output of an operation that is not followed."""
-        node = next((node for node in self.nodes if isinstance(node, Softmaxed)), None)
-        if node is None:
+        softmaxed = [node for node in self.nodes if isinstance(node, Softmaxed)]
+        if not softmaxed:
             return UNKNOWN
-        output = self.output
+        node, output = softmaxed[0], self.output
         if isinstance(output, Tensor) and node.order != "other":
             weights = output.detach().mT if node.order == "transposed" else output.detach()
             # masked or shortened weights; negative weights cannot be stored
@@ -82,7 +90,10 @@ class Operation:
                 return Softmaxed(
                     None, weights, node.order, node.weights if node.origin is None else node.origin
                 )
-        return replace(node, order="other")
+        others = tuple(other.unchanged() for other in softmaxed[1:] if other is not node)
+        return (
+            replace(node.unchanged(), others=node.others + others) if others else replace(node, order="other")
+        )
 
     def adds_scores(self) -> bool:
         """Return whether both operands are scores; lazy weights could store one only as a dense bias."""

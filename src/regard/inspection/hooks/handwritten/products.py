@@ -129,6 +129,16 @@ def weights_of(operation: Operation, node: SoftmaxedAxis) -> Tensor | None:
     return node.output.permute([axes.index(axis) for axis in (*lead, *queries, key)])
 
 
+def has_one_query(operation: Operation, node: Softmaxed) -> bool:
+    """Return whether an einsum multiplies weights (b, k) by the values of each text: "bk,bkd->bd"."""
+    einsum = _Einsum.of(operation) if operation.name == "einsum" and node.weights.dim() == 2 else None
+    if einsum is None:
+        return False
+    is_first = operation.nodes[0] is node
+    axes, other = (einsum.first, einsum.second) if is_first else (einsum.second, einsum.first)
+    return len(axes) == 2 and axes[0] in other and axes[0] in einsum.output
+
+
 class _Einsum(NamedTuple):
     """The axes of both operands and of the output, and the operands."""
 

@@ -96,7 +96,14 @@ def _reshape(operation: Operation) -> Node | None:
         scores = None if node.scores is None else node.scores.reshaped(shape)
         if math.prod(shape) == node.weights.numel() and (scores is not None or node.scores is None):
             return replace(node, scores=scores, weights=node.weights.reshape(shape))
+    if isinstance(node, Softmaxed) and node.weights.dim() == 2 and list(shape) == _one_query(node.weights):
+        return replace(node, scores=None, weights=node.weights.unsqueeze(1), origin=None)
     return replace(node, order="other") if isinstance(node, Softmaxed) else node
+
+
+def _one_query(weights: Tensor) -> list[int]:
+    """Return the shape b 1 k of weights b k, which belong to one query per text."""
+    return [weights.shape[0], 1, weights.shape[1]]
 
 
 def _permute(operation: Operation) -> Node | None:
