@@ -200,7 +200,8 @@ inline void add_to_biases(const Block& b, const Gradients& g, int64_t from, int 
   }
 }
 
-// Additive scores, h = act(query + key): adds dS · act′ · vector for query and key, and dS · h for vector.
+// Additive scores, h = act(query + key): adds dS · act′ · vector to the gradients of query and key, and dS · h to the
+// gradient of vector.
 template <class Activation>
 void add_to_added(const BackwardRows& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds) {
   const Block& b = a.b;

@@ -100,8 +100,8 @@ def command_line() -> str:
 
     parts = [
         "# Command line\n\n"
-        "`regard COMMAND --help` prints the same text. Invalid arguments print one line to stderr and exit\n"
-        "with status 2; Ctrl-C exits with status 130. A file named - is stdin.\n\n"
+        "`regard COMMAND --help` prints the text below. If an argument is invalid, the command prints one\n"
+        "line to stderr and exits with status 2; Ctrl-C exits with status 130. The file name - means stdin.\n\n"
         "| command | description |\n|---|---|\n"
         + "\n".join(
             f"| [`regard {name}`](#regard-{name}) | {_cell(summary)} |"
@@ -160,7 +160,7 @@ def typer_command(name: str) -> Any:
 def _parameter(param: Any, *, option: bool) -> Parameter:
     metavar = param.metavar or ""
     flags = ", ".join([*param.opts, *param.secondary_opts]) if option else ""
-    usage = f"{metavar} …" if param.nargs == -1 else metavar
+    usage = f"{metavar} …" if param.nargs == -1 and "…" not in metavar else metavar
     return Parameter(
         f"`{' '.join(part for part in (flags, metavar) if part)}`",
         param.help or "",

@@ -305,7 +305,7 @@ COMMANDS = {
     "visualize": "regard look",
     "inspect": "regard look",
     "look --text dogs": "regard attention",
-    "site --out folder": "regard site [FOLDER] OUTPUT",
+    "site --out folder": "regard site [FOLDER …] OUTPUT",
     "serve": "regard look",
     "plot": "regard draw",
     "fit": "regard train",

@@ -304,7 +304,7 @@ _OPTIONS = {
     },
     "draw": {"--heads": "--head N", "--out": "--output FILE"},
     "demo": dict.fromkeys(("--fast", "--quick", "--epochs"), "Omit it: the demo takes two minutes"),
-    "site": dict.fromkeys(("--out", "--output", "-o", "--output-dir"), "regard site [FOLDER] OUTPUT"),
+    "site": dict.fromkeys(("--out", "--output", "-o", "--output-dir"), "regard site [FOLDER …] OUTPUT"),
     "align": dict.fromkeys(("--input", "-i", "--src", "--source"), "regard align SOURCE TARGET"),
 }
 

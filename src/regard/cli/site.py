@@ -13,7 +13,7 @@ def site(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="[FOLDER]... OUTPUT",
+            metavar="[FOLDER …] OUTPUT",
             help='Model folders or "minilm" (default: the two small models included in regard), then the '
             "output folder.",
             show_default=False,

@@ -318,7 +318,7 @@ def _check_sides(source: str, target: str) -> None:
     for path in (source, target):
         if contains_pairs(path):
             raise ArgumentError(
-                f"{path!r} is a file of pairs, but there are two files; pass it without a second file, or "
+                f"{path!r} is a file of pairs, but a second file was also passed; pass it alone, or "
                 "pass two text files with one sentence per line."
             )
 

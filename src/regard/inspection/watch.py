@@ -84,8 +84,8 @@ def watch(
         )
     if has_no_attention(model):
         raise ArgumentError(
-            f"watch() got {type_name(model)} without attention layers: it consists only of layers of torch "
-            "and regard that compute no attention."
+            f"watch() got {type_name(model)} without attention layers: it consists only of torch and "
+            "regard layers, none of which computes attention."
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise ArgumentError(
@@ -187,7 +187,7 @@ class Recorder:
         self.has_windows = has_windows(model)
         self._windowed: dict[str, WindowedLayer] = {}  # the last call of each layer, if it has windows
         self._generation: Generation | None = None
-        self._joining = False  # while the steps of a generation are joined
+        self._joining = False  # True while the steps of a generation are joined
         self._nested_generations = 0  # generations of an assistant model, whose tokens may be rejected
 
     @contextmanager

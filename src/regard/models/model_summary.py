@@ -123,7 +123,7 @@ def _check(model: nn.Module, length: int) -> None:
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
-    """Return the model inside the wrapper of torch.compile, if any."""
+    """Return the model inside a torch.compile wrapper, or the model itself if it is not compiled."""
     inner = model._modules.get(_COMPILED)
     return model if inner is None else _uncompiled(inner)
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard._util.files import MAX_TEXT_BYTES, read_regular
+from regard._util.settings import Section, setting, show, suggest
 from regard._util.text import shorten
 from regard.errors import ArgumentError, RegardError
 from regard.models.configs import Activation, AttentionKind, Cell, Norm, RecurrentConfig, TransformerSettings
 from regard.models.layers.positions import KINDS, Positions
 from regard.translation import tokens as vocabulary
-from regard.translation.sentence_splitter import max_translation_tokens
-from regard.translation.settings import Section, setting, show, suggest
+from regard.translation.long_lines import max_translation_tokens
 from regard.translation.training.optimization import TrainingConfig
 
 if TYPE_CHECKING:

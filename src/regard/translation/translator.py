@@ -27,9 +27,9 @@ from regard.translation.decoding.hypothesis import Hypothesis
 from regard.translation.decoding.scoring import token_log_probabilities
 from regard.translation.decoding.search import batch_by_length, search
 from regard.translation.decoding.strategies import Beam, Sample, Strategy, check_batch_size
+from regard.translation.long_lines import max_translation_tokens
 from regard.translation.model_folder import CALIBRATION, is_pretrained
 from regard.translation.pretrained.loader import check_no_languages, read_pretrained
-from regard.translation.sentence_splitter import max_translation_tokens
 from regard.translation.streaming import batch_lines
 from regard.translation.text.candidate import Candidate, join_parts, rank_candidates
 from regard.translation.text.domain import Domain

@@ -282,7 +282,10 @@ REFUSED = {
     "a folder": (["{a.en}", "{photos}", *MODEL_], "a folder"),
     "empty files": (["{empty}", "{empty.de}", *MODEL_], "No training pairs are left"),
     "the same file twice": (["{a.en}", "{a.en}", *MODEL_], "SOURCE and TARGET are both"),
-    "pairs and a target": (["{a.tsv.gz}", "{a.de}", *MODEL_], "is a file of pairs, but there are two files"),
+    "pairs and a target": (
+        ["{a.tsv.gz}", "{a.de}", *MODEL_],
+        "but a second file was also passed",
+    ),
     "two ends": ([*BOTH, *MODEL_, "--epochs", "2", "--updates", "9"], "one of them"),
     "one file without tabs": (["{a.en}", *MODEL_], ": no tab"),
     "folder with something": ([*BOTH, "-o", "{photos}"], "is not empty"),

@@ -103,7 +103,7 @@ def align(
     format: Annotated[
         Format | None,
         _input(
-            help="Format of one file of sentence pairs; moses is source ||| target.",
+            help="Format of the sentence-pair file; moses is source ||| target.",
             show_default="from the file name",
         ),
     ] = None,

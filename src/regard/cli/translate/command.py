@@ -49,7 +49,9 @@ def translate(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File to translate; - for stdin. Files of lines may be gzipped."),
+        typer.Option(
+            metavar="FILE", help="File to translate; - for stdin. A file with --format lines may be gzipped."
+        ),
     ] = None,
     output: OutputFile = None,
     languages: Languages = None,

@@ -29,8 +29,8 @@ WINDOW_WEIGHTS = "window weights"  # the score of maps that store the weights of
 class Windows(NamedTuple):
     """The weights of each window of a layer, and the positions of its queries and keys.
 
-    weights: (w, h, q, k). queries: (w, q), the token of each query, numbered image · tokens + position; −1
-    for padding. keys: (w, k), the same for keys. Returned by `Seen.windows`.
+    weights: (w, h, q, k). queries: (w, q), the index of each query, image · (tokens per image) + position;
+    −1 for padding. keys: (w, k), the same for keys. Returned by `Seen.windows`.
     """
 
     weights: Weights

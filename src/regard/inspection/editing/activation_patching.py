@@ -116,8 +116,8 @@ class Patch(Intervention):
         old = call.output[..., heads, :, :]
         if not broadcasts(new.shape, old.shape):
             raise ShapeError(
-                f"Patch: {call.layer!r} has heads of shape {tuple(old.shape)}, but the captured ones have "
-                f"{tuple(new.shape)}. Run both with batches of equal size."
+                f"Patch: {call.layer!r} has heads of shape {tuple(old.shape)}, but the captured heads have "
+                f"shape {tuple(new.shape)}. Use the same batch size in both runs."
             )
         rows = _selection(self.positions, call.first_query, old.shape[-2], old.device)
         return torch.where(rows[:, None], new.to(old), old)

@@ -16,7 +16,7 @@ from regard.mechanism.sdpa import SDPACall
 
 
 def capture_sdpa(output: Tensor, *args: Any, **kwargs: Any) -> CapturedCall | None:
-    """Capture a call of torch's scaled_dot_product_attention."""
+    """Capture a call to torch's scaled_dot_product_attention."""
     call = SDPACall(*args, **kwargs)
     query, key, value = call[:3]
     if query.is_nested or key.is_nested:
@@ -71,7 +71,7 @@ def capture_flex(
     score_mod_other_buffers: tuple[Any, ...] = (),
     mask_mod_other_buffers: tuple[Any, ...] = (),
 ) -> CapturedCall:
-    """Capture a call of FlexAttention's operator: lazy without a score_mod, otherwise dense.
+    """Capture a call to FlexAttention's operator: lazy without a score_mod, otherwise dense.
 
     score_mod_other_buffers, mask_mod_other_buffers: the tensors that the functions read, if torch.compile has
     traced them.

@@ -128,7 +128,7 @@ def _project_value(module: nn.MultiheadAttention, value: Tensor) -> Tensor:
 
 
 def capture_multihead_function(output: tuple[Tensor, Any], *args: Any, **kwargs: Any) -> CapturedCall:
-    """Capture a call of torch.nn.functional.multi_head_attention_forward."""
+    """Capture a call to torch.nn.functional.multi_head_attention_forward."""
     call = _MULTIHEAD_FUNCTION.bind(*args, **kwargs)
     call.apply_defaults()
     weights = ("q_proj_weight", "k_proj_weight", "v_proj_weight")

@@ -341,7 +341,7 @@ def _is_overwritten(key: Tensor | Quantized, query: Tensor) -> bool:
 
 
 def _needs_weights(options: dict[str, Any]) -> bool:
-    """Return whether the model was called with output_attentions=True; some models do not pass it on."""
+    """Return whether the model was called with output_attentions=True, even if its layers do not get it."""
     if options.get("output_attentions"):
         return True
     collected = None if _COLLECTOR is None else _COLLECTOR.get()

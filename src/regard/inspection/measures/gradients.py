@@ -66,7 +66,7 @@ def _missing(record: CallRecord) -> str:
         return f"gradients: {layer} was recorded without gradients. Use watch(model, gradients=True)."
     if record.generated:
         return (
-            f"gradients: {layer} was recorded in generate, which runs without gradients. Watch a call of the "
+            f"gradients: {layer} was recorded in generate, which runs without gradients. Watch a call to the "
             "model on the generated tokens: model(sequences), then loss.backward()."
         )
     if not record.differentiable:

@@ -29,7 +29,7 @@ def _weights(entry: "Weights | UnavailableWeights") -> Weights:
 
 
 def _entry(name: str, call: int) -> str:
-    """Return the name of an entry; call: 1 for the module's first call."""
+    """Return the name of an entry; `call` is 1 for the module's first call."""
     return name if call == 1 else f"{name}@{call}"
 
 

@@ -139,7 +139,7 @@ def _rows(visible: Tensor, sizes: Sizes) -> Intervals | None:
     if visible.dtype is not torch.bool:
         return None
     visible = visible.reshape((1,) * (4 - visible.dim()) + tuple(visible.shape))
-    # the first key represents all: an expression such as k − k has one equal value per key
+    # the first key represents all: an expression such as k − k has the same value for every key
     stop = torch.where(visible[..., :1], sizes.keys, 0)
     return Intervals((Interval(torch.zeros_like(stop), stop),))
 

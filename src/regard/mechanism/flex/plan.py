@@ -1,4 +1,4 @@
-"""Express a FlexAttention call as a call of `attention`, if its functions have known formulas."""
+"""Express a FlexAttention call as a call to `attention`, if its functions have known formulas."""
 
 import math
 from typing import Any, NamedTuple

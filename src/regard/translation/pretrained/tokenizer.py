@@ -105,7 +105,7 @@ class SentencePieceTokenizer(PretrainedTokenizer):
         whole, *parts = self._encode([text, *words], str)
         word_of = [word for word, pieces in enumerate(parts) for _ in pieces]
         if [piece for pieces in parts for piece in pieces] != whole:
-            # normalization has added or removed a space: count the beginnings of words
+            # normalization has added or removed a space: count word-initial pieces
             starts = numpy.cumsum([piece.startswith(SPACE) for piece in whole], dtype=int)
             word_of = (starts - 1).clip(0, len(words) - 1).tolist()
         unknown = self.special.unknown

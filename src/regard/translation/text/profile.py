@@ -20,7 +20,7 @@ from regard.translation.data.pairs import Pair
 from regard.translation.model_folder import IDS, PROFILE
 from regard.translation.text.casing import Casing, is_all_caps
 from regard.translation.text.protected_spans import KINDS, find_spans, word_core
-from regard.translation.text.sentences import sentence_ends
+from regard.translation.text.sentence_splitter import sentence_ends
 from regard.translation.tokens import TokenizerPair
 
 FORMAT = "regard text 1"

@@ -8,10 +8,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from regard.translation.sentence_splitter import Part, split_tokens
+from regard.translation.long_lines import Part, split_tokens
 from regard.translation.text.profile import TextProfile
 from regard.translation.text.protected_spans import Span, find_spans, merge_spans, split_words, word_core
-from regard.translation.text.sentences import group_sentences, sentence_ends
+from regard.translation.text.sentence_splitter import group_sentences, sentence_ends
 from regard.translation.text.source_part import SourceLine, SourcePart, cut_spans, segment_words
 from regard.translation.text.tags import strip_tags
 from regard.translation.text.terms import Terms

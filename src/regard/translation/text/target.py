@@ -88,7 +88,7 @@ class TargetPart(NamedTuple):
         return result
 
     def mean_over_words(self, values: Sequence[float]) -> list[float]:
-        """Average one value per generated token over each word; a copied word has the value 0."""
+        """Return the mean of the token values of each word; 0 for a copied word."""
         sums, counts = [0.0] * len(self.segmentation.words), [0] * len(self.segmentation.words)
         for word, value in zip(self.segmentation.word_of, values, strict=True):
             if sums:

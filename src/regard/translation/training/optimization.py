@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from regard._util.settings import Section, setting
 from regard._util.text import pluralize
-from regard.translation.settings import Section, setting
 
 if TYPE_CHECKING:
     from torch import nn

@@ -18,7 +18,7 @@ from regard.translation.data.batches import Batch, Batches, InMemoryPairs
 from regard.translation.data.pairs import Pair
 from regard.translation.decoding.search import batch_by_length
 from regard.translation.evaluation import evaluate
-from regard.translation.sentence_splitter import max_translation_tokens
+from regard.translation.long_lines import max_translation_tokens
 from regard.translation.tokens import TokenizerPair
 from regard.translation.training.callbacks import SampleTranslation, ValidationResult
 

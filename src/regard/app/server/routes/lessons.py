@@ -45,7 +45,7 @@ MaskName = Literal["none", "causal", "window"]
 
 
 class LookupRequest(Request, kw_only=True):
-    """Queries, keys and values, whose attention is computed step by step."""
+    """Queries, keys and values for a step-by-step computation of attention."""
 
     query: Table
     key: Table

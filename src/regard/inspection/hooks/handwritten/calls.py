@@ -1,4 +1,4 @@
-"""Express attention written by hand as a call of `regard.attention`, so that interventions can change it."""
+"""Express attention written by hand as a call to `regard.attention`, so that interventions can change it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -43,7 +43,7 @@ class Chains:
         self._on_attention, self._on_softmax = on_attention, on_softmax
         self._nodes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor → node, version
         self._softmaxes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # outputs of other softmaxes
-        self.tokens: TokenTracker | None = None  # while a model with windows is observed
+        self.tokens: TokenTracker | None = None  # set while a model with windows is observed
 
     def call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a torch function, follow it, and return its output."""

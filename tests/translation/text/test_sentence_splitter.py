@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.translation.text.protected_spans import find_spans
-from regard.translation.text.sentences import group_sentences, sentence_ends
+from regard.translation.text.sentence_splitter import group_sentences, sentence_ends
 
 
 def split(text: str) -> list[str]:

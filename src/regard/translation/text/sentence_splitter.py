@@ -36,7 +36,7 @@ def sentence_ends(text: str, spans: Sequence[Span] = ()) -> list[int]:
 
     spans: characters that belong together, such as URLs; see `find_spans`.
 
-    >>> from regard.translation.text.sentences import sentence_ends
+    >>> from regard.translation.text.sentence_splitter import sentence_ends
     >>> text = "Dr. Braun kommt am 3. Mai. „Gut!“ Er isst z. B. 2.5 kg Brot."
     >>> [text[start:stop] for start, stop in zip([0, *sentence_ends(text)], sentence_ends(text))]
     ['Dr. Braun kommt am 3. Mai.', ' „Gut!“', ' Er isst z. B. 2.5 kg Brot.']
@@ -98,7 +98,7 @@ def group_sentences(lengths: Sequence[int], max_sentences: int, max_length: int)
     lengths: the length of each sentence. A group has at most `max_sentences`, and at most `max_length` in
     total unless it is a single sentence.
 
-    >>> from regard.translation.text.sentences import group_sentences
+    >>> from regard.translation.text.sentence_splitter import group_sentences
     >>> group_sentences([5, 5, 5, 30, 5], max_sentences=2, max_length=20)
     [2, 1, 1, 1]
     """

@@ -21,7 +21,7 @@ def split_tokens(segmentation: Segmentation, max_tokens: int) -> list[Part]:
     """Split a tokenized text into parts of up to `max_tokens` tokens, preferably at sentence ends.
 
     >>> from regard.translation import Segmentation
-    >>> from regard.translation.sentence_splitter import split_tokens
+    >>> from regard.translation.long_lines import split_tokens
     >>> segmentation = Segmentation(["a", "dog.", "two"], [5, 6, 7], ["▁a", "▁dog.", "▁two"], [0, 1, 2], {})
     >>> [part.segmentation.text for part in split_tokens(segmentation, 2)]
     ['a dog.', 'two']

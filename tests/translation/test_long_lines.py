@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.translation.sentence_splitter import Part, split_tokens
+from regard.translation.long_lines import Part, split_tokens
 from regard.translation.tokens import Segmentation
 
 WORDS = st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["", ".", ",", "!»"])), max_size=60)
