@@ -101,7 +101,8 @@ def command_line() -> str:
     parts = [
         "# Command line\n\n"
         "`regard COMMAND --help` prints the text below. If an argument is invalid, the command prints one\n"
-        "line to stderr and exits with status 2; Ctrl-C exits with status 130. The file name - means stdin.\n\n"
+        "line to stderr and exits with status 2; Ctrl-C exits with status 130. The file\n"
+        "name - means stdin.\n\n"
         "| command | description |\n|---|---|\n"
         + "\n".join(
             f"| [`regard {name}`](#regard-{name}) | {_cell(summary)} |"
