@@ -159,9 +159,9 @@ def test_norms_and_gradients_have_the_order_of_the_image() -> None:
 class OwnWindows(nn.Module):
     """A model with windows of its own: 1-D, reversed, by a gather."""
 
-    def __init__(self, overlap: bool = False) -> None:
+    def __init__(self, overlap: bool = False, by_name: bool = False) -> None:
         super().__init__()
-        self.qkv, self.window_size, self.overlap = nn.Linear(6, 18), 3, overlap
+        self.qkv, self.window_size, self.overlap, self.by_name = nn.Linear(6, 18), 3, overlap, by_name
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         order = torch.arange(x.shape[1]).flip(0)
@@ -169,11 +169,14 @@ class OwnWindows(nn.Module):
         q, k, v = (t.unflatten(1, (-1, self.window_size)).flatten(0, 1)[:, None] for t in (q, k, v))
         if self.overlap:  # each window also reads the next one
             k, v = (torch.cat([t, t.roll(-1, 0)], -2) for t in (k, v))
+        if self.by_name:
+            return F.scaled_dot_product_attention(query=q, key=k, value=v)
         return F.scaled_dot_product_attention(q, k, v)
 
 
-def test_windows_of_own_code() -> None:
-    model, x = OwnWindows(), torch.randn(2, 12, 6)
+@looped("by_name", [False, True])
+def test_windows_of_own_code(by_name: bool) -> None:
+    model, x = OwnWindows(by_name=by_name), torch.randn(2, 12, 6)
     with torch.no_grad(), regard.watch(model) as seen:
         model(x)
     assert seen[0].shape == (2, 1, 12, 12)

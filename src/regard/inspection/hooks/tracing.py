@@ -34,7 +34,7 @@ from regard.inspection.hooks.interception import (
     report,
 )
 from regard.inspection.hooks.sdpa_calls import capture_flex, capture_sdpa
-from regard.inspection.hooks.token_tracker import Tokens, TokenTracker, tensors
+from regard.inspection.hooks.token_tracker import TokenTracker
 from regard.inspection.hooks.torch import capture_multihead_function
 from regard.inspection.measures.call_record import AttentionOutput
 
@@ -216,14 +216,15 @@ def _reports(capture: Callable[..., CapturedCall | None]) -> Callable[[Function,
         module, frame = observed_module()
         tracker = interception.THREAD.tracer.tokens
         if tracker is not None and isinstance(output, Tensor):
-            tracker.set_output(output, tensors(args)[0], -3)
+            tracker.set_output(output, _query_and_key(args, kwargs)[0], -3)
         if module is not None:
 
             def captured() -> CapturedCall | None:
                 call = capture(output, *args, **kwargs)
                 if call is None:
                     return None
-                return located(add_window_positions(call, _tokens(args)), module, frame)
+                tokens = None if tracker is None else tracker.pair(*_query_and_key(args, kwargs))
+                return located(add_window_positions(call, tokens), module, frame)
 
             report(module, captured)
         return output
@@ -231,10 +232,10 @@ def _reports(capture: Callable[..., CapturedCall | None]) -> Callable[[Function,
     return handler
 
 
-def _tokens(args: Any) -> tuple[Tokens, Tokens] | None:
-    """Return the tokens of query and key, the first arguments."""
-    tracker = interception.THREAD.tracer.tokens
-    return tracker.pair(*args[:2]) if tracker is not None and len(args) > 1 else None
+def _query_and_key(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the first two arguments of an attention function, which may be passed by name."""
+    query, key = (args[i] if len(args) > i else kwargs.get(name) for i, name in enumerate(("query", "key")))
+    return query, key
 
 
 _CALLS: dict[str, Callable[[Function, Any, Any], Any]] = {
