@@ -6,6 +6,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -545,6 +546,14 @@ class LinearAttention(nn.Module):
         return x.relu() @ (x.relu().mT @ x)
 
 
+class ThreadedAttention(nn.Module):
+    """Computes its attention in a worker thread, which watch cannot follow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(lambda: (x @ x.mT).softmax(-1) @ x).result()
+
+
 class SampledAttention(nn.Module):
     """Deformable attention: the weights do not compare queries with keys."""
 
@@ -560,6 +569,7 @@ class SampledAttention(nn.Module):
     ("unseen", "reason"),
     [
         (LinearAttention, "LinearAttention: it calls no softmax function"),
+        (ThreadedAttention, "ThreadedAttention: it calls no softmax function in the watched thread"),
         (SampledAttention, "SampledAttention: its softmax is not applied to products of queries and keys"),
     ],
 )

@@ -19,7 +19,10 @@ OTHER_THREAD = (
     "the model was called in another thread, and watch records only its own thread. "
     "Open the block in the thread that calls the model"
 )
-_NO_SOFTMAX = "it calls no softmax function: linear or sigmoid attention, a convolution or a recurrence"
+_NO_SOFTMAX = (
+    "it calls no softmax function in the watched thread: linear or sigmoid attention, a convolution, a "
+    "recurrence, or worker threads"
+)
 _OTHER_SOFTMAX = "its softmax is not applied to products of queries and keys that watch can follow"
 _POOLING = (
     "it multiplies activations by a softmax of scores that are not a product of queries and keys that watch "
