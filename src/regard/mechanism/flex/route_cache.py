@@ -29,12 +29,12 @@ _FUNCTIONS = {
 }
 _BUILTINS = {abs, divmod, isinstance, len, max, min, pow, round, sum, *_FUNCTIONS.values()}
 _DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
-# attributes of modules and tensors that do not change; others, such as torch.backends, read a setting
+# attributes of modules and tensors whose values never change; others, such as torch.backends, read settings
 _ATTRIBUTES = {"nn", "functional", "inf", "nan", "pi", "e", "tau", *dir(Tensor), *_FUNCTIONS, *_DTYPES}
-_MAX_DEPTH = 8  # nesting of functions that call functions
+_MAX_DEPTH = 8  # maximum nesting of functions that call functions
 _MAX_ROUTES = 32
 _UNDEFINED = object()
-_SETTINGS = ("get_", "is_")  # functions of torch that read a setting
+_SETTINGS = ("get_", "is_")  # prefixes of torch functions that read a setting
 _BLOCK_TENSORS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 
 Route = TypeVar("Route")
@@ -56,7 +56,7 @@ def fingerprint(function: Any, depth: int = 0) -> Hashable | None:
         return None
     try:
         values = [cell.cell_contents for cell in function.__closure__ or ()]
-    except ValueError:  # a variable without a value yet
+    except ValueError:  # a variable has no value yet
         return None
     values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     scope = function.__globals__
@@ -81,7 +81,7 @@ def _fingerprint_value(value: Any, depth: int) -> Hashable | None:
     if isinstance(value, type):
         return value.__name__ if value in _TYPES else None  # attributes of other classes may change
     if isinstance(value, BuiltinFunctionType):
-        return id(value) if value in _BUILTINS else None  # methods depend on their object
+        return id(value) if value in _BUILTINS else None  # a method's result depends on its object
     return fingerprint(value, depth + 1)
 
 
