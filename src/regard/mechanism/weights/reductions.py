@@ -114,8 +114,8 @@ class ReducibleMatrix(SelectableMatrix):
     def svd(self, k: int, *, niter: int = spectrum.ITERATIONS) -> spectrum.SVD:
         """Return the k largest singular values and their vectors: U (…, q, k), S (…, k) and V (…, keys, k).
 
-        Computed by randomized block Krylov iteration (Musco and Musco 2015), in linear memory. The result has no
-        gradient. `svd(k).entropy()` is the spectral entropy.
+        Computed by randomized block Krylov iteration (Musco and Musco 2015) in linear memory. The result has
+        no gradient. `svd(k).entropy()` is the spectral entropy.
 
         niter: number of iterations.
 
@@ -200,7 +200,7 @@ class ReducibleMatrix(SelectableMatrix):
 
 
 def _numpy_options(dim: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Convert the arguments that NumPy's functions pass: axis replaces dim, and options of None are dropped."""
+    """Convert the arguments that NumPy's functions pass: axis replaces dim, and None options are dropped."""
     options = dict(options)
     axis = options.pop("axis", None)
     return (dim if axis is None else axis), {name: x for name, x in options.items() if x is not None}
