@@ -339,8 +339,8 @@ def unknown_attribute(
 def hint_arguments(function: _T) -> _T:
     """Decorator for functions, methods and classes that adds suggestions to errors about wrong arguments.
 
-    Unknown, missing and surplus arguments are covered. For a class, it wraps the constructor. A
-    successful call costs one more Python frame, but no lookup.
+    Unknown, missing and surplus arguments are covered. For a class, the constructor is wrapped. A successful
+    call costs one more Python frame, but no lookup.
 
     >>> import regard
     >>> regard.ALiBi(num_heads=8)

@@ -147,7 +147,7 @@ def explain(
     """Explain which implementation `attention` would use for these arguments. Nothing is computed.
 
     query, key, value: only shape, dtype and device matter; `torch.empty(1).expand(…)` takes no memory.
-    options: keyword arguments of `attention`. With score_mod or block_mask, those of `flex_attention`.
+    options: keyword arguments of `attention` or, with score_mod or block_mask, of `flex_attention`.
 
     >>> import torch, regard
     >>> x = torch.empty(1).expand(8, 65536, 64)

@@ -263,7 +263,7 @@ class Prepared:
     def __init__(self, encoded: Encoded, names: Sequence[str], kept: Sequence[Tensor]) -> None:
         handle = KERNELS.Prepared(encoded.numbers, encoded.factors, [SLOTS[name] for name in names])
         self._forward, self._backward = handle.forward, handle.backward
-        self._kept = kept  # keeps tensors alive whose addresses are part of the call
+        self._kept = kept  # keeps alive the tensors whose addresses are part of the call
 
     def forward(self, *tensors: Tensor | None) -> bool:
         """Compute the output; return whether it is finite."""

@@ -314,7 +314,8 @@ class Relu(_Unnormalized):
 class Sigmoid(_Unnormalized):
     """1 / (1 + exp(−s − bias)) (Ramapuram et al. 2024, section 2).
 
-    bias: default: −log n, where n is the number of visible keys, so a row of zero scores sums to about one.
+    bias: added to each score; default: −log n, where n is the number of visible keys. With the default, a row
+        of zero scores sums to about one.
 
     >>> import torch, regard
     >>> x = torch.zeros(2, 1)

@@ -69,7 +69,7 @@ def attention(
     query, key, value: floating-point tensors with the same dtype. key and value can be `Quantized`.
     score: a score, or any function (query, key) → (…, q, k). A function computes a dense matrix.
     mask: a mask, or a boolean tensor (True = may attend).
-    bias: added to the scores: a tensor that broadcasts to (…, h, q, k), a relative bias, or a list of these.
+    bias: a tensor that broadcasts to (…, h, q, k), a relative bias, or a list of these; added to the scores.
     normalize: normalizer that turns scores into weights.
     dropout: dropout probability for the weights, applied in every call; pass 0 for evaluation.
     generator: random number generator for dropout; default: torch's global generator.

@@ -89,7 +89,7 @@ def _keys(tensor: Tensor) -> object:
 
 
 def _empty(inference: bool) -> Tensor:
-    with torch.inference_mode(inference):  # does not depend on the mode at import time
+    with torch.inference_mode(inference):  # set explicitly: the mode at import time is unknown
         return torch.empty(0, device="cpu")
 
 

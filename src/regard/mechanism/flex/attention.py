@@ -118,7 +118,7 @@ def explain(*args: Any, **options: Any) -> dispatch.Explanation:
 
 
 class _Route(NamedTuple):
-    """How a call is computed: by `attention` with a plan and a mask, or tile by tile for some reason."""
+    """How a call is computed: by `attention` with a plan and a mask, or tile by tile, and the reason."""
 
     plan: Plan | None
     mask: Intervals | None

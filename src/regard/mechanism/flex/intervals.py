@@ -199,7 +199,7 @@ def _is_sided(value: object, side: str) -> bool:
 
 
 def _search(by_key: Tensor, by_query: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor] | None:
-    """Return, for each query, the first key whose value is ≥ the query's, and the first whose value is >.
+    """Return, for each query with value v, the first key with a value ≥ v and the first with a value > v.
 
     Returns None if the values are not sorted by key.
     """

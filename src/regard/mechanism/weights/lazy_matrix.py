@@ -43,7 +43,9 @@ class _DeferredProblem(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """A problem and the τ that the kernels computed for it. A row is bitwise identical in all parts read.
+    """A problem and the τ that the kernels computed for it.
+
+    A row is bitwise identical in every part that contains it.
 
     The kernels sum a dot product in one of two orders: along the width if a key head has few rows (decoding),
     otherwise term by term. For scores of 9e4 the two sums differ by 5e-3. If τ and the scores used different
@@ -310,7 +312,7 @@ class LazyMatrix(TiledMatrix):
         return self._full_rows
 
     def reader(self) -> Reader | None:
-        """Return a reader that uses the kernels, or None if they are unsupported or gradients are needed.
+        """Return a reader that uses the kernels; None if they cannot be used or gradients are needed.
 
         >>> import torch, regard
         >>> x = torch.randn(5, 4)

@@ -31,8 +31,8 @@ class SVD(NamedTuple):
     def entropy(self) -> Tensor:
         """Return the spectral entropy −Σ p log p, p = S / ΣS, in nats (Roy and Vetterli 2007, eq. 2 and 3).
 
-        Its exponential is the effective rank. It is computed from the k leading values, which gives a
-        lower bound that grows with k toward the entropy of all singular values.
+        Its exponential is the effective rank. The entropy is computed from the k leading values,
+        which gives a lower bound that grows with k toward the entropy of all singular values.
 
         >>> import torch, regard
         >>> x = 100 * torch.eye(4)

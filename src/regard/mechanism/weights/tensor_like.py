@@ -226,7 +226,7 @@ class TensorLike:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("is_") and not callable(getattr(Tensor, name, len)):
-            return name == f"is_{self.device.type}"  # is_cuda, is_cpu; also is_sparse, is_quantized
+            return name == f"is_{self.device.type}"  # True for is_cuda or is_cpu, False for is_sparse, …
         if name == "matvec":  # looked up by scipy's aslinearoperator
             raise ArgumentError(_SCIPY.format(dtype=self.dtype))
         if name in ("grad", "retain_grad", "register_hook"):

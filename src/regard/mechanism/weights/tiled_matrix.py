@@ -200,7 +200,7 @@ def _find_largest(matrix: TiledMatrix, k: int, axis: int) -> tuple[Tensor, Tenso
 def _row_topk(matrix: TiledMatrix, k: int) -> tuple[Tensor, Tensor]:
     reader = matrix.reader() if k <= _MAX_KERNEL_K else None
     best = None if reader is None else reader.topk(k)
-    # the kernel ranks only visible keys; if it lists negative weights, masked keys have larger ones
+    # the kernel ranks only visible keys, but masked keys, with weight 0, precede negative weights
     if best is not None and not bool((best[0] < 0).any()):
         return matrix._merge_heads(best[0]), matrix._merge_heads(_fill_missing(best[1]))
     values = matrix._new(matrix.shape[-2], k)
