@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// Always inlined: of a function that is not, the linker might keep only the copy for another instruction set.
+// Always inlined: otherwise, the linker might keep only the copy of a function for another instruction set.
 #define INLINE inline __attribute__((always_inline))
 
 namespace regard {
@@ -91,7 +91,7 @@ struct View {
   INLINE explicit operator bool() const { return data != nullptr; }
 };
 
-// A group of rows that share keys: an index along each batch axis, and a key head.
+// The rows that share keys, identified by an index along each batch axis and a key head.
 struct Unit {
   int64_t at[MAX_LEAD];
 };
@@ -192,7 +192,7 @@ struct Step {
   int64_t rows, width, groups, per_group, head, inner, vocabulary;
   int64_t length, capacity;  // number of cached tokens before this step, and capacity of the cache
   int64_t sources, slots, keys;
-  const int64_t *index, *lengths;  // index: cache slot of each row, or null
+  const int64_t *index, *lengths;  // index: cross-attention slot (source · slots + i) of each row, or null
   bool norm_first;
   float eps;
   int64_t layers;
@@ -218,7 +218,7 @@ struct Kernels {
   void (*linear_int8)(const Linear&, int threads);
   void (*best)(const Best&, int threads);
   bool (*step)(const Step&, int threads);
-  double (*peak)();  // runs a loop without memory traffic for about a millisecond; returns its FLOPs
+  double (*peak)();  // runs a compute-bound loop for about a millisecond; returns its FLOPs
 };
 
 // Calls work(context, item) for each item, on up to `threads` threads, in any order. If an item throws, running items

@@ -48,7 +48,7 @@ class Arena {
   };
 
   void grow(size_t bytes) {
-    // the first piece is as large as the largest block so far; a later one is as large as the piece before, up to KEEP
+    // the first piece is as large as the largest block so far; a later one at least as large as the last, up to KEEP
     size_t size = base_ ? size_ : wanted_;
     if (size > KEEP && base_) size = KEEP;
     if (size < MIN_PIECE) size = MIN_PIECE;
@@ -77,7 +77,7 @@ class Arena {
   }
 
   char *base_ = nullptr, *older_ = nullptr;
-  size_t size_ = 0, used_ = 0;     // bytes of the newest piece
+  size_t size_ = 0, used_ = 0;     // bytes of the newest piece, and how many of them are used
   size_t total_ = 0, wanted_ = 0;  // bytes taken by this block, and by the largest block
 };
 

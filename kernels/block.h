@@ -139,7 +139,7 @@ struct Block {
     }
   }
 
-  // Stores the queries times the scale: as columns, or as rows if `few` is set.
+  // Stores the queries times the scale: as rows for few rows and for additive scores, otherwise as columns.
   void set_query() {
     const int64_t width = padded(p.width);
     const bool in_place = p.query.type == Type::float32 && p.query.column == 1 && p.width % W == 0;

@@ -135,8 +135,8 @@ INLINE void add_rows_of(const Block& b, const float* weights, int64_t from, int 
   for (; first < width; first += W) add_columns<Number, R, 1>(b, weights, from, n, first, sums, add);
 }
 
-// sums (+)= Σ_j weight_j · value_j. Weights, [lane][MANY], include the scales of int8 values. sums: [lane][value
-// width].
+// sums (+)= Σ_j weight_j · value_j. Weights, [lane][MANY], include the scales of int8 values.
+// sums: [lane][value width].
 template <class Number>
 void add_in_place(const Block& b, const float* weights, int64_t from, int n, float* sums, bool add) {
   if constexpr (FEW > 1) {

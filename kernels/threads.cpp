@@ -1,5 +1,5 @@
-// Threads and exceptions. The threads are OpenMP's, shared with torch once torch is loaded. This file is compiled for
-// any processor, the kernels for specific instruction sets.
+// Threads and exceptions of the kernels. Only the kernels are compiled for specific instruction sets; this file is
+// compiled for any processor. The threads are OpenMP's, shared with torch once torch is loaded.
 #include <pthread.h>
 
 #include <atomic>

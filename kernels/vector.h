@@ -78,8 +78,8 @@ struct Power {
 
 INLINE vec exp(vec x) { return Power(LOG2E)(min(splat(87.0f), x)); }
 
-// Natural logarithm of a positive number or NaN: x = m · 2^n with m in [√½, √2), and log m is a series of
-// artanh((m − 1) / (m + 1)), whose argument is below 0.172.
+// Natural logarithm of a positive number or NaN: x = m · 2^n with m in [√½, √2), and log m is the series of
+// 2 artanh((m − 1) / (m + 1)), whose argument is below 0.172.
 INLINE vec log(vec x) {
   const uvec bits = (uvec)x;
   const ivec n = (ivec)(bits - 0x3f3504f3u) >> 23;
