@@ -30,7 +30,8 @@ class Quantized:
     needs gradients, or runs on another implementation, dequantizes key and value first; `explain` states the
     reason.
 
-    values: int8 (…, tokens, features). scale: (…, tokens, 1), float32, or float64 if dtype is float64.
+    values: int8 (…, tokens, features).
+    scale: (…, tokens, 1), in float32, or in float64 if dtype is float64.
     dtype: the dtype of `dequantize()`, which must be the dtype of the query.
 
     >>> import torch, regard

@@ -56,7 +56,7 @@ class Blocks(NamedTuple):
         return cls(torch.full(shape, _PARTIAL, dtype=torch.int8, device=device), _BLOCK, _BLOCK)
 
     def tile(self, batch: slice, heads: slice, rows: slice) -> Tensor:
-        """Return the kinds for some queries, (b, h, query blocks, key blocks)."""
+        """Return the kinds of the blocks that contain some queries, (b, h, query blocks, key blocks)."""
         kinds = self.kinds[batch if self.kinds.shape[0] > 1 else slice(None)]
         kinds = kinds[:, heads if kinds.shape[1] > 1 else slice(None)]
         return kinds[:, :, rows.start // self.rows : -(-rows.stop // self.rows)]
@@ -106,7 +106,7 @@ def _agree(mask: Intervals, blocks: Blocks, sizes: Sizes) -> bool:
 
 
 def _evaluate_blocks(blocks: Blocks, condition: Condition, sizes: Sizes) -> Intervals | None:
-    """Evaluate the condition in partial blocks; return the keys of each query if they are one interval."""
+    """Evaluate the condition in partial blocks; return each query's keys, or None if not one interval."""
     depends = _depends(condition)
     lead = [
         max(size, total if name in depends else 1)

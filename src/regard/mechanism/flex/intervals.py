@@ -92,7 +92,7 @@ def _union(parts: list[Interval]) -> Intervals | None:
 
 
 def _join(a: Interval, b: Interval) -> Interval | None:
-    """Return the union of two intervals if it is one interval for every query."""
+    """Return the union of two intervals, or None if it is not one interval for every query."""
     a_empty, b_empty = a.start >= a.stop, b.start >= b.stop
     touch = torch.maximum(a.start, b.start) <= torch.minimum(a.stop, b.stop)
     if not bool((touch | a_empty | b_empty).all()):

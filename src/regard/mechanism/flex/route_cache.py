@@ -41,7 +41,7 @@ Route = TypeVar("Route")
 
 
 def fingerprint(function: Any, depth: int = 0) -> Hashable | None:
-    """Return a value that is equal for two functions only if their results are equal; None if unknown.
+    """Return a value that is equal for two functions only if their results are equal; None if there is none.
 
     >>> from regard.mechanism.flex.route_cache import fingerprint
     >>> def window(size):
@@ -87,7 +87,10 @@ def _fingerprint_value(value: Any, depth: int) -> Hashable | None:
 
 @lru_cache(maxsize=256)
 def _global_names(code: CodeType) -> tuple[str, ...] | None:
-    """Return the global names that a function reads; None if it imports, assigns or reads torch settings."""
+    """Return the global names that a function reads.
+
+    Returns None if the function imports, assigns outer variables, or reads torch settings.
+    """
     names: list[str] = []
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("IMPORT_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF"):
