@@ -1,13 +1,13 @@
 // The interface of the kernels: the description of a call, and tables of normalizers, scores, types and tensors.
 //
-// Tensors have the axes (batch…, g, r, row, column); shared axes have stride 0: see call/problem.py. The tables define
+// Tensors have the axes (batch…, g, r, row, column); shared axes have stride 0 (see call/problem.py). The tables define
 // the enums, the fields of `Problem`, the switches in kernels.cpp, and Python's constants (module.cpp).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-// Always inlined: for a shared function, the linker might keep the copy compiled for another instruction set.
+// Always inlined: otherwise, the linker might keep only the copy of a function for another instruction set.
 #define INLINE inline __attribute__((always_inline))
 
 namespace regard {
@@ -15,7 +15,7 @@ namespace regard {
 constexpr int MAX_LEAD = 10, MAX_TERMS = 4, MAX_BIASES = 4, MAX_LINES = 2;
 constexpr int MATCHES = 3;  // token matches per row in write_sums (inspect.h)
 
-// Name, and the policy in normalizers.h.
+// The normalizers: name, and policy in normalizers.h.
 #define NORMALIZERS(X)    \
   X(softmax, Softmax)     \
   X(sigmoid, Sigmoid)     \
@@ -24,17 +24,17 @@ constexpr int MATCHES = 3;  // token matches per row in write_sums (inspect.h)
   X(sparsemax, Sparsemax) \
   X(entmax15, Entmax15)
 
-// Activations of additive scores: name, and the policy in activations.h.
+// The activations of additive scores: name, and policy in activations.h.
 #define ACTIVATIONS(X) X(tanh, Tanh) X(relu, Rectifier)
 
 #define SCORES(X) X(dot, ) ACTIVATIONS(X)
 
 #define TYPES(X) X(none) X(float32) X(bfloat16) X(float16) X(int64) X(boolean) X(int8)
 
-// Name, and allowed types (see module.cpp). `key_scale` and `value_scale` are the factors of int8 keys and values, one per
-// token (see few.h). `row` and `head` number the rows and heads for biases and dropout;
-// `center`, `span`, `token` and `key_token` define the sums over sets of keys in inspect.h, whose kernels write `result`
-// and `indices`.
+// The tensors of a call: name, and allowed types (see module.cpp). `key_scale` and `value_scale` are the factors of
+// int8 keys and values, one per token (see few.h). `row` and `head` are the numbers of the rows and heads, for biases
+// and dropout. `center`, `span`, `token` and `key_token` define the sums over sets of keys in inspect.h, whose kernels
+// write `result` and `indices`.
 // clang-format off
 #define TENSORS(X) \
   X(query, REAL) \
@@ -63,7 +63,7 @@ constexpr int MATCHES = 3;  // token matches per row in write_sums (inspect.h)
   X(d_sink, FLOAT)
 // clang-format on
 
-// Name, allowed types, maximum number. `line`: relative biases; `start`, `stop`, `allowed`: terms of the mask.
+// Lists of tensors: name, allowed types, maximum number. `line`: relative bias; `start`, `stop`, `allowed`: mask term.
 // clang-format off
 #define TENSOR_LISTS(X) \
   X(bias, REAL, MAX_BIASES) \
@@ -84,31 +84,31 @@ enum class Normalizer : int64_t { NORMALIZERS(NAME) };
 struct View {
   char* data = nullptr;
   Type type = Type::none;
-  int64_t lead[MAX_LEAD] = {};  // strides, in elements
+  int64_t lead[MAX_LEAD] = {};  // strides of the leading axes, in elements
   int64_t row = 0, column = 0;
   int64_t segment = 0;  // stride between the copies of a gradient, one per segment
 
   INLINE explicit operator bool() const { return data != nullptr; }
 };
 
-// The rows that share keys, given by an index along each batch axis and a key head.
+// The rows that share keys, identified by an index along each batch axis and a key head.
 struct Unit {
   int64_t at[MAX_LEAD];
 };
 
 struct Problem {
-  int axes = 0;  // batch axes, key heads g, query heads r per key head
+  int axes = 0;  // number of leading axes: batch axes, key heads g, query heads r per key head
   int64_t lead[MAX_LEAD] = {};
   int64_t queries = 0, keys = 0, width = 0, value_width = 0;
-  int64_t all_queries = 0, first_key = 0;  // of the full call, if this is a part of it
+  int64_t all_queries = 0, first_key = 0;  // of the full call: number of queries, and index of this part's first key
   Family family = Family::dot;
   Normalizer normalizer = Normalizer::softmax;
   float scale = 1, sharpness = 1, softcap = 0, offset = 0;  // sharpness: 1 / temperature; offset: sigmoid's bias
-  bool counts = false;                                      // the sigmoid's offset is −log n instead
+  bool counts = false;                                      // sigmoid: the offset is −log n, for n visible keys
   float kept = 1;                                           // 1 / (1 − dropout)
   uint32_t threshold = 0;                                   // weights with a smaller hash are dropped
   int64_t segments = 1;                                     // number of row segments in the backward pass
-  int64_t k = 0;                                            // k of top-k; number of spans
+  int64_t k = 0;                                            // k of top-k, or the number of spans in write_sums
 
   int biases = 0, lines = 0, terms = 0;
 #define FIELD(name, ...) View name;
@@ -137,7 +137,7 @@ struct Problem {
     for (int i = 0; i < axes - 1; ++i) offset += unit.at[i] * view.lead[i];
     return offset;
   }
-  // Whether a requested gradient sums the gradients of scores.
+  // Whether a requested gradient is a sum of the gradients of scores.
   INLINE bool adds_up() const {
     bool needed = bool(d_sink) || bool(d_vector);
     for (const View& view : d_bias) needed |= bool(view);
@@ -158,7 +158,7 @@ struct Drop {
   float kept;
 };
 
-// A linear layer: see linear.h. For int8, the weight is packed, and scales and bias are padded to whole blocks.
+// A linear layer: see linear.h. An int8 weight is packed, and its scales and bias are padded to whole blocks.
 struct Linear {
   const float* x;      // rows × depth
   const void* weight;  // float32: columns × depth
@@ -190,9 +190,9 @@ struct Step {
     float *cache, *source, *queries;  // queries: output for the cross-attention queries, or null
   };
   int64_t rows, width, groups, per_group, head, inner, vocabulary;
-  int64_t length, capacity;  // cached tokens before this step, and capacity
+  int64_t length, capacity;  // number of cached tokens before this step, and capacity of the cache
   int64_t sources, slots, keys;
-  const int64_t *index, *lengths;  // index: slot of each row, or null
+  const int64_t *index, *lengths;  // index: cross-attention slot (source · slots + i) of each row, or null
   bool norm_first;
   float eps;
   int64_t layers;
@@ -203,7 +203,7 @@ struct Step {
   float *normed, *y, *projected, *attended, *hidden, *spread;
 };
 
-// The kernels of one instruction set. Each returns whether its results are finite.
+// The kernels of one instruction set. Those that return bool return whether their results are finite.
 struct Kernels {
   const char* name;
   int lanes;
@@ -218,14 +218,14 @@ struct Kernels {
   void (*linear_int8)(const Linear&, int threads);
   void (*best)(const Best&, int threads);
   bool (*step)(const Step&, int threads);
-  double (*peak)();  // runs a loop in registers for about a millisecond; returns its FLOPs
+  double (*peak)();  // runs a compute-bound loop for about a millisecond; returns its FLOPs
 };
 
 // Calls work(context, item) for each item, on up to `threads` threads, in any order. If an item throws, running items
 // finish, the others are skipped, and the first exception is rethrown.
 void parallel(int64_t items, int threads, void (*work)(void*, int64_t), void* context);
 
-// Throws a std::bad_alloc that states the size. Defined once, outside the code for any instruction set.
+// Throws a std::bad_alloc that states the size. Defined once, in code that is compiled for any processor.
 [[noreturn]] void out_of_memory(size_t bytes);
 
 }  // namespace regard

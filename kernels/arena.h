@@ -13,7 +13,7 @@ class Arena {
  public:
   ~Arena() { release(); }
 
-  // Throws std::bad_alloc (see `out_of_memory`) if there is not enough memory.
+  // Allocates memory for `count` numbers. Throws std::bad_alloc (see `out_of_memory`) if there is not enough.
   template <class T = float>
   T* take(int64_t count) {
     if (uint64_t(count) > uint64_t(INT64_MAX) / 2 / sizeof(T)) out_of_memory(SIZE_MAX);
@@ -25,14 +25,15 @@ class Arena {
     return piece;
   }
 
-  // Called after a block. Merges several pieces, so the next block of this size needs at most one allocation.
+  // Called after a block. Replaces several pieces with a single one, so the next block of this size needs at most one
+  // allocation.
   void rewind() {
     if (wanted_ < total_) wanted_ = total_;
     if (older_) release();
     used_ = total_ = 0;
   }
 
-  // Called after an item: the thread may continue with another call.
+  // Called after an item. Releases large pieces, because the thread may continue with a smaller call.
   void finish() {
     rewind();
     if (wanted_ > KEEP) wanted_ = KEEP;
@@ -47,7 +48,7 @@ class Arena {
   };
 
   void grow(size_t bytes) {
-    // the first piece is as large as the largest block so far, later pieces at least as large as the previous one
+    // the first piece is as large as the largest block so far; a later one at least as large as the last, up to KEEP
     size_t size = base_ ? size_ : wanted_;
     if (size > KEEP && base_) size = KEEP;
     if (size < MIN_PIECE) size = MIN_PIECE;
@@ -76,13 +77,13 @@ class Arena {
   }
 
   char *base_ = nullptr, *older_ = nullptr;
-  size_t size_ = 0, used_ = 0;     // of the newest piece
-  size_t total_ = 0, wanted_ = 0;  // of this block; of the largest block
+  size_t size_ = 0, used_ = 0;     // bytes of the newest piece, and how many of them are used
+  size_t total_ = 0, wanted_ = 0;  // bytes taken by this block, and by the largest block
 };
 
 thread_local Arena arena;
 
-// Free the scratch memory at the end of a block or an item, even if it throws.
+// Guards that free the scratch memory at the end of a block or an item, even if it throws.
 struct BlockScratch {
   ~BlockScratch() { arena.rewind(); }
 };

@@ -1,4 +1,4 @@
-// The backward pass of one instruction set. Compiled once per instruction set, with ISA defined as its name.
+// The backward pass for one instruction set. Compiled once per instruction set, with ISA defined as its name.
 #include "backward.h"
 
 namespace regard {

@@ -5,8 +5,8 @@
 //   dQ = dS · key,  dK = dSᵀ · query,  dV = (w ∘ dropout)ᵀ · dO,  and dS itself for the biases.
 //
 // For softmax, c = dO · output, so one pass over the keys suffices. If the dS of a row are summed, as for biases, this
-// would lose a digit; c is then summed over the keys in a first pass. An item is a segment of the rows of one unit. It
-// alone writes its part of dQ, and it adds to its own copy of dK and dV in a fixed order.
+// would lose a digit, and c is instead summed over the keys in a first pass. An item is a segment of the rows of one
+// unit. It alone writes its part of dQ, and it adds to its own copy of dK and dV in a fixed order.
 #pragma once
 
 #include "forward.h"
@@ -29,7 +29,7 @@ struct Gradients {
   const Problem& p;
   Sums key, value, vector;
   int64_t segment;
-  bool fresh;  // nothing has been added yet: the next block writes every key
+  bool fresh;  // nothing has been added yet, and the next block writes every key
 
   Gradients(const Problem& p, const Unit& unit, int64_t segment)
       : p(p),
@@ -188,7 +188,7 @@ inline void add_to_biases(const Block& b, const Gradients& g, int64_t from, int 
           base[b.head[i] * p.per_head(view) + (zero + j - b.number[i]) * view.column] += ds[j * b.lanes + i];
       continue;
     }
-    // the lanes of each key are a reversed slice of the line: see add_line
+    // the lanes of each key are a reversed slice of the line (see add_line)
     alignas(64) float stretch[KEYS + LANES] = {};
     for (int j = 0; j < n; ++j)
       for (int v = 0; v < b.lanes; v += W) {
@@ -249,7 +249,7 @@ inline void add_to_inputs(const BackwardRows& a, const Gradients& g, Rows keys, 
                           int(wide / W), b.count, !g.fresh);
 }
 
-// Tiles of scores, and of dP if anything other than value needs a gradient.
+// A tile of scores and, if anything other than value needs a gradient, a tile of dP.
 template <class Policy>
 struct Tiles {
   const Block& b;
@@ -284,12 +284,12 @@ struct Tiles {
 
   INLINE Statistic row(int v) const { return read_row(policy, a.tau, v); }
 
-  // Adds the tile's Σ w and Σ w dP to `weights` and `products`. With `keep`, the weights replace the scores.
+  // Adds the tile's Σ w and Σ w dP to `weights` and `products`. If `keep` is set, the weights replace the scores.
   void add_up(int64_t from, int n, bool keep, PerLane& weights, PerLane& products) const {
     for (int v = 0; v < b.lanes; v += W) {
       const Statistic tau = row(v);
       vec all{}, every{};
-      for (int j = 0; j < n;) {  // partial sums: the error of c affects every dS of the row
+      for (int j = 0; j < n;) {  // partial sums, for precision: an error of c affects every dS of the row
         const int end = j + 8 < n ? j + 8 : n;
         vec total{}, product{};
         for (; j < end; ++j) {
@@ -349,7 +349,7 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
   for (int64_t from = b.low; from < b.high; from += KEYS) {
     const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
     if (b.hidden(from, from + n)) continue;
-    if (exact && single_tile) {  // the tile was filled and summed above; the slope of softmax needs only the weight
+    if (exact && single_tile) {  // filled above; the slope of softmax needs only the weight
       tiles.template differentiate<true>(from, n);
     } else {
       tiles.fill(from, n);

@@ -2,8 +2,8 @@
 //
 //   scores[key][lane] = softcap(match(query, key)) + biases; −inf if the mask hides the key.
 //
-// Rows are numbered head · queries + query over the query heads of a key head, so a block can hold rows of several
-// heads: one query for each of eight heads is a block of eight rows.
+// The rows of a key head are numbered head · queries + query, over all its query heads, so a block can hold rows of
+// several heads: one query for each of eight heads is a block of eight rows.
 #pragma once
 
 #include "activations.h"
@@ -18,8 +18,8 @@ namespace {
 
 constexpr int LANES = MAX_VECTORS * W;  // maximum number of rows in a block
 constexpr int KEYS = 96;                // maximum number of keys in a tile
-constexpr int MANY = 6 * KEYS;          // maximum number of keys in a tile of few rows
-constexpr int FEW = W == 4 ? 1 : 3;     // with at most this many rows, vectorize over the width instead of over rows
+constexpr int MANY = 6 * KEYS;          // maximum number of keys in a tile of at most FEW rows
+constexpr int FEW = W == 4 ? 1 : 3;     // up to this many rows, vectorize over the width, not over rows
 
 struct Term {
   bool dense;
@@ -34,7 +34,7 @@ struct Block {
   int count, vectors, lanes;
   int64_t low, high;  // range of the keys that any row sees
   bool few;           // at most FEW rows in the unit
-  bool in_step;       // consecutive rows of one head
+  bool in_step;       // the rows are consecutive rows of one head
   int64_t head[LANES], query[LANES], number[LANES];
   Term term[MAX_TERMS];
   alignas(64) int32_t start[MAX_TERMS][LANES], stop[MAX_TERMS][LANES];
@@ -46,7 +46,7 @@ struct Block {
   mutable bool overflowed = false;   // a row sees a key whose score is not finite
   mutable float* visible = nullptr;  // scratch memory for check_overflow
 
-  // A block of the next rows of a unit, at most `rows_left`.
+  // Creates a block of rows of a unit, from `first` on, at most `rows_left`.
   Block(const Problem& problem, int64_t which, int64_t first, int64_t rows_left)
       : p(problem), unit(problem.unit(which)), first(first) {
     const int64_t max_rows = until_break(rows_left);
@@ -85,7 +85,7 @@ struct Block {
   // Whether keys are read in whole vectors along their width.
   bool whole_keys() const { return few || p.family != Family::dot; }
 
-  // Number of rows before the next packed document, which has different keys.
+  // Returns the number of rows before the next packed document, which has different keys.
   int64_t until_break(int64_t rows_left) const {
     if (p.terms != 1 || !p.start[0] || !p.stop[0] || !p.start[0].row || p.queries < 2) return rows_left;
     const int64_t start_at = p.offset_of(p.start[0], unit), stop_at = p.offset_of(p.stop[0], unit);
@@ -139,7 +139,7 @@ struct Block {
     }
   }
 
-  // Stores the queries times the scale, as columns, or as rows if there are few.
+  // Stores the queries times the scale: as rows for few rows and for additive scores, otherwise as columns.
   void set_query() {
     const int64_t width = padded(p.width);
     const bool in_place = p.query.type == Type::float32 && p.query.column == 1 && p.width % W == 0;
@@ -186,7 +186,7 @@ struct Block {
     return stage(p.key, key_at, from, count, p.width, whole, staged);
   }
 
-  // Computes the scores of `n` keys from `from` on. With a softcap, `slopes` receives its derivative.
+  // Computes the scores of `n` keys from `from` on. If there is a softcap, its derivative is written to `slopes`.
   void scores(int64_t from, int n, float* s, float* slopes = nullptr) const {
     if (few)
       for (int i = 0; i < n * lanes; i += W) store(s + i, vec{});
@@ -240,15 +240,15 @@ struct Block {
     }
   }
 
-  // Few rows: vectorizes over the width, and reduces the sums of W keys together. The score of a key and a lane goes
-  // to s[key · key_step + lane · lane_step].
+  // For few rows: vectorizes over the width, and reduces the sums of W keys together. The score of a key and a lane is
+  // written to s[key · key_step + lane · lane_step].
   void match_few(Rows keys, int n, float* s, ptrdiff_t key_step, ptrdiff_t lane_step) const {
     const int64_t width = padded(p.width);
     for (int j = 0; j < n; j += W)
       for (int i = 0; i < count; ++i) {
         const float* q = rows + i * width;
         vec sums[W];
-        // in address order, because memory bandwidth is the bottleneck
+        // read keys in address order, because memory bandwidth is the bottleneck
         for (int k = 0; k < W; ++k) {
           const float* key = keys.at + (j + k) * keys.step;
           vec total{};
@@ -262,7 +262,7 @@ struct Block {
       }
   }
 
-  // Additive scores, Σ_t vector[t] · act(query[t] + key[t]), vectorized over the width.
+  // Computes additive scores, Σ_t vector[t] · act(query[t] + key[t]), vectorized over the width.
   template <class Activation>
   void match_added(Rows keys, int n, float* s) const {
     const int64_t width = padded(p.width);
@@ -310,7 +310,7 @@ struct Block {
     }
   }
 
-  // Packs a tile [key][lane] of a tensor that has both rows and columns.
+  // Packs a tile [key][lane] of a tensor that differs along both rows and columns.
   void pack(const View& view, int64_t from, int n, float* to) const {
     const int64_t offset = p.offset_of(view, unit), stride = padded(n);
     for (int i = 0; i < count; ++i)
@@ -386,7 +386,7 @@ struct Block {
     for (int i = 0; i < n * lanes; i += W) store(s + i, *reinterpret_cast<ivec*>(seen + i) ? load(s + i) : splat(-INF));
   }
 
-  // Dropout factors for a key's weights.
+  // Returns the dropout factors for a key's weights.
   vec keep(int64_t key, int v) const {
     const uvec row = load(hash + v), more = load(other + v);
     const uvec hashed = mix(mix((uvec{} + uint32_t(p.first_key + key)) ^ row) ^ more);

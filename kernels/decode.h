@@ -1,4 +1,5 @@
-// Few rows, many keys: the keys are split into parts so that all threads have work, and the partial results are merged.
+// Attention of few rows to many keys: the keys are split into parts so that all threads have work, and the partial
+// results are merged.
 //
 // The number of parts depends only on the sizes, never on the number of threads.
 #pragma once
@@ -8,7 +9,7 @@
 namespace regard {
 namespace {
 
-// Partial results, freed even if a part throws.
+// Memory for partial results, freed even if a part throws.
 struct Parts {
   float* at;
 
@@ -24,7 +25,7 @@ struct Parts {
 
 struct Split : Job {
   int64_t parts, stride;
-  float* partials;  // for each item and part: sums [lane][stride], then top and total of each lane
+  float* partials;  // for each item and part: sums [lane][stride], then the maximum and total of each lane
 
   float* at(int64_t item, int64_t part) const { return partials + (item * parts + part) * LANES * (stride + 2); }
 };

@@ -11,7 +11,7 @@
 namespace regard {
 namespace {
 
-// The hash in reference.py, for one number or a vector.
+// The hash function of reference.py, for one number or a vector.
 template <class Number>
 INLINE Number mix(Number x) {
   x = (x ^ (x >> 16)) * 0x7FEB352Du;

@@ -1,10 +1,11 @@
-// Few rows that attend to many keys, read in place: decoding. Keys and values are float32, or int8 with scales:
+// Few rows that attend to many keys, as in decoding. Keys and values are read in place, as float32 or int8 with scales:
 //
 //   score_j = key_scale_j · Σ_t query[t] · key_j[t]        output = Σ_j (weight_j · value_scale_j) · value_j
 //
-// Memory bandwidth is the bottleneck: rows are read once, whole, in address order. int8 numbers become floats in registers,
-// and all sums are float32. The scale of a key multiplies its score, and the scale of a value its weight, so no dequantized
-// number is stored. Scores are rounded as in `Block::match_few`, because the kernels in inspect.h recompute them for this τ.
+// Memory bandwidth is the bottleneck, so rows are read once, whole, in address order. int8 numbers become floats in
+// registers, and all sums are float32. A key's scale multiplies its score, and a value's scale its weight, so no
+// dequantized number is stored. Scores are rounded as in `Block::match_few`, because the kernels in inspect.h recompute
+// them for this τ.
 #pragma once
 
 #include "block.h"
@@ -25,7 +26,7 @@ INLINE bool in_place(const View& view, int64_t width) {
 }
 
 // Prefetches a row that is read later. float32 rows are not prefetched, because the processor prefetches them itself:
-// on Zen 3, this reaches 0.83 instead of 0.73 of the bandwidth of a plain read. int8 rows gain a fifth.
+// on Zen 3, they reach 0.83 of the bandwidth of a plain read, and 0.73 with prefetching. int8 rows gain a fifth.
 template <class Number>
 INLINE void prefetch_row(const Number* row, int64_t step, int64_t width) {
   if constexpr (sizeof(Number) > 1) return;
@@ -44,7 +45,7 @@ INLINE void scale_rows(const Block& b, const View& scale, int64_t from, int n, f
     for (int j = 0; j < n; j += W) store(rows + i * MANY + j, load(rows + i * MANY + j) * load(factors + j));
 }
 
-// query · key of R rows and n keys: rows [lane][MANY]. T: vectors of a key, or 0 for any number.
+// query · key for R rows and n keys, written to rows [lane][MANY]. T: number of vectors per key, or 0 for any number.
 template <class Number, int R, int T>
 INLINE void match_as(const Block& b, int64_t from, int n, float* rows) {
   const Problem& p = b.p;
@@ -84,7 +85,7 @@ INLINE void match_rows(const Block& b, int64_t from, int n, float* rows) {
   }
 }
 
-// query · key of n keys, without the scales of int8 keys: rows [lane][MANY].
+// query · key for n keys, without the scales of int8 keys, written to rows [lane][MANY].
 template <class Number>
 void match_in_place(const Block& b, int64_t from, int n, float* rows) {
   static_assert(FEW <= 3, "the switch needs a case for each number of rows");
@@ -95,7 +96,7 @@ void match_in_place(const Block& b, int64_t from, int n, float* rows) {
   match_rows<Number, 1>(b, from, n, rows);
 }
 
-// Σ_j weight_j · value_j of R rows, for V vectors of features from the feature `first` on.
+// Σ_j weight_j · value_j for R rows and V vectors of features, starting at feature `first`.
 template <class Number, int R, int V>
 INLINE void add_columns(const Block& b, const float* weights, int64_t from, int n, int64_t first, float* sums,
                         bool add) {
@@ -125,7 +126,7 @@ INLINE void add_columns(const Block& b, const float* weights, int64_t from, int 
 
 template <class Number, int R>
 INLINE void add_rows_of(const Block& b, const float* weights, int64_t from, int n, float* sums, bool add) {
-  constexpr int MAX_SUMS = R == 1 ? 8 : 4;  // sums that fit into registers
+  constexpr int MAX_SUMS = R == 1 ? 8 : 4;  // number of sums that fit into registers
   const int64_t width = b.p.value_width;
   int64_t first = 0;
   for (; width - first >= MAX_SUMS * W; first += MAX_SUMS * W)
@@ -134,7 +135,8 @@ INLINE void add_rows_of(const Block& b, const float* weights, int64_t from, int 
   for (; first < width; first += W) add_columns<Number, R, 1>(b, weights, from, n, first, sums, add);
 }
 
-// sums (+)= Σ_j weight_j · value_j. Weights, [lane][MANY], include the scales of int8 values. sums: [lane][value width].
+// sums (+)= Σ_j weight_j · value_j. Weights, [lane][MANY], include the scales of int8 values.
+// sums: [lane][value width].
 template <class Number>
 void add_in_place(const Block& b, const float* weights, int64_t from, int n, float* sums, bool add) {
   if constexpr (FEW > 1) {

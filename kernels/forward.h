@@ -1,7 +1,7 @@
 // Forward pass: output = Σ_j weight_j · value_j and τ of each row, one tile of keys at a time.
 //
 // online:   with the running maximum m and sum l, each tile turns its scores into p = exp(s − m) and updates
-//           output ← output · exp(m_before − m) + p · value;   finally output / l,  τ = m + log l.
+//           output ← output · exp(m_before − m) + p · value; at the end, output ← output / l and τ = m + log l.
 // counted:  the weights depend only on the score and the number of keys, and are summed directly.
 // root:     τ is computed from all scores; then only keys with a nonzero weight in some row are read.
 #pragma once
@@ -12,12 +12,12 @@
 namespace regard {
 namespace {
 
-// Rows [first, last) of one unit: the rows of an item.
+// The rows of an item: rows [first, last) of one unit.
 struct Span {
   int64_t unit, first, last;
 };
 
-// Divides rows into items. Only the sizes matter, never the number of threads, so results do not depend on it.
+// Divides rows into items. The division depends only on the sizes, so results do not depend on the number of threads.
 struct Plan {
   int64_t queries, rows, chunk, chunks;  // rows per head, per unit, per item; items per unit
   bool per_head;                         // an item stays within one head
@@ -110,7 +110,7 @@ INLINE void drop(const Block& b, int64_t from, int n, float* weights) {
     }
 }
 
-// One tile of softmax: the new maximum, the factor for earlier tiles, and exp in place.
+// Applies softmax to one tile: computes the new maximum and the factor for earlier tiles, and exp in place.
 template <int V>
 INLINE void soften_as(const Power power, int n, float* s, PerLane& top, PerLane& total, PerLane& factor) {
   vec now[V], known[V], sums[V];
@@ -147,7 +147,7 @@ INLINE void soften(const Block& b, const Softmax& policy, int n, float* s, PerLa
   }
 }
 
-// Running maximum and sum of softmax.
+// The running maximum and sum of softmax.
 struct Running {
   PerLane top, total;
 
@@ -158,7 +158,7 @@ struct Running {
     for (int v = 0; v < b.lanes; v += W) total.set(v, top.get(v) == -INF ? vec{} : splat(1));
   }
 
-  // τ = top + rest, and 1 / total.
+  // Computes τ = top + rest, and 1 / total.
   void finish(const Block& b, const Softmax& policy, Tau& tau, PerLane& inverse) const {
     for (int v = 0; v < b.lanes; v += W) {
       const vec l = total.get(v), t = top.get(v);
@@ -212,7 +212,7 @@ struct Ahead {
   }
 };
 
-// With few rows, most lanes would be empty: vectorize softmax over the keys instead, [lane][key].
+// Softmax vectorized over the keys, [lane][key]: with few rows, most lanes would be empty otherwise.
 INLINE float soften_row(const Power power, int n, float* row, float& top, float& total) {
   for (int j = n; j < padded(n); ++j) row[j] = -INF;
   vec tops = splat(top), sums{};
@@ -327,7 +327,7 @@ inline int64_t find_support(const Block& b, const float* scores, const Tau& tau,
 template <class Policy>
 void sum_sparsely(const Block& b, const Policy& policy, Tau& tau, Output& output) {
   const int64_t keys = b.high - b.low;
-  // holds the scores for Newton's method, then a tile of weights
+  // s holds the scores for Newton's method, then a tile of weights
   float *scores = arena.take(keys * b.lanes), *s = arena.take(keys * W > KEYS * b.lanes ? keys * W : KEYS * b.lanes);
   float* buffer = arena.take(b.tile_keys() * output.stride);
   int64_t* support = arena.take<int64_t>(keys);
@@ -354,7 +354,7 @@ void sum_sparsely(const Block& b, const Policy& policy, Tau& tau, Output& output
   }
 }
 
-// A row whose τ is not finite has undefined weights, for every normalizer.
+// Records τ: whatever the normalizer, a row whose τ is not finite has undefined weights.
 INLINE void see_tau(const Block& b, const Tau& tau, Finite& finite) {
   for (int v = 0; v < b.lanes; v += W) finite.see(tau.top.get(v)), finite.see(tau.rest.get(v));
 }
@@ -408,7 +408,7 @@ void forward_item(void* context, int64_t index) {
   job.report(finite);
 }
 
-// A call that takes a microsecond or two finishes before a second thread wakes up.
+// Returns the number of threads to use: a call of a microsecond or two finishes before a second thread wakes up.
 INLINE int worth(const Problem& p, int threads) {
   const int64_t products = p.units() * p.heads() * p.queries * p.keys * (p.width + p.value_width);
   return products < (1 << 17) ? 1 : threads;

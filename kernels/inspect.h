@@ -1,4 +1,5 @@
-// Weights from τ: all weights, the entropy of each row, the k largest weights of each row, or sums over sets of keys.
+// Results computed from the known τ: all weights, the entropy of each row, the k largest weights of each row, or sums
+// over sets of keys.
 #pragma once
 
 #include "forward.h"
@@ -6,7 +7,7 @@
 namespace regard {
 namespace {
 
-// Calls see(from, n, scores, weights) for each tile that any row of a block can see; both are [key][lane].
+// Calls see(from, n, scores, weights) for each tile that any row of a block can see. Scores and weights: [key][lane].
 template <class Policy, class See>
 void each_tile(const Block& b, Finite& finite, See see) {
   const Policy policy(b.p);
@@ -104,11 +105,11 @@ void write_topk(const Block& b, Finite& finite) {
 // The sets of keys of a block's rows, for write_sums: [set][lane].
 //
 //   spans    k intervals, start ≤ key < stop
-//   matches  MATCHES sets, or none: the keys before stop that have the row's token in this set
+//   matches  MATCHES sets, or none: the keys before stop whose token in this set is the row's token
 struct KeySets {
   const int spans, matches;
   int32_t *start, *stop, *token;
-  int64_t *low, *high;  // for each set: no row includes keys outside [low, high)
+  int64_t *low, *high;  // for each set, no row includes keys outside [low, high)
   PerLane center;
 
   explicit KeySets(const Block& b) : spans(int(b.p.k)), matches(b.p.token ? MATCHES : 0) {
@@ -147,7 +148,7 @@ struct KeySets {
   }
 };
 
-// Adds the weights of a tile to the sums over one set; a match also has the largest weight. sums: [lane].
+// Adds the weights of a tile to the sums over one set; for a match, also updates the largest weight. sums: [lane].
 template <bool matched>
 void add_set(const Block& b, const KeySets& sets, int set, int64_t from, int n, const float* w, float* sums) {
   const int first = int(sets.low[set] > from ? sets.low[set] - from : 0);
@@ -175,8 +176,8 @@ void add_set(const Block& b, const KeySets& sets, int set, int64_t from, int n, 
   }
 }
 
-// For each row: Σ w, −Σ w log w, Σ w |key − center| and the largest weight, at least 0; then Σ w over each span; then Σ w
-// and the largest weight over each match.
+// Writes for each row: Σ w, −Σ w log w, Σ w |key − center| and the largest weight (at least 0); then Σ w over each
+// span; then Σ w and the largest weight over each match.
 template <class Policy>
 void write_sums(const Block& b, Finite& finite) {
   const KeySets sets(b);

@@ -1,5 +1,5 @@
-// All kernels of one instruction set, except the backward pass, which takes as long to compile as all others. Both
-// files are compiled once per instruction set, with ISA defined as its name.
+// All kernels of one instruction set, except the backward pass (backward.cpp), which takes as long to compile as all
+// others together. Both files are compiled once per instruction set, with ISA defined as its name.
 #include "decode.h"
 #include "dropout.h"
 #include "forward.h"
@@ -61,11 +61,11 @@ bool sums(const Problem& p, int threads) {
 namespace regard {
 namespace {
 
-// Only multiplications and additions, on numbers in the L1 cache.
+// Runs only multiplications and additions, on numbers in the L1 cache.
 double peak() {
   constexpr int R = tall(MAX_VECTORS), DEPTH = 1 << 14;
   alignas(64) float a[R] = {}, b[MAX_VECTORS * W] = {}, c[R * MAX_VECTORS * W];
-  asm volatile("" : : "r"(a), "r"(b) : "memory");  // the compiler must assume arbitrary contents
+  asm volatile("" : : "r"(a), "r"(b) : "memory");  // makes the compiler assume arbitrary contents
   tile<R, MAX_VECTORS, Walk::down>(a, 0, b, 0, c, MAX_VECTORS * W, DEPTH, false);
   asm volatile("" : : "r"(c) : "memory");
   return 2.0 * R * MAX_VECTORS * W * DEPTH;

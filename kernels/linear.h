@@ -1,12 +1,12 @@
 // Linear layers for inference:  out = x · weightᵀ + bias.
 //
-// float32: for up to about 8 rows, where a general matrix product is slow. Each weight is read once, in place; sums are
-// vectors along the depth.
+// float32: used for up to about 8 rows, where a general matrix product is slow. Each weight is read once, in place;
+// sums are vectorized along the depth.
 //
-// int8: each column of weightᵀ has its own scale, and each row of x is quantized here with its own scale, so a row's result
-// does not depend on the other rows. Values of x become 16-bit integers with as many bits as fit: the sum of `depth`
-// products with weights of up to 127 must stay below 2^31. Pairs of 16-bit products are summed in 32 bits (vpmaddwd), so
-// nothing saturates, and only the weights lose precision noticeably.
+// int8: each column of weightᵀ has its own scale, and each row of x is quantized here with its own scale, so a row's
+// result does not depend on the other rows. Values of x become 16-bit integers with as many bits as fit: the sum of
+// `depth` products with weights of up to 127 must stay below 2^31. Pairs of 16-bit products are summed in 32 bits
+// (vpmaddwd), so nothing saturates, and only the weights lose precision noticeably.
 //
 // weight: blocks of 16 columns, [block][pair of the depth][column][2]; columns and depth are padded with zeros.
 #pragma once
@@ -17,14 +17,14 @@
 namespace regard {
 namespace {
 
-constexpr int COLUMNS = 16, VECTORS = COLUMNS / W;      // per block of weights
-constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;      // per tile, so that its sums fit into registers
-constexpr int FLOAT_ROWS = 5;                            // per tile of two columns
-constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21;       // minimum for a second thread, which has to be woken up
-constexpr float TINY = 1e-30f;                           // rows of smaller numbers are treated as zeros
+constexpr int COLUMNS = 16, VECTORS = COLUMNS / W;      // columns and vectors per block of weights
+constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;      // rows per tile, whose sums then fit into registers
+constexpr int FLOAT_ROWS = 5;                            // rows per tile of two float32 columns
+constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21;       // minimum number for which a second thread is worth waking
+constexpr float TINY = 1e-30f;                           // rows whose numbers are all smaller are treated as zeros
 typedef int16_t narrow __attribute__((vector_size(2 * W), aligned(2), may_alias));
 
-// R rows and C columns of a float32 product.
+// Computes R rows and C columns of a float32 product.
 template <int R, int C>
 INLINE void float_tile(const Linear& l, int64_t row, int64_t column) {
   const float *x = l.x + row * l.depth, *w = static_cast<const float*>(l.weight) + column * l.depth;
@@ -73,7 +73,7 @@ void linear(const Linear& l, int threads) {
            const_cast<Linear*>(&l));
 }
 
-// Quantizes a row; returns its scale: NaN if the row is not finite.
+// Quantizes a row; returns its scale, which is NaN if the row is not finite.
 INLINE float quantize_row(const float* x, int64_t depth, int16_t* to, float limit) {
   vec largest{}, zero{};
   int64_t i = 0;
@@ -101,7 +101,7 @@ INLINE float quantize_row(const float* x, int64_t depth, int16_t* to, float limi
   return rest != 0 ? __builtin_nanf("") : empty ? 0 : top / limit;
 }
 
-// One block of columns of R rows. x: pairs of quantized numbers.
+// Computes one block of columns for R rows. x: pairs of quantized numbers.
 template <int R>
 INLINE void int8_tile(const Linear& l, const int32_t* x, const float* scales, int64_t row, int64_t block) {
   const int64_t pairs = (l.depth + 1) / 2;
@@ -144,7 +144,7 @@ INLINE void int8_rows(const Linear& l, const int32_t* x, const float* scales, in
 }
 
 void linear_int8(const Linear& l, int threads) {
-  constexpr int64_t BLOCKS = 4, QUANTIZED = 16;  // per item: blocks of columns, or rows
+  constexpr int64_t BLOCKS = 4, QUANTIZED = 16;  // per item: blocks of columns to multiply, or rows to quantize
   constexpr int64_t CHUNK = int64_t(128) << 10;  // bytes of x that stay in the L2 cache for all blocks of an item
   const ItemScratch scratch;
   struct Work {

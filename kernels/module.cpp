@@ -26,7 +26,8 @@ FOR_EACH_ISA(DECLARE)
 namespace {
 
 #if defined(__x86_64__)
-// Not every compiler knows f16c by name. F16C needs operating-system support for AVX, which the avx2 check includes.
+// Not every compiler's __builtin_cpu_supports knows f16c. F16C needs operating-system support for AVX, which the avx2
+// check includes.
 [[maybe_unused]] bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
@@ -40,7 +41,7 @@ namespace {
 #define HAS_avx512vl __builtin_cpu_supports("avx512vl")
 #endif
 
-// The processor features that a build uses, from its compiler flags.
+// Returns the processor features that an instruction set's kernels use, according to their compiler flags.
 std::vector<std::string> features(const std::string& name) {
 #define FEATURE(feature) #feature,
 #define LIST(isa) \
@@ -105,7 +106,7 @@ class Numbers {
     if (x == -1 && PyErr_Occurred()) throw nb::python_error();
     return x;
   }
-  // The next number, which must lie within bounds.
+  // Returns the next number, which must lie within bounds.
   int64_t next(int64_t min, int64_t max, const char* name) {
     const int64_t x = next();
     if (x < min || x > max)
@@ -114,14 +115,14 @@ class Numbers {
     return x;
   }
   float factor() {
-    if (done()) throw std::out_of_range("a call has five factors");
+    if (done()) throw std::out_of_range("a call must have five factors");
     const double x = PyFloat_AsDouble(item());
     if (x == -1 && PyErr_Occurred()) throw nb::python_error();
     return float(x);
   }
 
  private:
-  // The next item, a borrowed reference. The stable ABI has functions instead of the macro.
+  // Returns the next item, a borrowed reference. The stable ABI has functions instead of PySequence_Fast_GET_ITEM.
   PyObject* item() {
 #ifdef Py_LIMITED_API
     return PyList_Check(list_) ? PyList_GetItem(list_, at_++) : PyTuple_GetItem(list_, at_++);
@@ -145,7 +146,8 @@ constexpr unsigned FLOAT = one_of(Type::float32), WHOLE = one_of(Type::int64), B
 constexpr unsigned REAL = FLOAT | one_of(Type::bfloat16) | one_of(Type::float16);
 constexpr unsigned STORED = REAL | one_of(Type::int8);
 
-// Finds a tensor of a call by its number, in the order of abi.h. Numbers of list items start at 100, 200, …
+// Finds a tensor of a call by its number, which follows the order of abi.h. The tensors of the first list have the
+// numbers 100, 101, …, those of the second list 200, 201, …
 Slot slot(Problem& p, int64_t name) {
 #define SLOT(name, types) {&p.name, types},
 #define LIST(name, types, size) {p.name, types},
@@ -202,7 +204,7 @@ Problem read(nb::handle described, nb::handle given) {
   p.lines = int(numbers.next(0, MAX_LINES, "the number of relative biases"));
   p.terms = int(numbers.next(0, MAX_TERMS, "the number of the mask's terms"));
   for (float* factor : {&p.scale, &p.sharpness, &p.softcap, &p.offset, &p.kept}) *factor = factors.factor();
-  if (!factors.done()) throw std::out_of_range("a call has five factors");
+  if (!factors.done()) throw std::out_of_range("a call must have five factors");
   while (!numbers.done()) {
     const int64_t name = numbers.next(), type = numbers.next(1, TYPES(ONE) - 1, "the type of a tensor");
 #undef ONE
@@ -223,7 +225,7 @@ Problem read(nb::handle described, nb::handle given) {
   }
   if (p.keys && ((p.key.type == Type::int8 && !p.key_scale) || (p.value.type == Type::int8 && !p.value_scale)))
     throw std::invalid_argument("int8 keys and values need scales");
-  // an axis of size 1 has no meaningful stride: use 1, so rows can be read in place
+  // an axis of size 1 has no meaningful stride; with stride 1, rows can be read in place
   if (p.width == 1) p.query.column = p.key.column = 1;
   if (p.value_width == 1) p.value.column = p.grad.column = 1;
   return p;
@@ -236,7 +238,7 @@ bool call(nb::handle numbers, nb::handle factors, int threads) {
   return (chosen->*kernel)(p, threads);
 }
 
-// A call that is read once and run many times, with new addresses for some of its tensors.
+// A call that is decoded once and run many times, with new addresses for some of its tensors.
 class Prepared {
  public:
   Prepared(nb::handle numbers, nb::handle factors, const std::vector<int64_t>& names) : problem_(read(numbers, factors)) {
@@ -276,7 +278,7 @@ void drop(int64_t kind, int64_t x, int64_t y, int64_t out, int64_t size, uint32_
   chosen->dropout(d, threads);
 }
 
-// Addresses and sizes of `Linear`; scales are 0 for float32, and bias may be 0. See linear.h.
+// Takes the addresses and sizes of `Linear`; scales is 0 for float32, and bias may be 0. See linear.h.
 void multiply(int64_t x, int64_t weight, int64_t scales, int64_t bias, int64_t out, int64_t rows, int64_t depth,
               int64_t columns, int threads) {
   const Linear l = {reinterpret_cast<const float*>(x),
@@ -291,7 +293,7 @@ void multiply(int64_t x, int64_t weight, int64_t scales, int64_t bias, int64_t o
   (scales ? chosen->linear_int8 : chosen->linear)(l, threads);
 }
 
-// Addresses and sizes of `Best`. See vocabulary.h.
+// Takes the addresses and sizes of `Best`. See vocabulary.h.
 void best(int64_t logits, int64_t values, int64_t tokens, int64_t rows, int64_t columns, int64_t first, int64_t k,
           int threads) {
   const Best b = {reinterpret_cast<const float*>(logits),
@@ -305,7 +307,7 @@ void best(int64_t logits, int64_t values, int64_t tokens, int64_t rows, int64_t 
   chosen->best(b, threads);
 }
 
-// The numbers of `Step`, in its order. Returns whether the result is finite.
+// Takes the numbers of `Step`, in the order of its fields. Returns whether the result is finite.
 bool step(nb::handle described, double eps, int threads) {
   Numbers numbers(described);
   const auto real = [&] { return reinterpret_cast<float*>(numbers.next()); };
@@ -349,7 +351,7 @@ bool step(nb::handle described, double eps, int threads) {
   return chosen->step(s, threads);
 }
 
-// Peak throughput of multiplications and additions on this many threads, in FLOP/s.
+// Measures the peak throughput of multiplications and additions on this many threads, in FLOP/s.
 double peak(int threads) {
   struct Run {
     double flop = 0, seconds = 0;

@@ -1,8 +1,8 @@
 // The matrix product used by all kernels:  C[r][v] (+)= Σ_t A(r, t) · B[t][v].
 //
-// Columns of B and C are vector lanes. Elements of A are broadcast, read along rows (Walk::along,
-// A(r, t) = a[r·step + t]) or down columns (Walk::down, a[t·step + r]), so neither A nor its transpose needs packing. A
-// tile of C stays in registers for all t.
+// Columns of B and C are vector lanes. Elements of A are broadcast. They are read along rows (Walk::along,
+// A(r, t) = a[r·step + t]) or down columns (Walk::down, A(r, t) = a[t·step + r]), so neither A nor its transpose needs
+// packing. A tile of C stays in registers for all t.
 #pragma once
 
 #include "vector.h"
@@ -83,7 +83,7 @@ void multiply(Product p, int rows, int vectors, int depth, bool add) {
   if (rows < 4 && vectors == 2 * MAX_VECTORS)  // few rows: read B once, in whole rows
     return rows_of<1, 2 * MAX_VECTORS, walk>(p, rows, depth, add);
   while (vectors > 0) {
-    // split evenly: 5 vectors as 3 + 2, not 4 + 1
+    // split evenly: 5 vectors become 3 + 2, not 4 + 1
     const int parts = (vectors + MAX_VECTORS - 1) / MAX_VECTORS, now = (vectors + parts - 1) / parts;
     switch (now) {
       case 1: columns_of<1, walk>(p, rows, depth, add); break;

@@ -15,12 +15,12 @@ namespace {
 
 enum class Fit { online, counted, root };
 
-// τ of one vector of rows, and a factor derived from the number of keys.
+// τ for one vector of rows, and a factor derived from the number of keys.
 struct Statistic {
   vec top, rest, factor;
 };
 
-// exp(score / t) / Σ, computed as powers of 2, with exponents scaled by log₂e / t.
+// exp(score / t) / Σ exp(score / t), computed as powers of 2 with exponents scaled by log₂e / t.
 struct Softmax {
   static constexpr Fit fit = Fit::online;
   static constexpr bool sums_to_one = true;
@@ -65,7 +65,7 @@ struct Mean {
   INLINE vec slope(vec s, vec, const Statistic& tau) const { return s == -INF ? vec{} : tau.factor; }
 };
 
-// max(x, 0), x = score − τ. Newton's method for Σ max(x, 0) = 1 converges from the left, to the exact solution.
+// max(x, 0), x = score − τ. Newton's method for Σ max(x, 0) = 1 converges from the left to the exact solution.
 struct Sparsemax {
   static constexpr Fit fit = Fit::root;
   static constexpr bool sums_to_one = true;
@@ -83,7 +83,7 @@ struct Sparsemax {
   static float edge(float keys) { return -1 / keys; }  // upper bound on τ, reached if all scores are equal
 };
 
-// max(x / 2, 0)², x = score − τ. The norm of the halved gaps is convex in τ, so Newton's method does not overshoot.
+// max(x / 2, 0)², x = score − τ. The norm of max(x / 2, 0) is convex in τ, so Newton's method does not overshoot.
 struct Entmax15 {
   static constexpr Fit fit = Fit::root;
   static constexpr bool sums_to_one = true;

@@ -31,7 +31,7 @@ INLINE float widen_half(uint16_t bits) {
   return x;
 }
 
-// One number of a tensor, as float.
+// Returns one number of a tensor as a float.
 INLINE float number(const View& view, int64_t at) {
   switch (view.type) {
     case Type::float32: return reinterpret_cast<const float*>(view.data)[at];
@@ -86,7 +86,7 @@ INLINE void stage_row(float* to, const View& view, int64_t at, int64_t count, in
   for (int64_t i = count; i < size; ++i) to[i] = 0;
 }
 
-// Rows that the matrix product can read: address and stride.
+// Rows in a form that the matrix product can read: address and stride.
 struct Rows {
   const float* at;
   ptrdiff_t step;
@@ -96,7 +96,7 @@ INLINE int64_t bytes_of(Type type) {
   return type == Type::int64 ? 8 : type == Type::float32 ? 4 : type == Type::boolean || type == Type::int8 ? 1 : 2;
 }
 
-// Prefetch rows.
+// Prefetches rows.
 INLINE void fetch(const View& view, int64_t offset, int64_t first, int64_t count, int64_t width) {
   const int64_t size = bytes_of(view.type), row = view.row * size, wide = width * size;
   const char* at = view.data + (offset + first * view.row) * size;
@@ -108,7 +108,7 @@ INLINE void fetch(const View& view, int64_t offset, int64_t first, int64_t count
   }
 }
 
-// Whether rows can be read in place; if `whole`, in whole vectors.
+// Whether rows can be read in place; if `whole` is set, in whole vectors.
 INLINE bool stays(const View& view, int64_t width, bool whole) {
   return view.type == Type::float32 && view.column == 1 && !(whole && width % W);
 }
@@ -142,7 +142,7 @@ INLINE void to_columns(float* columns, int lanes, int count, int64_t width, floa
     }
 }
 
-// The inverse: rows[lane][t] from columns[t][lane]. Calls put(lane, t, vector, number of valid elements).
+// The inverse of to_columns: rows[lane][t] from columns[t][lane]. Calls put(lane, t, vector, number of valid elements).
 template <class Put>
 INLINE void to_rows(const float* columns, int lanes, int count, int64_t width, Put put) {
   for (int first = 0; first < count; first += W)

@@ -1,8 +1,8 @@
-// One query per key head, plain dot product and softmax: a decoding step.
+// Attention of one query per key head, with a plain dot product and softmax, as in a decoding step.
 //
-// A single row needs no lanes: first the scores of all keys, then softmax, then the sum of the values. Memory latency
-// dominates, so values are prefetched while keys are read, and the next unit's keys while values are read. Scores are
-// rounded as in `match_few`, because the kernels in inspect.h recompute them for this τ.
+// A single row needs no lanes: the scores of all keys are computed first, then softmax, then the sum of the values.
+// Memory latency dominates, so values are prefetched while keys are read, and the next unit's keys while values are
+// read. Scores are rounded as in `match_few`, because the kernels in inspect.h recompute them for this τ.
 #pragma once
 
 #include "forward.h"
@@ -10,7 +10,7 @@
 namespace regard {
 namespace {
 
-constexpr int64_t SINGLE_KEYS = 2048;  // maximum; their scores fit into the L1 cache
+constexpr int64_t SINGLE_KEYS = 2048;  // maximum number of keys, whose scores fit into the L1 cache
 
 INLINE bool is_single(const Problem& p) {
   const int64_t vectors = p.width / W;
@@ -71,7 +71,7 @@ INLINE float match_single(const Problem& p, const Single& at, int64_t n, float* 
   return top;
 }
 
-// Σ weight · value, prefetching the next unit's keys.
+// Computes Σ weight · value and prefetches the next unit's keys.
 template <int T>
 INLINE void sum_single(const Problem& p, const Single& at, const Single& next, int64_t n, const float* s, vec* sums) {
   const float *value = at.value + at.low * p.value.row, *ahead = next.key + next.low * p.key.row;

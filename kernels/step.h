@@ -1,5 +1,5 @@
 // One decoding step of a Transformer decoder: one token per row, with cached keys and values. It calls the kernels for
-// linear layers and attention one after the other, so that a step is one call from Python.
+// linear layers and attention in sequence, so a step needs only one call from Python.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 namespace regard {
 namespace {
 
-// Layer norm of each row (Ba et al. 2016), with population variance; out may be x.
+// Layer norm of each row (Ba et al. 2016), with population variance. `out` may be the same address as `x`.
 INLINE void layer_norm(const Step& s, const Step::Norm& norm, const float* x, float* out) {
   for (int64_t row = 0; row < s.rows; ++row, x += s.width, out += s.width) {
     float mean = 0, square = 0;
@@ -47,8 +47,8 @@ INLINE View view(const float* data, const int64_t (&sizes)[5], const int64_t (&s
   return v;
 }
 
-// query, out: batch · queries rows of (groups · per_group · head). keys: batch rows of (capacity, row); values follow
-// the keys in each row.
+// query, out: batch · queries rows of (groups · per_group · head). keys: batch entries of (capacity, row); in each
+// row, the values follow the keys.
 INLINE bool attend(const Step& s, const float* query, int64_t query_row, const float* keys, int64_t capacity, float* out,
                    int64_t batch, int64_t queries, int64_t length, const int64_t* stop, int threads) {
   const int64_t heads = s.groups * s.per_group, row = 2 * s.groups * s.head, width = heads * s.head;
@@ -81,7 +81,8 @@ INLINE void add(float* x, const float* y, int64_t count) {
   for (; i < count; ++i) x[i] += y[i];
 }
 
-// x += f(norm(x)), or x = norm(x + f(x)); f writes to s.y. Returns whether the result is finite.
+// Computes x += f(norm(x)) or, if not norm_first, x = norm(x + f(x)); f writes to s.y. Returns whether the result is
+// finite.
 template <class F>
 INLINE bool residual(const Step& s, const Step::Norm& norm, F f) {
   if (s.norm_first) layer_norm(s, norm, s.x, s.normed);

@@ -18,7 +18,7 @@ struct Tau {
   PerLane top, rest, count;
 };
 
-// The row statistic in the policy's form. Only counted normalizers have a count.
+// Returns the row statistic in the policy's form. Only counted normalizers use the number of keys.
 template <class Policy>
 INLINE Statistic read_row(const Policy& policy, const Tau& tau, int v) {
   return policy.read(tau.top.get(v), tau.rest.get(v), Policy::fit == Fit::counted ? tau.count.get(v) : vec{});
@@ -58,8 +58,8 @@ inline void fit_counted(const Block& b, float* buffer, Tau& tau) {
   for (int i = 0; b.p.counts && i < b.lanes; ++i) tau.rest.at[i] = float(__builtin_log(tau.count.at[i]));
 }
 
-// Checks that the scores agree with the number of keys. A finite bias may have turned a score into −inf, which hides
-// its key. A row with a score of +inf or NaN has undefined weights.
+// Checks that the scores agree with the number of visible keys. A finite bias may have turned a score into −inf, which
+// hides its key. A row with a score of +inf or NaN has undefined weights.
 struct Tally {
   PerLane seen;
   ivec broken{};
@@ -86,7 +86,7 @@ struct Tally {
   }
 };
 
-// All scores of the block, [key][lane]; −inf for keys that no row sees.
+// Computes all scores of the block, [key][lane]; −inf for keys that no row sees.
 inline void all_scores(const Block& b, float* scores, float* slopes) {
   for (int64_t from = b.low; from < b.high; from += KEYS) {
     const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
@@ -129,7 +129,7 @@ void fit_root(const Block& b, const float* scores, float* buffer, Tau& tau) {
       const vec next = active ? min(edge, climbs ? max(root, ahead) : ahead) : root;
       const bool moved = any(next != root);
       root = next;
-      if (climbs && !moved) {  // converged from the left; two unconstrained Newton steps undo overshoot
+      if (climbs && !moved) {  // converged from the left; two unconstrained Newton steps correct overshoot
         climbs = false;
         round = 57;
       }

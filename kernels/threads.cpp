@@ -1,5 +1,5 @@
-// The only file with threads (OpenMP's, shared with torch once torch is loaded) and exceptions. It is compiled for any
-// processor; the kernels are compiled for specific ones.
+// Threads and exceptions of the kernels. Only the kernels are compiled for specific instruction sets; this file is
+// compiled for any processor. The threads are OpenMP's, shared with torch once torch is loaded.
 #include <pthread.h>
 
 #include <atomic>
@@ -37,7 +37,7 @@ class OutOfMemory : public std::bad_alloc {
 };
 
 #ifdef _OPENMP
-// Items that run on several threads. An exception must not leave the thread that throws it.
+// Items that run on several threads. An exception must not leave the thread that throws it, so the first is stored.
 struct Items {
   void (*work)(void*, int64_t);
   void* context;
@@ -54,8 +54,8 @@ struct Items {
   }
 };
 
-// Whether `threads` more threads can be started. OpenMP aborts the process if it cannot start a thread, so this starts
-// them once with pthreads; the system keeps their stacks for OpenMP.
+// Whether `threads` more threads can be started. OpenMP aborts the process if it cannot start a thread, so they are
+// first started with pthreads; the system keeps their stacks for OpenMP.
 bool can_start(int threads) {
   static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
   constexpr size_t MARGIN = size_t(1) << 20;  // for OpenMP's own bookkeeping
@@ -78,7 +78,7 @@ bool can_start(int threads) {
   return count == threads;
 }
 
-// Whether a team of this size can be started; remembered per calling thread.
+// Whether a team of this size can be started. The largest known size is stored per calling thread.
 bool has_team(int threads) {
   thread_local int known = 1;
   if (threads > known && can_start(threads - 1)) known = threads;

@@ -1,4 +1,4 @@
-// Vectors of one instruction set: the compiler's vector types, and functions built from their operations.
+// The vectors of one instruction set: the compiler's vector types, and functions on them.
 #pragma once
 
 #include <cstddef>
@@ -55,8 +55,8 @@ INLINE float sum(vec x) {
 constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
 
 // 2^(c · x) for c · x ≤ 127: c · x = n + f with integer n and |f| ≤ ½; 2^f is a minimax polynomial of degree 6 with a
-// relative error of 2e-9. The result is exactly 1 at 0, and 0 below 2^−100: products with smaller numbers would soon be
-// subnormal and a hundred times slower. NaN stays NaN.
+// relative error of 2e-9. The result is exactly 1 at 0, and 0 if it would be below 2^−100: products with smaller
+// numbers would soon be subnormal and a hundred times slower. NaN stays NaN.
 struct Power {
   float c, lowest;
 
@@ -78,8 +78,8 @@ struct Power {
 
 INLINE vec exp(vec x) { return Power(LOG2E)(min(splat(87.0f), x)); }
 
-// Natural logarithm of a positive number or NaN: m · 2^n with m in [√½, √2), and the series of
-// artanh((m − 1) / (m + 1)), whose argument is below 0.172.
+// Natural logarithm of a positive number or NaN: x = m · 2^n with m in [√½, √2), and log m is the series of
+// 2 artanh((m − 1) / (m + 1)), whose argument is below 0.172.
 INLINE vec log(vec x) {
   const uvec bits = (uvec)x;
   const ivec n = (ivec)(bits - 0x3f3504f3u) >> 23;
@@ -113,7 +113,7 @@ INLINE vec tanh(vec x, vec& slope) {
 // tanh with an absolute error of 1e-7: accurate enough for sums of many terms.
 INLINE vec tanh(vec x) { return 1.0f - 2.0f * reciprocal(1.0f + Power(2 * LOG2E)(min(splat(40.0f), x))); }
 
-// Transposes in place, in log₂ W rounds, each of which swaps the off-diagonal S × S blocks.
+// Transposes W vectors in place, in log₂ W rounds, each of which swaps the off-diagonal S × S blocks.
 template <int... I>
 struct Lanes {};
 template <int N, int... I>

@@ -1,7 +1,8 @@
 // The k most probable tokens of each row of logits, and their log probabilities:  x − max − log Σ exp(x − max).
 //
-// Tokens below `first` count in the sum but are never selected. Blocks of logits whose maximum is too small are skipped.
-// Of equal logits, the one with the smaller index comes first. If a logit is NaN or +∞, all values of its row are NaN.
+// Tokens below `first` count toward the sum but are never selected. Blocks of logits whose maximum is too small are
+// skipped. If two logits are equal, the token with the smaller index comes first. If a logit is NaN or +∞, all values
+// of its row are NaN.
 #pragma once
 
 #include <cmath>
@@ -11,9 +12,9 @@
 namespace regard {
 namespace {
 
-constexpr int64_t TOKENS = 64;  // per block
+constexpr int64_t TOKENS = 64;  // number of tokens per block
 
-// Inserts a token into the k best of its row, which are sorted.
+// Inserts a token into the sorted list of the k best tokens of its row.
 INLINE void insert(float* values, int64_t* tokens, int64_t k, float value, int64_t token) {
   int64_t at = k - 1;
   for (; at > 0 && values[at - 1] < value; --at) {
@@ -34,7 +35,7 @@ INLINE float block_maximum(const float* x, int64_t count) {
   return maximum;
 }
 
-// Σ exp(x − top) of a block.
+// Returns Σ exp(x − top) over a block.
 INLINE float sum_powers(const float* x, int64_t count, float top) {
   vec total{};
   int64_t i = 0;

@@ -21,7 +21,7 @@ INLINE vec min(vec a, vec b) { return (vec)_mm512_min_ps((__m512)a, (__m512)b); 
 INLINE bool any(ivec x) { return _mm512_test_epi32_mask((__m512i)x, (__m512i)x) != 0; }
 INLINE vec square_root(vec x) { return (vec)_mm512_sqrt_ps((__m512)x); }
 
-// A 14-bit estimate, refined by one Newton step.
+// 1 / x: a 14-bit estimate, refined by one Newton step.
 INLINE vec reciprocal(vec x) {
   const vec guess = (vec)_mm512_rcp14_ps((__m512)x);
   return guess + guess * (1.0f - x * guess);

@@ -26,7 +26,7 @@ INLINE vec scale_by_power(vec fraction, vec, vec shifted, vec x, float lowest) {
   return x < lowest - vec{} ? vec{} : fraction * power;
 }
 
-// Converts float16 to float, in whole vectors; returns how many were converted, here none.
+// Converts float16 numbers to float, in whole vectors; returns how many were converted: here, always none.
 INLINE int64_t widen_halves(float*, const uint16_t*, int64_t) { return 0; }
 
 // Reads W pairs of int8 as W pairs of int16.

@@ -517,7 +517,7 @@ def test_empty_sizes(queries: int) -> None:
         ),
         (
             {"block_mask": lambda: create_block_mask(causal, 5, None, Q, K, device="cpu")},
-            r"batch and heads \(5, 1\)",
+            r"\(batch, heads\) = \(5, 1\)",
         ),
         ({"score_mod": lambda s, b, h, q, k: 1.0}, "score_mod returned"),
         ({"score_mod": lambda s, b, h, q, k: torch.ones(3) * s}, r"score_mod returned .* shape \(3,\)"),

@@ -296,7 +296,7 @@ def test_a_config_must_be_a_regular_file(tmp_path):
     with pytest.raises(ArgumentError, match="is a named pipe"):
         TranslationConfig.from_toml(tmp_path / "config.toml")
     (tmp_path / "large.toml").write_bytes(b"#" * 2**21)
-    with pytest.raises(ArgumentError, match=r"has 2\.1 MB; the limit is 1\.0 MB"):
+    with pytest.raises(ArgumentError, match=r"is 2\.1 MB; the limit is 1\.0 MB"):
         TranslationConfig.from_toml(tmp_path / "large.toml")
 
 

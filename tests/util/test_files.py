@@ -131,13 +131,13 @@ def test_files_are_read_up_to_a_limit(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "file")
     assert read_regular(tmp_path / "link", 9) == b"123456789"
     with pytest.raises(
-        regard.ArgumentError, match=r"'.*file' has 0\.0 kB; the limit is 0\.0 kB\. Check the path"
+        regard.ArgumentError, match=r"'.*file' is 0\.0 kB; the limit is 0\.0 kB\. Check the path"
     ):
         read_regular(tmp_path / "file", 8)
     with pytest.raises(regard.ArgumentError, match="/proc/self/maps"):
         read_regular("/proc/self/maps", 8)  # reports size 0
     os.truncate(tmp_path / "file", 10**13)
-    with pytest.raises(regard.ArgumentError, match=r"has 10000\.0 GB; the limit is .*\. Check the path"):
+    with pytest.raises(regard.ArgumentError, match=r"is 10000\.0 GB; the limit is .*\. Check the path"):
         regard.Weights.load(tmp_path / "file")
 
 
@@ -262,5 +262,5 @@ def test_huge_sparse_files_are_not_hashed(tmp_path):
     (tmp_path / "notes.txt").write_text("complete")
     write_checksums(tmp_path / CHECKSUMS, ["notes.txt"])
     os.truncate(tmp_path / "notes.txt", 2**42)
-    with pytest.raises(regard.ArgumentError, match=r"has 4398\.0 GB; the limit is .*\. Check the path"):
+    with pytest.raises(regard.ArgumentError, match=r"is 4398\.0 GB; the limit is .*\. Check the path"):
         verify_checksums(tmp_path / CHECKSUMS, ["notes.txt"])

@@ -106,7 +106,7 @@ def check_dense(name: str, tensor: "Tensor") -> None:
 
 
 def check_device(name: str, value: "Tensor | nn.Module", device: "torch.device") -> None:
-    """Raise unless the tensor, or every tensor in the module, is on the query's device."""
+    """Raise unless the tensor, or every tensor in the module, is on `device`, the device of the query."""
     from torch import Tensor
 
     tensors = [value] if isinstance(value, Tensor) else [*value.parameters(), *value.buffers()]

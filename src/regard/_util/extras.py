@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from regard.errors import MissingExtraError
 
-# module → extra, as in pyproject.toml
+# import name of a package → the extra in pyproject.toml that installs it
 EXTRAS = {
     "anywidget": "notebook",
     "babel": "translation",

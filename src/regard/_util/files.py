@@ -16,7 +16,7 @@ from regard.errors import ArgumentError
 
 MAX_TEXT_BYTES = 1 << 20  # limit for config files and metadata
 CHECKSUMS = "SHA256SUMS"  # in the format of sha256sum
-_PART = re.compile(r"\.regard-[0-9a-f]{16}\.part")  # temporary files of `open_atomic`
+_PART = re.compile(r"\.regard-[0-9a-f]{16}\.part")  # names of the temporary files of `open_atomic`
 _SUM = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -74,7 +74,7 @@ def write_atomic(path: str | os.PathLike[str], content: bytes) -> Path:
 
 
 def short_names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return the last part of each path, or the whole path if that is ambiguous, as valid UTF-8.
+    """Return the last part of each path, or the whole path if the last part is ambiguous, as valid UTF-8.
 
     >>> from regard._util.files import short_names
     >>> short_names(["runs/small", "other/small", "minilm"])
@@ -134,7 +134,7 @@ def check_loadable(path: str | os.PathLike[str]) -> None:
     """Raise ArgumentError unless `path` is a regular file that fits in memory."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not available on this system
+    except (AttributeError, ValueError, OSError):  # this system does not report its memory size
         memory = None
     check_regular(path, memory)
 
@@ -149,7 +149,7 @@ def _check(path: str | os.PathLike[str], status: os.stat_result, max_bytes: int 
 
 def _too_large(path: str | os.PathLike[str], size: int, max_bytes: int) -> str:
     return (
-        f"{os.fspath(path)!r} has {format_bytes(size)}; the limit is "
+        f"{os.fspath(path)!r} is {format_bytes(size)}; the limit is "
         f"{format_bytes(max_bytes)}. Check the path."
     )
 
@@ -188,7 +188,7 @@ def verify_checksums(path: Path, names: Iterable[str]) -> None:
     for name in names:
         if name not in sums:
             raise ValueError(f"{path.name} has no checksum for {name}")
-        if not name.endswith(".safetensors"):  # safetensors headers state the size
+        if not name.endswith(".safetensors"):  # a safetensors header states the file size
             check_loadable(path.parent / name)  # hashing a huge sparse file takes hours
         if _sha256(path.parent / name) != sums[name]:
             raise ValueError(f"{name} does not match its checksum")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_PAIRS = 2**28  # queries × keys × heads between two checks: less than a second of work
+_PAIRS = 2**28  # queries × keys × heads to compute between two checks: less than a second of work
 _CHECK: ContextVar[Callable[[], None] | None] = ContextVar("regard_interrupt", default=None)
 
 

@@ -63,7 +63,7 @@ def _read_stub(stub: Path) -> dict[str, str]:
 
 
 def _unknown(package: str, folder: Path, name: str, names: list[str]) -> AttributeError:
-    """Return the error for an unknown name. If a subpackage has the name, ignoring case, suggest it."""
+    """Return the error for an unknown name. Suggest the same name in a subpackage, ignoring case."""
     for stub in sorted(folder.glob("*/__init__.pyi")):
         for public in _read_stub(stub):
             if not name.startswith("_") and public.lower() == name.lower() and public not in names:

@@ -2,7 +2,7 @@
 
 The tables are read only when an error is raised: for an unknown attribute of a package or an object
 (`unknown_attribute`), an unknown argument of a function or a class (`hint_arguments`), and an unknown command
-or option of the command line (`suggest_command`, `suggest_option`). The arguments of `regard.attention` are
+or option on the command line (`suggest_command`, `suggest_option`). The arguments of `regard.attention` are
 in `mechanism/call/keyword_hints.py`.
 """
 
@@ -20,7 +20,7 @@ _LOAD = 'regard.load_encoder("minilm") or regard.load_translator(folder)'
 _EDIT = "with regard.edit(model, layer, heads, regard.ZeroAblation()): ..."
 _ROTARY = 'regard.models.RotaryPositions(width), or TransformerConfig(positions="rotary")'
 
-# attributes: last part of a module's name, or class → unknown name → answer
+# attributes: last part of a module's name, or name of a class → unknown attribute → answer
 _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     "regard": {
         **dict.fromkeys(("load", "load_model", "load_pretrained", "from_pretrained", "pipeline"), _LOAD),
@@ -80,7 +80,7 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         ),
         **dict.fromkeys(
             ("BERT", "BertModel", "TransformerEncoder", "Encoder"),
-            "regard.models.MaskedLanguageModel, or regard.load_encoder for pretrained ones",
+            "regard.models.MaskedLanguageModel, or regard.load_encoder for a pretrained model",
         ),
         **dict.fromkeys(("RNN", "LSTM", "GRU"), "regard.models.RecurrentSeq2Seq(vocab_size)"),
         **dict.fromkeys(("Rotary", "RoPE", "RotaryEmbedding"), _ROTARY),
@@ -120,7 +120,7 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         ),
         **dict.fromkeys(("to_dataframe", "to_df", "to_pandas", "summary", "stats"), "seen.heads()"),
         **dict.fromkeys(("cpu", "cuda", "to"), "seen[0].to(device), one layer at a time"),
-        "hidden_states": "output_hidden_states=True of the model: watch records attention only",
+        "hidden_states": "the model's output_hidden_states=True: watch records only attention",
         "mean": 'seen[0].mean("heads"), one layer at a time',
         "topk": "seen[0].topk(k), one layer at a time",
         "to_dict": "dict(seen)",
@@ -171,7 +171,7 @@ _NO_DIM = dict.fromkeys(("dim", "axis"), "Omit it: a normalizer always acts on t
 _LABELS = dict.fromkeys(("tokens", "labels", "words", "tokenized"), "queries=tokens")
 _PADDING = "regard.Padding(attention_mask.sum(-1)), or mask=attention_mask[:, None, None, :].bool()"
 
-# arguments: function or class → keyword → answer; "" → the right call, if an argument is missing
+# arguments: function or class → unknown keyword → answer; the key "" has the answer for a missing argument
 _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "Softmax": {**_NO_DIM, "scale": "score=regard.ScaledDot(scale)"},
     "Sparsemax": _NO_DIM,
@@ -337,10 +337,10 @@ def unknown_attribute(
 
 
 def hint_arguments(function: _T) -> _T:
-    """Decorator for functions, methods and classes: errors about wrong arguments name the right ones.
+    """Decorator for functions, methods and classes that adds suggestions to errors about wrong arguments.
 
-    It covers unknown, missing and surplus arguments. For a class, it wraps the constructor. A call that
-    succeeds costs one more Python frame and no lookup.
+    Unknown, missing and surplus arguments are covered. For a class, the constructor is wrapped. A successful
+    call costs one more Python frame, but no lookup.
 
     >>> import regard
     >>> regard.ALiBi(num_heads=8)
@@ -372,7 +372,7 @@ def _hinted(function: Any, name: str) -> Any:
 
 
 def _describe(function: Any, name: str, options: Mapping[str, object], message: str) -> str:
-    """Return Python's message about the arguments of a call, with a suggestion."""
+    """Return Python's message about wrong arguments, with a suggestion added."""
     answers = _ARGUMENTS.get(name, {})
     known = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
     unknown = next((option for option in options if option not in known), None)
@@ -396,7 +396,7 @@ def suggest_command(name: str) -> str | None:
 
 
 def suggest_option(command: str, option: str) -> str | None:
-    """Return the equivalent of another program's option in a command of regard, or None.
+    """Return the option of a regard command that corresponds to another program's option, or None.
 
     >>> from regard._util.name_hints import suggest_option
     >>> suggest_option("translate", "--num-beams")

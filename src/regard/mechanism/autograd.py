@@ -1,4 +1,4 @@
-"""Autograd, vmap and torch.compile for the tiled and fused implementations.
+"""Support for autograd, vmap and torch.compile in the tiled and fused implementations.
 
 The backward pass also runs tile by tile. In compiled graphs, attention is one opaque operator. Second
 derivatives are computed by differentiating the gradient formula without tiling. Forward-mode AD, and
@@ -43,7 +43,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor, bool]:
     forward_info = _ForwardInfo()
     if transformed():
         return *_Attention.apply(problem.config, names, forward_info, *tensors), False  # type: ignore[no-untyped-call]
-    # bypasses the overhead of `_Attention.apply`, which binds default arguments first
+    # avoids the overhead of `_Attention.apply`, which first binds default arguments
     output, tau = super(torch.autograd.Function, _Attention).apply(
         problem.config, names, forward_info, *tensors
     )  # type: ignore[no-untyped-call]
@@ -162,7 +162,7 @@ class _AttentionBackward(torch.autograd.Function):
         wanted: tuple[str, ...],
         *tensors: Tensor,
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        # per-sample gradients, even for inputs shared by all samples
+        # return per-sample gradients, even for inputs that all samples share
         stacked = []
         for tensor, at in zip(tensors, in_dims[3:], strict=True):
             if at is not None:
@@ -186,7 +186,7 @@ def _run_forward(problem: Problem) -> tuple[Tensor, Tensor, bool]:
 def _run_backward(
     problem: Problem, tau: Tensor, output: Tensor, grad: Tensor, wanted: set[str]
 ) -> dict[str, Tensor]:
-    """Compute the gradients of the tensors named in `wanted`, with the kernels if they support this."""
+    """Compute the gradients of the tensors named in `wanted`, with the kernels if they support the call."""
     with autocast_off(problem["query"].device.type):
         if _kernels_run(problem, tau, output, grad):
             grads = fused.backward(problem, tau, output, grad, wanted)
@@ -218,7 +218,10 @@ def _dense_gradients(problem: Problem, grad: Tensor, wanted: set[str]) -> dict[s
 
 @torch.library.custom_op("regard::attention", mutates_args=())
 def _forward(tensors: Sequence[Tensor], config: str, wanted: Sequence[bool]) -> tuple[Tensor, Tensor]:
-    """Run the forward pass as one graph node. config: the serialized configuration and tensor names."""
+    """Run the forward pass as one graph node.
+
+    config: the configuration and the tensor names, from `_serialize`.
+    """
     return _run_forward(_deserialize(config, tensors))[:2]
 
 

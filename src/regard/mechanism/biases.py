@@ -1,7 +1,7 @@
 """Relative biases, added to the scores before the normalizer.
 
 A dense bias is a tensor that broadcasts to (…, h, q, k). A *relative* bias depends only on the distance
-key − query. It is one vector per head, so the bias and its gradient take linear memory.
+key − query. It is stored as one vector per head, so the bias and its gradient take linear memory.
 """
 
 from typing import Any
@@ -46,7 +46,7 @@ class RelativeBias(nn.Module):
 class ClippedRelativeBias(RelativeBias):
     """One bias per head and distance, with distances clipped to [−r, r] (Shaw et al. 2018, section 3.2).
 
-    vector: (h, 2r + 1), or (2r + 1) if all heads share it; entry r is for distance 0. It can be a parameter.
+    vector: (h, 2r + 1), or (2r + 1) if all heads share it; entry r is for distance 0. Can be an nn.Parameter.
 
     >>> import torch, regard
     >>> bias = regard.ClippedRelativeBias(torch.tensor([0.0, 1.0, 2.0]))  # left, same position, right

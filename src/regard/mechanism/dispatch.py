@@ -147,7 +147,7 @@ def explain(
     """Explain which implementation `attention` would use for these arguments. Nothing is computed.
 
     query, key, value: only shape, dtype and device matter; `torch.empty(1).expand(…)` takes no memory.
-    options: keyword arguments of `attention`. With score_mod or block_mask: arguments of `flex_attention`.
+    options: keyword arguments of `attention` or, with score_mod or block_mask, of `flex_attention`.
 
     >>> import torch, regard
     >>> x = torch.empty(1).expand(8, 65536, 64)
@@ -202,7 +202,7 @@ def _explain(
     size = format_bytes(pairs * max(query.element_size(), 4))
     reasons = [why, f"the dense weights {'' if chosen == 'reference' else 'would '}take {size}"]
     if chosen == "fused":
-        reasons.append("if the result is not finite, tiled recomputes it")
+        reasons.append("if the result is not finite, the tiled implementation recomputes it")
     if not isinstance(call.score, Score):
         name = getattr(call.score, "__name__", type(call.score).__name__)
         reasons.append(f"the score is the function {name}: its scores are a dense matrix of {size}")
@@ -234,6 +234,6 @@ def _prepare_without_computing(query: Tensor, key: Tensor, value: Tensor, call: 
         with torch.no_grad(), fake_mode() as fake:
             inputs = [fake.from_tensor(tensor) for tensor in (query, key, value)]
             return prepare(inputs[0], inputs[1], inputs[2], layout, call)
-    except RuntimeError:  # raised by torch for operations that need values; regard's errors have other types
+    except RuntimeError:  # from torch, if an operation needs values; regard's errors have other types
         with torch.no_grad():  # dropout does not matter here and would advance the generator
             return prepare(query, key, value, layout, call._replace(dropout=0.0, generator=None))

@@ -1,4 +1,4 @@
-"""Solve for τ of α-entmax: powers of positive parts, and Newton's method."""
+"""Compute the τ of α-entmax with Newton's method or bisection."""
 
 import math
 
@@ -25,7 +25,7 @@ def solve_tau(x: Tensor, p: float, steps: int = 60) -> Tensor:
 
     For p ≥ 1 the norm ‖max(x − τ, 0)‖ₚ is convex and decreasing in τ. Newton's method starts left of the
     root, at −1, and converges monotonically in a few steps; for p = 1 the result is exact. For p < 1 the norm
-    is not convex. In this case, bisect between −1 and −n^(−1/p), in log space because −τ may be tiny.
+    is not convex, and τ is found by bisection between −1 and −n^(−1/p), in log space because −τ may be tiny.
     """
     tau = torch.full_like(x[..., :1], -1.0)
     if p < 1:
@@ -40,7 +40,8 @@ def solve_tau(x: Tensor, p: float, steps: int = 60) -> Tensor:
         if concrete(tau) and torch.equal(updated, tau):
             break
         tau = updated
-    for _ in range(2):  # converged from the left; two unconstrained Newton steps undo rounding overshoot
+    # τ has converged from the left; two unconstrained Newton steps correct overshoot due to rounding
+    for _ in range(2):
         tau = tau + _newton_step(x, tau, p)
     return tau
 

@@ -138,10 +138,11 @@ def topk(problem: Problem, tau: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
 def sums(problem: Problem, tau: Tensor) -> Tensor | None:
     """Return sums over sets of keys, (…, g, r, q, 4 + s + 2m), or None if the weights are not finite.
 
-    The problem has additional tensors. Key positions in them refer to the full problem.
+    The problem contains four additional tensors, whose key positions refer to the full problem:
 
-    center: (…, q, 1), a key position for each row. span: (…, q, 2s), start and stop of s intervals of keys.
-    token: (…, q, 2m) for m = `MATCHES`, a token and the stop of the keys that are compared with it.
+    center: (…, q, 1), a key position for each row.
+    span: (…, q, 2s), start and stop of s intervals of keys.
+    token: (…, q, 2m), where m = `MATCHES`: m tokens, each followed by the stop of the keys compared with it.
     key_token: (…, k, m), the token of each key.
 
     The columns are Σ w, the entropy, Σ w |key − center| and the largest weight; then Σ w over each span;
@@ -171,7 +172,7 @@ def transposed_product(problem: Problem, tau: Tensor, x: Tensor) -> Tensor | Non
 
 
 def _split_groups(problem: Problem) -> Problem:
-    """Make each query head its own group, with the same keys."""
+    """Give each query head its own key head, with the same keys."""
     return _without_value(problem).map(lambda _, tensor: tensor.unsqueeze(-3))
 
 
@@ -182,7 +183,7 @@ def _without_value(problem: Problem) -> Problem:
 
 
 class _GradBuffer(NamedTuple):
-    """Buffer for a gradient. If `segment_stride` is set, the first axis must be summed over segments."""
+    """Buffer for a gradient. If `segment_stride` is set, the first axis holds segments to be summed."""
 
     tensor: Tensor
     segment_stride: int | None = None
@@ -200,7 +201,7 @@ def _grad_buffer(problem: Problem, name: str, lead: tuple[int, ...], segments: i
         width = -(-problem[name].shape[-1] // width_of_vector) * width_of_vector
         buffer = empty_in_order((*units, 1, tokens, width), problem[name], segments=(segments,))
         return _GradBuffer(buffer, buffer.stride(0))
-    # biases start at zero, because masked pairs are not written; segments have disjoint rows
+    # zeros, because masked pairs are not written; one copy, because segments have disjoint rows
     if kind(name) == "bias" and _is_dense(problem, name):
         return _GradBuffer(query.new_zeros(*lead, *problem[name].shape[-2:]))
     buffer = query.new_zeros(segments, *lead, *problem[name].shape[-2:])
@@ -212,7 +213,7 @@ def _is_dense(problem: Problem, name: str) -> bool:
 
 
 def _shared_biases(problem: Problem, wanted: set[str]) -> list[int]:
-    """Return the leading axes along which a dense bias is shared, if it needs a gradient."""
+    """Return the leading axes along which a dense bias that needs a gradient is shared."""
     dense = [problem[name] for name in wanted if name.startswith("bias") and _is_dense(problem, name)]
     lead = problem.lead() if dense else ()
     return [axis for axis, size in enumerate(lead) if size > 1 and any(t.shape[axis] == 1 for t in dense)]
@@ -221,7 +222,7 @@ def _shared_biases(problem: Problem, wanted: set[str]) -> list[int]:
 def _backward_by_index(
     problem: Problem, tau: Tensor, output: Tensor, grad: Tensor, wanted: set[str], axes: list[int]
 ) -> dict[str, Tensor] | None:
-    """Run the backward pass for one index of the shared axes at a time, to store a shared gradient once."""
+    """Run the backward pass separately for each index of the shared axes, to store a shared gradient once."""
     grads = {name: torch.zeros_like(problem[name]) for name in wanted}
     for chosen in itertools.product(*(range(problem.lead()[axis]) for axis in axes)):
         index = dict(zip(axes, chosen, strict=True))
@@ -254,7 +255,7 @@ class Encoded(NamedTuple):
 
 
 class Prepared:
-    """An encoded call that the kernels have read. Each run takes tensors of the same shapes and strides.
+    """A call that the kernels have decoded once. Each run takes new tensors of the same shapes and strides.
 
     names: the tensors that `forward` and `backward` will receive, in this order.
     """
@@ -262,7 +263,7 @@ class Prepared:
     def __init__(self, encoded: Encoded, names: Sequence[str], kept: Sequence[Tensor]) -> None:
         handle = KERNELS.Prepared(encoded.numbers, encoded.factors, [SLOTS[name] for name in names])
         self._forward, self._backward = handle.forward, handle.backward
-        self._kept = kept  # tensors whose addresses are part of the call
+        self._kept = kept  # keeps alive the tensors whose addresses are part of the call
 
     def forward(self, *tensors: Tensor | None) -> bool:
         """Compute the output; return whether it is finite."""
@@ -275,7 +276,10 @@ class Prepared:
 
 
 def prepare_call(problem: Problem, extra: Mapping[str, Tensor], names: Sequence[str]) -> Prepared:
-    """Encode a problem and the tensors for its results once. names: the tensors that each run receives."""
+    """Encode a problem and the tensors for its results, for repeated runs.
+
+    names: the tensors that each run receives.
+    """
     kept = [tensor for name, tensor in (*problem.tensors.items(), *extra.items()) if name not in names]
     return Prepared(encode(problem, extra), names, kept)
 

@@ -314,7 +314,8 @@ class Relu(_Unnormalized):
 class Sigmoid(_Unnormalized):
     """1 / (1 + exp(−s − bias)) (Ramapuram et al. 2024, section 2).
 
-    bias: by default −log n, where n is the number of visible keys, so a row of zero scores sums to about one.
+    bias: added to each score; default: −log n, where n is the number of visible keys. With the default, a row
+        of zero scores sums to about one.
 
     >>> import torch, regard
     >>> x = torch.zeros(2, 1)
@@ -397,6 +398,6 @@ def from_text(text: str) -> Normalizer:
     """Parse the result of `to_text`."""
     name, *numbers = text.split(" ")
     if name not in BUILT_IN:
-        raise ArgumentError(f"unknown normalizer {name!r}; the built-in ones are {', '.join(BUILT_IN)}.")
+        raise ArgumentError(f"unknown normalizer {name!r}; the known normalizers are {', '.join(BUILT_IN)}.")
     build: Callable[..., Normalizer] = BUILT_IN[name]
     return build(*map(float.fromhex, numbers))

@@ -44,7 +44,7 @@ _MASKS = {type(None), Causal, Window, Documents, Padding}  # immutable and hasha
 _INPUTS = ("query", "key", "value")
 _MAX_CACHED_ROWS = 4096  # masked calls with more queries are not cached: their intervals are too large
 _CACHE_SIZE = 256  # calls
-_CACHE: dict[Hashable, "_PreparedCall | None"] = {}  # None: the call takes the general path
+_CACHE: dict[Hashable, "_PreparedCall | None"] = {}  # None: the call must take the general path
 
 
 def attention(
@@ -69,7 +69,7 @@ def attention(
     query, key, value: floating-point tensors with the same dtype. key and value can be `Quantized`.
     score: a score, or any function (query, key) → (…, q, k). A function computes a dense matrix.
     mask: a mask, or a boolean tensor (True = may attend).
-    bias: term added to the scores: a tensor that broadcasts to (…, h, q, k), a relative bias, or a list.
+    bias: a tensor that broadcasts to (…, h, q, k), a relative bias, or a list of these; added to the scores.
     normalize: normalizer that turns scores into weights.
     dropout: dropout probability for the weights, applied in every call; pass 0 for evaluation.
     generator: random number generator for dropout; default: torch's global generator.
@@ -122,7 +122,7 @@ def attend(
     if problem is not None:
         return output, Weights(problem.without("value"), tau, lead, tau_from_kernels=fused_tau)
     assert cached is not None
-    assert isinstance(key, Tensor)  # only calls with tensors are cached together with τ
+    assert isinstance(key, Tensor)  # calls with a quantized key are not cached if τ is needed
     inputs = {"query": query, "key": key}  # masks of cached calls are immutable
     build = partial(cached.with_inputs, inputs, torch.is_grad_enabled())
     return output, Weights(build, tau, lead, inputs=inputs, tau_from_kernels=fused_tau)
@@ -143,9 +143,9 @@ def self_attention(x: Tensor, *positional: Never, **options: Unpack[Options]) ->
 class _Result(NamedTuple):
     output: Tensor
     tau: Tensor | None
-    fused_tau: bool  # the kernels computed τ
+    fused_tau: bool  # whether the kernels computed τ
     problem: Problem | None  # None for a cached call
-    cached: Problem | None = None  # the weights of a cached call, with only the shapes of query and key
+    cached: Problem | None = None  # for the weights of a cached call; query and key are placeholders
 
 
 def _run(
@@ -159,7 +159,7 @@ def _run(
 ) -> _Result:
     """Run a cached call, or prepare the call, select an implementation and run it."""
     if implementation is None and dispatch.FROM_ENVIRONMENT in (None, "fused"):
-        # returns None for quantized tensors
+        # `_run_cached` returns None for quantized tensors
         result = _run_cached(query, key, value, call, need_tau=need_tau)  # type: ignore[arg-type]
         if result is not None:
             return result
@@ -194,7 +194,7 @@ def _autocast(tensor: Tensor) -> Tensor:
 
 
 class _PreparedCall(NamedTuple):
-    """A call that the kernels have read, except for the addresses of its inputs and results."""
+    """A call that the kernels have decoded, except for the addresses of its inputs and results."""
 
     call: fused.Prepared
     output_shape: tuple[int, ...]
@@ -203,7 +203,7 @@ class _PreparedCall(NamedTuple):
     simple_backward: bool  # gradients need no segments, padding or sums over broadcast axes
     lanes: int  # vector width for which `simple_backward` was determined
     backward: dict[Hashable, fused.Prepared]  # keyed by required gradients and strides
-    weights: Problem  # with only the shapes of query and key, which differ in each call
+    weights: Problem  # query and key, which differ in each call, are placeholders
 
 
 def _run_cached(query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_tau: bool) -> _Result | None:
@@ -254,7 +254,7 @@ def _run_cached(query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_t
     if not requires_grad:
         output = output if query.dtype is torch.float32 else output.to(query.dtype)
         return _Result(output, tau, True, None, prepared.weights)
-    # bypasses the overhead of `_FastAttention.apply`, which binds default arguments first
+    # avoids the overhead of `_FastAttention.apply`, which first binds default arguments
     apply = super(torch.autograd.Function, _FastAttention).apply
     output, tau = apply((output, tau), prepared, call, query, key, value)  # type: ignore[no-untyped-call]
     return _Result(output, tau, True, None, prepared.weights)
@@ -262,9 +262,9 @@ def _run_cached(query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_t
 
 def _prepare(query: Tensor, key: Tensor, value: Tensor, call: Call) -> _PreparedCall | None:
     """Check a call, prepare it and encode it. Returns None if the call cannot be cached."""
-    check_shapes(query, key, value)  # plain dense tensors and no dropout: `_run_cached` has checked the rest
+    check_shapes(query, key, value)  # `_run_cached` has checked all other arguments
     problem, layout = _problem(query, key, value, call)
-    # the last rule of `dispatch.RULES`: the others do not apply to plain tensors and built-in normalizers
+    # only the last of `dispatch.RULES` can apply to plain tensors and built-in normalizers
     if fused.unsupported(problem) is not None or 0 in (*problem.lead(), problem.queries, problem.keys):
         return None
     addresses = [problem[name].data_ptr() for name in _INPUTS]
@@ -338,7 +338,7 @@ def _kernel_gradients(
 ) -> dict[str, Tensor] | None:
     """Compute the gradients with one kernel call. Returns None if they are not finite."""
     grads = {name: torch.empty(saved[name].shape, dtype=torch.float32, device="cpu") for name in wanted}
-    # hooks on saved tensors can change the strides of any of them
+    # hooks on saved tensors can change their strides
     cache_key = (wanted, *(x.stride() for x in saved.values()))
     backward = prepared.backward.get(cache_key)
     if backward is None:

@@ -12,9 +12,9 @@ from regard._util.text import type_name
 from regard.errors import DeviceError, DTypeError, ShapeError
 
 _LARGEST = 127  # the range is symmetric: −128 is not used
-_TINY = 1e-30  # vectors whose largest element is smaller become zeros: their scale would be subnormal
+_TINY = 1e-30  # vectors whose largest magnitude is smaller become zeros: their scale would be subnormal
 _CURE = (
-    "only regard.attention reads quantized keys and values. Run the model on regard, "
+    "only regard.attention reads quantized keys and values. Run the model on regard with "
     'model.set_attn_implementation("regard"), or pass x.dequantize().'
 )
 
@@ -26,10 +26,12 @@ class Quantized:
     `attention` and `attend` accept it as key and value, and the kernels read the int8 numbers in place. The
     output and the weights are those of the dequantized tensors, within rounding. Use `quantize` to create it.
 
-    Only the kernels avoid a dequantized copy, and they compute no gradients. A call that needs gradients, or
-    that runs on another implementation, dequantizes key and value first; `explain` states the reason.
+    Only the kernels avoid a dequantized copy, and they compute no gradients for quantized calls. A call that
+    needs gradients, or runs on another implementation, dequantizes key and value first; `explain` states the
+    reason.
 
-    values: int8 (…, tokens, features). scale: (…, tokens, 1), float32, or float64 if dtype is float64.
+    values: int8 (…, tokens, features).
+    scale: (…, tokens, 1), in float32, or in float64 if dtype is float64.
     dtype: the dtype of `dequantize()`, which must be the dtype of the query.
 
     >>> import torch, regard
@@ -78,7 +80,7 @@ class Quantized:
         return (self.values.to(self.scale.dtype) * self.scale).to(self.dtype)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Quantized":
-        """Apply the same change to values and scale, along any axis but the last.
+        """Apply a function to both values and scale. It may change any axis but the last.
 
         >>> import torch, regard
         >>> regard.quantize(torch.randn(8, 100, 64)).map(lambda x: x.flip(0)).shape
@@ -98,7 +100,7 @@ class Quantized:
 
     @property
     def nbytes(self) -> int:
-        """Memory of values and scale, in bytes: about a quarter of float32.
+        """Memory of values and scale, in bytes: about a quarter of the size in float32.
 
         >>> import torch, regard
         >>> x = torch.randn(8, 100, 64)
@@ -156,7 +158,7 @@ def quantize(x: Tensor) -> Quantized:
     """Quantize keys or values (…, tokens, features) to int8, with one scale per token and head.
 
     The scale of a token is its largest magnitude / 127, so the rounding error of a feature is at most half
-    the scale. A token that contains NaN or inf is NaN after `dequantize`. No gradients flow through it.
+    the scale. A token that contains NaN or inf is NaN after `dequantize`. The result has no gradient.
 
     >>> import torch, regard
     >>> x = regard.quantize(torch.tensor([[1.0, -0.5], [0.0, 0.0]]))

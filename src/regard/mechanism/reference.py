@@ -8,7 +8,7 @@ Every operation has derivatives of any order, in reverse and forward mode. This 
 the other implementations are tested against it. Three rules hold for all implementations:
 
 - masked keys, and keys with a score of −inf, have weight zero; a row without visible keys is all zeros;
-- if a weight is zero, the value of its key is ignored, even if it is NaN, in both passes;
+- a value with weight zero is ignored in both passes, even if it is NaN;
 - a row with a visible score of +inf or NaN has undefined weights: its weights, τ and output are NaN. The same
   holds if query · key overflows, even to −inf, because the sign depends on the order of summation.
 """

@@ -1,7 +1,7 @@
-"""Scores: similarities of query and key, before the mask and the normalizer.
+"""Scores: similarities between query and key, before the mask and the normalizer.
 
 There are two families. Scores of the *dot* family are dot products of transformed queries and keys: Dot,
-ScaledDot, General, Cosine and Gaussian. Scores of the *additive* family are vᵀ act(query + key), also for
+ScaledDot, General, Cosine and Gaussian. Scores of the *additive* family are vᵀ act(query + key), also with
 transformed queries and keys: Additive (tanh) and Concat (relu). Any other function of (query, key) is
 computed as a dense matrix.
 """
@@ -26,7 +26,7 @@ class Activation(NamedTuple):
     """Activation function of an additive score, which must be increasing and map zero to zero."""
 
     apply: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor, Tensor], Tensor]  # derivative, from x and apply(x)
+    slope: Callable[[Tensor, Tensor], Tensor]  # derivative, as a function of x and apply(x)
 
 
 ACTIVATIONS = {
@@ -235,7 +235,7 @@ def _median(query: Tensor) -> Tensor:
 class General(nn.Module, Score):
     """The bilinear score queryᵀ W key (Luong et al. 2015, eq. 8, "general").
 
-    query_width, key_width: widths of query and key. W (query_width, key_width) is learned.
+    query_width, key_width: widths of query and key. The matrix W (query_width, key_width) is learned.
     softcap: see `Dot`.
 
     >>> import torch, regard
@@ -340,5 +340,5 @@ class Concat(_AdditiveScore):
         return self.query_map.new_ones(1) if self.mixture is None else self.mixture
 
 
-# Scores whose `prepare` needs no check; exact types, because subclasses are checked.
+# Scores whose results are trusted. Only these exact types: the results of subclasses are checked.
 BUILT_IN = {Dot, ScaledDot, Cosine, Gaussian, General, Additive, Concat}

@@ -90,7 +90,7 @@ def scaled_dot_product_attention(
         score = ScaledDot(None if scale is None else float(scale))
         return attention(query, key, value, score=score, mask=mask, bias=bias)
     _check_sizes(call)
-    if _causal_bias(attn_mask):  # torch's operator does not accept it
+    if _causal_bias(attn_mask):  # torch's operator does not accept a CausalBias
         call = call._replace(attn_mask=attn_mask._materialize(query.device))
     return _torch_attention(*call[:6], scale=scale, enable_gqa=enable_gqa)
 

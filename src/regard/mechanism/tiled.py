@@ -60,7 +60,9 @@ def backward(
 
 
 def gradients(tile: Problem, tau: Tensor | None, grad: Tensor, wanted: set[str]) -> dict[str, Tensor]:
-    """Return the gradients of one tile. tau: row statistic, computed if None.
+    """Return the gradients of one tile.
+
+    tau: row statistic; computed if None.
 
     With dP = dO · valueᵀ (after dropout) and g = φ'(scores − τ) / divisor:
 

@@ -61,7 +61,7 @@ def traced() -> bool:
 
 
 def fake_mode() -> Any:
-    """Return a mode in which operations compute only shapes, dtypes and devices."""
+    """Return a dispatch mode in which operations compute only shapes, dtypes and devices."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
@@ -89,7 +89,7 @@ def _keys(tensor: Tensor) -> object:
 
 
 def _empty(inference: bool) -> Tensor:
-    with torch.inference_mode(inference):  # independent of the mode at import time
+    with torch.inference_mode(inference):  # set explicitly: the mode at import time is unknown
         return torch.empty(0, device="cpu")
 
 

@@ -205,7 +205,7 @@ for file, limit in ((CONFIG, "1.0 MB. Check the path"), (SHARED, "268.4 MB"), (M
         ),
         f"{file} has no end": (
             lambda folder, file=file: os.truncate(folder / file, 10**13),
-            f"has 10000.0 GB; the limit is {limit}",
+            f"is 10000.0 GB; the limit is {limit}",
         ),
     }
 

@@ -20,7 +20,8 @@ from regard.mechanism.quantized import Quantized
 from regard.mechanism.scores import BUILT_IN, Prepared, ScaledDot, Score, ScoreFunction
 from regard.mechanism.torch_state import concrete
 
-# Rows on which a custom normalizer is checked. Not 1 or 2: a wrong reduction could produce these sizes.
+# Number of rows on which a custom normalizer is checked. Not 1 or 2: a wrong reduction could also produce
+# an axis of this size.
 _CHECKED_ROWS = 7
 
 Bias = Tensor | RelativeBias | list[Tensor | RelativeBias] | tuple[Tensor | RelativeBias, ...]
@@ -65,7 +66,7 @@ class Layout(NamedTuple):
             raise ShapeError(
                 f"key has {key_heads} heads and value has {value_heads}; they must have the same number."
             )
-        groups = key_heads if value_heads == 1 else value_heads  # 0 heads remain 0
+        groups = key_heads if value_heads == 1 else value_heads  # 0 if either has 0 heads
         heads = groups if heads == 1 else heads
         if heads != groups and (groups == 0 or heads % groups):
             raise ShapeError(
@@ -91,7 +92,7 @@ class Layout(NamedTuple):
         return (*self.batch, self.heads) if self.has_heads else ()
 
     def per_query(self, x: Tensor) -> Tensor:
-        """Reshape query, bias or mask: … h q · -> … g r q ·, with size 1 if shared by all heads."""
+        """Reshape query, bias or mask: … h q · -> … g r q ·. If all heads share it, g and r are 1."""
         x = self._pad(x)
         if x.shape[-3] == 1 and self.heads != 1:
             return x.unsqueeze(-3)
@@ -116,7 +117,10 @@ class Layout(NamedTuple):
 
 
 def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
-    """Return the broadcast shape, or None. torch.broadcast_shapes is slower than a small attention call."""
+    """Return the broadcast shape, or None if there is none.
+
+    torch.broadcast_shapes takes longer than a small attention call.
+    """
     axes = max(map(len, shapes))
     result = [1] * axes
     for shape in shapes:
@@ -256,7 +260,7 @@ def check_shapes(query: Tensor, key: Tensor | Quantized, value: Tensor | Quantiz
 
 
 def _check_normalizer(problem: Problem) -> None:
-    """Check a custom normalizer on the last rows, because under a causal mask the first row sees one key."""
+    """Check a custom normalizer on the last rows; under a causal mask, the first rows see too few keys."""
     if not concrete(*problem.tensors.values()) or 0 in (*problem.lead(), problem.queries, problem.keys):
         return
     lead = tuple(slice(0, min(size, 2)) for size in problem.lead()[:-1])
@@ -280,7 +284,7 @@ def _score(
     if isinstance(score, Score):
         per_query, per_key = layout.per_query(query.to(dtype)), layout.per_key(key.to(dtype))
         prepared = score.prepare(per_query, per_key)
-        if type(score) in BUILT_IN and "prepare" not in vars(score):  # may be overridden on the instance
+        if type(score) in BUILT_IN and "prepare" not in vars(score):  # the instance may override `prepare`
             return prepared, []
         lead = (*layout.batch, layout.groups, layout.per_group)
         return validation.prepared(score, prepared, per_query, per_key, lead), []
@@ -288,7 +292,7 @@ def _score(
     repeated = key.repeat_interleave(layout.per_group, -3) if grouped else key
     shape = (*layout.lead, query.shape[-2], key.shape[-2])
     scores = validation.function_scores(score(query, repeated), query, repeated, shape)
-    # zero-width query and key; the function's scores enter as a bias
+    # query and key have width zero; the function's scores are added as a bias
     empty = Prepared(layout.per_query(query[..., :0].to(dtype)), layout.per_key(key[..., :0].to(dtype)))
     return empty, [layout.per_query(torch.atleast_2d(scores.to(dtype)))]
 

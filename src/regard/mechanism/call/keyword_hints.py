@@ -41,7 +41,7 @@ _EQUIVALENTS = {
     "head_mask": "with regard.edit(model, layer, heads, regard.ZeroAblation()) to switch off heads",
     "rel_pos_bias": "bias=, e.g. regard.T5Bias(heads)",
     "alpha": "normalize=regard.Entmax(alpha)",
-    "topk": "normalize=regard.Sparsemax() for sparse weights, or weights.topk(k) to read them",
+    "topk": "normalize=regard.Sparsemax() for sparse weights, or weights.topk(k) to read the largest weights",
     "sparse_topk": "normalize=regard.Sparsemax()",
     "sinks": "normalize=regard.Softmax1(sinks)",
     "s_aux": "normalize=regard.Softmax1(s_aux)",
@@ -58,7 +58,7 @@ _EQUIVALENTS = {
     "backend": "implementation=",
 }
 
-# Where a layer of regard.models differs from `attention`.
+# Answers for the layers of regard.models, where they differ from those for `attention`.
 _WATCH = "with regard.watch(layer) as seen: layer(x); then seen[0]"
 _LAYER_EQUIVALENTS = {
     **dict.fromkeys(("need_weights", "output_attentions", "return_attn", "average_attn_weights"), _WATCH),
@@ -110,7 +110,10 @@ def raise_unexpected(
     unknown: Mapping[str, object],
     known: Sequence[str] = ("score", "mask", "bias", "normalize", "dropout", "generator", "implementation"),
 ) -> NoReturn:
-    """Raise a TypeError for unexpected arguments. known: the keywords of the function."""
+    """Raise a TypeError for unexpected arguments.
+
+    known: the keywords that the function accepts.
+    """
     if positional:
         raise TypeError(
             f"{function} takes query, key and value as positional arguments, but got "

@@ -5,7 +5,7 @@ heads r per key head, and two axes that depend on the tensor. Shared axes have s
 in memory, a tile is a slice of each tensor, and `vmap` adds one batch axis.
 
     query    … g r q d      key   … g 1 k d      value  … g 1 k e      vector  … 1 1 1 d (additive scores)
-    bias     … g r q k      line  … g r 1 l      relative biases, at the l = q + k − 1 distances
+    bias     … g r q k      line  … g r 1 l      line: a relative bias at its l = q + k − 1 distances
     start    … g r q 1      stop  … g r q 1      allowed … g r q k     mask terms
     sink     … g r 1 1      seed  … 1 1 1 1      row    … 1 1 q 1      head    … g r 1 1 (for dropout)
     tau      … g r q 2      row statistic, in lazy weights
@@ -32,8 +32,10 @@ QUERY_AXIS = {"query": -2, "bias": -2, "allowed": -2, "start": -2, "stop": -2, "
 QUERY_AXIS |= {"center": -2, "span": -2, "token": -2}
 KEY_AXIS = {"key": -2, "value": -2, "bias": -1, "allowed": -1, "key_token": -2}
 KEY_AXIS |= {"key_scale": -2, "value_scale": -2}
-_NEVER_SHARED = {"query", "key", "value", "key_scale", "value_scale"}  # size 1 means one token, not shared
-MAX_SINGLE_TILE = 2**15  # scores; smaller problems are one tile, so their mask intervals need not be read
+# Tensors whose token axis is never shared: size 1 means that there is one token.
+_NEVER_SHARED = {"query", "key", "value", "key_scale", "value_scale"}
+# Number of scores. A smaller problem is one tile, so its mask intervals need not be read.
+MAX_SINGLE_TILE = 2**15
 DIFFERENTIABLE = ("query", "key", "value", "vector", "bias", "line", "sink")
 
 
@@ -41,7 +43,7 @@ class ProblemConfig(NamedTuple):
     """The non-tensor part of a problem."""
 
     normalize: Normalizer
-    family: str = "dot"  # or "tanh", "relu": additive scores
+    family: str = "dot"  # or, for additive scores, "tanh" or "relu"
     scale: float = 1.0  # factor of the dot product
     softcap: float | None = None
     dropout: float = 0.0
@@ -129,7 +131,7 @@ class Problem:
         return Problem(self.config, dict(tensors), self.first_row, self.first_key)
 
     def with_inputs(self, inputs: Mapping[str, Tensor], grad_enabled: bool) -> "Problem":
-        """Replace tensors by the caller's, in the shape and dtype of the replaced ones.
+        """Replace tensors with the caller's tensors, converted to the shape and dtype of those they replace.
 
         grad_enabled: the grad mode of the forward pass, which may differ from the mode when weights are read.
         """
@@ -143,16 +145,16 @@ class Problem:
     def nan_checked(self, *others: Tensor) -> "Problem":
         """Return the problem with `nan_safe` set only if needed.
 
-        This mode is needed if the inputs or `others` contain NaN or inf, or if a score may overflow.
+        It is needed if the inputs or `others` contain NaN or inf, or if a score may overflow.
         """
         scored = [self.dequantized(name) for name in ("query", "key", "vector") if name in self.tensors]
-        # the sum itself may overflow; nan_safe is then unnecessary, but only costs time
+        # a sum of finite numbers may overflow; nan_safe is then set needlessly, which only costs time
         summed = [*(t for name, t in self.tensors.items() if name == "value"), *others]
         finite = concrete(*scored, *summed) and all(math.isfinite(t.sum().item()) for t in summed)
         return self.with_config(nan_safe=not (finite and self._cannot_overflow(*map(_max_abs, scored))))
 
     def _cannot_overflow(self, query: float, key: float, vector: float = 1.0) -> bool:
-        """Whether no score can overflow, given the largest magnitudes. Returns False if one is NaN."""
+        """Whether no score can overflow, given the largest magnitude of each tensor. False if one is NaN."""
         width, dtype = max(self["query"].shape[-1], 1), self["query"].dtype
         scaled = query * abs(self.config.scale)
         term = scaled * key if self.config.family == "dot" else (scaled + key) * vector
@@ -213,12 +215,12 @@ def empty_in_order(
 ) -> Tensor:
     """Allocate a tensor (*segments, *shape) with heads and tokens in the memory order of `like`.
 
-    Autograd then need not copy gradients, and outputs have the same memory order as torch's.
+    Autograd then need not copy gradients, and outputs have the same memory order as those of torch.
     """
     *batch, groups, per_group, tokens, width = shape
     sizes = zip(like.shape[-4:-2], like.stride()[-4:-2], strict=True)
     if groups * per_group > 1 and all(n == 1 or n * step <= like.stride(-2) for n, step in sizes):
-        # stored token by token, as a projection returns it
+        # stored token by token, as in the output of a projection
         x = like.new_empty(*segments, *batch, tokens, groups, per_group, width, dtype=dtype)
         return x.movedim(-4, -2)
     return like.new_empty(*segments, *shape, dtype=dtype)
@@ -265,7 +267,9 @@ class Tile(NamedTuple):
 def tiles(problem: Problem, budget: int, *, all_heads: bool = False) -> Iterator[Tile]:
     """Divide a problem into tiles of about `budget` scores, each with all keys that its rows can see.
 
-    Tiles have many rows of a few heads rather than a few rows of many heads. all_heads: keep heads together.
+    Tiles have many rows of a few heads rather than a few rows of many heads.
+
+    all_heads: each tile contains all heads.
     """
     *batch, groups, per_group = problem.lead()
     every_row, every_key = slice(0, problem.queries), slice(0, problem.keys)
@@ -311,7 +315,7 @@ def _row_blocks(problem: Problem, budget: int) -> Iterator[tuple[slice, slice]]:
             low, high = int(starts[rows].min()), int(stops[rows].max())
             visible = int(widths[rows].sum())
             pairs = count * max(high - low, 0)
-            # halve blocks whose rows see different keys: most of their pairs would be masked
+            # halve a block whose rows see different keys: most of its pairs would be masked
             if count == 1 or (pairs <= budget and (count <= 32 or pairs <= 2 * visible + 32 * count)):
                 break
             count = (count + 1) // 2

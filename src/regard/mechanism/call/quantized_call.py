@@ -1,6 +1,7 @@
 """Run calls with quantized keys or values on the kernels, which read int8 in place.
 
-The general path supports only tensors: `run` returns None if the caller has to dequantize key and value.
+`run` returns None if the caller has to dequantize key and value, because the general path supports only
+tensors.
 """
 
 from collections.abc import Hashable
@@ -27,7 +28,7 @@ _CACHE: dict[Hashable, "_PreparedCall | None"] = {}  # None: the call cannot be 
 
 
 class QuantizedResult(NamedTuple):
-    """Output, τ if needed, and the prepared call without value if τ is needed."""
+    """The output and, if τ is needed, τ and the prepared call without value."""
 
     output: Tensor
     tau: Tensor | None
@@ -68,7 +69,7 @@ def unsupported(query: Tensor, key: Tensor | Quantized, value: Tensor | Quantize
     if any(tensor.device.type != "cpu" for tensor in tensors):
         return f"there are no kernels for {query.device.type}"
     if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors) or not plain_cpu(*tensors):
-        return "a transform, tracing or autocast is active, or a tensor is of a subclass"
+        return "a transform, tracing or autocast is active, or a tensor is an instance of a subclass"
     if torch.is_grad_enabled() and _requires_grad(query, key, value, call):
         return "a gradient is needed"
     return None
@@ -104,7 +105,7 @@ def _stand_in(x: Tensor | Quantized) -> Tensor:
 
 
 class _PreparedCall(NamedTuple):
-    """A call that the kernels have read, except for the addresses of its inputs and output."""
+    """A call that the kernels have decoded, except for the addresses of its inputs and output."""
 
     call: fused.Prepared
     shape: tuple[int, ...]
@@ -122,7 +123,7 @@ class _PreparedCall(NamedTuple):
 def _prepared_call(
     query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized, call: Call
 ) -> _PreparedCall | None:
-    """Return a cached prepared call. Returns None if the call cannot be cached."""
+    """Return the prepared call from the cache, or None if the call cannot be cached."""
     mask = call.mask
     if (
         type(mask) not in _MASKS

@@ -4,7 +4,7 @@ The implementations, especially the kernels, rely on these properties of every t
 
 - dtype: int64 for intervals, bool for `allowed`, the query's float32 or float64 for all others;
 - the query's device, and a dense layout;
-- shape: as listed in `problem`, with every axis at full size or of size 1;
+- shape: as listed in `problem`, where each axis has its full size or size 1;
 - key indices that can be added without int64 overflow.
 
 Every result of a user-defined method passes through one of these functions before it becomes part of a
@@ -58,7 +58,10 @@ def _kind(x: Tensor) -> str:
 
 
 def prepared(score: Score, result: object, query: Tensor, key: Tensor, lead: Sequence[int]) -> Prepared:
-    """Check the result of `Score.prepare` for query (… g r q d) and key (… g 1 k d). lead: (…, g, r)."""
+    """Check the result of `Score.prepare` for query (… g r q d) and key (… g 1 k d).
+
+    lead: the leading axes (…, g, r).
+    """
     name = f"{type(score).__name__}.prepare"
     if not isinstance(result, Prepared):
         raise DTypeError(
@@ -234,7 +237,7 @@ def allowed(what: str, x: object, pairs: Sequence[int], device: torch.device) ->
 
 
 def line(bias: object, result: object, heads: int, length: int, device: torch.device) -> Tensor:
-    """Check the values of a relative bias at `length` distances: (h, l), or (1, l) for all heads."""
+    """Check the values of a relative bias at `length` distances: (h, l), or (1, l) if all heads share it."""
     if not isinstance(result, Tensor):
         raise DTypeError(f"{bias} returned {type_name(result)}; forward(distance) must return a tensor.")
     _dense(f"{bias} returned a bias", result, device)
@@ -334,7 +337,7 @@ def _check_tensor(what: str, x: object, scores: Tensor) -> Tensor:
 
 
 def row_sums(normalize: Normalizer, sums: Tensor, visible: Tensor) -> None:
-    """Check that rows sum to one. visible: True for rows with a visible key; other rows are ignored."""
+    """Check that the rows with a visible key, those where `visible` is True, sum to one."""
     off = visible & ((sums - 1).abs() > 0.01)
     if normalize.sums_to_one and bool(off.any()):
         raise ArgumentError(

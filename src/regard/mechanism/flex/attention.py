@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_NO_BLOCKS = 1 << 30  # block size of a BlockMask that fits any length
+_NO_BLOCKS = 1 << 30  # block size of a BlockMask that is valid for any length
 
 
 def flex_attention(
@@ -47,7 +47,7 @@ def flex_attention(
 
     query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, return_aux: see torch's
         documentation.
-    kernel_options: ignored; torch's options select and tune GPU kernels.
+    kernel_options: ignored, because torch's options select and tune GPU kernels.
 
     Memory is linear in the number of tokens. Tensors that score_mod captures, such as a table of biases,
     receive gradients. Score functions with a known formula (a factor, a softcap, biases that depend on the
@@ -118,7 +118,7 @@ def explain(*args: Any, **options: Any) -> dispatch.Explanation:
 
 
 class _Route(NamedTuple):
-    """How a call is computed: a plan and a mask for `attention`, or a reason for tiles."""
+    """How a call is computed: by `attention` with a plan and a mask, or tile by tile, and the reason."""
 
     plan: Plan | None
     mask: Intervals | None
@@ -168,10 +168,10 @@ _CACHE: RouteCache[_Route] = RouteCache()
 
 def choose_route(call: FlexCall) -> _Route:
     """Decide how a call is computed; reuse the decision of an earlier call with the same functions."""
-    _scale(call.scale, call.query)  # raises if it is not a number
+    _scale(call.scale, call.query)  # raises if the scale is not a number
     if call.block_mask is not None:
         _check_block_mask(call.block_mask, _sizes(call), call.query.device)
-    # under export, tracing or a fake mode, tensors of the plan would not be usable in other calls
+    # tensors of a plan made under export, tracing or a fake mode could not be used in other calls
     cache_key = _CACHE.key(call) if plain_cpu(*call[:3]) else None
     route = None if cache_key is None else _CACHE.get(cache_key, call.block_mask)
     if route is None:
@@ -218,7 +218,7 @@ def _trace_route(call: FlexCall) -> _Route:
 def _find_mask(
     form: ScoreForm, trace: Trace, mask_mod: Any, blocks: Blocks | None, sizes: Sizes, device: torch.device
 ) -> Intervals | str | None:
-    """Return the key intervals of a call's masks, None if it has no masks, or why they are unknown."""
+    """Return the key intervals of a call's masks, None without masks, or the reason they are unknown."""
     masks: list[Intervals | None] = []
     if blocks is not None:
         condition = trace.result if isinstance(trace.result, Constant | Index) else mask_mod

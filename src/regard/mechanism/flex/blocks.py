@@ -17,8 +17,8 @@ from regard.mechanism.flex.functions import map_mask_blocks
 from regard.mechanism.flex.intervals import Interval, Intervals, Sizes, solve
 
 _SKIPPED, _PARTIAL, _FULL = 0, 1, 2
-_BLOCK = 128  # for masks without a BlockMask
-_CHUNK = 2**20  # pairs of query and key evaluated at a time
+_BLOCK = 128  # block size for masks without a BlockMask
+_CHUNK = 2**20  # number of pairs of query and key evaluated at a time
 
 
 class Blocks(NamedTuple):
@@ -38,8 +38,9 @@ class Blocks(NamedTuple):
         lead = tuple(counts.shape[:-1])
         if len(lead) != 2 or lead[0] not in (1, sizes.batch) or lead[1] not in (1, sizes.heads):
             raise MaskError(
-                f"block_mask has batch and heads {lead} and query has {tuple(sizes[:2])}; each must be "
-                "equal or 1. Create it with create_block_mask(mask_mod, B, H, …), or with B=None, H=None."
+                f"block_mask has (batch, heads) = {lead} and query has {tuple(sizes[:2])}; the sizes must be "
+                "equal, or 1 in block_mask. Create it with create_block_mask(mask_mod, B, H, …), or with "
+                "B=None, H=None."
             )
         shape = (*lead, -(-sizes.queries // rows), -(-sizes.keys // columns))
         kinds = torch.zeros(shape, dtype=torch.int8, device=counts.device)
@@ -55,14 +56,14 @@ class Blocks(NamedTuple):
         return cls(torch.full(shape, _PARTIAL, dtype=torch.int8, device=device), _BLOCK, _BLOCK)
 
     def tile(self, batch: slice, heads: slice, rows: slice) -> Tensor:
-        """Return the kinds for some queries, (b, h, query blocks, key blocks)."""
+        """Return the kinds of the blocks that contain some queries, (b, h, query blocks, key blocks)."""
         kinds = self.kinds[batch if self.kinds.shape[0] > 1 else slice(None)]
         kinds = kinds[:, heads if kinds.shape[1] > 1 else slice(None)]
         return kinds[:, :, rows.start // self.rows : -(-rows.stop // self.rows)]
 
 
 def _mark(kinds: Tensor, counts: Tensor, indices: Tensor, kind: int) -> None:
-    """Set the listed blocks. Entries of `indices` beyond `counts` are unused and may contain anything."""
+    """Set the listed blocks to `kind`. Entries of `indices` beyond `counts` are unused and arbitrary."""
     rows, columns = kinds.shape[-2:]
     counts, indices = counts[..., :rows], indices[..., :rows, :columns].to(torch.int64)
     listed = torch.arange(indices.shape[-1], device=kinds.device) < counts[..., None]
@@ -78,7 +79,7 @@ Condition = Constant | Index | Callable[..., Tensor]
 def find_intervals(blocks: Blocks, condition: Condition, sizes: Sizes) -> Intervals | None:
     """Return the intervals of keys that each query may see, or None if they are unknown or too many.
 
-    condition: where a partial block is visible; a traced expression, or a mask_mod function.
+    condition: which pairs of a partial block are visible: a traced expression, or a mask_mod function.
     """
     if isinstance(condition, Constant | Index):
         solved = solve(condition, sizes, blocks.kinds.device)
@@ -90,7 +91,7 @@ def find_intervals(blocks: Blocks, condition: Condition, sizes: Sizes) -> Interv
 def _agree(mask: Intervals, blocks: Blocks, sizes: Sizes) -> bool:
     """Whether no query sees a key in a skipped block, and every query sees every key of a full block.
 
-    A BlockMask need not list the blocks that its mask_mod implies.
+    This is not guaranteed: a BlockMask may list other blocks than its mask_mod implies.
     """
     begin = torch.arange(blocks.kinds.shape[-1], device=blocks.kinds.device) * blocks.columns
     end = (begin + blocks.columns).clamp(max=sizes.keys)
@@ -105,7 +106,7 @@ def _agree(mask: Intervals, blocks: Blocks, sizes: Sizes) -> bool:
 
 
 def _evaluate_blocks(blocks: Blocks, condition: Condition, sizes: Sizes) -> Intervals | None:
-    """Evaluate the condition in partial blocks; return the keys of each query if they are one interval."""
+    """Evaluate the condition in partial blocks; return each query's keys, or None if not one interval."""
     depends = _depends(condition)
     lead = [
         max(size, total if name in depends else 1)
@@ -133,7 +134,7 @@ def _depends(condition: Condition) -> frozenset[str]:
 
 
 def _full_rows(kinds: Tensor, blocks: Blocks, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
-    """Return start, stop and number of the keys in full blocks for each query, (b, h, q)."""
+    """Return the start, stop and number of each query's keys in full blocks: (b, h, q)."""
     full = kinds == _FULL
     begin = torch.arange(kinds.shape[-1], device=kinds.device) * blocks.columns
     end = (begin + blocks.columns).clamp(max=sizes.keys)
@@ -153,7 +154,7 @@ def _partial_blocks(kinds: Tensor, blocks: Blocks, condition: Condition, sizes: 
         b, h, row_block, column_block = (x[:, None, None] for x in chunk.unbind(-1))
         queries, keys = row_block * blocks.rows + row, column_block * blocks.columns + column
         inside = (queries < sizes.queries) & (keys < sizes.keys)
-        # the last blocks may extend beyond the tokens: repeat the last token, which `inside` excludes
+        # blocks may extend beyond the last token; there it is repeated, and `inside` excludes the repetitions
         at = {"b": b, "h": h, "q": queries.clamp(max=sizes.queries - 1), "k": keys.clamp(max=sizes.keys - 1)}
         yield at, inside & _holds(condition, at)
 

@@ -26,11 +26,11 @@ class Constant:
 class Index:
     """An expression of the indices and of captured tensors.
 
-    depends: the indices "b", "h", "q" and "k" that matter; "d" if q and k matter only as distance k − q.
-    slopes: coefficients of q and k if the expression is a linear function of q and k plus a function of
-        `rest`, else None.
+    depends: the indices, of "b", "h", "q" and "k", that matter; "d" if only the distance k − q matters.
+    slopes: coefficients of q and k if the expression is a linear function of q and k plus a function of the
+        indices in `rest`, else None.
     integer, boolean: whether the values are known to be integers, or booleans.
-    name: the name of the index, if the expression is an index.
+    name: the name of the index, if the expression is just an index.
     """
 
     depends: frozenset[str]
@@ -53,12 +53,12 @@ class ScoreForm:
 
     gain: float = 1.0
     factors: tuple[Constant | Index, ...] = ()
-    inner_gain: float | None = None  # constant factor inside tanh; None: there is no tanh
+    inner_gain: float | None = None  # constant factor inside tanh; None if there is no tanh
     terms: tuple[Operand, ...] = ()
     masks: tuple[Constant | Index, ...] = ()
 
     def scaled(self, factor: Operand) -> "ScoreForm | None":
-        """Return this form times a number or an expression, or None if the product has another form."""
+        """Return this form times a number or an expression, or None if the product is not a `ScoreForm`."""
         if isinstance(factor, int | float):
             if not math.isfinite(factor) or self.masks:  # −inf times a negative number is no longer masked
                 return None
@@ -177,7 +177,7 @@ def evaluate(value: Operand, indices: Mapping[str, Tensor]) -> Tensor:
 
 def _evaluate(value: Any, indices: Mapping[str, Tensor], cache: dict[int, Tensor]) -> Any:
     if isinstance(value, Constant):
-        # one axis, like the index tensors: torch promotes dtypes differently for tensors without axes
+        # add an axis, as the index tensors have: torch promotes dtypes differently for tensors without axes
         return value.tensor.reshape(1) if value.tensor.dim() == 0 else value.tensor
     if not isinstance(value, Index):
         return value

@@ -13,9 +13,11 @@ from regard.errors import DTypeError, ShapeError
 
 
 class Substitution(TorchFunctionMode):
-    """Replace captured tensors in all torch calls. replacements: new tensors by the id of the captured one.
+    """Replace captured tensors in all torch calls.
 
-    A function holds its captured tensors, so this is the only way to call it with different ones.
+    A function holds its captured tensors, so this is the only way to call it with different tensors.
+
+    replacements: id of a captured tensor → new tensor.
     """
 
     def __init__(self, replacements: Mapping[int, Tensor]) -> None:
@@ -30,7 +32,7 @@ class Substitution(TorchFunctionMode):
             table, at = args
             items = at if isinstance(at, tuple) else (at,)
             tensors = [i for i in items if isinstance(i, Tensor)]
-            # inside vmap an index tensor has no Python value, so the index must be an advanced one
+            # inside vmap, an index tensor has no Python value, so the call needs advanced indexing
             if tensors and all(isinstance(i, Tensor) or type(i) is int for i in items):
                 indices = [torch.as_tensor(i, device=table.device) for i in items]
                 return torch.ops.aten.index.Tensor(table, indices)
@@ -49,10 +51,10 @@ class Substitution(TorchFunctionMode):
 def freeze(function: Any, frozen: dict[int, Any] | None = None) -> Any:
     """Return a copy of a function that keeps the current values of the variables in its enclosing scopes.
 
-    A function defined in a loop shares these variables with the functions of later iterations, which would
-    otherwise change what a backward pass computes.
+    A function defined in a loop shares these variables with the functions of later iterations, which could
+    otherwise change what its backward pass computes.
 
-    frozen: copies by the id of the function, for functions that refer to themselves.
+    frozen: id of a function → its copy, for functions that refer to themselves.
     """
     frozen = {} if frozen is None else frozen
     if type(function) is tuple:
@@ -67,7 +69,7 @@ def freeze(function: Any, frozen: dict[int, Any] | None = None) -> Any:
         copy.__dict__.update(function.__dict__)
         frozen[id(function)] = copy
         for cell, source in zip(cells, function.__closure__, strict=True):
-            with suppress(ValueError):  # a variable without a value yet
+            with suppress(ValueError):  # the variable has no value yet
                 cell.cell_contents = freeze(source.cell_contents, frozen)
     return frozen[id(function)]
 
@@ -78,7 +80,7 @@ NO_REPLACEMENTS: Mapping[int, Tensor] = {}
 def map_scores(
     score_mod: Callable[..., Tensor], scores: Tensor, *indices: Tensor, replacements: Mapping[int, Tensor]
 ) -> Tensor:
-    """Return score_mod(score, b, h, q, k) for scores (b, h, q, k) and a vector for each index.
+    """Return score_mod(score, b, h, q, k) for scores (b, h, q, k) and one vector per index.
 
     replacements: see `Substitution`.
     """
@@ -88,7 +90,7 @@ def map_scores(
 
 
 def map_mask(mask_mod: Callable[..., Tensor], *indices: Tensor) -> Tensor:
-    """Return mask_mod(b, h, q, k) for a vector of each index, as a boolean tensor (b, h, q, k)."""
+    """Return mask_mod(b, h, q, k) for one vector per index, as a boolean tensor (b, h, q, k)."""
     in_dims = [(None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)]
     result = _map(mask_mod, in_dims, indices)
     return _checked_mask(result, tuple(len(index) for index in indices))
@@ -107,7 +109,7 @@ def _map(
     args: tuple[Tensor, ...],
     replacements: Mapping[int, Tensor] = NO_REPLACEMENTS,
 ) -> Tensor:
-    """Apply `function` under one vmap for each entry of `in_dims`, innermost first."""
+    """Apply `function` under nested vmaps, one for each entry of `in_dims`, innermost first."""
     for dims in in_dims:
         function = torch.vmap(function, dims)
     with Substitution(replacements):

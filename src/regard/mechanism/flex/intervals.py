@@ -30,7 +30,7 @@ class Sizes(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """The keys in [start, stop) of each query, (b, h, q, 1), within [0, keys]. Empty if stop <= start."""
+    """The keys in [start, stop) of each query, (b, h, q, 1), within [0, keys]; none if stop <= start."""
 
     start: Tensor
     stop: Tensor
@@ -74,7 +74,7 @@ BUILT_IN |= {Intervals}
 
 
 def _union(parts: list[Interval]) -> Intervals | None:
-    """Merge intervals that overlap or touch for every query; None if more remain than the kernels support."""
+    """Merge intervals that overlap or touch for every query; None if too many remain for the kernels."""
     merged: list[Interval] = []
     for part in parts:
         if part.is_empty():
@@ -92,7 +92,7 @@ def _union(parts: list[Interval]) -> Intervals | None:
 
 
 def _join(a: Interval, b: Interval) -> Interval | None:
-    """Return the union of two intervals if it is one interval for every query."""
+    """Return the union of two intervals, or None if it is not one interval for every query."""
     a_empty, b_empty = a.start >= a.stop, b.start >= b.stop
     touch = torch.maximum(a.start, b.start) <= torch.minimum(a.stop, b.stop)
     if not bool((touch | a_empty | b_empty).all()):
@@ -135,17 +135,17 @@ def _is_condition(arg: object) -> bool:
 
 
 def _rows(visible: Tensor, sizes: Sizes) -> Intervals | None:
-    """Return the intervals of a condition that holds for all keys of a query, or for none."""
+    """Return the intervals of a condition that, for each query, holds for all keys or for none."""
     if visible.dtype is not torch.bool:
         return None
     visible = visible.reshape((1,) * (4 - visible.dim()) + tuple(visible.shape))
-    # the first key represents all: an expression such as k − k has the same value for every key
+    # the first key stands for all keys: even an expression such as k − k has the same value for each
     stop = torch.where(visible[..., :1], sizes.keys, 0)
     return Intervals((Interval(torch.zeros_like(stop), stop),))
 
 
 def _columns(visible: Tensor, sizes: Sizes) -> Intervals | None:
-    """Return the interval of a condition on the keys, (b, h, 1, k), if the keys are one interval."""
+    """Return the keys for which a condition (b, h, 1, k) holds, or None if they are not one interval."""
     if visible.dtype is not torch.bool:
         return None
     keys = torch.arange(sizes.keys, device=visible.device)
@@ -194,12 +194,12 @@ def _solve_comparison(condition: Index, sizes: Sizes, device: torch.device) -> I
 
 
 def _is_sided(value: object, side: str) -> bool:
-    """Whether an expression is an integer that depends on this index and otherwise only on batch and head."""
+    """Whether an expression is an integer that depends on index `side` and otherwise only on b and h."""
     return isinstance(value, Index) and value.integer and side in value.depends <= {"b", "h", side}
 
 
 def _search(by_key: Tensor, by_query: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor] | None:
-    """Return, for each query, the first key with value ≥ and the first with value > that of the query.
+    """Return, for each query with value v, the first key with a value ≥ v and the first with a value > v.
 
     Returns None if the values are not sorted by key.
     """

@@ -15,7 +15,9 @@ class Plan(NamedTuple):
     """Arguments of `attention` that compute a score form.
 
     query_factor, key_factor: factors of query (b, h, q, 1) and key (b, g, k, 1), or None.
-    scale: factor of the dot product. softcap: see `Dot`. biases: terms added to the scores.
+    scale: factor of the dot product.
+    softcap: see `Dot`.
+    biases: terms added to the scores.
     """
 
     query_factor: Tensor | None
@@ -28,7 +30,9 @@ class Plan(NamedTuple):
 def make_plan(form: ScoreForm, sizes: Sizes, groups: int, scale: float, like: Tensor) -> Plan | str:
     """Return the plan of a score form, or the reason why there is none.
 
-    groups: number of key heads. scale: the scale of the call. like: a tensor with the dtype and device.
+    groups: number of key heads.
+    scale: scale of the call.
+    like: a tensor with the dtype and device for the plan.
     """
     indices = index_vectors(sizes, like.device)
     query_factor = key_factor = None
@@ -41,7 +45,7 @@ def make_plan(form: ScoreForm, sizes: Sizes, groups: int, scale: float, like: Te
             values = evaluate(factor, indices).to(like.dtype)[..., :1, :].mT
             key_factor = values if key_factor is None else key_factor * values
         else:
-            return "the score is multiplied by a number for each pair of query and key"
+            return "the score is multiplied by a different number for each pair of query and key"
     softcap = None
     total = scale * form.gain
     if form.inner_gain is not None:  # gain · tanh(inner · score) = softcap of gain · inner · score
@@ -75,7 +79,7 @@ def _biases(terms: tuple[Operand, ...], sizes: Sizes, like: Tensor) -> list[Tens
         else:
             table = _dense_table(term, sizes)
             if table is None:
-                return "a number that depends on each pair of query and key is added to the score"
+                return "a different number is added to the score for each pair of query and key"
             dense.append(table.to(like.dtype))
             continue
         values = torch.as_tensor(evaluate(term, at), dtype=like.dtype, device=like.device)
@@ -103,7 +107,7 @@ def _dense_table(term: Operand, sizes: Sizes) -> Tensor | None:
         if name not in axes:
             view = view.unsqueeze(axis)
         elif view.shape[axis] < size:
-            return None  # evaluating the function raises torch's index error
+            return None  # out of range: torch raises an index error when the function is evaluated
         else:
             view = view.narrow(axis, 0, size)
     return view

@@ -29,19 +29,19 @@ _FUNCTIONS = {
 }
 _BUILTINS = {abs, divmod, isinstance, len, max, min, pow, round, sum, *_FUNCTIONS.values()}
 _DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
-# attributes of modules and tensors that do not change; others, such as torch.backends, read a setting
+# attributes of modules and tensors whose values never change; others, such as torch.backends, read settings
 _ATTRIBUTES = {"nn", "functional", "inf", "nan", "pi", "e", "tau", *dir(Tensor), *_FUNCTIONS, *_DTYPES}
-_MAX_DEPTH = 8  # nesting of functions that call functions
+_MAX_DEPTH = 8  # maximum nesting of functions that call functions
 _MAX_ROUTES = 32
 _UNDEFINED = object()
-_SETTINGS = ("get_", "is_")  # functions of torch that read a setting
+_SETTINGS = ("get_", "is_")  # prefixes of torch functions that read a setting
 _BLOCK_TENSORS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 
 Route = TypeVar("Route")
 
 
 def fingerprint(function: Any, depth: int = 0) -> Hashable | None:
-    """Return a value that is equal for two functions only if their results are equal; None if unknown.
+    """Return a value that is equal for two functions only if their results are equal; None if there is none.
 
     >>> from regard.mechanism.flex.route_cache import fingerprint
     >>> def window(size):
@@ -56,7 +56,7 @@ def fingerprint(function: Any, depth: int = 0) -> Hashable | None:
         return None
     try:
         values = [cell.cell_contents for cell in function.__closure__ or ()]
-    except ValueError:  # a variable without a value yet
+    except ValueError:  # a variable has no value yet
         return None
     values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     scope = function.__globals__
@@ -81,13 +81,16 @@ def _fingerprint_value(value: Any, depth: int) -> Hashable | None:
     if isinstance(value, type):
         return value.__name__ if value in _TYPES else None  # attributes of other classes may change
     if isinstance(value, BuiltinFunctionType):
-        return id(value) if value in _BUILTINS else None  # methods depend on their object
+        return id(value) if value in _BUILTINS else None  # a method's result depends on its object
     return fingerprint(value, depth + 1)
 
 
 @lru_cache(maxsize=256)
 def _global_names(code: CodeType) -> tuple[str, ...] | None:
-    """Return the global names that a function reads; None if it imports, assigns or reads torch settings."""
+    """Return the global names that a function reads.
+
+    Returns None if the function imports, assigns outer variables, or reads torch settings.
+    """
     names: list[str] = []
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("IMPORT_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF"):

@@ -26,9 +26,10 @@ Function = Callable[..., Tensor]
 class Trace(NamedTuple):
     """The formula of a function, and the tensors that it captures.
 
-    result: the value it returns; None if the formula is unknown. reason: why the formula is unknown.
+    result: the formula of the returned value; None if unknown.
+    reason: why the formula is unknown.
     captured: tensors that the function uses but does not create.
-    calls: its torch calls; empty if they are not the same every time.
+    calls: the function's torch calls; empty if they are not the same every time.
     """
 
     result: Value | None
@@ -86,10 +87,10 @@ def _trace(
         if dtype is None and getattr(recorder.output, "dtype", None) is not torch.bool:
             recorder.unknown = recorder.unknown or "its result is not boolean"
         if isinstance(recorder.output, Tensor) and recorder.output.dim():
-            recorder.unknown = recorder.unknown or "its result has axes"
+            recorder.unknown = recorder.unknown or "its result is not a scalar"
         recorders.append(recorder)
     first, second = recorders
-    # a tensor that is not the same object in both runs was created by a call that the mode does not see
+    # if a tensor is a different object in each run, a call that the mode does not see created it
     captured = [a for a, b in zip(first.captured, second.captured, strict=False) if a is b]
     reason = first.unknown or second.unknown
     if not reason and (first.calls != second.calls or len(captured) != len(first.captured)):
@@ -106,7 +107,7 @@ class _Recorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.values: dict[int, Value | None] = {}
-        self.alive: list[Tensor] = []  # keeps the identities in `values` unique
+        self.alive: list[Tensor] = []  # keeps the ids in `values` unique
         self.captured: list[Tensor] = []
         self.calls: list[Any] = []
         self.unknown = ""
@@ -122,7 +123,7 @@ class _Recorder(TorchFunctionMode):
         try:
             with self:
                 self.output = function(*inputs)
-        except Exception as error:  # an error that tracing did not cause is raised again on tiles
+        except Exception as error:  # unless tracing caused the error, evaluation by tiles raises it again
             self.raised = True
             self.unknown = self.unknown or f"it raised {type(error).__name__} when it was traced"
             return
@@ -190,13 +191,14 @@ def _signature(values: Any, recorder: _Recorder) -> str:
 
 
 def _check_gradients(name: str, function: Function, inputs: list[Tensor], captured: list[Tensor]) -> None:
-    """Raise if the result depends on a tensor that requires grad, but not through traced calls."""
+    """Raise if the result depends on a tensor that requires grad through calls that are not traced."""
     with Substitution({id(tensor): tensor.detach() for tensor in captured}):
         output = function(*inputs)
     if output.requires_grad:
         raise ArgumentError(
             f"{name} uses a tensor that requires grad, but not through torch functions, so its gradient "
-            "cannot be computed. Use torch functions instead of a custom autograd function, or detach it."
+            "cannot be computed. Use torch functions instead of a custom autograd function, or detach the "
+            "tensor."
         )
 
 
@@ -274,7 +276,7 @@ def _derive(func: Callable[..., Any], values: list[Any], options: dict[str, Any]
     if any(isinstance(x, Index) for x in tensors) and any(
         isinstance(x, Constant) and x.tensor.dim() for x in tensors
     ):
-        return None  # broadcasting over the axes of a captured tensor
+        return None  # the call broadcasts over the axes of a captured tensor
     return operate(function, *values, **options)
 
 
@@ -302,7 +304,7 @@ def _derive_factory(func: Any, values: list[Any], options: dict[str, Any]) -> Va
         return None
     if func is torch.tensor:
         return Constant(torch.tensor(*data, **options))
-    # the dtype and the device are the same for all indices, so any tensor represents them
+    # dtype and device are the same for all indices, so one tensor stands for all
     source = values[0]
     if not isinstance(source, Constant) and "dtype" not in options:
         return None
@@ -319,11 +321,11 @@ def _derive_cast(func: Any, values: list[Any], options: dict[str, Any]) -> Value
         return Constant(func(value.tensor, *values[1:], **options))
     if isinstance(value, Index) and not any(isinstance(x, Constant | Index | ScoreForm) for x in values[1:]):
         return operate(func, *values, **options)
-    return None  # a score in another dtype is rounded
+    return None  # casting a score to another dtype would round it
 
 
 def _derive_score(function: Callable[..., Any], values: list[Any]) -> Value | None:
-    """Return the form of an operation on a score, or None if it has no such form."""
+    """Return the result of an operation on a score as a `ScoreForm`, or None if it has no such form."""
     if function in (torch.where, torch.masked_fill):
         return _derive_where(function, values)
     if function is torch.tanh:

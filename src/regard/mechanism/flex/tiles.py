@@ -23,7 +23,10 @@ from regard.mechanism.tiled import TILE
 
 
 class Functions(NamedTuple):
-    """The functions of a call, and their traces. blocks: None if every query sees every key."""
+    """The functions of a call, and their traces.
+
+    blocks: the visible blocks; None if every query sees every key.
+    """
 
     score_mod: Callable[..., Tensor] | None
     mask_mod: Callable[..., Tensor] | None
@@ -45,7 +48,7 @@ class Functions(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Output (b, h, q, e), logsumexp and maximum of the scores (b, h, q)."""
+    """Output (b, h, q, e), and the logsumexp and the maximum of each row of scores, (b, h, q)."""
 
     output: Tensor
     lse: Tensor
@@ -73,7 +76,7 @@ class _FlexAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, *captured = inputs
         ctx.functions, ctx.originals = functions.freeze(), originals
-        # saved although the functions hold the captured tensors: torch then detects in-place changes
+        # the functions already hold the captured tensors; saving them lets torch detect in-place changes
         ctx.save_for_backward(query, key, value, *captured)
         ctx.set_materialize_grads(False)
         batch, heads, queries = query.shape[:3]
@@ -109,7 +112,7 @@ class _FlexAttention(torch.autograd.Function):
 
 
 class _OnlyOnce(torch.autograd.Function):
-    """A gradient that raises when it is differentiated. Without it, a second derivative would be 0."""
+    """Make a gradient raise an error if it is differentiated; the second derivative would silently be 0."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, *inputs: Tensor) -> Tensor:
@@ -133,7 +136,7 @@ def _add_gradients(
     """Add the gradients of one tile to `grads`."""
     query, key, value, *captured = inputs
     parts = (*tile.take(query, key, value), *captured)
-    # separate leaves: a captured tensor may depend on another one, or on the query
+    # separate leaves, because a captured tensor may depend on another captured tensor or on the query
     leaves = [x.detach().requires_grad_(g is not None) for x, g in zip(parts, grads, strict=True)]
     replacements = {id(x): leaf for x, leaf in zip(captured, leaves[3:], strict=True)}
     wanted = [i for i, total in enumerate(grads) if total is not None]
@@ -162,7 +165,7 @@ class _Tile(NamedTuple):
     heads: slice
     rows: slice
     keys: slice | Tensor
-    shared_batch: bool  # key and value have one batch entry for all
+    shared_batch: bool  # whether all batch entries share one key and value
 
     @property
     def rows_index(self) -> tuple[slice, ...]:
@@ -239,7 +242,10 @@ def _attend(
     value: Tensor,
     replacements: Mapping[int, Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return output, logsumexp and maximum of one tile. replacements: see `Substitution`."""
+    """Return the output, logsumexp and maximum of one tile.
+
+    replacements: see `Substitution`.
+    """
     nan_safe = not all(math.isfinite(x.detach().sum().item()) for x in (query, key, value))
     groups = key.shape[1]
     problem = Problem(
@@ -278,7 +284,7 @@ def _modify(functions: Functions, tile: _Tile, scores: Tensor, replacements: Map
         if functions.mask_mod is not None:
             allowed = allowed | ((kinds == 1) & map_mask(functions.mask_mod, b, h, q, k))
     if allowed is not None and functions.score_mod is not None:
-        # NaN of masked pairs would reach the gradients
+        # otherwise, NaN scores of masked pairs would reach the gradients
         scores = torch.where(allowed | scores.isfinite(), scores, 0.0)
     if functions.score_mod is not None:
         scores = map_scores(functions.score_mod, scores, b, h, q, k, replacements=replacements).to(

@@ -26,7 +26,8 @@ def supports_dropout(*tensors: Tensor) -> bool:
 def dropout(kind: str, x: Tensor | None, y: Tensor, *, probability: float, seed: int) -> Tensor:
     """Apply elementwise dropout, fused with a residual addition or ReLU.
 
-    kind: one of the values listed in kernels/dropout.h."""
+    kind: one of the operations listed in kernels/dropout.h.
+    """
     out, address = torch.empty_like(y), 0 if x is None else x.data_ptr()
     KERNELS.dropout(
         _DROPOUT_KINDS[kind],
@@ -76,9 +77,9 @@ def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None
 
 
 def best_tokens(logits: Tensor, k: int, *, first: int) -> tuple[Tensor, Tensor]:
-    """Return the log probabilities and tokens of the k largest logits of each row: (n, V) → (n, k), twice.
+    """Return the log probabilities and the tokens of each row's k largest logits: (n, V) → two (n, k).
 
-    logits: float32, on the CPU. Tokens below `first` count in the sum but are not returned.
+    logits: float32, on the CPU. Tokens below `first` count toward the softmax but are not returned.
     """
     logits = logits.contiguous()
     values = logits.new_empty(len(logits), k)
@@ -107,7 +108,8 @@ def decode(
     This skips the checks of `attention`, which take longer than a small decoding step.
 
     sizes: batch, key heads g, query heads per key head r, queries, keys, head width.
-    tensors: "query", "key", "value" and "output". stop: number of visible keys per batch row, int64.
+    tensors: "query", "key", "value" and "output".
+    stop: number of visible keys per batch row, int64.
     """
     batch, groups, per_group, queries, keys, width = sizes
     numbers = [3, batch, groups, per_group, queries, keys, width, width, queries, 0, 0, _SOFTMAX]

@@ -39,7 +39,7 @@ def _load() -> tuple[Any, str]:
 
 
 KERNELS, DESCRIPTION = _load()
-# The tables of kernels/abi.h; empty without kernels.
+# The tables of kernels/abi.h; empty if the kernels are missing.
 SLOTS: dict[str, int] = getattr(KERNELS, "SLOTS", {})
 SCORES: dict[str, int] = getattr(KERNELS, "SCORES", {})
 NORMALIZERS: dict[str | None, int] = getattr(KERNELS, "NORMALIZERS", {})

@@ -1,7 +1,7 @@
 """Mask algebra: unions and intersections of key intervals.
 
 A mask is a union of `MaskTerm`s. A term has an interval of keys for each query row, start ≤ key < stop, and
-optionally a dense boolean tensor (True = may attend). `&` is the intersection of two masks, `|` their union.
+optionally a dense boolean tensor (True = may attend). `&` is the intersection of masks; `|` is their union.
 """
 
 import itertools
@@ -56,7 +56,7 @@ class MaskTerm(NamedTuple):
         )
 
     def visible(self, keys: Tensor) -> Tensor | None:
-        """Return whether each of these key indices is allowed, as a boolean tensor, or None if all are."""
+        """Return a boolean tensor that is True for the allowed keys among these indices; None if all are."""
         visible = self.allowed
         if self.start is not None:
             visible = keys >= self.start if visible is None else visible & (keys >= self.start)
@@ -65,7 +65,7 @@ class MaskTerm(NamedTuple):
         return visible
 
 
-BUILT_IN: set[type] = set()  # masks whose terms need no check; exact types: subclasses are checked
+BUILT_IN: set[type] = set()  # masks whose terms are not checked; those of subclasses are
 CHECKED: set[object] = set()  # `terms` methods that check the results of subclass methods
 
 
@@ -153,7 +153,7 @@ class Mask:
             return repr(self)  # drawing would take seconds
         try:
             return f"{self!r}\n{self.draw()}"
-        except (MaskError, DeviceError):  # the mask fits only certain batches, or has no values
+        except (MaskError, DeviceError):  # the mask fits only certain batches, or its tensors have no values
             return repr(self)
 
 
@@ -188,7 +188,7 @@ def terms_of(mask: Mask, call_shape: CallShape) -> tuple[MaskTerm, ...]:
 
 
 def union(terms: Sequence[MaskTerm], keys: Tensor) -> Tensor | None:
-    """Return which of these keys are allowed by at least one term, or None if all keys are."""
+    """Return a boolean tensor that is True for keys allowed by at least one term; None if all are."""
     visible: Tensor | None = None
     for term in terms:
         part = term.visible(keys)
@@ -199,7 +199,7 @@ def union(terms: Sequence[MaskTerm], keys: Tensor) -> Tensor | None:
 
 
 def _draw_rows(terms: Sequence[MaskTerm], rows: tuple[int, int], keys: int) -> str:
-    """Draw one line of text for a range of query rows, with only a few dense rows in memory at a time."""
+    """Draw a range of query rows as one line of text, with only a few dense rows in memory at a time."""
     cells = min(keys, 64)
     any_visible = torch.zeros(cells, dtype=torch.bool)
     all_visible = torch.ones(cells, dtype=torch.bool)

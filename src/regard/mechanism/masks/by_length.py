@@ -24,7 +24,7 @@ class _LengthMask(Immutable):
     compared by identity.
     """
 
-    cache_key: Hashable | None  # equal for equal masks; None: compare by identity
+    cache_key: Hashable | None  # equal for equal masks; None if masks are compared by identity
 
     def __eq__(self, other: object) -> bool:
         if self is other or type(self) is not type(other):
@@ -37,7 +37,7 @@ class _LengthMask(Immutable):
 
 @hint_arguments
 class Padding(_LengthMask):
-    """Padding mask: sequence i sees only its first `lengths[i]` keys (its last ones if side="left").
+    """Padding mask: sequence i sees only its first `lengths[i]` keys (or its last keys, if side="left").
 
     lengths: one length per sequence, along the first leading axes of the call, e.g. (b,) for a batch.
     side: "right" or "left", the side of the padding.
@@ -97,7 +97,9 @@ class Documents(_LengthMask):
     """Mask for packed sequences: each query sees only the keys of its own sequence.
 
     Use `Documents(lengths)` for self-attention, and `Documents(queries, keys)`, with separate key lengths,
-    for cross-attention. within: a rule applied inside each sequence, with positions relative to its start.
+    for cross-attention.
+
+    within: a rule applied inside each sequence, with positions relative to the start of the sequence.
     `Documents` masks are immutable; `queries` and `keys` are copies.
 
     >>> import regard
@@ -202,7 +204,7 @@ class Documents(_LengthMask):
 
 
 def _as_lengths(mask: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
-    """Copy the lengths to a tensor that is not an inference tensor, because the backward pass may need it."""
+    """Copy the lengths to a regular tensor: the backward pass may need it and rejects inference tensors."""
     inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
     with torch.inference_mode(False) if inference else nullcontext():
         try:

@@ -38,11 +38,15 @@ class Rule(Mask):
     align: Align = "end"
 
     def ranges(self, position: Tensor, keys: int | Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return the start and stop of each query's interval. position: the key position of each query."""
+        """Return the start and stop of each query's interval of keys.
+
+        position: the key position of each query.
+        keys: the number of keys, one for all queries or one per query.
+        """
         raise NotImplementedError(f"{type(self).__name__} must implement ranges(position, keys)")
 
     def positions(self, rows: Tensor, queries: int | Tensor, keys: int | Tensor) -> Tensor:
-        """Return the key position of each query row."""
+        """Return the key position that corresponds to each query row."""
         return rows if self.align == "start" else rows + (keys - queries)
 
     def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
@@ -102,7 +106,7 @@ def _check_align(mask: str, align: str) -> None:
 @hint_arguments
 @dataclass(frozen=True)
 class Causal(Rule):
-    """Causal mask: a query attends to its own key and earlier ones.
+    """Causal mask: a query attends to its own key and to earlier keys.
 
     align: "end" aligns the last query with the last key, as in incremental decoding. "start" aligns the first
     query with the first key, like `is_causal` in torch.
@@ -135,7 +139,9 @@ class Window(Immutable, Rule):
     """Sliding-window mask. `Window(n)` keeps the n keys up to and including the query's own key.
 
     `Window(left=a, right=b)` keeps the query's own key, a keys before it and b keys after it. None means no
-    limit. align: see `Causal`.
+    limit.
+
+    align: see `Causal`.
 
     >>> import regard
     >>> print(regard.Window(left=1, right=1).draw(4))
@@ -195,7 +201,9 @@ class Window(Immutable, Rule):
 class Prefix(Rule):
     """Prefix-LM mask: all queries see the first `length` keys, and attention to the other keys is causal.
 
-    See Raffel et al. 2020, figure 3. Equal to `Causal() | Padding(length)`, but stored as a single interval.
+    See Raffel et al. 2020, figure 3. The mask equals `Causal() | Padding(length)`, but is stored as a single
+    interval.
+
     align: see `Causal`.
 
     >>> import regard

@@ -16,13 +16,13 @@ from regard.mechanism.weights.tensor_like import as_slice
 
 
 def select_heads(problem: Problem, batch: Sequence[slice], heads: slice | Sequence[int]) -> Problem:
-    """Select batch entries, by one slice per axis, and query heads. Each head becomes a group with r = 1."""
+    """Select batch entries, with one slice per axis, and query heads. Each gets its own key head: r = 1."""
     *_, groups, per_group = problem.lead()
     indices = torch.arange(groups * per_group, device=problem["query"].device)[heads]
     all_heads = isinstance(heads, slice) and len(indices) == groups * per_group
 
     def cut(name: str, tensor: Tensor) -> Tensor:
-        # size-1 axes are shared by the whole batch; τ always has full axes and may become empty
+        # axes of size 1 are shared by the whole batch, except in τ, whose axes are never shared
         cuts = zip(batch, tensor.shape, strict=False)
         tensor = tensor[tuple(i if n > 1 or name == "tau" else slice(None) for i, n in cuts)]
         if all_heads or (tensor.shape[-4:-2] == (1, 1) and name != "tau"):

@@ -32,7 +32,10 @@ _KEYS = {"format", "call", "queries", "score", "lead", "heads", "rows_per_key_he
 def write(
     path: str | os.PathLike[str], problem: Problem, lead: tuple[int, ...], heads: Heads, rows: int
 ) -> Path:
-    """Write weights to a file, atomically. rows: number of rows per key head; see `Reader`."""
+    """Write weights to a file, atomically.
+
+    rows: number of rows per key head; see `Reader`.
+    """
     problem = problem.with_tensors({**problem.tensors, "key": problem.dequantized("key")}).without(
         "key_scale"
     )
@@ -58,11 +61,11 @@ def write(
 
 
 def checksum(names: Iterable[str], read: Callable[[str], Tensor], about: str = "") -> str:
-    """Return the SHA-256 of `about` and of all tensors, independently of their order.
+    """Return one SHA-256 hash of `about` and of all tensors. It does not depend on the order of the tensors.
 
     The hash covers the name, dtype, shape and values of each tensor.
 
-    read: function that returns a tensor by name. Only one tensor is in memory at a time.
+    read: function that returns the tensor with a given name. Only one tensor is in memory at a time.
     """
     digest = hashlib.sha256(about.encode())
     for name in sorted(names):

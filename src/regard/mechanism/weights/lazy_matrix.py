@@ -17,14 +17,14 @@ from regard.mechanism.torch_state import concrete
 from regard.mechanism.weights.io import Heads
 from regard.mechanism.weights.tiled_matrix import TiledMatrix
 
-_MIN_ROWS = 16  # with fewer rows, torch's matmul may sum dot products in a different order
+_MIN_ROWS = 16  # with fewer rows, torch's matmul may sum in a different order
 
 
 class _BuiltProblem(NamedTuple):
     """A prepared call with the version of each tensor.
 
-    tau_from_kernels: True if the kernels computed τ for this problem, False if they cannot (NaN), and None
-    if unknown. In the last case, the kernels compute τ on first use.
+    tau_from_kernels: True if the kernels computed τ for this problem; False if they cannot (NaN); None if
+    unknown, in which case the kernels compute τ on first use.
     """
 
     problem: Problem
@@ -43,7 +43,9 @@ class _DeferredProblem(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """A problem and the τ that the kernels computed for it. A row is bitwise identical in every part.
+    """A problem and the τ that the kernels computed for it.
+
+    A row is bitwise identical in every part that contains it.
 
     The kernels sum a dot product in one of two orders: along the width if a key head has few rows (decoding),
     otherwise term by term. For scores of 9e4 the two sums differ by 5e-3. If τ and the scores used different
@@ -107,7 +109,10 @@ class Reader(NamedTuple):
         return None if result is None else self._cut(result)
 
     def _rows(self, per_group: int | None = None) -> Problem:
-        """Pad the problem to enough rows. per_group: query heads per key head; 1 for the product kernels."""
+        """Pad the problem to enough rows for the order of the full matrix.
+
+        per_group: number of query heads per key head; 1 for the product kernels.
+        """
         return _padded(self.problem, self.rows_per_key_head, per_group or self.problem.lead()[-1])
 
     def _cut(self, rows: Tensor) -> Tensor:
@@ -147,7 +152,8 @@ class LazyMatrix(TiledMatrix):
         """Create a matrix from a prepared call, or from a function that builds it on first use.
 
         problem: the prepared call, or the function. After use, the function and `inputs` are released.
-        tau: row statistic, or None if the problem contains it. lead: leading axes, (…, heads).
+        tau: row statistic, or None if the problem contains it.
+        lead: leading axes, (…, heads).
         heads: "axis" if the last leading axis is the heads axis, "single" for one head, "mean" for a mean.
         inputs: the caller's tensors by name. If one is modified before the problem is built, building raises
             StaleError.
@@ -185,7 +191,7 @@ class LazyMatrix(TiledMatrix):
             _check_versions(deferred.versions, deferred.inputs)
             built = self._built = _adopt(deferred.build(), deferred.tau, deferred.tau_from_kernels)
             self._deferred = None
-        built = built or self._built  # another thread may have built it between the two reads above
+        built = built or self._built  # another thread may have built the problem between the two reads above
         assert built is not None
         return built
 
@@ -252,7 +258,7 @@ class LazyMatrix(TiledMatrix):
             if kernels:
                 reader = Reader(part, rows) if from_kernels else Reader.with_tau(part, rows)
                 block = None if reader is None else reader.weights()
-            if block is None:  # no kernels; or NaN or inf in this tile, which needs the NaN-safe reference
+            if block is None:  # no kernels, or the tile contains NaN or inf and needs the reference
                 block = self._reference_weights(part.nan_checked() if kernels else part)
             if self.is_head_mean:
                 tile, block = tile._replace(lead=tile.lead[:-1]), block.mean((-4, -3))
@@ -306,7 +312,7 @@ class LazyMatrix(TiledMatrix):
         return self._full_rows
 
     def reader(self) -> Reader | None:
-        """Return a reader that uses the kernels, or None if they lack support or gradients are needed.
+        """Return a reader that uses the kernels; None if they cannot be used or gradients are needed.
 
         >>> import torch, regard
         >>> x = torch.randn(5, 4)
@@ -319,7 +325,7 @@ class LazyMatrix(TiledMatrix):
 
     @in_own_dtype
     def _reference_weights(self, part: Problem) -> Tensor:
-        """Compute the weights of a part with the reference."""
+        """Compute the weights of a part with the reference implementation."""
         scores = self._scores(part)
         # recompute τ: torch rounds scores differently for a different number of rows
         block = reference.weights(part, scores, reference.tau(part, scores))
@@ -368,7 +374,7 @@ def _check_versions(expected: Mapping[str, int | None], tensors: Mapping[str, Te
 
 
 def _versions(tensors: Mapping[str, Tensor]) -> dict[str, int | None]:
-    """Return the version counter of each tensor, or None for inference tensors and while compiling."""
+    """Return the version counter of each tensor: None for inference tensors, and during compilation."""
     if torch.compiler.is_compiling():
         return dict.fromkeys(tensors)
     return {name: None if tensor.is_inference() else tensor._version for name, tensor in tensors.items()}

@@ -219,15 +219,15 @@ class Weights(ReducibleMatrix):
 
     @property
     def real(self) -> "Weights":
-        """These weights, because they are real."""
+        """These weights unchanged, because they are real numbers."""
         return self
 
     def clone(self) -> "Weights":
-        """Return these weights with copies of query, key and mask, which may then be modified in place."""
+        """Return a copy with its own query, key and mask. The originals can then be modified in place."""
         return self._map(Tensor.clone)
 
     def contiguous(self) -> "Weights":
-        """Return these weights."""
+        """Return these weights unchanged."""
         return self
 
     def cpu(self) -> "Weights":

@@ -1,7 +1,7 @@
 """Reductions of a lazy matrix to one number per row, column or block.
 
 A reduction over queries or keys is computed from products or tiles, in linear memory. A reduction over
-leading axes alone is a full matrix again and needs the dense weights, except for the mean over heads.
+leading axes alone results in a full matrix and needs the dense weights, except for the mean over heads.
 """
 
 import math
@@ -22,7 +22,7 @@ class ReducibleMatrix(SelectableMatrix):
     """A lazy matrix with tensor reductions, such as `sum`, and attention measures, such as `entropy`."""
 
     def sum(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        """Sum over one or more axes, or over all. Linear in memory if queries or keys are summed.
+        """Sum over one or more axes, or over all. Memory is linear if the sum is over queries or keys.
 
         >>> import torch, regard
         >>> x = torch.randn(8, 5, 4)
@@ -38,7 +38,7 @@ class ReducibleMatrix(SelectableMatrix):
     def mean(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
         """Average over one or more axes, or over all.
 
-        The mean over the heads, `mean("heads")` or `mean(-3)`, is lazy again. A mean over queries or keys is
+        The mean over the heads, `mean("heads")` or `mean(-3)`, is lazy. A mean over queries or keys is
         a tensor, computed in linear memory.
 
         >>> import torch, regard
@@ -64,7 +64,7 @@ class ReducibleMatrix(SelectableMatrix):
         return total / math.prod(self.shape[axis] for axis in axes)
 
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        """Return the position of the largest weight along an axis; argmax(-1) gives the key of each row.
+        """Return the position of the largest weight along an axis; argmax(-1) gives a key for each row.
 
         As in `torch.argmax`, dim=None gives the position in the flattened matrix.
 
@@ -114,8 +114,10 @@ class ReducibleMatrix(SelectableMatrix):
     def svd(self, k: int, *, niter: int = spectrum.ITERATIONS) -> spectrum.SVD:
         """Return the k largest singular values and their vectors: U (…, q, k), S (…, k) and V (…, keys, k).
 
-        A randomized block Krylov method (Musco and Musco 2015) in linear memory; niter: its iterations. The
-        result has no gradient. `svd(k).entropy()` is the spectral entropy.
+        Computed by randomized block Krylov iteration (Musco and Musco 2015) in linear memory. The result has
+        no gradient. `svd(k).entropy()` is the spectral entropy.
+
+        niter: number of iterations.
 
         >>> import torch, regard
         >>> x = torch.randn(50, 4)
@@ -160,7 +162,7 @@ class ReducibleMatrix(SelectableMatrix):
         if result is None:
             result = self._new(self.shape[-2], 1)
             for tile, block in self.tiles():
-                zero = block == 0  # the derivative would be infinite
+                zero = block == 0  # the derivative of w log w is infinite at 0
                 terms = torch.where(zero, 0.0, torch.special.entr(torch.where(zero, 1.0, block)))
                 result[tile.rows_index] = terms.sum(-1, keepdim=True)
         return self._merge_heads(result)[..., 0]
@@ -169,8 +171,9 @@ class ReducibleMatrix(SelectableMatrix):
     def pool(self, rows: int, columns: int, *, within: tuple[slice, slice] | None = None) -> Tensor:
         """Average-pool the matrix to (…, rows, columns), or fewer if the matrix is smaller.
 
-        Block sizes differ by at most one. within: slices of queries and keys; only this part is computed and
-        pooled.
+        Block sizes differ by at most one.
+
+        within: slices of queries and keys; only this part is computed and pooled.
 
         >>> import torch, regard
         >>> x = torch.zeros(6, 2)
@@ -197,7 +200,7 @@ class ReducibleMatrix(SelectableMatrix):
 
 
 def _numpy_options(dim: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Translate the arguments of NumPy's functions: axis, and dtype and out if they are not None."""
+    """Convert the arguments that NumPy's functions pass: axis replaces dim, and None options are dropped."""
     options = dict(options)
     axis = options.pop("axis", None)
     return (dim if axis is None else axis), {name: x for name, x in options.items() if x is not None}

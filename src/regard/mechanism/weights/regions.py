@@ -1,6 +1,6 @@
 """Read regions of a lazy matrix, at a cost proportional to their size.
 
-A weight depends on the row statistic τ, which depends on all keys of the row but is known from the forward
+A weight depends on the row statistic τ. τ depends on all keys of the row, but it is known from the forward
 pass. The scores must be rounded in the same way as when τ was computed. The kernels guarantee this. torch's
 matmul does not, so rows with large scores are recomputed with all of their keys.
 """
@@ -26,7 +26,7 @@ from regard.mechanism.weights.index import SelectableMatrix
 from regard.mechanism.weights.lazy_matrix import Reader, kernels_support
 from regard.mechanism.weights.tensor_like import Index
 
-_BAND = 32  # rows; narrower bands are summed from dense weights
+_BAND = 32  # number of rows; narrower bands are summed from dense weights
 _ROUNDING = 2e-5  # accepted rounding error of a score computed by torch
 
 
@@ -46,7 +46,7 @@ def read_columns(matrix: SelectableMatrix, columns: slice) -> Tensor:
 
 
 def _column_tiles(matrix: SelectableMatrix, span: slice) -> Iterator[tuple[Tile, Tensor]]:
-    """Yield tiles that cover a span of keys, without other keys if the weights are then bit-identical."""
+    """Yield tiles that cover a span of keys. Omit other keys if this leaves the weights bit-identical."""
     partial = span.stop - span.start < matrix.shape[-1]
     if partial and matrix.compute_tau() and kernels_support(matrix.problem):
         return region_tiles(matrix, slice(0, matrix.shape[-2]), span)
@@ -54,7 +54,7 @@ def _column_tiles(matrix: SelectableMatrix, span: slice) -> Iterator[tuple[Tile,
 
 
 def read_elements(matrix: SelectableMatrix, index: Index) -> Tensor:
-    """Index with arrays: find the row and column of each result, then compute the rows of each head."""
+    """Return matrix[index] for an index with arrays, by computing only the rows that contain its elements."""
     *lead, queries, keys = matrix.shape
     row_numbers = torch.arange(math.prod(lead) * queries, device="cpu").reshape(*lead, queries, 1)
     rows = row_numbers.expand(matrix.shape)[index]

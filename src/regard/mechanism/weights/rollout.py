@@ -17,7 +17,7 @@ def rollout(
     Rollout is the product over layers of residual · I + (1 − residual) · W, where W is the mean of the
     weights over heads (Abnar & Zuidema 2020, eq. 1). Memory is linear in the number of tokens.
 
-    queries: one position, which gives (…, n); several, which give (…, m, n); or None, for the mean over all
+    queries: one position, for a result (…, n); m positions, for (…, m, n); or None, for the mean over all
         positions, (…, n).
     residual: weight of the residual connection.
 

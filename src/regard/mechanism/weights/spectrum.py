@@ -1,4 +1,4 @@
-"""Singular values and vectors of a lazy matrix, computed only from products with it."""
+"""Singular values and vectors of a lazy matrix, computed only from products with the matrix."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, MissingExtraError
 from regard.mechanism.weights.lazy_matrix import LazyMatrix
 
-_OVERSAMPLING = 8  # columns beyond k (Halko et al. 2011, section 4.2: 5 to 10)
+_OVERSAMPLING = 8  # columns in addition to k (Halko et al. 2011, section 4.2, recommend 5 to 10)
 ITERATIONS = 3
 
 
@@ -31,8 +31,8 @@ class SVD(NamedTuple):
     def entropy(self) -> Tensor:
         """Return the spectral entropy −Σ p log p, p = S / ΣS, in nats (Roy and Vetterli 2007, eq. 2 and 3).
 
-        Its exponential is the effective rank. It is computed from the k leading values: a lower bound
-        that grows with k toward the entropy of all singular values.
+        Its exponential is the effective rank. The entropy is computed from the k leading values,
+        which gives a lower bound that grows with k toward the entropy of all singular values.
 
         >>> import torch, regard
         >>> x = 100 * torch.eye(4)
@@ -48,7 +48,7 @@ def svd(weights: LazyMatrix, k: int, iterations: int) -> SVD:
     """Compute the k leading singular triplets by randomized block Krylov iteration.
 
     Musco and Musco 2015, algorithm 2. The subspace is spanned by W Ω, (W Wᵀ) W Ω, …, (W Wᵀ)ⁱ W Ω, and
-    it takes 2 · iterations + 2 products.
+    computing the result takes 2 · iterations + 2 products.
     """
     queries, keys = weights.shape[-2:]
     largest = min(queries, keys)
@@ -60,7 +60,7 @@ def svd(weights: LazyMatrix, k: int, iterations: int) -> SVD:
     if iterations < 0:
         raise ArgumentError(f"svd got niter={iterations}; it must be at least 0.")
     block = min(k + _OVERSAMPLING, largest)
-    # a fixed seed: the same weights have the same singular vectors
+    # a fixed seed, so that the same weights have the same singular vectors
     random = torch.randn(keys, block, generator=torch.Generator().manual_seed(0), dtype=weights.dtype)
     blocks: list[Tensor] = [torch.linalg.qr(weights._product(random.to(weights.device))).Q]
     for _ in range(iterations):
@@ -85,7 +85,7 @@ def linear_operator(weights: LazyMatrix) -> Any:
         ) from None
     if weights.ndim != 2:
         raise ArgumentError(
-            f"linear_operator: weights of shape {tuple(weights.shape)} are several matrices; select one, "
+            f"linear_operator: weights of shape {tuple(weights.shape)} contain several matrices; select one, "
             "e.g. weights.batch(0).heads(3)."
         )
 

@@ -18,7 +18,7 @@ from regard._util.name_hints import unknown_attribute
 from regard._util.text import format_bytes
 from regard.errors import ArgumentError
 
-MAX_DENSE_BYTES = 2**30  # size up to which a dense matrix is created implicitly
+MAX_DENSE_BYTES = 2**30  # maximum size of a dense matrix that is created implicitly
 
 # torch function → method that computes the same result without the dense matrix
 LAZY = {
@@ -37,7 +37,7 @@ _GRADIENT = (
     "compute the output from dense weights: dense = weights.dense(); dense.retain_grad(); "
     "output = dense @ value."
 )
-_SCIPY = "scipy cannot read the dtype {dtype} of torch; pass weights.linear_operator() instead of weights."
+_SCIPY = "scipy cannot read the torch dtype {dtype}; pass weights.linear_operator() instead of weights."
 
 Index = Any  # anything that can index a tensor
 
@@ -68,8 +68,9 @@ class TensorLike:
     def to_dense(self, *, max_bytes: int | None = None) -> Tensor:
         """Return the full matrix as a dense tensor, or raise an error if it is too large.
 
-        Torch functions without a lazy version receive this tensor. max_bytes: default 1 GiB; to create a
-        larger matrix, call `dense`.
+        Torch functions without a lazy version receive this tensor.
+
+        max_bytes: maximum size; default: 1 GiB. To create a larger matrix, call `dense`.
 
         >>> import torch, regard
         >>> x = torch.randn(3, 4)
@@ -225,7 +226,7 @@ class TensorLike:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("is_") and not callable(getattr(Tensor, name, len)):
-            return name == f"is_{self.device.type}"  # is_cuda, is_cpu; also is_sparse, is_quantized
+            return name == f"is_{self.device.type}"  # True for is_cuda or is_cpu, False for is_sparse, …
         if name == "matvec":  # looked up by scipy's aslinearoperator
             raise ArgumentError(_SCIPY.format(dtype=self.dtype))
         if name in ("grad", "retain_grad", "register_hook"):
@@ -254,7 +255,7 @@ def _read_only(operation: str) -> ArgumentError:
 
 
 class SplitIndex(NamedTuple):
-    """An index as slices of the leading axes, queries and keys, and an index that drops its integer axes."""
+    """An index as slices of the leading axes, queries and keys, and a second index to drop integer axes."""
 
     lead: tuple[slice, ...]
     rows: slice

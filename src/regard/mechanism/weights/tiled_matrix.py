@@ -157,8 +157,9 @@ class TiledMatrix(TensorLike):
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> TopK:
         """Return the k largest weights of each row and their keys: values and indices, each (…, q, k).
 
-        dim: -1, or -2 for the largest weights of each key and their queries, (…, k, keys). As in
-        `torch.topk`, k must not exceed the size of the axis, and masked keys have weight 0.
+        dim: -1, or -2 for the largest weights of each key and their queries, (…, k, keys).
+
+        As in `torch.topk`, k must not exceed the size of the axis. Masked keys have weight 0.
 
         >>> import torch, regard
         >>> x = torch.eye(3)
@@ -199,13 +200,13 @@ def _find_largest(matrix: TiledMatrix, k: int, axis: int) -> tuple[Tensor, Tenso
 def _row_topk(matrix: TiledMatrix, k: int) -> tuple[Tensor, Tensor]:
     reader = matrix.reader() if k <= _MAX_KERNEL_K else None
     best = None if reader is None else reader.topk(k)
-    # the kernel ranks visible keys only; if it lists negative weights, masked keys may be larger
+    # the kernel ranks only visible keys, but masked keys, with weight 0, precede negative weights
     if best is not None and not bool((best[0] < 0).any()):
         return matrix._merge_heads(best[0]), matrix._merge_heads(_fill_missing(best[1]))
     values = matrix._new(matrix.shape[-2], k)
     indices = matrix._new(matrix.shape[-2], k, dtype=torch.long)
     for tile, block in matrix.tiles():
-        # the keys outside a tile have weight 0; k of them suffice
+        # the keys outside a tile have weight 0; k of them on each side suffice
         before = min(tile.keys.start, k)
         after = min(matrix.shape[-1] - tile.keys.stop, k)
         largest, at = _topk(pad(block, (before, after)), k, -1)
@@ -221,7 +222,7 @@ def _topk(x: Tensor, k: int, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _fill_missing(indices: Tensor) -> Tensor:
-    """Replace −1 with masked keys, in rows that see fewer than k keys and therefore list all of them."""
+    """Replace −1, which marks missing keys in rows that see fewer than k keys, with masked keys."""
     incomplete = (indices < 0).any(-1)
     if not bool(incomplete.any()):
         return indices
@@ -240,13 +241,13 @@ def _column_topk(matrix: TiledMatrix, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest weights of each column and their queries, merged tile by tile."""
     first_rows = matrix.rows(slice(0, k)).dense().reshape(*matrix.problem_lead, k, matrix.shape[-1])
     values, order = first_rows.sort(-2, descending=True)
-    indices = order.clone()  # the derivative of sort needs the original
+    indices = order.clone()  # the derivative of sort needs the unmodified order
     for tile, block in matrix.tiles():
         start = max(tile.rows.start, k)
         block, keys = block[..., start - tile.rows.start :, :], tile.keys
         if not block.numel():
             continue
-        if bool((values[tile.lead] < 0).any()):  # a key that this tile does not see has weight 0: larger
+        if bool((values[tile.lead] < 0).any()):  # keys outside this tile have a larger weight: 0
             block = pad(block, (keys.start, matrix.shape[-1] - keys.stop))
             keys = slice(0, matrix.shape[-1])
         at: Any = (*tile.lead, ..., keys)
