@@ -155,7 +155,7 @@ def evaluate(
 def _check_options(
     folders: Sequence[Path], files: Sequence[Path], output: Path | None, picture: Path | None
 ) -> None:
-    """Raise for errors that can be detected before a model is loaded."""
+    """Raise an error for errors that can be detected before a model is loaded."""
     if not folders and not files:
         raise ArgumentError(
             "evaluate needs a model (--model FOLDER) or existing translations (--translations FILE)."
@@ -175,7 +175,7 @@ def _check_options(
 
 
 def _check_corpus(source: str, reference: str | None, languages: str) -> None:
-    """Raise unless the files are readable or, for a built-in test set, the languages are valid."""
+    """Raise an error unless the files are readable or, for a built-in test set, the languages are valid."""
     if _is_built_in(source, reference):
         parse_languages(languages)
         return

@@ -68,7 +68,7 @@ class LanguageModel(nn.Module):
                 f"{'Packed' if lengths is None else 'padded'}; pass tokens (b, l) without lengths."
             )
         inputs = ModelInput.of(tokens, lengths, causal=True, start=caches[0].length if caches else 0)
-        assert inputs.mask is not None  # causal
+        assert inputs.mask is not None  # always set by causal=True
         both = inputs.mask if mask is None else inputs.mask & mask
         return self.decoder(
             self.embedding(inputs.tokens), mask=both, positions=inputs.positions, caches=caches
@@ -97,7 +97,7 @@ class LanguageModel(nn.Module):
 
         mask: mask for the inputs, which are the sentences without their last token.
         """
-        if isinstance(tokens, Tensor) and not concrete(tokens):  # lengths have no values
+        if isinstance(tokens, Tensor) and not concrete(tokens):  # values, such as lengths, are unknown
             check_batch(tokens, lengths)
             return self._padded_loss(tokens, lengths, mask, label_smoothing)
         packed = as_packed(tokens, lengths)

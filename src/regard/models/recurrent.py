@@ -111,7 +111,7 @@ class RecurrentSeq2Seq(Seq2Seq):
         order = reversed_order(source.tokens, source.lengths) if self.config.reverse else None
         tokens = source.tokens if order is None else source.tokens.gather(1, order)
         x, last = self.encoder(self.dropout(embedding(tokens)), source.lengths)
-        if order is not None:  # restore the original order, to which weights refer
+        if order is not None:  # restore the original order, so that weights refer to it
             x = reorder(x, order)
         mask = None if source.lengths is None else Padding(source.lengths)
         return self.decoder.start(x, last, mask)

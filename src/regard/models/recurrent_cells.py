@@ -101,7 +101,7 @@ class SourceAttention(Attends):
         self.score = score
 
     def project_source(self, source: Tensor) -> KeyValues:
-        """Return keys and values (b, 1, s, ·) of a source (b, s, m). Applies the map of an additive score."""
+        """Return keys and values (b, 1, s, ·) of a source (b, s, m). Maps the keys for an additive score."""
         value = source.unsqueeze(-3)
         key = F.linear(value, self.score.key_map) if isinstance(self.score, Additive) else value
         return KeyValues(key, value)
@@ -271,7 +271,7 @@ def run_rnn(rnn: Any, x: Any, state: Any = None) -> tuple[Any, Any]:
 
 
 def _lstm_runs_under_autocast() -> bool:
-    """Whether CPU autocast is off, or oneDNN has an LSTM for its dtype; on AVX2, it has none."""
+    """Whether CPU autocast is off, or oneDNN has an LSTM for its dtype, which it lacks on AVX2."""
     if not torch.is_autocast_enabled("cpu"):
         return True
     short = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(torch.get_autocast_dtype("cpu"))

@@ -1,4 +1,4 @@
-"""Word-level language models of text, and their folders.
+"""Word-level language models, and the folders in which they are saved.
 
 FOLDER/config.json         format, architecture, vocabulary, and the checksum of the parameters
 FOLDER/model.safetensors   parameters, stored as float16 and converted to float32
@@ -57,7 +57,7 @@ def split_tokens(text: str) -> list[str]:
 
 
 def join_tokens(tokens: Iterable[str], capitalized: Collection[str] = ()) -> str:
-    """Write tokens as text, with capital letters at the start of sentences and quotations.
+    """Join tokens to a text, with capital letters at the start of sentences and quotations.
 
     capitalized: words that are always capitalized.
 
@@ -104,7 +104,7 @@ class TextModel:
         self._ids = {token: i for i, token in enumerate(self.tokens)}
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, after the start token.
+        """Return the id of the start token, followed by the token ids of a text.
 
         >>> import regard
         >>> stories = regard.load_language_model("stories")
@@ -203,7 +203,7 @@ class TextModel:
         return model
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the model to a folder, which `load_language_model` reads. Parameters become float16.
+        """Save the model to a folder for `load_language_model`. Parameters are stored as float16.
 
         >>> import tempfile, regard
         >>> stories = regard.load_language_model("stories")
@@ -259,7 +259,7 @@ def load_language_model(name: str | os.PathLike[str]) -> TextModel:
         config = TransformerConfig(**about["model"])
         with safe_open(folder / MODEL, "pt") as file:
             tensors = len(list(file.keys()))
-        if config.layers > tensors:  # checked before building them
+        if config.layers > tensors:  # checked before the layers are built
             raise ValueError(f"{CONFIG} has {config.layers} layers, but {MODEL} has {tensors} tensors")
         tokens, capitalized = about["tokens"], about["capitalized"]
         _check_tokens(tokens, capitalized)

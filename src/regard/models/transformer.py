@@ -29,7 +29,7 @@ class TransformerState(State):
     def __init__(self, sources: list[KeyValues], lengths: Tensor, caches: list[KVCache]) -> None:
         self.sources, self.mask, self.caches = sources, Padding(lengths), caches
         self.row_map = RowMap(len(lengths))
-        self.fast: decoder_step.Source | None = None  # the sources for `decode_step`, if it applies
+        self.fast: decoder_step.Source | None = None  # for `decoder_step`, if it supports the decoder
 
     def select(self, rows: Tensor) -> None:
         self.row_map, kept = self.row_map.select(rows)
@@ -84,7 +84,7 @@ class Transformer(Seq2Seq):
     decoder_config: the architecture of the decoder, if it differs: layers, heads, ffn_dim and so on.
     tie_output: whether the output uses the target embeddings; default: share.
     output_bias: whether the logits have a bias.
-    output_scale: factor of the decoder output; T5 uses 1 / √width.
+    output_scale: factor for the decoder output; T5 uses 1 / √width.
 
     >>> import torch, regard
     >>> from regard.models import Packed, TransformerConfig, Transformer
@@ -204,7 +204,7 @@ class Transformer(Seq2Seq):
         return self._logits(x if self.output_scale == 1 else x * self.output_scale)
 
     def _fast_step(self, tokens: Tensor, source: decoder_step.Source, caches: list[KVCache]) -> Tensor | None:
-        """Compute the logits with `decoder_step`; return None if they are not finite."""
+        """Return the logits from `decoder_step`, or None if it does not apply or a result is not finite."""
         x, positions, position = self.embedding(tokens), self.decoder.positions, caches[0].length
         if isinstance(positions, SinusoidalPositions):
             x += positions.row(position)
@@ -224,7 +224,7 @@ class Transformer(Seq2Seq):
 
 
 def _is_usable(source: decoder_step.Source) -> bool:
-    """Whether `decoder_step` can still be used. A search that records queries has no active hooks."""
+    """Whether `decoder_step` can still be used. While queries are recorded, hooks are not checked."""
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
     return source.recorded is not None or not source.is_observed()

@@ -43,7 +43,7 @@ _MIN_GRID_SIDE, _MAX_GRID_WIDTH = 62.0, 1500.0  # per matrix in a grid; for the 
 _PAD, _MARGIN, _GAP = 4.0, 10.0, 9.0
 _LINE, _AXIS_NAME = 15.0, 18.0  # heights of a line of text and of an axis name
 _COLORBAR = 66.0  # width, including its numbers
-_LOG_RANGE = 1e4  # ratio of the largest to the smallest color of a logarithmic scale
+_LOG_RANGE = 1e4  # ratio of the largest to the smallest value on a logarithmic color scale
 _NOISE = 1e-4  # relative to the largest weight: smaller negative values are rounding errors
 
 
@@ -201,7 +201,7 @@ class _Grid:
         self.cell = _CELL if has_tokens else _BARE_CELL
         if longest <= MAX_NUMBERED and not options.legend:
             self.cell = _NUMBERED_CELL
-        # beyond 160 tokens, only a few have a label
+        # with more than 160 tokens, only a few get a label, so no large matrix is needed
         self.max_side = _MAX_SIDE if longest <= 160 and has_tokens else 0.4 * _MAX_SIDE
         self.fontsize = 7.0 if self.compact else 9.0
         self.panels = [
@@ -329,7 +329,7 @@ class _Grid:
         bar.formatter = FuncFormatter(lambda value, _: f"{value:g}")
         bar.update_ticks()
         bar.ax.minorticks_off()
-        bar.outline.set(edgecolor=self.theme.border, linewidth=0.6)  # its lower end has the background color
+        bar.outline.set(edgecolor=self.theme.border, linewidth=0.6)  # the lower end has the background color
         bar.ax.tick_params(length=2, pad=2, labelsize=8)
         bar.set_label(self.options.colorbar, fontsize=9, labelpad=3)
 

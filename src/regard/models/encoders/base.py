@@ -198,7 +198,7 @@ class WordEncoder(nn.Module):
     vocabulary = Vocabulary(())  # words to suggest for a misspelled word
 
     def __getattr__(self, name: str) -> Any:
-        """Return a parameter or submodule. The error for an unknown name suggests the right one."""
+        """Return a parameter or submodule. The error for an unknown name suggests a similar name."""
         try:
             return super().__getattr__(name)
         except AttributeError:

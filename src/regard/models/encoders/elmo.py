@@ -139,7 +139,7 @@ class ElmoEncoder(LearnedEncoder):
         return x, self.forward_lm(inputs), reorder(backward, order.expand(len(backward), -1, -1))
 
     def loss(self, tokens: Tensor | Packed | str | Sequence[str], lengths: Tensor | None = None) -> Tensor:
-        """Return the mean cross-entropy of both directions."""
+        """Return the mean cross-entropy of the tokens, averaged over both directions."""
         if not isinstance(tokens, Tensor | Packed):
             tokens = self.pack(tokens)
         padded, sizes = _padded(tokens, lengths)

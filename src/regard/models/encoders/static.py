@@ -2,7 +2,7 @@
 
 The vectors are computed from co-occurrence counts (Levy and Goldberg 2014):
 
-    PPMI(w, c) = max(0, log P(w, c) / (P(w) P'(c)))     positive pointwise mutual information; P' ~ P^¾
+    PPMI(w, c) = max(0, log P(w, c) / (P(w) P'(c)))     positive pointwise mutual information; P' ∝ P^¾
     PPMI ≈ U Σ Vᵀ, vectors = U √Σ                       truncated SVD
 
 P' and √Σ are from Levy, Goldberg and Dagan 2015, sections 3.2 and 3.3.
@@ -81,7 +81,7 @@ class StaticEncoder(WordEncoder):
         self.vectors = nn.Parameter(torch.cat([unknown[None].to(vectors), vectors]).detach())
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the vectors of words: (…) → (…, m). ids: ids from `vocabulary`; unknown words have id 0."""
+        """Return word vectors: (…) → (…, m). ids: word ids from `vocabulary`, with 0 for unknown words."""
         return F.embedding(ids, self.vectors)
 
     def token_vectors(self, sentences: Sequence[str]) -> Iterator[TokenVectors]:
@@ -323,7 +323,7 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _row(path: str | os.PathLike[str], line: int, fields: list[str], width: int) -> tuple[str, list[float]]:
-    """Parse a line. Some words in GloVe files contain spaces, such as ". . ."."""
+    """Return the word and the vector of a line. Some words in GloVe files contain spaces, such as ". . ."."""
     words = fields[: max(len(fields) - width, 1)]
     if width < 1 or len(fields) < width + 1 or any(_is_number(text) for text in words[1:]) or not words[0]:
         raise _error(path, line, f"has {len(fields) - 1} numbers; the vectors have {width}")
@@ -334,7 +334,7 @@ def _row(path: str | os.PathLike[str], line: int, fields: list[str], width: int)
 
 
 def _storable(word: str) -> bool:
-    """Whether `_row` can parse this word, which may contain spaces, but no number after a space."""
+    """Whether `_row` can parse this word. It may contain spaces, but no number after a space."""
     first, *rest = word.split(" ")
     valid = first and not set("\n\0") & set(word) and not any(_is_number(text) for text in rest)
     return bool(valid) and word.encode(errors="ignore").decode() == word

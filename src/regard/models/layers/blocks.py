@@ -39,7 +39,7 @@ class TransformerConfig(TransformerSettings):
     width: model dimension. ffn_dim: feed-forward dimension; default: 4 × width. layers: blocks per stack.
     heads: number of attention heads. key_heads: number of key and value heads (grouped-query attention);
         default: heads.
-    activation: "relu" (Vaswani et al. 2017), "gelu" (BERT), "gelu_tanh" (its approximation) or "silu";
+    activation: "relu" (Vaswani et al. 2017), "gelu" (BERT), "gelu_tanh" (approximate gelu) or "silu";
         with a gate: "reglu", "geglu", "geglu_tanh" (T5 1.1) or "swiglu" (Shazeer 2020).
     norm: "layer", "rms" (Zhang and Sennrich 2019) or "none". eps: constant added to the variance.
     norm_first: pre-norm if True (Xiong et al. 2020), post-norm if False (Vaswani et al. 2017).
@@ -127,7 +127,7 @@ _GATES = {
     "geglu": "gelu",
     "geglu_tanh": "gelu_tanh",
     "swiglu": "silu",
-}  # activation of a gate
+}  # activation applied to the gate
 
 
 class FeedForward(nn.Module):

@@ -37,7 +37,7 @@ class PositionEncoding(nn.Module):
     max_length: int | None = None  # maximum number of positions
 
     def encode(self, x: Tensor, positions: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """Return the input (…, n, m) of the first block, and keyword arguments for every self-attention.
+        """Return the input (…, n, m) of the first block, and keyword arguments for all self-attention layers.
 
         The keyword argument, if any, is `bias` or `rotation`. positions: integers of shape (…, n).
         """
