@@ -155,7 +155,7 @@ def evaluate(
 def _check_options(
     folders: Sequence[Path], files: Sequence[Path], output: Path | None, picture: Path | None
 ) -> None:
-    """Raise an error for errors that can be detected before a model is loaded."""
+    """Raise an error for invalid options, before any model is loaded."""
     if not folders and not files:
         raise ArgumentError(
             "evaluate needs a model (--model FOLDER) or existing translations (--translations FILE)."

@@ -204,7 +204,7 @@ def check_encoder(name: str) -> None:
 
 @contextmanager
 def open_output(path: Path, newline: str = "\n") -> Iterator[IO[str]]:
-    """Open a text file that replaces `path` only when writing has succeeded; newline: see `open`."""
+    """Open a text file that replaces `path` only after writing has succeeded. `newline` is as in `open`."""
     with open_atomic(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline=newline)
         yield text

@@ -97,7 +97,7 @@ class LanguageModel(nn.Module):
 
         mask: mask for the inputs, which are the sentences without their last token.
         """
-        if isinstance(tokens, Tensor) and not concrete(tokens):  # values, such as lengths, are unknown
+        if isinstance(tokens, Tensor) and not concrete(tokens):  # while tracing, the lengths are unknown
             check_batch(tokens, lengths)
             return self._padded_loss(tokens, lengths, mask, label_smoothing)
         packed = as_packed(tokens, lengths)
@@ -217,7 +217,7 @@ class MaskedLanguageModel(nn.Module):
         return F.linear(self.head(self.states(tokens, lengths)[-1]), self.output_weight, self.output_bias)
 
     def loss(self, tokens: Tensor | Packed, labels: Tensor, *, lengths: Tensor | None = None) -> Tensor:
-        """Return the mean cross-entropy. labels: (…), with −100 for tokens to ignore."""
+        """Return the mean cross-entropy of the labels (…), which are −100 for tokens to ignore."""
         check_batch(tokens, lengths)
         shape = tuple((tokens.tokens if isinstance(tokens, Packed) else tokens).shape)
         if tuple(labels.shape) != shape:

@@ -63,7 +63,7 @@ class Summary:
 
 
 def summary(model: nn.Module, *, length: int = 128) -> Summary:
-    """Summarize a model: parameters (shared ones counted once), layers, heads, and FLOPs per token.
+    """Summarize a model: parameters (shared parameters once), layers, heads, and FLOPs per token.
 
     length: sequence length of source and target, which determines the cost of attention.
 

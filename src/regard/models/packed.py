@@ -82,7 +82,7 @@ class Packed:
         return torch.repeat_interleave(x, self.lengths, dim=0, output_size=len(self.tokens))
 
     def mask(self, within: Rule | None = None) -> Documents:
-        """Return a mask that restricts attention to the same sentence, and there to the rule `within`."""
+        """Return a mask that restricts attention to the same sentence and, within it, to a rule."""
         return Documents(self.lengths, within=within)
 
     def __len__(self) -> int:
@@ -197,7 +197,7 @@ class ModelInput(NamedTuple):
         start: int = 0,
         name: str = "tokens",
     ) -> "ModelInput":
-        """Create an input from Packed or padded tokens (b, l). start: first position of a padded batch."""
+        """Create an input from Packed tokens, or from padded tokens (b, l) with positions from `start` on."""
         check_batch(tokens, lengths, name)
         if isinstance(tokens, Packed):
             return cls(tokens.tokens, tokens.positions, tokens.mask(Causal() if causal else None))

@@ -122,7 +122,9 @@ class RecurrentSeq2Seq(Seq2Seq):
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """A validated padded batch (b, l) with zeros as padding. packed: the original batch if it was packed.
+    """A validated padded batch (b, l) with zeros as padding.
+
+    packed: the original batch if it was Packed, otherwise None.
 
     >>> import torch, regard.models
     >>> from regard.models.recurrent import PaddedBatch
@@ -140,7 +142,7 @@ class PaddedBatch:
 
     @classmethod
     def of(cls, name: str, tokens: Tensor | Packed, lengths: Tensor | None) -> "PaddedBatch":
-        """Create a batch from Packed or padded tokens. name: name of the caller's argument."""
+        """Create a batch from Packed or padded tokens, which errors refer to as `name`."""
         check_batch(tokens, lengths, name)
         if isinstance(tokens, Packed):
             return cls._of_packed(name, tokens)

@@ -57,7 +57,7 @@ def split_tokens(text: str) -> list[str]:
 
 
 def join_tokens(tokens: Iterable[str], capitalized: Collection[str] = ()) -> str:
-    """Join tokens to a text, with capital letters at the start of sentences and quotations.
+    """Join tokens into a text, with capital letters at the start of sentences and quotations.
 
     capitalized: words that are always capitalized.
 

@@ -70,7 +70,7 @@ class GridOptions:
     """Options for drawing a grid of panels.
 
     axis_names: names of the query axis and the key axis. row_titles: a title for each row of panels.
-    shared: all panels have the same tokens, which are shown only at the left and bottom edges.
+    shared: whether all panels have the same tokens, which are then shown only at the left and bottom edges.
     colorbar: label of the color bar. legend: colors and their names, instead of a color bar.
     limits: values of the first and last color.
     """

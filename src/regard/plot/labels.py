@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 GAPS = (4.0, 1.0, 14.0)  # points between labels: horizontal tokens, other tokens, numbers
-MAX_LABELS = 200  # more labels than this are thinned out without measuring them
+MAX_LABELS = 200  # more labels than this are thinned out without measuring whether all fit
 ANGLES = (0, 45, 90)  # rotations of labels below a matrix, in order of preference
 
 

@@ -162,7 +162,7 @@ def luminance(color: Sequence[float] | NDArray[Any]) -> float:
 
 @contextmanager
 def plot_style(texts: Sequence[str], *, dark: bool = False) -> Iterator[Theme]:
-    """Set the colors, and the fonts for these texts, inside a `with` block. $ does not start math mode.
+    """Set the colors, and fonts that cover these texts, inside a `with` block. $ does not start math mode.
 
     The user's own matplotlib style does not apply inside the block.
 

@@ -112,7 +112,7 @@ def align(
         _input(
             metavar="FROM-TO",
             help="Languages of a .tmx file (input or output), or of a multilingual --model, such as de-en.",
-            show_default="the two in the file",
+            show_default="the two languages in the file",
         ),
     ] = None,
     scores: Annotated[
@@ -280,7 +280,7 @@ def _check_inputs(
 def _check_options(
     styles: dict[str, bool], threshold: float | None, gold: Path | None, index_base: int | None
 ) -> None:
-    """Raise an error if options contradict each other. styles: options for the output format."""
+    """Raise an error if options contradict each other, such as two output formats (`styles`)."""
     chosen = [name for name, value in styles.items() if value]
     if len(chosen) > 1:
         raise exclusive(*chosen)

@@ -24,7 +24,7 @@ from regard.models.checkpoint_files import (
 from regard.models.configs import Activation
 from regard.models.layers.blocks import TransformerConfig
 
-# our parameter name → names of the checkpoint tensors that are concatenated to it
+# our parameter name → names of the checkpoint tensors to concatenate
 _BERT = {
     "attention.in_proj": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attention.out_proj": ("attention.output.dense",),

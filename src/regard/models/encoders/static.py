@@ -81,7 +81,7 @@ class StaticEncoder(WordEncoder):
         self.vectors = nn.Parameter(torch.cat([unknown[None].to(vectors), vectors]).detach())
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return word vectors: (…) → (…, m). ids: word ids from `vocabulary`, with 0 for unknown words."""
+        """Return the vectors (…, m) of word ids (…) from `vocabulary`. Unknown words have id 0."""
         return F.embedding(ids, self.vectors)
 
     def token_vectors(self, sentences: Sequence[str]) -> Iterator[TokenVectors]:

@@ -129,7 +129,7 @@ def _check(tokenizer: Mapping[str, Any]) -> None:
 
 
 def _steps(part: Any, key: str, depth: int = 0) -> list[Mapping[str, Any]]:
-    """Return the steps of a part as a flat list. key: the field that holds the steps of a Sequence."""
+    """Return the steps of a part as a flat list. The field `key` of a Sequence contains its steps."""
     if part is None:
         return []
     if not isinstance(part, dict) or depth > _MAX_DEPTH:
@@ -211,7 +211,8 @@ def _check_post_processor(steps: Sequence[Mapping[str, Any]]) -> None:
             raise ValueError(f"regard does not support {str(kind)[:40]!r}")
     if added > _MAX_SPECIAL or copies > _MAX_COPIES:
         raise ValueError(
-            f"it adds {added:,} special tokens to a sentence, or repeats the sentence {copies:,} times"
+            f"it adds {added:,} special tokens to a sentence and repeats the sentence {copies:,} times; the "
+            f"limits are {_MAX_SPECIAL:,} and {_MAX_COPIES}"
         )
 
 

@@ -219,7 +219,7 @@ class EncoderBlock(nn.Module):
         self.attention_residual, self.feed_forward_residual = Residual(config), Residual(config)
 
     def forward(self, x: Tensor, **options: Unpack[SelfAttentionOptions]) -> Tensor:
-        """Apply the block: (…, n, m) → (…, n, m). options: see `MultiHeadAttention.forward`."""
+        """Apply the block: (…, n, m) → (…, n, m). For the options, see `MultiHeadAttention.forward`."""
         x = self.attention_residual(x, lambda y: self.attention(y, **options))
         return self.feed_forward_residual(x, self.feed_forward)
 

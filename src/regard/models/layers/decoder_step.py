@@ -34,7 +34,7 @@ class Source(NamedTuple):
 
     addresses: the addresses of each block's parameters, if `compiled_step` supports the decoder.
     kept: the tensors at these addresses, to keep their memory alive if the model changes.
-    recorded: a block and a cache for its cross-attention queries, if they are recorded; see `record`.
+    recorded: a block and the cache of its cross-attention queries, if `State.record_queries` was called.
     layers, hooks: the decoder's attention layers and the hooks of its modules, for `is_observed`.
     """
 

@@ -46,7 +46,7 @@ class RowMap:
         self.index = None if self._full else self._index
 
     def select(self, rows: Tensor) -> "tuple[RowMap, Tensor | None]":
-        """Select batch rows; return a new map, and the source rows to keep if at least 25% are unused."""
+        """Select batch rows; return a new map, and the source rows to keep (None if under 25% are unused)."""
         selected = rows.long() if self.source_of_row is None else self.source_of_row[rows]
         if self.source_of_row is not None and torch.equal(selected, self.source_of_row):
             return self, None

@@ -34,7 +34,7 @@ class PositionEncoding(nn.Module):
     """
 
     columns: ClassVar[str] = "feature"  # column label in drawings of `tables`
-    max_length: int | None = None  # maximum number of positions
+    max_length: int | None = None  # maximum number of positions; None if unlimited
 
     def encode(self, x: Tensor, positions: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """Return the input (…, n, m) of the first block, and keyword arguments for all self-attention layers.
