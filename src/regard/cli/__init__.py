@@ -92,7 +92,7 @@ def _run(args: list[str]) -> NoReturn:
                 from regard.cli.app import run
 
                 status = run(args)
-            sys.stdout.flush()  # raises if the last write failed
+            sys.stdout.flush()  # raises an error if the last write failed
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         status = BROKEN_PIPE
     except KeyboardInterrupt:

@@ -374,5 +374,5 @@ def _is_translator(folder: Path) -> bool:
         config = json.loads(read_regular(folder / CONFIG, MAX_TEXT_BYTES))
     except (OSError, ValueError, RecursionError):
         return False  # the error is reported when the model is loaded
-    kind = FORMAT.rpartition(" ")[0]  # any version
+    kind = FORMAT.rpartition(" ")[0]  # without the version
     return isinstance(config, dict) and str(config.get("format")).startswith(kind)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _model_option = partial(typer.Option, rich_help_panel="Model")
 _data_option = partial(typer.Option, rich_help_panel="Data and length")
-_BUILT_IN = ("embedded", "bible")  # corpora
+_BUILT_IN = ("embedded", "bible")  # names of built-in corpora
 _UNSET = 10**11  # marks an unset number of epochs
 _EXAMPLE_PAIRS, _EXAMPLE_CHARACTERS = 29_000, 3_900_000  # Multi30k; for --print-config without a corpus
 # names of our settings in other programs

@@ -107,7 +107,7 @@ class LanguageModel(nn.Module):
                 f"The batch has {len(packed)} sentences and {len(packed.tokens)} tokens; the loss needs at "
                 "least one sentence with at least two tokens."
             )
-        if isinstance(tokens, Tensor) and mask is not None:  # the mask applies to padded rows
+        if isinstance(tokens, Tensor) and mask is not None:  # the mask refers to padded rows
             return self._padded_loss(tokens, lengths, mask, label_smoothing)
         x = self.hidden(inputs, mask=mask)
         return vocabulary_loss(x, self.output_weight, None, labels, label_smoothing=label_smoothing)

@@ -69,7 +69,7 @@ class RecurrentEncoder(nn.Module):
         self.rnn = _rnn(cell, width, width // self.directions, layers, dropout, bidirectional)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Cells]:
-        """Return outputs (b, s, m), with zeros at padding, and last states; directions are concatenated."""
+        """Return the outputs (b, s, m), 0 for padding, and the last states. Directions are concatenated."""
         if lengths is None or lengths.is_meta or _full(x, lengths):
             x, last = run_rnn(self.rnn, x)
         else:  # the backward direction must start at the last word, not in the padding

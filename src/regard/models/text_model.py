@@ -240,7 +240,7 @@ class TextModel:
 
 
 def load_language_model(name: str | os.PathLike[str]) -> TextModel:
-    """Load a language model and its vocabulary, written by `TextModel.save`.
+    """Load a language model and its vocabulary.
 
     name: "stories" for the small model that is part of regard, or a folder written by `TextModel.save`.
 

@@ -29,7 +29,7 @@ class TransformerState(State):
     def __init__(self, sources: list[KeyValues], lengths: Tensor, caches: list[KVCache]) -> None:
         self.sources, self.mask, self.caches = sources, Padding(lengths), caches
         self.row_map = RowMap(len(lengths))
-        self.fast: decoder_step.Source | None = None  # for `decoder_step`, if it supports the decoder
+        self.fast: decoder_step.Source | None = None  # None unless `decoder_step` supports the decoder
 
     def select(self, rows: Tensor) -> None:
         self.row_map, kept = self.row_map.select(rows)
@@ -46,7 +46,7 @@ class TransformerState(State):
     def record_queries(self, layer: int) -> bool:
         if self.fast is None or not -len(self.sources) <= layer < len(self.sources):
             return False
-        if self.caches[0].length:  # the queries of earlier steps are missing
+        if self.caches[0].length:  # the queries of earlier steps were not recorded
             return False
         layer %= len(self.sources)
         self.fast = self.fast._replace(recorded=(layer, KVCache()))

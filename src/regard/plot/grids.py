@@ -39,7 +39,7 @@ MAX_PANELS = 1024
 # sizes in points; a matrix is as large as its labels require, within bounds
 _CELL, _NUMBERED_CELL, _BARE_CELL = 15.5, 34.0, 6.5  # with a token label; with a number; with neither
 _MIN_SIDE, _MAX_SIDE = 170.0, 1240.0  # bounds for a single matrix
-_MIN_GRID_SIDE, _MAX_GRID_WIDTH = 62.0, 1500.0  # per matrix in a grid; for the whole grid
+_MIN_GRID_SIDE, _MAX_GRID_WIDTH = 62.0, 1500.0  # of a matrix in a grid; of the whole grid
 _PAD, _MARGIN, _GAP = 4.0, 10.0, 9.0
 _LINE, _AXIS_NAME = 15.0, 18.0  # heights of a line of text and of an axis name
 _COLORBAR = 66.0  # width, including its numbers
@@ -206,7 +206,8 @@ class _Grid:
         self.fontsize = 7.0 if self.compact else 9.0
         self.panels = [
             [
-                self._measure(panel, column >= len([*panels, []][row + 1]), column == 0)  # nothing below
+                # a panel is the lowest in its column if the next row is too short to have one below it
+                self._measure(panel, column >= len([*panels, []][row + 1]), column == 0)
                 for column, panel in enumerate(row_panels)
             ]
             for row, row_panels in enumerate(panels)

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.image import AxesImage
 
-MAX_GRID_CELLS = 192  # largest matrix in a grid; larger ones are drawn as block means
-MAX_COLUMNS = 4  # alignments side by side
+MAX_GRID_CELLS = 192  # maximum side of a matrix in a grid; larger matrices are drawn as block means
+MAX_COLUMNS = 4  # default number of alignments side by side
 
 
 @hint_arguments

@@ -40,12 +40,12 @@ class Theme(NamedTuple):
     """The colors of a picture."""
 
     background: str
-    surface: str  # empty areas
+    surface: str  # color of empty areas
     text: str
     muted: str
     border: str
     lines: tuple[str, ...]
-    weights: tuple[str, ...]  # from the smallest to the largest weight
+    weights: tuple[str, ...]  # colors from the smallest to the largest weight
     signed: tuple[str, ...]  # the same for signed values
 
     @property
@@ -219,7 +219,7 @@ def fallback_fonts(text: str) -> list[str]:
         if not missing:
             break
         regular = entry.style == "normal" and entry.weight in (400, "normal", "regular")
-        if regular and not entry.name.startswith("Last Resort"):  # it has a box for every character
+        if regular and not entry.name.startswith("Last Resort"):  # a font with a box for every character
             covered = missing & get_font(entry.fname).get_charmap().keys()
             if covered:
                 names.append(entry.name)

@@ -208,7 +208,7 @@ def _integer(
 
 
 def read_tensors(folder: Path, layout: CheckpointLayout) -> dict[str, Tensor]:
-    """Read the parameters under our names, in float32. Names and shapes are validated before reading."""
+    """Return float32 parameters by our names. Names and shapes are validated before reading."""
     with open_tensors(folder) as slices:
         names = _encoder_names(folder, slices)
         _check_names(folder, names, layout)

@@ -153,7 +153,7 @@ class PretrainedEncoder(WordEncoder):
         return states
 
     def _position_ids(self, inputs: ModelInput) -> Tensor:
-        """Return positions from 0. RoBERTa's positions start after the padding id and skip padding tokens."""
+        """Return position ids, counted from 0. RoBERTa's start after the padding id and skip padding."""
         if self._pad_id is None:
             return inputs.positions
         is_token = inputs.tokens != self._pad_id

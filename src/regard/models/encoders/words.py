@@ -261,7 +261,7 @@ def parse_word(query: WordQuery) -> tuple[str, int]:
 
 
 def parse_word_pair(query: WordQuery | tuple[WordQuery, WordQuery]) -> tuple[WordQuery, WordQuery]:
-    """Return one query for each of two sentences."""
+    """Return the queries for two sentences; a single query applies to both."""
     match query:
         case str() | (str(), int()):
             return query, query

@@ -43,8 +43,8 @@ def is_cross_attention(name: str) -> bool:
     [True, False, True]
     """
     parts = name.partition("@")[0].split(".")
-    in_decoder = parts[-2:] == ["decoder", "attention"] or (  # a recurrent model
-        parts[-1] == "multihead_attn" and "decoder" in parts  # nn.TransformerDecoder
+    in_decoder = parts[-2:] == ["decoder", "attention"] or (  # in a recurrent model
+        parts[-1] == "multihead_attn" and "decoder" in parts  # in nn.TransformerDecoder
     )
     return in_decoder or _CROSS.search(parts[-1]) is not None
 
@@ -339,7 +339,7 @@ class MultiHeadAttention(Attends):
         return from_torch(module)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """Convert to an `nn.MultiheadAttention` with batch_first=True. Raises an error if none is equivalent.
+        """Convert to an `nn.MultiheadAttention` with batch_first=True. Raises an error if that is impossible.
 
         >>> import regard
         >>> regard.models.MultiHeadAttention(16, 4).to_torch().num_heads

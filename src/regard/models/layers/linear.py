@@ -101,9 +101,9 @@ def project(x: Tensor, layer: nn.Linear | Int8Linear, start: int, stop: int) -> 
 
 
 def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute F.linear(x, weight, bias) for contiguous float32 tensors; faster if x (n, m) has few rows.
+    """Compute F.linear(x, weight, bias) for contiguous float32 tensors.
 
-    The results differ from torch's by rounding only.
+    This is faster than torch if x (n, m) has few rows. The results differ from torch's by rounding only.
     """
     if not _MIN_ROWS <= len(x) <= MAX_ROWS:
         return F.linear(x, weight, bias)
