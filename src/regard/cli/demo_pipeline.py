@@ -125,7 +125,7 @@ def _remove(folder: Path) -> None:
 
 
 def _accuracy(translator: Translator, corpus: EmbeddedCorpus) -> str:
-    """Translate the test set; describe accuracy and speed."""
+    """Translate the test set and return a sentence about accuracy and speed."""
     start = time.monotonic()
     translations = translator.translate([pair.source for pair in corpus.test])
     speed = len(translations) / (time.monotonic() - start)

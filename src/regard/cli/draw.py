@@ -256,7 +256,7 @@ def _draw_model(
 def _draw_layers(
     layers: "Sequence[LayerView]", texts: Any, selection: Any, output: Path, style: dict[str, Any]
 ) -> str:
-    """Draw every layer and head, or the selected ones."""
+    """Draw the selected layers and heads, by default all."""
     from regard._util.text import pluralize
     from regard.plot.heatmaps import draw_heads, draw_weights
 

@@ -213,7 +213,7 @@ def _check_lines(files: Sequence[Path], contents: Sequence[Sequence[str]], expec
 def _translate(
     folder: Path, name: str, sources: list[str], strategy: Beam, batch: int, languages: str | None = None
 ) -> tuple[list[str], int, float]:
-    """Return the translations, their number of target tokens, and the time in seconds."""
+    """Return the translations, the number of target tokens, and the time in seconds."""
     from rich.console import Console
     from rich.text import Text
 

@@ -74,10 +74,10 @@ _SYNONYMS = {
 
 
 class Command(app.Command):
-    """`regard train`: --dev takes two files, or one file of pairs."""
+    """The `regard train` command, whose --dev takes two files, or one file of pairs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Complete --dev; suggest --set for an unknown option that names a setting."""
+        """Add a missing second value to --dev; suggest --set for an unknown option that names a setting."""
         known = {name for param in self.params for name in param.opts}
         for argument in args:
             name = argument.partition("=")[0]

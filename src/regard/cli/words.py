@@ -198,7 +198,7 @@ def _load(model: str) -> "PretrainedEncoder":
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the non-empty lines of a file; str.splitlines would also split at U+2028 and similar."""
+    """Return the non-empty lines of a file; str.splitlines would also split at characters such as U+2028."""
     return [line.removesuffix("\r") for line in read(path).split("\n") if line.strip()]
 
 

@@ -191,7 +191,7 @@ class TextModel:
         check_number("learn got learning_rate", learning_rate, above=0)
         words = sorted({word for text in texts for word in split_tokens(text)})
         if not words:
-            raise ArgumentError(f"learn got {len(texts)} texts without a word; pass texts to train on.")
+            raise ArgumentError(f"learn got {len(texts)} texts without words; pass texts to train on.")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             if initial is None:
@@ -317,7 +317,7 @@ def _check_tokens(tokens: Sequence[str], capitalized: Iterable[str]) -> None:
         known.add(token)
     for word in capitalized:
         if word not in known:
-            raise ArgumentError(f"capitalized has {str(word)[:40]!r}, which is not in the vocabulary.")
+            raise ArgumentError(f"capitalized contains {str(word)[:40]!r}, which is not in the vocabulary.")
 
 
 def _train(

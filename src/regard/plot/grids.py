@@ -341,7 +341,7 @@ class _Grid:
             self._text(figure, name, x + 14, y + 18 * number + 4.5, va="center", fontsize=9)
 
     def _axes(self, figure: "Figure", x: float, y: float, width: float, height: float) -> "Axes":
-        """Add axes at a position in points from the upper left corner, without margins."""
+        """Add axes at a position in points, measured from the upper left corner inside the margins."""
         page_width, page_height = self.page
         left, bottom = x + _MARGIN, page_height - _MARGIN - y - height
         box = (left / page_width, bottom / page_height, width / page_width, height / page_height)
@@ -355,7 +355,7 @@ class _Grid:
 def _edges(
     groups: Sequence[Sequence[_MeasuredPanel]], before: str, size: str, after: str, start: float
 ) -> list[float]:
-    """Return the position where each row or column of panels starts, and the end of the last one."""
+    """Return the positions where each row or column of panels starts and where the last one ends."""
     edges = []
     for panels in groups:
         spaces = (max(float(getattr(panel, name)) for panel in panels) for name in (before, size, after))

@@ -201,7 +201,7 @@ def align(
     check_output(save, "--save")
     is_tmx = output is not None and output.suffix == ".tmx"
     if is_tmx and (as_json or draw or scores):
-        raise ArgumentError(f"--output {str(output)!r} is TMX; remove --json, --draw and --scores.")
+        raise ArgumentError(f"--output {str(output)!r} is a TMX file; remove --json, --draw and --scores.")
     overrides = _parse_head(layer, heads, shift)
     tags = parse_languages(languages) if languages else None
     pairs: Iterable[Pair] = (

@@ -183,7 +183,7 @@ class StaticEncoder(WordEncoder):
         words, vectors = list(self.vocabulary), self.vectors.detach().float().cpu().tolist()
         for word in words:
             if not _storable(word):
-                raise ArgumentError(f"The word {word!r} cannot be stored in a line of text; remove it.")
+                raise ArgumentError(f"The word {word!r} cannot be stored in this text format; remove it.")
         lines = [f"{len(words)} {self.vectors.shape[1]}"]
         # nine digits restore a float32 exactly
         lines += [
@@ -326,7 +326,7 @@ def _row(path: str | os.PathLike[str], line: int, fields: list[str], width: int)
     """Return the word and the vector of a line. Some words in GloVe files contain spaces, such as ". . ."."""
     words = fields[: max(len(fields) - width, 1)]
     if width < 1 or len(fields) < width + 1 or any(_is_number(text) for text in words[1:]) or not words[0]:
-        raise _error(path, line, f"has {len(fields) - 1} numbers; the vectors have {width}")
+        raise _error(path, line, f"has {len(fields) - 1} numbers; the other vectors have {width}")
     try:
         return " ".join(words), [float(text) for text in fields[-width:]]
     except ValueError as error:

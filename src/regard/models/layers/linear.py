@@ -70,8 +70,8 @@ class Int8Linear(nn.Module):
             raise _unsupported(x)
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ShapeError(
-                f"Int8Linear got an input of shape {tuple(x.shape)}; the last axis must be "
-                f"{self.in_features}."
+                f"Int8Linear got an input of shape {tuple(x.shape)}; the last axis must have "
+                f"size {self.in_features}."
             )
         if self.scales.dtype is not torch.float32 or self.scales.device.type != "cpu":
             raise DTypeError(
