@@ -59,7 +59,7 @@ def resumed_config(output: Path, options: TrainOptions) -> TranslationConfig | N
 
     Returns None for a new run.
 
-    Raises for options that contradict the config, because they would have no effect.
+    Raises an error for options that contradict the config, because they would have no effect.
     """
     from regard.translation.model_folder import CONFIG, is_prepared, read_config
 

@@ -83,7 +83,7 @@ def join_tokens(tokens: Iterable[str], capitalized: Collection[str] = ()) -> str
 class TextModel:
     """A language model and its vocabulary of lowercase words and punctuation marks.
 
-    model: predicts the next token. tokens: the vocabulary, which starts with "<s>" and "</s>".
+    model: the model that predicts the next token. tokens: the vocabulary, which starts with "<s>" and "</s>".
     capitalized: words that `decode` always capitalizes, such as names.
 
     >>> import regard

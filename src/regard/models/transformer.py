@@ -82,7 +82,7 @@ class Transformer(Seq2Seq):
     vocab_size: one size, or a pair (source, target). config: the architecture.
     share: use one matrix for source, target and output embeddings (section 3.4); requires one vocabulary.
     decoder_config: the architecture of the decoder, if it differs: layers, heads, ffn_dim and so on.
-    tie_output: whether the output uses the target embeddings; default: share.
+    tie_output: whether the output layer shares the target embeddings; default: share.
     output_bias: whether the logits have a bias.
     output_scale: factor for the decoder output; T5 uses 1 / √width.
 

@@ -63,8 +63,8 @@ class Theme(NamedTuple):
     def colormap_for(self, norm: "Normalize") -> "Colormap":
         """Return the colormap of weights, or of signed values if the scale starts below 0.
 
-        The signed colormap is cut at the ends of the scale: 0 always has the background color, and equal
-        distances from 0 are equally strong even on an asymmetric scale.
+        The signed colormap is cut at the ends of the scale: 0 always has the background color, and values
+        at equal distances from 0 have equally strong colors, even on an asymmetric scale.
 
         >>> from matplotlib.colors import Normalize, to_hex
         >>> from regard.plot.style import LIGHT

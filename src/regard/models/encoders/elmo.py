@@ -75,7 +75,7 @@ class LSTMStack(nn.Module):
 class ElmoEncoder(LearnedEncoder):
     """Word vectors from the states of a forward and a backward LSTM language model.
 
-    vocabulary: `Vocabulary.of(text, special_tokens=ElmoEncoder.special_tokens)`.
+    vocabulary: created by `Vocabulary.of(sentences, special_tokens=ElmoEncoder.special_tokens)`.
     width: dimension of each direction; word vectors have dimension 2 × width.
     layers: number of LSTM layers; the embeddings are an additional vector layer.
     dropout: dropout probability for the inputs and outputs of the LSTMs.

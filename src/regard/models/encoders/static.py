@@ -151,7 +151,7 @@ class StaticEncoder(WordEncoder):
         """Compute vectors from co-occurrence counts. This takes seconds for 10,000 sentences.
 
         width: vector dimension. window: maximum distance between co-occurring words; closer words count more.
-        min_count: minimum number of occurrences. max_vocab_size: maximum number of words.
+        min_count: minimum number of occurrences of a word. max_vocab_size: maximum number of words.
         seed: random seed.
 
         >>> from regard.models.encoders.static import StaticEncoder
@@ -326,7 +326,7 @@ def _row(path: str | os.PathLike[str], line: int, fields: list[str], width: int)
     """Return the word and the vector of a line. Some words in GloVe files contain spaces, such as ". . ."."""
     words = fields[: max(len(fields) - width, 1)]
     if width < 1 or len(fields) < width + 1 or any(_is_number(text) for text in words[1:]) or not words[0]:
-        raise _error(path, line, f"has {len(fields) - 1} numbers; the other vectors have {width}")
+        raise _error(path, line, f"has {len(fields) - 1} numbers; the vectors have {width}")
     try:
         return " ".join(words), [float(text) for text in fields[-width:]]
     except ValueError as error:

@@ -163,7 +163,7 @@ class Vocabulary(Sequence[str]):
     ) -> "Vocabulary":
         """Build a vocabulary from the lowercased words of sentences, in order of descending frequency.
 
-        max_size: maximum number of words. min_count: minimum number of occurrences.
+        max_size: maximum number of words. min_count: minimum number of occurrences of a word.
         """
         if isinstance(sentences, str):
             raise DTypeError("Vocabulary.of got one string; pass a list of sentences.")
