@@ -134,7 +134,7 @@ class FeedForward(nn.Module):
     """act(x W) V at each position (Vaswani et al. 2017, eq. 2; with a gate, Shazeer 2020, eq. 5 and 6).
 
     width: input and output dimension. ffn_dim: inner dimension.
-    activation: see `TransformerConfig`; "reglu", "geglu", "geglu_tanh" and "swiglu" have a third matrix.
+    activation: see `TransformerConfig`; "reglu", "geglu", "geglu_tanh" and "swiglu" use a third matrix.
     linear_bias: whether both layers have a bias. dropout: dropout probability for the activations.
 
     >>> import torch, regard

@@ -84,7 +84,7 @@ def waves(positions: Tensor, width: int, base: float, dtype: torch.dtype | None)
     """Return sin and cos of position · base^(−2i / width) for each feature pair i, both (…, width / 2).
 
     The angles are computed in float64, because in float32 they are off by 0.06 at position 1e6. If there are
-    more tokens than different positions, each position is computed once.
+    more tokens than positions, each position is computed only once.
     """
     if concrete(positions) and positions.numel():
         low, high = (int(bound) for bound in positions.aminmax())
