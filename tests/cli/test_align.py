@@ -262,7 +262,7 @@ def test_tmx_and_moses(corpus, tmp_path, capsys):
         ("--aligner {a}", "is not an aligner. Pass a file written by regard align --save"),
         ("--aligner nowhere", "nowhere: No such file"),
         ("--save no/such/x", "--save 'no/such/x': the folder 'no/such' does not exist"),
-        ("--scores -o {a}.tmx", "is TMX; remove --json, --draw and --scores"),
+        ("--scores -o {a}.tmx", "is a TMX file; remove --json, --draw and --scores"),
         (["{a}", "{binary}"], "line 1: not UTF-8; byte 1 is 0x89"),
         (["{a}", "{short}"], "has 61 lines, but"),
         (["{empty}", "{empty}"], "None of the 0 sentence pairs has words on both sides"),

@@ -166,7 +166,7 @@ def test_a_layer_refuses_inputs_and_conversions_that_the_kernels_cannot_read():
     layer = Int8Linear(torch.nn.Linear(64, 32))
     with torch.no_grad():
         for width in (63, 65, 1000):
-            with pytest.raises(ShapeError, match=f"{width}\\); the last axis must be 64"):
+            with pytest.raises(ShapeError, match=f"{width}\\); the last axis must have size 64"):
                 layer(torch.randn(3, width))
         for target in (torch.float16, torch.float64, "meta"):
             with pytest.raises(DTypeError, match="must stay in float32 on the CPU"):

@@ -92,13 +92,13 @@ def _run(args: list[str]) -> NoReturn:
                 from regard.cli.app import run
 
                 status = run(args)
-            sys.stdout.flush()  # raises if the last write failed
+            sys.stdout.flush()  # raises an error if the last write failed
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         status = BROKEN_PIPE
     except KeyboardInterrupt:
         status = INTERRUPTED
     except Exception as error:
-        if type(error).__name__ != "Abort":  # typer's
+        if type(error).__name__ != "Abort":  # typer's exception for Ctrl-C
             _exit_with_error(error)
         status = INTERRUPTED
     if status == INTERRUPTED:  # typer converts Ctrl-C inside a command into a status
@@ -122,14 +122,14 @@ def _limit_spinning() -> None:
     """Make waiting OpenMP threads spin briefly, then sleep, unless an environment variable sets a policy.
 
     By default they spin so long that training is several times slower while other processes are busy. Without
-    any spinning, it is slower on an idle machine (docs/results.md). OpenMP reads the variable when loaded.
+    any spinning, it is slower on an idle machine (docs/results.md). OpenMP reads the variable when it loads.
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in _WAIT_POLICIES):
         os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
-    """Raise for arguments that cannot be file names."""
+    """Raise an error for arguments that cannot be file names."""
     for argument in arguments:
         try:
             valid = b"\0" not in os.fsencode(argument)
@@ -183,7 +183,7 @@ def _exit_with_error(error: Exception) -> NoReturn:
         if not package or package.partition(".")[0] == "regard" or "." in package:
             raise error
         message = f"Missing package {package!r}. Run: pip install {package}"
-    elif hasattr(error, "format_message"):  # typer's
+    elif hasattr(error, "format_message"):  # a usage error from typer
         message = _usage_message(error)
     elif isinstance(error, OSError) and error.filename and error.strerror:
         message = f"{error.filename}: {error.strerror}{ERRNO_HINTS.get(error.errno or 0, '')}"

@@ -31,7 +31,7 @@ from regard.translation.translator import Translator, load_translator
 # Sized for a minute and a half on two cores. The vocabulary is small, so all numbers share the same tokens.
 _TOKENS = ["tokens.kind=bpe", "tokens.size=300"]
 _DURATION = {"transformer": "updates=600", "recurrent": "epochs=6", "plain": "epochs=10"}
-_DEV = 300  # pairs for validation, after every epoch
+_DEV = 300  # validation pairs, used after every epoch
 _SHOWN = 3  # pairs and translations printed
 _ON_PAGE = 30  # translations on the HTML page
 _MARKER = ".demo"  # marks a folder that the next demo may replace; contains the languages
@@ -73,7 +73,7 @@ def run(model: Model, languages: str, output: Path, seed: int = 0) -> None:
 
 
 def is_trained(folder: Path) -> bool:
-    """Return whether a folder has a model other than one left by an interrupted demo."""
+    """Return whether a folder has a model that was not left by an interrupted demo."""
     from regard.app.server.routes.training import state_of
 
     return (folder / MODEL).is_file() and not ((folder / _MARKER).is_file() and state_of(folder) == "stopped")
@@ -113,7 +113,7 @@ def _train(folder: Path, config: TranslationConfig, corpus: EmbeddedCorpus, lang
 
 
 def _remove(folder: Path) -> None:
-    """Delete the model of an earlier demo; raise if its folder contains other files."""
+    """Delete the model of an earlier demo; raise an error if its folder contains other files."""
     demo_files = {path for pattern in (_MARKER, *OWN_FILES) for path in folder.glob(pattern)}
     for path in folder.rglob("*"):
         if path.is_symlink() or (not path.is_dir() and path not in demo_files):
@@ -125,7 +125,7 @@ def _remove(folder: Path) -> None:
 
 
 def _accuracy(translator: Translator, corpus: EmbeddedCorpus) -> str:
-    """Translate the test set; describe accuracy and speed."""
+    """Translate the test set and return a sentence about accuracy and speed."""
     start = time.monotonic()
     translations = translator.translate([pair.source for pair in corpus.test])
     speed = len(translations) / (time.monotonic() - start)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _appearance = partial(typer.Option, rich_help_panel="Appearance")
 _with_model = partial(typer.Option, rich_help_panel="With --model")
 _WEIGHTS = "a weights file"
-_MAX_SIZE = 50_000  # queries and keys of a mask
+_MAX_SIZE = 50_000  # maximum number of queries, and of keys, in a mask
 _DEFAULT_SIZE = {"mask": 12, "positions": 64}
 _WIDTH, _HEADS = 64, 8  # dimensions of the position encodings
 # options that apply to each kind of picture
@@ -161,7 +161,7 @@ def draw(
 
 
 def _kind(subject: str | None, options: dict[str, object]) -> str:
-    """Return the kind of picture; raise unless the arguments select exactly one."""
+    """Return the kind of picture; raise an error unless the arguments select exactly one."""
     if options["--model"] == "":
         raise ArgumentError('--model is empty; pass a folder, or "minilm".')
     if subject is not None and not subject.strip():
@@ -197,7 +197,7 @@ def _check_file(path: Path) -> None:
 
 
 def _check_options(kind: str, options: list[str]) -> None:
-    """Raise if an option does not apply to this kind of picture."""
+    """Raise an error if an option does not apply to this kind of picture."""
     wrong = [name for name in options if name not in _OPTIONS[kind]]
     if wrong:
         valid = ", ".join(_OPTIONS[kind]) or "no options except --output, --title and --dark"
@@ -239,7 +239,7 @@ def _draw_model(
     from regard.translation.alignment.cross_attention import cross_attention_layers
 
     translator = load(Path(model), device="cpu", aligning=selection == (False, None, None))
-    cross_attention_layers(translator.model)  # raises for a model without attention
+    cross_attention_layers(translator.model)  # raises an error for a model without attention
     (translation,) = translator.translate([sentence], alignment=True)
     if selection == (False, None, None):
         if style.pop("log"):
@@ -256,7 +256,7 @@ def _draw_model(
 def _draw_layers(
     layers: "Sequence[LayerView]", texts: Any, selection: Any, output: Path, style: dict[str, Any]
 ) -> str:
-    """Draw every layer and head, or the selected ones."""
+    """Draw the selected layers and heads, by default all."""
     from regard._util.text import pluralize
     from regard.plot.heatmaps import draw_heads, draw_weights
 
@@ -373,6 +373,6 @@ def _is_translator(folder: Path) -> bool:
     try:
         config = json.loads(read_regular(folder / CONFIG, MAX_TEXT_BYTES))
     except (OSError, ValueError, RecursionError):
-        return False  # loading it reports the error
-    kind = FORMAT.rpartition(" ")[0]  # any version
+        return False  # the error is reported when the model is loaded
+    kind = FORMAT.rpartition(" ")[0]  # without the version
     return isinstance(config, dict) and str(config.get("format")).startswith(kind)

@@ -155,7 +155,7 @@ def evaluate(
 def _check_options(
     folders: Sequence[Path], files: Sequence[Path], output: Path | None, picture: Path | None
 ) -> None:
-    """Raise for errors that can be detected before a model is loaded."""
+    """Raise an error for invalid options, before any model is loaded."""
     if not folders and not files:
         raise ArgumentError(
             "evaluate needs a model (--model FOLDER) or existing translations (--translations FILE)."
@@ -175,7 +175,7 @@ def _check_options(
 
 
 def _check_corpus(source: str, reference: str | None, languages: str) -> None:
-    """Raise unless the files are readable or, for a built-in test set, the languages are valid."""
+    """Raise an error unless the files are readable or, for a built-in test set, the languages are valid."""
     if _is_built_in(source, reference):
         parse_languages(languages)
         return
@@ -213,7 +213,7 @@ def _check_lines(files: Sequence[Path], contents: Sequence[Sequence[str]], expec
 def _translate(
     folder: Path, name: str, sources: list[str], strategy: Beam, batch: int, languages: str | None = None
 ) -> tuple[list[str], int, float]:
-    """Return the translations, their number of target tokens, and the time in seconds."""
+    """Return the translations, the number of target tokens, and the time in seconds."""
     from rich.console import Console
     from rich.text import Text
 

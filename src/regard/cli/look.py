@@ -105,7 +105,7 @@ def look(
             raise ArgumentError(f"--recording {folder!r} is not a folder; pass one written by Seen.save.")
     from regard.app.server.run import listen
 
-    # before loading models, which takes a while
+    # check the port before loading models, which takes a while
     with naming(port="--port"):
         listening = listen("127.0.0.1" if host == "localhost" else host, port)
     demo = _Demo() if not folders and not recordings else None
@@ -171,7 +171,7 @@ class _Demo:
         return self.is_ready() is None
 
     def start(self) -> None:
-        """Start training, if the model is available."""
+        """Start training if `available`."""
         with self._starting:
             if self.available:
                 console().print(

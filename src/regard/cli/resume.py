@@ -12,7 +12,7 @@ from regard.translation.config import TranslationConfig
 
 DEFAULT_PRESET, DEFAULT_LANGUAGES = "auto", "en-de"
 _CHANGEABLE = ("training.epochs", "training.updates", "training.minutes", "training.precision")
-_HASHED_BYTES = 1 << 20  # at each end of a file
+_HASHED_BYTES = 1 << 20  # hashed at each end of a file
 _CURE = "Remove it, or choose a new --output."
 
 
@@ -59,7 +59,7 @@ def resumed_config(output: Path, options: TrainOptions) -> TranslationConfig | N
 
     Returns None for a new run.
 
-    Raises for options that contradict the config, because they would have no effect.
+    Raises an error for options that contradict the config, because they would have no effect.
     """
     from regard.translation.model_folder import CONFIG, is_prepared, read_config
 

@@ -101,7 +101,8 @@ def naming(**options: str) -> Iterator[None]:
     except RegardError as error:
         message = re.sub(r"^\w+ got (\w+)=([^ ;]+);", r"\1 is \2;", str(error))
         message = re.sub(r"^\w+ got ", "", message)
-        names = rf"(?<![\w-])({'|'.join(map(re.escape, options))})"  # leave --port unchanged
+        # the lookbehind skips option names that are already there, such as --port
+        names = rf"(?<![\w-])({'|'.join(map(re.escape, options))})"
         message = re.sub(f"{names}=", r"\1 ", message)
         message = re.sub(rf"{names}\b", lambda match: options[match[1]], message)
         raise ArgumentError(message) from None
@@ -127,7 +128,7 @@ def read(path: Path, option: str = "--file") -> str:
 
 
 def check_output(path: Path | None, option: str = "--output") -> None:
-    """Raise unless a file can be written to this path; None is stdout."""
+    """Raise an error unless a file can be written to this path; None is stdout."""
     if path is None:
         return
     if path.is_dir():
@@ -142,7 +143,7 @@ def check_output(path: Path | None, option: str = "--output") -> None:
 
 
 def check_picture(path: Path, option: str = "--output") -> None:
-    """Raise unless a picture can be written to this path."""
+    """Raise an error unless a picture can be written to this path."""
     from regard.plot.style import check_suffix
 
     check_suffix(path)
@@ -150,14 +151,14 @@ def check_picture(path: Path, option: str = "--output") -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise unless the path is a folder or can become one."""
+    """Raise an error unless the path is a folder or can become one."""
     existing = next((part for part in (path, *path.parents) if os.path.lexists(part)), path)
     if os.path.lexists(existing) and not existing.is_dir():
         raise ArgumentError(f"--output {str(path)!r}: {str(existing)!r} is not a folder; pass a new folder.")
 
 
 def check_input(path: Path, option: str = "--file") -> None:
-    """Raise unless the path is a readable file; - is standard input."""
+    """Raise an error unless the path is a readable file; - is standard input."""
     if str(path) == "-":
         _check_stdin(option)
         return
@@ -178,14 +179,14 @@ def _check_access(path: Path, mode: int, shown: Path) -> None:
 
 
 def check_model(folder: Path) -> None:
-    """Raise unless this is the folder of a translation model. Does not import torch."""
+    """Raise an error unless this is the folder of a translation model. Does not import torch."""
     check_folder_name(folder)
     if not is_pretrained(folder):
         read_config(folder)
 
 
 def check_encoder(name: str) -> None:
-    """Raise unless this is "minilm" or a folder with a config. Does not import torch."""
+    """Raise an error unless this is "minilm" or a folder with a config. Does not import torch."""
     if name == "minilm":
         return
     if not os.path.isdir(name):
@@ -203,7 +204,7 @@ def check_encoder(name: str) -> None:
 
 @contextmanager
 def open_output(path: Path, newline: str = "\n") -> Iterator[IO[str]]:
-    """Open a text file that replaces `path` only when writing has succeeded; newline: see `open`."""
+    """Open a text file that replaces `path` only after writing has succeeded. `newline` is as in `open`."""
     with open_atomic(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline=newline)
         yield text
@@ -240,7 +241,7 @@ def load(
                 file=sys.stderr,
             )
     if is_pretrained(folder):
-        return translator  # pretrained models guess their alignment head
+        return translator  # a pretrained model guesses its alignment head on first use
     if aligning and has_cross_attention(translator.model) and not translator.config.get("alignment"):
         _select_head(translator, folder, quiet)
     return translator

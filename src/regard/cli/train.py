@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _model_option = partial(typer.Option, rich_help_panel="Model")
 _data_option = partial(typer.Option, rich_help_panel="Data and length")
-_BUILT_IN = ("embedded", "bible")  # corpora
+_BUILT_IN = ("embedded", "bible")  # names of built-in corpora
 _UNSET = 10**11  # marks an unset number of epochs
 _EXAMPLE_PAIRS, _EXAMPLE_CHARACTERS = 29_000, 3_900_000  # Multi30k; for --print-config without a corpus
 # names of our settings in other programs
@@ -74,10 +74,10 @@ _SYNONYMS = {
 
 
 class Command(app.Command):
-    """`regard train`: --dev takes two files, or one file of pairs."""
+    """The `regard train` command, whose --dev takes two files, or one file of pairs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Complete --dev; suggest --set for an unknown option that names a setting."""
+        """Add a missing second value to --dev; suggest --set for an unknown option that names a setting."""
         known = {name for param in self.params for name in param.opts}
         for argument in args:
             name = argument.partition("=")[0]
@@ -256,7 +256,7 @@ def train(
     initial = _initial(start, languages)
     choose = partial(_config, options, toml=_read_toml(options), initial=initial)
     with naming(**{f"training.{name[2:]}": name for name in durations}):
-        choose(CorpusStatistics())  # raises for invalid settings
+        choose(CorpusStatistics())  # raises an error for invalid settings
     if print_config:
         _print_config(options, format, choose)
         return
@@ -267,7 +267,7 @@ def train(
             output, training_config, options, format=format, resume=resume, shard=shard, initial=initial
         )
     status = 0 if result.finished else SIGNAL_EXIT + (result.signal or signal.SIGINT)
-    if os.environ.get("RANK", "0") != "0":  # only the first of torchrun's processes prints
+    if os.environ.get("RANK", "0") != "0":  # under torchrun, only the first process prints
         raise SystemExit(status)
     if status:
         with suppress(OSError):  # the terminal may be closed
@@ -280,13 +280,13 @@ def train(
 def _check_files(
     source: str | None, target: str | None, dev: Sequence[str] | None, format: str | None
 ) -> None:
-    """Raise unless the files are readable and form a valid combination."""
+    """Raise an error unless the files are readable and form a valid combination."""
     paths = [("SOURCE", source), ("TARGET", target), *(("--dev", path) for path in dev or ())]
     if target is not None:
         _check_sides(source or "", target)
         if format is not None:
             raise ArgumentError(
-                f"--format {format} applies to one file of pairs, but there are two files; remove it."
+                f"--format {format} applies to one file of pairs, but two files were passed; remove it."
             )
     if dev is not None and len(dev) == 2:
         for file in filter(contains_pairs, dev):
@@ -300,7 +300,7 @@ def _check_files(
 
 
 def _check_folder(source: str | None, output: Path, resume: bool) -> None:
-    """Raise unless the folder can be created or resumed, and there is training data."""
+    """Raise an error unless the folder can be created or resumed, and there is training data."""
     check_folder(output)
     if source is None and not resume:
         raise ArgumentError("train needs sentence pairs: two files, SOURCE and TARGET, or one file of pairs.")
@@ -311,7 +311,7 @@ def _check_folder(source: str | None, output: Path, resume: bool) -> None:
 
 
 def _check_sides(source: str, target: str) -> None:
-    """Raise unless SOURCE and TARGET are two different text files, one per language."""
+    """Raise an error unless SOURCE and TARGET are two different text files, one per language."""
     if source == target:
         cure = "pass pairs as TSV without TARGET" if source == "-" else "pass the translations as TARGET"
         raise ArgumentError(f"SOURCE and TARGET are both {source!r}; {cure}.")
@@ -324,7 +324,7 @@ def _check_sides(source: str, target: str) -> None:
 
 
 def _check_start(start: Path, preset: str | None, model: Model | None, shard: bool) -> None:
-    """Raise unless --from is a model, and no option contradicts it."""
+    """Raise an error unless --from is a model, and no option contradicts it."""
     check_model(start)
     if model is not None:
         raise exclusive(f"--from {str(start)!r}", f"--model {model}")
@@ -333,7 +333,7 @@ def _check_start(start: Path, preset: str | None, model: Model | None, shard: bo
 
 
 def _initial(start: Path | None, languages: str | None) -> "InitialModel | None":
-    """Return the model to start from, with the languages of a multilingual one."""
+    """Return the model to start from, set to these languages if it is multilingual."""
     if start is None:
         return None
     from regard.translation.training.initialization import InitialModel
@@ -451,7 +451,7 @@ def _corpus(
 
 
 def _check_direction(options: TrainOptions, output: Path) -> str | None:
-    """Return a warning if the folder is named de-en, but the files are train.en and train.de."""
+    """Return a warning if the files contradict the folder name, such as train.en train.de for de-en."""
     languages = output.name.lower().split("-")
     files = [file for file in (options.source, options.target) if file]
     sides = [Path(file.removesuffix(".gz")).suffix[1:].lower() for file in files]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from regard.models.encoders.base import WordVectors
     from regard.models.encoders.pretrained import PretrainedEncoder
 
-BAR = 20  # characters
+BAR = 20  # width in characters
 SHOWN_FEATURES = 6  # printed per vector
 
 Model = Annotated[
@@ -174,7 +174,7 @@ def attention(
 
 
 def _check_word(sentence: str, word: str) -> None:
-    """Raise if the word is not in the sentence, before the model is loaded."""
+    """Raise an error if the word is not in the sentence. Called before the model is loaded."""
     from regard._util.checks import check_sentences
     from regard.models.encoders.words import find_word, split_words
 
@@ -183,7 +183,7 @@ def _check_word(sentence: str, word: str) -> None:
 
 
 def _check_output(path: Path) -> None:
-    """Raise unless vectors can be written to this path."""
+    """Raise an error unless vectors can be written to this path."""
     if path.name in _WRITERS:
         raise ArgumentError(f"--output {str(path)!r} is only an extension; use vectors{path.name}.")
     if path.suffix not in _WRITERS:
@@ -198,7 +198,7 @@ def _load(model: str) -> "PretrainedEncoder":
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the non-empty lines of a file; str.splitlines would also split at U+2028 and similar."""
+    """Return the non-empty lines of a file; str.splitlines would also split at characters such as U+2028."""
     return [line.removesuffix("\r") for line in read(path).split("\n") if line.strip()]
 
 

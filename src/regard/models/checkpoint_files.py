@@ -46,8 +46,8 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
         return read_regular(path, max_bytes).decode()
     except OSError as error:
         raise ArgumentError(
-            f"Cannot read {path}: {error.strerror}. The folder needs config.json, safetensors and "
-            "a tokenizer."
+            f"Cannot read {path}: {error.strerror}. The folder needs config.json, a safetensors "
+            "file and a tokenizer."
         ) from None
     except UnicodeDecodeError:
         raise ArgumentError(f"{path} is not UTF-8 text. Copy or download it again.") from None
@@ -55,9 +55,9 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
 
 @contextmanager
 def open_tensors(folder: Path, *, convert: str = "AutoModel") -> Iterator[dict[str, tuple[Any, Any]]]:
-    """Open the safetensors files of a folder; yield the file and the slice of each tensor by name.
+    """Open the safetensors files of a folder and yield a mapping from tensor name to (file, slice).
 
-    convert: the class of transformers that converts pickled weights, for the error message.
+    convert: the transformers class that the error message suggests for converting pickled weights.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -135,7 +135,7 @@ def _shards(folder: Path, index: Path) -> list[Path]:
 
 
 def check_tensor(folder: Path, name: str, part: Any, shape: tuple[int, ...]) -> None:
-    """Raise unless a tensor has this shape and floating-point values. part: its safetensors slice."""
+    """Raise an error unless a tensor's safetensors slice has this shape and a floating-point dtype."""
     if tuple(part.get_shape()) != shape:
         raise ArgumentError(
             f"{name} in {folder} has shape {tuple(part.get_shape())}; config.json requires {shape}. Use "
@@ -149,7 +149,7 @@ def check_tensor(folder: Path, name: str, part: Any, shape: tuple[int, ...]) -> 
 
 
 def short_list(names: list[str]) -> str:
-    """Return the first three names as text, and the number of others.
+    """Return the first three names as text, followed by the number of other names.
 
     >>> from regard.models.checkpoint_files import short_list
     >>> short_list(["a", "b", "c", "d", "e"])

@@ -18,7 +18,7 @@ Precision = Literal["float32", "bfloat16", "int8"]
 
 
 def check_precision(dtype: str) -> Precision:
-    """Return `dtype`; raise unless it names a precision for inference.
+    """Return `dtype`, or raise an error if it does not name a precision for inference.
 
     >>> from regard.models.configs import check_precision
     >>> check_precision("int4")

@@ -14,7 +14,8 @@ class SpecialTokens:
     All models that regard trains from scratch use the defaults.
 
     padding, start, end, unknown: token ids.
-    source_prefix, source_suffix: ids around a source sentence, such as a language token; default suffix: end.
+    source_prefix, source_suffix: ids around a source sentence, such as a language token. The default suffix
+        is the end token.
     target_prefix: ids between the start token and a target sentence.
     suppressed: ids that are never generated; default: padding and start.
 
@@ -45,26 +46,26 @@ class SpecialTokens:
         return (self.padding, self.start) if self.suppressed is None else self.suppressed
 
     def source(self, ids: Iterable[int]) -> list[int]:
-        """Return the input of the encoder for a sentence."""
+        """Return the encoder input for a sentence."""
         suffix = (self.end,) if self.source_suffix is None else self.source_suffix
         return [*self.source_prefix, *ids, *suffix]
 
     def target_inputs(self, ids: Iterable[int]) -> list[int]:
-        """Return the input of the decoder for a sentence."""
+        """Return the decoder input for a sentence."""
         return [*self.target_start, *ids]
 
     def target(self, ids: Iterable[int]) -> list[int]:
-        """Return a whole target, from the start to the end token."""
+        """Return the whole target for a sentence, from the start token to the end token."""
         return [*self.target_start, *ids, self.end]
 
 
 @dataclass(frozen=True)
 class DecodingDefaults:
-    """Defaults of beam search for a pretrained model, from its generation_config.json.
+    """Beam search defaults of a pretrained model, from its generation_config.json.
 
     early_stopping, length_penalty: see `regard.translation.Beam`.
-    max_length: maximum length of a target, including the start token; None: twice the source.
-    forced_end: whether a hypothesis of maximum length ends with the end token, at no cost.
+    max_length: maximum length of a target, including the start token; None: use the caller's default.
+    forced_end: whether the end token is forced, with probability 1, at the maximum length.
 
     >>> from regard.models.generation import DecodingDefaults
     >>> DecodingDefaults(max_length=200).max_new_tokens(default=30)
@@ -77,5 +78,5 @@ class DecodingDefaults:
     forced_end: bool = False
 
     def max_new_tokens(self, default: int) -> int:
-        """Return the maximum number of tokens after the start token."""
+        """Return the maximum number of tokens after the start token, or `default` if max_length is None."""
         return default if self.max_length is None else self.max_length - 1

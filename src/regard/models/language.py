@@ -68,7 +68,7 @@ class LanguageModel(nn.Module):
                 f"{'Packed' if lengths is None else 'padded'}; pass tokens (b, l) without lengths."
             )
         inputs = ModelInput.of(tokens, lengths, causal=True, start=caches[0].length if caches else 0)
-        assert inputs.mask is not None  # causal
+        assert inputs.mask is not None  # always set by causal=True
         both = inputs.mask if mask is None else inputs.mask & mask
         return self.decoder(
             self.embedding(inputs.tokens), mask=both, positions=inputs.positions, caches=caches
@@ -97,7 +97,7 @@ class LanguageModel(nn.Module):
 
         mask: mask for the inputs, which are the sentences without their last token.
         """
-        if isinstance(tokens, Tensor) and not concrete(tokens):  # lengths have no values
+        if isinstance(tokens, Tensor) and not concrete(tokens):  # while tracing, the lengths are unknown
             check_batch(tokens, lengths)
             return self._padded_loss(tokens, lengths, mask, label_smoothing)
         packed = as_packed(tokens, lengths)
@@ -107,7 +107,7 @@ class LanguageModel(nn.Module):
                 f"The batch has {len(packed)} sentences and {len(packed.tokens)} tokens; the loss needs at "
                 "least one sentence with at least two tokens."
             )
-        if isinstance(tokens, Tensor) and mask is not None:  # the mask applies to padded rows
+        if isinstance(tokens, Tensor) and mask is not None:  # the mask refers to padded rows
             return self._padded_loss(tokens, lengths, mask, label_smoothing)
         x = self.hidden(inputs, mask=mask)
         return vocabulary_loss(x, self.output_weight, None, labels, label_smoothing=label_smoothing)
@@ -217,7 +217,7 @@ class MaskedLanguageModel(nn.Module):
         return F.linear(self.head(self.states(tokens, lengths)[-1]), self.output_weight, self.output_bias)
 
     def loss(self, tokens: Tensor | Packed, labels: Tensor, *, lengths: Tensor | None = None) -> Tensor:
-        """Return the mean cross-entropy. labels: (…), with −100 for tokens to ignore."""
+        """Return the mean cross-entropy of the labels (…), which are −100 for tokens to ignore."""
         check_batch(tokens, lengths)
         shape = tuple((tokens.tokens if isinstance(tokens, Packed) else tokens).shape)
         if tuple(labels.shape) != shape:

@@ -160,7 +160,7 @@ def _add_product(total: Tensor, d: Tensor, x: Tensor, first: bool) -> None:
 
 
 def _accumulator(gradient: Tensor, wide: torch.dtype) -> Tensor:
-    """Return the tensor that accumulates a gradient: float32 for a 16-bit gradient, otherwise itself."""
+    """Return a float32 tensor to accumulate a 16-bit gradient, or the gradient itself for other dtypes."""
     summed = gradient if gradient.dtype == wide else torch.empty_like(gradient, dtype=wide)
     return summed.zero_() if summed.dim() == 1 else summed
 

@@ -18,7 +18,7 @@ from regard.models.layers.attention import Attends, MultiHeadAttention, is_cross
 from regard.models.layers.blocks import DecoderBlock, EncoderBlock
 
 _BLOCKS = (EncoderBlock, DecoderBlock, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-_COMPILED = "_orig_mod"  # the module inside torch.compile's wrapper
+_COMPILED = "_orig_mod"  # attribute of a torch.compile wrapper that holds the model
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -26,7 +26,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Summary:
     """The result of `summary`; prints as one line.
 
-    parameters, bytes: number of parameters and their memory.
+    parameters, bytes: number of parameters and their size in bytes.
     layers: number of layers; two numbers for an encoder and a decoder, () if there are no layers.
     heads: distinct pairs (heads, key heads) of the attention layers, in ascending order.
     cost: FLOPs per token, or per source token and per target token, for sequences of `length` tokens.
@@ -63,7 +63,7 @@ class Summary:
 
 
 def summary(model: nn.Module, *, length: int = 128) -> Summary:
-    """Summarize a model: parameters (shared ones counted once), layers, heads, and FLOPs per token.
+    """Summarize a model: parameters (shared parameters once), layers, heads, and FLOPs per token.
 
     length: sequence length of source and target, which determines the cost of attention.
 
@@ -129,10 +129,10 @@ def _uncompiled(model: nn.Module) -> nn.Module:
 
 
 def _matrix_products(module: nn.Module) -> int:
-    """Count the multiplications of one token by the module's own matrices."""
+    """Count the multiplications per token in the matrix products of the module itself."""
     if isinstance(module, nn.RNNBase | nn.RNNCellBase | nn.MultiheadAttention):
         return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() == 2)
-    # the Linear of Hugging Face's GPT-2
+    # Conv1D is the linear layer of Hugging Face's GPT-2
     if isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or type(module).__name__ == "Conv1D":
         weight = module.weight
         assert isinstance(weight, Tensor)
@@ -141,7 +141,7 @@ def _matrix_products(module: nn.Module) -> int:
 
 
 def _layers(module: nn.Module) -> int:
-    """Return the number of layers in this module itself."""
+    """Return the number of layers of this module, without its submodules."""
     if isinstance(module, nn.RNNBase):
         return module.num_layers
     return int(isinstance(module, (*_BLOCKS, nn.RNNCellBase)))
@@ -154,7 +154,7 @@ def _heads(layer: Attends | nn.MultiheadAttention) -> tuple[int, int]:
 
 
 def _attention_products(layer: Attends | nn.MultiheadAttention, length: int) -> int:
-    """Count the multiplications by keys, values and the score's matrices, without the projections."""
+    """Count the multiplications per token with keys, values and the score's matrices, without projections."""
     heads, _ = _heads(layer)
     if isinstance(layer, nn.MultiheadAttention):
         return 2 * heads * layer.head_dim * length

@@ -82,7 +82,7 @@ class Packed:
         return torch.repeat_interleave(x, self.lengths, dim=0, output_size=len(self.tokens))
 
     def mask(self, within: Rule | None = None) -> Documents:
-        """Return a mask that restricts tokens to their own sentence. within: rule inside each sentence."""
+        """Return a mask that restricts attention to the same sentence and, within it, to a rule."""
         return Documents(self.lengths, within=within)
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class Packed:
             )
         n, lengths = len(self.tokens) - len(self), self.lengths - 1
         sentence = torch.arange(len(self), device=self.lengths.device)
-        # number of tokens dropped before each remaining one
+        # number of tokens dropped before each remaining token
         dropped = torch.repeat_interleave(sentence, lengths, output_size=n)
         rows = torch.arange(n, device=self.tokens.device) + dropped + first
         return Packed(self.tokens[rows], lengths)
@@ -166,7 +166,7 @@ def full_lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def reversed_order(tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Return indices (b, l) that reverse each sentence but leave padding in place. They are self-inverse."""
+    """Return indices (b, l) that reverse each sentence but not its padding. They are their own inverse."""
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
     if lengths is None:
         return positions.flip(1)
@@ -197,7 +197,7 @@ class ModelInput(NamedTuple):
         start: int = 0,
         name: str = "tokens",
     ) -> "ModelInput":
-        """Create an input from Packed or padded tokens (b, l). start: first position of a padded batch."""
+        """Create an input from Packed tokens, or from padded tokens (b, l) with positions from `start` on."""
         check_batch(tokens, lengths, name)
         if isinstance(tokens, Packed):
             return cls(tokens.tokens, tokens.positions, tokens.mask(Causal() if causal else None))
@@ -208,7 +208,7 @@ class ModelInput(NamedTuple):
 
 
 def check_batch(tokens: Tensor | Packed, lengths: Tensor | None = None, name: str = "tokens") -> None:
-    """Raise unless `tokens` is a Packed without lengths, or a padded batch (b, l) with or without lengths.
+    """Raise an error unless `tokens` is a padded batch (b, l), or a Packed without separate lengths.
 
     name: name of the caller's argument: "tokens", "source" or "target".
     """
@@ -235,7 +235,7 @@ def check_batch(tokens: Tensor | Packed, lengths: Tensor | None = None, name: st
 
 
 def check_lengths(tokens: Tensor, lengths: Tensor) -> None:
-    """Raise unless a padded batch has one length per row, between 0 and the number of tokens in a row."""
+    """Raise an error unless each row of a padded batch has a length between 0 and the row's size."""
     _check_integers("a padded batch", lengths=lengths)
     if tokens.dim() != 2 or lengths.shape != tokens.shape[:1]:
         raise ShapeError(

@@ -12,12 +12,12 @@ from torch.overrides import TorchFunctionMode
 
 from regard._util.files import check_loadable
 
-_FLOAT = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # dtypes of parameters
+_FLOAT = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # allowed dtypes
 
 
 @contextmanager
 def meta_device() -> Iterator[None]:
-    """Build modules without memory or initial values, for `load_state_dict(..., assign=True)`.
+    """Build modules without allocating or initializing memory, for `load_state_dict(..., assign=True)`.
 
     Random initial values on the meta device would import torch's compiler, which takes seconds.
 
@@ -45,7 +45,7 @@ class _SkipInit(TorchFunctionMode):
 
 
 def read_parameters(path: str | os.PathLike[str], model: nn.Module) -> dict[str, Tensor]:
-    """Read the tensors of a file for a model, which may be on the meta device.
+    """Read the parameters of a model, which may be on the meta device, from a file.
 
     Raise ValueError unless names and shapes match the model, all values are finite, and all tensors have the
     same floating-point dtype.

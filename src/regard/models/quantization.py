@@ -18,14 +18,14 @@ from regard.models.layers.linear import Int8Linear
 from regard.models.seq2seq import INT8_OUTPUT, Seq2Seq
 
 Model = TypeVar("Model", bound=nn.Module)
-_PROBE_SECONDS = 5.0  # for one small product
+_PROBE_SECONDS = 5.0  # time limit for one small product
 
 
 def quantize(module: Model, dtype: Precision) -> Model:
     """Return a copy of a module for inference in another precision.
 
     dtype: "int8" replaces every `nn.Linear`, and the output projection of a sequence-to-sequence model, with
-        int8 weights with one scale per output; everything else stays in float32. "bfloat16" or "float32"
+        int8 weights and one scale per output; everything else stays in float32. "bfloat16" or "float32"
         converts all parameters.
 
     Parameters that do not change are shared with the original, which is not modified. An int8 model
@@ -60,7 +60,7 @@ def quantize(module: Model, dtype: Precision) -> Model:
 
 
 def _copy_frozen(module: Model) -> Model:
-    """Copy a module; parameters become float32 without gradients, and share memory if they were float32."""
+    """Copy a module, with float32 parameters without gradients; those already in float32 share memory."""
     frozen: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach().float(), requires_grad=False)
         for parameter in module.parameters()
@@ -81,7 +81,7 @@ def is_quantized(module: nn.Module) -> bool:
 
 
 def multiplies_bfloat16() -> bool:
-    """Return whether this processor has instructions for bfloat16 products, which makes them faster."""
+    """Return whether this processor has instructions that make bfloat16 products fast."""
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(bool(getattr(torch.cpu, name, bool)()) for name in names)
 

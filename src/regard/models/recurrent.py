@@ -111,7 +111,7 @@ class RecurrentSeq2Seq(Seq2Seq):
         order = reversed_order(source.tokens, source.lengths) if self.config.reverse else None
         tokens = source.tokens if order is None else source.tokens.gather(1, order)
         x, last = self.encoder(self.dropout(embedding(tokens)), source.lengths)
-        if order is not None:  # restore the original order, to which weights refer
+        if order is not None:  # restore the original order, so that weights refer to it
             x = reorder(x, order)
         mask = None if source.lengths is None else Padding(source.lengths)
         return self.decoder.start(x, last, mask)
@@ -122,7 +122,9 @@ class RecurrentSeq2Seq(Seq2Seq):
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """A validated padded batch (b, l) with zeros as padding. packed: the original batch if it was packed.
+    """A validated padded batch (b, l) with zeros as padding.
+
+    packed: the original batch if it was Packed, otherwise None.
 
     >>> import torch, regard.models
     >>> from regard.models.recurrent import PaddedBatch
@@ -140,7 +142,7 @@ class PaddedBatch:
 
     @classmethod
     def of(cls, name: str, tokens: Tensor | Packed, lengths: Tensor | None) -> "PaddedBatch":
-        """Create a batch from Packed or padded tokens. name: name of the caller's argument."""
+        """Create a batch from Packed or padded tokens, which errors refer to as `name`."""
         check_batch(tokens, lengths, name)
         if isinstance(tokens, Packed):
             return cls._of_packed(name, tokens)

@@ -69,7 +69,7 @@ class RecurrentEncoder(nn.Module):
         self.rnn = _rnn(cell, width, width // self.directions, layers, dropout, bidirectional)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Cells]:
-        """Return outputs (b, s, m), with zeros at padding, and last states; directions are concatenated."""
+        """Return the outputs (b, s, m), 0 for padding, and the last states. Directions are concatenated."""
         if lengths is None or lengths.is_meta or _full(x, lengths):
             x, last = run_rnn(self.rnn, x)
         else:  # the backward direction must start at the last word, not in the padding
@@ -101,7 +101,7 @@ class SourceAttention(Attends):
         self.score = score
 
     def project_source(self, source: Tensor) -> KeyValues:
-        """Return keys and values (b, 1, s, ·) of a source (b, s, m). Applies the map of an additive score."""
+        """Return keys and values (b, 1, s, ·) of a source (b, s, m). Applies an additive score's key map."""
         value = source.unsqueeze(-3)
         key = F.linear(value, self.score.key_map) if isinstance(self.score, Additive) else value
         return KeyValues(key, value)
@@ -147,7 +147,7 @@ class PlainDecoder(nn.Module):
         self.rnn = _rnn(cell, width if inputs is None else inputs, width, layers, dropout)
 
     def start(self, source: Tensor, last: Cells, mask: Padding | None) -> RecurrentState:
-        """Return the initial state. source, last: encoder outputs and last encoder states."""
+        """Return the initial state from the encoder outputs `source` and the last encoder states `last`."""
         return RecurrentState(last)
 
     def forward(self, x: Tensor, state: RecurrentState) -> Tensor:
@@ -271,7 +271,7 @@ def run_rnn(rnn: Any, x: Any, state: Any = None) -> tuple[Any, Any]:
 
 
 def _lstm_runs_under_autocast() -> bool:
-    """Whether CPU autocast is off, or oneDNN has an LSTM for its dtype; on AVX2, it has none."""
+    """Whether CPU autocast is off, or oneDNN has an LSTM for the autocast dtype (not on AVX2)."""
     if not torch.is_autocast_enabled("cpu"):
         return True
     short = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(torch.get_autocast_dtype("cpu"))

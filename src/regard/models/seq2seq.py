@@ -77,8 +77,8 @@ class Seq2Seq(nn.Module):
     """
 
     max_length: int | None = None  # maximum number of tokens per sentence, including the start or end token
-    special_tokens = SpecialTokens()  # start, end, …; pretrained models have different ones
-    decoding: DecodingDefaults | None = None  # defaults of beam search for a pretrained model
+    special_tokens = SpecialTokens()  # pretrained models have different special tokens
+    decoding: DecodingDefaults | None = None  # beam search defaults of a pretrained model
 
     @property
     def output_weight(self) -> Tensor:
@@ -194,7 +194,7 @@ class Seq2Seq(nn.Module):
 
 
 def _check_target(target: Tensor | Packed, lengths: Tensor | None) -> None:
-    """Raise unless each target has at least two tokens: an input and a label."""
+    """Raise an error unless each target has at least two tokens: an input and a label."""
     check_batch(target, lengths, "target")
     if isinstance(target, Packed):
         lengths = target.lengths

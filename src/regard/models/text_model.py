@@ -1,4 +1,4 @@
-"""Word-level language models of text, and their folders.
+"""Word-level language models, and the folders in which they are saved.
 
 FOLDER/config.json         format, architecture, vocabulary, and the checksum of the parameters
 FOLDER/model.safetensors   parameters, stored as float16 and converted to float32
@@ -57,7 +57,7 @@ def split_tokens(text: str) -> list[str]:
 
 
 def join_tokens(tokens: Iterable[str], capitalized: Collection[str] = ()) -> str:
-    """Write tokens as text, with capital letters at the start of sentences and quotations.
+    """Join tokens into a text, with capital letters at the start of sentences and quotations.
 
     capitalized: words that are always capitalized.
 
@@ -83,7 +83,7 @@ def join_tokens(tokens: Iterable[str], capitalized: Collection[str] = ()) -> str
 class TextModel:
     """A language model and its vocabulary of lowercase words and punctuation marks.
 
-    model: predicts the next token. tokens: the vocabulary, which starts with "<s>" and "</s>".
+    model: the model that predicts the next token. tokens: the vocabulary, which starts with "<s>" and "</s>".
     capitalized: words that `decode` always capitalizes, such as names.
 
     >>> import regard
@@ -104,7 +104,7 @@ class TextModel:
         self._ids = {token: i for i, token in enumerate(self.tokens)}
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, after the start token.
+        """Return the id of the start token, followed by the token ids of a text.
 
         >>> import regard
         >>> stories = regard.load_language_model("stories")
@@ -191,7 +191,7 @@ class TextModel:
         check_number("learn got learning_rate", learning_rate, above=0)
         words = sorted({word for text in texts for word in split_tokens(text)})
         if not words:
-            raise ArgumentError(f"learn got {len(texts)} texts without a word; pass texts to train on.")
+            raise ArgumentError(f"learn got {len(texts)} texts without words; pass texts to train on.")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             if initial is None:
@@ -203,7 +203,7 @@ class TextModel:
         return model
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the model to a folder, which `load_language_model` reads. Parameters become float16.
+        """Save the model to a folder for `load_language_model`. Parameters are stored as float16.
 
         >>> import tempfile, regard
         >>> stories = regard.load_language_model("stories")
@@ -240,7 +240,7 @@ class TextModel:
 
 
 def load_language_model(name: str | os.PathLike[str]) -> TextModel:
-    """Load a language model and its vocabulary, written by `TextModel.save`.
+    """Load a language model and its vocabulary.
 
     name: "stories" for the small model that is part of regard, or a folder written by `TextModel.save`.
 
@@ -259,7 +259,7 @@ def load_language_model(name: str | os.PathLike[str]) -> TextModel:
         config = TransformerConfig(**about["model"])
         with safe_open(folder / MODEL, "pt") as file:
             tensors = len(list(file.keys()))
-        if config.layers > tensors:  # checked before building them
+        if config.layers > tensors:  # checked before the layers are built
             raise ValueError(f"{CONFIG} has {config.layers} layers, but {MODEL} has {tensors} tensors")
         tokens, capitalized = about["tokens"], about["capitalized"]
         _check_tokens(tokens, capitalized)
@@ -317,7 +317,7 @@ def _check_tokens(tokens: Sequence[str], capitalized: Iterable[str]) -> None:
         known.add(token)
     for word in capitalized:
         if word not in known:
-            raise ArgumentError(f"capitalized has {str(word)[:40]!r}, which is not in the vocabulary.")
+            raise ArgumentError(f"capitalized contains {str(word)[:40]!r}, which is not in the vocabulary.")
 
 
 def _train(

@@ -29,7 +29,7 @@ class TransformerState(State):
     def __init__(self, sources: list[KeyValues], lengths: Tensor, caches: list[KVCache]) -> None:
         self.sources, self.mask, self.caches = sources, Padding(lengths), caches
         self.row_map = RowMap(len(lengths))
-        self.fast: decoder_step.Source | None = None  # the sources for `decode_step`, if it applies
+        self.fast: decoder_step.Source | None = None  # None unless `decoder_step` supports the decoder
 
     def select(self, rows: Tensor) -> None:
         self.row_map, kept = self.row_map.select(rows)
@@ -46,7 +46,7 @@ class TransformerState(State):
     def record_queries(self, layer: int) -> bool:
         if self.fast is None or not -len(self.sources) <= layer < len(self.sources):
             return False
-        if self.caches[0].length:  # the queries of earlier steps are missing
+        if self.caches[0].length:  # the queries of earlier steps were not recorded
             return False
         layer %= len(self.sources)
         self.fast = self.fast._replace(recorded=(layer, KVCache()))
@@ -54,7 +54,7 @@ class TransformerState(State):
         return True
 
     def record_missing_queries(self, like: Tensor) -> None:
-        """Record NaN queries for a step whose result is not finite. like: a tensor with the same rows."""
+        """Record NaN queries, one per row of `like`, for a step whose result is not finite."""
         if self.fast is not None and self.fast.recorded is not None:
             recorder, layer = self.fast.recorded[1], self.fast.layers[0]
             heads, width = layer.heads, layer.head_width
@@ -82,9 +82,9 @@ class Transformer(Seq2Seq):
     vocab_size: one size, or a pair (source, target). config: the architecture.
     share: use one matrix for source, target and output embeddings (section 3.4); requires one vocabulary.
     decoder_config: the architecture of the decoder, if it differs: layers, heads, ffn_dim and so on.
-    tie_output: whether the output uses the target embeddings; default: share.
+    tie_output: whether the output layer shares the target embeddings; default: share.
     output_bias: whether the logits have a bias.
-    output_scale: factor of the decoder output; T5 uses 1 / √width.
+    output_scale: factor for the decoder output; T5 uses 1 / √width.
 
     >>> import torch, regard
     >>> from regard.models import Packed, TransformerConfig, Transformer
@@ -204,7 +204,7 @@ class Transformer(Seq2Seq):
         return self._logits(x if self.output_scale == 1 else x * self.output_scale)
 
     def _fast_step(self, tokens: Tensor, source: decoder_step.Source, caches: list[KVCache]) -> Tensor | None:
-        """Compute the logits with `decoder_step`; return None if they are not finite."""
+        """Return the logits from `decoder_step`, or None if it does not apply or a result is not finite."""
         x, positions, position = self.embedding(tokens), self.decoder.positions, caches[0].length
         if isinstance(positions, SinusoidalPositions):
             x += positions.row(position)
@@ -224,7 +224,7 @@ class Transformer(Seq2Seq):
 
 
 def _is_usable(source: decoder_step.Source) -> bool:
-    """Whether `decoder_step` can still be used. A search that records queries has no active hooks."""
+    """Whether `decoder_step` can still be used. While queries are recorded, hooks are not checked."""
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
     return source.recorded is not None or not source.is_observed()

@@ -23,7 +23,7 @@ Log = str | os.PathLike[str] | Sequence[LogRow]
 def draw_curves(logs: Mapping[str, Log], path: str | os.PathLike[str], *, dark: bool = False) -> Path:
     """Draw training curves: training loss, validation loss and BLEU, over updates and over minutes.
 
-    logs: for each name, a log.csv, its folder, or the rows from `read_log`.
+    logs: for each run, by name: a log.csv file, its folder, or the rows from `read_log`.
     path: output file, .png, .svg or .pdf.
     dark: dark background.
 

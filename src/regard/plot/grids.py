@@ -39,11 +39,11 @@ MAX_PANELS = 1024
 # sizes in points; a matrix is as large as its labels require, within bounds
 _CELL, _NUMBERED_CELL, _BARE_CELL = 15.5, 34.0, 6.5  # with a token label; with a number; with neither
 _MIN_SIDE, _MAX_SIDE = 170.0, 1240.0  # bounds for a single matrix
-_MIN_GRID_SIDE, _MAX_GRID_WIDTH = 62.0, 1500.0  # per matrix in a grid; for the whole grid
+_MIN_GRID_SIDE, _MAX_GRID_WIDTH = 62.0, 1500.0  # of a matrix in a grid; of the whole grid
 _PAD, _MARGIN, _GAP = 4.0, 10.0, 9.0
 _LINE, _AXIS_NAME = 15.0, 18.0  # heights of a line of text and of an axis name
 _COLORBAR = 66.0  # width, including its numbers
-_LOG_RANGE = 1e4  # ratio of the largest to the smallest color of a logarithmic scale
+_LOG_RANGE = 1e4  # ratio of the largest to the smallest value on a logarithmic color scale
 _NOISE = 1e-4  # relative to the largest weight: smaller negative values are rounding errors
 
 
@@ -70,7 +70,7 @@ class GridOptions:
     """Options for drawing a grid of panels.
 
     axis_names: names of the query axis and the key axis. row_titles: a title for each row of panels.
-    shared: all panels have the same tokens, which are shown only at the left and bottom edges.
+    shared: whether all panels have the same tokens, which are then shown only at the left and bottom edges.
     colorbar: label of the color bar. legend: colors and their names, instead of a color bar.
     limits: values of the first and last color.
     """
@@ -201,12 +201,13 @@ class _Grid:
         self.cell = _CELL if has_tokens else _BARE_CELL
         if longest <= MAX_NUMBERED and not options.legend:
             self.cell = _NUMBERED_CELL
-        # beyond 160 tokens, only a few have a label
+        # with more than 160 tokens, only a few get a label, so no large matrix is needed
         self.max_side = _MAX_SIDE if longest <= 160 and has_tokens else 0.4 * _MAX_SIDE
         self.fontsize = 7.0 if self.compact else 9.0
         self.panels = [
             [
-                self._measure(panel, column >= len([*panels, []][row + 1]), column == 0)  # nothing below
+                # a panel is the lowest in its column if the next row is too short to have one below it
+                self._measure(panel, column >= len([*panels, []][row + 1]), column == 0)
                 for column, panel in enumerate(row_panels)
             ]
             for row, row_panels in enumerate(panels)
@@ -329,7 +330,7 @@ class _Grid:
         bar.formatter = FuncFormatter(lambda value, _: f"{value:g}")
         bar.update_ticks()
         bar.ax.minorticks_off()
-        bar.outline.set(edgecolor=self.theme.border, linewidth=0.6)  # its lower end has the background color
+        bar.outline.set(edgecolor=self.theme.border, linewidth=0.6)  # the lower end has the background color
         bar.ax.tick_params(length=2, pad=2, labelsize=8)
         bar.set_label(self.options.colorbar, fontsize=9, labelpad=3)
 
@@ -340,7 +341,7 @@ class _Grid:
             self._text(figure, name, x + 14, y + 18 * number + 4.5, va="center", fontsize=9)
 
     def _axes(self, figure: "Figure", x: float, y: float, width: float, height: float) -> "Axes":
-        """Add axes at a position in points from the upper left corner, without margins."""
+        """Add axes at a position in points, measured from the upper left corner inside the margins."""
         page_width, page_height = self.page
         left, bottom = x + _MARGIN, page_height - _MARGIN - y - height
         box = (left / page_width, bottom / page_height, width / page_width, height / page_height)
@@ -354,7 +355,7 @@ class _Grid:
 def _edges(
     groups: Sequence[Sequence[_MeasuredPanel]], before: str, size: str, after: str, start: float
 ) -> list[float]:
-    """Return the position where each row or column of panels starts, and the end of the last one."""
+    """Return the positions where each row or column of panels starts and where the last one ends."""
     edges = []
     for panels in groups:
         spaces = (max(float(getattr(panel, name)) for panel in panels) for name in (before, size, after))

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.image import AxesImage
 
-MAX_GRID_CELLS = 192  # largest matrix in a grid; larger ones are drawn as block means
-MAX_COLUMNS = 4  # alignments side by side
+MAX_GRID_CELLS = 192  # maximum side of a matrix in a grid; larger matrices are drawn as block means
+MAX_COLUMNS = 4  # default number of alignments side by side
 
 
 @hint_arguments
@@ -79,8 +79,8 @@ def heatmap(
         colors for signed values are used.
     log: logarithmic color scale, down to 1/10,000 of the largest weight.
 
-    Large matrices are pooled; lazy weights do not become dense. The smallest weights are close to the
-    background color, light or dark. For signed values, 0 has the background color; negative values are
+    Large matrices are drawn as block means; lazy weights are never made dense. The smallest weights are close
+    to the background color, light or dark. For signed values, 0 has the background color; negative values are
     orange and positive values blue. Tokens that do not fit are omitted; zooming in shows them. To add a color
     bar, call `figure.colorbar(image)`.
 
@@ -379,7 +379,10 @@ def _size(side: int | Sequence[str]) -> int:
 
 
 def _visible(mask: Mask, size: tuple[int, int], lead: tuple[int, ...]) -> NDArray[Any]:
-    """Return the visible fraction of each block in linear memory: 2 × mean weight, since sigmoid(0) = 1/2."""
+    """Return the fraction of visible pairs in each block of a mask, in linear memory.
+
+    All scores are 0 and sigmoid(0) = 1/2, so the fraction is twice the mean weight.
+    """
     query, key = (torch.zeros(*lead, length, 1) for length in size)
     weights = attend(query, key, key, mask=mask, normalize=Sigmoid(bias=0.0))[1]
     visible = 2 * pool_weights(weights, MAX_CELLS)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 GAPS = (4.0, 1.0, 14.0)  # points between labels: horizontal tokens, other tokens, numbers
-MAX_LABELS = 200  # more are thinned out without measuring whether all fit
+MAX_LABELS = 200  # more labels than this are thinned out without measuring whether all fit
 ANGLES = (0, 45, 90)  # rotations of labels below a matrix, in order of preference
 
 
@@ -57,7 +57,7 @@ class AxisLabels:
         return width * math.sin(angle) + height * math.cos(angle)
 
     def fitting(self, first: int, last: int, cell: float) -> range:
-        """Return the positions whose labels fit between two positions; cell: points per position."""
+        """Return the positions from `first` to `last` whose labels fit at `cell` points per position."""
         step = max(int(4 / max(cell, 1e-9)), 1)  # no label is smaller than 4 points
         while True:
             step = _round(step, 1 if self.tokens is None else 20)

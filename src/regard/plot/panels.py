@@ -109,7 +109,7 @@ def checked_weights(alignment: AlignmentLike) -> Tensor:
 
 
 def check_titles(titles: Sequence[str] | None, default: list[str], what: str) -> list[str]:
-    """Return the titles, or the default; raise unless there is one string per item."""
+    """Return the titles, or the default; raise an error unless there is one string per item."""
     if titles is None:
         return default
     if len(titles) != len(default):
@@ -123,6 +123,6 @@ def check_titles(titles: Sequence[str] | None, default: list[str], what: str) ->
 
 
 def check_count(count: int) -> None:
-    """Raise unless this number of matrices can be drawn."""
+    """Raise an error unless this number of matrices can be drawn."""
     if not 1 <= count <= MAX_PANELS:
         raise ArgumentError(f"Cannot draw {count:,} matrices; select 1 to {MAX_PANELS:,}.")

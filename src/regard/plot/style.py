@@ -40,12 +40,12 @@ class Theme(NamedTuple):
     """The colors of a picture."""
 
     background: str
-    surface: str  # empty areas
+    surface: str  # color of empty areas
     text: str
     muted: str
     border: str
     lines: tuple[str, ...]
-    weights: tuple[str, ...]  # from the smallest to the largest weight
+    weights: tuple[str, ...]  # colors from the smallest to the largest weight
     signed: tuple[str, ...]  # the same for signed values
 
     @property
@@ -63,8 +63,8 @@ class Theme(NamedTuple):
     def colormap_for(self, norm: "Normalize") -> "Colormap":
         """Return the colormap of weights, or of signed values if the scale starts below 0.
 
-        The signed colormap is cut at the ends of the scale: 0 always has the background color, and equal
-        distances from 0 are equally strong even on an asymmetric scale.
+        The signed colormap is cut at the ends of the scale: 0 always has the background color, and values
+        at equal distances from 0 have equally strong colors, even on an asymmetric scale.
 
         >>> from matplotlib.colors import Normalize, to_hex
         >>> from regard.plot.style import LIGHT
@@ -162,7 +162,7 @@ def luminance(color: Sequence[float] | NDArray[Any]) -> float:
 
 @contextmanager
 def plot_style(texts: Sequence[str], *, dark: bool = False) -> Iterator[Theme]:
-    """Set the colors, and the fonts for these texts, inside a `with` block. $ does not start math mode.
+    """Set the colors, and fonts that cover these texts, inside a `with` block. $ does not start math mode.
 
     The user's own matplotlib style does not apply inside the block.
 
@@ -219,7 +219,7 @@ def fallback_fonts(text: str) -> list[str]:
         if not missing:
             break
         regular = entry.style == "normal" and entry.weight in (400, "normal", "regular")
-        if regular and not entry.name.startswith("Last Resort"):  # it has a box for every character
+        if regular and not entry.name.startswith("Last Resort"):  # a font with a box for every character
             covered = missing & get_font(entry.fname).get_charmap().keys()
             if covered:
                 names.append(entry.name)

@@ -24,7 +24,7 @@ Pair = tuple[str, str]
 
 _BATCH_PAIRS = 512
 _LEXICAL_BATCH_PAIRS = 10_000
-_BATCH_CELLS = 4_000_000  # source words × target words
+_BATCH_CELLS = 4_000_000  # source words × target words per batch
 _FEW_PAIRS = 500  # with fewer, the lexical aligner prints a warning
 
 
@@ -62,7 +62,7 @@ def align_lexically(
 
 
 def _check_sides(aligner: "LexicalAligner", pairs: Sequence[Pair]) -> None:
-    """Raise if source and target seem to be swapped."""
+    """Raise an error if source and target seem to be swapped."""
     sides = list(zip(*pairs, strict=True))
     known = [[_fraction(*aligner.count_known(texts, side)) for side in (0, 1)] for texts in sides]
     if known[0][1] > 2 * known[0][0] and known[1][0] > 2 * known[1][1]:

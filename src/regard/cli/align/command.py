@@ -112,7 +112,7 @@ def align(
         _input(
             metavar="FROM-TO",
             help="Languages of a .tmx file (input or output), or of a multilingual --model, such as de-en.",
-            show_default="the two in the file",
+            show_default="the two languages in the file",
         ),
     ] = None,
     scores: Annotated[
@@ -201,7 +201,7 @@ def align(
     check_output(save, "--save")
     is_tmx = output is not None and output.suffix == ".tmx"
     if is_tmx and (as_json or draw or scores):
-        raise ArgumentError(f"--output {str(output)!r} is TMX; remove --json, --draw and --scores.")
+        raise ArgumentError(f"--output {str(output)!r} is a TMX file; remove --json, --draw and --scores.")
     overrides = _parse_head(layer, heads, shift)
     tags = parse_languages(languages) if languages else None
     pairs: Iterable[Pair] = (
@@ -256,7 +256,7 @@ def _collect(aligned: "Iterable[AlignedPair]", predicted: "list[Links]") -> "Ite
 def _check_inputs(
     source: str, target: str | None, text: bool, aligner: Path | None, model: Path | None
 ) -> None:
-    """Raise unless the arguments are two sentences, or readable files."""
+    """Raise an error unless the arguments are two sentences, or readable files."""
     if text:
         if target is None:
             raise ArgumentError('--text needs two sentences: regard align --text "Ja." "Yes."')
@@ -280,7 +280,7 @@ def _check_inputs(
 def _check_options(
     styles: dict[str, bool], threshold: float | None, gold: Path | None, index_base: int | None
 ) -> None:
-    """Raise if options contradict each other. styles: options for the output format."""
+    """Raise an error if options contradict each other, such as two output formats (`styles`)."""
     chosen = [name for name, value in styles.items() if value]
     if len(chosen) > 1:
         raise exclusive(*chosen)
@@ -301,7 +301,7 @@ def _check_aligner(
     symmetrize: str | None,
     threshold: float | None,
 ) -> None:
-    """Raise if options of the lexical aligner and of a translation model are mixed."""
+    """Raise an error if options of the lexical aligner and of a translation model are mixed."""
     for name, value in (attention if model is None else lexical).items():
         if value is not None:
             raise ArgumentError(
@@ -340,7 +340,7 @@ def _parse_head(layer: int | None, heads: str | None, shift: str | None) -> dict
 
 
 def _read_gold(path: Path, index_base: int | None, pairs: Sequence[Pair]) -> "list[GoldAlignment]":
-    """Read the gold links of all pairs; raise if they do not match the pairs."""
+    """Read the gold links of all pairs; raise an error if they do not match the pairs."""
     from regard.translation.alignment.aer import read_gold
 
     base = index_base or 0
@@ -367,7 +367,7 @@ def _read_gold(path: Path, index_base: int | None, pairs: Sequence[Pair]) -> "li
 
 
 def _check_index_base(path: Path, gold: "Sequence[GoldAlignment]") -> None:
-    """Raise if the file seems to count from 1. Otherwise, the only symptom would be a high error rate."""
+    """Raise an error if the file seems to count from 1, which would only show as a high error rate."""
     links = [link for pair in gold for link in pair.sure | pair.possible]
     if len(gold) >= _MIN_PAIRS and links and all(0 not in link for link in links):
         raise ArgumentError(

@@ -290,7 +290,7 @@ def _check_terms(terms: Path | None, matches: int) -> None:
 
 
 def _strategy(beam: int | None, n_best: int, sample: bool, sampling: dict[str, Any]) -> Strategy:
-    """Create the decoding strategy; raise if the options contradict each other."""
+    """Create the decoding strategy; raise an error if the options contradict each other."""
     options = {name: value for name, value in sampling.items() if value is not None}
     if not sample and options:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in options)

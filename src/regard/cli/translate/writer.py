@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from regard.translation.translator import Translator
 
 _MAX_NOTES = 5  # notes printed
-_SORTED_BATCHES = 16  # batches sorted by length together
+_SORTED_BATCHES = 16  # number of batches whose lines are sorted by length together
 
 
 class OutputFormat(NamedTuple):
@@ -85,7 +85,7 @@ class Writer:
             "confidence": format.json,
         }
         self.notes: list[str] = []  # at most _MAX_NOTES
-        self.noted = self.number = 0  # lines with a note; number of the last line
+        self.noted = self.number = 0  # number of lines with a note, and of all lines so far
         self.report: Callable[[str], None] = lambda text: None
 
     def write(self, lines: Iterable[str], to: IO[str]) -> None:

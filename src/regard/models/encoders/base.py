@@ -40,7 +40,7 @@ _SPECIAL = "(special)"  # shown for special tokens without a name
 class TokenVectors:
     """Token vectors of one sentence.
 
-    vectors: (layers, n, m).
+    vectors: the vector of each token at each layer, (layers, n, m).
     spans: the character range [start, stop) of each token, or None for a special token such as [CLS].
     tokens: the tokens as strings, used to label special tokens.
     known: whether each token is in the vocabulary, or None if all tokens are.
@@ -198,7 +198,7 @@ class WordEncoder(nn.Module):
     vocabulary = Vocabulary(())  # words to suggest for a misspelled word
 
     def __getattr__(self, name: str) -> Any:
-        """Return a parameter or submodule. The error for an unknown name suggests the right one."""
+        """Return a parameter or submodule. The error for an unknown name suggests a similar name."""
         try:
             return super().__getattr__(name)
         except AttributeError:

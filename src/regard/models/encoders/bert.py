@@ -16,7 +16,7 @@ from regard.models.packed import Packed, as_packed
 class BertEncoder(LearnedEncoder):
     """Word vectors from the layers of a masked language model.
 
-    vocabulary: `Vocabulary.of(text, special_tokens=BertEncoder.special_tokens)`.
+    vocabulary: created by `Vocabulary.of(sentences, special_tokens=BertEncoder.special_tokens)`.
     width: model dimension. layers: number of blocks; the embeddings are an additional vector layer.
     heads: number of attention heads. dropout: dropout probability.
     max_positions: maximum number of tokens, including the start and end tokens.

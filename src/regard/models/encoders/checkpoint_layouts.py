@@ -24,7 +24,7 @@ from regard.models.checkpoint_files import (
 from regard.models.configs import Activation
 from regard.models.layers.blocks import TransformerConfig
 
-# Our parameter names → names of the checkpoint's tensors, which are concatenated.
+# our parameter name → names of the checkpoint tensors to concatenate
 _BERT = {
     "attention.in_proj": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attention.out_proj": ("attention.output.dense",),
@@ -168,7 +168,7 @@ def read_layout(folder: Path) -> CheckpointLayout:
 
 
 def _check_supported(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise unless the model is an encoder with learned positions and floating-point weights."""
+    """Raise an error unless the model is an encoder with learned positions and floating-point weights."""
     for name in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
         if settings.get(name):
             raise ArgumentError(
@@ -208,7 +208,7 @@ def _integer(
 
 
 def read_tensors(folder: Path, layout: CheckpointLayout) -> dict[str, Tensor]:
-    """Read the parameters under our names, in float32. Names and shapes are validated before reading."""
+    """Return float32 parameters by our names. Names and shapes are validated before reading."""
     with open_tensors(folder) as slices:
         names = _encoder_names(folder, slices)
         _check_names(folder, names, layout)
@@ -247,7 +247,10 @@ def _encoder_names(folder: Path, slices: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_names(folder: Path, names: Mapping[str, str], layout: CheckpointLayout) -> None:
-    """Raise unless the names match the config. Layers are counted first, because a config may claim 10⁹."""
+    """Raise an error unless the names match the config.
+
+    The number of layers is checked first, because a config may claim 10⁹ layers.
+    """
     block = layout.family.block + "."
     numbers = {name.removeprefix(block).partition(".")[0] for name in names if name.startswith(block)}
     if len(numbers) != layout.config.layers:

@@ -75,7 +75,7 @@ class LSTMStack(nn.Module):
 class ElmoEncoder(LearnedEncoder):
     """Word vectors from the states of a forward and a backward LSTM language model.
 
-    vocabulary: `Vocabulary.of(text, special_tokens=ElmoEncoder.special_tokens)`.
+    vocabulary: created by `Vocabulary.of(sentences, special_tokens=ElmoEncoder.special_tokens)`.
     width: dimension of each direction; word vectors have dimension 2 × width.
     layers: number of LSTM layers; the embeddings are an additional vector layer.
     dropout: dropout probability for the inputs and outputs of the LSTMs.
@@ -139,7 +139,7 @@ class ElmoEncoder(LearnedEncoder):
         return x, self.forward_lm(inputs), reorder(backward, order.expand(len(backward), -1, -1))
 
     def loss(self, tokens: Tensor | Packed | str | Sequence[str], lengths: Tensor | None = None) -> Tensor:
-        """Return the mean cross-entropy of both directions."""
+        """Return the mean cross-entropy of the tokens, averaged over both directions."""
         if not isinstance(tokens, Tensor | Packed):
             tokens = self.pack(tokens)
         padded, sizes = _padded(tokens, lengths)

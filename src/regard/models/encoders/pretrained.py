@@ -41,7 +41,7 @@ def load_encoder(name: str | os.PathLike[str], *, dtype: Precision = "float32") 
     dtype: precision of the computation; see `regard.models.quantize`. "int8" stores the linear layers in a
         quarter of the memory and is faster than float32 with AVX2; it needs the compiled kernels. "bfloat16"
         is meant for processors with bfloat16 instructions (AVX512-BF16 or AMX); elsewhere it is slower than
-        float32. Word and sentence vectors are float32 in each case.
+        float32. Word and sentence vectors are always float32.
 
     >>> import regard
     >>> encoder = regard.load_encoder("minilm")
@@ -98,7 +98,7 @@ class PretrainedEncoder(WordEncoder):
 
     Vectors and attention weights equal those of the same model in `transformers`.
 
-    layout, tokenizer, tensors: read by `load_encoder`.
+    layout, tokenizer, tensors: the checkpoint, as read by `load_encoder`.
 
     Layer 0 holds the embeddings; layer i holds the output of block i. In `regard.watch`, the attention layers
     are named blocks.0.attention, blocks.1.attention, …
@@ -126,7 +126,7 @@ class PretrainedEncoder(WordEncoder):
             self.norm = config.make_norm()
             self.dropout = nn.Dropout(config.dropout)
             self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
-        if "types" in tensors:  # all tokens have type 0
+        if "types" in tensors:  # added to the positions, because all tokens have type 0
             tensors["positions.vectors"] += tensors.pop("types")[0]
         self.load_state_dict(tensors, assign=True)
         self.eval()
@@ -153,7 +153,7 @@ class PretrainedEncoder(WordEncoder):
         return states
 
     def _position_ids(self, inputs: ModelInput) -> Tensor:
-        """Return positions from 0. RoBERTa's positions start after the padding id and skip padding tokens."""
+        """Return position ids, counted from 0. RoBERTa's start after the padding id and skip padding."""
         if self._pad_id is None:
             return inputs.positions
         is_token = inputs.tokens != self._pad_id
@@ -207,8 +207,8 @@ class PretrainedEncoder(WordEncoder):
     def sentence_vectors(self, sentences: str | Sequence[str]) -> Tensor:
         """Return sentence embeddings (b, m): normalized means of the token vectors of the last layer.
 
-        For minilm, the dot product of two embeddings measures the similarity of the sentences. An
-        encoder in 16-bit precision returns float32.
+        For minilm, the dot product of two embeddings measures the similarity of the sentences. The
+        result is float32, even if the encoder has 16-bit precision.
         """
         texts = check_sentences(sentences)
         ids = self.tokenizer.ids(texts)

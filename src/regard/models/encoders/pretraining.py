@@ -74,18 +74,18 @@ class LearnedEncoder(WordEncoder):
         return self.parameters()
 
     def pack(self, sentences: str | Sequence[str]) -> Packed:
-        """Convert sentences to token ids, each between <s> and </s>."""
+        """Convert sentences to packed token ids. Each sentence starts with <s> and ends with </s>."""
         device = next(self.parameters()).device
         return Packed.of([self.encode(sentence) for sentence in check_sentences(sentences)], device)
 
     def encode(self, sentence: str) -> list[int]:
-        """Return the token ids of a sentence, between <s> and </s>."""
+        """Return the token ids of a sentence, including <s> and </s>."""
         start, end = self.special_tokens.index("<s>"), self.special_tokens.index("</s>")
         return [start, *self.vocabulary.ids(word.text for word in split_words(sentence)), end]
 
     def token_vectors(self, sentences: Sequence[str]) -> list[TokenVectors]:
         splits = [split_words(sentence) for sentence in sentences]
-        order = sorted(range(len(sentences)), key=lambda i: len(splits[i]))  # less padding
+        order = sorted(range(len(sentences)), key=lambda i: len(splits[i]))  # by length, for less padding
         vectors: dict[int, TokenVectors] = {}
         for start in range(0, len(order), _EMBED_BATCH):
             batch = order[start : start + _EMBED_BATCH]
@@ -209,7 +209,7 @@ def _load(cls: type[Encoder], path: Path) -> Encoder:
 
 
 def _earlier(format: str) -> list[str]:
-    """Return all earlier versions of a format: "bert 1" for "bert 2"."""
+    """Return all earlier versions of a format, e.g. ["bert 1"] for "bert 2"."""
     name, _, version = format.partition(" ")
     return [f"{name} {n}" for n in range(1, int(version))]
 
@@ -259,7 +259,7 @@ class _Training:
                 report(epoch, sum(losses) / len(losses))
 
     def batches(self, sentences: list[list[int]]) -> Iterator[list[list[int]]]:
-        """Yield all sentences once, in random batches of sentences of similar length."""
+        """Yield every sentence once, in batches of sentences of similar length, in random order."""
         order = torch.randperm(len(sentences)).tolist()
         pool = 50 * self.batch_size
         batches: list[list[int]] = []

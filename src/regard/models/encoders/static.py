@@ -2,7 +2,7 @@
 
 The vectors are computed from co-occurrence counts (Levy and Goldberg 2014):
 
-    PPMI(w, c) = max(0, log P(w, c) / (P(w) P'(c)))     positive pointwise mutual information; P' ~ P^¾
+    PPMI(w, c) = max(0, log P(w, c) / (P(w) P'(c)))     positive pointwise mutual information; P' ∝ P^¾
     PPMI ≈ U Σ Vᵀ, vectors = U √Σ                       truncated SVD
 
 P' and √Σ are from Levy, Goldberg and Dagan 2015, sections 3.2 and 3.3.
@@ -81,7 +81,7 @@ class StaticEncoder(WordEncoder):
         self.vectors = nn.Parameter(torch.cat([unknown[None].to(vectors), vectors]).detach())
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the vectors of words: (…) → (…, m). ids: ids from `vocabulary`; unknown words have id 0."""
+        """Return the vectors (…, m) of word ids (…) from `vocabulary`. Unknown words have id 0."""
         return F.embedding(ids, self.vectors)
 
     def token_vectors(self, sentences: Sequence[str]) -> Iterator[TokenVectors]:
@@ -151,7 +151,7 @@ class StaticEncoder(WordEncoder):
         """Compute vectors from co-occurrence counts. This takes seconds for 10,000 sentences.
 
         width: vector dimension. window: maximum distance between co-occurring words; closer words count more.
-        min_count: minimum number of occurrences. max_vocab_size: maximum number of words.
+        min_count: minimum number of occurrences of a word. max_vocab_size: maximum number of words.
         seed: random seed.
 
         >>> from regard.models.encoders.static import StaticEncoder
@@ -183,7 +183,7 @@ class StaticEncoder(WordEncoder):
         words, vectors = list(self.vocabulary), self.vectors.detach().float().cpu().tolist()
         for word in words:
             if not _storable(word):
-                raise ArgumentError(f"The word {word!r} cannot be stored in a line of text; remove it.")
+                raise ArgumentError(f"The word {word!r} cannot be stored in this text format; remove it.")
         lines = [f"{len(words)} {self.vectors.shape[1]}"]
         # nine digits restore a float32 exactly
         lines += [
@@ -323,7 +323,7 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _row(path: str | os.PathLike[str], line: int, fields: list[str], width: int) -> tuple[str, list[float]]:
-    """Parse a line. Some words in GloVe files contain spaces, such as ". . ."."""
+    """Return the word and the vector of a line. Some words in GloVe files contain spaces, such as ". . ."."""
     words = fields[: max(len(fields) - width, 1)]
     if width < 1 or len(fields) < width + 1 or any(_is_number(text) for text in words[1:]) or not words[0]:
         raise _error(path, line, f"has {len(fields) - 1} numbers; the vectors have {width}")
@@ -334,7 +334,7 @@ def _row(path: str | os.PathLike[str], line: int, fields: list[str], width: int)
 
 
 def _storable(word: str) -> bool:
-    """Whether `_row` can parse this word, which may contain spaces, but no number after a space."""
+    """Whether `_row` can parse this word. It may contain spaces, but no number after a space."""
     first, *rest = word.split(" ")
     valid = first and not set("\n\0") & set(word) and not any(_is_number(text) for text in rest)
     return bool(valid) and word.encode(errors="ignore").decode() == word

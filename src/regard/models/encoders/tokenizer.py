@@ -17,7 +17,7 @@ from regard.models.encoders.checkpoint_layouts import CheckpointLayout
 # beyond real tokenizers is rejected.
 _MAX_GROWTH = 10_000  # factor by which normalization may lengthen a text; real tokenizers stay below 2,000
 _MAX_STEPS = 64  # steps in a sequence
-_MAX_DEPTH = 8  # nested sequences
+_MAX_DEPTH = 8  # levels of nested sequences
 _MAX_SPECIAL = 1000  # special tokens added to a sentence
 _MAX_COPIES = 4  # copies of a sentence in a template
 _MAX_AFFIX = 64  # bytes in a subword prefix or suffix
@@ -107,7 +107,7 @@ def check_tokenizer_json(path: Path, settings: Mapping[str, Any]) -> Any:
         _check(settings)
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise ArgumentError(f"{path} is not supported: {shorten(str(error), 200)}") from None
-    # Serialize again: for duplicate keys, Rust could read other values than the ones checked here.
+    # Serialize again: for duplicate keys, Rust could read values other than those checked here.
     text = json.dumps({**settings, "decoder": None, "truncation": None, "padding": None})
     with guard_tokenizer(f"{path} is not a valid tokenizer"):
         return _package().Tokenizer.from_str(text)
@@ -129,7 +129,7 @@ def _check(tokenizer: Mapping[str, Any]) -> None:
 
 
 def _steps(part: Any, key: str, depth: int = 0) -> list[Mapping[str, Any]]:
-    """Return the steps of a part as a flat list. key: the field that holds the steps of a Sequence."""
+    """Return the steps of a part as a flat list. The field `key` of a Sequence contains its steps."""
     if part is None:
         return []
     if not isinstance(part, dict) or depth > _MAX_DEPTH:
@@ -162,7 +162,7 @@ def _growth(steps: Sequence[Mapping[str, Any]]) -> float:
         if kind == "Replace":
             growth *= _replacement_growth(step)
         elif kind == "Prepend":
-            # prepended to each segment between special tokens; a segment may be one byte
+            # the text is prepended to each segment between special tokens; a segment may be one byte long
             growth *= 1 + _size(step["prepend"])
         elif kind == "Precompiled":
             growth *= _charsmap_growth(step["precompiled_charsmap"])
@@ -211,7 +211,8 @@ def _check_post_processor(steps: Sequence[Mapping[str, Any]]) -> None:
             raise ValueError(f"regard does not support {str(kind)[:40]!r}")
     if added > _MAX_SPECIAL or copies > _MAX_COPIES:
         raise ValueError(
-            f"it adds {added:,} special tokens to a sentence, or repeats the sentence {copies:,} times"
+            f"it adds {added:,} special tokens to a sentence and repeats the sentence {copies:,} times; the "
+            f"limits are {_MAX_SPECIAL:,} and {_MAX_COPIES}"
         )
 
 

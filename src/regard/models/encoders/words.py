@@ -163,7 +163,7 @@ class Vocabulary(Sequence[str]):
     ) -> "Vocabulary":
         """Build a vocabulary from the lowercased words of sentences, in order of descending frequency.
 
-        max_size: maximum number of words. min_count: minimum number of occurrences.
+        max_size: maximum number of words. min_count: minimum number of occurrences of a word.
         """
         if isinstance(sentences, str):
             raise DTypeError("Vocabulary.of got one string; pass a list of sentences.")
@@ -261,7 +261,7 @@ def parse_word(query: WordQuery) -> tuple[str, int]:
 
 
 def parse_word_pair(query: WordQuery | tuple[WordQuery, WordQuery]) -> tuple[WordQuery, WordQuery]:
-    """Return one query for each of two sentences."""
+    """Return the queries for two sentences; a single query applies to both."""
     match query:
         case str() | (str(), int()):
             return query, query

@@ -43,14 +43,14 @@ def is_cross_attention(name: str) -> bool:
     [True, False, True]
     """
     parts = name.partition("@")[0].split(".")
-    in_decoder = parts[-2:] == ["decoder", "attention"] or (  # a recurrent model
-        parts[-1] == "multihead_attn" and "decoder" in parts  # nn.TransformerDecoder
+    in_decoder = parts[-2:] == ["decoder", "attention"] or (  # in a recurrent model
+        parts[-1] == "multihead_attn" and "decoder" in parts  # in nn.TransformerDecoder
     )
     return in_decoder or _CROSS.search(parts[-1]) is not None
 
 
 class Attends(nn.Module):
-    """Base class for attention layers. `regard.watch` observes every call of `self.attention`.
+    """Base class for attention layers. `regard.watch` observes every call to `self.attention`.
 
     >>> import torch, regard
     >>> class Twice(regard.models.Attends):
@@ -105,7 +105,7 @@ def watch_layers(model: nn.Module, report: Callable[[str, Weights], None]) -> It
             report(name, weights)
 
     added = [
-        (module, partial(watcher, name.replace("_orig_mod.", "")))  # added by torch.compile
+        (module, partial(watcher, name.replace("_orig_mod.", "")))  # prefix added by torch.compile
         for name, module in model.named_modules()
         if isinstance(module, Attends)
     ]
@@ -116,9 +116,9 @@ def watch_layers(model: nn.Module, report: Callable[[str, Weights], None]) -> It
         yield len(added)
     finally:
         with _WATCHERS_LOCK:
-            for module, own in added:  # remove only this one: watches may end in any order
+            for module, own in added:  # remove only this watcher: watches may end in any order
                 others = tuple(other for other in module.watchers if other is not own)
-                if others:  # one assignment: another thread may be calling the module
+                if others:  # assign only once: another thread may be calling the module
                     module.watchers = others
                 else:
                     vars(module).pop("watchers", None)
@@ -156,7 +156,7 @@ class MultiHeadAttention(Attends):
     source_width: dimension of the key and value inputs, or a pair (key, value); default: width.
     head_width: dimension of each head, or a pair (query and key, value); default: width / heads.
     linear_bias: whether the projections have a bias.
-    score, normalize: see `regard.attention`. All heads share the parameters of a score.
+    score, normalize: see `regard.attention`. All heads share the parameters of the score.
     dropout: dropout probability for the weights.
 
     >>> import torch, regard
@@ -339,7 +339,7 @@ class MultiHeadAttention(Attends):
         return from_torch(module)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """Convert to an `nn.MultiheadAttention` with batch_first=True. Raises an error if none is equivalent.
+        """Convert to an `nn.MultiheadAttention` with batch_first=True. Raises an error if that is impossible.
 
         >>> import regard
         >>> regard.models.MultiHeadAttention(16, 4).to_torch().num_heads

@@ -39,7 +39,7 @@ class TransformerConfig(TransformerSettings):
     width: model dimension. ffn_dim: feed-forward dimension; default: 4 × width. layers: blocks per stack.
     heads: number of attention heads. key_heads: number of key and value heads (grouped-query attention);
         default: heads.
-    activation: "relu" (Vaswani et al. 2017), "gelu" (BERT), "gelu_tanh" (its approximation) or "silu";
+    activation: "relu" (Vaswani et al. 2017), "gelu" (BERT), "gelu_tanh" (approximate gelu) or "silu";
         with a gate: "reglu", "geglu", "geglu_tanh" (T5 1.1) or "swiglu" (Shazeer 2020).
     norm: "layer", "rms" (Zhang and Sennrich 2019) or "none". eps: constant added to the variance.
     norm_first: pre-norm if True (Xiong et al. 2020), post-norm if False (Vaswani et al. 2017).
@@ -127,14 +127,14 @@ _GATES = {
     "geglu": "gelu",
     "geglu_tanh": "gelu_tanh",
     "swiglu": "silu",
-}  # activation of a gate
+}  # activation applied to the gate
 
 
 class FeedForward(nn.Module):
     """act(x W) V at each position (Vaswani et al. 2017, eq. 2; with a gate, Shazeer 2020, eq. 5 and 6).
 
     width: input and output dimension. ffn_dim: inner dimension.
-    activation: see `TransformerConfig`; "reglu", "geglu", "geglu_tanh" and "swiglu" have a third matrix.
+    activation: see `TransformerConfig`; "reglu", "geglu", "geglu_tanh" and "swiglu" use a third matrix.
     linear_bias: whether both layers have a bias. dropout: dropout probability for the activations.
 
     >>> import torch, regard
@@ -219,7 +219,7 @@ class EncoderBlock(nn.Module):
         self.attention_residual, self.feed_forward_residual = Residual(config), Residual(config)
 
     def forward(self, x: Tensor, **options: Unpack[SelfAttentionOptions]) -> Tensor:
-        """Apply the block: (…, n, m) → (…, n, m). options: see `MultiHeadAttention.forward`."""
+        """Apply the block: (…, n, m) → (…, n, m). For the options, see `MultiHeadAttention.forward`."""
         x = self.attention_residual(x, lambda y: self.attention(y, **options))
         return self.feed_forward_residual(x, self.feed_forward)
 

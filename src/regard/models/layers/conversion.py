@@ -11,7 +11,7 @@ from regard.models.layers.attention import MultiHeadAttention
 
 
 def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
-    """Convert an `nn.MultiheadAttention`. `add_zero_attn`, a key with score 0, becomes `Softmax1`."""
+    """Convert an `nn.MultiheadAttention`. `add_zero_attn` (an extra key with score 0) becomes `Softmax1`."""
     if not isinstance(module, nn.MultiheadAttention):
         raise DTypeError(f"from_torch got {type_name(module)}; pass a torch.nn.MultiheadAttention.")
     if module.bias_k is not None:

@@ -1,9 +1,10 @@
 """One decoding step of a Transformer decoder, without the checks and views of the general layers.
 
-For a batch of a few rows, these take longer than the matrix products. Results are equal up to rounding.
+For a batch of a few rows, the checks and views take longer than the matrix products. Results are equal up to
+rounding.
 
-compiled_step   a single call of the kernels: for int8 weights, or float32 with few rows
-decode_step     torch's products, and the kernels' attention: for float32 with many rows
+compiled_step   a single kernel call for all blocks: for int8 weights, or float32 with few rows
+decode_step     matrix products by torch, attention by the kernels: for float32 with many rows
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ from regard.models.layers.blocks import DecoderBlock, FeedForward, Residual, Sta
 from regard.models.layers.kv_cache import KeyValues, KVCache, RowMap
 from regard.models.layers.linear import MAX_ROWS, Int8Linear, few_rows_linear, project
 
-_ATTENTION = Attends.attention  # `regard.watch` and `regard.edit` replace it
+_ATTENTION = Attends.attention  # the original, which `regard.watch` and `regard.edit` replace
 _MODULES = (Stack, DecoderBlock, MultiHeadAttention, FeedForward, Residual, nn.LayerNorm, nn.RMSNorm)
 _LAYERS = (nn.Linear, Int8Linear, nn.Identity, nn.ModuleList, nn.Dropout)
 
@@ -33,7 +34,7 @@ class Source(NamedTuple):
 
     addresses: the addresses of each block's parameters, if `compiled_step` supports the decoder.
     kept: the tensors at these addresses, to keep their memory alive if the model changes.
-    recorded: a block and a cache for its cross-attention queries, if they are recorded; see `record`.
+    recorded: a block and the cache of its cross-attention queries, if `State.record_queries` was called.
     layers, hooks: the decoder's attention layers and the hooks of its modules, for `is_observed`.
     """
 
@@ -48,7 +49,7 @@ class Source(NamedTuple):
 
     @classmethod
     def of(cls, stack: Stack, sources: list[KeyValues], lengths: Tensor, row_map: RowMap) -> "Source":
-        """Create from keys and values (b, g, s, d)."""
+        """Create a Source from the keys and values (b, g, s, d) of each block."""
         joined = [
             torch.cat([part.transpose(1, 2).flatten(2) for part in (source.key, source.value)], -1)
             for source in sources
@@ -77,7 +78,7 @@ class Source(NamedTuple):
         )
 
     def select(self, kept: Tensor | None, row_map: RowMap) -> "Source":
-        """Select sources; None keeps all."""
+        """Return the sources with the indices `kept`, or all sources for None, with a new row map."""
         if kept is None:
             return self._replace(row_map=row_map)
         key_values = [source[kept] for source in self.key_values]
@@ -120,7 +121,7 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _is_position_encoding(module: object) -> bool:
-    """Whether a module adds positions to the input of the first block only; the caller encodes them."""
+    """Whether a module encodes positions in the input of the first block only, which the caller prepares."""
     from regard.models.layers.position_encoding import PositionEncoding
     from regard.models.layers.positions.rotary import RotaryPositions
 
@@ -187,7 +188,7 @@ def _is_readable(output: nn.Linear | Int8Linear, rows: int) -> bool:
 
 
 def _is_compiled(block: nn.Module) -> bool:
-    """Whether the kernels support a block: layer norm and ReLU."""
+    """Whether the kernels support a block, which must have layer norms and ReLU."""
     assert isinstance(block, DecoderBlock)
     residuals = (block.attention_residual, block.cross_residual, block.feed_forward_residual)
     norms = all(

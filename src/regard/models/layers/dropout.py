@@ -102,7 +102,7 @@ class _DropoutRelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (output,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True
+        if torch.is_grad_enabled():  # backward was called with create_graph=True
             return torch.where(output <= 0, 0, grad / (1 - ctx.dropout)), None, None
         return (
             layer_kernels.dropout("relu_back", output, grad.contiguous(), probability=ctx.dropout, seed=0),

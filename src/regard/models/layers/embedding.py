@@ -13,7 +13,8 @@ from regard.mechanism.torch_state import concrete
 class Embedding(nn.Embedding):
     """Token embedding, scaled by √m (Vaswani et al. 2017, section 3.4).
 
-    vocab_size: number of tokens in the vocabulary. width: vector dimension m. scale: whether to scale.
+    vocab_size: number of tokens in the vocabulary. width: vector dimension m.
+    scale: whether to multiply the vectors by √m.
 
     >>> import torch, regard
     >>> embedding = regard.models.Embedding(100, 16)

@@ -14,7 +14,7 @@ from regard.errors import DTypeError, ShapeError
 class RowMap:
     """A mapping from batch rows to source rows, so that all hypotheses of a beam share one source.
 
-    sources: number of source rows. source_of_row: (b), source row of each batch row; default: the same row.
+    sources: number of source rows. source_of_row: (b), source row of each batch row; default: 0, 1, 2, …
 
     >>> import torch
     >>> from regard.models.layers.kv_cache import RowMap
@@ -30,7 +30,7 @@ class RowMap:
     def __init__(self, sources: int, source_of_row: Tensor | None = None) -> None:
         self.sources, self.source_of_row, self.slots = sources, source_of_row, 1
         self._full = True  # every source has `slots` rows, in order
-        self.index: Tensor | None = None  # position of each row in `spread`; None if unchanged
+        self.index: Tensor | None = None  # index of each row after `spread`; None if no row moves
         if source_of_row is None:
             return
         row = torch.arange(len(source_of_row), device=source_of_row.device)
@@ -46,7 +46,7 @@ class RowMap:
         self.index = None if self._full else self._index
 
     def select(self, rows: Tensor) -> "tuple[RowMap, Tensor | None]":
-        """Select batch rows; return a new map, and the source rows to keep if at least 25% are unused."""
+        """Select batch rows; return a new map, and the source rows to keep (None if under 25% are unused)."""
         selected = rows.long() if self.source_of_row is None else self.source_of_row[rows]
         if self.source_of_row is not None and torch.equal(selected, self.source_of_row):
             return self, None
@@ -71,7 +71,7 @@ class RowMap:
         return output.index_select(0, self._index)
 
     def spread(self, x: Tensor) -> Tensor:
-        """Place the rows of each source next to each other: b m -> (sources slots) m, with zeros between."""
+        """Place the rows of each source next to each other: b m -> (sources slots) m; empty slots are 0."""
         if self._full:
             return x
         return x.new_zeros(self.sources * self.slots, x.shape[1]).index_copy_(0, self._index, x)
@@ -161,7 +161,7 @@ class KVCache:
     def append(self, row: Tensor, sizes: tuple[int, int, int]) -> Tensor:
         """Append the keys and values of one token per row, (b, g d + g e), without checks or gradients.
 
-        Returns the buffer (b, capacity, g d + g e). It is valid until the next call of any method: `select`
+        Returns the buffer (b, capacity, g d + g e). It is valid until the next method call, because `select`
         recycles it.
         """
         buffer = self.reserve(row, sizes)
@@ -190,7 +190,7 @@ class KVCache:
 
     @contextmanager
     def extending(self, key: Tensor, value: Tensor) -> Iterator[KeyValues]:
-        """Context manager like `extend`, but undoes the change if the `with` block raises an exception."""
+        """Extend the cache as in `extend`, but undo the change if the `with` block raises an exception."""
         previous = self.length
         extended = self.extend(key, value)
         try:
@@ -245,7 +245,7 @@ class KVCache:
         if self._buffer.requires_grad:
             self._buffer = self._buffer.index_select(0, rows)
             return
-        # another buffer: the caller of `extend` may still hold views of the old one
+        # a different buffer, because the caller of `extend` may still hold views of the old one
         buffer = self._other(len(rows))
         source, target = self._buffer[..., : self.length, :], buffer[..., : self.length, :]
         torch.index_select(source, 0, rows, out=target)

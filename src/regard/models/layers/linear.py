@@ -7,18 +7,18 @@ from torch.nn import functional as F
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.kernels import layer_kernels
 
-_COLUMNS = 16  # per block of the packed weights, as in kernels/linear.h
+_COLUMNS = 16  # columns per block of packed weights, as in kernels/linear.h
 _MIN_ROWS, MAX_ROWS = 2, 8  # with fewer or more rows, torch's product is as fast
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with int8 weights, for inference on the CPU. `quantize` creates one.
+    """A linear layer with int8 weights, for inference on the CPU. Created by `quantize`.
 
-    linear: the layer to convert, or anything with its `weight` (n, m) and `bias`.
+    linear: the layer to convert, or any object with a `weight` (n, m) and a `bias`.
 
-    Each output has its own scale. Each row of the input is quantized with its own scale to as many bits as a
-    32-bit sum allows (at most 16). Nearly all of the error therefore comes from the weights, and the result
-    of a row does not depend on the rest of the batch.
+    The weights of each output have their own scale. Each row of the input is quantized with its own scale to
+    as many bits as a 32-bit sum allows (at most 16). Nearly all of the error therefore comes from the
+    weights, and the result of a row does not depend on the rest of the batch.
 
     >>> import torch
     >>> from regard.models.layers.linear import Int8Linear
@@ -70,8 +70,8 @@ class Int8Linear(nn.Module):
             raise _unsupported(x)
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ShapeError(
-                f"Int8Linear got an input of shape {tuple(x.shape)}; the last axis must be "
-                f"{self.in_features}."
+                f"Int8Linear got an input of shape {tuple(x.shape)}; the last axis must have "
+                f"size {self.in_features}."
             )
         if self.scales.dtype is not torch.float32 or self.scales.device.type != "cpu":
             raise DTypeError(
@@ -101,9 +101,9 @@ def project(x: Tensor, layer: nn.Linear | Int8Linear, start: int, stop: int) -> 
 
 
 def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute F.linear(x, weight, bias) for contiguous float32 tensors; faster if x (n, m) has few rows.
+    """Compute F.linear(x, weight, bias) for contiguous float32 tensors.
 
-    The results differ from torch's by rounding only.
+    This is faster than torch if x (n, m) has few rows. The results differ from torch's by rounding only.
     """
     if not _MIN_ROWS <= len(x) <= MAX_ROWS:
         return F.linear(x, weight, bias)

@@ -28,12 +28,12 @@ class NonLocal(Attends):
     kind: how two positions are compared; θ and φ are linear maps of the channels:
         "gaussian": softmax of x_i · x_j, eq. 2.        "embedded": softmax of θ(x_i) · φ(x_j), eq. 3.
         "dot": θ(x_i) · φ(x_j) / n, eq. 4.              "concat": relu(wᵀ [θ(x_i); φ(x_j)]) / n, eq. 5.
-    inner: output dimension of θ, φ and g; default: half the number of channels (section 3.3).
+    inner: output dimension of θ, φ and the value map g; default: half the number of channels (section 3.3).
     pool: max-pooling size for keys and values, or one size per grid axis (section 3.3, "subsampling").
         Incomplete cells are dropped, as in `nn.MaxPool2d`.
-    norm: apply batch norm after W, with a scale initialized to zero (section 4.1). If False, W is
-        initialized to zero. Either way, the block starts as the identity, so it can be inserted into a
-        trained network.
+    norm: apply batch norm after the output projection W, with a scale initialized to zero (section 4.1).
+        If False, W is initialized to zero. Either way, the block starts as the identity, so it can be
+        inserted into a trained network.
     normalize: normalizer to use instead of the default for `kind`.
 
     `regard.watch` captures weights (b, 1, n, k); the n positions are the flattened grid.

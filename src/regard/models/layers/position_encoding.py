@@ -34,10 +34,10 @@ class PositionEncoding(nn.Module):
     """
 
     columns: ClassVar[str] = "feature"  # column label in drawings of `tables`
-    max_length: int | None = None  # maximum number of positions
+    max_length: int | None = None  # maximum number of positions; None if unlimited
 
     def encode(self, x: Tensor, positions: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """Return the input (…, n, m) of the first block, and keyword arguments for every self-attention.
+        """Return the input (…, n, m) of the first block, and keyword arguments for all self-attention layers.
 
         The keyword argument, if any, is `bias` or `rotation`. positions: integers of shape (…, n).
         """
@@ -84,7 +84,7 @@ def waves(positions: Tensor, width: int, base: float, dtype: torch.dtype | None)
     """Return sin and cos of position · base^(−2i / width) for each feature pair i, both (…, width / 2).
 
     The angles are computed in float64, because in float32 they are off by 0.06 at position 1e6. If there are
-    more tokens than different positions, each position is computed once.
+    more tokens than positions, each position is computed only once.
     """
     if concrete(positions) and positions.numel():
         low, high = (int(bound) for bound in positions.aminmax())

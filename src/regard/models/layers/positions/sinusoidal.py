@@ -39,13 +39,13 @@ class SinusoidalPositions(PositionEncoding):
         check_number("SinusoidalPositions got base", base, above=1)
         check_choice("SinusoidalPositions got layout", layout, get_args(Sinusoids))
         self.width, self.base, self.layout = width, float(base), layout
-        self._table: Tensor | None = None  # vectors of the first positions, for decoding
+        self._table: Tensor | None = None  # cached vectors of the first positions, for decoding
 
     def forward(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return the vectors of positions, (…) → (…, m)."""
         if self.layout == "fairseq":
             half = self.width // 2
-            # waves uses base^(−2i / width); fairseq, base^(−i / (half − 1))
+            # waves uses base^(−2i / width), but fairseq uses base^(−i / (half − 1))
             base = self.base ** (half / max(half - 1, 1))
             parts = waves(positions + 2, 2 * half, base, dtype)
             return F.pad(torch.cat(parts, -1), (0, self.width % 2))
