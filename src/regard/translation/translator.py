@@ -90,7 +90,7 @@ class Translator:
         settings = self.config.get("settings", {})
         self._max_positions = model.max_length or sys.maxsize
         max_tokens = settings.get("corpus", {}).get("max_tokens", MAX_TOKENS)
-        around = len(tokens.special.source([]))  # positions of the end token, and of a language token
+        around = len(tokens.special.source([]))  # positions taken by the end token and a language token
         self.max_tokens: int = min(max_tokens, self._max_positions - around)
         self.profile = profile or TextProfile()
         copies = bool(settings.get("training", {}).get("unknown_rate"))
@@ -339,7 +339,7 @@ class Translator:
         return self.domain.warning(" ".join(line.words), candidate.mean_log_probability()).rstrip(".")
 
     def _place(self, line: SourceLine, texts: Sequence[TargetPart], words: list[str]) -> list[str]:
-        """Return the words with the tags of the line."""
+        """Insert the line's tags between the words."""
         if not line.tags:
             return words
         ready = all(text.weights is not None or not text.decoded.part.ids for text in texts)
@@ -347,7 +347,7 @@ class Translator:
         return write_tags(line.tags, place_tags(line.tags, line.ranges, len(words), weights), words)
 
     def _align(self, line: SourceLine, texts: Sequence[TargetPart]) -> Alignment:
-        """Align a finished translation: word weights, and weight 1 for each copied word."""
+        """Align a finished translation by attention; a copied word has weight 1 on its source word."""
         words = [word.text for text in texts for word in text.words]
         check_size("the line", "words", len(line.words), len(words))
         if texts and not self._attends:

@@ -33,9 +33,10 @@ _MAX_SIZE = 400_000_000  # weights per alignment
 
 @dataclass(frozen=True, eq=False)  # tensors have no truth value
 class Alignment:
-    """Word alignment of a sentence pair; weights: (target words, source words).
+    """Word alignment of a sentence pair.
 
     source_words, target_words: the words of both sentences, in order.
+    weights: (target words, source words).
 
     Each row sums to at most 1; the remainder is the weight on the end token. Rows are not renormalized: a
     word that attends to the end token has no clear source.
@@ -69,7 +70,7 @@ class Alignment:
         return cls(tuple(source.words), tuple(target.words), merge(source, target, weights))
 
     def links(self, threshold: float | None = None) -> Links:
-        """Return (source word, target word) links: by default, one from each target word to its best source.
+        """Return (source word, target word) links; by default, the best source of each target word.
 
         threshold: if given, return all links with at least this weight instead.
         """
@@ -221,7 +222,7 @@ def rate_alignment_heads(
     pairs: Sequence[tuple[str, str]],
     gold: Sequence[GoldAlignment | Links],
 ) -> dict[AlignmentHead, ErrorRates]:
-    """Compute the alignment error rates of each head, and of their mean, in every layer and with both shifts.
+    """Compute the alignment error rates of each head and of the mean of all, for every layer and both shifts.
 
     gold: links between the whitespace-separated words of each pair.
     """

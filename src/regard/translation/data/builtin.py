@@ -263,14 +263,14 @@ def _words(number: int, code: str, kind: str = "cardinal") -> str:
 
 
 class _Value(NamedTuple):
-    """A function that formats a value in a language. `key` determines the split; "" is never held out."""
+    """A value's format function and key. The key determines the split; the key "" is never held out."""
 
     key: str
     say: Callable[[Language], str]
 
 
 class _Random(Random):
-    """Random numbers that are the same in every Python version, which only `random()` guarantees."""
+    """Random numbers from `random()`, the only method with the same results in every Python version."""
 
     def below(self, bound: int) -> int:
         return int(self.random() * bound)

@@ -38,7 +38,9 @@ class Copyable(NamedTuple):
 
 
 def find_copyable(source: Sequence[str], target: Sequence[str]) -> Copyable:
-    """Find the words that both vocabularies contain; source, target: their tokens, by id.
+    """Find the words that both vocabularies contain.
+
+    source, target: the tokens of each vocabulary, by id.
 
     >>> from regard.translation.data.copyable import find_copyable
     >>> tokens = ["<pad>", "<s>", "</s>", "<unk>", "▁Park", "▁park", "s", "."]

@@ -67,8 +67,8 @@ def read_pairs(
         return _from_one(source, format, languages)
     if format is not None:
         raise ArgumentError(
-            f"format={format!r} (--format) applies to one file of pairs, but got two files. Remove the "
-            "format, or pass one file."
+            f"format={format!r} (--format) applies to one file of pairs, but two files were passed. "
+            "Remove the format, or pass one file."
         )
     target = os.fsdecode(target)
     if source == target == "-":
@@ -172,7 +172,7 @@ def _from_two(source: str, target: str) -> Iterator[Pair]:
     sides = _lines(source), _lines(target)
     for line, (first, second) in enumerate(zip_longest(*sides)):
         if first is None or second is None:
-            more = line + 1 + sum(1 for side in sides for _ in side)  # one of them has ended
+            more = line + 1 + sum(1 for side in sides for _ in side)  # one side has ended: count the other
             counts = (line, more) if first is None else (more, line)
             raise ArgumentError(
                 f"{source!r} has {pluralize(counts[0], 'line')}, but {target!r} has {counts[1]:,}. Line n of "
@@ -259,7 +259,7 @@ def _from_moses(text: str, where: str) -> Pair:
     return Pair(sides[0].strip(), sides[1].strip())
 
 
-_PARSERS: dict[Format, Callable[[str, str], Pair]] = {  # functions of a line and its location, for errors
+_PARSERS: dict[Format, Callable[[str, str], Pair]] = {  # each takes a line and its location, for errors
     "tsv": _from_tsv,
     "jsonl": _from_json,
     "moses": _from_moses,

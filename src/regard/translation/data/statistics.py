@@ -17,7 +17,7 @@ _WIDE = 3.0  # each of them counts as this many characters
 
 
 class NumberedPair(NamedTuple):
-    """A pair and its number in the corpus, counted from 1, including the pairs that were dropped."""
+    """A pair and its number in the corpus, counted from 1; dropped pairs are counted too."""
 
     number: int
     pair: Pair

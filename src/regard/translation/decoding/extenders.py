@@ -61,7 +61,7 @@ class Extender(Protocol):
 class BeamExtender(Extender):
     """Keeps the best extensions of each sentence, one for each remaining beam slot."""
 
-    rows = 1  # more would be identical
+    rows = 1  # more hypotheses would be identical
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ def _best_extensions(totals: Array, values: Array, first: Array, k: int) -> tupl
 
 def _best_tokens(logits: Tensor, k: int, suppressed: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the log probabilities and ids of the k most probable tokens of each row, (n, k), best first."""
-    first = len(suppressed)  # the kernel suppresses the first ids
+    first = len(suppressed)  # the kernel suppresses the ids below `first`
     is_prefix = sorted(suppressed) == list(range(first))
     if is_prefix and fused.available() and logits.dtype is torch.float32 and logits.device.type == "cpu":
         return layer_kernels.best_tokens(logits, k, first=first)

@@ -61,7 +61,10 @@ class _Sentence:
         del self.results[self.beam.size :]
 
     def is_finished(self, best_total: float, length: int) -> bool:
-        """Return whether the search ends; best_total: log probability of the best unfinished hypothesis."""
+        """Return whether the search ends.
+
+        best_total: log probability of the best unfinished hypothesis.
+        """
         if length >= self.limit:
             return True
         if len(self.results) < self.beam.size:

@@ -58,7 +58,7 @@ def find_language(folder: Path, option: str, code: str | None, languages: Mappin
     if len(matching) == 1:
         return languages[matching[0]]
     raise ArgumentError(
-        f"{folder} has {'several languages' if matching else 'no language'} {code!r}; choose {option} from "
+        f"{folder} has {'several variants of' if matching else 'no language'} {code!r}; choose {option} from "
         f"{list_languages(matching or languages, code)}."
     )
 

@@ -58,7 +58,7 @@ class Layout:
     position_offset: int = 0
 
     def build(self, dropout: float | None = None) -> Transformer:
-        """Build the model. dropout: another dropout probability, for training."""
+        """Build the model. dropout: replaces the config's dropout probability, for training."""
         encoder, decoder = self.encoder, self.decoder
         if dropout is not None:
             encoder, decoder = replace(encoder, dropout=dropout), replace(decoder, dropout=dropout)
@@ -151,7 +151,7 @@ class Layout:
         return tensor.flatten() if ours == "bias" else tensor
 
     def _check_copies(self, folder: Path, slices: Mapping[str, Any], source: Mapping[str, str]) -> None:
-        """Raise if a copy of a shared tensor differs from it."""
+        """Raise if a copy of a shared tensor differs from the original."""
         for copy, name in self.copies.items():
             original = source.get(name)
             if copy not in slices or original is None or original == copy:

@@ -92,7 +92,7 @@ class PretrainedTokenizer(Tokenizer):
 class SentencePieceTokenizer(PretrainedTokenizer):
     """A SentencePiece model with the token ids of a pretrained model.
 
-    processor: the model. ids: id of each piece; others are unknown.
+    processor: the model. ids: id of each piece; other pieces are unknown.
     """
 
     def __init__(
@@ -210,5 +210,5 @@ def read_tokenizer_json(path: Path, vocab_size: int) -> Any:
             f"regard supports BPE and Unigram with Metaspace, which marks word beginnings with {SPACE}."
         )
     SubwordTokenizer(tokenizer, vocab_size, path.parent)  # checks the ids
-    tokenizer.encode_special_tokens = True  # as text
+    tokenizer.encode_special_tokens = True  # special tokens in a text are ordinary text
     return tokenizer

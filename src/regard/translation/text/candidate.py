@@ -25,13 +25,13 @@ class Candidate(NamedTuple):
         return sum(score * n for score, n in zip(scores, lengths, strict=True)) / max(sum(lengths), 1)
 
     def mean_log_probability(self) -> float:
-        """Return the log probability per token, end tokens included, of the parts with text."""
+        """Return the log probability per token of the parts with text, including end tokens."""
         translated = [part.hypothesis for part in self.parts if part.part.has_text]
         length = sum(len(hypothesis.tokens) + hypothesis.finished for hypothesis in translated)
         return sum(hypothesis.log_probability for hypothesis in translated) / max(length, 1)
 
     def notes(self, line: SourceLine, texts: Sequence[TargetPart]) -> Iterator[str]:
-        """Yield a note for anything unusual. texts: the parts as text."""
+        """Yield a note for anything unusual. texts: the translated parts."""
         if len(self.parts) > 1:
             lengths = [len(part.source.ids) for part in self.parts]
             sentences = f"{line.sentences} sentences, " if line.sentences > 1 else ""

@@ -110,7 +110,7 @@ def typical_width(blocks: Iterable[Sequence[str]]) -> int:
 
 
 def _width(lines: Sequence[tuple[str, int]]) -> int:
-    """Return the largest size of lines (text, size), ignoring lines with a single word, such as a URL."""
+    """Return the largest size of the (text, size) lines, ignoring those with a single word, such as a URL."""
     spaced = [size for text, size in lines if " " in text]
     return max(spaced or [size for _, size in lines], default=0)
 
@@ -158,7 +158,7 @@ def _is_text(lines: Sequence[_Line]) -> bool:
 
 
 def _separator(text: str, following: str) -> str:
-    """Return the separator of two joined lines: a space, except in a script without spaces or after a hyphen.
+    """Return the text between joined lines: a space, except in a script without spaces or after a hyphen.
 
     The hyphen stays, because it may be part of the word, as in "well-known".
     """

@@ -59,7 +59,9 @@ class Span(NamedTuple):
 
 
 def find_spans(text: str, unprotected: Collection[str] = ()) -> list[Span]:
-    """Return the spans of a text to copy, in order; unprotected: kinds to translate like other text.
+    """Return the spans of a text to copy, in order.
+
+    unprotected: kinds of spans to translate like other text.
 
     >>> from regard.translation.text.protected_spans import find_spans
     >>> text = "Um 15:30 Uhr zahlt {name} 3,50€ auf https://a.de/x?y=1. 👍🏽"
@@ -82,7 +84,7 @@ def find_spans(text: str, unprotected: Collection[str] = ()) -> list[Span]:
 
 
 def _trailing(url: str) -> int:
-    """Return the length of the punctuation after a URL; a bracket that the URL opens is part of it."""
+    """Return the length of the punctuation after a URL; a bracket opened inside the URL belongs to it."""
     end = len(url)
     while end and url[end - 1] in _TRAILING:
         bracket = {")": "(", "]": "[", "}": "{"}.get(url[end - 1])

@@ -20,7 +20,7 @@ from regard.translation.tokens import Tokenizer
 _BRACKETS = {"(": ")", "[": "]", "{": "}", "„": "“", "“": "”", '"': '"', "'": "'", "«": "»", "»": "«"}
 _INVISIBLE = "\ufeff\u2060\u00ad"  # byte order mark, word joiner, soft hyphen
 _MIN_NAME = 3  # letters of an unknown name
-_NAME_TOKENS = 0.5  # a name's tokens are shorter than this fraction of the mean token
+_NAME_TOKENS = 0.5  # a name's tokens are shorter than this fraction of the mean token length
 
 
 class SourceReader:
@@ -62,7 +62,10 @@ class SourceReader:
         return SourceLine(text, words, ranges, tags, parts, len(ends))
 
     def read_whole(self, text: str) -> SourceLine:
-        """Read a line of any length as one part, for simultaneous translation; no part if it has no words."""
+        """Read a line of any length as one part, for simultaneous translation.
+
+        A line without words has no parts.
+        """
         plain, tags = strip_tags(_remove_controls(text))
         spans = find_spans(plain, self._profile.unprotected)
         ranges = split_words(plain, spans)
@@ -181,7 +184,7 @@ class SourceReader:
         return result, was_upper
 
     def _protect_unknown(self, words: list[str], by_word: dict[int, list[tuple[int, int, str]]]) -> None:
-        """Add the words that the model cannot know: their tokens are unknown, or they look like names."""
+        """Protect words that the model cannot know: they have unknown tokens, or look like names."""
         if not self.copies or self._tokenizer.kind == "words":
             return
         free = [number for number in range(len(words)) if number not in by_word]
@@ -243,7 +246,7 @@ def _cut(whole: SourcePart, part: Part, separator: str) -> SourcePart:
 def _divide_terms(
     parts: Sequence[SourcePart], first_word: int, terms: Sequence[tuple[int, int, str]]
 ) -> list[SourcePart]:
-    """Assign each term to the part in which its source begins; if that word is split, to its last part.
+    """Assign each term to the part with its first source word; if that word is split, to the last such part.
 
     first_word: the index of the sentence's first word. terms: result of `Terms.find`.
     """

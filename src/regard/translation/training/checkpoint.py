@@ -77,7 +77,7 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
         config, tokens = settings.model, read_tokens(path, settings.tokens)
         with safe_open(path / MODEL, "pt") as file:
             tensors, metadata = len(list(file.keys())), file.metadata() or {}
-        if config.layers > tensors:  # checked before building them
+        if config.layers > tensors:  # checked before the layers are built
             raise ValueError(f"{CONFIG} has {config.layers} layers, but {MODEL} has {tensors} tensors")
         with meta_device():  # allocates no memory until the sizes are checked
             model = build_model(config, tokens)
@@ -198,7 +198,7 @@ class Checkpoint(NamedTuple):
 
     @staticmethod
     def prune(folder: Path, keep: Sequence["Checkpoint"]) -> None:
-        """Remove all checkpoints except `keep`, complete or not. Other files are left in place."""
+        """Remove all checkpoints, complete or not, except those in `keep`. Other files are left in place."""
         kept = {checkpoint.path for checkpoint in keep}
         for path in (folder / CHECKPOINTS).glob("*"):
             if _PART.fullmatch(path.name):

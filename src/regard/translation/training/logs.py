@@ -79,7 +79,7 @@ def _rows(path: Path, content: bytes) -> list[tuple[LogRow, bytes]]:
     """Return each row with its line in the file."""
     lines = content.splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
-        lines.pop()  # training was killed while writing it
+        lines.pop()  # training was killed while writing this line
     if not lines:
         return []
     try:

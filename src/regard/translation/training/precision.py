@@ -18,9 +18,9 @@ from regard.translation.training.optimization import Precision
 
 MIN_SPEEDUP = 1.15  # bfloat16 rounds more, so a smaller speedup is not worth it
 TOKENS = 512  # in a timed training step
-_ROWS = (64, TOKENS)  # rows of the timed products; the first show whether the others are worth timing
-_ROUNDS, _SECONDS = 4, 0.2  # maximum per measurement
-_MAX_STEP = 0.15  # seconds; the products dominate longer training steps, so their speedup is enough
+_ROWS = (64, TOKENS)  # rows of the timed products; the smaller show whether the larger are worth timing
+_ROUNDS, _SECONDS = 4, 0.2  # maximum rounds and seconds per measurement
+_MAX_STEP = 0.15  # seconds; products dominate longer training steps, so timing the products is enough
 _PRECISIONS: tuple[Precision, Precision] = ("float32", "bfloat16")
 Times = tuple[float, float]  # seconds in float32 and in bfloat16
 
@@ -40,7 +40,7 @@ class PrecisionChoice(NamedTuple):
 
     @classmethod
     def from_times(cls, times: Sequence[float]) -> "PrecisionChoice":
-        """Choose bfloat16 if it is at least `MIN_SPEEDUP` × as fast; times: see `Times`."""
+        """Choose bfloat16 if it is at least `MIN_SPEEDUP` × as fast. times: seconds, as in `Times`."""
         speedup = times[0] / times[1]
         if speedup >= MIN_SPEEDUP:
             return cls("bfloat16", f"{speedup:.2f} × as fast as float32 on this machine")
@@ -109,7 +109,7 @@ def _time_products(width: int, device: torch.device) -> Times:
 
 
 def _time(run: Callable[[Precision], None], rounds: int, seconds: float = float("inf")) -> Times:
-    """Return the shortest times of a function in both precisions, which alternate.
+    """Return the shortest time of a function in each precision; calls alternate between the two.
 
     rounds: number of calls in each precision. seconds: no further round starts after this time.
     """

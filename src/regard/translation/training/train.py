@@ -94,8 +94,8 @@ def train(
     world: the processes that train together; see `join_world`.
     origin: where the pairs come from; stored in config.json.
     initial: folder of a model to start from (fine-tuning), written by `train` or in Hugging Face format, or
-        an `InitialModel` with the languages of a multilingual one. Its architecture and vocabulary are used;
-        the default learning rate is 1e-4.
+        an `InitialModel` with the languages of a multilingual model. Its architecture and vocabulary are
+        used; the default learning rate is 1e-4.
 
     On a CPU, call `regard.models.keep_memory()` first to train faster; with sharded parameters, call
     `regard.models.return_memory()` to save memory.
@@ -341,7 +341,7 @@ def _calibrate(folder: Path, run: Run) -> None:
     translator = load_translator(folder)
     sources = [pair.source for pair in run.data.dev[:_CALIBRATED]]
     translated = [each for each in translator.translate(sources, strategy=Greedy()) if each.tokens]
-    if not translated:  # only text that is copied
+    if not translated:  # the sentences contain only copied text
         return
     scores = [math.log(max(translation.confidence, 1e-30)) for translation in translated]
     assert translator.domain is not None
