@@ -22,7 +22,7 @@ _SHORT_UPDATES = 4000  # short runs use smaller batches to reach this number of 
 _MIN_BATCH = 600  # tokens in the smallest batch of a short run
 _SHORT_EPOCHS, _SHORT_LEARNING_RATE = 13, 1.5e-3  # a run with fewer epochs is short
 _MIN_EPOCHS = 4  # if fewer fit into the available time, a smaller model learns more
-# Efficiency of training, relative to a large matrix product. A rough value suffices, see `_epochs_in`.
+# Efficiency of training, relative to a large matrix product. A rough value suffices; see `_epochs_in`.
 _EFFICIENCY = 0.5
 _MATRIX = 512
 

@@ -245,7 +245,7 @@ class _PrefixDecoder:
 
     @torch.inference_mode()
     def _extend(self, source: Segmentation, max_word: float) -> None:
-        """Append tokens that attend to source words below `max_word`."""
+        """Append tokens as long as they attend to source words with an index below `max_word`."""
         model, special = self._translator.model, self._translator.tokens.special
         max_unknown = math.inf if self._translator.tokens.target.kind == "words" else len(source.unknown)
         recorded: list[Weights] = []

@@ -67,7 +67,7 @@ class Segmentation(NamedTuple):
 class Tokenizer:
     """A SentencePiece tokenizer: subwords ("unigram" or "bpe"), words or characters.
 
-    content: serialized SentencePiece model, see `Tokenizer.learn`. kind: the kind of token it produces.
+    content: serialized SentencePiece model; see `Tokenizer.learn`. kind: the kind of token it produces.
 
     >>> from regard.translation import Tokenizer
     >>> tokenizer = Tokenizer.learn(["ein Hund bellt", "eine Frau lacht"] * 10, kind="bpe", size=40)

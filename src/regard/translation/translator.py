@@ -45,7 +45,7 @@ from regard.translation.training.checkpoint import load_model
 from regard.translation.translation import Translation
 
 MAX_TOKENS = 256  # source tokens translated at once, if the model's config has no corpus.max_tokens
-_SORTED_BATCHES = 8  # batches sorted by length together
+_SORTED_BATCHES = 8  # number of batches whose sentences are sorted by length together
 _NOTHING = Hypothesis([], 0.0, 0.0, finished=True)  # for a part without text
 
 
@@ -349,7 +349,7 @@ class Translator:
     def _align(self, line: SourceLine, texts: Sequence[TargetPart]) -> Alignment:
         """Align a finished translation by attention; a copied word has weight 1 on its source word."""
         words = [word.text for text in texts for word in text.words]
-        check_size("the line", "words", len(line.words), len(words))
+        check_size("The line", "words", len(line.words), len(words))
         if texts and not self._attends:
             cross_attention_layers(self.model)  # raises for a model without attention
         unread = [text.decoded for text in texts if text.weights is None and text.decoded.part.ids]

@@ -169,7 +169,7 @@ def segment_pairs(
     for i, pair in enumerate(check_pairs(pairs)):
         source_text, target_text = check_pair(pair, i)
         source, target = tokens.source.segment(source_text), tokens.target.segment(target_text)
-        check_size(f"pair {i}", "tokens", len(source.ids), len(target.ids))
+        check_size(f"Pair {i}", "tokens", len(source.ids), len(target.ids))
         segmented.append((source, target))
     return segmented
 

@@ -31,7 +31,7 @@ class Expectation(NamedTuple):
 
 
 class EncodedPairs:
-    """Encoded sentence pairs. Each pair has one cell per target and source word, stored row by row.
+    """Encoded sentence pairs. Each pair is a matrix of cells, target words × source words, stored row by row.
 
     words: vocabularies that contain all words of the pairs.
     """

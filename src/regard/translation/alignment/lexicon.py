@@ -53,9 +53,9 @@ class _Statistics(NamedTuple):
 
     pair: Floats
     given: Floats
-    stem_pair: Floats  # stem of the given word, observed word
+    stem_pair: Floats  # by the stem of the given word and by the observed word
     stem: Floats
-    stems: Floats  # both stems
+    stems: Floats  # by the stems of both words
     observed: Floats  # p(observed | its stem)
     spelling: NDArray[np.float32]
 

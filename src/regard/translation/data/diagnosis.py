@@ -183,7 +183,7 @@ class _Odds:
 
 
 def _misaligned(sample: _Sample) -> str | None:
-    """Compare pairs with pairs whose target is shifted by one line: words and lengths must match better."""
+    """Check that words and lengths match better than in pairs whose target is shifted by one line."""
     wins = _lexical_wins(sample)
     lengths = numpy.array([[len(text) for text in pair] for _, pair in sample.pairs], float)
     if wins.mean() < _MIN_WINS and _correlation(lengths) < _MIN_CORRELATION:

@@ -21,7 +21,7 @@ _INVALID = dict.fromkeys({*range(32), 0xFFFE, 0xFFFF} - {9, 10, 13})  # XML 1.0 
 def read_tmx(file: BinaryIO, name: str, languages: Languages | None = None) -> Iterator[Pair]:
     """Yield the sentence pairs of a TMX file.
 
-    file: a file opened for reading bytes. name: its name in errors.
+    file: a file opened for reading bytes. name: file name for error messages.
     languages: source and target, such as ("de", "en"); "en" also matches "en-US" and "EN". Units that lack
         one of the languages are skipped. Default: the header's source language and the only other language.
 
@@ -60,7 +60,7 @@ def read_tmx(file: BinaryIO, name: str, languages: Languages | None = None) -> I
 def tmx_languages(file: BinaryIO, name: str) -> Languages | None:
     """Return source and target language of a TMX file with two languages; None if it has no units.
 
-    file: a file opened for reading bytes. name: its name in errors.
+    file: a file opened for reading bytes. name: file name for error messages.
 
     >>> import io
     >>> from regard.translation.data.tmx import tmx_languages, write_tmx

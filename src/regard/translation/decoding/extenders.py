@@ -55,7 +55,7 @@ class Extender(Protocol):
         """Return the extended hypotheses, grouped by sentence, and the rows of their parents."""
 
     def finish(self, sentences: Array) -> None:
-        """Handle finished hypotheses; `sentences` has one entry for each."""
+        """Handle finished hypotheses; `sentences` has the sentence of each."""
 
 
 class BeamExtender(Extender):
@@ -205,7 +205,7 @@ def make_extender(
     constraints: Constraints | None,
     limits: Sequence[int],
 ) -> Extender:
-    """Return the extender of a strategy. limits: the maximum length of each translation."""
+    """Return the extender for a strategy. limits: the maximum length of each translation."""
     if constraints is not None and any(constraints.phrases):
         assert not isinstance(strategy, Sample)  # checked by constraints.check
         return ConstrainedExtender(strategy, source, special, constraints, limits)

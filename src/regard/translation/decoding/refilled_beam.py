@@ -122,7 +122,9 @@ def search_refilled(
 
 
 def force_end(scores: Tensor, end: int, is_last: Sequence[bool] | NDArray[numpy.bool_]) -> Tensor:
-    """Allow only the end token, with log probability 0, in the last step: scores (b, …, V), is_last (b).
+    """Allow only the end token, with log probability 0, in the last step of a sentence.
+
+    scores: (b, …, V). is_last: for each sentence, whether this is its last step.
 
     >>> import torch
     >>> from regard.translation.decoding.refilled_beam import force_end

@@ -35,7 +35,7 @@ class Token(NamedTuple):
 
 
 class PretrainedTokenizer(Tokenizer):
-    """Base class: subclasses turn a text into tokens.
+    """Base class. Subclasses implement `tokens`, which tokenizes a text.
 
     ids: id of each piece that can occur in text. special: ids of the special tokens.
     """

@@ -17,7 +17,7 @@ class Candidate(NamedTuple):
     parts: list[DecodedPart]
 
     def score(self) -> float:
-        """Return the score of the hypothesis; for several parts, the mean weighted by length."""
+        """Return the score of the hypothesis; for several parts, the mean score weighted by length."""
         scores = [part.hypothesis.score for part in self.parts]
         if len(scores) == 1:
             return scores[0]

@@ -74,7 +74,7 @@ class Casing:
         first: whether the first word begins a sentence.
 
         A sentence in capitals or without capitals is rewritten, unless the training text has such lines. In
-        other sentences, a word is rewritten if the training text contains it, but only in other letter case.
+        other sentences, a word is rewritten if the training text contains it only in another letter case.
         """
         text = " ".join(words)
         if self._lowercase > 1 - _RARE:  # an uncased corpus

@@ -77,7 +77,7 @@ def is_blank(line: str) -> bool:
 
 
 def find_paragraphs(lines: Sequence[str], typical_width: int = 0) -> Iterator[Paragraph]:
-    """Yield the paragraphs of lines without blank lines between them.
+    """Yield the paragraphs in consecutive lines, none of which is blank.
 
     typical_width: typical line width of the document, to recognize a heading above a single line.
 

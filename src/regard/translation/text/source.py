@@ -88,7 +88,7 @@ class SourceReader:
     def _parts(
         self, text: str, spans: list[Span], ranges: list[tuple[int, int]], starts: list[int]
     ) -> Iterator[tuple[list[tuple[int, int]], list[Span], int, str]]:
-        """Yield the ranges of the words of each part, its spans, its first word, and the space before it."""
+        """Yield the word ranges, spans and first word of each part, and the space before it."""
         word = 0
         for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
             while word < len(ranges) and ranges[word][1] <= start:

@@ -45,7 +45,7 @@ from regard.translation.model_folder import (
 from regard.translation.pretrained.origin import build_model, origin_checksums, read_origin
 from regard.translation.tokens import Tokenizer, TokenizerPair
 
-_CHECKSUMS = "checksums"  # in the metadata of model.safetensors
+_CHECKSUMS = "checksums"  # key in the metadata of model.safetensors
 _STEP = re.compile(r"step-([0-9]+)")
 _PART = re.compile(r"\.(step-[0-9]+|best|average)\.part")
 _READ_ERRORS = (LookupError, TypeError, ValueError, OverflowError, RuntimeError, OSError, SafetensorError)

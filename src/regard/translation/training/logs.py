@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _FLUSH_INTERVAL = 60.0  # seconds between flushes of the TensorBoard files
 _MAX_LOG_BYTES = 1 << 28  # millions of rows
-_MAX_VALUE = 1e15  # steps and measurements
+_MAX_VALUE = 1e15  # largest valid step or measurement
 
 
 class LogRow(NamedTuple):
