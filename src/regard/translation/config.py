@@ -169,7 +169,7 @@ class TranslationConfig:
 
     def __post_init__(self) -> None:
         model, weight = self.model, self.training.guided_alignment_weight
-        needed = max_translation_tokens(self.corpus.max_tokens) + 2  # with start and end tokens
+        needed = max_translation_tokens(self.corpus.max_tokens) + 2  # + 2: start and end tokens
         if model.kind == "transformer" and model.positions == "learned" and model.max_positions < needed:
             raise ArgumentError(
                 f"model.max_positions={model.max_positions} is too small for "

@@ -31,7 +31,7 @@ DECIMALS = 4  # for weights in JSON
 _MAX_SIZE = 400_000_000  # weights per alignment
 
 
-@dataclass(frozen=True, eq=False)  # tensors have no truth value
+@dataclass(frozen=True, eq=False)  # == on tensors returns a tensor
 class Alignment:
     """Word alignment of a sentence pair.
 
@@ -142,7 +142,7 @@ def align(
 ) -> list[Alignment]:
     """Align the words of sentence pairs with the model's cross-attention.
 
-    model, tokens: a model and its vocabularies; a `Translator` has both, see `Translator.align`.
+    model, tokens: a model and its vocabularies; a `Translator` has both; see `Translator.align`.
     pairs: (source, target), with words separated by whitespace.
     alignment_head: layer, heads and step to read the weights from; see `select_alignment_head`.
 
@@ -222,7 +222,7 @@ def rate_alignment_heads(
     pairs: Sequence[tuple[str, str]],
     gold: Sequence[GoldAlignment | Links],
 ) -> dict[AlignmentHead, ErrorRates]:
-    """Compute the alignment error rates of each head and of the mean of all, for every layer and both shifts.
+    """Compute the alignment error rate of each head and of the average head, for every layer and both shifts.
 
     gold: links between the whitespace-separated words of each pair.
     """

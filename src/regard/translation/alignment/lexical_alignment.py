@@ -19,7 +19,7 @@ from regard.translation.alignment.vocabulary import Floats
 DECIMALS = 4  # for scores in JSON
 
 
-@dataclass(frozen=True, eq=False)  # arrays have no truth value
+@dataclass(frozen=True, eq=False)  # == on arrays returns an array
 class LexicalAlignment:
     """Word alignment of a sentence pair, as returned by `LexicalAligner.align`.
 

@@ -72,7 +72,7 @@ def embedded_corpus(
 ) -> EmbeddedCorpus:
     """Generate distinct sentence pairs with dates, times, numbers, amounts and durations in words.
 
-    source, target: language codes, see `languages`.
+    source, target: language codes; see `languages`.
     size: number of training pairs. Dev and test each have a tenth as many, at most 1,000.
     values: minimum and maximum number of values per sentence, joined as "…, … and …". Sentences in
         `longer` have more, up to three times the maximum.

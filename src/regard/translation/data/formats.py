@@ -38,7 +38,7 @@ def read_pairs(
     Two files: line n of `target` translates line n of `source`. One file, or "-" for standard input:
 
         tsv    source⇥target; other columns are ignored, and quotes have no special meaning
-        csv    a spreadsheet, see `spreadsheet.parse_csv`: any separator, with or without quotes and header
+        csv    a spreadsheet: any separator, with or without quotes and header; see `spreadsheet.parse_csv`
         jsonl  {"source": "…", "target": "…"} on each line; other keys are ignored
         moses  source ||| target, as for fast_align and eflomal
         tmx    a translation memory, TMX 1.4b

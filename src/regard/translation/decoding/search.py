@@ -38,7 +38,7 @@ def search(
     attention_layer: int | None = None,
     constraints: Constraints | None = None,
 ) -> list[list[Hypothesis]]:
-    """Decode each sentence; return its hypotheses, finished ones first, then by score.
+    """Decode each sentence; return its hypotheses, finished before unfinished, then by score.
 
     max_new_tokens: maximum length including the end token: one number, or one per sentence.
     attention_layer: decoder layer whose cross-attention weights to return with the hypotheses. They are None

@@ -49,7 +49,7 @@ class PretrainedTokenizer(Tokenizer):
         self.controls |= {i for piece, i in ids.items() if _CONTROL.fullmatch(piece)}
 
     def tokens(self, text: str, words: Sequence[str]) -> Iterator[Token]:
-        """Yield the tokens of a text. words: the words of the text."""
+        """Yield the tokens of a text, which consists of `words`."""
         raise NotImplementedError(f"{type(self).__name__} must implement tokens(text, words)")
 
     def _is_control(self, token: int) -> bool:

@@ -67,11 +67,14 @@ def rank_candidates(parts: Sequence[tuple[SourcePart, Sequence[Hypothesis]]]) ->
 
 
 def join_parts(texts: Sequence[TargetPart], words: Sequence[str]) -> str:
-    """Join words with spaces, and parts with the whitespace of the source. words: target words, with tags."""
+    """Join words with spaces, and parts with the whitespace of the source.
+
+    words: the target words of all parts, with tags.
+    """
     result, row = "", 0
     for text in texts:
         part = " ".join(words[row : row + len(text.words)])
         row += len(text.words)
         separator = text.decoded.part.separator or " "
         result += (separator if result and part else "") + part
-    return result or "".join(words)  # a line of tags has no parts
+    return result or "".join(words)  # a line with only tags has no parts

@@ -70,7 +70,10 @@ class TextProfile:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]], max_tokens: int = 0, tokens: int = 0) -> "TextProfile":
-        """Examine sentence pairs. max_tokens, tokens: token counts of the longest and of all source lines."""
+        """Examine sentence pairs.
+
+        max_tokens: number of tokens in the longest source line. tokens: in all source lines together.
+        """
         builder = ProfileBuilder()
         for source, target in pairs:
             builder.add(Pair(source, target))
@@ -199,7 +202,7 @@ class ProfileBuilder:
         self._target_words += len(targets)
 
     def build(self, max_tokens: int = 0, tokens: int = 0) -> TextProfile:
-        """Return the statistics. max_tokens, tokens: token counts of the longest and of all source lines."""
+        """Return the statistics. max_tokens, tokens: see `TextProfile.of`."""
         if not self.lines:
             return TextProfile()
         words = sum(self._words.values())

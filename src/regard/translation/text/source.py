@@ -19,7 +19,7 @@ from regard.translation.tokens import Tokenizer
 
 _BRACKETS = {"(": ")", "[": "]", "{": "}", "„": "“", "“": "”", '"': '"', "'": "'", "«": "»", "»": "«"}
 _INVISIBLE = "\ufeff\u2060\u00ad"  # byte order mark, word joiner, soft hyphen
-_MIN_NAME = 3  # letters of an unknown name
+_MIN_NAME = 3  # minimum number of letters in an unknown name
 _NAME_TOKENS = 0.5  # a name's tokens are shorter than this fraction of the mean token length
 
 
@@ -47,7 +47,10 @@ class SourceReader:
         self.max_tokens = min(max_tokens, profile.max_tokens or max_tokens)
 
     def read(self, text: str, terms: Terms | None = None) -> SourceLine:
-        """Split a line into parts and protect text to copy. terms: source terms with translations."""
+        """Split a line into parts and protect text to copy.
+
+        terms: terms whose translations are given.
+        """
         plain, tags = strip_tags(_remove_controls(text))
         spans = find_spans(plain, self._profile.unprotected)
         ranges = split_words(plain, spans)

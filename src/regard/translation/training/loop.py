@@ -205,7 +205,7 @@ class Trainer:
         elapsed = progress.seconds + progress.validation_seconds
         if minutes and speed and not progress.steps:
             self._fit_steps()
-        elif progress.step >= progress.steps > 0 and elapsed < _COMPLETE * 60 * minutes:  # extended
+        elif progress.step >= progress.steps > 0 and elapsed < _COMPLETE * 60 * minutes:  # run extended
             self.steps = max(progress.step + 1, round(progress.steps * 60 * minutes / max(elapsed, 1.0)))
 
     def _measure_speed(self) -> float:

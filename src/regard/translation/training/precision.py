@@ -17,7 +17,7 @@ from regard.models.quantization import runs_bfloat16
 from regard.translation.training.optimization import Precision
 
 MIN_SPEEDUP = 1.15  # bfloat16 rounds more, so a smaller speedup is not worth it
-TOKENS = 512  # in a timed training step
+TOKENS = 512  # number of tokens in a timed training step
 _ROWS = (64, TOKENS)  # rows of the timed products; the smaller show whether the larger are worth timing
 _ROUNDS, _SECONDS = 4, 0.2  # maximum rounds and seconds per measurement
 _MAX_STEP = 0.15  # seconds; products dominate longer training steps, so timing the products is enough

@@ -46,7 +46,7 @@ from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.training.checkpoint import read_tokens, token_files, write_tokens
 from regard.translation.training.distributed.rendezvous import first_sentence
 
-_LINES = 1000  # tokenized at once
+_LINES = 1000  # lines tokenized at once
 _GUIDE_PAIRS = 50_000  # training pairs for the lexical aligner of guided alignment
 _HEAD_PAIRS = 5000  # training pairs for the lexical aligner whose links select the alignment head
 _MAX_LINKED = 300  # dev pairs with links

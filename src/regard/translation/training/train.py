@@ -216,7 +216,7 @@ def _train(folder: Path, run: Run, callbacks: Sequence[Callback], world: World) 
             _select_head(folder, run)
             _calibrate(folder, run)
         if world.rank == 0 and (folder / MODEL).exists():
-            entries = _read_config(folder)[1]  # with the alignment head
+            entries = _read_config(folder)[1]  # now includes the alignment head
             write_model_card(folder, run.config, run.data, entries, finished=result.finished)
     return result._replace(example=run.data.example())
 

@@ -16,7 +16,10 @@ BIAS = "final_logits_bias"
 def read_stacks(
     settings: Settings, *, activation: str, scale_embedding: bool, **options: Any
 ) -> tuple[TransformerConfig, TransformerConfig]:
-    """Return the configs of encoder and decoder. activation, scale_embedding: defaults of the family."""
+    """Return the configs of encoder and decoder.
+
+    activation, scale_embedding: defaults of the family. options: further settings of both configs.
+    """
     for name, value in (("normalize_before", options["norm_first"]), ("add_bias_logits", False)):
         settings.require(name, value)
     settings.require("normalize_embedding", options.get("embedding_norm", False))
@@ -109,6 +112,6 @@ def map_stacks(encoder: TransformerConfig, decoder: TransformerConfig) -> Iterat
 
 
 def copies(*, tied: bool) -> dict[str, str]:
-    """Return the other names of the shared embeddings. tied: whether the output shares them."""
+    """Return the other names of the shared embeddings, including the output's if it is `tied` to them."""
     names = ["model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"]
     return dict.fromkeys([*names, *(["lm_head.weight"] if tied else [])], SHARED)
