@@ -185,7 +185,7 @@ def count_words(sentence: str) -> int:
 
 
 def length_bins(sources: Sequence[str]) -> list[int]:
-    """Return bins for `by_length`: up to 8 of equal width, merged until each has 30 sentences."""
+    """Return bins for `by_length`: up to 8 bins of equal width, merged until each has 30 sentences."""
     return _edges([count_words(source) for source in sources])
 
 

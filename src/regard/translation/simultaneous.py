@@ -229,7 +229,7 @@ class _PrefixDecoder:
                 del copies[at]
 
     def _with_tags(self, line: SourceLine, words: Sequence[_Word], final: bool) -> list[str]:
-        """Attach the tags that precede the source words of these target words."""
+        """Attach to the target words the tags that precede their source words."""
         tags, positions, last = line.tags[self._tags_shown :], list[int](), -1
         for number, word in enumerate(words):
             last = max(last, word.source)
@@ -255,7 +255,7 @@ class _PrefixDecoder:
                 recorded.append(weights)
 
         def step(token: int) -> tuple[Tensor, Weights]:
-            """Feed a token; return the logits of the next one, and the weights of the alignment layer."""
+            """Feed a token; return the logits of the next token, and the weights of the alignment layer."""
             recorded.clear()
             logits = model.step(torch.tensor([token], device=model.output_weight.device), state)[0]
             logits[list(special.never_generated)] = -math.inf

@@ -274,7 +274,7 @@ class Translator:
         return [decoded[i] for i in range(len(parts))]
 
     def max_new_tokens(self, source_tokens: int) -> int:
-        """Return the maximum length of the translation of a sentence, including its end token."""
+        """Return the maximum length of a translation, including its end token."""
         limit, decoding = max_translation_tokens(source_tokens), self.model.decoding
         return limit if decoding is None else decoding.max_new_tokens(default=limit)
 

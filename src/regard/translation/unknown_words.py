@@ -32,7 +32,7 @@ class Replacements(NamedTuple):
 
 
 class TargetWord(NamedTuple):
-    """A target word: its `position` in the model's output, or the source word of which it is a copy."""
+    """A target word: its `position` in the model's output, or the source word that it copies."""
 
     text: str
     position: int | None = None

@@ -65,7 +65,7 @@ class EncodedPairs:
 
         lexicon: p(observed | given) of each cell. null: p(observed | null) by observed word.
         jumps: p(jump) by distance, from the largest backward jump to the largest forward jump.
-        hmm: False ignores positions (IBM model 1).
+        hmm: whether to use word positions; False: IBM model 1.
         """
         posteriors = np.zeros(self.size + 1)  # the last entry is padding
         cells, null = np.append(lexicon, 0.0) * (1 - _NULL), np.append(null * _NULL, 1.0)

@@ -101,7 +101,7 @@ class LexicalAligner:
     def links(
         self, pairs: Sequence[tuple[str, str]], method: SymmetrizationMethod = "intersection"
     ) -> list[Links]:
-        """Return the links of each pair, combined from both directions. "intersection" is most precise."""
+        """Return the links of each pair, combined from both directions. The default is most precise."""
         return [alignment.links(method) for alignment in self.align(pairs)]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -249,7 +249,7 @@ def _frequencies(corpora: Sequence[EncodedPairs], side: int, size: int) -> Integ
 
 
 def _sentence_scores(corpus: EncodedPairs, expected: Sequence[Expectation]) -> Floats:
-    """Return the log probability per word of each pair, averaged over both directions; 0 if it is empty."""
+    """Return the log probability per word of each pair, averaged over both directions; 0 for empty pairs."""
     forward, backward = expected
     source, target = (np.maximum(lengths, 1) for lengths in corpus.lengths)
     return (forward.log_probabilities / target + backward.log_probabilities / source) / 2

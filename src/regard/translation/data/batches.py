@@ -212,7 +212,7 @@ class Batches:
             batches = self.epoch(epoch)
 
     def _insert_unknown(self, pair: tuple[Ids, Ids], random: numpy.random.Generator) -> tuple[Ids, Ids]:
-        """In some pairs, hide words that are the same on both sides, or append unknown tokens."""
+        """In some pairs, replace words that occur on both sides with the unknown token, or append it."""
         source, target = pair
         chance, unknown = random.random(), self.special.unknown
         if self.copyable is not None and chance < min(COPY_FACTOR * self.unknown_rate, 0.5):

@@ -34,7 +34,7 @@ _MAX_GARBLED = 0.01  # fraction of pairs
 def diagnose(statistics: CorpusStatistics, dev: Sequence[Pair] = ()) -> list[str]:
     """Return warnings about a corpus; an empty list if nothing looks wrong.
 
-    dev: validation pairs, which should have the same direction.
+    dev: validation pairs, which should have the same translation direction.
 
     >>> from regard.translation.data.diagnosis import diagnose
     >>> from regard.translation.data.pairs import Pair

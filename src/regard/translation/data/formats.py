@@ -73,7 +73,7 @@ def read_pairs(
     target = os.fsdecode(target)
     if source == target == "-":
         raise ArgumentError(
-            "Both files are standard input. Pass one file, or pass pairs as TSV on standard input."
+            "Source and target are both standard input. Pass a file for one of them, or pairs as TSV."
         )
     _check_readable(source)
     _check_readable(target)
@@ -165,7 +165,7 @@ def _check_readable(name: str) -> None:
     if os.path.isdir(name):
         raise ArgumentError(f"{name!r} is a folder. Pass a file in it.")
     if not os.access(name, os.R_OK):
-        raise ArgumentError(f"No permission to read {name!r}. Change its permissions, or copy it.")
+        raise ArgumentError(f"No permission to read {name!r}. Change its permissions, or pass another file.")
 
 
 def _from_two(source: str, target: str) -> Iterator[Pair]:

@@ -155,7 +155,7 @@ def _collect(
     at_limit: Tensor,
     prefix: int,
 ) -> None:
-    """Store the hypotheses among the best `size` that ended or reached their limit."""
+    """Among the best `size` hypotheses, store those that ended or reached their limit."""
     length = tokens.shape[2] - 1
     size = sentences[active[0]].beam.size
     stops = (ended | at_limit[:, None]) & (totals > -math.inf)

@@ -136,7 +136,7 @@ def batch_by_length(
     device: torch.device,
     special: SpecialTokens = SpecialTokens(),  # noqa: B008 (a frozen value)
 ) -> Iterator[tuple[list[int], Packed]]:
-    """Yield indices and packed sources in batches of similar lengths, shortest first; adds special tokens."""
+    """Yield indices and packed sources with special tokens, in batches of similar lengths, shortest first."""
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     for first in range(0, len(order), size):
         indices = order[first : first + size]

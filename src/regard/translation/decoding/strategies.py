@@ -35,7 +35,7 @@ class Beam:
     prune_threshold: drop hypotheses whose log probability is lower than the best by more than this (relative
         threshold pruning, Freitag and Al-Onaizan 2017). A threshold of 3 saves a fifth of the time and rarely
         changes the translation. Fewer than `n_best` hypotheses may be returned.
-    early_stopping: when the search of a sentence ends. None: when no other hypothesis can become one of the
+    early_stopping: when the search for a sentence ends. None: when no other hypothesis can become one of the
         n best; finished hypotheses keep their slots. The other values work as in `transformers`, which
         refills the slots of finished hypotheses. True: when `size` hypotheses have finished. False: when,
         in addition, the best unfinished hypothesis scores no higher than any of them at its current length.

@@ -37,7 +37,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, translator: Translator, target: str) -> "Plan":
-        """Check that the model is a Transformer with softmax attention."""
+        """Create a plan; raise unless the model is a Transformer with softmax attention."""
         model = translator.model
         if not isinstance(model, Transformer):
             raise ArgumentError(

@@ -58,7 +58,7 @@ def guess_alignment_head(model: Seq2Seq, tokens: TokenizerPair) -> AlignmentHead
 
 
 def _random_sentences(tokens: TokenizerPair) -> list[list[int]]:
-    """Return token ids of sentences of random words; the same in every run."""
+    """Return sentences of random words, as token ids; they are the same in every run."""
     random = numpy.random.default_rng(0)
     words = [
         i

@@ -167,7 +167,7 @@ class Layout:
 def attention(ours: str, theirs: str, config: TransformerConfig, names: tuple[str, ...]) -> Iterator[Mapped]:
     """Yield the parameters of an attention layer.
 
-    names: their names for the query, key, value and output projections.
+    names: tensor names of the query, key, value and output projections.
     """
     inner, width = config.heads * config.resolved_head_width, config.width
     for kind, shapes in (("weight", ((inner, width), (width, inner))), ("bias", ((inner,), (width,)))):

@@ -63,7 +63,7 @@ class Domain(NamedTuple):
         return list(dict.fromkeys(unseen)), len(unseen) / max(len(words), 1)
 
     def warning(self, source: str, score: float) -> str:
-        """Return a warning about a translation and its score per token; empty if there is none."""
+        """Return a warning about a translation with this score per token; empty if nothing looks wrong."""
         unseen, fraction = self.unseen_words(source)
         if unseen and fraction > self.unseen:
             named = [f"“{shorten(word, 40)}”" for word in unseen]

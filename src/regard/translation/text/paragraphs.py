@@ -104,7 +104,7 @@ def find_paragraphs(lines: Sequence[str], typical_width: int = 0) -> Iterator[Pa
 
 
 def typical_width(blocks: Iterable[Sequence[str]]) -> int:
-    """Return the median width of the blocks of at least three lines; 0 if there are none."""
+    """Return the median width of blocks with at least three lines; 0 if there are none."""
     widths = [_width([(line.strip(), len(line)) for line in block]) for block in blocks if len(block) > 2]
     return round(statistics.median(widths)) if widths else 0
 
@@ -137,7 +137,7 @@ def _continues(paragraph: Sequence[_Line], line: _Line, width: int) -> bool:
 
 
 def _paragraphs(lines: Sequence[_Line]) -> Iterator[Paragraph]:
-    """Yield one paragraph, or one for each line if the lines are not running text."""
+    """Yield the lines as one paragraph, or each line as its own if they are not running text."""
     if len(lines) > 1 and _is_text(lines):
         prefix, indent = (line.quotes + line.mark for line in lines[:2])
         text = lines[0].text

@@ -72,7 +72,7 @@ class TextProfile:
     def of(cls, pairs: Iterable[tuple[str, str]], max_tokens: int = 0, tokens: int = 0) -> "TextProfile":
         """Examine sentence pairs.
 
-        max_tokens: number of tokens in the longest source line. tokens: in all source lines together.
+        max_tokens: number of tokens in the longest source line. tokens: number in all source lines.
         """
         builder = ProfileBuilder()
         for source, target in pairs:

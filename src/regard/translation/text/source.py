@@ -49,7 +49,7 @@ class SourceReader:
     def read(self, text: str, terms: Terms | None = None) -> SourceLine:
         """Split a line into parts and protect text to copy.
 
-        terms: terms whose translations are given.
+        terms: source terms and their required translations.
         """
         plain, tags = strip_tags(_remove_controls(text))
         spans = find_spans(plain, self._profile.unprotected)
@@ -217,13 +217,13 @@ class SourceReader:
 
 
 def _split(whole: SourcePart, max_tokens: int) -> list[SourcePart]:
-    """Split a sentence that is too long."""
+    """Split a sentence that is too long for the model."""
     pieces = split_tokens(whole.segmentation, max_tokens)
     return [_cut(whole, part, whole.separator if part is pieces[0] else " ") for part in pieces]
 
 
 def _cut(whole: SourcePart, part: Part, separator: str) -> SourcePart:
-    """Return a part of a sentence that is too long."""
+    """Return one part of a sentence that is too long for the model."""
     first, stop = part.first_word, part.first_word + len(part.segmentation.words)
     unknown = set(part.segmentation.unknown.values())
     copies = {

@@ -88,7 +88,7 @@ def place_tags(
 
     source: character ranges of the source words in the text without tags. targets: number of target words.
     weights: (target, source words); without weights, positions are proportional. A pair of tags encloses the
-    target words whose best source word it enclosed.
+    target words whose best source words it encloses in the source.
 
     >>> import torch
     >>> from regard.translation.text.tags import place_tags, strip_tags

@@ -69,7 +69,7 @@ class TargetPart(NamedTuple):
     copies: dict[int, int]  # for each generated word that is a copy, its source word
 
     def word_weights(self, weights: Tensor) -> Tensor:
-        """Convert token weights to (target words, source words); a copied word has weight 1 on its source."""
+        """Convert token weights to word weights (target, source); a copy has weight 1 on its source word."""
         source = self.decoded.source
         # an added row of zeros, for words that the model did not generate
         generated = functional.pad(merge(source, self.segmentation, weights), (0, 0, 0, 1))

@@ -57,7 +57,7 @@ class Terms:
         return cls(terms)
 
     def find(self, words: Sequence[str]) -> list[tuple[int, int, str]]:
-        """Return the range of words of each source term in a sentence, and its target term.
+        """Return the word range of each source term in a sentence, and its target term.
 
         Where source terms overlap, the first one counts; if several start at the same word, the longest.
         """

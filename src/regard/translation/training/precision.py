@@ -51,7 +51,7 @@ class PrecisionChoice(NamedTuple):
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context manager that computes products in this precision.
+    """Return a context manager that computes matrix products in this precision.
 
     >>> import torch
     >>> from regard.translation.training.precision import autocast
@@ -73,8 +73,8 @@ def choose_precision(
 ) -> PrecisionChoice:
     """Choose the faster precision by measurements that take less than a second.
 
-    Products with the width of the model are timed first. If bfloat16 is faster for them, whole training steps
-    are timed, unless the model is so large that its products dominate.
+    Matrix products with the width of the model are timed first. If bfloat16 is faster, whole training steps
+    are timed too, unless the model is so large that matrix products dominate.
 
     run_step: runs a training step on about `TOKENS` tokens. width, parameters: size of the model.
     sums: sums numbers over all processes, so that all choose the same precision.
@@ -89,7 +89,7 @@ def choose_precision(
 
 
 def _time_products(width: int, device: torch.device) -> Times:
-    """Time a linear layer forward and backward; with few rows if bfloat16 is much slower."""
+    """Time a linear layer forward and backward; only with few rows if bfloat16 is much slower."""
     layer, times = nn.Linear(width, 4 * width, device=device), (0.0, 0.0)
     for rows in _ROWS:
         x = torch.ones(rows, width, device=device, requires_grad=True)

@@ -315,7 +315,7 @@ def _read_config(folder: Path) -> tuple[TranslationConfig, dict[str, Any]]:
 
 
 def _preparation_was_cut_off(folder: Path) -> bool:
-    """Return whether preparation was interrupted, so repeating it loses nothing."""
+    """Return whether preparation was interrupted, so it can be repeated without losing anything."""
     trained = (folder / MODEL).exists() or Checkpoint.all(folder)
     return (folder / CONFIG).exists() and not trained and not is_prepared(folder)
 

@@ -87,7 +87,7 @@ def shared_layout(
 
 
 def map_stack(side: str, config: TransformerConfig, *, cross: bool) -> Iterator[Mapped]:
-    """Yield the parameters of an encoder or a decoder. side: "encoder" or "decoder"."""
+    """Yield the parameters of one stack; `side` is "encoder" or "decoder"."""
     for i in range(config.layers):
         ours, theirs = f"{side}.blocks.{i}", f"model.{side}.layers.{i}"
         yield from attention(f"{ours}.attention", f"{theirs}.self_attn", config, _PROJECTIONS)
