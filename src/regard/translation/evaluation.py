@@ -233,7 +233,7 @@ def _bleu(tokenize: str, lowercase: bool, *, effective_order: bool = False) -> "
             f"tokenize={tokenize!r} is not supported; use {', '.join(map(repr, TOKENIZERS))}."
         )
     try:
-        # force: no warning about text that looks tokenized
+        # force=True: do not warn about text that looks tokenized
         return BLEU(tokenize=tokenize, lowercase=lowercase, effective_order=effective_order, force=True)
     except RuntimeError:  # a package is missing
         raise ArgumentError(

@@ -324,7 +324,7 @@ def _span(random: _Random) -> _Value:
     return _Value(key, lambda language: language.span(sign * number, unit))
 
 
-# Repeated entries are more frequent.
+# Repeated entries are drawn more often.
 _KINDS = (_date, _date, _date, _time, _time, _cardinal, _ordinal, _money, _measure, _span, _span)
 _MOMENTS = 0.1  # fraction of one-value sentences with a date and a time
 

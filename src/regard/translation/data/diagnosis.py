@@ -18,7 +18,7 @@ from regard.translation.data.statistics import CorpusStatistics, NumberedPair
 
 _MIN_PAIRS = 100  # with fewer, the measurements are too noisy
 _MAX_WORDS = 60  # per sentence, in the lexical check
-# Real corpora are far from these thresholds. tests/translation/data/test_diagnosis.py checks several.
+# Real corpora are far from these thresholds. tests/translation/data/test_diagnosis.py checks several corpora.
 _MIN_WINS = 0.58  # fraction of pairs that outscore shifted pairs; 0.5 by chance, at least 0.8 in real corpora
 _MIN_CORRELATION = 0.25  # correlation of source and target lengths; 0 by chance, at least 0.5 in real corpora
 _BLOCKS = 10  # parts of the sample, to locate the start of a misalignment

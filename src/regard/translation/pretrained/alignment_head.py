@@ -86,7 +86,7 @@ def _score(weights: Tensor) -> Tensor:
     _, t, s = weights.shape
     rows = weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)
     entropy = -(rows * rows.clamp(min=1e-9).log()).sum(-1).mean(-1) / numpy.log(max(s, 2))
-    # times the total weight on words; special tokens were dropped
+    # the second factor is the mean weight on words, as opposed to special tokens
     sharpness = (1 - entropy) * weights.sum(-1).mean(-1)
     coverage = rows.amax(1).mean(-1)
     centers = (rows * torch.arange(s)).sum(-1)  # h t

@@ -35,7 +35,7 @@ _KINDS = {  # the first that matches wins
     "currency": r"[$€£¥₹₽₩](?!\w)",
 }
 _PATTERN = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _KINDS.items()), re.IGNORECASE)
-# every span contains one of these; most lines have none, and are not searched further
+# every span contains one of these; a line without any of them, like most, is not searched further
 _TRIGGER = re.compile(rf"[\d@#{{%&$€£¥₹₽₩]|://|www\.|\[\[|__|\.(?:{_TOP_LEVEL})\b|{_EMOJI}", re.IGNORECASE)
 _TRAILING = ".,;:!?…'’)]}*"  # punctuation after a URL, not part of it
 KINDS = (*_KINDS, "unknown")

@@ -71,7 +71,7 @@ class TargetPart(NamedTuple):
     def word_weights(self, weights: Tensor) -> Tensor:
         """Convert token weights to word weights (target, source); a copy has weight 1 on its source word."""
         source = self.decoded.source
-        # an added row of zeros, for words that the model did not generate
+        # add a row of zeros, for words that the model did not generate
         generated = functional.pad(merge(source, self.segmentation, weights), (0, 0, 0, 1))
         copied = [
             word.copied if word.position is None else self.copies.get(word.position, word.copied)

@@ -83,7 +83,7 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
             model = build_model(config, tokens)
         parameters = read_parameters(path / MODEL, model)
         _check_parameters(parameters, json.loads(metadata.get(_CHECKSUMS, "{}")), path, tokens)
-        # float16 only saves space: CPUs compute in float32, and bfloat16 keeps its range
+        # float16 only saves space; CPUs compute in float32. bfloat16 has the range of float32 and is kept.
         if all(tensor.dtype == torch.float16 for tensor in parameters.values()):
             parameters = {name: tensor.float() for name, tensor in parameters.items()}
         model.load_state_dict(parameters, assign=True)
