@@ -171,7 +171,7 @@ class TestLongLines:
         monkeypatch.setattr("regard.translation.alignment.alignment._MAX_SIZE", 1_000_000)
         with pytest.raises(ArgumentError, match="Split it into sentences"):
             _ = translation.alignment
-        with pytest.raises(ArgumentError, match=r"pair 1 has 8,000 source tokens and 8,000 target tokens"):
+        with pytest.raises(ArgumentError, match=r"Pair 1 has 8,000 source tokens and 8,000 target tokens"):
             translator.align([("ein", "a"), ("Hund " * 4000, "Hund " * 4000)])
 
     def test_alternatives_of_all_parts(self, translator):

@@ -14,15 +14,15 @@ from regard.translation.data.statistics import CorpusStatistics
 
 _TOKENS_PER_ENTRY = 45  # occurrences of an average vocabulary entry in the corpus
 _MIN_VOCABULARY = 200
-_MANY_CHARACTERS = 1000  # with more distinct characters, a language uses Han characters or syllables
+_MANY_CHARACTERS = 1000  # a language with more distinct characters is written in Han characters or syllables
 _VALIDATIONS = 20  # per training run
-_MINUTES_PER_VALIDATION = 3  # if the time is limited; a validation takes about 10 seconds
+_MINUTES_PER_VALIDATION = 3  # if training time is limited; one validation takes about 10 seconds
 _MIN_UPDATES = 50  # between validations
 _SHORT_UPDATES = 4000  # short runs use smaller batches to reach this number of updates
 _MIN_BATCH = 600  # tokens in the smallest batch of a short run
 _SHORT_EPOCHS, _SHORT_LEARNING_RATE = 13, 1.5e-3  # a run with fewer epochs is short
 _MIN_EPOCHS = 4  # if fewer fit into the available time, a smaller model learns more
-# Efficiency of training, relative to a large matrix product. A rough value suffices, see `_epochs_in`.
+# Efficiency of training, relative to a large matrix product. A rough value suffices; see `_epochs_in`.
 _EFFICIENCY = 0.5
 _MATRIX = 512
 
@@ -123,12 +123,12 @@ def choose_config(
 
 
 def _shrink_batch(row: _Row, tokens: int) -> int:
-    """Return the batch size of a short run on this many tokens, summed over all epochs."""
+    """Return the batch size of a short run. tokens: corpus size × number of epochs."""
     return min(max(round(tokens // _SHORT_UPDATES, -2), _MIN_BATCH), row.batch_tokens)
 
 
 def _plan(statistics: CorpusStatistics, epochs: int | None, minutes: float | None) -> tuple[_Row, int]:
-    """Return the row for a corpus and the number of epochs; with little time, the row of a smaller corpus."""
+    """Return the table row for a corpus, and the number of epochs. If time is short, the model is smaller."""
     index = next(i for i, row in enumerate(_TABLE) if statistics.tokens <= row.max_tokens)
     if epochs or not minutes:
         return _TABLE[index], epochs or _TABLE[index].epochs
@@ -139,16 +139,16 @@ def _plan(statistics: CorpusStatistics, epochs: int | None, minutes: float | Non
 
 
 def _epochs_in(minutes: float, speed: float, tokens: int, row: _Row) -> int:
-    """Estimate how many epochs fit the time. Only regularization and validations depend on the result."""
+    """Estimate how many epochs fit into `minutes`; only regularization and validations depend on this."""
     # multiplications per token, on average: 12 w² per encoder layer, 16 w² per decoder layer, V w per output
     parameters = 14 * row.layers * row.width**2 + row.vocabulary * row.width / 2
-    seconds = max(tokens, 1) * 6 * parameters / (_EFFICIENCY * speed)  # forward: 2, backward: 4
+    seconds = max(tokens, 1) * 6 * parameters / (_EFFICIENCY * speed)  # 6 operations: 2 forward, 4 backward
     return max(int(60 * minutes / seconds), 1)
 
 
 def _operations_per_second() -> float:
-    """Measure the speed of a matrix product, the fastest of three."""
-    import numpy  # takes longer than everything else that --help needs
+    """Return the speed of the fastest of three matrix products."""
+    import numpy  # imported here to keep --help fast
 
     matrix = numpy.ones((_MATRIX, _MATRIX), numpy.float32)
     seconds = []

@@ -169,7 +169,7 @@ class TranslationConfig:
 
     def __post_init__(self) -> None:
         model, weight = self.model, self.training.guided_alignment_weight
-        needed = max_translation_tokens(self.corpus.max_tokens) + 2  # with start and end tokens
+        needed = max_translation_tokens(self.corpus.max_tokens) + 2  # + 2: start and end tokens
         if model.kind == "transformer" and model.positions == "learned" and model.max_positions < needed:
             raise ArgumentError(
                 f"model.max_positions={model.max_positions} is too small for "
@@ -215,7 +215,7 @@ class TranslationConfig:
             raise ArgumentError(f"{os.fspath(path)!r} is not a valid TOML file: {error}.") from None
 
     def to_toml(self) -> str:
-        """Return the settings as TOML with descriptions, except those that the model ignores."""
+        """Return the settings as TOML with descriptions, without the settings that the model ignores."""
         ignored, lines = self.model.ignored(), []
         for section in _SECTIONS:
             lines.append(f"[{section}]")
@@ -263,7 +263,7 @@ class TranslationConfig:
         return self.replace(changes)
 
     def is_extended_by(self, other: "TranslationConfig") -> bool:
-        """Return whether `other` only trains longer (epochs, updates or minutes) or in another precision.
+        """Return whether `other` differs only by longer training (epochs, updates or minutes) or precision.
 
         >>> from regard.translation import TranslationConfig
         >>> config = TranslationConfig.preset("tiny")

@@ -185,7 +185,7 @@ def count_words(sentence: str) -> int:
 
 
 def length_bins(sources: Sequence[str]) -> list[int]:
-    """Return bins for `by_length`: up to 8 of equal width, merged until each has 30 sentences."""
+    """Return bins for `by_length`: up to 8 bins of equal width, merged until each has 30 sentences."""
     return _edges([count_words(source) for source in sources])
 
 
@@ -233,7 +233,7 @@ def _bleu(tokenize: str, lowercase: bool, *, effective_order: bool = False) -> "
             f"tokenize={tokenize!r} is not supported; use {', '.join(map(repr, TOKENIZERS))}."
         )
     try:
-        # force: no warning about text that looks tokenized
+        # force=True: do not warn about text that looks tokenized
         return BLEU(tokenize=tokenize, lowercase=lowercase, effective_order=effective_order, force=True)
     except RuntimeError:  # a package is missing
         raise ArgumentError(

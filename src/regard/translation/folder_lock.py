@@ -11,12 +11,12 @@ from regard.errors import ArgumentError
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Create and lock a folder for one training run; on exit, remove folders it created if they are empty.
+    """Create and lock a folder for one training run; on exit, remove new folders that are empty.
 
     The lock is on the folder itself and is released when the process ends, for any reason. The package
     filelock is unsuitable. It creates a lock file, which is unwanted in folders that training rejects, and
     impossible in read-only folders, where `is_training` would fail. It also has no shared lock, so two
-    concurrent calls of `is_training` would mistake each other for a training run.
+    concurrent calls to `is_training` would mistake each other for a training run.
     """
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)

@@ -41,11 +41,11 @@ def _spans(segmentation: Segmentation, max_tokens: int) -> Iterator[tuple[int, i
 
 
 def _split_point(segmentation: Segmentation, first: int, last: int) -> int:
-    """Return the best token index after `first`, up to `last`, to split a line at."""
+    """Return the best token index at which to split a line, after `first` and up to `last`."""
     word_of = segmentation.word_of
     boundaries = [
         at for at in range(last, first, -1) if word_of[at] != word_of[at - 1]
-    ]  # between words, last first
+    ]  # word boundaries, last first
     for marks in (_SENTENCE_ENDS, _PAUSES):
         for at in boundaries:
             if segmentation.words[word_of[at - 1]].rstrip(_CLOSING).endswith(marks):
@@ -54,7 +54,7 @@ def _split_point(segmentation: Segmentation, first: int, last: int) -> int:
 
 
 def _part(segmentation: Segmentation, first: int, stop: int) -> Part:
-    """Return tokens [first, stop) with their words; a split word keeps only its characters in this part."""
+    """Return tokens [first, stop) with their words; a split word keeps only the characters in this part."""
     if (first, stop) == (0, len(segmentation.ids)):
         return Part(0, segmentation)
     word_of, pieces = segmentation.word_of[first:stop], segmentation.pieces[first:stop]

@@ -11,8 +11,8 @@ FOLDER/README.md           model card
 FOLDER/initial.safetensors, pretrained/   only with --from; see training/initialization.py
 
 Files and checkpoints are written under temporary names and then renamed, so none is ever incomplete.
-Checksums are verified on reading. config.json contains its own checksum; the metadata of model.safetensors
-contains those of the tensors and vocabularies; `ready` covers the data, and SHA256SUMS a checkpoint.
+Checksums are verified on reading. config.json contains its own checksum, the metadata of model.safetensors
+the checksums of the tensors and vocabularies, `ready` those of the data, SHA256SUMS those of a checkpoint.
 """
 
 import difflib

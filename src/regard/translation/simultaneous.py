@@ -126,9 +126,9 @@ class _Word(NamedTuple):
 class _PrefixDecoder:
     """Greedy decoding of a growing source; words that were emitted are never changed.
 
-    Protected spans appear once, unchanged. There are three ways to read them:
-    unknown: each is an unknown token, which the model has learned to copy.
-    text: like other text, until the model generates a span that is not in the source, or a span twice.
+    Protected spans appear once, unchanged. They are read in one of three ways:
+    unknown: as an unknown token, which the model has learned to copy.
+    text: as ordinary text, until the model generates a span that is not in the source, or a span twice.
     cut: removed from the source, and inserted before the first word that translates a later source word.
     """
 
@@ -140,12 +140,12 @@ class _PrefixDecoder:
         self._tokens: list[int] = []
         self._aligned: list[int] = []  # the source word of each token
         self._copies: dict[int, str] = {}  # the text of unknown tokens, by position
-        self._copied_tokens: dict[int, tuple[int, str]] = {}  # their source words and texts
-        self._copied_spans: Counter[tuple[int, str]] = Counter()  # other copies: source word and text
+        self._copied_tokens: dict[int, tuple[int, str]] = {}  # their source words and texts, by position
+        self._copied_spans: Counter[tuple[int, str]] = Counter()  # other copies, by source word and text
         self._words_shown = self._tags_shown = 0
 
     def read(self, text: str, lag: float | None) -> list[str]:
-        """Read the source so far; return the new target words. lag: None at the end of the source."""
+        """Read the source so far; return the new target words. At the end of the source, `lag` is None."""
         line, final = self._reader.read_whole(text), lag is None
         if not line.parts:
             return [tag.text for tag in line.tags] if final else []
@@ -229,7 +229,7 @@ class _PrefixDecoder:
                 del copies[at]
 
     def _with_tags(self, line: SourceLine, words: Sequence[_Word], final: bool) -> list[str]:
-        """Attach the tags that precede the source words of these target words."""
+        """Attach to the target words the tags that precede their source words."""
         tags, positions, last = line.tags[self._tags_shown :], list[int](), -1
         for number, word in enumerate(words):
             last = max(last, word.source)
@@ -245,7 +245,7 @@ class _PrefixDecoder:
 
     @torch.inference_mode()
     def _extend(self, source: Segmentation, max_word: float) -> None:
-        """Append tokens that attend to source words below `max_word`."""
+        """Append tokens as long as they attend to source words with an index below `max_word`."""
         model, special = self._translator.model, self._translator.tokens.special
         max_unknown = math.inf if self._translator.tokens.target.kind == "words" else len(source.unknown)
         recorded: list[Weights] = []
@@ -255,7 +255,7 @@ class _PrefixDecoder:
                 recorded.append(weights)
 
         def step(token: int) -> tuple[Tensor, Weights]:
-            """Feed a token; return the logits of the next one, and the weights of the alignment layer."""
+            """Feed a token; return the logits of the next token, and the weights of the alignment layer."""
             recorded.clear()
             logits = model.step(torch.tensor([token], device=model.output_weight.device), state)[0]
             logits[list(special.never_generated)] = -math.inf
@@ -289,7 +289,7 @@ class _PrefixDecoder:
         return row[first : first + len(source.ids)]
 
     def _append(self, token: int, attention: Tensor, source: Segmentation) -> None:
-        """Append a token; an unknown one copies the unused unknown source token with the largest weight."""
+        """Append a token; an unknown token copies the unused unknown source token with the largest weight."""
         at = int(attention.argmax())
         if token == self._translator.tokens.special.unknown:
             by_word = self._translator.tokens.target.kind == "words"

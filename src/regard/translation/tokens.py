@@ -67,7 +67,7 @@ class Segmentation(NamedTuple):
 class Tokenizer:
     """A SentencePiece tokenizer: subwords ("unigram" or "bpe"), words or characters.
 
-    content: serialized SentencePiece model, see `Tokenizer.learn`. kind: the kind of token it produces.
+    content: serialized SentencePiece model; see `Tokenizer.learn`. kind: the kind of token it produces.
 
     >>> from regard.translation import Tokenizer
     >>> tokenizer = Tokenizer.learn(["ein Hund bellt", "eine Frau lacht"] * 10, kind="bpe", size=40)
@@ -249,7 +249,7 @@ class Tokenizer:
         return self._processor.decode([list(sentence) for sentence in ids])
 
     def token_ids(self, pieces: Sequence[str]) -> list[int]:
-        """Return the id of each token given as text; unknown if there is no such token.
+        """Return the id of each token, given as text; the unknown id if there is no such token.
 
         >>> from regard.translation import Tokenizer
         >>> Tokenizer.learn(["a dog"] * 9, kind="characters").token_ids(["d", "dog"])
@@ -276,7 +276,7 @@ class Tokenizer:
         ]
 
     def scored_pieces(self) -> list[tuple[str, float]]:
-        """Return each token as text and its score in SentencePiece, by id.
+        """Return the text and the SentencePiece score of each token, by id.
 
         >>> from regard.translation import Tokenizer
         >>> tokenizer = Tokenizer.learn(["ein Hund bellt", "eine Frau lacht"] * 10, kind="bpe", size=40)
@@ -311,7 +311,7 @@ class Tokenizer:
                 raise RuntimeError("empty")
             processor = self._processor
             special = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
-            _ = self._pieces  # raises if one is not UTF-8
+            _ = self._pieces  # raises if a token is not UTF-8
         except (RuntimeError, UnicodeDecodeError):
             raise ArgumentError(
                 f"{name!r} is not a SentencePiece model, or it is damaged. Copy its model folder again, or "

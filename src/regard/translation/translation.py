@@ -12,11 +12,12 @@ class Translation:
     """A source sentence and its translation.
 
     source, text: the sentence, and its translation. words: the words of the translation, without tags.
-    score: the ranking score: log probability / length ** length_penalty; for samples, per token.
+    score: the ranking score: log probability / length ** length_penalty; for samples, log
+        probability per token.
     tokens: the generated tokens.
     note: anything unusual, such as copied words; empty if there is nothing to report.
-    warning: why the translation may be wrong: the text is outside the model's domain. `note` includes it.
-    confidence: the geometric mean of the token probabilities, end tokens included: between 0 and 1.
+    warning: a reason why the translation may be wrong, such as unfamiliar words; included in `note`.
+    confidence: the geometric mean of the token probabilities, including end tokens; between 0 and 1.
     word_confidences: for each word, the geometric mean of the probabilities of its tokens; 1 for a copy.
     alternatives: the next best translations, if more than one was requested.
 

@@ -45,7 +45,7 @@ from regard.translation.training.checkpoint import load_model
 from regard.translation.translation import Translation
 
 MAX_TOKENS = 256  # source tokens translated at once, if the model's config has no corpus.max_tokens
-_SORTED_BATCHES = 8  # batches sorted by length together
+_SORTED_BATCHES = 8  # number of batches whose sentences are sorted by length together
 _NOTHING = Hypothesis([], 0.0, 0.0, finished=True)  # for a part without text
 
 
@@ -90,7 +90,7 @@ class Translator:
         settings = self.config.get("settings", {})
         self._max_positions = model.max_length or sys.maxsize
         max_tokens = settings.get("corpus", {}).get("max_tokens", MAX_TOKENS)
-        around = len(tokens.special.source([]))  # positions of the end token, and of a language token
+        around = len(tokens.special.source([]))  # positions taken by the end token and a language token
         self.max_tokens: int = min(max_tokens, self._max_positions - around)
         self.profile = profile or TextProfile()
         copies = bool(settings.get("training", {}).get("unknown_rate"))
@@ -274,7 +274,7 @@ class Translator:
         return [decoded[i] for i in range(len(parts))]
 
     def max_new_tokens(self, source_tokens: int) -> int:
-        """Return the maximum length of the translation of a sentence, including its end token."""
+        """Return the maximum length of a translation, including its end token."""
         limit, decoding = max_translation_tokens(source_tokens), self.model.decoding
         return limit if decoding is None else decoding.max_new_tokens(default=limit)
 
@@ -339,7 +339,7 @@ class Translator:
         return self.domain.warning(" ".join(line.words), candidate.mean_log_probability()).rstrip(".")
 
     def _place(self, line: SourceLine, texts: Sequence[TargetPart], words: list[str]) -> list[str]:
-        """Return the words with the tags of the line."""
+        """Insert the line's tags between the words."""
         if not line.tags:
             return words
         ready = all(text.weights is not None or not text.decoded.part.ids for text in texts)
@@ -347,9 +347,9 @@ class Translator:
         return write_tags(line.tags, place_tags(line.tags, line.ranges, len(words), weights), words)
 
     def _align(self, line: SourceLine, texts: Sequence[TargetPart]) -> Alignment:
-        """Align a finished translation: word weights, and weight 1 for each copied word."""
+        """Align a finished translation by attention; a copied word has weight 1 on its source word."""
         words = [word.text for text in texts for word in text.words]
-        check_size("the line", "words", len(line.words), len(words))
+        check_size("The line", "words", len(line.words), len(words))
         if texts and not self._attends:
             cross_attention_layers(self.model)  # raises for a model without attention
         unread = [text.decoded for text in texts if text.weights is None and text.decoded.part.ids]

@@ -1,8 +1,8 @@
 """Copy unknown words from the source (Luong et al. 2015b, section 3).
 
-For words outside its vocabulary, a model generates the unknown token. Each one is replaced with the unknown
-source token that has the largest attention weight. An unknown source word that was not translated at all is
-inserted at the matching position.
+For words outside its vocabulary, a model generates the unknown token. Each unknown token is replaced with
+the unknown source token that has the largest attention weight. An unknown source word that was not translated
+at all is inserted at the matching position.
 """
 
 import unicodedata
@@ -20,7 +20,7 @@ _MIN_KNOWN = 3  # minimum number of known characters to recognize an unknown sou
 
 
 class Replacements(NamedTuple):
-    """Text for each unknown target token, by position, and the (target, source) tokens of each copy."""
+    """Text for each unknown target token, by position, and the (target, source) positions of each copy."""
 
     texts: dict[int, str]
     pairs: list[tuple[int, int]]
@@ -32,7 +32,7 @@ class Replacements(NamedTuple):
 
 
 class TargetWord(NamedTuple):
-    """A target word: its `position` in the model's output, or the source word of which it is a copy."""
+    """A target word: its `position` in the model's output, or the source word that it copies."""
 
     text: str
     position: int | None = None
@@ -46,11 +46,13 @@ def replace_unknown(
     kind: Kind,
     unknown: int = UNKNOWN,
 ) -> Replacements:
-    """Find the text for each unknown token in `ids`; weights: (target tokens, source tokens).
+    """Find the text for each unknown token in `ids`.
+
+    weights: (target tokens, source tokens).
 
     Each unknown source token is copied once, to the unknown target token that attends to it most; without
-    weights, they are matched in order. For the remaining unknown target tokens, a word vocabulary copies the
-    source word with the largest weight; other vocabularies leave them unknown.
+    weights, unknown tokens are matched in order. For the remaining unknown target tokens, a word
+    vocabulary copies the source word with the largest weight; other vocabularies leave them unknown.
     """
     targets = [position for position, token in enumerate(ids) if token == unknown]
     sources = list(source.unknown)
@@ -84,7 +86,7 @@ def _match(targets: Sequence[int], sources: Sequence[int], weights: Tensor) -> l
 
 
 def untranslated_words(source: Segmentation, copied: set[int]) -> list[int]:
-    """Return the source words with unknown tokens, unless one of these tokens was copied."""
+    """Return the source words with unknown tokens, none of which was copied."""
     translated = {source.word_of[token] for token in copied}
     words = {source.word_of[token] for token, text in source.unknown.items() if printable_text(text)}
     return sorted(words - translated)
@@ -93,15 +95,17 @@ def untranslated_words(source: Segmentation, copied: set[int]) -> list[int]:
 def insert_words(
     words: Sequence[str], source: Segmentation, missing: Mapping[int, Sequence[str]], weights: Tensor | None
 ) -> list[TargetWord]:
-    """Insert copies of the missing source words; weights: (target words, source words).
+    """Insert copies of the missing source words.
 
-    missing: for each source word, its parts to copy; if empty, the word without punctuation is copied. A copy
-    of a whole word replaces the target word that consists of its known characters. Otherwise a copy follows
-    the target word that attends most to the preceding source word; without weights, its relative position is
-    kept.
+    missing: for each source word, its parts to copy; if empty, the word without punctuation is copied.
+    weights: (target words, source words).
+
+    A copy of a whole word replaces the target word that consists of its known characters. Otherwise a copy
+    follows the target word that attends most to the preceding source word; without weights, the copy keeps
+    its relative position.
     """
     generated = [TargetWord(word, position=number) for number, word in enumerate(words)]
-    inserted: dict[int, list[TargetWord]] = {}  # by the target word they follow; −1 for the start
+    inserted: dict[int, list[TargetWord]] = {}  # by the preceding target word; −1 for the start
     for word in sorted(missing):
         core, known = _core(source, word)
         if not missing[word] and len(known) >= _MIN_KNOWN and known in words:
@@ -145,7 +149,7 @@ def _preceding_word(
     """Return the target word after which to insert a missing source word; −1 for the start."""
     known = [other for other in range(word) if other not in missing]
     if weights is not None and targets:
-        known = [other for other in known if weights[:, other].any()]  # has tokens
+        known = [other for other in known if weights[:, other].any()]  # words with tokens
     if not known or not targets:
         return -1
     if weights is None:

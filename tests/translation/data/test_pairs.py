@@ -169,8 +169,8 @@ def test_invalid_arguments_are_rejected_immediately(tmp_path):
     (path,) = written(tmp_path, PAIRS, "tsv")
     for arguments, form, message in [
         ([path], "xml", "Unknown format 'xml'. Use 'tsv', 'csv', 'jsonl', 'moses', 'tmx'"),
-        ([path, path], "tsv", "format='tsv' .* got two files"),
-        (["-", "-"], None, "Both files are standard input"),
+        ([path, path], "tsv", "format='tsv' .* two files were passed"),
+        (["-", "-"], None, "Source and target are both standard input"),
         ([path, tmp_path / "none"], None, "No such file"),
     ]:
         with pytest.raises(ArgumentError, match=message):

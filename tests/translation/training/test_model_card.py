@@ -31,7 +31,7 @@ def test_the_card_has_data_scores_settings_and_command(folder):
     assert f"BLEU on the validation pairs: {best_row(read_log(folder)).dev_bleu:.1f}" in card
     assert config.to_toml() in card
     assert training_command(config, ORIGIN) in card
-    assert "`a.de` and `b c.en`, in the other direction" in card
+    assert "`a.de` and `b c.en`, with source and target swapped" in card
     assert "decoder layer" in card
 
 

@@ -70,8 +70,8 @@ def error_rate(
     """
     if len(predicted) != len(gold):
         raise ArgumentError(
-            f"error_rate got links for {len(predicted)} sentence pairs and gold links for {len(gold)}; both "
-            "need one entry per pair, empty if the pair has no links."
+            f"error_rate got links for {len(predicted)} sentence pairs and gold links for {len(gold)}; pass "
+            "one entry per pair, empty if the pair has no links."
         )
     links = sure_links = hits = possible_hits = 0
     for predicted_links, gold_links in zip(predicted, gold, strict=True):

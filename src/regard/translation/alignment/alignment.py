@@ -31,11 +31,12 @@ DECIMALS = 4  # for weights in JSON
 _MAX_SIZE = 400_000_000  # weights per alignment
 
 
-@dataclass(frozen=True, eq=False)  # tensors have no truth value
+@dataclass(frozen=True, eq=False)  # == on tensors returns a tensor
 class Alignment:
-    """Word alignment of a sentence pair; weights: (target words, source words).
+    """Word alignment of a sentence pair.
 
     source_words, target_words: the words of both sentences, in order.
+    weights: (target words, source words).
 
     Each row sums to at most 1; the remainder is the weight on the end token. Rows are not renormalized: a
     word that attends to the end token has no clear source.
@@ -69,7 +70,7 @@ class Alignment:
         return cls(tuple(source.words), tuple(target.words), merge(source, target, weights))
 
     def links(self, threshold: float | None = None) -> Links:
-        """Return (source word, target word) links: by default, one from each target word to its best source.
+        """Return (source word, target word) links; by default, the best source of each target word.
 
         threshold: if given, return all links with at least this weight instead.
         """
@@ -141,7 +142,7 @@ def align(
 ) -> list[Alignment]:
     """Align the words of sentence pairs with the model's cross-attention.
 
-    model, tokens: a model and its vocabularies; a `Translator` has both, see `Translator.align`.
+    model, tokens: a model and its vocabularies; a `Translator` has both; see `Translator.align`.
     pairs: (source, target), with words separated by whitespace.
     alignment_head: layer, heads and step to read the weights from; see `select_alignment_head`.
 
@@ -168,7 +169,7 @@ def segment_pairs(
     for i, pair in enumerate(check_pairs(pairs)):
         source_text, target_text = check_pair(pair, i)
         source, target = tokens.source.segment(source_text), tokens.target.segment(target_text)
-        check_size(f"pair {i}", "tokens", len(source.ids), len(target.ids))
+        check_size(f"Pair {i}", "tokens", len(source.ids), len(target.ids))
         segmented.append((source, target))
     return segmented
 
@@ -221,7 +222,7 @@ def rate_alignment_heads(
     pairs: Sequence[tuple[str, str]],
     gold: Sequence[GoldAlignment | Links],
 ) -> dict[AlignmentHead, ErrorRates]:
-    """Compute the alignment error rates of each head, and of their mean, in every layer and with both shifts.
+    """Compute the alignment error rate of each head and of the average head, for every layer and both shifts.
 
     gold: links between the whitespace-separated words of each pair.
     """

@@ -123,7 +123,7 @@ def watch_forced_decoding(
     """Yield, for each batch, the indices of its pairs and the weights of each call to the layers in `names`.
 
     The weights of one call have shape (b, heads, steps, longest source + 1). A recurrent model may make one
-    call per step. The calls of a layer cover 1 + longest target steps in total.
+    call per step. Together, the calls to a layer cover 1 + longest target steps.
     """
     if len(sources) != len(targets):
         raise ArgumentError(

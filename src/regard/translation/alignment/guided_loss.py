@@ -35,7 +35,10 @@ from regard.translation.tokens import Segmentation
 
 
 class GuidedLoss:
-    """Alignment loss of one attention head; created by `guide_head`. scaled: see `ScaledDot`."""
+    """Alignment loss of one attention head; created by `guide_head`.
+
+    scaled: whether the scores of the head are scaled; see `ScaledDot`.
+    """
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ def default_guided_head(model: Seq2Seq) -> AlignmentHead:
 
 @contextmanager
 def guide_head(model: Seq2Seq, alignment_head: AlignmentHead) -> Iterator[GuidedLoss]:
-    """Record one head of a Transformer inside a `with` block; yield a `GuidedLoss` to add to its loss.
+    """Record one head of a Transformer inside a `with` block; yield its `GuidedLoss`, to add to the loss.
 
     >>> import torch
     >>> from regard.models import Packed, TransformerConfig, Transformer

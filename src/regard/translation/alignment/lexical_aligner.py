@@ -27,7 +27,7 @@ from regard.translation.data.pairs import check_pair, check_pairs
 # Tuned on the Greek-English gold links of books 40 to 44.
 _IBM1_ITERATIONS, _HMM_ITERATIONS = 2, 4  # with more iterations, rare words attract unrelated words
 _UNSEEN = 1e-6  # added to the expected count of each unlinked word
-_NEGLIGIBLE = 0.02  # fraction of a word pair's expected links
+_NEGLIGIBLE = 0.02  # fraction of a word pair's count below which a cell's own count is not subtracted
 _MIN_COUNT = 1e-6  # word pairs with a lower expected count are dropped after training
 _CHUNK_CELLS = 1 << 22  # source words × target words in memory at a time
 
@@ -101,7 +101,7 @@ class LexicalAligner:
     def links(
         self, pairs: Sequence[tuple[str, str]], method: SymmetrizationMethod = "intersection"
     ) -> list[Links]:
-        """Return the links of each pair, combined from both directions. "intersection" is most precise."""
+        """Return the links of each pair, combined from both directions. The default is most precise."""
         return [alignment.links(method) for alignment in self.align(pairs)]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -127,7 +127,7 @@ class LexicalAligner:
         return read_aligner(path)
 
     def count_known(self, texts: Sequence[str], side: int) -> tuple[int, int]:
-        """Return the number of known words, as source (side 0) or target words (side 1), and of all words."""
+        """Return the numbers of known words and of all words in source (side 0) or target texts (side 1)."""
         known = self.lexicon.pairs.words[side]
         extended = known.extend(texts)
         numbers = [number for text in texts for number in extended.encode(text)]
@@ -249,7 +249,7 @@ def _frequencies(corpora: Sequence[EncodedPairs], side: int, size: int) -> Integ
 
 
 def _sentence_scores(corpus: EncodedPairs, expected: Sequence[Expectation]) -> Floats:
-    """Return the log probability per word of each pair, the mean of both directions; 0 if empty."""
+    """Return the log probability per word of each pair, averaged over both directions; 0 for empty pairs."""
     forward, backward = expected
     source, target = (np.maximum(lengths, 1) for lengths in corpus.lengths)
     return (forward.log_probabilities / target + backward.log_probabilities / source) / 2

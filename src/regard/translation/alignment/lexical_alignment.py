@@ -19,7 +19,7 @@ from regard.translation.alignment.vocabulary import Floats
 DECIMALS = 4  # for scores in JSON
 
 
-@dataclass(frozen=True, eq=False)  # arrays have no truth value
+@dataclass(frozen=True, eq=False)  # == on arrays returns an array
 class LexicalAlignment:
     """Word alignment of a sentence pair, as returned by `LexicalAligner.align`.
 
@@ -91,7 +91,7 @@ class LexicalAlignment:
 
 
 def _best_links(posteriors: Floats) -> Links:
-    """Return the best given word of each observed word (rows), unless null is more probable."""
+    """Link each observed word (row) to its best given word, unless null is more probable."""
     if not posteriors.size:
         return frozenset()
     best, linked = posteriors.argmax(1), posteriors.max(1) > 1 - posteriors.sum(1)

@@ -28,7 +28,7 @@ _UNKNOWN = 0.01  # assumed frequency of unseen words
 
 
 class WordPairs:
-    """Word pairs that occur together: sorted keys, source number × target vocabulary + target number."""
+    """Word pairs that occur together, as sorted keys: source number × target vocabulary + target number."""
 
     def __init__(self, words: Vocabularies, keys: Integers) -> None:
         self.words, self.keys = words, keys
@@ -53,9 +53,9 @@ class _Statistics(NamedTuple):
 
     pair: Floats
     given: Floats
-    stem_pair: Floats  # stem of the given word, observed word
+    stem_pair: Floats  # by the stem of the given word and by the observed word
     stem: Floats
-    stems: Floats  # both stems
+    stems: Floats  # by the stems of both words
     observed: Floats  # p(observed | its stem)
     spelling: NDArray[np.float32]
 
@@ -80,7 +80,7 @@ class _Table:
         self.sums = np.zeros(len(self.keys))
 
     def find(self, keys: Integers) -> Floats:
-        """Return the sums of other keys; 0 for keys that do not exist."""
+        """Return the sums of the given keys; 0 for keys that are not in the table."""
         return find(self.keys, self.sums, keys)
 
 

@@ -48,8 +48,8 @@ def batch_pairs(
 def write_aligned(file: IO[str], pairs: Iterable[AlignedPair], style: Style = "links") -> None:
     """Write one line per pair.
 
-    links: Pharaoh format, as in Moses: 0-0 1-2. scores: the pair's score, a tab, and 0-0:0.98 1-2:0.75.
-    json: an object with words, links and all weights.
+    style: "links" writes Pharaoh format, as in Moses: 0-0 1-2. "scores" writes the pair's score, a tab, and
+        0-0:0.98 1-2:0.75. "json" writes an object with words, links and all weights.
     """
     for aligned in pairs:
         file.write(f"{_format(aligned, style)}\n")

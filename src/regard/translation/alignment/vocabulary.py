@@ -15,11 +15,11 @@ Integers = NDArray[np.signedinteger[Any]]
 _STEM = 5  # characters
 _CJK_STEM = 1
 _GRAM = 3  # characters per n-gram
-_MAX_GRAMS = 16  # per word; others are ignored
+_MAX_GRAMS = 16  # per word; the rest are ignored
 _MASKS = 4
 _MIN_ROMANIZED = 3  # shorter words match by chance: the Greek article is spelled like English words
 _BATCH_PAIRS = 1 << 14
-# Latin spelling of Greek letters whose name does not start with it
+# Latin spelling of Greek letters, where it is not the first letter of the Unicode name
 _GREEK = {"THETA": "th", "PHI": "ph", "CHI": "ch", "PSI": "ps", "XI": "x", "ETA": "e", "FINAL": "s"}
 
 
@@ -53,7 +53,7 @@ class Vocabulary:
 
     @cached_property
     def stems(self) -> Integers:
-        """The stem of each word, numbered in order of appearance, so extending keeps the numbers."""
+        """The stem of each word, numbered in order of appearance, so `extend` keeps the numbers."""
         stems: dict[str, int] = {}
         numbers = [stems.setdefault(_stem(word), len(stems)) for word in self.numbers]
         return np.array(numbers, dtype=np.int64)
@@ -65,7 +65,7 @@ class Vocabulary:
 
     @cached_property
     def _grams(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Hashed n-grams of each word's Latin spelling, padded with 0, and their number."""
+        """Hashed n-grams of each word's Latin spelling, padded with 0, and their number per word."""
         table = np.zeros((len(self), _MAX_GRAMS), dtype=np.int32)
         for row, word in zip(table, self.numbers, strict=True):
             grams = sorted(_spelling_grams(word))[:_MAX_GRAMS]
@@ -86,7 +86,7 @@ class Vocabulary:
 def spelling_similarity(
     words: tuple[Vocabulary, Vocabulary], source: Integers, target: Integers
 ) -> NDArray[np.float32]:
-    """Return the spelling similarity, from 0 to 1, of each source word and its target word.
+    """Return the spelling similarity, from 0 to 1, of each source word and the corresponding target word.
 
     It is the Dice coefficient of their letter trigrams. Greek and Cyrillic are compared in Latin letters.
 
@@ -135,7 +135,7 @@ def _spelling_grams(word: str) -> set[int]:
 
 @lru_cache(1 << 12)
 def _romanize(letter: str) -> str:
-    """Spell a Greek or Cyrillic letter in Latin letters, by its Unicode name; return others unchanged."""
+    """Spell a Greek or Cyrillic letter in Latin letters, by its Unicode name; other letters are unchanged."""
     if letter.isascii():
         return letter
     script, _, name = unicodedata.name(letter, "").partition(" ")

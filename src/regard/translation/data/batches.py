@@ -97,13 +97,13 @@ class Batches:
         batch of its own.
     seed: determines the order.
     unknown_rate: fraction of pairs in which one token is replaced by the unknown token on both sides. The
-        model learns to predict it for words it does not know; the alignment then determines which word to
+        model learns to predict this token for unknown words; the alignment then determines which word to
         copy (Luong et al. 2015b). If no token occurs on both sides, an unknown token is appended to both; the
         batch may then exceed `batch_tokens`.
     shared: whether source and target share a vocabulary.
     copyable: words with the same letters in both languages; see `find_copyable`. In pairs that
-        contain such words, one or two are hidden; these pairs are chosen five times as often. In other pairs,
-        an unknown token is appended to both sides.
+        contain such words, the unknown token replaces one or two; these pairs are chosen five times as
+        often. In other pairs, an unknown token is appended to both sides.
     links: alignment links of each pair, as source and target token indices.
     samplers: split some words of source and target into other subwords; a batch may then exceed
         `batch_tokens`.
@@ -212,7 +212,7 @@ class Batches:
             batches = self.epoch(epoch)
 
     def _insert_unknown(self, pair: tuple[Ids, Ids], random: numpy.random.Generator) -> tuple[Ids, Ids]:
-        """In some pairs, hide words that are the same on both sides, or append unknown tokens."""
+        """In some pairs, replace words that occur on both sides with the unknown token, or append it."""
         source, target = pair
         chance, unknown = random.random(), self.special.unknown
         if self.copyable is not None and chance < min(COPY_FACTOR * self.unknown_rate, 0.5):
@@ -228,9 +228,9 @@ class Batches:
 def _move_links(
     links: Tensor, words: Sequence[Sequence[list[int]]], sampled: Sequence[Sequence[list[int]]]
 ) -> Tensor:
-    """Convert token links of `words` to token links of `sampled`; both are (source, target).
+    """Convert token links of `words` to token links of `sampled`; each has source words and target words.
 
-    If two tokens are linked, all tokens of their words are linked.
+    If two tokens are linked in `words`, all tokens of their words are linked in the result.
     """
     word_of = [numpy.repeat(numpy.arange(len(side)), [len(word) for word in side]) for side in words]
     last = [numpy.cumsum([0, *map(len, side)]) for side in sampled]

@@ -72,7 +72,7 @@ def embedded_corpus(
 ) -> EmbeddedCorpus:
     """Generate distinct sentence pairs with dates, times, numbers, amounts and durations in words.
 
-    source, target: language codes, see `languages`.
+    source, target: language codes; see `languages`.
     size: number of training pairs. Dev and test each have a tenth as many, at most 1,000.
     values: minimum and maximum number of values per sentence, joined as "…, … and …". Sentences in
         `longer` have more, up to three times the maximum.
@@ -263,14 +263,14 @@ def _words(number: int, code: str, kind: str = "cardinal") -> str:
 
 
 class _Value(NamedTuple):
-    """A function that formats a value in a language. `key` determines the split; "" is never held out."""
+    """A value's format function and key. The key determines the split; the key "" is never held out."""
 
     key: str
     say: Callable[[Language], str]
 
 
 class _Random(Random):
-    """Random numbers that are the same in every Python version, which only `random()` guarantees."""
+    """Random numbers from `random()`, the only method with the same results in every Python version."""
 
     def below(self, bound: int) -> int:
         return int(self.random() * bound)
@@ -324,7 +324,7 @@ def _span(random: _Random) -> _Value:
     return _Value(key, lambda language: language.span(sign * number, unit))
 
 
-# Repeated entries are more frequent.
+# Repeated entries are drawn more often.
 _KINDS = (_date, _date, _date, _time, _time, _cardinal, _ordinal, _money, _measure, _span, _span)
 _MOMENTS = 0.1  # fraction of one-value sentences with a date and a time
 

@@ -88,7 +88,7 @@ def clean_pairs(pairs: Iterable[Pair], *, max_length: int = 2000, max_ratio: flo
     max_ratio: each side has at most max_ratio × the characters of the other, plus 40, because "Ja." can
         translate to "That's what I think too."
 
-    The result can be iterated once. Its `dropped` counts the dropped pairs by reason.
+    The result can be iterated once; its attribute `dropped` counts the dropped pairs by reason.
 
     >>> from regard.translation.data.cleaning import clean_pairs
     >>> from regard.translation.data.pairs import Pair

@@ -38,7 +38,9 @@ class Copyable(NamedTuple):
 
 
 def find_copyable(source: Sequence[str], target: Sequence[str]) -> Copyable:
-    """Find the words that both vocabularies contain; source, target: their tokens, by id.
+    """Find the words that both vocabularies contain.
+
+    source, target: the tokens of each vocabulary, by id.
 
     >>> from regard.translation.data.copyable import find_copyable
     >>> tokens = ["<pad>", "<s>", "</s>", "<unk>", "▁Park", "▁park", "s", "."]
@@ -59,7 +61,7 @@ def find_copyable(source: Sequence[str], target: Sequence[str]) -> Copyable:
 
 
 def _letters(token: str) -> str:
-    """Return the letters of a token that is a word; otherwise an empty string."""
+    """Return the letters of a token if it is a word, otherwise an empty string."""
     word = token.removeprefix(SPACE)
     is_word = token.startswith(SPACE) and (word.isdigit() or (len(word) >= _MIN_COPIED and word.isalnum()))
     return word.casefold() if is_word else ""

@@ -18,11 +18,9 @@ from regard.translation.data.statistics import CorpusStatistics, NumberedPair
 
 _MIN_PAIRS = 100  # with fewer, the measurements are too noisy
 _MAX_WORDS = 60  # per sentence, in the lexical check
-# Real corpora are far from these thresholds. tests/translation/data/test_diagnosis.py checks several.
-_MIN_WINS = 0.58  # pairs that match better than shifted ones; 0.5 by chance, at least 0.8 in a real corpus
-_MIN_CORRELATION = (
-    0.25  # correlation of source and target lengths; 0 by chance, 0.5 and more in a real corpus
-)
+# Real corpora are far from these thresholds. tests/translation/data/test_diagnosis.py checks several corpora.
+_MIN_WINS = 0.58  # fraction of pairs that outscore shifted pairs; 0.5 by chance, at least 0.8 in real corpora
+_MIN_CORRELATION = 0.25  # correlation of source and target lengths; 0 by chance, at least 0.5 in real corpora
 _BLOCKS = 10  # parts of the sample, to locate the start of a misalignment
 _MAX_EQUAL = 0.2  # fraction of pairs with equal sides
 _MAX_OVERLAP = 0.7  # overlap of the word distributions of both sides; German and English: 0.05
@@ -36,7 +34,7 @@ _MAX_GARBLED = 0.01  # fraction of pairs
 def diagnose(statistics: CorpusStatistics, dev: Sequence[Pair] = ()) -> list[str]:
     """Return warnings about a corpus; an empty list if nothing looks wrong.
 
-    dev: validation pairs, which should have the same direction.
+    dev: validation pairs, which should have the same translation direction.
 
     >>> from regard.translation.data.diagnosis import diagnose
     >>> from regard.translation.data.pairs import Pair
@@ -185,7 +183,7 @@ class _Odds:
 
 
 def _misaligned(sample: _Sample) -> str | None:
-    """Compare pairs with pairs whose target is shifted by one line: words and lengths must match better."""
+    """Check that words and lengths match better than in pairs whose target is shifted by one line."""
     wins = _lexical_wins(sample)
     lengths = numpy.array([[len(text) for text in pair] for _, pair in sample.pairs], float)
     if wins.mean() < _MIN_WINS and _correlation(lengths) < _MIN_CORRELATION:
@@ -244,7 +242,7 @@ def _lexical_wins(sample: _Sample) -> numpy.ndarray:
 
 
 def _correlation(lengths: numpy.ndarray) -> float:
-    """Return the correlation of source and target lengths; 0 if all are equal."""
+    """Return the correlation of source and target lengths; 0 if all lengths of one side are equal."""
     if (lengths.std(0) == 0).any():
         return 0.0
     return float(numpy.corrcoef(lengths.T)[0, 1])

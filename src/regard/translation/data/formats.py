@@ -38,7 +38,7 @@ def read_pairs(
     Two files: line n of `target` translates line n of `source`. One file, or "-" for standard input:
 
         tsv    source⇥target; other columns are ignored, and quotes have no special meaning
-        csv    a spreadsheet, see `spreadsheet.parse_csv`: any separator, with or without quotes and header
+        csv    a spreadsheet: any separator, with or without quotes and header; see `spreadsheet.parse_csv`
         jsonl  {"source": "…", "target": "…"} on each line; other keys are ignored
         moses  source ||| target, as for fast_align and eflomal
         tmx    a translation memory, TMX 1.4b
@@ -67,13 +67,13 @@ def read_pairs(
         return _from_one(source, format, languages)
     if format is not None:
         raise ArgumentError(
-            f"format={format!r} (--format) applies to one file of pairs, but got two files. Remove the "
-            "format, or pass one file."
+            f"format={format!r} (--format) applies to one file of pairs, but two files were passed. "
+            "Remove the format, or pass one file."
         )
     target = os.fsdecode(target)
     if source == target == "-":
         raise ArgumentError(
-            "Both files are standard input. Pass one file, or pass pairs as TSV on standard input."
+            "Source and target are both standard input. Pass a file for one of them, or pairs as TSV."
         )
     _check_readable(source)
     _check_readable(target)
@@ -165,14 +165,14 @@ def _check_readable(name: str) -> None:
     if os.path.isdir(name):
         raise ArgumentError(f"{name!r} is a folder. Pass a file in it.")
     if not os.access(name, os.R_OK):
-        raise ArgumentError(f"No permission to read {name!r}. Change its permissions, or copy it.")
+        raise ArgumentError(f"No permission to read {name!r}. Change its permissions, or pass another file.")
 
 
 def _from_two(source: str, target: str) -> Iterator[Pair]:
     sides = _lines(source), _lines(target)
     for line, (first, second) in enumerate(zip_longest(*sides)):
         if first is None or second is None:
-            more = line + 1 + sum(1 for side in sides for _ in side)  # one of them has ended
+            more = line + 1 + sum(1 for side in sides for _ in side)  # one side has ended: count the other
             counts = (line, more) if first is None else (more, line)
             raise ArgumentError(
                 f"{source!r} has {pluralize(counts[0], 'line')}, but {target!r} has {counts[1]:,}. Line n of "
@@ -259,7 +259,7 @@ def _from_moses(text: str, where: str) -> Pair:
     return Pair(sides[0].strip(), sides[1].strip())
 
 
-_PARSERS: dict[Format, Callable[[str, str], Pair]] = {  # functions of a line and its location, for errors
+_PARSERS: dict[Format, Callable[[str, str], Pair]] = {  # each takes a line and its location, for errors
     "tsv": _from_tsv,
     "jsonl": _from_json,
     "moses": _from_moses,

@@ -35,8 +35,8 @@ def parse_csv(lines: Iterable[str], name: str) -> Iterator[Pair]:
     r"""Yield the pairs of a CSV file, given its lines without line breaks.
 
     The separator (comma, semicolon, tab or |) is the one that splits the first rows into the same number of
-    columns. A first row with names of languages, or "source" and "target", is a header: it selects the
-    columns. Without a header, these are the first two. Empty rows are pairs of empty sentences.
+    columns. A first row with names of languages, or "source" and "target", is a header that selects the two
+    columns. Without a header, the first two are used. Empty rows are pairs of empty sentences.
 
     >>> from regard.translation.data.spreadsheet import parse_csv
     >>> lines = ["id;German;English", '1;"Ja; bitte.";"Yes, please."']

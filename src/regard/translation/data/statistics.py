@@ -11,13 +11,13 @@ from regard.translation.data.pairs import Pair
 
 _SAMPLE = 2000  # pairs
 _MAX_HASHES = 2_000_000  # distinct pairs that are recognized as duplicates
-_CHARACTERS_PER_TOKEN = 4.5  # subwords of a small vocabulary
+_CHARACTERS_PER_TOKEN = 4.5  # for the subwords of a small vocabulary
 _FIRST_WIDE = "\u2e80"  # characters from here on are mostly Han, kana and hangul
-_WIDE = 3.0  # each of them counts as this many characters
+_WIDE = 3.0  # each of these characters counts as this many
 
 
 class NumberedPair(NamedTuple):
-    """A pair and its number in the corpus, counted from 1, including the pairs that were dropped."""
+    """A pair and its number in the corpus, counted from 1; dropped pairs are counted too."""
 
     number: int
     pair: Pair

@@ -21,9 +21,9 @@ _INVALID = dict.fromkeys({*range(32), 0xFFFE, 0xFFFF} - {9, 10, 13})  # XML 1.0 
 def read_tmx(file: BinaryIO, name: str, languages: Languages | None = None) -> Iterator[Pair]:
     """Yield the sentence pairs of a TMX file.
 
-    file: a file opened for reading bytes. name: its name in errors.
-    languages: source and target, such as ("de", "en"); "en" also matches "en-US" and "EN". Units without a
-        segment in both are skipped. Default: the header's source language and the only other language.
+    file: a file opened for reading bytes. name: file name for error messages.
+    languages: source and target, such as ("de", "en"); "en" also matches "en-US" and "EN". Units that lack
+        one of the languages are skipped. Default: the header's source language and the only other language.
 
     Whitespace in segments is normalized, and formatting codes are removed. Entity declarations are refused;
     external files are never read.
@@ -60,7 +60,7 @@ def read_tmx(file: BinaryIO, name: str, languages: Languages | None = None) -> I
 def tmx_languages(file: BinaryIO, name: str) -> Languages | None:
     """Return source and target language of a TMX file with two languages; None if it has no units.
 
-    file: a file opened for reading bytes. name: its name in errors.
+    file: a file opened for reading bytes. name: file name for error messages.
 
     >>> import io
     >>> from regard.translation.data.tmx import tmx_languages, write_tmx
@@ -136,7 +136,7 @@ def _guess_languages(unit: Mapping[str, str], source_language: str, name: str) -
 
 
 class _Reader:
-    """Collects translation units from XML events: a dictionary from language tag to segment for each."""
+    """Collects translation units from XML events, each as a dictionary from language tag to segment."""
 
     def __init__(self, name: str) -> None:
         self.source_language = ""
@@ -151,7 +151,7 @@ class _Reader:
         self._parser.EndElementHandler = self._end
         self._parser.CharacterDataHandler = self._characters
         self._parser.EntityDeclHandler = self._refuse_entity
-        self._parser.SkippedEntityHandler = self._refuse_entity  # declared in an external file
+        self._parser.SkippedEntityHandler = self._refuse_entity  # an entity declared in an external file
 
     def units(self, file: BinaryIO) -> Iterator[dict[str, str]]:
         """Parse a file in chunks and yield its translation units."""

@@ -17,7 +17,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
 from regard.translation.tokens import END
 
-_MIN_BEAM = 5  # for sentences with phrases, to try several positions for them
+_MIN_BEAM = 5  # for sentences with phrases, to try several positions for each phrase
 
 
 class Constraints(NamedTuple):
@@ -107,7 +107,9 @@ def _ends_with(tokens: Sequence[int], phrase: Sequence[int]) -> bool:
 
 
 def allocate(banks: Sequence[int], slots: int) -> list[int]:
-    """Choose candidates for the beam; banks: the bank of each candidate, best candidate first.
+    """Choose candidates for the beam.
+
+    banks: the bank of each candidate, best candidate first. slots: number of candidates to choose.
 
     Each bank gets an equal share of the slots; shares that a bank cannot fill go to the best remaining
     candidates.
@@ -142,7 +144,8 @@ def extend_constrained(
 ) -> tuple[list[int], list[int], list[float]]:
     """Extend the hypotheses of one sentence; return parents, tokens and log probabilities, best first.
 
-    tokens: token ids of each hypothesis, without the start token. totals, log_probabilities: (n) and (n, V).
+    tokens: token ids of each hypothesis, without the start token. totals: their log probabilities, (n).
+    log_probabilities: log probabilities of the next token, (n, V).
     limit: maximum length including the end token. Near it, only the missing phrase tokens are added.
     inner: tokens that may not follow a phrase. end: the end token.
     """

@@ -55,13 +55,13 @@ class Extender(Protocol):
         """Return the extended hypotheses, grouped by sentence, and the rows of their parents."""
 
     def finish(self, sentences: Array) -> None:
-        """Handle finished hypotheses; `sentences` has one entry for each."""
+        """Handle finished hypotheses; `sentences` has the sentence of each."""
 
 
 class BeamExtender(Extender):
     """Keeps the best extensions of each sentence, one for each remaining beam slot."""
 
-    rows = 1  # more would be identical
+    rows = 1  # more hypotheses would be identical
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ def make_extender(
     constraints: Constraints | None,
     limits: Sequence[int],
 ) -> Extender:
-    """Return the extender of a strategy. limits: the maximum length of each translation."""
+    """Return the extender for a strategy. limits: the maximum length of each translation."""
     if constraints is not None and any(constraints.phrases):
         assert not isinstance(strategy, Sample)  # checked by constraints.check
         return ConstrainedExtender(strategy, source, special, constraints, limits)
@@ -253,7 +253,7 @@ def _best_extensions(totals: Array, values: Array, first: Array, k: int) -> tupl
 
 def _best_tokens(logits: Tensor, k: int, suppressed: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the log probabilities and ids of the k most probable tokens of each row, (n, k), best first."""
-    first = len(suppressed)  # the kernel suppresses the first ids
+    first = len(suppressed)  # the kernel suppresses the ids below `first`
     is_prefix = sorted(suppressed) == list(range(first))
     if is_prefix and fused.available() and logits.dtype is torch.float32 and logits.device.type == "cpu":
         return layer_kernels.best_tokens(logits, k, first=first)

@@ -61,7 +61,10 @@ class _Sentence:
         del self.results[self.beam.size :]
 
     def is_finished(self, best_total: float, length: int) -> bool:
-        """Return whether the search ends; best_total: log probability of the best unfinished hypothesis."""
+        """Return whether the search ends.
+
+        best_total: log probability of the best unfinished hypothesis.
+        """
         if length >= self.limit:
             return True
         if len(self.results) < self.beam.size:
@@ -119,7 +122,9 @@ def search_refilled(
 
 
 def force_end(scores: Tensor, end: int, is_last: Sequence[bool] | NDArray[numpy.bool_]) -> Tensor:
-    """Allow only the end token, with log probability 0, in the last step: scores (b, …, V), is_last (b).
+    """Allow only the end token, with log probability 0, in the last step of a sentence.
+
+    scores: (b, …, V). is_last: for each sentence, whether this is its last step.
 
     >>> import torch
     >>> from regard.translation.decoding.refilled_beam import force_end
@@ -150,7 +155,7 @@ def _collect(
     at_limit: Tensor,
     prefix: int,
 ) -> None:
-    """Store the hypotheses among the best `size` that ended or reached their limit."""
+    """Among the best `size` hypotheses, store those that ended or reached their limit."""
     length = tokens.shape[2] - 1
     size = sentences[active[0]].beam.size
     stops = (ended | at_limit[:, None]) & (totals > -math.inf)

@@ -15,7 +15,9 @@ _BATCH_TOKENS = 4096  # target tokens
 def token_log_probabilities(
     model: Seq2Seq, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
 ) -> list[list[float]]:
-    """Return the log probability of each target token; token ids have no special tokens.
+    """Return the log probability of each target token.
+
+    sources, targets: token ids without special tokens.
 
     >>> from regard.models import TransformerConfig, Transformer
     >>> from regard.translation.decoding.scoring import token_log_probabilities

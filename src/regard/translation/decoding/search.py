@@ -38,7 +38,7 @@ def search(
     attention_layer: int | None = None,
     constraints: Constraints | None = None,
 ) -> list[list[Hypothesis]]:
-    """Decode each sentence; return its hypotheses, finished ones first, then by score.
+    """Decode each sentence; return its hypotheses, finished before unfinished, then by score.
 
     max_new_tokens: maximum length including the end token: one number, or one per sentence.
     attention_layer: decoder layer whose cross-attention weights to return with the hypotheses. They are None
@@ -136,7 +136,7 @@ def batch_by_length(
     device: torch.device,
     special: SpecialTokens = SpecialTokens(),  # noqa: B008 (a frozen value)
 ) -> Iterator[tuple[list[int], Packed]]:
-    """Yield indices and packed sources in batches of similar lengths, shortest first; adds special tokens."""
+    """Yield indices and packed sources with special tokens, in batches of similar lengths, shortest first."""
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     for first in range(0, len(order), size):
         indices = order[first : first + size]

@@ -35,12 +35,12 @@ class Beam:
     prune_threshold: drop hypotheses whose log probability is lower than the best by more than this (relative
         threshold pruning, Freitag and Al-Onaizan 2017). A threshold of 3 saves a fifth of the time and rarely
         changes the translation. Fewer than `n_best` hypotheses may be returned.
-    early_stopping: when the search of a sentence ends. None: when no other hypothesis can become one of the
-        n best; a finished one keeps its slot in the beam. The other values work as in `transformers`, which
-        refills the slots of finished hypotheses. True: when `size` hypotheses have finished. False: when the
-        best unfinished one, at its current length, scores below them. "never": the same, but at any length
-        up to the maximum. Default: for a pretrained translator in Hugging Face format, the value in its
-        generation_config.json; otherwise None.
+    early_stopping: when the search for a sentence ends. None: when no other hypothesis can become one of the
+        n best; finished hypotheses keep their slots. The other values work as in `transformers`, which
+        refills the slots of finished hypotheses. True: when `size` hypotheses have finished. False: when,
+        in addition, the best unfinished hypothesis scores no higher than any of them at its current length.
+        "never": the same, but at any length up to the maximum. Default: for a pretrained translator in
+        Hugging Face format, the value in its generation_config.json; otherwise None.
 
     >>> from regard.translation.decoding.strategies import Beam
     >>> Beam(size=4, n_best=5)

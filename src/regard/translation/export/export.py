@@ -55,7 +55,7 @@ def export_translator(
         part.mkdir()
         _write(translator, origin if isinstance(origin, PretrainedFolder) else None, to, part)
         if destination.exists():
-            destination.rmdir()  # empty
+            destination.rmdir()  # the folder is empty
         shutil.move(part, destination)
     return destination
 

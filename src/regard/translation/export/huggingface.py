@@ -29,7 +29,7 @@ MODEL = "model.safetensors"
 def export_huggingface(plan: Plan, folder: Path, origin: PretrainedFolder | None) -> None:
     """Write a folder that `AutoModelForSeq2SeqLM.from_pretrained` loads.
 
-    origin: the folder that the model was fine-tuned from, if it was pretrained.
+    origin: the pretrained folder that the model comes from, if any.
     """
     if origin is None:
         _export_own(plan, folder)
@@ -151,7 +151,7 @@ def _own_tensors(plan: Plan) -> Iterator[tuple[str, Tensor]]:
 
 
 def _permute(name: str, tensor: Tensor, order: Tensor) -> Tensor:
-    """Reorder the model dimension of a parameter: the inputs of in_proj, the outputs of out_proj, norms."""
+    """Reorder the model dimension of a parameter, such as the input of in_proj or the output of out_proj."""
     if ".in_proj." in name:
         return tensor[:, order] if tensor.dim() == 2 else tensor
     return tensor[order]

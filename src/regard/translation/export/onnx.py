@@ -86,7 +86,7 @@ class _Graph:
         return names[0] if outputs == 1 else names
 
     def tensor(self, value: Any, name: str | None = None) -> str:
-        """Add a constant tensor; small ones are shared."""
+        """Add a constant tensor; small constants are shared."""
         value = numpy.asarray(value)
         key = (value.dtype.str, value.shape, value.tobytes()) if value.size < 64 and name is None else None
         if key in self._constants:
@@ -187,7 +187,7 @@ class _Graph:
     def attend(
         self, attention: MultiHeadAttention, query: str, key: str, value: str, bias: str
     ) -> tuple[str, str]:
-        """Return the output (b, n, m) and the weights (b, h, n, k). bias: added to the scores."""
+        """Return the output (b, n, m) and the weights (b, h, n, k). `bias` is added to the scores."""
         scores = self.op("MatMul", query, self.op("Transpose", key, perm=[0, 1, 3, 2]))
         if type(attention.score).__name__ == "ScaledDot":
             scores = self.op("Mul", scores, self.tensor(numpy.float32(attention.head_width**-0.5)))

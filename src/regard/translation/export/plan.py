@@ -23,7 +23,7 @@ from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.translator import Translator
 
 Array = NDArray[numpy.float32]
-MAX_POSITIONS = 2048  # size of a table of sinusoidal positions, which have no limit in regard
+MAX_POSITIONS = 2048  # rows in an exported table of sinusoidal positions; regard has no limit
 SUPPRESSED = -1e9  # bias of tokens that are never generated
 
 
@@ -37,7 +37,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, translator: Translator, target: str) -> "Plan":
-        """Check that the model is a Transformer with softmax attention."""
+        """Create a plan; raise unless the model is a Transformer with softmax attention."""
         model = translator.model
         if not isinstance(model, Transformer):
             raise ArgumentError(
@@ -67,7 +67,7 @@ class Plan(NamedTuple):
             )
 
     def require_same(self, *names: str) -> None:
-        """Raise unless encoder and decoder have the same settings."""
+        """Raise unless these settings are the same in encoder and decoder."""
         encoder, decoder = self.configs
         for name in names:
             if getattr(encoder, name) != getattr(decoder, name):
@@ -96,7 +96,7 @@ class Plan(NamedTuple):
 
     def alignment(self) -> tuple[int, list[int]]:
         """Return the layer and the heads of the alignment head, counted from 0."""
-        layer_name(self.model, self.head)  # raises if it does not exist
+        layer_name(self.model, self.head)  # raises if the head does not exist
         layers = len(self.model.decoder.blocks)
         heads = self.head.heads
         every = range(self.model.decoder.config.heads)

@@ -71,7 +71,7 @@ class _Tokenization(NamedTuple):
     decode: str
 
     def names(self, plan: Plan, tokens: str) -> dict[str, object]:
-        """Return the values for the templates. tokens: an expression for the tokens to decode."""
+        """Return the values for the templates; `tokens` is a Python expression for the tokens to decode."""
         positions = plan.model.max_length or MAX_POSITIONS
         return {
             "limit": min(256, positions - len(plan.tokens.special.target_start)),
@@ -98,7 +98,7 @@ _TOKENIZERS = _Tokenization(
 
 
 def describe(plan: Plan, to: str) -> str:
-    """Return the text of README.md. to: name of the format."""
+    """Return the text of README.md for the format `to`."""
     layer, heads = plan.alignment()
     verb = "predicts" if plan.head.shift == "output" else "reads"
     return f"""\

@@ -58,7 +58,7 @@ def guess_alignment_head(model: Seq2Seq, tokens: TokenizerPair) -> AlignmentHead
 
 
 def _random_sentences(tokens: TokenizerPair) -> list[list[int]]:
-    """Return token ids of sentences of random words; the same in every run."""
+    """Return sentences of random words, as token ids; they are the same in every run."""
     random = numpy.random.default_rng(0)
     words = [
         i
@@ -86,7 +86,7 @@ def _score(weights: Tensor) -> Tensor:
     _, t, s = weights.shape
     rows = weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)
     entropy = -(rows * rows.clamp(min=1e-9).log()).sum(-1).mean(-1) / numpy.log(max(s, 2))
-    # the weight on words, not on special tokens
+    # the second factor is the mean weight on words, as opposed to special tokens
     sharpness = (1 - entropy) * weights.sum(-1).mean(-1)
     coverage = rows.amax(1).mean(-1)
     centers = (rows * torch.arange(s)).sum(-1)  # h t

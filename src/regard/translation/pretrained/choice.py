@@ -90,7 +90,7 @@ class Choice:
         )
 
     def language(self, side: str) -> str | None:
-        """Return the caller's language for "source" or "target", or that of tokenizer_config.json."""
+        """Return the caller's language for "source" or "target", or the one in tokenizer_config.json."""
         chosen = self.source if side == "source" else self.target
         default = self.tokenizer.get("src_lang" if side == "source" else "tgt_lang")
         return chosen if chosen is not None else default if isinstance(default, str) else None

@@ -13,7 +13,7 @@ def _codes(text: str) -> list[str]:
 
 _MAX_LISTED = 8  # codes in an error message
 _WELL_KNOWN = _codes("ar arb cs ces de deu en eng es spa fr fra hi hin it ita ja jpn pt por ru rus zh zho")
-# the order of the language tokens, which follow the vocabulary, in folders that do not list them
+# for folders that do not list their languages: the order of the language tokens after the vocabulary
 M2M_100 = _codes(
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi "
     "hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns "
@@ -58,7 +58,7 @@ def find_language(folder: Path, option: str, code: str | None, languages: Mappin
     if len(matching) == 1:
         return languages[matching[0]]
     raise ArgumentError(
-        f"{folder} has {'several languages' if matching else 'no language'} {code!r}; choose {option} from "
+        f"{folder} has {'several variants of' if matching else 'no language'} {code!r}; choose {option} from "
         f"{list_languages(matching or languages, code)}."
     )
 

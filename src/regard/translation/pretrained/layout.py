@@ -58,7 +58,7 @@ class Layout:
     position_offset: int = 0
 
     def build(self, dropout: float | None = None) -> Transformer:
-        """Build the model. dropout: another dropout probability, for training."""
+        """Build the model. dropout: replaces the config's dropout probability, for training."""
         encoder, decoder = self.encoder, self.decoder
         if dropout is not None:
             encoder, decoder = replace(encoder, dropout=dropout), replace(decoder, dropout=dropout)
@@ -151,7 +151,7 @@ class Layout:
         return tensor.flatten() if ours == "bias" else tensor
 
     def _check_copies(self, folder: Path, slices: Mapping[str, Any], source: Mapping[str, str]) -> None:
-        """Raise if a copy of a shared tensor differs from it."""
+        """Raise if a copy of a shared tensor differs from the original."""
         for copy, name in self.copies.items():
             original = source.get(name)
             if copy not in slices or original is None or original == copy:
@@ -165,7 +165,10 @@ class Layout:
 
 
 def attention(ours: str, theirs: str, config: TransformerConfig, names: tuple[str, ...]) -> Iterator[Mapped]:
-    """Yield the parameters of an attention layer. names: query, key, value and output projection."""
+    """Yield the parameters of an attention layer.
+
+    names: tensor names of the query, key, value and output projections.
+    """
     inner, width = config.heads * config.resolved_head_width, config.width
     for kind, shapes in (("weight", ((inner, width), (width, inner))), ("bias", ((inner,), (width,)))):
         if kind == "weight" or config.linear_bias:

@@ -115,7 +115,7 @@ class Settings:
         return value
 
     def number(self, name: str, default: float, *, below: float = 1.0) -> float:
-        """Return a number of at least 0."""
+        """Return a number from 0 to `below`."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
             raise ArgumentError(

@@ -35,7 +35,7 @@ class Token(NamedTuple):
 
 
 class PretrainedTokenizer(Tokenizer):
-    """Base class: subclasses turn a text into tokens.
+    """Base class. Subclasses implement `tokens`, which tokenizes a text.
 
     ids: id of each piece that can occur in text. special: ids of the special tokens.
     """
@@ -49,7 +49,7 @@ class PretrainedTokenizer(Tokenizer):
         self.controls |= {i for piece, i in ids.items() if _CONTROL.fullmatch(piece)}
 
     def tokens(self, text: str, words: Sequence[str]) -> Iterator[Token]:
-        """Yield the tokens of a text. words: the words of the text."""
+        """Yield the tokens of a text, which consists of `words`."""
         raise NotImplementedError(f"{type(self).__name__} must implement tokens(text, words)")
 
     def _is_control(self, token: int) -> bool:
@@ -92,7 +92,7 @@ class PretrainedTokenizer(Tokenizer):
 class SentencePieceTokenizer(PretrainedTokenizer):
     """A SentencePiece model with the token ids of a pretrained model.
 
-    processor: the model. ids: id of each piece; others are unknown.
+    processor: the model. ids: id of each piece; other pieces are unknown.
     """
 
     def __init__(
@@ -210,5 +210,5 @@ def read_tokenizer_json(path: Path, vocab_size: int) -> Any:
             f"regard supports BPE and Unigram with Metaspace, which marks word beginnings with {SPACE}."
         )
     SubwordTokenizer(tokenizer, vocab_size, path.parent)  # checks the ids
-    tokenizer.encode_special_tokens = True  # as text
+    tokenizer.encode_special_tokens = True  # special tokens in a text are ordinary text
     return tokenizer

@@ -17,7 +17,7 @@ class PretrainedTranslator(Translator):
 
     model, folder: the model, and the settings and vocabularies of its folder.
 
-    Its alignment head is guessed on first use, see `guess_alignment_head`. To select it with sentence pairs:
+    Its alignment head is guessed on first use; see `guess_alignment_head`. To select it with sentence pairs:
     `translator.alignment_head = select_alignment_head(translator.model, translator.tokens, pairs)`.
     """
 

@@ -17,7 +17,7 @@ class Candidate(NamedTuple):
     parts: list[DecodedPart]
 
     def score(self) -> float:
-        """Return the score of the hypothesis; for several parts, the mean weighted by length."""
+        """Return the score of the hypothesis; for several parts, the mean score weighted by length."""
         scores = [part.hypothesis.score for part in self.parts]
         if len(scores) == 1:
             return scores[0]
@@ -25,13 +25,13 @@ class Candidate(NamedTuple):
         return sum(score * n for score, n in zip(scores, lengths, strict=True)) / max(sum(lengths), 1)
 
     def mean_log_probability(self) -> float:
-        """Return the log probability per token, end tokens included, of the parts with text."""
+        """Return the log probability per token of the parts with text, including end tokens."""
         translated = [part.hypothesis for part in self.parts if part.part.has_text]
         length = sum(len(hypothesis.tokens) + hypothesis.finished for hypothesis in translated)
         return sum(hypothesis.log_probability for hypothesis in translated) / max(length, 1)
 
     def notes(self, line: SourceLine, texts: Sequence[TargetPart]) -> Iterator[str]:
-        """Yield a note for anything unusual. texts: the parts as text."""
+        """Yield a note for anything unusual. texts: the translated parts."""
         if len(self.parts) > 1:
             lengths = [len(part.source.ids) for part in self.parts]
             sentences = f"{line.sentences} sentences, " if line.sentences > 1 else ""
@@ -67,11 +67,14 @@ def rank_candidates(parts: Sequence[tuple[SourcePart, Sequence[Hypothesis]]]) ->
 
 
 def join_parts(texts: Sequence[TargetPart], words: Sequence[str]) -> str:
-    """Join words with spaces, and parts with the whitespace of the source. words: target words, with tags."""
+    """Join words with spaces, and parts with the whitespace of the source.
+
+    words: the target words of all parts, with tags.
+    """
     result, row = "", 0
     for text in texts:
         part = " ".join(words[row : row + len(text.words)])
         row += len(text.words)
         separator = text.decoded.part.separator or " "
         result += (separator if result and part else "") + part
-    return result or "".join(words)  # a line of tags has no parts
+    return result or "".join(words)  # a line with only tags has no parts

@@ -74,7 +74,7 @@ class Casing:
         first: whether the first word begins a sentence.
 
         A sentence in capitals or without capitals is rewritten, unless the training text has such lines. In
-        other sentences, a word is rewritten if the training text contains it, but only in other letter case.
+        other sentences, a word is rewritten if the training text contains it only in another letter case.
         """
         text = " ".join(words)
         if self._lowercase > 1 - _RARE:  # an uncased corpus
@@ -89,12 +89,12 @@ class Casing:
         ]
 
     def _rewrite(self, words: Sequence[str], first: bool) -> list[str]:
-        """Return each word as it is written most often; the first with a capital."""
+        """Return each word in its most frequent spelling; the first word with a capital."""
         result = [self._most_frequent(word) for word in words]
         if first and result and self._initial > 0.5:
             start, _ = word_core(result[0])
             initial = capitals(result[0][start : start + 1], self._turkish)
-            if len(initial) == 1:  # not "ß"
+            if len(initial) == 1:  # false for "ß", whose capital is "SS"
                 result[0] = result[0][:start] + initial + result[0][start + 1 :]
         return result
 
@@ -111,7 +111,7 @@ class Casing:
         return word[:start] + known + word[stop:]
 
     def _rewrite_known(self, word: str) -> str:
-        """Return an all-caps or lowercase word as the training text writes it; others unchanged."""
+        """Return an all-caps or lowercase word as the training text writes it; other words unchanged."""
         start, stop = word_core(word)
         core = word[start:stop]
         if core in self._words or not (is_all_caps(core) or core.islower()):

@@ -46,10 +46,10 @@ _PREFIX = re.compile(r"\s*(?:(?:[-*+•>]|#{1,6}|\d{1,3}[.)])\s+)*")
 
 
 class Piece(NamedTuple):
-    """A piece of a document; translated: whether it is text to translate.
+    """A piece of a document.
 
-    width: line width of the translation; 0 for no wrapping. separator: text between its lines.
-    start: column of its first line.
+    translated: whether it is text to translate. width: line width of the translation; 0 for no wrapping.
+    separator: text between its lines. start: column of its first line.
     """
 
     text: str

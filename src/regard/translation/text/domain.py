@@ -22,7 +22,7 @@ class Domain(NamedTuple):
     words: lowercase source words of the training data; None if unknown or too many to collect.
     lowest: the lowest score per token of validation sentences, ignoring the lowest 1 %; None if unknown.
     unseen: the largest fraction of words in a validation sentence that the training data does not contain.
-    factor: a score is low below factor × lowest: 1 if `lowest` comes from many sentences, otherwise 2.
+    factor: scores below factor × lowest are low; 1 if `lowest` comes from many sentences, otherwise 2.
     translated: kinds of spans that are translated, so their words count; others, such as URLs, are copied.
 
     >>> from regard.translation.text.domain import Domain
@@ -40,7 +40,9 @@ class Domain(NamedTuple):
 
     @classmethod
     def of(cls, profile: TextProfile, calibration: dict[str, Any] | None) -> "Domain":
-        """Return the domain of a model folder; calibration: the entry of its config.json, if it has one.
+        """Return the domain of a model folder.
+
+        calibration: the result of `calibrate` from its config.json, if there is one.
 
         Without a calibration, a score below −1.1 per token is low, and a third of the words may be new.
         """
@@ -61,7 +63,7 @@ class Domain(NamedTuple):
         return list(dict.fromkeys(unseen)), len(unseen) / max(len(words), 1)
 
     def warning(self, source: str, score: float) -> str:
-        """Return a warning about a translation and its score per token; empty if there is none."""
+        """Return a warning about a translation with this score per token; empty if nothing looks wrong."""
         unseen, fraction = self.unseen_words(source)
         if unseen and fraction > self.unseen:
             named = [f"“{shorten(word, 40)}”" for word in unseen]

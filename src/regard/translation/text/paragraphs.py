@@ -77,7 +77,7 @@ def is_blank(line: str) -> bool:
 
 
 def find_paragraphs(lines: Sequence[str], typical_width: int = 0) -> Iterator[Paragraph]:
-    """Yield the paragraphs of lines without blank lines between them.
+    """Yield the paragraphs in consecutive lines, none of which is blank.
 
     typical_width: typical line width of the document, to recognize a heading above a single line.
 
@@ -104,13 +104,13 @@ def find_paragraphs(lines: Sequence[str], typical_width: int = 0) -> Iterator[Pa
 
 
 def typical_width(blocks: Iterable[Sequence[str]]) -> int:
-    """Return the median width of the blocks of at least three lines; 0 if there are none."""
+    """Return the median width of blocks with at least three lines; 0 if there are none."""
     widths = [_width([(line.strip(), len(line)) for line in block]) for block in blocks if len(block) > 2]
     return round(statistics.median(widths)) if widths else 0
 
 
 def _width(lines: Sequence[tuple[str, int]]) -> int:
-    """Return the largest size of lines (text, size), ignoring lines with a single word, such as a URL."""
+    """Return the largest size of the (text, size) lines, ignoring those with a single word, such as a URL."""
     spaced = [size for text, size in lines if " " in text]
     return max(spaced or [size for _, size in lines], default=0)
 
@@ -137,7 +137,7 @@ def _continues(paragraph: Sequence[_Line], line: _Line, width: int) -> bool:
 
 
 def _paragraphs(lines: Sequence[_Line]) -> Iterator[Paragraph]:
-    """Yield one paragraph, or one for each line if the lines are not running text."""
+    """Yield the lines as one paragraph, or each line as its own if they are not running text."""
     if len(lines) > 1 and _is_text(lines):
         prefix, indent = (line.quotes + line.mark for line in lines[:2])
         text = lines[0].text
@@ -158,7 +158,7 @@ def _is_text(lines: Sequence[_Line]) -> bool:
 
 
 def _separator(text: str, following: str) -> str:
-    """Return the separator of two joined lines: a space, except in a script without spaces or after a hyphen.
+    """Return the text between joined lines: a space, except in a script without spaces or after a hyphen.
 
     The hyphen stays, because it may be part of the word, as in "well-known".
     """

@@ -27,8 +27,8 @@ FORMAT = "regard text 1"
 _MAX_BYTES = 1 << 25
 _MAX_LINES = 200_000  # lines examined; enough for every statistic
 _MAX_EXAMINED = 10_000  # training pairs examined when an older folder is loaded
-_MAX_WORDS = 300_000  # words kept, the most frequent ones
-_MIN_SPANS = 20  # with fewer spans of a kind, the fraction is too noisy
+_MAX_WORDS = 300_000  # distinct words kept: the most frequent
+_MIN_SPANS = 20  # with fewer spans of a kind, the copied fraction is too noisy
 _COPIED = 0.5  # a kind of span is copied if at least this fraction is copied in the training text
 _CONTENT = 0.25  # a kind of span that makes up this fraction of the words is ordinary text, not protected
 _TURKISH = 0.005  # fraction of words with a dotless ı
@@ -70,7 +70,10 @@ class TextProfile:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]], max_tokens: int = 0, tokens: int = 0) -> "TextProfile":
-        """Examine sentence pairs. max_tokens, tokens: token counts of the longest and of all source lines."""
+        """Examine sentence pairs.
+
+        max_tokens: number of tokens in the longest source line. tokens: number in all source lines.
+        """
         builder = ProfileBuilder()
         for source, target in pairs:
             builder.add(Pair(source, target))
@@ -104,7 +107,7 @@ class TextProfile:
 
     @cached_property
     def letters(self) -> frozenset[str]:
-        """The letters of the language: those in at least one of 5,000 words, in lowercase."""
+        """The lowercase letters of the language: those that occur in at least one of 5,000 words."""
         counts: Counter[str] = Counter()
         for word, count in self.words.items():
             for letter in set(word.lower()):
@@ -199,7 +202,7 @@ class ProfileBuilder:
         self._target_words += len(targets)
 
     def build(self, max_tokens: int = 0, tokens: int = 0) -> TextProfile:
-        """Return the statistics. max_tokens, tokens: token counts of the longest and of all source lines."""
+        """Return the statistics. max_tokens, tokens: see `TextProfile.of`."""
         if not self.lines:
             return TextProfile()
         words = sum(self._words.values())

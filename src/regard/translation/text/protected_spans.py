@@ -35,7 +35,7 @@ _KINDS = {  # the first that matches wins
     "currency": r"[$€£¥₹₽₩](?!\w)",
 }
 _PATTERN = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _KINDS.items()), re.IGNORECASE)
-# every span contains one of these; most lines have none, and are not searched further
+# every span contains one of these; a line without any of them, like most, is not searched further
 _TRIGGER = re.compile(rf"[\d@#{{%&$€£¥₹₽₩]|://|www\.|\[\[|__|\.(?:{_TOP_LEVEL})\b|{_EMOJI}", re.IGNORECASE)
 _TRAILING = ".,;:!?…'’)]}*"  # punctuation after a URL, not part of it
 KINDS = (*_KINDS, "unknown")
@@ -59,7 +59,9 @@ class Span(NamedTuple):
 
 
 def find_spans(text: str, unprotected: Collection[str] = ()) -> list[Span]:
-    """Return the spans of a text to copy, in order; unprotected: kinds to translate like other text.
+    """Return the spans of a text to copy, in order.
+
+    unprotected: kinds of spans to translate like other text.
 
     >>> from regard.translation.text.protected_spans import find_spans
     >>> text = "Um 15:30 Uhr zahlt {name} 3,50€ auf https://a.de/x?y=1. 👍🏽"
@@ -82,7 +84,7 @@ def find_spans(text: str, unprotected: Collection[str] = ()) -> list[Span]:
 
 
 def _trailing(url: str) -> int:
-    """Return the length of the punctuation after a URL; a bracket that the URL opens is part of it."""
+    """Return the length of the punctuation after a URL; a bracket opened inside the URL belongs to it."""
     end = len(url)
     while end and url[end - 1] in _TRAILING:
         bracket = {")": "(", "]": "[", "}": "{"}.get(url[end - 1])

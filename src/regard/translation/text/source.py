@@ -19,8 +19,8 @@ from regard.translation.tokens import Tokenizer
 
 _BRACKETS = {"(": ")", "[": "]", "{": "}", "„": "“", "“": "”", '"': '"', "'": "'", "«": "»", "»": "«"}
 _INVISIBLE = "\ufeff\u2060\u00ad"  # byte order mark, word joiner, soft hyphen
-_MIN_NAME = 3  # letters of an unknown name
-_NAME_TOKENS = 0.5  # a name's tokens are shorter than this fraction of the mean token
+_MIN_NAME = 3  # minimum number of letters in an unknown name
+_NAME_TOKENS = 0.5  # a name's tokens are shorter than this fraction of the mean token length
 
 
 class SourceReader:
@@ -47,7 +47,10 @@ class SourceReader:
         self.max_tokens = min(max_tokens, profile.max_tokens or max_tokens)
 
     def read(self, text: str, terms: Terms | None = None) -> SourceLine:
-        """Split a line into parts and protect text to copy. terms: source terms with translations."""
+        """Split a line into parts and protect text to copy.
+
+        terms: source terms and their required translations.
+        """
         plain, tags = strip_tags(_remove_controls(text))
         spans = find_spans(plain, self._profile.unprotected)
         ranges = split_words(plain, spans)
@@ -62,7 +65,10 @@ class SourceReader:
         return SourceLine(text, words, ranges, tags, parts, len(ends))
 
     def read_whole(self, text: str) -> SourceLine:
-        """Read a line of any length as one part, for simultaneous translation; no part if it has no words."""
+        """Read a line of any length as one part, for simultaneous translation.
+
+        A line without words has no parts.
+        """
         plain, tags = strip_tags(_remove_controls(text))
         spans = find_spans(plain, self._profile.unprotected)
         ranges = split_words(plain, spans)
@@ -85,7 +91,7 @@ class SourceReader:
     def _parts(
         self, text: str, spans: list[Span], ranges: list[tuple[int, int]], starts: list[int]
     ) -> Iterator[tuple[list[tuple[int, int]], list[Span], int, str]]:
-        """Yield the ranges of the words of each part, its spans, its first word, and the space before it."""
+        """Yield the word ranges, spans and first word of each part, and the space before it."""
         word = 0
         for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
             while word < len(ranges) and ranges[word][1] <= start:
@@ -181,7 +187,7 @@ class SourceReader:
         return result, was_upper
 
     def _protect_unknown(self, words: list[str], by_word: dict[int, list[tuple[int, int, str]]]) -> None:
-        """Add the words that the model cannot know: their tokens are unknown, or they look like names."""
+        """Protect words that the model cannot know: they have unknown tokens, or look like names."""
         if not self.copies or self._tokenizer.kind == "words":
             return
         free = [number for number in range(len(words)) if number not in by_word]
@@ -211,13 +217,13 @@ class SourceReader:
 
 
 def _split(whole: SourcePart, max_tokens: int) -> list[SourcePart]:
-    """Split a sentence that is too long."""
+    """Split a sentence that is too long for the model."""
     pieces = split_tokens(whole.segmentation, max_tokens)
     return [_cut(whole, part, whole.separator if part is pieces[0] else " ") for part in pieces]
 
 
 def _cut(whole: SourcePart, part: Part, separator: str) -> SourcePart:
-    """Return a part of a sentence that is too long."""
+    """Return one part of a sentence that is too long for the model."""
     first, stop = part.first_word, part.first_word + len(part.segmentation.words)
     unknown = set(part.segmentation.unknown.values())
     copies = {
@@ -243,7 +249,7 @@ def _cut(whole: SourcePart, part: Part, separator: str) -> SourcePart:
 def _divide_terms(
     parts: Sequence[SourcePart], first_word: int, terms: Sequence[tuple[int, int, str]]
 ) -> list[SourcePart]:
-    """Assign each term to the part in which its source begins; if that word is split, to its last part.
+    """Assign each term to the part with its first source word; if that word is split, to the last such part.
 
     first_word: the index of the sentence's first word. terms: result of `Terms.find`.
     """

@@ -113,7 +113,7 @@ def _append(result: Segmentation, word: int, ids: Sequence[int], pieces: Sequenc
 
 
 def _continuation(tokenizer: Tokenizer, text: str, at_start: bool) -> tuple[list[int], list[str]]:
-    """Tokenize a part of a word; without ▁ unless it begins the word. Unknown characters are dropped."""
+    """Tokenize a part of a word, with ▁ only if the part begins the word. Unknown characters are dropped."""
     if not text:
         return [], []
     segmentation, unknown = tokenizer.segment(text), tokenizer.special.unknown

@@ -20,7 +20,7 @@ OPAQUE = (
     "textarea",
     "template",
     "pre",
-)  # their content is not translated
+)  # elements whose content is not translated
 _TAG = re.compile(
     rf"<!--.*?-->|<(?P<opaque>{'|'.join(OPAQUE)})\b[^<>]*(?<!/)>.*?</(?P=opaque)\s*>|"
     r"</?[A-Za-z][\w:.-]*(?:\s+[^\s<>\"'/=]+(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s\"'<>]+))?)*\s*/?>",
@@ -87,8 +87,8 @@ def place_tags(
     """Return for each tag the number of target words before it. The order of the tags does not change.
 
     source: character ranges of the source words in the text without tags. targets: number of target words.
-    weights: (target, source words); without them, positions are proportional. A pair of tags encloses the
-    target words whose best source word it enclosed.
+    weights: (target, source words); without weights, positions are proportional. A pair of tags encloses the
+    target words whose best source words it encloses in the source.
 
     >>> import torch
     >>> from regard.translation.text.tags import place_tags, strip_tags

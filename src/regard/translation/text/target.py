@@ -46,7 +46,7 @@ class DecodedPart(NamedTuple):
         return drop_special_tokens(selected.mean(0), target, source, head.shift, special)
 
     def is_unknown(self, word: int) -> bool:
-        """Whether a copied word is unknown, not protected for another reason, such as a number."""
+        """Whether a copied word is unknown, rather than protected for another reason, such as a number."""
         return word in self.part.unknown or word not in self.part.copies
 
     def needs_weights(self, unknown: int) -> bool:
@@ -69,9 +69,9 @@ class TargetPart(NamedTuple):
     copies: dict[int, int]  # for each generated word that is a copy, its source word
 
     def word_weights(self, weights: Tensor) -> Tensor:
-        """Convert token weights to (target words, source words); a copied word has weight 1 on its source."""
+        """Convert token weights to word weights (target, source); a copy has weight 1 on its source word."""
         source = self.decoded.source
-        # a last row of zeros, for words that the model has not generated
+        # add a row of zeros, for words that the model did not generate
         generated = functional.pad(merge(source, self.segmentation, weights), (0, 0, 0, 1))
         copied = [
             word.copied if word.position is None else self.copies.get(word.position, word.copied)
@@ -103,7 +103,7 @@ class TargetPart(NamedTuple):
 
 
 def count_span(text: str, span: str) -> int:
-    """Count how often a span occurs in a text, not as a part of a longer word or number.
+    """Count how often a span occurs in a text, except as part of a longer word or number.
 
     >>> from regard.translation.text.target import count_span
     >>> count_span("at 3 and 13:30", "3"), count_span("(a@b.de)", "a@b.de")

@@ -57,9 +57,9 @@ class Terms:
         return cls(terms)
 
     def find(self, words: Sequence[str]) -> list[tuple[int, int, str]]:
-        """Return the range of words of each source term in a sentence, and its target term.
+        """Return the word range of each source term in a sentence, and its target term.
 
-        Where source terms overlap, the first one counts; of those that start at the same word, the longest.
+        Where source terms overlap, the first one counts; if several start at the same word, the longest.
         """
         if not self._targets:
             return []

@@ -76,7 +76,10 @@ class Callback:
     """
 
     def on_begin(self, about: str, step: int, steps: int) -> None:
-        """Called when training starts, or resumes after `step` of `steps`; `about` describes the model."""
+        """Called when training starts, or resumes after `step` of `steps` updates.
+
+        about: description of the model.
+        """
 
     def on_report(self, report: Report) -> None:
         """Called regularly to report progress."""

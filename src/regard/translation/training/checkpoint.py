@@ -45,7 +45,7 @@ from regard.translation.model_folder import (
 from regard.translation.pretrained.origin import build_model, origin_checksums, read_origin
 from regard.translation.tokens import Tokenizer, TokenizerPair
 
-_CHECKSUMS = "checksums"  # in the metadata of model.safetensors
+_CHECKSUMS = "checksums"  # key in the metadata of model.safetensors
 _STEP = re.compile(r"step-([0-9]+)")
 _PART = re.compile(r"\.(step-[0-9]+|best|average)\.part")
 _READ_ERRORS = (LookupError, TypeError, ValueError, OverflowError, RuntimeError, OSError, SafetensorError)
@@ -77,13 +77,13 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
         config, tokens = settings.model, read_tokens(path, settings.tokens)
         with safe_open(path / MODEL, "pt") as file:
             tensors, metadata = len(list(file.keys())), file.metadata() or {}
-        if config.layers > tensors:  # checked before building them
+        if config.layers > tensors:  # checked before the layers are built
             raise ValueError(f"{CONFIG} has {config.layers} layers, but {MODEL} has {tensors} tensors")
         with meta_device():  # allocates no memory until the sizes are checked
             model = build_model(config, tokens)
         parameters = read_parameters(path / MODEL, model)
         _check_parameters(parameters, json.loads(metadata.get(_CHECKSUMS, "{}")), path, tokens)
-        # float16 only saves space: CPUs compute in float32, and bfloat16 keeps its range
+        # float16 only saves space; CPUs compute in float32. bfloat16 has the range of float32 and is kept.
         if all(tensor.dtype == torch.float16 for tensor in parameters.values()):
             parameters = {name: tensor.float() for name, tensor in parameters.items()}
         model.load_state_dict(parameters, assign=True)
@@ -198,7 +198,7 @@ class Checkpoint(NamedTuple):
 
     @staticmethod
     def prune(folder: Path, keep: Sequence["Checkpoint"]) -> None:
-        """Remove all checkpoints except `keep`, complete or not. Other files are left in place."""
+        """Remove all checkpoints, complete or not, except those in `keep`. Other files are left in place."""
         kept = {checkpoint.path for checkpoint in keep}
         for path in (folder / CHECKPOINTS).glob("*"):
             if _PART.fullmatch(path.name):

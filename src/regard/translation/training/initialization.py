@@ -57,7 +57,7 @@ class InitialModel(NamedTuple):
         config = TranslationConfig.from_dict(loaded)
         training = dataclasses.replace(base.training, learning_rate=LEARNING_RATE)
         if is_pretrained(self.folder) or (self.folder / PRETRAINED).is_dir():
-            # it was not trained to copy, nor with sampled subwords
+            # a pretrained model was trained neither to copy nor with sampled subwords
             training = dataclasses.replace(training, unknown_rate=0.0, subword_sampling=0.0)
         corpus = dataclasses.replace(base.corpus, max_tokens=config.corpus.max_tokens)
         return dataclasses.replace(

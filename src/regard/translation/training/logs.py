@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _FLUSH_INTERVAL = 60.0  # seconds between flushes of the TensorBoard files
 _MAX_LOG_BYTES = 1 << 28  # millions of rows
-_MAX_VALUE = 1e15  # steps and measurements
+_MAX_VALUE = 1e15  # largest valid step or measurement
 
 
 class LogRow(NamedTuple):
@@ -79,7 +79,7 @@ def _rows(path: Path, content: bytes) -> list[tuple[LogRow, bytes]]:
     """Return each row with its line in the file."""
     lines = content.splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
-        lines.pop()  # training was killed while writing it
+        lines.pop()  # training was killed while writing this line
     if not lines:
         return []
     try:

@@ -58,7 +58,7 @@ class Progress:
     best_step: int = 0
     without_improvement: int = 0
     validation_seconds: float = 0.0
-    steps: int = 0  # planned updates if training.minutes is set
+    steps: int = 0  # planned number of updates if training.minutes is set
     precision: str = ""  # measured at the start if training.precision is "auto"
 
     @property
@@ -138,7 +138,7 @@ class Trainer:
         )
         self.epoch_updates = max(1, len(self.batches.epoch(0)) // training.accumulate)
         self.steps = training.updates or training.epochs * self.epoch_updates
-        # several epochs if the corpus is tiny: validation would take longer than training
+        # several epochs if the corpus is tiny: otherwise validation would take longer than training
         self.period = self.epoch_updates * -(-_MIN_PERIOD // self.epoch_updates)
         self.dev = DevSet.from_pairs(data.dev, tokens)
         self.progress, self.monitor = Progress(), OverfittingMonitor(config)
@@ -168,7 +168,7 @@ class Trainer:
             self._prune()  # the run may have been killed before pruning
 
     def _set_precision(self) -> None:
-        """Use the configured precision; if it is "auto", that of the checkpoint, or else the faster one."""
+        """Use the configured precision; for "auto", that of the checkpoint, if any, or the faster one."""
         progress, configured = self.progress, self.config.training.precision
         self._about_precision = ""
         if configured != "auto":
@@ -205,7 +205,7 @@ class Trainer:
         elapsed = progress.seconds + progress.validation_seconds
         if minutes and speed and not progress.steps:
             self._fit_steps()
-        elif progress.step >= progress.steps > 0 and elapsed < _COMPLETE * 60 * minutes:  # extended
+        elif progress.step >= progress.steps > 0 and elapsed < _COMPLETE * 60 * minutes:  # run extended
             self.steps = max(progress.step + 1, round(progress.steps * 60 * minutes / max(elapsed, 1.0)))
 
     def _measure_speed(self) -> float:
@@ -316,7 +316,10 @@ class Trainer:
         return loss, size
 
     def _part(self, epoch: int, indices: NDArray[numpy.int64]) -> tuple[Batch, int]:
-        """Return this process's part of a batch with weight 1; if it is empty, any pair with weight 0."""
+        """Return this process's part of a batch, and the weight 1.
+
+        If the part is empty, return any pair and the weight 0.
+        """
         part = indices[self.world.rank :: self.world.size]
         batch = self.batches.get(part if len(part) else indices[:1], epoch)
         return batch.to(self.world.device), 1 if len(part) else 0
@@ -434,7 +437,7 @@ class Trainer:
             if self._stop:
                 raise KeyboardInterrupt
             self._stop, self._signal = True, number
-            with suppress(RuntimeError, OSError):  # during another print; terminal closed
+            with suppress(RuntimeError, OSError):  # raised during another print, or if the terminal is closed
                 self.callbacks.on_message("stopping after this update …")
 
         # torchrun forwards Ctrl-C to all processes. It sends SIGTERM when a process is lost; then no update

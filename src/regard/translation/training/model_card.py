@@ -163,7 +163,7 @@ def _describe_data(data: TrainingData, origin: Mapping[str, Any]) -> str:
         " and ".join(f"`{printable(name)}`" for name in _names(origin, "corpus")) or "pairs passed to `train`"
     )
     if origin.get("swap"):
-        files += ", in the other direction"
+        files += ", with source and target swapped"
     sizes = data.tokens.sizes()
     vocabulary = (
         f"{sizes:,} tokens, shared"

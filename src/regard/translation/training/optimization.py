@@ -135,5 +135,5 @@ def dropout_seed(seed: int, step: int, rank: int, size: int) -> int:
     Seeds are unique within a training run. torch's CPU generator uses only 32 bits: enough for 67 million
     updates with up to 64 processes, or for 4 million with 1,000.
     """
-    # at least 64 apart: the seeds are the same for any number of processes up to 64
+    # updates are at least 64 seeds apart, so seeds are the same for any number of processes up to 64
     return ((seed * 1_000_003 + step) * max(64, size) + rank) % 2**64

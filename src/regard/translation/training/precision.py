@@ -17,10 +17,10 @@ from regard.models.quantization import runs_bfloat16
 from regard.translation.training.optimization import Precision
 
 MIN_SPEEDUP = 1.15  # bfloat16 rounds more, so a smaller speedup is not worth it
-TOKENS = 512  # in a timed training step
-_ROWS = (64, TOKENS)  # rows of the timed products; the first show whether the others are worth timing
-_ROUNDS, _SECONDS = 4, 0.2  # maximum per measurement
-_MAX_STEP = 0.15  # seconds; the products dominate longer training steps, so their speedup is enough
+TOKENS = 512  # number of tokens in a timed training step
+_ROWS = (64, TOKENS)  # rows of the timed products; the smaller show whether the larger are worth timing
+_ROUNDS, _SECONDS = 4, 0.2  # maximum rounds and seconds per measurement
+_MAX_STEP = 0.15  # seconds; products dominate longer training steps, so timing the products is enough
 _PRECISIONS: tuple[Precision, Precision] = ("float32", "bfloat16")
 Times = tuple[float, float]  # seconds in float32 and in bfloat16
 
@@ -40,7 +40,7 @@ class PrecisionChoice(NamedTuple):
 
     @classmethod
     def from_times(cls, times: Sequence[float]) -> "PrecisionChoice":
-        """Choose bfloat16 if it is at least `MIN_SPEEDUP` × as fast; times: see `Times`."""
+        """Choose bfloat16 if it is at least `MIN_SPEEDUP` × as fast. times: seconds, as in `Times`."""
         speedup = times[0] / times[1]
         if speedup >= MIN_SPEEDUP:
             return cls("bfloat16", f"{speedup:.2f} × as fast as float32 on this machine")
@@ -51,7 +51,7 @@ class PrecisionChoice(NamedTuple):
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context manager that computes products in this precision.
+    """Return a context manager that computes matrix products in this precision.
 
     >>> import torch
     >>> from regard.translation.training.precision import autocast
@@ -73,8 +73,8 @@ def choose_precision(
 ) -> PrecisionChoice:
     """Choose the faster precision by measurements that take less than a second.
 
-    Products with the width of the model are timed first. If bfloat16 is faster for them, whole training steps
-    are timed, unless the model is so large that its products dominate.
+    Matrix products with the width of the model are timed first. If bfloat16 is faster, whole training steps
+    are timed too, unless the model is so large that matrix products dominate.
 
     run_step: runs a training step on about `TOKENS` tokens. width, parameters: size of the model.
     sums: sums numbers over all processes, so that all choose the same precision.
@@ -89,7 +89,7 @@ def choose_precision(
 
 
 def _time_products(width: int, device: torch.device) -> Times:
-    """Time a linear layer forward and backward; with few rows if bfloat16 is much slower."""
+    """Time a linear layer forward and backward; only with few rows if bfloat16 is much slower."""
     layer, times = nn.Linear(width, 4 * width, device=device), (0.0, 0.0)
     for rows in _ROWS:
         x = torch.ones(rows, width, device=device, requires_grad=True)
@@ -109,7 +109,7 @@ def _time_products(width: int, device: torch.device) -> Times:
 
 
 def _time(run: Callable[[Precision], None], rounds: int, seconds: float = float("inf")) -> Times:
-    """Return the shortest times of a function in both precisions, which alternate.
+    """Return the shortest time of a function in each precision; calls alternate between the two.
 
     rounds: number of calls in each precision. seconds: no further round starts after this time.
     """

@@ -46,7 +46,7 @@ from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.training.checkpoint import read_tokens, token_files, write_tokens
 from regard.translation.training.distributed.rendezvous import first_sentence
 
-_LINES = 1000  # tokenized at once
+_LINES = 1000  # lines tokenized at once
 _GUIDE_PAIRS = 50_000  # training pairs for the lexical aligner of guided alignment
 _HEAD_PAIRS = 5000  # training pairs for the lexical aligner whose links select the alignment head
 _MAX_LINKED = 300  # dev pairs with links
@@ -55,7 +55,7 @@ _SLACK = 10  # tokens by which short sentences may differ, whatever the ratio
 _MAX_CHARACTERS = 16  # per token: drops sentences that are far too long before they are tokenized
 
 _MIN_OCCURRENCES = 20  # minimum mean frequency of vocabulary entries in the text
-_LARGE_VOCABULARY = 1000  # smaller ones are never too large
+_LARGE_VOCABULARY = 1000  # smaller vocabularies are never too large
 
 _Ids = tuple[list[int], list[int]]
 ConfigChoice = Callable[[CorpusStatistics], TranslationConfig]
@@ -65,7 +65,7 @@ class TrainingData(NamedTuple):
     """Everything that a training run reads.
 
     pairs: the training pairs. links: their token links, for guided alignment.
-    dev: the validation pairs. dev_links: word links of the first ones, to select the alignment head.
+    dev: the validation pairs. dev_links: word links of the first dev pairs, to select the alignment head.
     """
 
     tokens: TokenizerPair
@@ -110,7 +110,7 @@ def _check_version(folder: Path, config: TranslationConfig) -> None:
     if config.model.kind == "plain" or (folder / DEV_LINKS).exists():
         return
     ready = b""
-    with suppress(OSError, RegardError):  # verifying the checksums reports it
+    with suppress(OSError, RegardError):  # verifying the checksums reports these errors
         ready = read_regular(folder / READY, MAX_TEXT_BYTES)
     if ready and Path(DEV_LINKS).name.encode() not in ready:
         raise ArgumentError(
@@ -179,7 +179,7 @@ def prepare_with(
     """Like `prepare`, but choose the config after the pairs are counted; also return it.
 
     choose: returns a config for the statistics of the corpus, such as `choose_config`. The [corpus] section
-        and the seed must not depend on them, because they are needed to read the corpus.
+        and the seed must not depend on the statistics, because both are needed to read the corpus.
     """
     statistics = CorpusStatistics()
     early = choose(statistics)
@@ -334,7 +334,7 @@ def _encode_and_sample(
     notify: Callable[[str], None],
     profile: ProfileBuilder,
 ) -> Iterator[_Ids]:
-    """Yield the token ids of the training pairs; add all pairs to `profile`, and the first to `sample`."""
+    """Yield the token ids of the training pairs; add all to `profile`, and the first pairs to `sample`."""
     dropped = _token_filter(config)
     for pair, ids in _encode(tokens, train, dropped):
         if len(sample) < sample_size:

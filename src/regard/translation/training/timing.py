@@ -32,7 +32,7 @@ class RunningStats:
         self._reported, self._size = seconds, 0
         self._losses: list[float] = []
         self._recent: deque[float] = deque([seconds])  # the training time after each recent update
-        self._last_validation = 0.0  # its duration
+        self._last_validation = 0.0  # duration in seconds
 
     def add(self, loss: float, size: int) -> None:
         """Count an update."""

@@ -94,8 +94,8 @@ def train(
     world: the processes that train together; see `join_world`.
     origin: where the pairs come from; stored in config.json.
     initial: folder of a model to start from (fine-tuning), written by `train` or in Hugging Face format, or
-        an `InitialModel` with the languages of a multilingual one. Its architecture and vocabulary are used;
-        the default learning rate is 1e-4.
+        an `InitialModel` with the languages of a multilingual model. Its architecture and vocabulary are
+        used; the default learning rate is 1e-4.
 
     On a CPU, call `regard.models.keep_memory()` first to train faster; with sharded parameters, call
     `regard.models.return_memory()` to save memory.
@@ -216,7 +216,7 @@ def _train(folder: Path, run: Run, callbacks: Sequence[Callback], world: World) 
             _select_head(folder, run)
             _calibrate(folder, run)
         if world.rank == 0 and (folder / MODEL).exists():
-            entries = _read_config(folder)[1]  # with the alignment head
+            entries = _read_config(folder)[1]  # now includes the alignment head
             write_model_card(folder, run.config, run.data, entries, finished=result.finished)
     return result._replace(example=run.data.example())
 
@@ -315,7 +315,7 @@ def _read_config(folder: Path) -> tuple[TranslationConfig, dict[str, Any]]:
 
 
 def _preparation_was_cut_off(folder: Path) -> bool:
-    """Return whether preparation was interrupted, so repeating it loses nothing."""
+    """Return whether preparation was interrupted, so it can be repeated without losing anything."""
     trained = (folder / MODEL).exists() or Checkpoint.all(folder)
     return (folder / CONFIG).exists() and not trained and not is_prepared(folder)
 
@@ -341,7 +341,7 @@ def _calibrate(folder: Path, run: Run) -> None:
     translator = load_translator(folder)
     sources = [pair.source for pair in run.data.dev[:_CALIBRATED]]
     translated = [each for each in translator.translate(sources, strategy=Greedy()) if each.tokens]
-    if not translated:  # only text that is copied
+    if not translated:  # the sentences contain only copied text
         return
     scores = [math.log(max(translation.confidence, 1e-30)) for translation in translated]
     assert translator.domain is not None

@@ -25,10 +25,10 @@ from regard.translation.training.callbacks import SampleTranslation, ValidationR
 _BATCH_TOKENS = 4096
 _BATCH_SENTENCES = 100  # translated together
 _MAX_TRANSLATED = 1000  # dev sentences
-# overfitting
-_WORSE = 3  # validations in a row
-_RISE = 0.02  # relative increase of the validation loss
-_FALL = 1.0  # BLEU
+# the model is overfitting if all three hold
+_WORSE = 3  # validations in a row without a lower loss
+_RISE = 0.02  # minimum relative increase of the validation loss
+_FALL = 1.0  # minimum decrease of BLEU
 
 
 class DevSet(NamedTuple):
@@ -108,8 +108,8 @@ class OverfittingMonitor:
 
     def __init__(self, config: TranslationConfig) -> None:
         self._config, self._done = config, False
-        self._lowest: ValidationResult | None = None  # loss
-        self._highest = 0.0  # BLEU
+        self._lowest: ValidationResult | None = None  # the validation with the lowest loss
+        self._highest = 0.0  # the highest BLEU
         self._worse = 0
 
     def check(self, result: ValidationResult) -> str | None:

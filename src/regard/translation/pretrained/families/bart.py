@@ -16,7 +16,10 @@ BIAS = "final_logits_bias"
 def read_stacks(
     settings: Settings, *, activation: str, scale_embedding: bool, **options: Any
 ) -> tuple[TransformerConfig, TransformerConfig]:
-    """Return the configs of encoder and decoder. activation, scale_embedding: defaults of the family."""
+    """Return the configs of encoder and decoder.
+
+    activation, scale_embedding: defaults of the family. options: further settings of both configs.
+    """
     for name, value in (("normalize_before", options["norm_first"]), ("add_bias_logits", False)):
         settings.require(name, value)
     settings.require("normalize_embedding", options.get("embedding_norm", False))
@@ -84,7 +87,7 @@ def shared_layout(
 
 
 def map_stack(side: str, config: TransformerConfig, *, cross: bool) -> Iterator[Mapped]:
-    """Yield the parameters of an encoder or a decoder. side: "encoder" or "decoder"."""
+    """Yield the parameters of one stack; `side` is "encoder" or "decoder"."""
     for i in range(config.layers):
         ours, theirs = f"{side}.blocks.{i}", f"model.{side}.layers.{i}"
         yield from attention(f"{ours}.attention", f"{theirs}.self_attn", config, _PROJECTIONS)
@@ -109,6 +112,6 @@ def map_stacks(encoder: TransformerConfig, decoder: TransformerConfig) -> Iterat
 
 
 def copies(*, tied: bool) -> dict[str, str]:
-    """Return the other names of the shared embeddings. tied: whether the output shares them."""
+    """Return the other names of the shared embeddings, including the output's if it is `tied` to them."""
     names = ["model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"]
     return dict.fromkeys([*names, *(["lm_head.weight"] if tied else [])], SHARED)

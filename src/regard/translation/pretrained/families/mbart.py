@@ -31,7 +31,7 @@ def read_layout(settings: Settings) -> Layout:
 def read_tokens(folder: Path, layout: Layout, choice: Choice) -> TokenizerPair:
     """Read tokenizer.json or sentencepiece.bpe.model."""
     end = choice.token("eos_token_id", 2)
-    # mBART-50 begins both sentences with their language; mBART ends the source with it
+    # mBART-50 puts the language token at the start of both sentences, mBART at the end of the source
     start = choice.generation.get("decoder_start_token_id", choice.config.get("decoder_start_token_id"))
     name = choice.tokenizer.get("tokenizer_class", choice.config.get("tokenizer_class", ""))
     is_50 = "50" in name if isinstance(name, str) and name else start == end

@@ -215,13 +215,13 @@ def _open(path: Path) -> Iterator[Any]:
 
 @torch.no_grad()
 def read_into(path: Path, name: str, tensor: Tensor, share: Share) -> None:
-    """Fill a tensor, or this process's rows of a sharded one, from a safetensors file."""
+    """Fill a tensor, or this process's rows of a sharded tensor, from a safetensors file."""
     shard = Shard.of(tensor)
     shard.local.copy_(read_rows(path, name, shard, share))
 
 
 def average(shards: Mapping[str, Shard], paths: Sequence[Path], share: Share) -> Iterator[tuple[str, Shard]]:
-    """Yield the mean of each tensor and its versions in safetensors files."""
+    """Yield each tensor averaged with its versions in these safetensors files."""
     for name, shard in shards.items():
         total = shard.local.double()
         for path in paths:

@@ -297,7 +297,7 @@ def join_world(*, shard: bool = False) -> Iterator[World]:
         ) from None
     try:
         with _report_once(distributed.get_rank()):
-            # used for numbers and errors, with a long timeout
+            # this group exchanges numbers and errors, with a long timeout
             group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
             yield Sharded(device, group) if shard else World(device, group)
     finally:
