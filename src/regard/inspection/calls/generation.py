@@ -111,7 +111,7 @@ class Generation:
             return
         first = layer.first_call.kind
         if layer.steps and first != call.kind:
-            return layer.fail(f"step {number} is {call.kind}-attention, but the first is {first}-attention")
+            return layer.fail(f"step {number} is {call.kind}-attention, but step 1 is {first}-attention")
         if call.kind == "cross":
             if layer.steps and layer.steps[0].keys != keys:
                 return layer.fail(
@@ -134,7 +134,7 @@ class Generation:
         layer.steps.append(Step(number - 1, call.query, new, call.mask, call.biases, offset, keys, value))
 
     def _compare(self, layer: LayerSteps, key: Tensor, offset: int, end: int, new: Tensor | None) -> None:
-        """Compare one feature of each earlier key with its previous value, and store one of each new key.
+        """Compare one feature of each earlier key with its stored value, and store those of new keys.
 
         offset: position of the step's first key among all keys. end: number of valid keys.
         new: the keys added by this step, at the end; None if there are none.
@@ -149,8 +149,8 @@ class Generation:
                 known = layer.first_features = known.index_select(0, parents.to(known.device))
         at, head = offset + earlier, current % key.shape[-3]
         if known.shape[:-1] != key.shape[:-2] or at > known.shape[-1]:
-            return layer.fail(f"the keys of step {current + 1} have a different shape from the earlier ones")
-        # one head per step; at the end, all heads are compared with the keys of the last step
+            return layer.fail(f"the keys of step {current + 1} differ in shape from earlier keys")
+        # each step compares one head; at the end, all heads are compared with the keys of the last step
         if earlier and not _equal(key[..., head, :earlier, 0], known[..., head, offset:at]):
             return layer.fail(f"the keys of earlier tokens changed before step {current + 1}")
         if new is not None:

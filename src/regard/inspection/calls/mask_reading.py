@@ -19,7 +19,7 @@ from regard.mechanism.torch_state import concrete
 
 _CHUNK = 2**24  # mask entries processed at a time
 _FAR = 2**40  # stop of an interval without an upper bound
-_SPARSE = 0.9  # with gaps, use enclosing intervals only if they cover less than this fraction of the keys
+_SPARSE = 0.9  # enclosing intervals of rows with gaps must cover less than this fraction of the keys
 
 
 class Intervals(Mask):

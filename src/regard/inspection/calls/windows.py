@@ -71,7 +71,7 @@ def window_positions(queries: Tensor, keys: Tensor, batch: int, tokens: int) -> 
 
 
 def add_window_positions(call: CapturedCall, tokens: tuple[Tokens, Tokens] | None) -> CapturedCall:
-    """Return a call with the positions of its windows, if known. tokens: tokens of its queries and keys."""
+    """Return a call with the positions of its windows, if the tokens of its queries and keys are known."""
     if tokens is None:
         return call
     (queries, batch, count, _), (keys, *_) = tokens
@@ -223,7 +223,7 @@ def runs(positions: Tensor) -> tuple[Tensor, Tensor]:
     before = torch.nn.functional.pad(ordered[:, :-1], (1, 0), value=-2)
     after = torch.nn.functional.pad(ordered[:, 1:], (0, 1), value=-2)
     first, last = valid & (before != ordered - 1), valid & (after != ordered + 1)
-    first |= valid & (before < 0)  # padding comes first
+    first |= valid & (before < 0)  # the sorted padding, −1, would otherwise join a run that starts at 0
     count = int(first.sum(-1).max()) if first.numel() else 0
     ends = []
     for edge, offset in ((first, 0), (last, 1)):

@@ -78,11 +78,11 @@ def parse(
     else:
         # eager attention is causal only through its mask
         causal = implementation != "eager" and query.shape[2] > 1 and causal and mask is None
-        # for eager and sdpa, the model restricts the mask itself
+        # for eager and sdpa, the model's mask already includes these restrictions
         if keywords and implementation not in ("eager", "sdpa"):
             mask = _indexed_mask(module, query, key, mask, causal, keywords)
             causal = causal and mask is None
-    if isinstance(scaling, Tensor):  # learned
+    if isinstance(scaling, Tensor):  # a learned scale
         query, scaling = query * scaling, 1.0
     sink = keywords.get("s_aux")
     if sink is None and implementation == "eager":

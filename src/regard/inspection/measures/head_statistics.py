@@ -138,7 +138,7 @@ def _label(measures: dict[str, float], keys: int, cross: bool) -> str:
     if keys == 1:
         return "same token"
     best = max(_LABELS, key=lambda name: known.get(name, 0.0))
-    # in short texts uniform weights alone pass the threshold: require 1.5 × uniform
+    # in short texts, even uniform weights pass the threshold: require 1.5 × the uniform weight
     uniform = 1 / keys
     if best == "first":  # causal uniform weights: 1 in the first row, 1/2 in the second, …
         uniform *= sum(1 / row for row in range(1, min(keys, 20) + 1))

@@ -77,7 +77,7 @@ def _block(model: nn.Module, name: str) -> nn.Module:
 def _inputs(
     blocks: set[nn.Module],
 ) -> Iterator[dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]]]:
-    """Record the arguments of these modules until they are read for the first time."""
+    """Record the arguments of the first call to each of these modules, without caches."""
     calls: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
     def on_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

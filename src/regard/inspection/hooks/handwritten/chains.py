@@ -42,7 +42,7 @@ class Chains:
     ) -> None:
         self._on_attention, self._on_softmax = on_attention, on_softmax
         self._nodes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor → node, version
-        self._softmaxes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # outputs of other softmaxes
+        self._softmaxes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # outputs outside of chains
         self.tokens: TokenTracker | None = None  # set while a model with windows is observed
 
     def call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ class Chains:
                 return self._on_attention(operation, weights)
         try:
             node = rule(operation)
-        except (RuntimeError, ValueError, TypeError, IndexError):  # a form of the call that is not followed
+        except (RuntimeError, ValueError, TypeError, IndexError):  # no rule supports this form of the call
             node = None if rule is product else operation.unfollowed()
         if rule is softmax and not isinstance(node, Softmaxed) and self._on_softmax is not None:
             self._on_softmax(False)  # a SoftmaxedAxis becomes attention only if a product contracts its axis
@@ -97,7 +97,8 @@ class Chains:
         if not any(operand in self._softmaxes for operand in operands):
             return
         if rule is product:
-            if not any(map(is_parameter, operands)):  # a sum of learned vectors, as in mixtures of experts
+            # with a parameter, the product is a sum of learned vectors, as in mixtures of experts
+            if not any(map(is_parameter, operands)):
                 self._on_softmax(True)
         elif rule in ARRANGING and isinstance(output, Tensor):
             self._softmaxes[output] = True
