@@ -2,7 +2,7 @@
 
 Threads are daemons, and a job is interrupted between tiles once all its clients have disconnected. Abandoned
 jobs therefore end soon, and shutdown does not block for long. anyio's CapacityLimiter bounds only the running
-jobs: it neither refuses work when too many requests wait, nor batches or interrupts it.
+jobs: it neither refuses jobs when too many are waiting, nor batches or interrupts them.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _RESERVED: deque[int] = deque()  # bytes reserved by each running job of all thr
 
 
 class _Job(NamedTuple):
-    """A queued request. size: number of sentences, which the batch size limits."""
+    """A queued request. size: its number of sentences; the batch size limits their sum."""
 
     key: Hashable
     run: BatchFunction
