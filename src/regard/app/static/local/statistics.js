@@ -50,7 +50,7 @@ function labelOf(measures, keys, cross) {
   if (cross) return (measures.diagonal ?? 0) >= DOMINANT && !broad ? "diagonal" : otherwise;
   if (keys === 1) return "same token";
   const best = Object.keys(LABELS).reduce((a, b) => ((measures[b] ?? 0) > (measures[a] ?? 0) ? b : a));
-  // in short texts uniform weights alone pass the threshold: require 1.5 × uniform
+  // in short texts, even uniform weights pass the threshold: require 1.5 × the uniform weight
   let uniform = 1 / keys;
   if (best === "first") uniform *= Array.from({ length: Math.min(keys, 20) }, (_, index) => 1 / (index + 1)).reduce((a, b) => a + b);
   return (measures[best] ?? 0) >= Math.max(DOMINANT, 1.5 * uniform) ? LABELS[best] : otherwise;
