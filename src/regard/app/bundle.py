@@ -52,7 +52,7 @@ const loadLater = async (from, path) => load(from, path);
 
 
 def bundle_page(entries: Sequence[str]) -> str:
-    """Return modules and their dependencies as one script; entries run in this order.
+    """Return modules and their dependencies as one script; entries run in the given order.
 
     >>> from regard.app.bundle import bundle_page
     >>> script = bundle_page(["page/sections/lookup.js", "page/page.js"])

@@ -63,7 +63,7 @@ Answer = Floats | Ranking | HeadList | WeightComputation  # a tile is an array (
 
 
 class Work(NamedTuple):
-    """A checked question: the number of weights it reads (queries × keys × heads), and its answer."""
+    """A checked question: the number of weights that it reads, and the function that computes the answer."""
 
     cost: int
     answer: Callable[[], Any]
@@ -77,7 +77,7 @@ class Question(Struct, forbid_unknown_fields=True, kw_only=True):
     layer: Index = 0
 
     def on(self, layer: LayerView) -> Work:
-        """Check the arguments for a layer; raise ArgumentError if they are out of range."""
+        """Return the work of answering for a layer; raise ArgumentError if an argument is out of range."""
         raise NotImplementedError
 
 

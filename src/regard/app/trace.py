@@ -117,7 +117,8 @@ def trace_ids(
 ) -> Trace:
     """Trace token ids through a `LanguageModel`, `Transformer`, `MaskedLanguageModel` or pretrained encoder.
 
-    ids: the text, or the source of a `Transformer`. target: its target, with the start token.
+    ids: the text, or the source of a `Transformer`.
+    target: the target of a `Transformer`, with the start token.
     tokens, target_tokens: the tokens as text; default: the ids.
 
     >>> import regard

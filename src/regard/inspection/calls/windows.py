@@ -103,7 +103,7 @@ class Segments(Mask):
         return tuple(MaskTerm(start[..., i : i + 1], stop[..., i : i + 1]) for i in range(count))
 
 
-BUILT_IN.add(Segments)  # its terms need no check
+BUILT_IN.add(Segments)  # its terms need no validation
 
 
 @dataclass
@@ -166,7 +166,11 @@ class WindowedLayer:
         return lazy_problem(query, key, Call(ScaledDot(call.scale, call.softcap), mask, None, normalize))
 
     def _weights_problem(self, mask: Mask) -> Problem:
-        """Prepare a map of stored weights: row of weights · one-hot index of the key in its window."""
+        """Prepare a map of stored weights.
+
+        The query is a row of weights, and the key is the one-hot vector of its index in the window, so their
+        product is the weight.
+        """
         slots = max(call.key.shape[-2] for call in self.calls)
 
         def weight_rows(call: CapturedCall, at: WindowPositions) -> Tensor:

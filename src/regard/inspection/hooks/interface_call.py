@@ -36,7 +36,7 @@ _KNOWN = frozenset(f"{_PARSED} {_WITHOUT_EFFECT}".split())
 
 
 class InterfaceCall(NamedTuple):
-    """A parsed call; the keywords have the meaning defined by the implementation that runs it."""
+    """The arguments of a call, interpreted as the implementation that runs it interprets them."""
 
     query: Tensor  # b h q d
     key: Any  # b g k d; a tensor, or Quantized

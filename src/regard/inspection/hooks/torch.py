@@ -28,7 +28,7 @@ from regard.models.layers.attention import Attends
 
 
 def patches() -> list[Patch]:
-    """Patch torch's functions."""
+    """Patch torch's functions, and return the patches."""
     return [
         Patch(nn.MultiheadAttention, "forward", _multihead),
         Patch(nn.TransformerEncoderLayer, "forward", _encoder_layer),

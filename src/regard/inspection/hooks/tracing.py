@@ -208,7 +208,7 @@ def with_heads(weights: Tensor, heads: int | None) -> Tensor:
 
 
 def _reports(capture: Callable[..., CapturedCall | None]) -> Callable[[Function, Any, Any], Any]:
-    """Return the handler of an attention function: `capture` takes its output and its arguments."""
+    """Return a handler that calls an attention function and reports capture(output, *arguments)."""
 
     def handler(func: Function, args: Any, kwargs: Any) -> Any:
         with inside_attention():
@@ -232,7 +232,7 @@ def _reports(capture: Callable[..., CapturedCall | None]) -> Callable[[Function,
 
 
 def _tokens(args: Any) -> tuple[Tokens, Tokens] | None:
-    """Return the tokens of query and key, the first arguments."""
+    """Return the tokens of query and key, which are the first two arguments."""
     tracker = interception.THREAD.tracer.tokens
     return tracker.pair(*args[:2]) if tracker is not None and len(args) > 1 else None
 

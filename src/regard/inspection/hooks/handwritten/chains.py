@@ -70,7 +70,7 @@ class Chains:
         return Softmaxed(None, x.detach()) if isinstance(node, Softmaxed) else UNKNOWN  # modified in place
 
     def _follow(self, operation: Operation, rule: Rule) -> Any:
-        """Set the node of an operation's output. Return the output; on_attention may change it."""
+        """Set the node of an operation's output, and return the output, which `on_attention` may replace."""
         if rule is product:
             weights = next(filter(None, (_weights(operation, node) for node in operation.nodes)), None)
             if weights is not None:

@@ -145,7 +145,7 @@ class Scores:
         return replace(moved, terms=terms, tokens=None, head_axis=head_axis)
 
     def captured(self, heads: int | None = None) -> CapturedCall | None:
-        """Return the call, or None if its terms cannot be stored in this form.
+        """Return the scores as a captured call, or None if a call cannot store their terms.
 
         heads: number of heads, to split a single leading axis (b·h).
         """
