@@ -1,4 +1,4 @@
-"""Replace torch's SDPA with regard's, for models that call it directly: diffusers, timm, custom code."""
+"""Replace torch's SDPA with regard's, for models that call SDPA directly: diffusers, timm, own code."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -114,7 +114,7 @@ class UnrecordedModules:
 
     @staticmethod
     def _is_recorded(name: str, names: set[str]) -> bool:
-        """Return whether a module, a part of it or a module that contains it was recorded."""
+        """Return whether a module was recorded, or one of its submodules, or a module that contains it."""
         if any(other == name or other.startswith(f"{name}.") or not name for other in names):
             return True
         parts = name.split(".")

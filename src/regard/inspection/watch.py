@@ -326,7 +326,7 @@ class Recorder:
         return not self._nested_generations and any(part in caches for part in (cache, *parts))
 
     def on_generate(self, model: nn.Module, generate: Function, *args: Any, **kwargs: Any) -> Any:
-        """Run a generation, and join its steps at the end."""
+        """Run `generate`, then record its steps as one call per layer."""
         if not any(module in self.names for module in model.modules()):
             return generate(model, *args, **kwargs)
         if self._generation is not None:

@@ -102,7 +102,7 @@ class ViewStore:
 
 
 def view_bytes(view: ViewModel) -> int:
-    """Return the memory held by a view: its tokens, and its tensors with shared storage counted once."""
+    """Return the bytes held by the tokens and tensors of a view; shared storage counts once."""
     storages: dict[int, int] = {}
     size = 0
     for model_input in view.inputs:

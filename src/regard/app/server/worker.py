@@ -174,7 +174,7 @@ class Worker:
             raise Interrupted
 
     def _next_batch(self) -> list[_Job]:
-        """Return the oldest job and others with its key; an empty list on shutdown."""
+        """Return the oldest job and other waiting jobs with the same key; an empty list on shutdown."""
         with self._changed:
             while not self._jobs and not self._cancelled:
                 self._changed.wait()

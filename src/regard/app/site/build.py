@@ -138,7 +138,7 @@ def make_site(models: Sequence[SiteModel], guide: str = "") -> str:
 
 
 def _has_models(section: str, models: Sequence[SiteModel]) -> bool:
-    """Return whether a section exists and has a model, if it needs one."""
+    """Return whether a section exists and, if it needs a model, has one."""
     if section not in static_names("page/sections"):
         return False
     if section == "translate":

@@ -116,7 +116,7 @@ class CapturedCall:
 
 
 def dense_call(weights: Tensor, kind: AttentionKind = "self") -> CapturedCall:
-    """Return a call with these weights (…, q, k), for calls whose query and key are unknown.
+    """Return a call that stores these weights (…, q, k) densely, because its query and key are unknown.
 
     >>> import torch
     >>> from regard.inspection.calls.capture import dense_call

@@ -84,7 +84,7 @@ class Generation:
         self._next_parents = None
 
     def on_reorder(self, rows: Tensor) -> None:
-        """Record that the next forward pass continues these rows."""
+        """Record that the next forward pass continues these rows of the last one."""
         rows = rows.detach().clone()
         self._next_parents = rows if self._next_parents is None else self._next_parents[rows]
 

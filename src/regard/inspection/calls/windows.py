@@ -108,7 +108,7 @@ BUILT_IN.add(Segments)  # its terms need no validation
 
 @dataclass
 class WindowedLayer:
-    """The calls of one layer for its windows; several calls if the windows differ in size."""
+    """The calls to one layer with windows; a model may make one call per window size."""
 
     calls: list[CapturedCall]
     run: int = 0  # index of the model call that ran the layer
@@ -191,7 +191,7 @@ class WindowedLayer:
         return problem.with_config(score=WINDOW_WEIGHTS)
 
     def _summed(self, part: Callable[[CapturedCall, WindowPositions], Tensor]) -> Tensor:
-        """Sum the tensors of all calls. Each token belongs to one call; the others have zeros there."""
+        """Sum the tensors of all calls. Each token belongs to one call; in all others it is zero."""
         total: Tensor | None = None
         for call in self.calls:
             assert call.windows is not None

@@ -1,4 +1,4 @@
-"""Activation patching: record heads in one run and insert them into another."""
+"""Activation patching: record heads in one run and insert them into another run."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple

@@ -27,7 +27,7 @@ Function = Callable[..., Any]
 
 
 class Observer(Protocol):
-    """Receives the attention calls of its modules."""
+    """Receives the attention calls of the modules that it observes."""
 
     names: dict[nn.Module, str]  # the observed modules and their names
 
@@ -35,7 +35,7 @@ class Observer(Protocol):
         """Called when one of the modules has computed attention."""
 
     def on_own_values(self, module: nn.Module, value: Tensor, output: AttentionOutput) -> None:
-        """Called when a regard layer has computed attention, after it has reported the weights."""
+        """Called when a regard layer has computed attention and reported its weights."""
 
     @property
     def values(self) -> bool:

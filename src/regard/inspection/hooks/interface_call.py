@@ -127,7 +127,7 @@ def _unknown_keywords(function: Hashable) -> frozenset[str]:
 
 
 def eager_function(module: nn.Module) -> Any:
-    """Return the eager attention function from a module's model file, if it has the usual name."""
+    """Return the eager attention function from a module's model file, if the function has its usual name."""
     return vars(sys.modules.get(type(module).__module__, object)).get("eager_attention_forward")
 
 

@@ -302,7 +302,7 @@ def edit_product(operation: Operation, node: Softmaxed) -> Any:
 
 
 def _update_mode() -> None:
-    """Enter or leave the mode. Only other libraries' modules need it, and it disables torch's fast paths."""
+    """Enter the mode only while modules of other libraries are edited: it disables torch's fast paths."""
     own = Attends | nn.MultiheadAttention
     needed = any(not isinstance(module, own) for edits in _THREAD.edits for module in edits)
     if needed and _THREAD.mode is None:

@@ -37,7 +37,7 @@ _COLLECTOR: Any = None  # transformers' context variable: the outputs collected 
 
 @hint_arguments
 def enable() -> None:
-    """Register "regard" as an attention implementation of transformers, with its masks.
+    """Register "regard" as an attention implementation of transformers, with its mask function.
 
     Then use `from_pretrained(…, attn_implementation="regard")` or `model.set_attn_implementation("regard")`;
     `generate` works too. If the model is called with `output_attentions=True`, `outputs.attentions` holds

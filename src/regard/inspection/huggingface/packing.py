@@ -64,7 +64,7 @@ def is_packed(model: nn.Module) -> bool:
 
 
 def is_packing(model: nn.Module | None) -> bool:
-    """Return whether the layers of a running model are packed, so that it needs no mask."""
+    """Return whether the layers of a running model are packed; the model then needs no mask."""
     stack = _STATE.models.get(model) if model is not None else None
     return bool(stack) and stack[-1] is not None  # type: ignore[index]
 

@@ -45,7 +45,7 @@ class AttentionOutput(NamedTuple):
 
 
 class OutputProjection(NamedTuple):
-    """The weight (m, h · e) that maps the merged heads to the output, and its version."""
+    """The weight (m, h · e) that maps the merged heads to the output, and its version counter."""
 
     weight: Tensor
     version: int | None

@@ -99,7 +99,7 @@ class BlockMeter:
         return measured
 
     def _at(self, block: Tensor, at: Tile, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each row's weight at its position (…, q), and whether the position exists."""
+        """Return the weight of each row at one position, (…, q), and whether this position exists."""
         positions = positions.expand(block.shape[:-1])
         inside = (positions >= at.keys.start) & (positions < at.keys.stop)
         index = (positions - at.keys.start).clamp(0, block.shape[-1] - 1)

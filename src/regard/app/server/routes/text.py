@@ -133,7 +133,7 @@ def _embed_batches(encoder: WordEncoder, sentences: list[str]) -> list[WordVecto
 
 @endpoint("POST", "/api/compare", "Similarity of a word in two sentences, by layer.", pool="model")
 def compare(state: AppState, request: CompareRequest) -> CompareResponse:
-    """Compare with every encoder; raise an error only if all of them fail."""
+    """Compare the words with every requested encoder; raise an error only if all of them fail."""
     names = request.models or state.registry.encoders()
     if not names:
         raise ArgumentError("No encoder is loaded. Start the server with one: regard look minilm.")
