@@ -34,7 +34,7 @@ _STORY_TOKENS = 64  # tokens per passage; the longest stories of the training da
 _WIDTH, _HEADS = 64, 8  # width of the co-occurrence vectors, and number of slices
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])\s+|\n+")
 
-_Count = Callable[[Sequence[str]], list[int]]  # texts → number of tokens of each, special tokens included
+_Count = Callable[[Sequence[str]], list[int]]  # texts → number of tokens in each, including special tokens
 
 
 def split_passages(text: str, count: _Count, max_tokens: int) -> list[str]:

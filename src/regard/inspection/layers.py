@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, DTypeError
 from regard.models.layers.attention import Attends, is_cross_attention
 
 Layers = int | str | Sequence[int | str]
-_BASE_CLASSES = ("transformers.modeling_", "transformers.generation")  # common to all models
+_BASE_CLASSES = ("transformers.modeling_", "transformers.generation")  # modules that all models share
 _ATTENTION_CALLS = {"ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"}
 
 

@@ -83,7 +83,7 @@ class ViewStore:
         def answer() -> Any:
             result = work.answer()
             if view_id not in self._pinned:
-                self._store(view_id, view)  # its size changed: expensive answers are cached in the view
+                self._store(view_id, view)  # update its size: expensive answers are cached in the view
             return result
 
         return Work(work.cost + tau_cost(layer), answer)

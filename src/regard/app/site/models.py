@@ -21,7 +21,7 @@ from regard.models.transformer import Transformer
 from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.translator import Translator
 
-# normalizers of static/local/engine/normalizers.js
+# the activations and normalizers that static/local/engine implements
 _ACTIVATIONS = ("relu", "gelu", "swiglu")
 _NORMALIZERS = {
     "softmax": Softmax(),

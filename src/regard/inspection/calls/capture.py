@@ -66,7 +66,7 @@ class CapturedCall:
     dense: bool = False  # True: weights = biases[0] / (number of visible keys); query and key are empty
     value: Tensor | None = None  # b g k e
     output: AttentionOutput | None = None  # not detached: its gradient may be recorded
-    windows: WindowPositions | None = None  # the entries of the batch are windows of larger images
+    windows: WindowPositions | None = None  # set if the entries of the batch are windows of larger images
 
     def weights(self) -> Weights:
         """Return the lazy weights."""

@@ -30,7 +30,7 @@ class Step(NamedTuple):
     mask: RowMask | None
     biases: tuple[Tensor, ...]
     offset: int  # position of the mask's first key among all keys
-    keys: int  # keys that this step attends to
+    keys: int  # number of keys that this step attends to
     value: Tensor | None = None  # values of the new keys, b g q e
 
 
@@ -38,7 +38,7 @@ class LastKeys(NamedTuple):
     """The keys of a layer's last step."""
 
     key: Tensor
-    offset: int  # position of its first key among all keys
+    offset: int  # position of the first of these keys among all keys
     valid: int  # number of valid keys
 
 
@@ -46,7 +46,7 @@ class LastKeys(NamedTuple):
 class LayerSteps:
     """The steps of one layer."""
 
-    first_call: CapturedCall  # without its tensors
+    first_call: CapturedCall  # the first call, without its tensors
     steps: list[Step] = field(default_factory=list)
     initial_keys: Tensor | None = None  # keys in the cache before the first step
     initial_values: Tensor | None = None  # their values, if values are recorded
@@ -325,7 +325,7 @@ def _first_tokens(step: Step, count: int) -> Step:
     )
 
 
-Steps = Sequence[tuple[Step, Tensor | None]]  # each step with its rows of the batch
+Steps = Sequence[tuple[Step, Tensor | None]]  # each step, and the batch rows to select from it
 
 
 def _join_values(steps: Steps, initial: Tensor | None) -> Tensor | None:

@@ -48,7 +48,7 @@ _RESULTS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # mask → result
 
 def _cached(mask: Tensor, compute: Callable[..., Any], *arguments: Hashable) -> Any:
     """Return compute(mask, …), cached until the mask changes."""
-    if mask.is_inference():  # no version counter: it may have changed since
+    if mask.is_inference():  # without a version counter, changes would go unnoticed
         return compute(mask, *arguments)
     results = _RESULTS.setdefault(mask, {})
     key, state = (compute, *arguments), (mask._version, mask.shape)

@@ -42,7 +42,7 @@ class InterfaceCall(NamedTuple):
     key: Any  # b g k d; a tensor, or Quantized
     value: Any  # b g k e
     mask: Any = None  # a boolean or additive tensor, a regard mask, or a FlexAttention BlockMask
-    causal: bool = False  # causal without a mask, aligned to the first key
+    causal: bool = False  # whether a call without a mask is causal, aligned to the first key
     scale: float | None = None
     softcap: float | None = None
     sink: Tensor | None = None

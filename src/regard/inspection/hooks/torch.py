@@ -181,7 +181,7 @@ def _multihead_mask(
         boolean, added = mask.dtype is torch.bool, key.shape[-2] - mask.shape[-1]
         allowed = ~mask if boolean else mask
         rows = row_mask(F.pad(allowed, (0, added), value=boolean) if added else allowed, query, key)
-        assert rows is not None  # None only without a mask
+        assert rows is not None  # it is None only without a mask
         result = rows.intersect(result)
     return result
 

@@ -11,8 +11,8 @@ from regard.mechanism.call.problem import Tile
 from regard.mechanism.weights.matrix import Weights
 
 OFFSETS = {"previous": -1, "next": 1, "same": 0}
-SINK, DORMANT = 0.3, 0.9  # a row counts if its weight on the first key exceeds this
-LARGEST = 1 - 1e-4  # a weight counts as the largest from this fraction of the row maximum
+SINK, DORMANT = 0.3, 0.9  # a row counts if its weight on the first key exceeds this threshold
+LARGEST = 1 - 1e-4  # a weight of at least this fraction of the row maximum counts as the largest
 STREAMING = (4, 64)  # number of first and of most recent keys that a streaming head reads
 
 MATCHES = ("duplicate", "induction", "copying")
@@ -73,7 +73,7 @@ class BlockMeter:
         """Return the key at each row's own position; in cross-attention, the key on the diagonal."""
         if self.cross:
             return (rows + 0.5) * (self.keys / self.queries) - 0.5
-        return rows + self.keys - self.queries  # aligned at the last token
+        return rows + self.keys - self.queries  # the last query is aligned with the last key
 
     def _of_tokens(self, at: Tile, block: Tensor, centers: Tensor, keys: Tensor, attends: Tensor) -> Measured:
         """Compute the measures that compare tokens: duplicate, induction, copying and retrieval."""

@@ -41,7 +41,7 @@ from regard.mechanism.call.problem import Tile
 from regard.mechanism.weights.matrix import Weights
 
 _DOMINANT = 0.4  # a kind of key with at least this mean weight decides the label
-_UNIFORM = 0.85  # a head counts as broad from this normalized entropy
+_UNIFORM = 0.85  # a head with at least this normalized entropy counts as broad
 _CELLS = 2**20  # weights per block of a dense matrix
 _LABELS = {
     "previous": "previous token",

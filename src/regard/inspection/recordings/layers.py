@@ -40,7 +40,7 @@ class RecordedLayers(Mapping[str, Weights]):
         self._weights: dict[str, Weights | UnavailableWeights] = {}
         self._calls: dict[str, list[Weights | UnavailableWeights]] = {}
         self._kinds: dict[str, AttentionKind] = {}
-        self._modules: dict[str, tuple[str, int]] = {}  # module name and number of the model's call
+        self._modules: dict[str, tuple[str, int]] = {}  # by entry: module name and number of the model call
         self._records: dict[str, CallRecord | NoValues] = {}  # values and gradients, by entry
         self._windowed: dict[str, WindowedLayer] = {}  # layers with windows, by entry
         self._empty = "nothing yet: call the model inside the with block"

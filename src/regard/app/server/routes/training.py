@@ -179,5 +179,5 @@ def _read_samples(folder: Path) -> Iterator[Sample]:
     for line in lines:
         try:
             yield msgspec.json.decode(line, type=Sample)
-        except (ValueError, RecursionError):  # not a sample
+        except (ValueError, RecursionError):  # the line is not a sample
             continue

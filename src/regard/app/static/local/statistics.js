@@ -1,8 +1,8 @@
 // Statistics of attention heads and their labels, equal to those of regard.inspection.head_statistics without token ids.
 
-const [SINK, DORMANT] = [0.3, 0.9]; // a row counts if its weight on the first key exceeds this
+const [SINK, DORMANT] = [0.3, 0.9]; // a row counts if its weight on the first key exceeds this threshold
 const DOMINANT = 0.4; // a kind of key with at least this mean weight decides the label
-const UNIFORM = 0.85; // a head counts as broad from this normalized entropy
+const UNIFORM = 0.85; // a head with at least this normalized entropy counts as broad
 const OFFSETS = { previous: -1, next: 1, same: 0 };
 const LABELS = { previous: "previous token", next: "next token", same: "same token", first: "first token" };
 

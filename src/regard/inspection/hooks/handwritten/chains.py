@@ -67,7 +67,7 @@ class Chains:
         node, version = self._nodes.get(x, (None, 0))
         if node is None or version == version_of(x):
             return node
-        return Softmaxed(None, x.detach()) if isinstance(node, Softmaxed) else UNKNOWN  # modified in place
+        return Softmaxed(None, x.detach()) if isinstance(node, Softmaxed) else UNKNOWN  # x was modified
 
     def _follow(self, operation: Operation, rule: Rule) -> Any:
         """Set the node of an operation's output, and return the output, which `on_attention` may replace."""
