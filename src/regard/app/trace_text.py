@@ -57,7 +57,7 @@ def supports(model: Any) -> bool:
 
 
 def trace_text(model: Any, text: str, target: str | None = None) -> TracedText:
-    """Trace a text, and for a translator also the target text: by default its own translation.
+    """Trace a text; for a translator, also trace `target`, by default its own translation of the text.
 
     >>> import regard
     >>> from regard.app.trace_text import trace_text

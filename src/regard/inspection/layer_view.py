@@ -159,7 +159,7 @@ class LayerView:
         heads: Sequence[int] | None = None,
         mean: bool = False,
     ) -> Floats:
-        """Return at most height × width block means of part of the matrix, per head or for the mean head."""
+        """Return at most height × width block means of part of the matrix, per head or for their mean."""
         weights = self.select_heads(heads)
         if isinstance(weights, Tensor):
             count = int(weights.shape[-3]) if has_heads(weights) else 1

@@ -33,10 +33,9 @@ _MEASURES = (
 class Seen(RecordedLayers):
     """Attention weights recorded by `watch`, in order; indexed by module name or by number, as in seen[0].
 
-    If a module computes attention several times in the block, the entries are "decoder.attention",
-    "decoder.attention@2", …, in this order. The model may have been called several times, or may use the
-    module several times per call. Hugging Face's `generate` gives one entry per layer, over the prompt and
-    the generated tokens.
+    If a module computes attention several times in the block, because the model is called several times or
+    uses the module several times per call, its entries are "decoder.attention", "decoder.attention@2", …, in
+    call order. Hugging Face's `generate` gives one entry per layer, over the prompt and the generated tokens.
 
     >>> import torch, regard
     >>> layer = regard.models.MultiHeadAttention(16, 4)

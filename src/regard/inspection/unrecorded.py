@@ -36,8 +36,8 @@ _COMPILED = (
 class CallHook:
     """A forward pre-hook that reports calls to a module. Copies of the module report nothing.
 
-    report: function of three arguments: whether the call is in an observed thread, and its positional and
-    keyword arguments.
+    report: called with three arguments: whether the call is in an observed thread, its positional arguments,
+    and its keyword arguments.
     """
 
     def __init__(

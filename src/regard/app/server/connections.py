@@ -40,7 +40,7 @@ class Connections:
     """The open connections of a server, including those still waiting for a complete request.
 
     Beyond the limit, the oldest waiting connection is closed, so slow clients never block a client that
-    sends its request at once. If none is waiting, the new connection is closed.
+    sends its request at once. If no connection is waiting, the new one is closed.
     """
 
     def __init__(self, limit: int | None = None) -> None:

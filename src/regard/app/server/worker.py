@@ -36,7 +36,7 @@ _RESERVED: deque[int] = deque()  # bytes reserved by each running job of all thr
 
 
 class _Job(NamedTuple):
-    """A queued request. size: its number of sentences; the batch size limits their sum."""
+    """A queued request. size: its number of sentences; the batch size limits the sum of sizes."""
 
     key: Hashable
     run: BatchFunction
@@ -112,8 +112,8 @@ class Worker:
     async def run_batched(self, key: Hashable, run: BatchFunction, request: Any, size: int = 1) -> Any:
         """Call `run` with the requests of all waiting jobs with this key; return the result of `request`.
 
-        If the result is an exception, it is raised here. If `run` itself raises, it is called again for each
-        request separately.
+        If the result is an exception, it is raised here. If `run` itself raises, `run` is called again for
+        each request separately.
         """
         loop = asyncio.get_running_loop()
         job = _Job(key, run, request, size, loop.create_future(), loop)

@@ -134,7 +134,7 @@ class Generation:
         layer.steps.append(Step(number - 1, call.query, new, call.mask, call.biases, offset, keys, value))
 
     def _compare(self, layer: LayerSteps, key: Tensor, offset: int, end: int, new: Tensor | None) -> None:
-        """Compare one feature of each earlier key with its stored value, and store those of new keys.
+        """Compare a feature of each earlier key with its stored value; store the feature of each new key.
 
         offset: position of the step's first key among all keys. end: number of valid keys.
         new: the keys added by this step, at the end; None if there are none.

@@ -198,7 +198,7 @@ class CompactMask(NamedTuple):
     """A compact form of a mask (…, q, k).
 
     mask: an equivalent mask if `exact`, otherwise a mask that allows a superset of the keys. None: all keys.
-    span: start and stop of the interval, if all rows share the same one.
+    span: start and stop of the interval, if it is the same for all rows.
     """
 
     mask: Mask | None
@@ -228,8 +228,8 @@ def readable(mask: Tensor) -> bool:
 def as_boolean(mask: Tensor) -> Tensor | None:
     """Convert an additive mask that only hides keys to a boolean mask; return None for other masks.
 
-    Also returns None if a row has no visible key, because its weights are uniform with a finite mask and zero
-    with a boolean mask.
+    Also returns None if a row has no visible key: with a finite mask its weights would be uniform, but with a
+    boolean mask they are zero.
 
     >>> import torch
     >>> from regard.inspection.calls.mask_reading import as_boolean

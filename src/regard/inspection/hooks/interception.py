@@ -51,7 +51,7 @@ class Observer(Protocol):
     def on_softmax(self, module: nn.Module, pools: bool) -> None:
         """Called when one of the modules has computed a softmax that is not followed.
 
-        pools: whether its output was multiplied by activations.
+        pools: whether the output of the softmax was multiplied by activations.
         """
 
     def on_generate(self, model: nn.Module, generate: Function, *args: Any, **kwargs: Any) -> Any:

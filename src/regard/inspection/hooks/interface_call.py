@@ -104,8 +104,8 @@ def parse(
 def check_keywords(function: Any, keywords: Mapping[str, Any]) -> None:
     """Raise an ArgumentError for unknown keywords that can change the result of an attention function.
 
-    Only keywords that the function declares as parameters are checked. It ignores all others, which come from
-    the model's caller.
+    Only keywords that the function declares as parameters are checked. The function ignores all others, which
+    come from the model's caller.
     """
     unknown = [name for name in _unknown_keywords(function) if keywords.get(name) is not None]
     if unknown:

@@ -74,7 +74,7 @@ _THREAD = _Thread()
 
 @contextmanager
 def editing(edits: Mapping[nn.Module, Edit]) -> Iterator[set[nn.Module]]:
-    """Apply edits to calls to these modules in this thread; yield the set of modules edited so far."""
+    """Edit the calls to these modules in this thread; yield the set of modules edited so far."""
     with _PATCHES.installed():
         _THREAD.edits.append(edits)
         outer, _THREAD.edited = _THREAD.edited, set()
@@ -113,7 +113,7 @@ def _apply(
 
 
 def _self_positions(query: Tensor, key: Tensor, length: int | None = None) -> tuple[int, int]:
-    """Return the positions of the first query and key. length: tokens so far, if a cache counts them."""
+    """Return the positions of the first query and key. length: token count of a cache, if it has one."""
     queries, keys = query.shape[-2], key.shape[-2]
     length = max(keys, queries) if length is None else length
     _THREAD.positions = length - queries, queries
@@ -121,7 +121,7 @@ def _self_positions(query: Tensor, key: Tensor, length: int | None = None) -> tu
 
 
 def _cross_positions(query: Tensor) -> tuple[int, int]:
-    """Return the positions of the first query and key; queries continue those of self-attention."""
+    """Return the positions of the first query, as in the last self-attention call, and of the first key."""
     first, queries = _THREAD.positions
     return (first if queries == query.shape[-2] else 0), 0
 

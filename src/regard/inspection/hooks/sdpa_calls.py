@@ -73,8 +73,8 @@ def capture_flex(
 ) -> CapturedCall:
     """Capture a call to FlexAttention's operator. The weights are dense if it has a score_mod, else lazy.
 
-    score_mod_other_buffers, mask_mod_other_buffers: the tensors that the functions read, if torch.compile has
-    traced them.
+    score_mod_other_buffers, mask_mod_other_buffers: the tensors that score_mod and mask_mod read, if
+        torch.compile has traced these functions.
     """
     from torch.nn.attention.flex_attention import _identity, noop_mask
 

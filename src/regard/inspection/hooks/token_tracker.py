@@ -84,7 +84,7 @@ class TokenTracker:
     def pair(self, query: Tensor, key: Tensor, *, transposed: bool = False) -> tuple[Tokens, Tokens] | None:
         """Return the tokens of queries (…, h, q, d) and keys (…, h, k, d), or (…, h, d, k) if transposed.
 
-        They have the shapes (…, q) and (…, k).
+        The token numbers have the shapes (…, q) and (…, k).
         """
         queries, keys = self.get(query), self.get(key)
         if queries is None or keys is None or queries[1:] != keys[1:]:

@@ -63,7 +63,7 @@ def enable() -> None:
 def check(model: nn.Module) -> None:
     """Raise an ArgumentError if the outputs of a model on regard differ from those of eager attention.
 
-    All its attention layers must use the attention interface of transformers. Models with their own
+    All attention layers of the model must use the attention interface of transformers. Models with their own
     attention, such as Bloom, accept any implementation name and ignore it. After `enable()`, a model that
     takes token ids is also run on a few tokens. Its outputs must match those of eager attention, and may
     depend on later tokens only if those of eager attention do.

@@ -14,8 +14,8 @@ from regard.mechanism.weights.matrix import Weights
 class Gradients(LowRank):
     """The gradient of the loss with respect to the weights, dA = dO · Vᵀ, as a lazy matrix (…, h, q, k).
 
-    dO is the gradient of the heads' output. Eager attention computes the same matrix densely. It includes
-    masked pairs. With dropout, it is the gradient with respect to the weights after dropout.
+    dO is the gradient of the heads' output. Eager attention computes the same matrix densely. The matrix
+    includes masked pairs. With dropout, it is the gradient with respect to the weights after dropout.
 
     >>> import torch, regard
     >>> layer, x = regard.models.MultiHeadAttention(8, 2), torch.randn(5, 8)

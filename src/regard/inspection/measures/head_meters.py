@@ -211,8 +211,8 @@ def _row_entropy(block: Tensor) -> Tensor:
 def _distance(block: Tensor, keys: Tensor, centers: Tensor) -> Tensor:
     """Return Σ w |key − center| of each row, (…, q).
 
-    Left and right of all centers the distance is linear in the key, so only the part between them needs a
-    matrix of distances.
+    For keys to the left or right of all centers, the distance is linear in the key, so only the keys between
+    the centers need a matrix of distances.
     """
     block, keys, centers = block.float(), keys.float(), centers.float()
     low = int(torch.searchsorted(keys, centers[0].floor()))

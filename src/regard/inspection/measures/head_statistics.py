@@ -78,8 +78,8 @@ def head_statistics(
 ) -> list[HeadStatistics]:
     """Compute the statistics of every head in a layer, in linear memory.
 
-    weights: (…, h, q, k), or (q, k) for one head; a batch is averaged.
-    cross: queries and keys come from different texts.
+    weights: (…, h, q, k), or (q, k) for one head. The measures are averaged over a batch.
+    cross: whether queries and keys come from different texts.
     ids: token ids of the keys, (b, k); required for induction.
 
     >>> import torch, regard, regard.inspection

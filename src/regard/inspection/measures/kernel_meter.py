@@ -42,7 +42,7 @@ class KernelMeter:
     def measure(self) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
         """Return the sum and the number of counted rows of each measure, (…, g, r).
 
-        Returns None if the kernels do not support the weights, or if these are not finite.
+        Returns None if the kernels do not support the weights, or if the weights are not finite.
         """
         reader = self.weights.reader()
         if reader is None:

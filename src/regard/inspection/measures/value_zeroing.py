@@ -24,8 +24,8 @@ def value_zeroing(
 
     The change is the cosine distance between the outputs of the whole layer (attention, residual connections
     and feed-forward network) for a query with and without the value of a key (Mohebbi et al. 2023,
-    section 3); dividing by the row sums gives their scores. The layer runs once per key, on the inputs of one
-    run of the model. Memory per run is linear; the result has one number per query and key.
+    section 3); dividing by the row sums gives the paper's scores. The layer runs once per key, on the inputs
+    of one run of the model. Memory per run is linear; the result has one number per query and key.
 
     batch: the model's arguments: a dictionary, a tuple, or one tensor. layers: as in `regard.edit`.
     keys: positions of the keys; default: all.

@@ -96,7 +96,7 @@ class Operation:
         )
 
     def adds_scores(self) -> bool:
-        """Return whether both operands are scores; lazy weights need one as a dense bias."""
+        """Return whether both operands are scores; lazy weights would store one of them as a dense bias."""
         other = [
             x for x, node in zip(self.operands, self.nodes, strict=True) if node and node is not self.node
         ]

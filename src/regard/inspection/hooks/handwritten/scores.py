@@ -33,7 +33,7 @@ class Term(NamedTuple):
 class Scores:
     """Scores (*lead, q, k): query (*frame, q, d) · key (*frame, k, d), with scale, softcap and terms.
 
-    frame: the finest leading axes so far, such as (b, h). lead: the current ones, maybe merged: (b·h,).
+    frame: the finest leading axes so far, such as (b, h). lead: the current ones, possibly merged: (b·h,).
     capped: c · tanh(x · scale) has been applied to the product, where c is `softcap`.
     sources: the operands of the product, with their version counters when it was computed.
     tokens: the tokens of the queries and keys in each window, if they are known.
