@@ -314,7 +314,7 @@ def _translator_input(translator: Translator, translation: Translation) -> Input
         ids, pieces = target.ids, target.pieces
     length, limit = max(len(source.ids), len(ids)), translator.max_tokens
     if length > limit:
-        reason = f"Only words are shown: {length} tokens, but the model reads at most {limit}."
+        reason = f"Only words are shown: a text has {length} tokens, but the model reads at most {limit}."
         return replace(words, note=join_notes(words.note, reason))
     if not source.ids:
         return words

@@ -84,7 +84,7 @@ def packed_mask(module: nn.Module, causal: bool, keywords: dict[str, Any]) -> Ma
     if kind not in (None, "full_attention", "global_attention", "sliding_attention", "local_attention"):
         raise _refused(module, f"is a layer of type {kind!r}")
     if window is None and (kind in ("sliding_attention", "local_attention") or _has_window(module)):
-        raise _refused(module, "applies its window only by a mask")
+        raise _refused(module, "applies its window only through a mask")
     rule: Rule | None = Causal() if causal else None
     if window is not None:
         rule = Window(left=window - 1, right=0 if causal else window - 1)
