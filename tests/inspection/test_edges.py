@@ -256,7 +256,7 @@ def test_wrong_patches_raise():
     for heads, y, error, match in (
         ([2], x, ArgumentError, "head 2"),
         ([0], x[:, :2].repeat(1, 4, 1), ShapeError, "positions 0 to 7"),
-        ([0], x[:1].repeat(3, 1, 1), ShapeError, "batches of equal size"),
+        ([0], x[:1].repeat(3, 1, 1), ShapeError, "same batch size"),
     ):
         with pytest.raises(error, match=match), regard.edit(model, None, heads, regard.Patch(run)):
             model(y)

@@ -1,8 +1,8 @@
 """Bundle ES modules into one script, each module after its imports.
 
 Modules import by name from "./x.js" or "../folder/x.js" on one line and export at the start of a line.
-Bundling therefore needs no parser. The modules of the view also share no top-level names, so `bundle` only
-removes imports and the word `export`. `bundle_page` makes each module a function of its own, and supports
+Bundling therefore needs no parser. No two modules of the view declare the same top-level name, so `bundle`
+only removes imports and the word `export`. `bundle_page` wraps each module in a function, and supports
 `import(…)` of the bundle's modules.
 """
 
@@ -52,7 +52,7 @@ const loadLater = async (from, path) => load(from, path);
 
 
 def bundle_page(entries: Sequence[str]) -> str:
-    """Return modules and their dependencies as one script; entries run in this order.
+    """Return modules and their dependencies as one script; entries run in the given order.
 
     >>> from regard.app.bundle import bundle_page
     >>> script = bundle_page(["page/sections/lookup.js", "page/page.js"])
@@ -66,11 +66,11 @@ def bundle_page(entries: Sequence[str]) -> str:
 
 
 def _scoped(name: str, text: str) -> str:
-    """Return a module as a function that returns its exports."""
+    """Wrap a module in a function that returns its exports."""
     exports: list[str] = []
 
     def imported(statement: re.Match[str]) -> str:
-        if statement["kind"] == "export":  # passed on
+        if statement["kind"] == "export":  # a re-export
             parts = statement["names"].split(",")
             exports.extend(part.rpartition(" as ")[2].strip() for part in parts if part.strip())
         names = statement["names"].replace(" as ", ": ")
@@ -170,7 +170,7 @@ def join(modules: dict[str, str], entry: str) -> str:
 
 
 def _check_imports(name: str, text: str, exports: dict[str, set[str]]) -> None:
-    """Raise if a module has unsupported imports or imports a name that is not exported above."""
+    """Raise if a module has unsupported imports or imports a name that its source does not export."""
     rest = _IMPORT.sub("", text)
     if unsupported := _UNSUPPORTED.search(rest):
         line = rest[unsupported.start() :].strip().splitlines()[0]

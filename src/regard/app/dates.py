@@ -22,7 +22,7 @@ from regard.translation.training.progress import create_display
 from regard.translation.training.train import train
 from regard.translation.translator import load_translator
 
-# 403,200 parameters; translates 99.1% of the test sentences, whose values are unseen, without an error
+# 403,200 parameters; translates 99.1% of the test sentences, which have unseen values, without an error
 _SETTINGS = (
     *("tokens.kind=bpe", "tokens.size=300", "model.width=96", "model.ffn_dim=192"),
     *("training.epochs=10", "training.seed=0"),
@@ -36,7 +36,7 @@ def make_corpus() -> EmbeddedCorpus:
 
 
 def train_dates(output: Path, updates: int | None = None) -> None:
-    """Train the translator and write its folder. updates: optimizer updates instead of ten epochs."""
+    """Train the translator for some optimizer updates, by default ten epochs, and write its folder."""
     shorter = [] if updates is None else [f"training.updates={updates}"]
     config = TranslationConfig.preset("tiny").override([*_SETTINGS, *shorter])
     corpus = make_corpus()

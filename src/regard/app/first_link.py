@@ -9,7 +9,7 @@ import numpy as np
 from regard.inspection.layer_view import Floats, InputView, TextView
 
 _MAX_TOKENS = 128  # longer texts get no link: finding one takes a pass over all weights
-_MIN_DISTANCE = 2  # some heads attend to the neighbor in every text
+_MIN_DISTANCE = 2  # links between neighbors are uninformative: some heads have them in every text
 _PRONOUN = re.compile("it|he|she|they|him|her|them|its|his|their", re.IGNORECASE)
 _FUNCTION_WORD = re.compile(
     f"{_PRONOUN.pattern}|a|an|the|this|that|these|those|i|you|we|me|us|my|your|our|who|which|what|and|or|but|if|"
@@ -36,7 +36,7 @@ class Link(NamedTuple):
 
 
 def first_link(view: InputView) -> Link | None:
-    """Return the strongest link of the first pronoun to an earlier content word, over all layers and heads.
+    """Return the strongest link from the first pronoun to an earlier content word, over all layers and heads.
 
     In a text without a pronoun, return the strongest link between two content words. The two words of a link
     are not neighbors. Return None if there is no such link, if the text is long, or if the layers link
@@ -61,7 +61,7 @@ def first_link(view: InputView) -> Link | None:
 
 
 def _strongest(view: InputView, allowed: "np.ndarray") -> Iterator[Link]:
-    """Yield the strongest allowed link of each layer."""
+    """Yield the strongest allowed link in each layer."""
     n = len(allowed)
     for number, layer in enumerate(view.layers):
         if layer.size == allowed.shape:
@@ -71,7 +71,7 @@ def _strongest(view: InputView, allowed: "np.ndarray") -> Iterator[Link]:
 
 
 def _allowed_links(text: TextView) -> "np.ndarray":
-    """Return which links may be shown first: (queries, keys)."""
+    """Return which links may be shown first, as a boolean matrix (queries, keys)."""
     n = len(text.tokens)
     allowed = np.zeros((n, n), bool)
     if n > _MAX_TOKENS:

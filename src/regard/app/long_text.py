@@ -1,4 +1,4 @@
-"""Views of long texts: a model that reads them in passages, or co-occurrence of their words."""
+"""Views of long texts: of a model that reads them in passages, or of the co-occurrence of their words."""
 
 import math
 import re
@@ -28,13 +28,13 @@ from regard.models.packed import Packed
 from regard.models.text_model import TextModel, join_tokens, load_language_model
 
 STORIES, CO_OCCURRENCE = "stories", "co-occurrence"
-MAX_WORDS = 40_000  # in a co-occurrence map
-MAX_TOKENS = 16_384  # in all passages together; the queries and keys of minilm then take 0.3 GB
-_STORY_TOKENS = 64  # the longest stories of the training data have 63
+MAX_WORDS = 40_000  # words in a co-occurrence map
+MAX_TOKENS = 16_384  # tokens in all passages together; the queries and keys of minilm then take 0.3 GB
+_STORY_TOKENS = 64  # tokens per passage; the longest stories of the training data have 63
 _WIDTH, _HEADS = 64, 8  # width of the co-occurrence vectors, and number of slices
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])\s+|\n+")
 
-_Count = Callable[[Sequence[str]], list[int]]  # texts → number of tokens of each, special tokens included
+_Count = Callable[[Sequence[str]], list[int]]  # texts → number of tokens in each, including special tokens
 
 
 def split_passages(text: str, count: _Count, max_tokens: int) -> list[str]:
@@ -56,7 +56,7 @@ def split_passages(text: str, count: _Count, max_tokens: int) -> list[str]:
         passages[-1].append(sentence)
         size += tokens - special
     joined = [" ".join(passage) for passage in passages]
-    # joining can add tokens
+    # joining can add tokens, so the passages are fitted again
     return [passage for passage, _ in _fit(joined, count, max_tokens)]
 
 
@@ -139,7 +139,7 @@ def _watch(model: torch.nn.Module, run: Callable[[], object]) -> list[LayerView]
     layers: list[LayerView] = []
 
     def add(name: str, weights: Weights) -> None:
-        interrupt.check()  # a layer of a long text takes a second
+        interrupt.check()  # a layer takes a second on a long text
         layers.append(LayerView(name, f"layer {len(layers)}", "self", weights))
 
     with watch_layers(model, add):
@@ -176,7 +176,8 @@ def sample_stories(words: int, seed: int = 0) -> str:
 def view_co_occurrence(text: str) -> ViewModel:
     """View the similarity of word vectors learned from the co-occurrence counts of the text itself.
 
-    The weights are a softmax over cosines, so the view can draw them. No model has read the text.
+    The weights are a softmax over cosines, so they can be viewed like attention weights. No model reads the
+    text.
 
     >>> from regard.app.long_text import view_co_occurrence
     >>> view = view_co_occurrence("the dog barks and the dog sleeps and the cat sleeps")

@@ -40,7 +40,7 @@ class Ranking(Struct, kw_only=True):
 
 
 class Received(Ranking, kw_only=True):
-    """The keys that receive the most attention; bins: mean of the received sums in each bin of keys."""
+    """The keys that receive the most attention. bins: the mean attention that each bin of keys receives."""
 
     bins: list[float]
 
@@ -63,7 +63,7 @@ Answer = Floats | Ranking | HeadList | WeightComputation  # a tile is an array (
 
 
 class Work(NamedTuple):
-    """A checked question: the number of weights it reads (queries × keys × heads), and its answer."""
+    """A checked question: the number of weights that it reads, and the function that computes the answer."""
 
     cost: int
     answer: Callable[[], Any]
@@ -77,12 +77,12 @@ class Question(Struct, forbid_unknown_fields=True, kw_only=True):
     layer: Index = 0
 
     def on(self, layer: LayerView) -> Work:
-        """Check the arguments for a layer; raise ArgumentError if they are out of range."""
+        """Return the work of answering for a layer; raise ArgumentError if an argument is out of range."""
         raise NotImplementedError
 
 
 class TileQuestion(Question, kw_only=True):
-    """Block means of part of the weights: at most height × width per head, or for the mean of the heads.
+    """At most height × width block means of part of the weights, per head or for the mean of the heads.
 
     >>> import torch
     >>> from regard.app.protocol import TileQuestion
@@ -219,7 +219,7 @@ QUESTIONS: dict[str, type[Question]] = {
 
 
 def parse(question: str, arguments: Any = None) -> Question:
-    """Return a question by its name; invalid arguments raise ArgumentError.
+    """Parse a question; an unknown name or invalid arguments raise ArgumentError.
 
     >>> from regard.app.protocol import parse
     >>> parse("topk", {"position": 3}).k
@@ -235,7 +235,7 @@ def parse(question: str, arguments: Any = None) -> Question:
 
 
 def tau_cost(layer: LayerView) -> int:
-    """Return the number of weights to read before the first answer: all if τ is unknown, else 0.
+    """Return the number of weights that computing τ reads: all of them, or 0 if τ is known or not needed.
 
     >>> import torch
     >>> from regard.app.view_model import LayerView
@@ -255,7 +255,7 @@ def _received_in_head(layer: LayerView, head: int) -> Floats:
     """Return the sum of each key's weights over all queries: (k)."""
 
     def compute() -> Floats:
-        if math.prod(layer.size) > _BAND:  # in bands, so that it can be interrupted
+        if math.prod(layer.size) > _BAND:  # in bands, so that the computation can be interrupted
             return layer.tile(slice(None), slice(None), 1, layer.size[1], heads=[head])[0, 0] * layer.size[0]
         weights = layer.select_heads([head])
         sums = weights.received() if isinstance(weights, Weights) else weights.float().sum(-2)
@@ -272,12 +272,12 @@ def _cached(layer: LayerView, key: tuple[Any, ...], cost: int, compute: Callable
     if result is None:
         layer.cache[key] = result = compute()
         if len(layer.cache) > _CACHE_SIZE:
-            layer.cache.pop(next(iter(list(layer.cache))), None)  # the oldest
+            layer.cache.pop(next(iter(list(layer.cache))), None)  # evicts the oldest result
     return result
 
 
 def _largest(weights: Floats, k: int) -> dict[str, list[Any]]:
-    """Return the k largest nonzero weights and their positions; ties in order of position."""
+    """Return the k largest nonzero weights and their positions; equal weights are in order of position."""
     few = len(weights) <= 4 * k
     positions = np.arange(len(weights)) if few else np.argpartition(-weights, 2 * k)[: 2 * k]
     positions = positions[np.lexsort((positions, -weights[positions]))][:k]

@@ -30,7 +30,7 @@ from regard.models.transformer import Transformer
 
 Kind = Literal["decoder", "encoder", "encoder-decoder"]
 StepKind = Literal["norm", "attention", "residual", "feed_forward"]
-_LOCK = Lock()  # one trace at a time: recording replaces a method of the model's layers
+_LOCK = Lock()  # allows one trace at a time, because recording replaces a method of the model's layers
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Trace:
 
 
 class _Parts(NamedTuple):
-    """The modules of one stack. norm: the final norm, if any."""
+    """The modules of one stack; `norm` is the final norm, or None."""
 
     name: Literal["encoder", "decoder"]
     embedding: nn.Module
@@ -117,7 +117,8 @@ def trace_ids(
 ) -> Trace:
     """Trace token ids through a `LanguageModel`, `Transformer`, `MaskedLanguageModel` or pretrained encoder.
 
-    ids: the text, or the source of a `Transformer`. target: its target, with the start token.
+    ids: the text, or the source of a `Transformer`.
+    target: the target of a `Transformer`, with the start token.
     tokens, target_tokens: the tokens as text; default: the ids.
 
     >>> import regard
@@ -204,7 +205,7 @@ class _Record:
 
 @contextmanager
 def _recording(parts: _Parts, record: _Record) -> Iterator[None]:
-    """Record the calls of the modules of a stack on this thread."""
+    """Record the calls to the modules of a stack in this thread."""
     owner = get_ident()
     inside = [module for block in parts.blocks for module in block.modules()]
     hooked = {parts.embedding, parts.positions, parts.norm, *inside} - {None}
@@ -232,7 +233,7 @@ def _recording(parts: _Parts, record: _Record) -> Iterator[None]:
 def _attend(
     run: Callable[..., Tensor], record: _Record, module: nn.Module, owner: int, *args: Tensor, **options: Any
 ) -> Tensor:
-    """Run the attention of a layer and record query, key, value, scores, mask and weights per head."""
+    """Run the attention of a layer, and record query, key, value, scores, mask and weights for each head."""
     if get_ident() != owner:
         return run(*args, **options)
     query, key, value = args

@@ -12,7 +12,7 @@ from regard.models.encoders.pretrained import PretrainedEncoder
 from regard.models.text_model import TextModel
 from regard.translation.translator import Translator
 
-MAX_TOKENS = 64  # in a traced text; the response then has several hundred thousand numbers
+MAX_TOKENS = 64  # in a traced text; a response can then have several hundred thousand numbers
 
 
 class TracedText(NamedTuple):
@@ -57,7 +57,7 @@ def supports(model: Any) -> bool:
 
 
 def trace_text(model: Any, text: str, target: str | None = None) -> TracedText:
-    """Trace a text. target: the target text of a translator; default: its own translation.
+    """Trace a text; for a translator, also trace `target`, by default its own translation of the text.
 
     >>> import regard
     >>> from regard.app.trace_text import trace_text

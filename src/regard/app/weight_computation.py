@@ -12,7 +12,7 @@ from regard.mechanism.weights.matrix import Weights
 
 
 class WeightComputation(Struct, kw_only=True):
-    """The steps from query and key to one weight; None for values that are not finite."""
+    """The steps from query and key to one weight; values that are not finite are None."""
 
     query: list[float | None]
     key: list[float | None]
@@ -57,7 +57,7 @@ def weight_computation(weights: Weights | Any, query: int, key: int) -> WeightCo
 
 
 def formula(normalize: Normalizer, score: str = "score") -> str:
-    """Return the formula of a normalizer for display; score: the symbol for the score.
+    """Return the formula of a normalizer for display, with `score` as the symbol for the score.
 
     >>> import regard
     >>> from regard.app.weight_computation import formula

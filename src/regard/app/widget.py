@@ -52,7 +52,7 @@ class AttentionWidget(anywidget.AnyWidget):
         self.on_msg(self._receive)
 
     def _receive(self, _: Any, message: Any, buffers: Any) -> None:
-        """Answer a question; errors are sent as messages, because exceptions would be lost."""
+        """Answer a question. Errors are sent as messages, because an exception would not reach the view."""
         message = message if isinstance(message, Mapping) else {}
         message_id = message.get("id")
         message_id = message_id if isinstance(message_id, int | str) else None

@@ -57,8 +57,8 @@ def edit(
     Works with regard's layers, `nn.MultiheadAttention`, Hugging Face models that use the attention interface
     of transformers, modules that call torch's `scaled_dot_product_attention`, and attention written by hand:
     softmax(query · keyᵀ) · value, where weights of 0 count as masked. Blocks can be nested, and affect only
-    calls in their own thread. Attention weights returned by the model do not include the
-    intervention.
+    calls in their own thread. Attention weights returned by the model do not reflect
+    the intervention.
 
     layers: a number, name or pattern, a list of these, or None for all layers.
     heads: a head, a list of heads, or None for all heads.
@@ -153,7 +153,7 @@ def importance(
 
 
 def attentions(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the attention modules that `edit` can change, by name, in the order of the model.
+    """Return the attention modules that `edit` can change, by name, in model order.
 
     >>> import torch
     >>> from regard.inspection.interventions import attentions
@@ -177,7 +177,7 @@ def uses_interface(module: nn.Module) -> bool:
 def _select(model: nn.Module, layers: Layers | None) -> dict[str, nn.Module]:
     editable = attentions(model)
     layers = [layers] if isinstance(layers, int | str) else ["*"] if layers is None else list(layers)
-    if not editable:  # the modules may call SDPA in functions of other files
+    if not editable:  # the modules may call SDPA through functions in other files
         modules = {clean(name): module for name, module in model.named_modules()}
         named = {layer for layer in layers if isinstance(layer, str) and layer in modules}
         if not named:
@@ -185,7 +185,8 @@ def _select(model: nn.Module, layers: Layers | None) -> dict[str, nn.Module]:
                 f"edit() recognizes no attention layers in {type_name(model)}. It recognizes regard's "
                 "layers, nn.MultiheadAttention, layers that use the attention interface of transformers or "
                 "call scaled_dot_product_attention, and layers with attention in their class name that "
-                "call softmax. If a module computes attention in a function of another file, pass its name."
+                "call softmax. If a module computes attention in a function in another file, pass the "
+                "name of the module."
             )
         return {name: modules[name] for name in named}
     names = [name for layer in layers for name in matching_names("edit", layer, list(editable))]

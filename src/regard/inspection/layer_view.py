@@ -52,7 +52,7 @@ class TextView:
         return cls(tuple(map(str, range(1, size + 1))))
 
     def describe(self) -> dict[str, Any]:
-        """Return JSON-serializable values."""
+        """Return the tokens and special positions as JSON-serializable values."""
         return {"tokens": [utf8_text(token) for token in self.tokens], "special": list(self.special)}
 
 
@@ -78,7 +78,7 @@ class LayerView:
     queries: int = 0
     keys: int = 0
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
-    _selections: dict[Any, Weights] = field(default_factory=dict, repr=False)  # each keeps its τ
+    _selections: dict[Any, Weights] = field(default_factory=dict, repr=False)  # by heads; each keeps its τ
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(LayerKind):
@@ -159,7 +159,7 @@ class LayerView:
         heads: Sequence[int] | None = None,
         mean: bool = False,
     ) -> Floats:
-        """Pool part of the matrix into at most height × width block means: (heads or 1, ·, ·)."""
+        """Return at most height × width block means of part of the matrix, per head or for their mean."""
         weights = self.select_heads(heads)
         if isinstance(weights, Tensor):
             count = int(weights.shape[-3]) if has_heads(weights) else 1

@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, DTypeError
 from regard.models.layers.attention import Attends, is_cross_attention
 
 Layers = int | str | Sequence[int | str]
-_BASE_CLASSES = ("transformers.modeling_", "transformers.generation")  # common to all models
+_BASE_CLASSES = ("transformers.modeling_", "transformers.generation")  # modules that all models share
 _ATTENTION_CALLS = {"ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"}
 
 
@@ -43,7 +43,7 @@ def _calls_attention(cls: Hashable) -> bool:
 
 
 def attends_by_hand(module: nn.Module) -> bool:
-    """Return whether a module looks like attention written by hand, by the name of its class and its code."""
+    """Return whether the class name and the code of a module look like attention written by hand."""
     name = type(module).__name__.lower()
     return ("attention" in name or "attn" in name) and _calls_softmax(type(module))  # type: ignore[arg-type]
 
@@ -56,12 +56,13 @@ def _calls_softmax(cls: Hashable) -> bool:
 
 
 def _own_functions(cls: type) -> list[Any]:
-    """Return the functions that a class defines itself. Other threads may patch the class meanwhile."""
+    """Return the functions that a class itself defines."""
+    # list: other threads may patch the class during the iteration
     return [inspect.unwrap(f) for f in list(vars(cls).values()) if inspect.isfunction(f)]
 
 
 def has_windows(model: nn.Module) -> bool:
-    """Return whether a model may divide its tokens into windows, by the names in its code and attributes.
+    """Return whether a model may divide its tokens into windows, judging by the names in its code.
 
     >>> import torch
     >>> from regard.inspection.layers import has_windows
@@ -95,7 +96,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def own_attention(model: nn.Module, is_known: Callable[[nn.Module], bool] = attends) -> list[str]:
-    """Return the names of classes called "…Attention…" that contain no known attention module."""
+    """Return the names of "…Attention…" classes whose modules contain no known attention module."""
     classes = {
         type(module).__name__
         for module in model.modules()
@@ -131,7 +132,7 @@ def has_no_attention(model: nn.Module) -> bool:
 
 
 class LayerSelection:
-    """A predicate on layer names: true for all, or for those selected by number, name or pattern.
+    """A predicate on layer names: true for all layers, or for those selected by number, name or pattern.
 
     >>> import torch
     >>> from regard.inspection.layers import LayerSelection
@@ -195,7 +196,7 @@ def matching_names(function: str, layer: int | str, names: Sequence[str]) -> lis
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return whether a pattern is the name, the name of a parent module, or a glob that matches it."""
+    """Return whether a pattern matches a name: it is the name, the name of a parent module, or a glob."""
     return name == pattern or name.startswith(f"{pattern}.") or fnmatchcase(name, pattern)
 
 

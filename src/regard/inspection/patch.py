@@ -1,4 +1,4 @@
-"""Replace torch's SDPA with regard's, for models that call it directly: diffusers, timm, custom code."""
+"""Replace torch's SDPA with regard's, for models that call SDPA directly: diffusers, timm, own code."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -60,7 +60,7 @@ def unpatch() -> None:
             _patches.pop().restore()
         while _replaced:
             module, name, original = _replaced.pop()
-            if vars(module).get(name) is scaled_dot_product_attention:  # not replaced by other code since
+            if vars(module).get(name) is scaled_dot_product_attention:  # other code has not replaced it since
                 setattr(module, name, original)
 
 
@@ -84,7 +84,7 @@ def _replace() -> None:
     original = interception.original(functional, _NAME)
     if original is scaled_dot_product_attention:  # already replaced by the user
         return
-    # rank REPLACE keeps it below the wrappers of watch and edit, in any order of installation
+    # rank REPLACE keeps it below the wrappers of watch and edit, whichever is installed first
     _patches.append(Patch(functional, _NAME, lambda _: scaled_dot_product_attention, rank=REPLACE))
     for path, module in list(sys.modules.items()):
         if not isinstance(module, ModuleType) or path.partition(".")[0] in ("torch", "regard", "builtins"):

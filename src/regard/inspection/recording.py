@@ -33,10 +33,9 @@ _MEASURES = (
 class Seen(RecordedLayers):
     """Attention weights recorded by `watch`, in order; indexed by module name or by number, as in seen[0].
 
-    If a module computes attention several times in the block, the entries are "decoder.attention",
-    "decoder.attention@2", …, in this order. The model may have been called several times, or may use the
-    module several times per call. Hugging Face's `generate` gives one entry per layer, over the prompt and
-    the generated tokens.
+    If a module computes attention several times in the block, because the model is called several times or
+    uses the module several times per call, its entries are "decoder.attention", "decoder.attention@2", …, in
+    call order. Hugging Face's `generate` gives one entry per layer, over the prompt and the generated tokens.
 
     >>> import torch, regard
     >>> layer = regard.models.MultiHeadAttention(16, 4)
@@ -59,16 +58,17 @@ class Seen(RecordedLayers):
         Returns a pandas DataFrame if pandas is installed, otherwise a list of dictionaries. `frame` overrides
         this choice.
 
-        layer, head: layer name and head number. label: the dominant kind of key, "broad" or "mixed".
+        layer, head: layer name and head number.
+        label: the dominant kind of key; otherwise "broad" or "mixed".
         entropy: mean row entropy in nats.
-        distance: mean distance in tokens; in cross-attention, from the diagonal.
+        distance: mean distance of the keys in tokens; in cross-attention, their distance from the diagonal.
         first, previous, same, next: mean weight on the first key, and on the previous, same and next token.
         duplicate: mean weight on earlier occurrences of the query's token.
         induction: mean weight on the tokens after earlier occurrences of the query's token.
         copying: mean weight on earlier occurrences of the token that follows the query.
         retrieval: fraction of rows whose largest weight is on such an occurrence (Wu et al. 2024).
-        sink, dormant: fraction of rows with a weight above 0.3, and above 0.9, on the first key.
-        streaming: mean weight on the first 4 and the last 64 keys, if causal and longer than 136 tokens.
+        sink, dormant: fraction of rows whose weight on the first key is above 0.3 (sink) or 0.9 (dormant).
+        streaming: mean weight on the first 4 and the last 64 keys, in causal layers with over 136 tokens.
         Measures that do not apply are NaN. `regard.inspection.measures.head_statistics` cites the papers.
 
         >>> import torch, regard
@@ -93,8 +93,8 @@ class Seen(RecordedLayers):
         the queries. Rows with a span as `queries` show what it reads; rows with it as `keys` show which spans
         read it. This takes one pass over each layer, in linear memory.
 
-        spans: names and (start, stop), or slices. In cross-attention they select only keys, and `queries` is
-            "(all)". frame: as in `heads`.
+        spans: maps names to (start, stop) or slices. In cross-attention they select only keys, and `queries`
+            is "(all)". frame: as in `heads`.
 
         >>> import torch, regard
         >>> layer = regard.models.SelfAttention()
@@ -145,7 +145,7 @@ class Seen(RecordedLayers):
             raise ArgumentError(f"{function} needs self-attention; {self!r} has none.")
 
         def stack_and_run(name: str) -> tuple[str, int]:
-            """Return the stack and the number of the model's call; a call may use a module several times."""
+            """Return the stack of an entry, and the number of the model call that it belongs to."""
             module, run = self._modules[name]
             return re.split(r"\d", module)[0], run
 

@@ -37,10 +37,10 @@ _COMPILED = (
 
 
 class CallHook:
-    """A forward pre-hook that reports calls of a module. Copies of the module report nothing.
+    """A forward pre-hook that reports calls to a module. Copies of the module report nothing.
 
-    report: function of three arguments: whether the call is in an observed thread, and its positional and
-    keyword arguments.
+    report: called with three arguments: whether the call is in an observed thread, its positional arguments,
+    and its keyword arguments.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CallHook:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
-        # torch registers a hook before it registers with_kwargs: another thread may call it without kwargs
+        # torch registers the hook before with_kwargs, so another thread may call it without kwargs
         observed = self.observer in THREAD.observers
         if self.observer is not None and (kwargs is not None or not observed):
             self.report(observed, args, kwargs or {})
@@ -79,7 +79,7 @@ class UnrecordedModules:
         }
         self.compiler_loaded = "torch._dynamo.eval_frame" in sys.modules
         self.ran: set[nn.Module] = set()
-        self.ran_elsewhere: set[nn.Module] = set()  # in other threads
+        self.ran_elsewhere: set[nn.Module] = set()  # modules that ran in other threads
         self.softmaxes: set[nn.Module] = set()  # modules whose softmax could not be followed
         self.pooled: set[nn.Module] = set()  # modules that multiply such a softmax by activations
         self.names = {module: clean(name) for name, module in model.named_modules()}
@@ -117,7 +117,7 @@ class UnrecordedModules:
 
     @staticmethod
     def _is_recorded(name: str, names: set[str]) -> bool:
-        """Return whether a module, a part of it or a module that contains it was recorded."""
+        """Return whether a module was recorded, or one of its submodules, or a module that contains it."""
         if any(other == name or other.startswith(f"{name}.") or not name for other in names):
             return True
         parts = name.split(".")
@@ -137,7 +137,7 @@ class UnrecordedModules:
 
 
 def is_scripted(module: nn.Module) -> bool:
-    """Return whether a module is TorchScript, or calls a function in TorchScript, that computes a softmax.
+    """Return whether a module, or a function that it calls, computes a softmax in TorchScript.
 
     >>> import torch
     >>> from regard.inspection.unrecorded import is_scripted
@@ -164,7 +164,7 @@ def _computes_softmax(scripted: Any) -> bool:
 
 
 def _class_name(module: nn.Module) -> str:
-    return getattr(module, "original_name", type(module).__name__)  # of a ScriptModule
+    return getattr(module, "original_name", type(module).__name__)  # the class of a ScriptModule
 
 
 def nothing_recorded(model: nn.Module, layers: Layers | None) -> str:

@@ -48,7 +48,7 @@ def watch(
     Supports regard's layers, torch's `nn.MultiheadAttention` and Transformer layers, SDPA, FlexAttention, the
     attention interface of Hugging Face transformers with any kernel, and attention written by hand: a softmax
     of query · keyᵀ, times values. The weights are stored as query, key and mask, in memory linear in the
-    sequence length, or densely if these do not determine them (`Seen.storage`). They are recorded
+    sequence length, or densely if these do not determine the weights (`Seen.storage`). They are recorded
     before dropout, before layers that mix heads, and before factors that make them negative. Windows of
     tokens (Swin, Qwen2.5-VL) become one map per image; `Seen.windows` returns the weights of each window.
 
@@ -185,14 +185,14 @@ class Recorder:
         self.ran_elsewhere = False  # whether the model ran in another thread
         self.unrecorded = UnrecordedModules(model, selection)
         self.has_windows = has_windows(model)
-        self._windowed: dict[str, WindowedLayer] = {}  # the last call of each layer, if it has windows
+        self._windowed: dict[str, WindowedLayer] = {}  # the last call to each layer with windows
         self._generation: Generation | None = None
         self._joining = False  # True while the steps of a generation are joined
-        self._nested_generations = 0  # generations of an assistant model, whose tokens may be rejected
+        self._nested_generations = 0  # running generations of assistant models, whose tokens may be rejected
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record the calls of this thread."""
+        """Record the calls made in this thread."""
         hooks = self.unrecorded.hooks(self)
         # a hook would disable the fast path of these modules
         if not isinstance(self.model, nn.TransformerEncoderLayer | nn.MultiheadAttention):
@@ -206,7 +206,7 @@ class Recorder:
                 hook.remove()
 
     def _on_call(self, observed: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record the tokens of a call of the model itself, unless it is in another thread."""
+        """Record the tokens of a call to the model itself, or note that the call is in another thread."""
         if not observed:
             self.ran_elsewhere = True
             return
@@ -249,7 +249,7 @@ class Recorder:
         name = self.names[module]
         reason = f"{name or 'the model'}: {reason}"
         if self._generation is None:
-            if not self.seen.ends_with_error(name, reason, self._run):  # report all parts of a call once
+            if not self.seen.ends_with_error(name, reason, self._run):  # one error for all parts of a call
                 self.seen.add_error(name, reason, run=self._run)
         elif not self._nested_generations:
             self._generation.unreadable.setdefault(name, reason)
@@ -326,7 +326,7 @@ class Recorder:
         return not self._nested_generations and any(part in caches for part in (cache, *parts))
 
     def on_generate(self, model: nn.Module, generate: Function, *args: Any, **kwargs: Any) -> Any:
-        """Run a generation, and join its steps at the end."""
+        """Run `generate`, then record its steps as one call per layer."""
         if not any(module in self.names for module in model.modules()):
             return generate(model, *args, **kwargs)
         if self._generation is not None:
@@ -401,5 +401,5 @@ class _ForwardHook:
         ids = kwargs.get("decoder_input_ids", kwargs.get("input_ids"))
         self.generation.on_forward(ids if isinstance(ids, Tensor) else None)
         if (cache := kwargs.get("past_key_values")) is not None:
-            with suppress(TypeError):  # a tuple of tensors, which is not reordered in place
+            with suppress(TypeError):  # the cache is a tuple of tensors, which is not reordered in place
                 self.generation.caches.add(cache)

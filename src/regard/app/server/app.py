@@ -32,11 +32,11 @@ from regard.errors import RegardError
 
 STATIC = Path(__file__).parents[1] / "static"
 STATIC_FOLDERS = ("page", "attention", "shared")
-# the system's MIME types may differ, and browsers refuse modules of another type
+# the system may map .js to another MIME type, and browsers then refuse modules
 mimetypes.add_type("text/javascript", ".js")
-# messages of torch and the operating system
+# matches out-of-memory errors of torch and the operating system
 _OUT_OF_MEMORY = re.compile("(allocate|not enough|out of) memory|bad_alloc|start new thread", re.IGNORECASE)
-_CLIENT_CLOSED_REQUEST = 499  # nginx's code; the client is gone and never sees it
+_CLIENT_CLOSED_REQUEST = 499  # nginx's code; the client has disconnected and never sees it
 
 log = logging.getLogger("regard.look")
 
@@ -53,7 +53,7 @@ def make_app(
         *_guide_routes(),
         Route("/", partial(_index, StaticFiles(directory=STATIC))),
     ]
-    # errors while serving static files, such as too many open files; endpoints handle their own
+    # errors while serving static files, such as too many open files; endpoints handle their own errors
     failures = dict.fromkeys((OSError, RuntimeError, MemoryError), _explain)
     app = Starlette(routes=routes, exception_handlers={HTTPException: _routing_error, **failures})
     app.router.redirect_slashes = False

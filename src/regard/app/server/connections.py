@@ -12,7 +12,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MAX_CONNECTIONS = 512  # if the limit on open files allows it
+MAX_CONNECTIONS = 512  # fewer if the limit on open files is low
 HEADER_TIMEOUT = 10.0  # seconds
 WRITE_TIMEOUT = 20.0  # seconds within which a client must read some of its response
 ACCEPT_BATCH = 16  # connections accepted at once, before the oldest idle ones are dropped
@@ -22,7 +22,7 @@ log = logging.getLogger("regard.look")
 
 
 def max_connections(limit: int = MAX_CONNECTIONS) -> int:
-    """Return `limit`, or half the number of files that the process may open, if that is less.
+    """Return the smaller of `limit` and half the number of files that the process may open.
 
     >>> from regard.app.server.connections import max_connections
     >>> max_connections(100) <= 100
@@ -40,7 +40,7 @@ class Connections:
     """The open connections of a server, including those still waiting for a complete request.
 
     Beyond the limit, the oldest waiting connection is closed, so slow clients never block a client that
-    sends its request at once. If none is waiting, the new connection is closed.
+    sends its request at once. If no connection is waiting, the new one is closed.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -79,7 +79,7 @@ class Connection(H11Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timeout of the first request."""
+        """Start the timeout for the first request."""
         super().connection_made(transport)
         self._header_timer = self.loop.call_later(HEADER_TIMEOUT, self._abort)
         self._connections.add(self)
@@ -98,7 +98,7 @@ class Connection(H11Protocol):
         self._update_timer(started=True)
 
     def on_response_complete(self) -> None:
-        """Start the timeout of the next request if part of it has already arrived."""
+        """Start the timeout for the next request if part of it has already arrived."""
         super().on_response_complete()
         self._update_timer(started=bool(self.conn.trailing_data[0]))
 
@@ -132,7 +132,7 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def pause_writing(self) -> None:
-        """Start the write timeout: the client reads slower than the server writes."""
+        """Start the write timeout, because the client reads more slowly than the server writes."""
         super().pause_writing()
         self._check_progress(self.transport.get_write_buffer_size() + 1)
 

@@ -10,16 +10,16 @@ from regard.translation.text.domain import Domain, words_of
 from regard.translation.translation import Translation
 from regard.translation.translator import Translator
 
-_MAX_PAIRS = 50_000  # larger corpora are not searched for words
+_MAX_PAIRS = 50_000  # the words of larger corpora are not collected
 
 
 _DOMAINS: WeakKeyDictionary[Translator, Domain] = WeakKeyDictionary()
 
 
 def domain_of(translator: Translator, folder: Path | None, examples: list[str]) -> Domain:
-    """Return the domain of a translator: the one that training recorded in its folder.
+    """Return the domain of a translator, which training has recorded in its folder.
 
-    For a folder of an earlier version, it is computed once, from training data and validation sentences.
+    For folders written by earlier versions, it is computed once from training data and validation sentences.
     """
     if translator.config.get(CALIBRATION) and translator.domain is not None:
         return translator.domain
@@ -37,7 +37,7 @@ def _translate(translator: Translator, examples: list[str]) -> list[Translation]
 def _source_words(translator: Translator, folder: Path) -> frozenset[str] | None:
     try:
         corpus = EncodedCorpus(folder / IDS)
-    except (RegardError, OSError, ValueError):  # deleted or damaged
+    except (RegardError, OSError, ValueError):  # the token ids are missing or damaged
         return None
     if len(corpus) > _MAX_PAIRS:
         return None

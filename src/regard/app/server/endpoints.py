@@ -59,8 +59,8 @@ def endpoint(
 
     The function takes any of the parameters `state`, `request` and `path` (the path parameters). Its type
     annotations determine the request and response types. It runs in the pool for short work, or in the model
-    thread (pool="model"). A coroutine function chooses its own thread. If it returns encoded JSON, pass the
-    type as `response`.
+    thread (pool="model"). A coroutine function chooses its own thread. If the function returns encoded
+    JSON, pass the response type as `response`.
 
     >>> from regard.app.server.routes import ENDPOINTS
     >>> next(item.response.__name__ for item in ENDPOINTS if item.path == "/api/lookup")

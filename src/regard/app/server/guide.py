@@ -4,7 +4,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
-PATH = "guide"  # below the address of the server
+PATH = "guide"  # relative to the address of the server
 _CLONE = Path(__file__).parents[4]
 
 
@@ -22,7 +22,7 @@ def built_guide(clone: Path = _CLONE) -> Path | None:
 
 
 def guide_address() -> str:
-    """Return the address of the guide: the built guide, else the one in the metadata, else ""."""
+    """Return the address of the guide: the built guide, else the one in the package's metadata, else ""."""
     return PATH if built_guide() else published_guide()
 
 

@@ -13,7 +13,7 @@ from regard.app.server.security import RequestError
 from regard.mechanism.operator import attention
 
 RESERVE = 2**28  # bytes that must be free per long job
-QUICK_RESERVE = 2**26  # and per short job
+QUICK_RESERVE = 2**26  # bytes that must be free per short job
 
 
 def available() -> int | None:

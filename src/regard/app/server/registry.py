@@ -42,7 +42,7 @@ _STORIES = (
 )
 _PRETRAINED = ("minilm", *SHIPPED, DATES.name)
 _KINDS = {"translator": "a translator", "encoder": "an encoder", "language": "a language model"}
-_MAX_EXAMPLES = 8  # sentences of the validation set
+_MAX_EXAMPLES = 8  # example sentences from the validation set
 _MAX_EXAMPLE_BYTES = 200_000  # read from the validation set
 
 log = logging.getLogger("regard.look")
@@ -116,7 +116,7 @@ def _describe_translator(translator: Translator, heads: int) -> str:
 
 
 class _PendingModel(NamedTuple):
-    """A model to be loaded by `refresh`. ready: whether it can be loaded; None if it is not in training."""
+    """A model for `refresh` to load. ready(): whether it can be loaded; None if it is not in training."""
 
     load: Callable[[], None]
     ready: Callable[[], bool | None]
@@ -132,7 +132,7 @@ class Demo(Protocol):
         """Whether the translator is neither trained nor in training."""
 
     def start(self) -> None:
-        """Start training in the background, if it is available."""
+        """Start training in the background, if the translator is available."""
 
 
 class Registry:
@@ -161,9 +161,9 @@ class Registry:
 
     @classmethod
     def load(cls, paths: Iterable[str], languages: Mapping[str, str] | None = None) -> "Registry":
-        """Load models: folders of models, or the names "minilm", "stories" and "dates".
+        """Load models from folders, or by the names "minilm", "stories" and "dates".
 
-        Folders without parameters are loaded later by `refresh`. languages: languages of each model, by path.
+        Folders without parameters are loaded later by `refresh`. languages: the languages of models, by path.
         """
         registry, paths = cls(), list(paths)
         for path, name in zip(paths, short_names(paths), strict=True):
@@ -175,7 +175,7 @@ class Registry:
     ) -> None:
         """Register a model that is being trained; `refresh` loads it when it is ready.
 
-        ready: whether to load the model once it has parameters; None if it is not in training.
+        ready: returns whether to load the model once it has parameters, or None if it is not in training.
         """
 
         def can_load() -> bool | None:
@@ -183,7 +183,7 @@ class Registry:
             return is_ready and (folder / MODEL).is_file()
 
         def load() -> None:
-            # partly written, or a package is missing; the next refresh tries again
+            # the folder is partly written or a package is missing: the next refresh tries again
             with suppress(ArgumentError, MissingExtraError):
                 self._add_translator(name, folder, languages() if callable(languages) else languages)
 
@@ -258,7 +258,7 @@ class Registry:
         self.entries = {**self.entries, entry.name: entry}
 
     def refresh(self) -> None:
-        """Load pending models that can be loaded."""
+        """Load the pending models that are ready."""
         with self._refreshing:
             for name, model in self._pending.items():
                 if model.ready():

@@ -22,7 +22,7 @@ SHUTDOWN_TIMEOUT = 40  # seconds for running requests; a busy machine needs up t
 THREAD_TIMEOUT = 4.0  # seconds for worker threads to notice an interrupt
 BACKLOG = 2048  # connections waiting to be accepted
 KEEP_ALIVE = 20  # seconds
-FILE_THREADS = 4  # for the static files; each thread reserves address space
+FILE_THREADS = 4  # threads that read static files; each reserves address space
 
 
 def listen(host: str, port: int | None = None) -> socket.socket:
@@ -98,7 +98,7 @@ class Server(uvicorn.Server):
             loop="asyncio",
             backlog=ACCEPT_BATCH,
             lifespan="off",
-            log_level="error",  # warnings are about invalid requests
+            log_level="error",  # uvicorn's warnings are about invalid requests
             access_log=False,
             server_header=False,
             proxy_headers=False,  # clients could forge them
@@ -124,7 +124,7 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().set_exception_handler(ExceptionHandler())
         anyio.to_thread.current_default_thread_limiter().total_tokens = FILE_THREADS
         await super().startup(sockets)
-        self._socket.listen(BACKLOG)  # asyncio set the backlog to ACCEPT_BATCH
+        self._socket.listen(BACKLOG)  # asyncio has set the backlog to ACCEPT_BATCH
         self._ready()
 
 

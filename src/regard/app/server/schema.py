@@ -45,7 +45,7 @@ class ErrorResponse(Response, kw_only=True):
 
 
 class Alignment(Response, kw_only=True):
-    """A word alignment; weights: target words × source words."""
+    """A word alignment. weights: one row per target word, one column per source word."""
 
     source_words: list[str]
     target_words: list[str]
@@ -61,7 +61,7 @@ class Text(Response, kw_only=True):
 
 
 class Layer(Response, kw_only=True):
-    """An attention layer; queries, keys: indices of texts. vectors: whether query and key vectors exist."""
+    """An attention layer. queries, keys: indices of texts. vectors: whether query and key vectors exist."""
 
     name: str
     label: str

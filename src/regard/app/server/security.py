@@ -42,7 +42,7 @@ GUIDE_HEADERS = SECURITY_HEADERS | {
     "x-frame-options": "SAMEORIGIN",
 }
 _DEFAULT_PORTS = {"https": 443, "http": 80}
-_OWN_SITE = (None, "same-origin", "none")  # values of Sec-Fetch-Site; none: the user typed the address
+_OWN_SITE = (None, "same-origin", "none")  # accepted Sec-Fetch-Site values; none: the user typed the address
 
 
 class RequestError(Exception):
@@ -81,7 +81,7 @@ class SecurityMiddleware:
             default_port = f":{_DEFAULT_PORTS.get(scheme)}"
             name = name.removesuffix(default_port)
             self.origins.add(f"{scheme}://{name}")  # browsers omit the default port
-            self.hosts |= {name} if ":" in name else {name, name + default_port}  # some proxies add it
+            self.hosts |= {name} if ":" in name else {name, name + default_port}  # some proxies add the port
         self.any_address = _is_wildcard(host)
         self.address = f"http://{_bracketed('127.0.0.1' if self.any_address else host)}:{port}/"
 
@@ -89,7 +89,7 @@ class SecurityMiddleware:
         """Answer a request or refuse it."""
         assert self.app is not None
         if scope["type"] != "http":
-            return  # uvicorn runs without lifespan and web sockets
+            return  # not HTTP; uvicorn runs without lifespan and web sockets
         send = _add_headers(send, scope["path"])
         try:
             self._check(scope["method"], scope["path"], Headers(scope=scope))

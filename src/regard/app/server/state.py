@@ -7,8 +7,8 @@ from regard.app.server.registry import Registry
 from regard.app.server.view_store import ViewStore
 from regard.app.server.worker import Worker
 
-THREADS = 2  # per pool
-MAX_WAITING = 128  # requests per pool
+THREADS = 2  # threads per pool
+MAX_WAITING = 128  # queued requests per pool
 
 
 class AppState:

@@ -83,7 +83,7 @@ class ViewStore:
         def answer() -> Any:
             result = work.answer()
             if view_id not in self._pinned:
-                self._store(view_id, view)  # its size changed: expensive answers are cached in the view
+                self._store(view_id, view)  # update its size: expensive answers are cached in the view
             return result
 
         return Work(work.cost + tau_cost(layer), answer)
@@ -102,7 +102,7 @@ class ViewStore:
 
 
 def view_bytes(view: ViewModel) -> int:
-    """Return the memory held by a view: its tokens, and its tensors with shared storage counted once."""
+    """Return the bytes held by the tokens and tensors of a view; shared storage counts once."""
     storages: dict[int, int] = {}
     size = 0
     for model_input in view.inputs:

@@ -2,7 +2,7 @@
 
 Threads are daemons, and a job is interrupted between tiles once all its clients have disconnected. Abandoned
 jobs therefore end soon, and shutdown does not block for long. anyio's CapacityLimiter bounds only the running
-jobs: it neither refuses work when too many requests wait, nor batches or interrupts it.
+jobs: it neither refuses jobs when too many are waiting, nor batches or interrupts them.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _RESERVED: deque[int] = deque()  # bytes reserved by each running job of all thr
 
 
 class _Job(NamedTuple):
-    """A queued request. size: number of sentences, which the batch size limits."""
+    """A queued request. size: its number of sentences; the batch size limits the sum of sizes."""
 
     key: Hashable
     run: BatchFunction
@@ -112,8 +112,8 @@ class Worker:
     async def run_batched(self, key: Hashable, run: BatchFunction, request: Any, size: int = 1) -> Any:
         """Call `run` with the requests of all waiting jobs with this key; return the result of `request`.
 
-        If the result is an exception, it is raised here. If `run` itself raises, it is called again for each
-        request separately.
+        If the result is an exception, it is raised here. If `run` itself raises, `run` is called again for
+        each request separately.
         """
         loop = asyncio.get_running_loop()
         job = _Job(key, run, request, size, loop.create_future(), loop)
@@ -174,7 +174,7 @@ class Worker:
             raise Interrupted
 
     def _next_batch(self) -> list[_Job]:
-        """Return the oldest job and others with its key; an empty list on shutdown."""
+        """Return the oldest job and other waiting jobs with the same key; an empty list on shutdown."""
         with self._changed:
             while not self._jobs and not self._cancelled:
                 self._changed.wait()

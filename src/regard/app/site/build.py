@@ -55,8 +55,8 @@ def write_site(
 
     folders: model folders, or "minilm"; default: the models that are part of regard.
     output: a new or empty folder, or one written by this function, whose index.html is replaced.
-    guide: address of the guide, for links to its chapters, relative to the site; default: chapters are
-    named, but not linked.
+    guide: address of the guide, relative to the site, for links to its chapters; default: chapters are named
+        but not linked.
 
     >>> import tempfile
     >>> from regard.app.site.build import write_site
@@ -138,7 +138,7 @@ def make_site(models: Sequence[SiteModel], guide: str = "") -> str:
 
 
 def _has_models(section: str, models: Sequence[SiteModel]) -> bool:
-    """Return whether a section exists and has a model, if it needs one."""
+    """Return whether a section exists and, if it needs a model, has one."""
     if section not in static_names("page/sections"):
         return False
     if section == "translate":

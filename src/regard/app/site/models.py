@@ -21,7 +21,7 @@ from regard.models.transformer import Transformer
 from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.translator import Translator
 
-# normalizers of static/local/engine/normalizers.js
+# the activations and normalizers that static/local/engine implements
 _ACTIVATIONS = ("relu", "gelu", "swiglu")
 _NORMALIZERS = {
     "softmax": Softmax(),
@@ -32,7 +32,7 @@ _NORMALIZERS = {
 
 
 class SiteModel(NamedTuple):
-    """A model of a site. about: its entry in /api/models, architecture and tokenizer; weights: safetensors.
+    """A model of a site. about: its entry in /api/models, architecture and tokenizer. weights: safetensors.
 
     >>> from regard.app.site.build import load_models
     >>> stories, dates = load_models()
@@ -181,7 +181,7 @@ def export_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     >>> exported["kind"], len(exported["pieces"])
     ('words', 7)
     """
-    digits = ".9g"  # float32 survives a round trip through 9 digits
+    digits = ".9g"  # a float32 survives a round trip through 9 significant digits
     pieces = [[piece, float(f"{score:{digits}}")] for piece, score in tokenizer.scored_pieces()]
     return {"kind": tokenizer.kind, "pieces": pieces}
 

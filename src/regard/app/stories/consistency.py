@@ -70,7 +70,7 @@ def _owners(story: str) -> Iterator[str]:
         elif part["holder"]:
             last = part["held"]
             if "it was raining" in story or "it was snowing" in story:
-                continue  # the owner lends it, in sentences that the pattern does not cover
+                continue  # the owner lends the thing, in sentences that the pattern does not cover
             if owners.get(last, part["holder"]) != part["holder"]:
                 yield f"{part['holder']} {part['verb']} the {last} of {owners[last]}"
         elif part["answer"] and owners.get(last, part["answer"]) != part["answer"]:

@@ -290,7 +290,7 @@ def _broken(random: Random) -> Sentences:
 
 
 def _where_is_it(random: Random) -> Sentences:
-    """Two things are put somewhere; a question asks for one of them."""
+    """Two things are put somewhere; a question asks where one of them is."""
     (a, b), (first, second) = people(random, 2), things(random, 2, THINGS)
     here, there = random.sample(SPOTS_INDOORS, 2)
     opening = [f"{a.name} put {first.new} {here} .", f"{b.name} put {second.new} {there} ."]

@@ -7,7 +7,7 @@ from regard._util.text import with_article
 
 GIRLS = ("anna", "emma", "lily", "lucy", "mia", "nora", "sara", "zoe")
 BOYS = ("ben", "finn", "jack", "leo", "max", "sam", "tim", "tom")
-CAPITALIZED = (*GIRLS, *BOYS, "i")  # words with a capital letter everywhere
+CAPITALIZED = (*GIRLS, *BOYS, "i")  # words that are always capitalized
 GROWN_UPS = {"mom": "she", "dad": "he", "grandma": "she", "grandpa": "he"}
 COLORS = ("black", "blue", "brown", "green", "orange", "pink", "purple", "red", "white", "yellow")
 TOYS = ("ball", "boat", "car", "doll", "drum", "kite", "puppet", "robot", "train", "truck")
@@ -86,7 +86,7 @@ def people(random: Random, count: int) -> list[Person]:
 
 
 def girl_and_boy(random: Random) -> list[Person]:
-    """Choose a girl and a boy, in random order: each pronoun then refers to one of them."""
+    """Choose a girl and a boy, in random order, so that each pronoun refers to only one of them."""
     pair = [girl(random.choice(GIRLS)), boy(random.choice(BOYS))]
     random.shuffle(pair)
     return pair

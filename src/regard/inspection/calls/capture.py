@@ -26,7 +26,7 @@ AttentionKind = Literal["self", "cross"]
 
 
 class WindowPositions(NamedTuple):
-    """Token numbers of windows, counted across the batch: queries (w, q), keys (w, k); −1 for padding."""
+    """Token numbers in each window: queries (w, q), keys (w, k). Counted across the batch; −1: padding."""
 
     queries: Tensor
     keys: Tensor
@@ -34,11 +34,11 @@ class WindowPositions(NamedTuple):
     tokens: int
 
     def scatter_queries(self, x: Tensor) -> Tensor:
-        """Move query rows (w, h, q, e) to their tokens: (b, h, tokens, e)."""
+        """Move query rows (w, h, q, e) to the positions of their tokens: (b, h, tokens, e)."""
         return self._scatter(x, self.queries)
 
     def scatter_keys(self, x: Tensor) -> Tensor:
-        """Move key rows (w, h, k, e) to their tokens: (b, h, tokens, e)."""
+        """Move key rows (w, h, k, e) to the positions of their tokens: (b, h, tokens, e)."""
         return self._scatter(x, self.keys)
 
     def _scatter(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -63,10 +63,10 @@ class CapturedCall:
     kind: AttentionKind = "self"
     new_keys: Tensor | None = None  # the keys that this call added to a cache
     cached: bool = False
-    dense: bool = False  # weights = biases[0] / (number of visible keys); query and key are empty
+    dense: bool = False  # True: weights = biases[0] / (number of visible keys); query and key are empty
     value: Tensor | None = None  # b g k e
     output: AttentionOutput | None = None  # not detached: its gradient may be recorded
-    windows: WindowPositions | None = None  # the entries of the batch are windows of larger images
+    windows: WindowPositions | None = None  # set if the entries of the batch are windows of larger images
 
     def weights(self) -> Weights:
         """Return the lazy weights."""
@@ -116,7 +116,7 @@ class CapturedCall:
 
 
 def dense_call(weights: Tensor, kind: AttentionKind = "self") -> CapturedCall:
-    """Return a call with these weights (…, q, k), for calls whose query and key are unknown.
+    """Return a call that stores these weights (…, q, k) densely, because its query and key are unknown.
 
     >>> import torch
     >>> from regard.inspection.calls.capture import dense_call
@@ -149,7 +149,7 @@ def _problem(call: CapturedCall) -> Problem:
         if call.mask.bias is not None:
             biases = (*biases, call.mask.bias.to(query.dtype))
         if uniform is not None and call.sink is None:
-            query = query * ~uniform  # equal scores
+            query = query * ~uniform  # zero queries give equal scores
     normalize: Normalizer = Softmax() if call.sink is None else Softmax1(call.sink.detach())
     if call.dense:
         normalize = Relu()  # max(x, 0) / n

@@ -30,7 +30,7 @@ class Step(NamedTuple):
     mask: RowMask | None
     biases: tuple[Tensor, ...]
     offset: int  # position of the mask's first key among all keys
-    keys: int  # keys that this step attends to
+    keys: int  # number of keys that this step attends to
     value: Tensor | None = None  # values of the new keys, b g q e
 
 
@@ -38,7 +38,7 @@ class LastKeys(NamedTuple):
     """The keys of a layer's last step."""
 
     key: Tensor
-    offset: int  # position of its first key among all keys
+    offset: int  # position of the first of these keys among all keys
     valid: int  # number of valid keys
 
 
@@ -46,7 +46,7 @@ class LastKeys(NamedTuple):
 class LayerSteps:
     """The steps of one layer."""
 
-    first_call: CapturedCall  # without its tensors
+    first_call: CapturedCall  # the first call, without its tensors
     steps: list[Step] = field(default_factory=list)
     initial_keys: Tensor | None = None  # keys in the cache before the first step
     initial_values: Tensor | None = None  # their values, if values are recorded
@@ -84,7 +84,7 @@ class Generation:
         self._next_parents = None
 
     def on_reorder(self, rows: Tensor) -> None:
-        """Record that the next forward pass continues these rows."""
+        """Record that the next forward pass continues these rows of the last one."""
         rows = rows.detach().clone()
         self._next_parents = rows if self._next_parents is None else self._next_parents[rows]
 
@@ -111,7 +111,7 @@ class Generation:
             return
         first = layer.first_call.kind
         if layer.steps and first != call.kind:
-            return layer.fail(f"step {number} is {call.kind}-attention, but the first is {first}-attention")
+            return layer.fail(f"step {number} is {call.kind}-attention, but step 1 is {first}-attention")
         if call.kind == "cross":
             if layer.steps and layer.steps[0].keys != keys:
                 return layer.fail(
@@ -134,7 +134,7 @@ class Generation:
         layer.steps.append(Step(number - 1, call.query, new, call.mask, call.biases, offset, keys, value))
 
     def _compare(self, layer: LayerSteps, key: Tensor, offset: int, end: int, new: Tensor | None) -> None:
-        """Compare one feature of each earlier key with its previous value, and store one of each new key.
+        """Compare a feature of each earlier key with its stored value; store the feature of each new key.
 
         offset: position of the step's first key among all keys. end: number of valid keys.
         new: the keys added by this step, at the end; None if there are none.
@@ -149,8 +149,8 @@ class Generation:
                 known = layer.first_features = known.index_select(0, parents.to(known.device))
         at, head = offset + earlier, current % key.shape[-3]
         if known.shape[:-1] != key.shape[:-2] or at > known.shape[-1]:
-            return layer.fail(f"the keys of step {current + 1} have a different shape from the earlier ones")
-        # one head per step; at the end, all heads are compared with the keys of the last step
+            return layer.fail(f"the keys of step {current + 1} differ in shape from earlier keys")
+        # each step compares one head; at the end, all heads are compared with the keys of the last step
         if earlier and not _equal(key[..., head, :earlier, 0], known[..., head, offset:at]):
             return layer.fail(f"the keys of earlier tokens changed before step {current + 1}")
         if new is not None:
@@ -325,7 +325,7 @@ def _first_tokens(step: Step, count: int) -> Step:
     )
 
 
-Steps = Sequence[tuple[Step, Tensor | None]]  # each step with its rows of the batch
+Steps = Sequence[tuple[Step, Tensor | None]]  # each step, and the batch rows to select from it
 
 
 def _join_values(steps: Steps, initial: Tensor | None) -> Tensor | None:

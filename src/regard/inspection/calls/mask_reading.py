@@ -19,7 +19,7 @@ from regard.mechanism.torch_state import concrete
 
 _CHUNK = 2**24  # mask entries processed at a time
 _FAR = 2**40  # stop of an interval without an upper bound
-_SPARSE = 0.9  # with gaps, use enclosing intervals only if they cover less than this fraction of the keys
+_SPARSE = 0.9  # enclosing intervals of rows with gaps must cover less than this fraction of the keys
 
 
 class Intervals(Mask):
@@ -48,7 +48,7 @@ _RESULTS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # mask → result
 
 def _cached(mask: Tensor, compute: Callable[..., Any], *arguments: Hashable) -> Any:
     """Return compute(mask, …), cached until the mask changes."""
-    if mask.is_inference():  # no version counter: it may have changed since
+    if mask.is_inference():  # without a version counter, changes would go unnoticed
         return compute(mask, *arguments)
     results = _RESULTS.setdefault(mask, {})
     key, state = (compute, *arguments), (mask._version, mask.shape)
@@ -198,7 +198,7 @@ class CompactMask(NamedTuple):
     """A compact form of a mask (…, q, k).
 
     mask: an equivalent mask if `exact`, otherwise a mask that allows a superset of the keys. None: all keys.
-    span: start and stop of the interval, if all rows share the same one.
+    span: start and stop of the interval, if it is the same for all rows.
     """
 
     mask: Mask | None
@@ -228,8 +228,8 @@ def readable(mask: Tensor) -> bool:
 def as_boolean(mask: Tensor) -> Tensor | None:
     """Convert an additive mask that only hides keys to a boolean mask; return None for other masks.
 
-    Also returns None if a row has no visible key, because its weights are uniform with a finite mask and zero
-    with a boolean mask.
+    Also returns None if a row has no visible key: with a finite mask its weights would be uniform, but with a
+    boolean mask they are zero.
 
     >>> import torch
     >>> from regard.inspection.calls.mask_reading import as_boolean

@@ -71,7 +71,7 @@ def window_positions(queries: Tensor, keys: Tensor, batch: int, tokens: int) -> 
 
 
 def add_window_positions(call: CapturedCall, tokens: tuple[Tokens, Tokens] | None) -> CapturedCall:
-    """Return a call with the positions of its windows, if known. tokens: tokens of its queries and keys."""
+    """Return a call with the positions of its windows, if the tokens of its queries and keys are known."""
     if tokens is None:
         return call
     (queries, batch, count, _), (keys, *_) = tokens
@@ -103,12 +103,12 @@ class Segments(Mask):
         return tuple(MaskTerm(start[..., i : i + 1], stop[..., i : i + 1]) for i in range(count))
 
 
-BUILT_IN.add(Segments)  # its terms need no check
+BUILT_IN.add(Segments)  # its terms need no validation
 
 
 @dataclass
 class WindowedLayer:
-    """The calls of one layer for its windows; several calls if the windows differ in size."""
+    """The calls to one layer with windows; a model may make one call per window size."""
 
     calls: list[CapturedCall]
     run: int = 0  # index of the model call that ran the layer
@@ -166,7 +166,11 @@ class WindowedLayer:
         return lazy_problem(query, key, Call(ScaledDot(call.scale, call.softcap), mask, None, normalize))
 
     def _weights_problem(self, mask: Mask) -> Problem:
-        """Prepare a map of stored weights: row of weights · one-hot index of the key in its window."""
+        """Prepare a map of stored weights.
+
+        The query is a row of weights, and the key is the one-hot vector of its index in the window, so their
+        product is the weight.
+        """
         slots = max(call.key.shape[-2] for call in self.calls)
 
         def weight_rows(call: CapturedCall, at: WindowPositions) -> Tensor:
@@ -187,7 +191,7 @@ class WindowedLayer:
         return problem.with_config(score=WINDOW_WEIGHTS)
 
     def _summed(self, part: Callable[[CapturedCall, WindowPositions], Tensor]) -> Tensor:
-        """Sum the tensors of all calls. Each token belongs to one call; the others have zeros there."""
+        """Sum the tensors of all calls. Each token belongs to one call; in all others it is zero."""
         total: Tensor | None = None
         for call in self.calls:
             assert call.windows is not None
@@ -223,7 +227,7 @@ def runs(positions: Tensor) -> tuple[Tensor, Tensor]:
     before = torch.nn.functional.pad(ordered[:, :-1], (1, 0), value=-2)
     after = torch.nn.functional.pad(ordered[:, 1:], (0, 1), value=-2)
     first, last = valid & (before != ordered - 1), valid & (after != ordered + 1)
-    first |= valid & (before < 0)  # padding comes first
+    first |= valid & (before < 0)  # the sorted padding, −1, would otherwise join a run that starts at 0
     count = int(first.sum(-1).max()) if first.numel() else 0
     ends = []
     for edge, offset in ((first, 0), (last, 1)):

@@ -1,4 +1,4 @@
-"""Activation patching: record heads in one run and insert them into another."""
+"""Activation patching: record heads in one run and insert them into another run."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from regard.mechanism.masks.algebra import broadcasts
 
 
 class _CapturedHeads(NamedTuple):
-    """The outputs of some heads in one call, (…, len(heads), q, e), and its inputs if captured."""
+    """The outputs of some heads in one call, (…, len(heads), q, e), and the call's inputs if captured."""
 
     heads: list[int]
     output: Tensor
@@ -54,7 +54,7 @@ class Capture(Intervention):
         return call
 
     def find(self, call: AttentionCall, heads: list[int]) -> _CapturedHeads:
-        """Return the last captured call of this layer with the heads and positions of another call."""
+        """Return the last captured call to the same layer with these heads and the positions of `call`."""
         calls = self._calls.get(call.layer)
         if not calls:
             layers = ", ".join(self._calls) or "none: run the model in an edit block with this Capture first"
@@ -69,7 +69,7 @@ class Capture(Intervention):
             known = ", ".join(f"{a} to {b - 1}" for a, b in spans)
             raise ShapeError(
                 f"Patch: {call.layer!r} computes positions {first} to {last - 1}, but the captured calls "
-                f"have {known}. Run both with inputs of equal length."
+                f"have {known}. Use inputs of equal length in both runs."
             )
         missing = [head for head in heads if head not in captured.heads]
         if missing:
@@ -87,7 +87,7 @@ class Capture(Intervention):
 class Patch(Intervention):
     """Replace heads with those that a `Capture` recorded in another run (Vig et al. 2020; Meng et al. 2022).
 
-    captured: the recorded run. positions: the queries to patch, as in `Block`; None for all.
+    captured: the `Capture` of the other run. positions: the queries to patch, as in `Block`; None for all.
     weights: use the weights of the other run with the values of this run, in linear memory. Default: use the
         outputs of the other run.
 
@@ -132,8 +132,8 @@ class Patch(Intervention):
         if inputs.key.shape[-2] != value.shape[-2] or inputs.query.shape[-2] != call.output.shape[-2]:
             raise ShapeError(
                 f"Patch: {call.layer!r} has {call.output.shape[-2]} queries and {value.shape[-2]} keys, but "
-                f"the captured call has {inputs.query.shape[-2]} and {inputs.key.shape[-2]}. Run both with "
-                "inputs of equal length."
+                f"the captured call has {inputs.query.shape[-2]} and {inputs.key.shape[-2]}. Use inputs "
+                "of equal length in both runs."
             )
         output = captured.call.recompute(value=value)
         return output[..., captured.heads, :, :]
@@ -161,8 +161,8 @@ class ResampleAblation(Intervention):
         texts = output.shape[0] if output.dim() > 3 else 1
         if self.shift % texts == 0:
             raise ArgumentError(
-                f"ResampleAblation(shift={self.shift}) needs a batch of texts whose size does not divide the "
-                f"shift; got {texts}. For a single text, use Capture and Patch."
+                f"ResampleAblation(shift={self.shift}) needs a batch whose size does not divide the shift; "
+                f"got a batch of {texts}. For a single text, use Capture and Patch."
             )
         return output.roll(-self.shift, 0)
 
@@ -180,7 +180,7 @@ def _detached(inputs: Inputs) -> Inputs:
 def _present(inputs: Any) -> Inputs:
     if inputs is None:
         raise ArgumentError(
-            "Patch(…, weights=True) needs the weights of the other run: Capture(weights=True)."
+            "Patch(…, weights=True) needs the other run's weights; record them with Capture(weights=True)."
         )
     assert isinstance(inputs, Inputs)
     return inputs

@@ -92,7 +92,8 @@ class ZeroValues(_EdgeIntervention):
 class HiddenEdges(Mask):
     """A mask that hides some keys from some query rows of some heads, in linear memory.
 
-    heads: (h, 1, 1), or None for all heads. rows: (q,). visible: (k,). All boolean.
+    All arguments are boolean. heads: the affected heads, (h, 1, 1); None for all. rows: the affected queries,
+    (q,). visible: the keys that these queries may still read, (k,).
 
     >>> import torch
     >>> from regard.inspection.editing.edges import HiddenEdges

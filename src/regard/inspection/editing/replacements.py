@@ -34,7 +34,7 @@ class AttentionCall:
     """One attention call: output (…, h, q, e), value (…, g, k, e), and a function that returns its inputs.
 
     layer: name of the layer. first_query, first_key: positions of the first query and key in the sequence;
-    not 0 while a model generates with a cache. hidden: the pairs that outer edits hide, or None.
+    not 0 while a model generates with a cache. hidden: the query-key pairs that outer edits hide, or None.
     """
 
     output: Tensor
@@ -50,7 +50,7 @@ class AttentionCall:
         return self.output.shape[-3]
 
     def recompute(self, *, value: Tensor | None = None) -> Tensor:
-        """Recompute the output without the hidden pairs, in linear memory. value: replaces `self.value`."""
+        """Recompute the output without the hidden pairs, in linear memory; `value` replaces `self.value`."""
         inputs = self.inputs()
         value = inputs.value if value is None else value
         return attention(inputs.query, inputs.key, value, **self._options(inputs))
@@ -149,7 +149,7 @@ class UniformAttention(Intervention):
 
 @dataclass(frozen=True)
 class ReplaceOutput(Intervention):
-    """Apply a function to the output of the heads, (…, heads, q, e) → the same shape.
+    """Apply a shape-preserving function to the output of the heads, (…, heads, q, e).
 
     >>> import torch, regard
     >>> layer = regard.models.SelfAttention()
@@ -166,7 +166,7 @@ class ReplaceOutput(Intervention):
 
 @dataclass(frozen=True)
 class ReplaceWeights(Intervention):
-    """Apply a function to the dense weights of the heads, (…, heads, q, k) → the same shape.
+    """Apply a shape-preserving function to the dense weights of the heads, (…, heads, q, k).
 
     >>> import torch, regard
     >>> layer, first = regard.models.SelfAttention(), torch.tensor([1.0, 0.0])
@@ -180,7 +180,7 @@ class ReplaceWeights(Intervention):
 
     def __call__(self, call: AttentionCall, heads: list[int]) -> Tensor:
         weights = _apply(self, self.function, call.weights()[..., heads, :, :])
-        per_group = call.output.shape[-3] // call.value.shape[-3]  # heads that share a value
+        per_group = call.output.shape[-3] // call.value.shape[-3]  # query heads per value head
         return weights.to(call.value.dtype) @ call.value[..., [head // per_group for head in heads], :, :]
 
 
@@ -189,7 +189,7 @@ def _apply(intervention: Intervention, function: Callable[[Tensor], Tensor], x: 
     if not isinstance(result, Tensor) or result.shape != x.shape:
         returned = tuple(result.shape) if isinstance(result, Tensor) else type_name(result)
         raise ShapeError(
-            f"The function of {type(intervention).__name__} got shape {tuple(x.shape)} and returned "
+            f"The function passed to {type(intervention).__name__} got shape {tuple(x.shape)} and returned "
             f"{returned}; the shapes must be equal."
         )
     return result

@@ -27,7 +27,7 @@ Function = Callable[..., Any]
 
 
 class Observer(Protocol):
-    """Receives the attention calls of its modules."""
+    """Receives the attention calls of the modules that it observes."""
 
     names: dict[nn.Module, str]  # the observed modules and their names
 
@@ -35,7 +35,7 @@ class Observer(Protocol):
         """Called when one of the modules has computed attention."""
 
     def on_own_values(self, module: nn.Module, value: Tensor, output: AttentionOutput) -> None:
-        """Called when a regard layer has computed attention, after it has reported the weights."""
+        """Called when a regard layer has computed attention and reported its weights."""
 
     @property
     def values(self) -> bool:
@@ -51,7 +51,7 @@ class Observer(Protocol):
     def on_softmax(self, module: nn.Module, pools: bool) -> None:
         """Called when one of the modules has computed a softmax that is not followed.
 
-        pools: whether its output was multiplied by activations.
+        pools: whether the output of the softmax was multiplied by activations.
         """
 
     def on_generate(self, model: nn.Module, generate: Function, *args: Any, **kwargs: Any) -> Any:
@@ -67,7 +67,7 @@ class Observer(Protocol):
 class CacheUpdate(NamedTuple):
     """The last update of a key-value cache."""
 
-    keys: Tensor  # all keys, as returned
+    keys: Tensor  # all keys, as returned by the update
     new_keys: Tensor
     cache: Any
 
@@ -81,7 +81,7 @@ class _Thread(threading.local):
         self.reported: set[nn.Module] = set()  # torch modules reported during the current encoder layer
         self.cache_update: CacheUpdate | None = None
         self.reorder_depth = 0
-        self.tracer: Any = None  # the TorchFunctionMode of this thread, while it observes
+        self.tracer: Any = None  # a TorchFunctionMode, set while this thread observes
 
 
 THREAD = _Thread()
@@ -89,7 +89,7 @@ THREAD = _Thread()
 
 TRANSFORMED = (
     "it ran inside a torch.func transform, such as vmap or grad, whose tensors cannot be kept. Watch a call "
-    "of the model without the transform"
+    "to the model without the transform"
 )
 
 
@@ -131,7 +131,7 @@ def inside_attention() -> Iterator[None]:
 def without_tracer() -> Iterator[None]:
     """Remove the tracer inside this block, because torch's fast paths are disabled while a mode is active.
 
-    It stays if other modes have been entered since; then the fast paths are disabled anyway.
+    The tracer stays if another mode was entered after it, because that mode disables the fast paths anyway.
     """
     tracer = THREAD.tracer
     if tracer is None or overrides._get_current_function_mode() is not tracer:
@@ -332,7 +332,7 @@ def _stance_patch() -> Patch:
 
 
 def _compile_patch() -> Patch:
-    """Set the stance when torch.compile or FlexAttention loads the compiler, whose import takes seconds."""
+    """Set the stance once torch.compile or FlexAttention loads the compiler: importing it takes seconds."""
 
     def wrap(compile: Function) -> Function:
         is_loaded = False
@@ -402,7 +402,7 @@ def _exit_tracer() -> None:
 
 
 def remove_mode(mode: overrides.TorchFunctionMode) -> None:
-    """Remove a mode from the thread's modes, wherever it is: blocks need not end in order."""
+    """Remove a mode from the thread's mode stack, even if it is not on top: blocks may end in any order."""
     if all(other is not mode for other in overrides._get_current_function_mode_stack()):
         return
     above = []

@@ -36,13 +36,13 @@ _KNOWN = frozenset(f"{_PARSED} {_WITHOUT_EFFECT}".split())
 
 
 class InterfaceCall(NamedTuple):
-    """A parsed call; the keywords have the meaning defined by the implementation that runs it."""
+    """The arguments of a call, interpreted as the implementation that runs it interprets them."""
 
     query: Tensor  # b h q d
     key: Any  # b g k d; a tensor, or Quantized
     value: Any  # b g k e
     mask: Any = None  # a boolean or additive tensor, a regard mask, or a FlexAttention BlockMask
-    causal: bool = False  # causal without a mask, aligned to the first key
+    causal: bool = False  # whether a call without a mask is causal, aligned to the first key
     scale: float | None = None
     softcap: float | None = None
     sink: Tensor | None = None
@@ -78,11 +78,11 @@ def parse(
     else:
         # eager attention is causal only through its mask
         causal = implementation != "eager" and query.shape[2] > 1 and causal and mask is None
-        # for eager and sdpa, the model restricts the mask itself
+        # for eager and sdpa, the model's mask already includes these restrictions
         if keywords and implementation not in ("eager", "sdpa"):
             mask = _indexed_mask(module, query, key, mask, causal, keywords)
             causal = causal and mask is None
-    if isinstance(scaling, Tensor):  # learned
+    if isinstance(scaling, Tensor):  # a learned scale
         query, scaling = query * scaling, 1.0
     sink = keywords.get("s_aux")
     if sink is None and implementation == "eager":
@@ -104,8 +104,8 @@ def parse(
 def check_keywords(function: Any, keywords: Mapping[str, Any]) -> None:
     """Raise an ArgumentError for unknown keywords that can change the result of an attention function.
 
-    Only keywords that the function declares as parameters are checked. It ignores all others, which come from
-    the model's caller.
+    Only keywords that the function declares as parameters are checked. The function ignores all others, which
+    come from the model's caller.
     """
     unknown = [name for name in _unknown_keywords(function) if keywords.get(name) is not None]
     if unknown:
@@ -127,7 +127,7 @@ def _unknown_keywords(function: Hashable) -> frozenset[str]:
 
 
 def eager_function(module: nn.Module) -> Any:
-    """Return the eager attention function from a module's model file, if it has the usual name."""
+    """Return the eager attention function from a module's model file, if the function has its usual name."""
     return vars(sys.modules.get(type(module).__module__, object)).get("eager_attention_forward")
 
 

@@ -43,7 +43,7 @@ from regard.models.layers.attention import Attends, is_cross_attention
 
 
 class Edit(NamedTuple):
-    """An intervention and its heads; None for all heads. layer: name of the edited module."""
+    """An intervention, the heads that it changes (None for all), and the name of the edited module."""
 
     heads: tuple[int, ...] | None
     intervention: Intervention
@@ -56,7 +56,7 @@ class _Thread(threading.local):
         self.multihead: list[nn.MultiheadAttention] = []  # edited torch modules that are running
         self.depth = 0  # number of running attention functions; SDPA calls inside them are not edited again
         self.slow_path_depth = 0  # number of running torch layers that must not take their fast path
-        self.positions = (0, 0)  # first query and number of queries of the last self-attention
+        self.positions = (0, 0)  # first query and number of queries of the last self-attention call
         self.cache_update: _CacheUpdate | None = None
         self.edited: set[nn.Module] = set()  # modules whose calls were edited
         self.mode: _EditMode | None = None  # None unless modules of other libraries are edited
@@ -74,7 +74,7 @@ _THREAD = _Thread()
 
 @contextmanager
 def editing(edits: Mapping[nn.Module, Edit]) -> Iterator[set[nn.Module]]:
-    """Apply edits to the calls of these modules in this thread; yield the set of modules edited so far."""
+    """Edit the calls to these modules in this thread; yield the set of modules edited so far."""
     with _PATCHES.installed():
         _THREAD.edits.append(edits)
         outer, _THREAD.edited = _THREAD.edited, set()
@@ -113,7 +113,7 @@ def _apply(
 
 
 def _self_positions(query: Tensor, key: Tensor, length: int | None = None) -> tuple[int, int]:
-    """Return the positions of the first query and key. length: tokens so far, if a cache counts them."""
+    """Return the positions of the first query and key. length: token count of a cache, if it has one."""
     queries, keys = query.shape[-2], key.shape[-2]
     length = max(keys, queries) if length is None else length
     _THREAD.positions = length - queries, queries
@@ -121,7 +121,7 @@ def _self_positions(query: Tensor, key: Tensor, length: int | None = None) -> tu
 
 
 def _cross_positions(query: Tensor) -> tuple[int, int]:
-    """Return the positions of the first query and key; the queries are those of the last self-attention."""
+    """Return the positions of the first query, as in the last self-attention call, and of the first key."""
     first, queries = _THREAD.positions
     return (first if queries == query.shape[-2] else 0), 0
 
@@ -302,7 +302,7 @@ def edit_product(operation: Operation, node: Softmaxed) -> Any:
 
 
 def _update_mode() -> None:
-    """Enter or leave the mode. Only other libraries' modules need it, and it disables torch's fast paths."""
+    """Enter the mode only while modules of other libraries are edited: it disables torch's fast paths."""
     own = Attends | nn.MultiheadAttention
     needed = any(not isinstance(module, own) for edits in _THREAD.edits for module in edits)
     if needed and _THREAD.mode is None:

@@ -71,10 +71,10 @@ def capture_flex(
     score_mod_other_buffers: tuple[Any, ...] = (),
     mask_mod_other_buffers: tuple[Any, ...] = (),
 ) -> CapturedCall:
-    """Capture a call to FlexAttention's operator: lazy without a score_mod, otherwise dense.
+    """Capture a call to FlexAttention's operator. The weights are dense if it has a score_mod, else lazy.
 
-    score_mod_other_buffers, mask_mod_other_buffers: the tensors that the functions read, if torch.compile has
-    traced them.
+    score_mod_other_buffers, mask_mod_other_buffers: the tensors that score_mod and mask_mod read, if
+        torch.compile has traced these functions.
     """
     from torch.nn.attention.flex_attention import _identity, noop_mask
 
@@ -105,7 +105,10 @@ def _indices(size: Sequence[int], device: torch.device) -> list[Tensor]:
 def _vmapped(
     function: Callable[..., Tensor], buffers: tuple[Any, ...], scores: int = 0
 ) -> Callable[..., Tensor]:
-    """Return a function of all indices (batch, head, query, key), after as many matrices of scores."""
+    """Vectorize a function of the indices batch, head, query and key.
+
+    buffers: passed after the indices. scores: number of score tensors passed before the indices.
+    """
 
     def called(*args: Any) -> Tensor:
         return function(*args, *buffers)

@@ -50,12 +50,12 @@ class TokenTracker:
         self._numberings = 0
 
     def follow(self, name: str, func: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Set the tokens of the output of a function."""
+        """Set the tokens of a function's output."""
         rule = _RULES.get(name)
         if rule is None:
             return
         tokens: Tokens | None = None
-        # an argument form that a rule does not support: the output gets no index
+        # if a rule does not support these arguments, the output gets no index
         with torch.no_grad(), suppress(RuntimeError, ValueError, TypeError, IndexError, KeyError):
             tokens = rule(self, func, args, kwargs, output)
         outputs = tensors(output)
@@ -84,7 +84,7 @@ class TokenTracker:
     def pair(self, query: Tensor, key: Tensor, *, transposed: bool = False) -> tuple[Tokens, Tokens] | None:
         """Return the tokens of queries (…, h, q, d) and keys (…, h, k, d), or (…, h, d, k) if transposed.
 
-        They have the shapes (…, q) and (…, k).
+        The token numbers have the shapes (…, q) and (…, k).
         """
         queries, keys = self.get(query), self.get(key)
         if queries is None or keys is None or queries[1:] != keys[1:]:
@@ -195,7 +195,7 @@ def _joined(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Te
 
 
 def rule_table(*rows: tuple[str, RuleType]) -> dict[str, RuleType]:
-    """Return the rule of each function and of its in-place version. rows: names, and their rule."""
+    """Return the rule of each function and of its in-place version. rows: names and a rule."""
     rules = {name: rule for names, rule in rows for name in names.split()}
     return rules | {f"{name}_": rule for name, rule in rules.items() if not name.startswith("__")}
 

@@ -28,7 +28,7 @@ from regard.models.layers.attention import Attends
 
 
 def patches() -> list[Patch]:
-    """Patch torch's functions."""
+    """Patch torch's functions, and return the patches."""
     return [
         Patch(nn.MultiheadAttention, "forward", _multihead),
         Patch(nn.TransformerEncoderLayer, "forward", _encoder_layer),
@@ -181,7 +181,7 @@ def _multihead_mask(
         boolean, added = mask.dtype is torch.bool, key.shape[-2] - mask.shape[-1]
         allowed = ~mask if boolean else mask
         rows = row_mask(F.pad(allowed, (0, added), value=boolean) if added else allowed, query, key)
-        assert rows is not None  # None only without a mask
+        assert rows is not None  # it is None only without a mask
         result = rows.intersect(result)
     return result
 

@@ -1,6 +1,6 @@
 """Follow the torch functions that a watched model calls, to see attention that no other hook reports.
 
-`Tracer` is a TorchFunctionMode: it sees every call of a torch function in its thread, by whichever name
+`Tracer` is a TorchFunctionMode: it sees every call to a torch function in its thread, by whichever name
 the function was imported. It reports SDPA, FlexAttention and attention written by hand (`handwritten`). The
 weights of the latter are lazy if query, key and masks reproduce them on a few rows, and dense otherwise. The
 functions run unchanged.
@@ -49,7 +49,7 @@ class Tracer(TorchFunctionMode):
 
     @property
     def tokens(self) -> TokenTracker | None:
-        """The tokens of the activations, while a model with windows is observed."""
+        """The tracker of the activations' tokens; None unless a model with windows is observed."""
         return self.chains.tokens
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -120,7 +120,7 @@ def _capture(node: Softmaxed, product: Values | None, module: nn.Module, frame: 
 
 
 def _with_values(call: CapturedCall, node: Softmaxed, product: Values) -> CapturedCall:
-    """Add values and output to a call, in the leading axes of its query."""
+    """Add values and output to a call, with the leading axes of its query."""
     size, queries = call.query.shape[:-2], call.query.shape[-2]
     value = values_in(size, queries, node, product)
     if value is None:
@@ -135,9 +135,9 @@ def _with_values(call: CapturedCall, node: Softmaxed, product: Values) -> Captur
 
 
 def values_in(size: torch.Size, queries: int, node: Softmaxed, product: Values) -> Tensor | None:
-    """Return the values in the leading axes `size`, which split or merge those of the weights.
+    """Return the values with the leading axes `size`, which split or merge those of the weights.
 
-    None if the heads were moved or swapped with the queries.
+    Returns None if the heads were moved or swapped with the queries.
     """
     *lead, rows, _ = node.weights.shape
     value = product.value
@@ -208,7 +208,7 @@ def with_heads(weights: Tensor, heads: int | None) -> Tensor:
 
 
 def _reports(capture: Callable[..., CapturedCall | None]) -> Callable[[Function, Any, Any], Any]:
-    """Return the handler of an attention function: `capture` takes its output and its arguments."""
+    """Return a handler that calls an attention function and reports capture(output, *arguments)."""
 
     def handler(func: Function, args: Any, kwargs: Any) -> Any:
         with inside_attention():

@@ -30,7 +30,7 @@ from regard.mechanism.quantized import Quantized, dequantize
 
 
 def patches() -> list[Patch]:
-    """Patch the functions of transformers."""
+    """Patch the functions of transformers, and return the patches."""
     from transformers.cache_utils import Cache, EncoderDecoderCache
     from transformers.generation.utils import GenerationMixin
     from transformers.modeling_utils import AttentionInterface

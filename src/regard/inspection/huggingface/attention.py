@@ -37,7 +37,7 @@ _COLLECTOR: Any = None  # transformers' context variable: the outputs collected 
 
 @hint_arguments
 def enable() -> None:
-    """Register "regard" as an attention implementation of transformers, with its masks.
+    """Register "regard" as an attention implementation of transformers, with its mask function.
 
     Then use `from_pretrained(…, attn_implementation="regard")` or `model.set_attn_implementation("regard")`;
     `generate` works too. If the model is called with `output_attentions=True`, `outputs.attentions` holds
@@ -63,7 +63,7 @@ def enable() -> None:
 def check(model: nn.Module) -> None:
     """Raise an ArgumentError if the outputs of a model on regard differ from those of eager attention.
 
-    All its attention layers must use the attention interface of transformers. Models with their own
+    All attention layers of the model must use the attention interface of transformers. Models with their own
     attention, such as Bloom, accept any implementation name and ignore it. After `enable()`, a model that
     takes token ids is also run on a few tokens. Its outputs must match those of eager attention, and may
     depend on later tokens only if those of eager attention do.
@@ -98,15 +98,15 @@ def disable() -> None:
 def pack(model: nn.Module) -> nn.Module:
     """Run the layers of a model without padding, with the same outputs. Returns the model.
 
-    For text encoders and decoders of transformers that use its attention interface, for inference and
-    training, and for models that contain them, such as a SentenceTransformer. A padded batch with
-    an `attention_mask` costs only as much as its real tokens; outputs at padding are 0. A loss must ignore
-    the outputs at padding. With padding on the left, a language model predicts the first token of a text from
-    padding: set its label to -100. `unpack` restores the model.
+    Supports text encoders and decoders of transformers that use its attention interface, and models that
+    contain them, such as a SentenceTransformer, in inference and training. A padded batch with an
+    `attention_mask` costs only as much as its real tokens; outputs at padding are 0. A loss must ignore the
+    outputs at padding. With padding on the left, a language model predicts the first token of a text from
+    padding: set the label of this token to -100. `unpack` restores the model.
 
     The model runs with padding, as before, inside `torch.compile`, `regard.watch` and `regard.edit`, if there
     is padding between tokens, and if it is called with a key-value cache, `output_attentions=True` or
-    `output_router_logits=True`. It creates a cache only if `use_cache=True`.
+    `output_router_logits=True`. A packed model creates a cache only if `use_cache=True`.
 
     `pack` runs the model on a few tokens with and without padding, and raises an error if the outputs differ.
 
@@ -158,7 +158,7 @@ def unpack(model: nn.Module) -> nn.Module:
 
 
 def quantized_cache(model: nn.Module) -> Any:
-    """Create a key-value cache for `generate` in int8, which takes about a quarter of the memory of float32.
+    """Create an int8 key-value cache for `generate`, which takes about a quarter of the memory of float32.
 
     Pass it as `model.generate(…, past_key_values=cache)`. Keys and values have one scale per token and head,
     and the kernels read the int8 numbers in place. Each query attends to the quantized keys, so
@@ -341,7 +341,7 @@ def _is_overwritten(key: Tensor | Quantized, query: Tensor) -> bool:
 
 
 def _needs_weights(options: dict[str, Any]) -> bool:
-    """Return whether the model was called with output_attentions=True, even if its layers do not get it."""
+    """Return whether the model was called with output_attentions=True, even if the layers do not get it."""
     if options.get("output_attentions"):
         return True
     collected = None if _COLLECTOR is None else _COLLECTOR.get()

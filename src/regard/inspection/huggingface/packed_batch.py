@@ -26,7 +26,7 @@ class Sequences:
         self._chunks: dict[int, list[Sequences]] = {}
 
     def attention_mask(self, rule: Rule | None) -> Documents:
-        """Return the mask of the packed sequences; rule: causal or window, inside each sequence."""
+        """Return a mask that separates the sequences and applies a causal or window rule inside each."""
         if rule not in self._masks:
             self._masks[rule] = Documents(self.lengths, within=rule)
         return self._masks[rule]

@@ -64,7 +64,7 @@ def is_packed(model: nn.Module) -> bool:
 
 
 def is_packing(model: nn.Module | None) -> bool:
-    """Return whether the layers of a running model are packed, so that it needs no mask."""
+    """Return whether the layers of a running model are packed; the model then needs no mask."""
     stack = _STATE.models.get(model) if model is not None else None
     return bool(stack) and stack[-1] is not None  # type: ignore[index]
 
@@ -84,7 +84,7 @@ def packed_mask(module: nn.Module, causal: bool, keywords: dict[str, Any]) -> Ma
     if kind not in (None, "full_attention", "global_attention", "sliding_attention", "local_attention"):
         raise _refused(module, f"is a layer of type {kind!r}")
     if window is None and (kind in ("sliding_attention", "local_attention") or _has_window(module)):
-        raise _refused(module, "applies its window only by a mask")
+        raise _refused(module, "applies its window only through a mask")
     rule: Rule | None = Causal() if causal else None
     if window is not None:
         rule = Window(left=window - 1, right=0 if causal else window - 1)
@@ -136,7 +136,10 @@ def _stacks(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
 def _layers(
     model: nn.Module, attends: Callable[[nn.Module], bool]
 ) -> Iterator[tuple[nn.Module | None, nn.Module]]:
-    """Yield each layer, an item of a module list that contains attention, after its innermost model."""
+    """Yield (model, layer) pairs: the innermost model around a layer, and the layer itself.
+
+    A layer is an item of a module list and contains attention.
+    """
     from transformers import PreTrainedModel
 
     def walk(module: nn.Module, owner: nn.Module | None) -> Iterator[tuple[nn.Module | None, nn.Module]]:
@@ -174,7 +177,7 @@ def _parameter_names(model: nn.Module) -> list[str]:
 
 
 class _Forward:
-    """Replaces the `forward` of one module. A copy of the module has a copy of it."""
+    """Replaces the `forward` of one module. A copy of the module gets its own copy."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.forward = module, module.forward
@@ -277,7 +280,7 @@ def _packing(model: nn.Module, values: dict[str, Any]) -> Packing | None:
 
 
 def _has_gaps(visible: Tensor) -> bool:
-    """Return whether padding lies between tokens (b, n): packing would change the distances in a window."""
+    """Return whether padding lies between tokens (b, n): packing would change distances in a window."""
     starts = visible[:, 1:] & ~visible[:, :-1]
     return bool((starts.sum(-1) + visible[:, 0] > 1).any())
 

@@ -29,7 +29,7 @@ _NAMES = (
 class AttentionOutput(NamedTuple):
     """The output of an attention call.
 
-    heads: function from its gradient to the gradient of the heads, (…, h, q, e).
+    heads: function from the gradient of the output to the gradient of the heads, (…, h, q, e).
     width: total number of features of all heads.
     """
 
@@ -39,13 +39,13 @@ class AttentionOutput(NamedTuple):
 
     @classmethod
     def of_heads(cls, output: Tensor) -> "AttentionOutput":
-        """Return an output that consists of the heads, (…, h, q, e)."""
+        """Return the record of an output whose heads are not merged, (…, h, q, e)."""
         heads = output.shape[-3] if output.dim() > 2 else 1
         return cls(output, lambda gradient: gradient, heads * output.shape[-1])
 
 
 class OutputProjection(NamedTuple):
-    """The weight (m, h · e) that maps the merged heads to the output, and its version."""
+    """The weight (m, h · e) that maps the merged heads to the output, and its version counter."""
 
     weight: Tensor
     version: int | None
@@ -65,9 +65,9 @@ class OutputProjection(NamedTuple):
 class CallRecord:
     """Values and gradients of one call, as recorded by `watch(values=True, gradients=True)`.
 
-    value: (…, g, k, e). projection: None if none was recognized in the module. watched: whether
-    gradients were requested. gradient: gradient of the heads' output, (…, h, q, e), summed over backward
-    passes.
+    value: (…, g, k, e). projection: the output projection; None if none was recognized. watched:
+    whether gradients were requested. gradient: gradient of the heads' output, (…, h, q, e), summed over
+    backward passes.
     """
 
     value: Tensor
@@ -80,7 +80,7 @@ class CallRecord:
     generated: bool = False  # recorded in `generate`, which computes no gradients
 
     def watch(self, output: AttentionOutput) -> None:
-        """Add the gradient of the output whenever a backward pass computes it."""
+        """Accumulate the gradient of the output in each backward pass."""
         self.watched, self.differentiable = True, output.tensor.requires_grad
         if not self.differentiable:
             return
@@ -117,9 +117,10 @@ class CallRecord:
 def output_projection(model: nn.Module, name: str, width: int) -> OutputProjection | None:
     """Find the linear layer that is applied to the merged heads of an attention module.
 
-    It is a child of the module under a usual name, of its parent if the module has no parameters, or of the
-    module's neighbor `output`, as in BERT. Returns None if there is no such layer. width: number of merged
-    features.
+    Searches the module for a child with a usual name, then its parent if the module has no parameters, then
+    the module's sibling `output`, as in BERT. Returns None if there is no such layer.
+
+    width: total number of features of the merged heads.
 
     >>> import torch
     >>> from regard.inspection.measures.call_record import output_projection
@@ -167,7 +168,7 @@ def require_record(record: CallRecord | NoValues | None, name: str, function: st
         )
     if record is None:
         raise ArgumentError(
-            f"{function}: {name!r} was recorded without values. Use watch(model, {option}=True). Loaded "
-            "recordings have none."
+            f"{function}: {name!r} was recorded without values. Use watch(model, {option}=True). Recordings "
+            "loaded from a folder have no values."
         )
     return record

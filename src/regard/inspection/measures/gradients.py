@@ -1,4 +1,4 @@
-"""Gradients of attention weights, which no kernel returns: dA = dO · Vᵀ has low rank."""
+"""Gradients of attention weights as lazy matrices of low rank, dA = dO · Vᵀ; no kernel returns them."""
 
 from collections.abc import Sequence
 
@@ -14,8 +14,8 @@ from regard.mechanism.weights.matrix import Weights
 class Gradients(LowRank):
     """The gradient of the loss with respect to the weights, dA = dO · Vᵀ, as a lazy matrix (…, h, q, k).
 
-    dO is the gradient of the heads' output. Eager attention computes the same matrix densely. It includes
-    masked pairs. With dropout, it is the gradient with respect to the weights after dropout.
+    dO is the gradient of the heads' output. Eager attention computes the same matrix densely. The matrix
+    includes masked pairs. With dropout, it is the gradient with respect to the weights after dropout.
 
     >>> import torch, regard
     >>> layer, x = regard.models.MultiHeadAttention(8, 2), torch.randn(5, 8)
@@ -33,7 +33,7 @@ class Gradients(LowRank):
         if record.gradient is None:
             raise ArgumentError(_missing(record))
         matrix = cls(record.gradient, expand_heads(record.value, weights))
-        matrix._weights = weights.detach()  # otherwise every tile would keep its autograd graph
+        matrix._weights = weights.detach()  # otherwise every tile would keep its autograd graph alive
         return matrix
 
     def rows(self, rows: slice | Tensor) -> "Gradients":
@@ -83,8 +83,8 @@ def relevance(
     """Compute the relevance of each input token (Chefer et al. 2021, eqs. 5 and 6), in linear memory.
 
     R ← R + Ā R for each layer, starting from R = I, where Ā is the mean over heads of the positive part of
-    gradient × weight. Returns the rows of R for `queries`, or the mean over all rows if it is None, as
-    `regard.rollout` does.
+    gradient × weight. Returns the rows of R for `queries`, or the mean over all rows if `queries` is
+    None, as `regard.rollout` does.
     """
     size, last = products[0].shape[-1], products[-1]
     if any(tuple(product.shape[-2:]) != (size, size) for product in products):

@@ -11,14 +11,14 @@ from regard.mechanism.call.problem import Tile
 from regard.mechanism.weights.matrix import Weights
 
 OFFSETS = {"previous": -1, "next": 1, "same": 0}
-SINK, DORMANT = 0.3, 0.9  # a row counts if its weight on the first key exceeds this
-LARGEST = 1 - 1e-4  # a weight counts as the largest from this fraction of the row maximum
+SINK, DORMANT = 0.3, 0.9  # a row counts if its weight on the first key exceeds this threshold
+LARGEST = 1 - 1e-4  # a weight of at least this fraction of the row maximum counts as the largest
 STREAMING = (4, 64)  # number of first and of most recent keys that a streaming head reads
 
 MATCHES = ("duplicate", "induction", "copying")
-_NO_TOKEN = -2  # no key has it
+_NO_TOKEN = -2  # a token number that no key has
 
-Measured = dict[str, tuple[Tensor, Tensor]]  # sum and count of each measure in a block, … h
+Measured = dict[str, tuple[Tensor, Tensor]]  # by measure: its sum and row count in a block, both … h
 
 
 class BlockMeter:
@@ -73,10 +73,10 @@ class BlockMeter:
         """Return the key at each row's own position; in cross-attention, the key on the diagonal."""
         if self.cross:
             return (rows + 0.5) * (self.keys / self.queries) - 0.5
-        return rows + self.keys - self.queries  # aligned at the last token
+        return rows + self.keys - self.queries  # the last query is aligned with the last key
 
     def _of_tokens(self, at: Tile, block: Tensor, centers: Tensor, keys: Tensor, attends: Tensor) -> Measured:
-        """Measure the weights on keys that are matched by their tokens."""
+        """Compute the measures that compare tokens: duplicate, induction, copying and retrieval."""
         ids = self.ids_of(at)
         if ids is None:
             return {}
@@ -99,7 +99,7 @@ class BlockMeter:
         return measured
 
     def _at(self, block: Tensor, at: Tile, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each row's weight at its position (…, q), and whether the position exists."""
+        """Return the weight of each row at one position, (…, q), and whether this position exists."""
         positions = positions.expand(block.shape[:-1])
         inside = (positions >= at.keys.start) & (positions < at.keys.stop)
         index = (positions - at.keys.start).clamp(0, block.shape[-1] - 1)
@@ -136,32 +136,35 @@ class BlockMeter:
 
 
 class TokenMatches:
-    """The token that each row looks for, and whether an earlier key has it. ids: (b, k). centers: (q,)."""
+    """The tokens that each row looks for, and whether an earlier key has them.
+
+    ids: token ids of the keys, (b, k). centers: the key at each row's own position, (q,).
+    """
 
     def __init__(self, ids: Tensor, centers: Tensor) -> None:
         self.centers, self.keys = centers, ids.shape[-1]
-        distinct, self.ranks = ids.to(centers.device).unique(return_inverse=True)  # 0, 1, 2, …; b k
+        distinct, self.ranks = ids.to(centers.device).unique(return_inverse=True)  # ids as 0, 1, 2, …; b k
         self.own, self.following = (self._at(centers + offset) for offset in (0, 1))
         first = torch.full((len(ids), len(distinct)), self.keys, device=centers.device)
         positions = torch.arange(self.keys, device=centers.device).expand_as(self.ranks)
-        self.first = first.scatter_reduce(1, self.ranks, positions, "amin")  # occurrence of each token
+        self.first = first.scatter_reduce(1, self.ranks, positions, "amin")  # first occurrence of each token
 
     def _at(self, positions: Tensor) -> Tensor:
         inside = (positions >= 0) & (positions < self.keys)
         return torch.where(inside, self.ranks[:, positions.clamp(0, self.keys - 1)], _NO_TOKEN)
 
     def of_rows(self) -> Tensor:
-        """Return, for each match, the token of a row and the first key that does not count, (b, q, 2m)."""
+        """Return the token each row looks for and the end of the searched keys, per match: (b, q, 2m)."""
         before, until = self.centers.expand_as(self.own), (self.centers + 1).expand_as(self.own)
         return torch.stack([self.own, before, self.own, until, self.following, until], -1)
 
     def of_keys(self) -> Tensor:
-        """Return the token of each key in each match, (b, k, m); the induction token is the previous one."""
+        """Return the token to compare at each key, per match: (b, k, m). For induction, the previous one."""
         previous = torch.nn.functional.pad(self.ranks[:, :-1], (1, 0), value=_NO_TOKEN - 1)
         return torch.stack([self.ranks, previous, self.ranks], -1)
 
     def matched(self) -> dict[str, Tensor]:
-        """Return which rows have a key with their token, (b, q); masked keys count."""
+        """Return which rows have a key, masked or not, with the token they look for, per match: (b, q)."""
         repeated, copies = (
             self.first.gather(1, token.clamp(min=0)) < self.centers + offset
             for offset, token in enumerate((self.own, self.following))
@@ -208,8 +211,8 @@ def _row_entropy(block: Tensor) -> Tensor:
 def _distance(block: Tensor, keys: Tensor, centers: Tensor) -> Tensor:
     """Return Σ w |key − center| of each row, (…, q).
 
-    Left and right of all centers the distance is linear in the key, so only the part between them needs a
-    matrix of distances.
+    For keys to the left or right of all centers, the distance is linear in the key, so only the keys between
+    the centers need a matrix of distances.
     """
     block, keys, centers = block.float(), keys.float(), centers.float()
     low = int(torch.searchsorted(keys, centers[0].floor()))

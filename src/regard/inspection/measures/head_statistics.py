@@ -41,7 +41,7 @@ from regard.mechanism.call.problem import Tile
 from regard.mechanism.weights.matrix import Weights
 
 _DOMINANT = 0.4  # a kind of key with at least this mean weight decides the label
-_UNIFORM = 0.85  # a head counts as broad from this normalized entropy
+_UNIFORM = 0.85  # a head with at least this normalized entropy counts as broad
 _CELLS = 2**20  # weights per block of a dense matrix
 _LABELS = {
     "previous": "previous token",
@@ -78,8 +78,8 @@ def head_statistics(
 ) -> list[HeadStatistics]:
     """Compute the statistics of every head in a layer, in linear memory.
 
-    weights: (…, h, q, k), or (q, k) for one head; a batch is averaged.
-    cross: queries and keys come from different texts.
+    weights: (…, h, q, k), or (q, k) for one head. The measures are averaged over a batch.
+    cross: whether queries and keys come from different texts.
     ids: token ids of the keys, (b, k); required for induction.
 
     >>> import torch, regard, regard.inspection
@@ -138,7 +138,7 @@ def _label(measures: dict[str, float], keys: int, cross: bool) -> str:
     if keys == 1:
         return "same token"
     best = max(_LABELS, key=lambda name: known.get(name, 0.0))
-    # in short texts uniform weights alone pass the threshold: require 1.5 × uniform
+    # in short texts, even uniform weights pass the threshold: require 1.5 × the uniform weight
     uniform = 1 / keys
     if best == "first":  # causal uniform weights: 1 in the first row, 1/2 in the second, …
         uniform *= sum(1 / row for row in range(1, min(keys, 20) + 1))

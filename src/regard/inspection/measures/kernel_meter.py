@@ -42,7 +42,7 @@ class KernelMeter:
     def measure(self) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
         """Return the sum and the number of counted rows of each measure, (…, g, r).
 
-        Returns None if the kernels do not support the weights, or if these are not finite.
+        Returns None if the kernels do not support the weights, or if the weights are not finite.
         """
         reader = self.weights.reader()
         if reader is None:
@@ -59,7 +59,7 @@ class KernelMeter:
         return self.sums, self.counts
 
     def _spans(self, whole: Tile) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return start and stop of the keys of each measure, broadcast to (…, q)."""
+        """Return the start and stop of the keys that each measure sums over, broadcast to (…, q)."""
         first = self.meter.first_key(whole, self.weights.device).squeeze(-1)  # … 1
         spans = {"first": (first, first + 1)}
         if self.meter.cross:
@@ -124,7 +124,7 @@ def _names(spans: dict[str, tuple[Tensor, Tensor]], tokens: TokenMatches | None)
 
 
 def _bands(reader: Reader) -> Iterator[Reader]:
-    """Divide the rows, so that the computation can be interrupted."""
+    """Divide the rows into bands, so that the computation can be interrupted."""
     problem = reader.problem
     *outer, _ = lead = problem.lead()
     for rows in interrupt.bands(problem.queries, math.prod(lead) * problem.keys):

@@ -96,7 +96,7 @@ class LowRank(LazyProduct):
 class WeightProduct(LazyProduct):
     """weights ∘ (left · rightᵀ), computed on demand; left (…, h, q, e), right (…, h, k, e), h as in weights.
 
-    positive: negative entries become zero.
+    positive: replace negative entries with zero.
 
     >>> import torch, regard
     >>> from regard.inspection.measures.lazy_products import WeightProduct

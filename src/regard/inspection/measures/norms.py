@@ -24,12 +24,12 @@ class Norms(WeightProduct):
     """
 
     def __init__(self, weights: Weights, record: CallRecord, *, project: bool = True) -> None:
-        weights = weights.detach()  # otherwise every tile would keep its autograd graph
+        weights = weights.detach()  # otherwise every tile would keep its autograd graph alive
         self._value = expand_heads(record.value, weights).to(weights.dtype)  # … h k e
         self._projection = _projection(record, self._value) if project else None
         vectors = self._value
         if self._projection is not None:
-            # ‖v Wᵀ‖ = ‖v Rᵀ‖ with W = Q R: vectors of e instead of m numbers
+            # ‖v Wᵀ‖ = ‖v Rᵀ‖ with W = Q R, so vectors have e instead of m numbers
             triangle = torch.linalg.qr(self._projection.float(), mode="r").R
             vectors = vectors @ triangle.mT.to(vectors.dtype)
         norms = vectors.norm(dim=-1, keepdim=True)  # … h k 1
@@ -87,7 +87,7 @@ class Norms(WeightProduct):
         return result
 
     def _gram(self) -> Tensor:
-        """Return the dot products of the heads' vectors of each key, (…, k, h, h)."""
+        """Return, for each key, the dot products between the vectors of all heads, (…, k, h, h)."""
         value = self._value
         heads, keys, _ = value.shape[-3:]
         gram = value.new_zeros(*value.shape[:-3], keys, heads, heads)

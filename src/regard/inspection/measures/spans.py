@@ -26,7 +26,7 @@ def span_rows(
     """
     queries, keys = weights.shape[-2:]
     key_spans = {name: _resolve(name, span, keys, layer) for name, span in spans.items()}
-    offset = keys - queries  # queries are the last tokens if earlier ones were cached
+    offset = keys - queries  # if earlier tokens were cached, the queries are the last tokens
     query_spans = {"(all)": slice(0, queries)}
     if not cross:
         moved = {n: slice(max(s.start - offset, 0), max(s.stop - offset, 0)) for n, s in key_spans.items()}

@@ -126,7 +126,7 @@ def _texts(calls: Any) -> RecordedTexts:
 
 
 def _parse_ids(ids: Any) -> Tensor | None:
-    """Parse token ids (b, n). Negative ids are placeholders in some models."""
+    """Parse token ids (b, n). Negative ids are allowed: some models use them as placeholders."""
     if ids is None:
         return None
     rows: list[Any] = ids if isinstance(ids, list) and ids else [None]

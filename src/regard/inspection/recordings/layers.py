@@ -34,13 +34,13 @@ def _entry(name: str, call: int) -> str:
 
 
 class RecordedLayers(Mapping[str, Weights]):
-    """Weights by module name; further calls of a module are called name@2, name@3, …"""
+    """Weights by module name; the entries of further calls to a module are name@2, name@3, …"""
 
     def __init__(self, texts: RecordedTexts | None = None) -> None:
         self._weights: dict[str, Weights | UnavailableWeights] = {}
         self._calls: dict[str, list[Weights | UnavailableWeights]] = {}
         self._kinds: dict[str, AttentionKind] = {}
-        self._modules: dict[str, tuple[str, int]] = {}  # module name and number of the model's call
+        self._modules: dict[str, tuple[str, int]] = {}  # by entry: module name and number of the model call
         self._records: dict[str, CallRecord | NoValues] = {}  # values and gradients, by entry
         self._windowed: dict[str, WindowedLayer] = {}  # layers with windows, by entry
         self._empty = "nothing yet: call the model inside the with block"
@@ -50,24 +50,24 @@ class RecordedLayers(Mapping[str, Weights]):
     def add(
         self, name: str, weights: Weights, kind: AttentionKind | None = None, run: int | None = None
     ) -> None:
-        """Record a call of a module. By default, `kind` is inferred from the name.
+        """Record a call to a module. By default, `kind` is inferred from the name.
 
-        run: number of the model call that it belongs to. Default: one call of the module per model call.
+        run: number of the model call that it belongs to. Default: each model call calls the module once.
         """
         self._add(name, weights, kind, run)
 
     def add_windows(self, name: str, layer: WindowedLayer) -> None:
-        """Record a call of a module that divides its tokens into windows."""
+        """Record a call to a module that divides its tokens into windows."""
         self._add(name, layer.weights(), layer.calls[0].kind, layer.run)
         self._windowed[_entry(name, len(self._calls[name]))] = layer
 
     def replace_windows(self, name: str, layer: WindowedLayer) -> None:
-        """Update the last call of a module after further windows were added to it."""
+        """Update the last call to a module after further windows were added to it."""
         entry = _entry(name, len(self._calls[name]))
         self._calls[name][-1] = self._weights[entry] = layer.weights()
 
     def add_record(self, name: str, record: CallRecord | NoValues) -> None:
-        """Add values and gradients to the last call of a module."""
+        """Add values and gradients to the record of the last call to a module."""
         self._records[_entry(name, len(self._calls[name]))] = record
 
     def add_error(
@@ -77,7 +77,7 @@ class RecordedLayers(Mapping[str, Weights]):
         self._add(name, UnavailableWeights(reason), kind, run)
 
     def ends_with_error(self, name: str, reason: str, run: int) -> bool:
-        """Return whether the last call of a module has this error and belongs to this run."""
+        """Return whether the last call to a module has this error and belongs to this run."""
         calls = self._calls.get(name, [])
         if not calls or calls[-1] != UnavailableWeights(reason):
             return False
@@ -124,13 +124,13 @@ class RecordedLayers(Mapping[str, Weights]):
         return layer
 
     def calls(self, name: str) -> list[Weights]:
-        """Return the weights of every call of a module."""
+        """Return the weights of every call to a module."""
         if name not in self._calls:
             raise KeyError(self._missing(name))
         return [_weights(call) for call in self._calls[name]]
 
     def joined(self, name: str) -> Tensor:
-        """Concatenate the weights of every call of a module along the queries, as a dense tensor (…, q, k).
+        """Concatenate the weights of every call to a module along the queries, as a dense tensor (…, q, k).
 
         Use it for a decoder that runs step by step. If the number of keys grows, as with a cache, missing
         weights are zero. The steps of Hugging Face's `generate` are already joined.

@@ -11,7 +11,7 @@ from regard.errors import ArgumentError
 
 
 class CallTokens(NamedTuple):
-    """The token ids of one call, each (b, n). target: the decoder's input."""
+    """The token ids of one call, each (b, n): the source or only text, and the decoder's input, `target`."""
 
     source: Tensor | None
     target: Tensor | None = None
@@ -57,7 +57,7 @@ class RecordedTexts:
         self.loaded: list[dict[str, list[list[str]]]] = []  # tokens of a loaded recording, by call and side
 
     def ids(self, call: int, side: str) -> Tensor | None:
-        """Return the token ids of one call; side: "source" or "target"."""
+        """Return the token ids of the "source" or "target" side of one call."""
         if not self.calls:
             return None
         return getattr(self.calls[min(call, len(self.calls) - 1)], side)

@@ -17,7 +17,7 @@ from regard.errors import ArgumentError
 from regard.models.configs import Norm
 
 _PREDICTIONS = 20  # most probable tokens per position
-_DIGITS = 7  # significant decimal digits of a response: as many as float32 has
+_DIGITS = 7  # significant decimal digits of the numbers in a response, as in float32
 
 Matrix = list[list[float]]
 Stack = Literal["encoder", "decoder"]
@@ -42,7 +42,7 @@ class LayerRequest(InsideRequest, kw_only=True):
 
 
 class NextRequest(InsideRequest, kw_only=True):
-    """How to choose the next token. temperature: 0 takes the most probable token."""
+    """A text whose next token is sampled at a temperature; 0 takes the most probable token."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
     seed: Annotated[int, Meta(ge=0, le=2**53)] = 0
@@ -63,7 +63,7 @@ class LogitCandidate(Candidate, kw_only=True):
 
 
 class PositionPrediction(Response, kw_only=True):
-    """The most probable tokens after a position. total: log of the sum of exp(logit) over the vocabulary."""
+    """The most probable tokens after a position. total: log Σ exp(logit) over the vocabulary."""
 
     position: int
     total: float
@@ -102,7 +102,8 @@ class InsideResponse(Response, kw_only=True):
 class InsideStep(Response, kw_only=True, omit_defaults=True):
     """A step of a layer; which fields it has depends on its kind.
 
-    norm: input, output. attention: query to output. residual: output. feed_forward: hidden, output.
+    norm: input, output. attention: all fields from query to output. residual: output. feed_forward: hidden,
+    output.
     """
 
     kind: Literal["norm", "attention", "residual", "feed_forward"]

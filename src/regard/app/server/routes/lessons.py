@@ -90,7 +90,7 @@ class OrderRequest(Request, kw_only=True):
 
 
 class OrderResponse(Response, kw_only=True):
-    """Outputs before and after reordering; change: distance between the outputs of each word."""
+    """Outputs before and after reordering. change: distance between the two outputs of each word."""
 
     words: list[str]
     shuffled: list[str]
@@ -112,7 +112,7 @@ class PositionsRequest(Request, kw_only=True):
 
 
 class PositionsResponse(Response, kw_only=True):
-    """A position encoding as a table; start: the position or distance of the first column."""
+    """A position encoding as a table. start: the position or distance of the first column."""
 
     values: list[list[float]]
     rows: str
@@ -120,7 +120,7 @@ class PositionsResponse(Response, kw_only=True):
     start: int
 
 
-# formula and score; an additive score depends on the width
+# formula and score; None: the additive score, which depends on the width
 _SCORES: dict[str, tuple[str, Score | None]] = {
     "dot": ("q · k", Dot()),
     "scaled": ("q · k / √d", ScaledDot()),
@@ -155,7 +155,7 @@ def lookup(request: LookupRequest) -> LookupResponse:
     score = score or _additive(query.shape[1], key.shape[1])
     normalize, temperature = _NORMALIZERS[request.normalize], request.temperature
     scores = attend(query, key, value, score=score)[1].scores()
-    # scores / temperature as query and the identity as key give every normalizer a temperature
+    # with scores / temperature as query and the identity as key, the temperature works with every normalizer
     output, weights = attend(
         scores / temperature,
         torch.eye(len(key), dtype=torch.float64),

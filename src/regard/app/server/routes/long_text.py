@@ -31,7 +31,7 @@ class LongTextRequest(Request, kw_only=True):
     """A long text, and the model that reads it in passages.
 
     Besides the loaded models there are "stories", the small model that is part of regard, and
-    "co-occurrence", which is not a model: it compares word vectors counted in the text itself.
+    "co-occurrence", which is not a model: it compares words by their co-occurrence in the text itself.
     """
 
     model: Name = CO_OCCURRENCE

@@ -46,7 +46,7 @@ class ModelInfo(Response, kw_only=True):
 
 
 class RecordingInfo(Response, kw_only=True):
-    """A recording made with `Seen.save`; id: the id of its view, which never expires."""
+    """A recording written by `Seen.save`. id: the id of its view, which never expires."""
 
     name: str
     id: str
@@ -56,8 +56,8 @@ class RecordingInfo(Response, kw_only=True):
 class ModelsResponse(Response, kw_only=True):
     """Models and recordings. pending: models in training. folders: training runs with a log.
 
-    demo: whether POST /api/demo trains the demo translator. missing: how to install a package that every
-    translator requires; minilm: the command that installs minilm; empty if they are installed.
+    demo: whether POST /api/demo can train the demo translator. missing: how to install a package that every
+    translator requires. minilm: the command that installs minilm. Both are empty if nothing is missing.
     """
 
     models: list[ModelInfo]

@@ -11,8 +11,8 @@ from regard.app.server.state import AppState
 from regard.errors import ArgumentError, RegardError
 from regard.models.encoders.base import WordEncoder, WordVectors
 
-MAX_NUMBERS = 2_000_000  # in one response
-_BATCH_SIZE = 8  # sentences
+MAX_NUMBERS = 2_000_000  # vector components in one response
+_BATCH_SIZE = 8  # sentences embedded at a time
 
 Word = Annotated[str, Meta(min_length=1, max_length=200)]
 Number = Annotated[int, Meta(ge=-1000, le=1000)]  # number of a layer or head
@@ -66,7 +66,7 @@ class EmbedResponse(Response, kw_only=True):
 
 
 class Comparison(Response, kw_only=True):
-    """Cosine similarity of two words by layer; reason: why it is missing."""
+    """Cosine similarity of two words by layer, or the reason why it is missing."""
 
     model: str
     words: list[str]
@@ -127,13 +127,13 @@ def _embed_batches(encoder: WordEncoder, sentences: list[str]) -> list[WordVecto
             interrupt.check()
             embedded += encoder.embed(sentences[start : start + _BATCH_SIZE])
     except ArgumentError:
-        return encoder.embed(sentences)  # raises with the sentence's number in the whole request
+        return encoder.embed(sentences)  # raises an error with the sentence's number in the whole request
     return embedded
 
 
 @endpoint("POST", "/api/compare", "Similarity of a word in two sentences, by layer.", pool="model")
 def compare(state: AppState, request: CompareRequest) -> CompareResponse:
-    """Compare with every encoder; raise an error only if all of them fail."""
+    """Compare the words with every requested encoder; raise an error only if all of them fail."""
     names = request.models or state.registry.encoders()
     if not names:
         raise ArgumentError("No encoder is loaded. Start the server with one: regard look minilm.")

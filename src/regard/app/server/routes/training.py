@@ -123,7 +123,7 @@ def training(state: AppState, request: TrainingRequest, path: dict[str, str]) ->
 
 def _read(folder: Path) -> tuple[list[CsvRow], State]:
     """Return the log and the state of a training run."""
-    running = is_training(folder)  # before reading the log: the run may end in between
+    running = is_training(folder)  # check before reading the log, because the run may end in between
     rows = read_log(folder / LOG)
     return rows, _state(folder, rows, running)
 
@@ -164,7 +164,7 @@ def _stopped_early(folder: Path, patience: int, config: dict[str, Any]) -> bool:
         return False
     try:
         waited = checkpoints[-1].state().get("without_improvement")
-    except ArgumentError:  # damaged
+    except ArgumentError:  # the file is damaged
         return False
     return isinstance(waited, int) and waited >= patience
 
@@ -179,5 +179,5 @@ def _read_samples(folder: Path) -> Iterator[Sample]:
     for line in lines:
         try:
             yield msgspec.json.decode(line, type=Sample)
-        except (ValueError, RecursionError):  # not a sample
+        except (ValueError, RecursionError):  # the line is not a sample
             continue

@@ -1,4 +1,4 @@
-"""Translation and alignment; waiting requests are translated as one batch."""
+"""Translation and alignment. Requests that wait at the same time are translated as one batch."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from regard.translation.text.domain import Domain
 from regard.translation.translation import Translation
 from regard.translation.translator import Translator
 
-_MAX_ALIGNED = 100_000  # tokens per request
+_MAX_ALIGNED = 100_000  # tokens to align per request
 _NO_ATTENTION = "This model has no attention, so there is no alignment to show."
 
 

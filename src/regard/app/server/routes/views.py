@@ -41,7 +41,7 @@ class FirstLink(Response, kw_only=True):
 
 
 class LookResponse(ViewResponse, kw_only=True):
-    """A view of texts; first: the link to show first, if the first text has one."""
+    """A view of texts. first: the link to show first, if the first text has one."""
 
     first: FirstLink | None
 

@@ -5,7 +5,7 @@ const ON_DARK = [[15, 24, 32], [17, 51, 76], [23, 81, 122], [37, 116, 172], [76,
 const ON_LIGHT = [[247, 251, 253], [190, 222, 248], [134, 192, 239], [78, 158, 219], [27, 119, 181], [7, 81, 127], [0, 46, 77]];
 const DECADES = 4; // range of the logarithmic scale below the largest weight
 
-const HEAD_COLORS = 8; // defined in attention.css
+const HEAD_COLORS = 8; // number of head colors in attention.css
 
 export function headColor(head) {
   return `var(--head-${head % HEAD_COLORS})`;
@@ -14,7 +14,7 @@ export function headColor(head) {
 export function themeOf(node) {
   const style = getComputedStyle(node);
   const [paper, raised, ink, quiet, accent] = ["paper", "raised", "ink", "quiet", "accent"].map((name) => style.getPropertyValue(`--${name}`));
-  const dark = Number(paper.match(/\d+/)?.[0] ?? 255) < 128; // its red component
+  const dark = Number(paper.match(/\d+/)?.[0] ?? 255) < 128; // the red component of the background
   return { paper, raised, ink, quiet, accent, dark, font: style.fontFamily };
 }
 

@@ -5,7 +5,7 @@ import { largest, paint, ramp, themeOf } from "./colors.js";
 const THUMBNAIL_SIZE = 64;
 const MAX_LAYER_REQUESTS = 2;
 const MAX_REQUEST_WEIGHTS = 2 ** 30; // heads of long texts are loaded a few at a time
-const UNSPECIFIC = new Set(["", "mixed", "other"]); // labels that come last
+const UNSPECIFIC = new Set(["", "mixed", "other"]); // labels whose group comes last
 const spaced = (measure) => measure.replaceAll("_", " ");
 const formatMeasure = (measure, value) => measure === "distance" ? `${value.toFixed(1)} tokens` : `${percent(value)} %`;
 
@@ -58,7 +58,7 @@ export class HeadsView {
     }
   }
 
-  // The next heads to load: all of them, unless the text is long
+  // The next heads to load: all heads of the layer, or a few if the text is long
   nextHeads(layer, first) {
     const { texts, layers } = this.pane.input;
     const { heads, queries, keys } = layers[layer];
@@ -160,7 +160,7 @@ export class HeadsView {
     }
   }
 
-  // The weights between ordinary tokens, if special tokens are hidden and the picture shows every token
+  // Drops special tokens from a picture if they are hidden and the picture is not pooled
   withoutSpecial(picture, layer) {
     const { data, height, width } = picture;
     const { texts, layers } = this.pane.input;

@@ -6,7 +6,7 @@ import { LatestQuestion } from "./state.js";
 import { TokenList } from "./tokens.js";
 
 const MIN_WEIGHT = 0.02; // lines with smaller weights are hidden
-const MIN_SELECTED_WEIGHT = 0.005; // the same limit for a selected token
+const MIN_SELECTED_WEIGHT = 0.005; // the same limit for lines of a selected token
 const STRONG_WEIGHT = 0.05; // smaller weights of a selected token are labelled less prominently
 const MAX_LINES = 1200;
 const MAX_LINE_WIDTH = 7; // pixels, at weight 1
@@ -66,7 +66,7 @@ export class LinesView {
     } else this.rankings?.update();
   }
 
-  // Two rows if the words fit, else two columns. The source comes first; in self-attention, queries are on the left
+  // Shows two rows if the words fit, else two columns. The source comes first; in self-attention, queries are on the left
   arrange(force = false) {
     const textWidth = (side) => this.pane.textOf(side).tokens.reduce((sum, token) => sum + 9 * token.length + 26, 30);
     const rows = this.pane.layer.kind !== "self" && Math.max(textWidth("query"), textWidth("key")) < this.scroll.clientWidth;

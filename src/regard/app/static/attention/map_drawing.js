@@ -2,8 +2,8 @@
 import { formatCount, visible } from "../shared/dom.js";
 
 const FONT_SIZE = 12; // pixels
-const LABEL_SPACING = 15; // pixels
-const NICE_STEPS = [1, 2, 5]; // times powers of ten
+const LABEL_SPACING = 15; // minimum distance between labels, in pixels
+const NICE_STEPS = [1, 2, 5]; // label steps are these numbers times powers of ten
 const MIN_GRID_CELL = 9; // the grid is drawn if cells have at least this many pixels
 
 export function textWidth(context, tokens, font) {

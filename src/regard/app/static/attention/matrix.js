@@ -8,8 +8,8 @@ import { makeRankings } from "./rankings.js";
 import { Tiles } from "./tiles.js";
 import { MAX_TOKENS } from "./tokens.js";
 
-const LOG_LENGTH = 128; // texts of at least this many tokens use the logarithmic scale by default
-const READABLE_CELL = 28; // minimum cell size in pixels after a jump
+const LOG_LENGTH = 128; // texts with more tokens use the logarithmic scale by default
+const READABLE_CELL = 28; // minimum cell size in pixels after a jump to a cell
 
 export class MatrixView {
   constructor(pane) {

@@ -177,7 +177,7 @@ function barCell(value, max) {
   return make("td", { title: formatExact(value) }, make("span", { class: "bar-box" }, bar), make("span", { class: "value" }, formatNumber(value)));
 }
 
-// A number with two decimals, and its exact value in a title; or a text
+// A number with two decimals and its exact value as tooltip, or a text
 function valueCell(value) {
   if (typeof value !== "number") return make("dd", { class: "value" }, value);
   return make("dd", { class: "value", title: formatExact(value) }, decimals(value, 2));

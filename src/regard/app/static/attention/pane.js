@@ -19,7 +19,7 @@ export class PaneBox extends Pane {
     this.readout = make("p", { class: "readout", role: "status", "aria-live": "polite", dir: "auto" });
     this.node = make("section", { class: "pane" }, this.title, this.note, this.message, this.body);
     this.loading = 0;
-    this.failures = new Map(); // by what failed: { error, retry }
+    this.failures = new Map(); // source of the error → { error, retry }
     this.update(new Set(["view", "input"]));
   }
 
@@ -42,7 +42,7 @@ export class PaneBox extends Pane {
     if (this.failures.delete(source)) this.showFailures();
   }
 
-  // source: what failed; its next error replaces this one
+  // source: name of the request that failed; its next error replaces this one
   showError(source, error, retry) {
     this.failures.set(source, { error, retry });
     this.showFailures();

@@ -13,13 +13,13 @@ export function makeRankings(pane, goTo, { deferred = false, ranked = (_side, _p
   const lists = {
     query: makeRanking(pane, "key", (key) => goTo({ query: pane.pinned.query, key })),
     key: makeRanking(pane, "query", (query) => goTo({ query, key: pane.pinned.key })),
-    received: makeRanking(pane, "key", (key) => goTo({ key }), () => pane.queries.tokens.length, () => 1 / pane.keys.tokens.length), // weights are summed over all queries
+    received: makeRanking(pane, "key", (key) => goTo({ key }), () => pane.queries.tokens.length, () => 1 / pane.keys.tokens.length), // divided by the number of queries, because the weights are summed over them
   };
   const histogram = makeSvg("svg", { class: "received-bars", preserveAspectRatio: "none", "aria-hidden": "true" });
   lists.received.node.querySelector("h4").after(histogram);
   const node = make("aside", { class: "rankings", "aria-label": "Strongest links" }, lists.query.node, lists.key.node, lists.received.node);
   let loaded = "";
-  let held = deferred; // the map loads first
+  let held = deferred; // true until the map has loaded
 
   function update() {
     const { query, key } = pane.pinned;
@@ -60,7 +60,7 @@ function isSmall(average) {
   return average > 0 && average < MIN_AVERAGE;
 }
 
-// total(): divisor of the weights. average(): their mean, or 0 to list them in any case
+// total(): divisor of the weights. average(): the mean weight, or 0 to list the weights in any case
 function makeRanking(pane, side, select, total = () => 1, average = () => 0) {
   const latest = new LatestQuestion(pane);
   const heading = make("h4", { dir: "auto" });

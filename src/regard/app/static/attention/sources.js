@@ -26,7 +26,7 @@ export function embedded(data) {
   };
 }
 
-// The server answers questions at the URL `base`; viewModel: its description, if already known
+// The server answers questions at the URL `base`. viewModel: the description of the view, if already known
 export function http(base, viewModel = null) {
   return {
     async describe(signal) {
@@ -69,12 +69,12 @@ export function widget(model) {
   };
 }
 
-// Three uint32 for heads, height and width; then the weights as float32
+// The bytes are three uint32 (heads, height and width), then the weights as float32
 function decodeTile(bytes) {
   return { shape: [...new Uint32Array(bytes, 0, 3)], data: new Float32Array(bytes, 12) };
 }
 
-// Buffers are DataViews, not always aligned to four bytes
+// Copies a buffer: it may be a DataView that is not aligned to four bytes
 function bytesOf(view) {
   return view instanceof ArrayBuffer ? view : view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength);
 }

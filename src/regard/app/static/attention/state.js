@@ -6,7 +6,7 @@ export const VIEWS = { lines: "Lines", matrix: "Matrix", heads: "Heads", numbers
 const EXPENSIVE = 2 ** 27; // above this number of weights, only one head is shown at first
 const DEFAULTS = { view: "lines", input: 0, compare: null, layer: 0, heads: null, mean: false, special: true, log: null, sort: "natural", query: null, key: null };
 
-// values: heads is a list or null for all; special: show special tokens; log: null depends on the length.
+// values: heads is a list or null for all; special: show special tokens; log: whether the scale is logarithmic; null: if the text is long.
 export class State {
   constructor(source, viewModel, options) {
     this.source = source;
@@ -16,7 +16,7 @@ export class State {
     this.listeners = new Set();
     this.values = { ...DEFAULTS, view: this.views[0] };
     const first = this.validated(options);
-    this.values.view = ""; // none yet
+    this.values.view = ""; // no view is open yet
     this.values = this.withVectors(first);
     if (options.heads === undefined && this.isExpensive()) this.values.heads = [0];
   }
@@ -27,7 +27,7 @@ export class State {
     return layer && layer.heads > 1 && layer.heads * texts[layer.queries].tokens.length * texts[layer.keys].tokens.length > EXPENSIVE;
   }
 
-  // All values after a change; unknown names are dropped and numbers clamped to their range
+  // Returns all values after a change; unknown names are dropped, and numbers are clamped to their range
   validated(change) {
     const known = Object.fromEntries(Object.entries(change).filter(([name, value]) => name in DEFAULTS && value !== undefined));
     const next = { ...this.values, ...known };
@@ -111,7 +111,7 @@ export class Pane {
     return this.state.values.heads?.filter((head) => head < this.layer.heads) ?? this.allHeads;
   }
 
-  // The heads argument of a question: null for all
+  // The argument `heads` of a question: null for all heads
   get requestedHeads() {
     return this.heads.length === this.layer.heads ? null : this.heads;
   }

@@ -2,10 +2,10 @@
 import { largest, paint } from "./colors.js";
 
 const MAX_REQUESTS = 4;
-const CACHE_SIZE = 160; // about half a megabyte each
+const CACHE_SIZE = 160; // tiles of about half a megabyte each
 
 export class Tiles {
-  // ask(tile, signal): returns the weights. on: { loaded(), failed(error), progress(remaining) }
+  // ask(tile, signal): returns the weights of a tile. on: { loaded(), failed(error), progress(remaining) }
   constructor(ask, on) {
     this.ask = ask;
     this.on = on;

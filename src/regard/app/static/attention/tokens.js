@@ -1,11 +1,11 @@
-// The tokens of one side as buttons with roving focus; long texts are shown in a window.
+// The tokens of one side as buttons with roving focus. Of a long text, only a window is shown.
 import { button, clamp, formatCount, make, setTabStop, visible } from "../shared/dom.js";
 
-export const MAX_TOKENS = 300; // longer texts are shown in a window
-const WINDOW = 40; // tokens
+export const MAX_TOKENS = 300; // of longer texts, only a window is shown
+const WINDOW = 40; // tokens in the window
 
 export class TokenList {
-  // on: { highlight(position or null, cause), select(position), scrolled(), cross(position, event): arrow key to the other side }
+  // on: { highlight(position or null, cause), select(position), scrolled(), cross(position, event): called when an arrow key leads to the other side }
   constructor(pane, side, on) {
     this.pane = pane;
     this.side = side;

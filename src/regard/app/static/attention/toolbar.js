@@ -1,4 +1,4 @@
-// Selection of view, input, layer and heads; special tokens; search.
+// Controls that select the view, input, layer and heads, toggle special tokens, and search for tokens.
 import { button, checkbox, formatCount, freshId, labeledSelect, make, rove, setTabStop } from "../shared/dom.js";
 import { headColor } from "./colors.js";
 import { VIEWS } from "./state.js";

@@ -10,7 +10,7 @@ export class Viewport {
     this.size = { x: keys, y: queries };
     this.scale = { x: 1, y: 1 };
     this.from = { x: 0, y: 0 };
-    this.plot = { x: 1, y: 1 }; // pixels
+    this.plot = { x: 1, y: 1 }; // size of the map in pixels
     this.gutter = { x: 0, y: 0 }; // pixels for labels
   }
 

@@ -1,4 +1,4 @@
-// The notebook widget (anywidget); the kernel has the weights.
+// The notebook widget (anywidget). The kernel holds the weights.
 import { widget } from "./sources.js";
 import { mount } from "./view.js";
 

@@ -6,7 +6,7 @@ import { SPACE } from "./tokenizers/sentencepiece.js";
 const MIN_KNOWN = 2; // minimum number of known characters by which a copied word is recognized
 
 // The mean of the selected heads without special tokens: rows of target tokens, columns of source tokens
-// steps: steps of the decoder; head: { layer, heads, shift }
+// steps: steps of the decoder. head: { layer, heads, shift } of the alignment
 export function tokenWeights(steps, { layer = -1, heads = null, shift = "input" }, targets, sources) {
   const { weights } = steps.at(layer).find(({ kind, name }) => kind === "attention" && name === "cross");
   const selected = (heads ?? weights.map((_, index) => index)).map((index) => weights[index]);
@@ -53,7 +53,7 @@ function asWord(text, { pieces, wordOf, unknown }, token) {
   return `${joined ? "" : SPACE}${text}${continued ? "" : SPACE}`;
 }
 
-// Matches targets to sources greedily by descending weight, using each at most once
+// Matches targets to sources greedily by descending weight; each target and source is used at most once
 function match(targets, sources, weights) {
   const candidates = targets.flatMap((target) => sources.map((source) => [target, source]));
   candidates.sort(([a, b], [c, d]) => weights[c][d] - weights[a][b]);
@@ -77,7 +77,7 @@ export function untranslatedWords(source, copied) {
 // Inserts copies of the missing source words: [{ text, own: target word or null, copied: source word or null }]
 export function insertWords(words, source, missing, weights) {
   const own = words.map((text, index) => ({ text, own: index, copied: null }));
-  const inserted = new Map(); // by the target word they follow; −1 for the start
+  const inserted = new Map(); // target word → the copies inserted after it; −1 for the start
   for (const word of missing) {
     const { core, known } = coreOf(source, word);
     if ([...known].length >= MIN_KNOWN && words.includes(known)) own[words.indexOf(known)] = { text: core, own: null, copied: word };

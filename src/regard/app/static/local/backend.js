@@ -24,7 +24,7 @@ export function makeBackend(site, weights) {
     return entries.get(name);
   }
 
-  let traced = { key: "", value: null }; // the steps of all layers of the last text
+  let traced = { key: "", value: null }; // the trace of the last text
   function traceOf({ model, text, target = null }) {
     const key = JSON.stringify([model, text, target]);
     if (traced.key !== key) traced = { key, value: trace(entry(model), text, target) };

@@ -2,12 +2,12 @@
 
 const MAX_LISTED = 5;
 const MAX_LETTERS = 40; // listed words are cut to this length
-const MARGIN = 0.1; // a score is low if below factor × the lowest score of a validation sentence − margin
+const MARGIN = 0.1; // a score is low if it is below factor × the lowest score of a validation sentence − margin
 
 const shorten = (word) => (word.length > MAX_LETTERS ? `${word.slice(0, MAX_LETTERS - 1)}…` : word);
 const formatScore = (score) => score.toFixed(2).replace("-", "−");
 
-// words: lowercase words of the training data, or null; lowest: lowest score of the validation sentences, or null;
+// words: lowercase words of the training data, or null. lowest: lowest score of the validation sentences, or null.
 // unseen: the largest fraction of words in a validation sentence that are not in the training data
 export function domainWarning({ words, lowest, unseen = 0, factor = 2 }, source, score) {
   const sourceWords = source.match(/[\p{L}\p{N}]+/gu) ?? [];

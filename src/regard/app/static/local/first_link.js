@@ -1,7 +1,7 @@
 // The link that a view shows first; the rules are those of regard.app.first_link.
 
 const MAX_TOKENS = 128;
-const MIN_DISTANCE = 2; // some heads attend to the neighbor in every text
+const MIN_DISTANCE = 2; // links between neighbors are uninformative: some heads have them in every text
 
 // words: { pronoun, function_word }, regular expressions. Returns { layer, head, query, key, weight } or null
 export function firstLink(words, { layers, texts }) {

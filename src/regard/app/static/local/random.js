@@ -43,7 +43,7 @@ export class Generator {
     return ((high & 0x1fffff) * 2 ** 32 + this.next()) * 2 ** -53;
   }
 
-  // As tensor.normal_(0, std) for at least 16 numbers; single: float32 instead of float64
+  // Like tensor.normal_(0, std) for at least 16 numbers. single: use float32 instead of float64
   normal(size, std = 1, single = false) {
     const draw = () => (single ? this.uniform32() : this.uniform64());
     const values = Float64Array.from({ length: size }, draw);

@@ -10,7 +10,7 @@ export function startBackend() {
   useBackend(makeBackend(site, (name) => decode(document.getElementById(`weights-${index.get(name)}`).textContent)));
 }
 
-// In a frame of another page: show the section alone, and report its height to that page
+// In a frame of another page, shows only the section and reports its height to that page
 function embed() {
   document.documentElement.classList.add("embedded");
   const main = document.querySelector("main");

@@ -1,8 +1,8 @@
 // Statistics of attention heads and their labels, equal to those of regard.inspection.head_statistics without token ids.
 
-const [SINK, DORMANT] = [0.3, 0.9]; // a row counts if its weight on the first key exceeds this
+const [SINK, DORMANT] = [0.3, 0.9]; // a row counts if its weight on the first key exceeds this threshold
 const DOMINANT = 0.4; // a kind of key with at least this mean weight decides the label
-const UNIFORM = 0.85; // a head counts as broad from this normalized entropy
+const UNIFORM = 0.85; // a head with at least this normalized entropy counts as broad
 const OFFSETS = { previous: -1, next: 1, same: 0 };
 const LABELS = { previous: "previous token", next: "next token", same: "same token", first: "first token" };
 
@@ -50,7 +50,7 @@ function labelOf(measures, keys, cross) {
   if (cross) return (measures.diagonal ?? 0) >= DOMINANT && !broad ? "diagonal" : otherwise;
   if (keys === 1) return "same token";
   const best = Object.keys(LABELS).reduce((a, b) => ((measures[b] ?? 0) > (measures[a] ?? 0) ? b : a));
-  // in short texts uniform weights alone pass the threshold: require 1.5 × uniform
+  // in short texts, even uniform weights pass the threshold: require 1.5 × the uniform weight
   let uniform = 1 / keys;
   if (best === "first") uniform *= Array.from({ length: Math.min(keys, 20) }, (_, index) => 1 / (index + 1)).reduce((a, b) => a + b);
   return (measures[best] ?? 0) >= Math.max(DOMINANT, 1.5 * uniform) ? LABELS[best] : otherwise;

@@ -10,7 +10,7 @@ const MAX_VIEWS = 16; // older views are dropped
 // or { …, weights } with one matrix (an alignment)
 export class ViewStore {
   constructor(formulas) {
-    this.formulas = formulas; // of the normalizers, by name
+    this.formulas = formulas; // formulas of the normalizers, by name
     this.views = new Map();
     this.count = 0;
   }

@@ -36,7 +36,7 @@ export function chips({ changed }) {
     announce(`${words[next[target]]}, position ${target + 1}`);
   }
 
-  // While it is dragged, a chip is shown where it would be dropped
+  // A dragged chip is shown where it would be dropped
   function drag(event, node) {
     if (event.button !== 0) return;
     node.setPointerCapture(event.pointerId);
@@ -47,7 +47,7 @@ export function chips({ changed }) {
       const isAfter = target.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_PRECEDING;
       if (isAfter) target.after(node);
       else target.before(node);
-      node.setPointerCapture(pointer.pointerId); // moving the node releases the capture
+      node.setPointerCapture(pointer.pointerId); // again, because moving the node releases the capture
     };
     const dropped = new AbortController();
     const { signal } = dropped;

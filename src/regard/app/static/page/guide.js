@@ -15,7 +15,7 @@ export const CHAPTERS = {
   "how-it-is-fast": "10. Why it is fast",
 };
 
-// base: address of the guide; without one, chapters are named but not linked
+// base: address of the guide. Without an address, chapters are named but not linked
 export function chapterLinks(base, names) {
   if (!names.length) return [];
   const nodes = names.map((name) => {

@@ -11,9 +11,9 @@ function maxAbs(values) {
 
 // rows, columns: names. masked: true for masked cells. max: the value with the strongest color.
 // extra: { name, values }, one more column. selected: number of a row.
-// fit: as wide as its container, however many columns there are, with vertical headings.
+// fit: makes the table as wide as its container, whatever the number of columns, with vertical headings.
 export function matrix({ label, rows, columns, values, masked = null, max = null, digits = 2, extra = null, selected = -1, small = false, fit = false }) {
-  const dense = fit && columns.length > MAX_NUMBERED; // no room for numbers
+  const dense = fit && columns.length > MAX_NUMBERED; // there is no room for numbers
   const table = make("table", { class: ["matrix", small && "small", fit && "fit", dense && "dense"].filter(Boolean).join(" "), "aria-label": label });
   const head = table.createTHead().insertRow();
   head.append(make("td", { class: "aside" }), ...columns.map((name) => make("th", { scope: "col", title: name, dir: "auto" }, make("span", {}, name))));

@@ -12,9 +12,9 @@ const byId = (id) => document.getElementById(id);
 const wide = matchMedia("(min-width: 60rem)");
 
 const sections = new Map(); // name → module of sections/, in the order of the navigation
-let closing = new AbortController(); // aborts the work of the open section
+let closing = new AbortController(); // aborts the work of the open section when it is closed
 let current = "";
-let home = ""; // the section for addresses that name none
+let home = ""; // the section to open if the URL names none
 let guide = ""; // the address of the guide
 
 // "#words?first=…" → { name: "words", state: { first: "…" } }
@@ -39,7 +39,7 @@ function buildNavigation() {
 function addMenuListeners() {
   byId("menu").addEventListener("click", () => expandMenu(byId("menu").getAttribute("aria-expanded") !== "true"));
   byId("skip").addEventListener("click", (event) => {
-    event.preventDefault(); // the URL hash stores the section
+    event.preventDefault(); // the link must not change the URL hash, which stores the section
     byId("main").focus();
   });
   addEventListener("keydown", (event) => {
@@ -91,7 +91,7 @@ async function openSection(navigated = true) {
     byId("no-model").hidden = !minilm || models.length > 0 || recordings.length > 0;
     byId("no-model").replaceChildren("No model is loaded. For a pretrained one, run ", make("code", {}, minilm), " and start again.");
     open({ element: panel.body, state, save, models, pending, demo, missing, minilm, recordings, signal });
-    if (pending.length && panel.body.querySelector(".empty-state")) waitForModel(pending, signal).catch(() => {}); // closed
+    if (pending.length && panel.body.querySelector(".empty-state")) waitForModel(pending, signal).catch(() => {}); // the section was closed
   });
 }
 
@@ -127,7 +127,7 @@ function hideBanner() {
   announce("Connection restored.");
 }
 
-// Loads the sections. If the connection is lost meanwhile, this runs again once it is restored
+// Loads the sections. If the connection is lost meanwhile, runs again once the connection is restored
 async function start() {
   const { version, sections: names, guide: address = "" } = await get("api/health");
   guide = address;

@@ -5,7 +5,7 @@ import { button, make } from "../shared/dom.js";
 
 const LOADING_DELAY = 150; // milliseconds before the loading bar appears
 
-// { element, body, run(work, show), clear(), markStale() }; `signal` aborts when the section is closed
+// Returns { element, body, run(work, show), clear(), markStale() }. `signal` aborts when the section is closed
 export function makePanel(label, signal) {
   const body = make("div", { class: "answer" });
   const errors = make("div", { class: "errors" });
@@ -20,13 +20,13 @@ export function makePanel(label, signal) {
     else element.classList.remove("busy");
   }
 
-  // The displayed answer belongs to an earlier request
+  // Dims the displayed answer, which belongs to an earlier request, unless the request is polled
   function showBusy(polled) {
     element.classList.add("busy");
     body.classList.toggle("stale", !polled);
   }
 
-  // polled: a repeated request, during which the displayed answer stays valid
+  // polled: whether the request is repeated regularly; the displayed answer then stays valid
   async function run(work, show, { polled = false } = {}) {
     const request = start();
     setBusy(true, polled);
@@ -95,7 +95,7 @@ export function demoButton() {
     try {
       await post("api/demo", {});
       location.hash = "#training";
-      if (location.hash === "#training") dispatchEvent(new HashChangeEvent("hashchange")); // already there
+      if (location.hash === "#training") dispatchEvent(new HashChangeEvent("hashchange")); // Training is already open
     } catch (error) {
       node.disabled = false;
       node.after(notice(error.message));
@@ -104,7 +104,7 @@ export function demoButton() {
   return make("p", {}, node);
 }
 
-// A model in training; the section opens when it is ready
+// A message that a model is in training; the section opens when the model is ready
 export function inTraining([name]) {
   return make("div", { class: "empty-state" }, make("h2", {}, "The translator is being trained"),
     make("p", {}, "This takes about two minutes. This section opens automatically when ", make("b", { dir: "auto" }, name), " is ready. Meanwhile, watch its progress under ",

@@ -42,7 +42,7 @@ function makeCanto(number, words) {
   return `${stanzas.join("\n\n")}\n\n\n`;
 }
 
-// Returns a text with this number of words
+// Returns a text of this many words
 export function sampleText(words) {
   const text = ORDER.map((number) => makeCanto(number, words / ORDER.length)).join("");
   return text.split(/(?<=\s)(?=\S)/).slice(0, words).join("").trim();

@@ -4,7 +4,7 @@ import { http } from "../attention/sources.js";
 import { mount } from "../attention/view.js";
 import { make, pick } from "../shared/dom.js";
 
-const SELECTION = ["view", "layer", "heads", "special"]; // kept when the next view is shown
+const SELECTION = ["view", "layer", "heads", "special"]; // state that is kept when the next view is shown
 
 // A container that shows one view at a time: show(view, first), clear().
 // first: { layer, head, query, key } of the link to show first, unless the user has selected another layer or head.

@@ -2,7 +2,7 @@
 // In a static site, a backend in the browser answers instead of a server.
 
 const RECONNECT_INTERVAL = 2000; // milliseconds
-const MAX_TRIES = 3; // if the server is busy
+const MAX_TRIES = 3; // tries if the server is busy
 const MAX_RETRY_DELAY = 5; // seconds
 
 class RequestError extends Error {
@@ -78,7 +78,7 @@ function setLost(lost) {
   if (lost) reconnectTimer = setTimeout(reconnect, RECONNECT_INTERVAL);
 }
 
-// Tries to reach the server, and tries again later if that fails
+// Tries to reach the server until it responds
 export async function reconnect() {
   clearTimeout(reconnectTimer);
   try {

@@ -1,4 +1,4 @@
-// Numbers as text: two decimals, "·" for values that round to zero; the exact value belongs in a title.
+// Numbers as text: two decimals, "·" for values that round to zero; the exact value belongs in a tooltip.
 
 const SUPERSCRIPT = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
 

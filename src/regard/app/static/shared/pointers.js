@@ -46,6 +46,6 @@ export function addPointers(canvas, actions, tolerance, options = {}) {
 
 // The factor by which a turn of the wheel zooms; more than 1 zooms in
 export function wheelFactor(event) {
-  const pixels = event.deltaMode === 1 ? 30 * event.deltaY : event.deltaY; // lines, or pixels
+  const pixels = event.deltaMode === 1 ? 30 * event.deltaY : event.deltaY; // converts lines to pixels
   return Math.exp(-pixels / (event.ctrlKey ? 100 : 300));
 }

@@ -42,7 +42,7 @@ class Chains:
     ) -> None:
         self._on_attention, self._on_softmax = on_attention, on_softmax
         self._nodes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor → node, version
-        self._softmaxes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # outputs of other softmaxes
+        self._softmaxes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # outputs outside of chains
         self.tokens: TokenTracker | None = None  # set while a model with windows is observed
 
     def call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
@@ -67,17 +67,17 @@ class Chains:
         node, version = self._nodes.get(x, (None, 0))
         if node is None or version == version_of(x):
             return node
-        return Softmaxed(None, x.detach()) if isinstance(node, Softmaxed) else UNKNOWN  # modified in place
+        return Softmaxed(None, x.detach()) if isinstance(node, Softmaxed) else UNKNOWN  # x was modified
 
     def _follow(self, operation: Operation, rule: Rule) -> Any:
-        """Set the node of an operation's output. Return the output; on_attention may change it."""
+        """Set the node of an operation's output, and return the output, which `on_attention` may replace."""
         if rule is product:
             weights = next(filter(None, (_weights(operation, node) for node in operation.nodes)), None)
             if weights is not None:
                 return self._on_attention(operation, weights)
         try:
             node = rule(operation)
-        except (RuntimeError, ValueError, TypeError, IndexError):  # a form of the call that is not followed
+        except (RuntimeError, ValueError, TypeError, IndexError):  # no rule supports this form of the call
             node = None if rule is product else operation.unfollowed()
         if rule is softmax and not isinstance(node, Softmaxed) and self._on_softmax is not None:
             self._on_softmax(False)  # a SoftmaxedAxis becomes attention only if a product contracts its axis
@@ -97,7 +97,8 @@ class Chains:
         if not any(operand in self._softmaxes for operand in operands):
             return
         if rule is product:
-            if not any(map(is_parameter, operands)):  # a sum of learned vectors, as in mixtures of experts
+            # with a parameter, the product is a sum of learned vectors, as in mixtures of experts
+            if not any(map(is_parameter, operands)):
                 self._on_softmax(True)
         elif rule in ARRANGING and isinstance(output, Tensor):
             self._softmaxes[output] = True

@@ -31,7 +31,7 @@ class Softmaxed:
     others: "tuple[Softmaxed, ...]" = ()
 
     def copies(self) -> list[Tensor]:
-        """Return the weights, and the output of the softmax unless the weights are a part of it."""
+        """Return the weights, and the output of the softmax if it has the same shape."""
         if self.origin is None or self.origin.shape != self.weights.shape:
             return [self.weights]
         return [self.weights, self.origin]
@@ -56,7 +56,7 @@ Node = Scores | Softmaxed | SoftmaxedAxis | str
 
 @dataclass(frozen=True)
 class Operation:
-    """A call of a torch function with at least one tensor that has a node."""
+    """A call to a torch function with at least one tensor that has a node."""
 
     name: str
     args: tuple[Any, ...]
@@ -96,7 +96,7 @@ class Operation:
         )
 
     def adds_scores(self) -> bool:
-        """Return whether both operands are scores; lazy weights could store one only as a dense bias."""
+        """Return whether both operands are scores; lazy weights would store one of them as a dense bias."""
         other = [
             x for x, node in zip(self.operands, self.nodes, strict=True) if node and node is not self.node
         ]

@@ -205,7 +205,7 @@ def values(operation: Operation, node: Softmaxed) -> Values | None:
     try:
         find_values = _einsum_values if operation.name == "einsum" else _matmul_values
         return find_values(operation, node)
-    except (RuntimeError, ValueError, TypeError, IndexError):  # a form of the call that is not followed
+    except (RuntimeError, ValueError, TypeError, IndexError):  # no rule supports this form of the call
         return None
 
 

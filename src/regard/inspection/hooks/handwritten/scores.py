@@ -17,7 +17,7 @@ from regard.inspection.calls.capture import CapturedCall
 from regard.inspection.calls.mask_reading import RowMask, row_mask
 from regard.inspection.hooks.token_tracker import Tokens
 
-_HIDDEN = -5e4  # fill values up to this one hide a key: exp(score - max) is zero
+_HIDDEN = -5e4  # a fill value of at most this hides a key: exp(score - max) is zero
 Axes = tuple[int, ...]
 
 
@@ -33,7 +33,7 @@ class Term(NamedTuple):
 class Scores:
     """Scores (*lead, q, k): query (*frame, q, d) · key (*frame, k, d), with scale, softcap and terms.
 
-    frame: the finest leading axes so far, such as (b, h). lead: the current ones; some may be merged: (b·h,).
+    frame: the finest leading axes so far, such as (b, h). lead: the current ones, possibly merged: (b·h,).
     capped: c · tanh(x · scale) has been applied to the product, where c is `softcap`.
     sources: the operands of the product, with their version counters when it was computed.
     tokens: the tokens of the queries and keys in each window, if they are known.
@@ -67,7 +67,7 @@ class Scores:
 
     @property
     def is_current(self) -> bool:
-        """Whether query and key are unmodified since their product was computed."""
+        """Whether query and key have not been modified since their product was computed."""
         return all(_version(x) == version for x, version in self.sources)
 
     def scaled(self, factor: float | Tensor) -> "Scores | None":
@@ -145,7 +145,7 @@ class Scores:
         return replace(moved, terms=terms, tokens=None, head_axis=head_axis)
 
     def captured(self, heads: int | None = None) -> CapturedCall | None:
-        """Return the call, or None if its terms cannot be stored in this form.
+        """Return the scores as a captured call, or None if a call cannot store their terms.
 
         heads: number of heads, to split a single leading axis (b·h).
         """
@@ -183,7 +183,7 @@ class Scores:
             assert mask is not None
             mask = mask.intersect(other)
         hidden = mask is not None and (len(masks) > 1 or bool(biases)) and _any_hidden_row(masks, mask)
-        if hidden:  # their weights depend on the finite values of the masks
+        if hidden:  # the weights of such rows depend on the finite values of the masks
             return None
         scale, softcap = self.scale, self.softcap
         if softcap is not None:

@@ -5,8 +5,8 @@ import { columns, linear, row, zerosLike } from "./ops.js";
 import { rotate } from "./positions.js";
 
 // config: { width, heads, key_heads, normalize, positions }; parameters(name): a tensor or undefined
-// source: the matrix that keys and values come from, or its projection { key, value }; x if it is null
-// cache: keys and values { key, value } of earlier positions. bias(head, distance): see scoreBias
+// source: the matrix that keys and values come from, or its projection { key, value }; null for self-attention
+// cache: { key, value } of earlier positions. bias(head, distance): see scoreBias
 export function multiHeadAttention(config, parameters, x, { source = null, causal = false, bias = null, cache = null } = {}) {
   const { heads } = config;
   const rotary = config.positions === "rotary" && source === null;

@@ -55,7 +55,7 @@ export class Transformer {
     return { stack, logits: linear(stack.final, this.output) };
   }
 
-  // The state of an empty target: the projected source of each block
+  // The state of an empty target: the keys and values that each block projects from the source
   start(source) {
     const encoded = this.encode(source).final;
     const parameters = scoped(this.tensors, "decoder");
@@ -64,7 +64,7 @@ export class Transformer {
     return { projected, caches: null, length: 0 };
   }
 
-  // Reads one more target token: { logits, state }. The argument `state` is not modified
+  // Reads one more target token and returns { logits, state }. The argument `state` is not modified
   step(token, { projected, caches, length }) {
     const parameters = scoped(this.tensors, "decoder");
     const position = positionVectors(this.config, parameters, 1, length);

@@ -49,7 +49,7 @@ export function t5Bucket(distance, { buckets = 32, maxDistance = 128, bidirectio
   return base + Math.min(exact + Math.floor(growth * (size - exact)), size - 1);
 }
 
-// bias(head, distance) of the scores, or null if the encoding has none
+// Returns the function bias(head, distance), which is added to the scores, or null if the encoding has none
 export function scoreBias({ positions, heads }, table, causal) {
   if (positions === "alibi") {
     const slopes = alibiSlopes(heads);

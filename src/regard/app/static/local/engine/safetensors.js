@@ -5,7 +5,7 @@ const BYTES = { F32: 4, F16: 2, BF16: 2 };
 
 // file: Uint8Array. Returns a Map: name → { shape, data: Float32Array }
 export function readSafetensors(file) {
-  const bytes = new Uint8Array(file.buffer, file.byteOffset, file.byteLength); // the slices of node's Buffer are not copies
+  const bytes = new Uint8Array(file.buffer, file.byteOffset, file.byteLength); // unlike slices of node's Buffer, its slices are copies
   const view = new DataView(file.buffer, file.byteOffset, file.byteLength);
   if (bytes.length < 8) throw new Error(`A safetensors file has at least 8 bytes; this one has ${bytes.length}.`);
   const length = Number(view.getBigUint64(0, true));
@@ -24,7 +24,7 @@ function readTensor(name, { dtype, shape, data_offsets: [first, last] }, bytes) 
   const size = shape.reduce((product, n) => product * n, 1);
   if (last - first !== size * BYTES[dtype]) throw new Error(`${name} has shape ${shape} and dtype ${dtype}, but ${last - first} bytes.`);
   if (first < 0 || last > bytes.length) throw new Error(`${name} ends at byte ${last}, but the file has ${bytes.length}. Copy the file again.`);
-  return { shape, data: DECODERS[dtype](bytes.slice(first, last)) }; // a copy is aligned
+  return { shape, data: DECODERS[dtype](bytes.slice(first, last)) }; // the copy is aligned
 }
 
 function decodeFloat32(bytes) {
@@ -40,7 +40,7 @@ function decodeFloat16(bytes) {
   return Float32Array.from(new Uint16Array(bytes.buffer), float16);
 }
 
-// sign, 5 bits of exponent, 10 bits of fraction
+// float16: sign, 5 bits of exponent, 10 bits of fraction
 function float16(bits) {
   const sign = bits & 0x8000 ? -1 : 1;
   const exponent = (bits >> 10) & 0x1f;

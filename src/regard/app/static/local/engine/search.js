@@ -5,8 +5,8 @@ import { logSumExp, topIndices } from "./ops.js";
 
 export const [PADDING, START, END, UNKNOWN] = [0, 1, 2, 3];
 
-// Returns the n best hypotheses { tokens, score, finished }, finished ones first, then by score. A translation has no more
-// unknown tokens than its source, unless `anyUnknown`
+// Returns the `best` hypotheses { tokens, score, finished }: finished before unfinished, then by score. Unless `anyUnknown`
+// is true, a translation has no more unknown tokens than its source
 export function beamSearch(model, source, { beam = 5, best = 1, maxTokens, anyUnknown = false }) {
   const done = [];
   const maxUnknown = anyUnknown ? Infinity : count(source);
@@ -22,7 +22,7 @@ export function beamSearch(model, source, { beam = 5, best = 1, maxTokens, anyUn
       else next.push(extended);
     }
     const threshold = done.filter(({ finished }) => finished).map(({ score }) => score).sort((a, b) => b - a)[best - 1] ?? -Infinity;
-    live = next.filter(({ total }) => total / maxTokens > threshold); // log probabilities only decrease
+    live = next.filter(({ total }) => total / maxTokens > threshold); // others cannot win: log probabilities only decrease
   }
   done.sort((a, b) => Number(b.finished) - Number(a.finished) || b.score - a.score);
   return done.slice(0, best);

@@ -33,7 +33,7 @@ function fromRows(list, width) {
   return result;
 }
 
-// Rows of an embedding matrix, times a scale
+// The rows of an embedding matrix for these ids, times a scale
 export function embed(table, ids, scale = 1) {
   const width = table.shape[1];
   const result = zeros(ids.length, width);
@@ -95,7 +95,7 @@ function feedForward(config, parameters, x) {
   return { hidden, output: linear(hidden, parameters("feed_forward.out_proj.weight"), parameters("feed_forward.out_proj.bias")) };
 }
 
-// silu(gate) · hidden, the two halves of the features (Shazeer 2020, eq. 6)
+// silu(gate) · hidden, where gate and hidden are the two halves of the features (Shazeer 2020, eq. 6)
 function gated(x) {
   const half = x.columns / 2;
   const result = zerosLike(x, x.rows, half);

@@ -4,7 +4,7 @@ import { firstLink } from "../first_link.js";
 import { attentionLayers } from "../views.js";
 import { translationInput } from "./translate.js";
 
-const MAX_TOKENS = 256; // of a text
+const MAX_TOKENS = 256; // tokens per text
 const MAX_TITLE = 80; // characters
 
 // words: see firstLink

@@ -27,7 +27,7 @@ function checkLength(name, tokens, limit = MAX_TOKENS) {
   throw new Error(`${name} has ${tokens.length} tokens; ${max === MAX_TOKENS ? "Inside draws" : "this model reads"} at most ${max}. Shorten it.`);
 }
 
-// { model, stacks, tokens: those of each stack, logits, token(id), append(id) }
+// Returns { model, stacks, tokens: the tokens of each stack, logits, token(id), append(id) }
 export function trace(entry, text, target = null) {
   if (target !== null && entry.kind !== "translator") {
     throw new Error(`Got the target '${target.slice(0, 40)}', but only a translator reads a target. Omit it, or choose a translator.`);

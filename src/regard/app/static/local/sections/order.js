@@ -1,5 +1,5 @@
 // The effect of word order on a random Transformer block, and position encodings, in float64.
-// The random numbers equal those of regard.app.server.routes.lessons.
+// The random numbers are the same as in regard.app.server.routes.lessons.
 
 import { add, row, toRows } from "../engine/ops.js";
 import { alibiSlopes, rotaryCosines, scoreBias, sinusoidal, t5Bucket } from "../engine/positions.js";

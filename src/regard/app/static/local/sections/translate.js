@@ -49,7 +49,7 @@ export class Translator {
 
 // A note about text that regard translate handles specially and this page does not
 function unhandled(sentence, { words }) {
-  const known = (pattern) => words?.some((word) => pattern.test(word)) ?? false; // whether the training data has such words
+  const known = (pattern) => words?.some((word) => pattern.test(word)) ?? false; // whether a word of the training data matches
   const cases = [
     ["several sentences", /[.!?…]["'»“”’)]*\s+["'„“«(]*\p{Lu}/u.test(sentence)],
     ["numbers", /\p{Nd}/u.test(sentence) && !known(/\p{Nd}/u)],
@@ -86,7 +86,7 @@ function toMatrix(rows) {
   return result;
 }
 
-// The answer of /api/translate
+// The answer to /api/translate
 export function translateRequest(translator, views, { sentences, beam = 5, n_best: best = 1, alignment = true, view = false }) {
   const translations = sentences.map((sentence) => translator.translate(sentence, { beam, best }));
   const inputs = () => translations.map((translation, index) => translationInput(sentences[index], translation));

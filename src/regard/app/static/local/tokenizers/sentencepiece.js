@@ -11,7 +11,7 @@ const WHITESPACE = /[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f
 // deno-lint-ignore no-control-regex
 const REMOVED = /[\x01-\x08\x0b\x0e-\x1f\x7f\x8f\x9f]/gu;
 const SPACES = /[\t\n\f\r\u1680\u200b\u200e\u200f\u2028\u2029\u2581\ufeff\ufffd]/gu;
-const KEPT = "～"; // NFKC would replace it
+const KEPT = "～"; // kept as it is, although NFKC would replace it
 
 export function splitWords(text) {
   return text.split(WHITESPACE).filter(Boolean);
@@ -32,7 +32,7 @@ export class SentencePiece {
     return this.pieces.length;
   }
 
-  // { words, ids, pieces, wordOf, unknown: Map position → text }
+  // Returns { words, ids, pieces, wordOf, unknown: Map position → text }
   segment(text) {
     const words = splitWords(text);
     const result = { words, ids: [], pieces: [], wordOf: [], unknown: new Map() };

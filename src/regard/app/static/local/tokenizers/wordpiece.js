@@ -6,7 +6,7 @@ const HAN = /[\u4e00-\u9fff\u3400-\u4dbf\u{20000}-\u{2a6df}\u{2a700}-\u{2b73f}\u
 const PUNCTUATION = /([!-/:-@[-`{-~\p{P}])/gu;
 
 export class WordPiece {
-  // tokens: by id; special: { cls, sep, unknown } as tokens; lowercase: whether letters become lowercase without accents
+  // tokens: the tokens by id. special: the tokens { cls, sep, unknown }. lowercase: lowercase letters and remove accents
   constructor({ tokens, special, lowercase = true }) {
     this.tokens = tokens;
     this.special = special;
@@ -14,7 +14,7 @@ export class WordPiece {
     this.ids = new Map(tokens.map((token, id) => [token, id]));
   }
 
-  // { ids, tokens, special: positions of special tokens }
+  // Returns { ids, tokens, special: positions of special tokens }
   encode(text) {
     const { cls, sep } = this.special;
     const tokens = [cls, ...this.words(text).flatMap((word) => this.pieces(word)), sep];
@@ -27,7 +27,7 @@ export class WordPiece {
     return clean.replace(PUNCTUATION, " $1 ").split(/\s+/u).filter(Boolean);
   }
 
-  // The longest known prefix, then the longest known continuation, …
+  // Splits a word into its longest known prefix, then the longest known continuation, …
   pieces(word) {
     const letters = [...word];
     if (letters.length > MAX_LETTERS) return [this.special.unknown];

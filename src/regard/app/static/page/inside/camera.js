@@ -2,9 +2,9 @@
 
 import { clamp } from "../../shared/dom.js";
 
-const FLIGHT = 650; // milliseconds
+const FLIGHT = 650; // milliseconds of a camera flight
 const MARGIN = 0.06; // around a fitted box, as a fraction of the screen
-const SHRINK = 0.6; // smallest scale, relative to the whole world
+const SHRINK = 0.6; // smallest scale, relative to the scale that fits the whole world
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -101,11 +101,11 @@ export class Camera {
   }
 }
 
-// Interpolates between two views: the scale changes by constant factors, and the target moves on the screen in a straight line
+// Interpolates between two views: the scale changes by constant factors, and the target moves in a straight line on the screen
 function between(from, to, progress) {
   const scale = from.scale * (to.scale / from.scale) ** progress;
   const ratio = to.scale / from.scale;
-  // the fraction of the way through the world at which the speed on the screen is constant
+  // the fraction of the distance in the world that keeps the speed on the screen constant
   const fraction = Math.abs(ratio - 1) < 1e-3 ? progress : (1 - ratio ** -progress) / (1 - ratio ** -1);
   return { x: from.x + fraction * (to.x - from.x), y: from.y + fraction * (to.y - from.y), scale };
 }

@@ -5,8 +5,8 @@ import { debounce, field } from "../controls.js";
 import { plain } from "./draw_matrix.js";
 import { explain } from "./explain.js";
 
-const LISTED = 8; // candidates
-const DELAY = 60; // milliseconds after the last change of the temperature
+const LISTED = 8; // candidates shown as bars
+const DELAY = 60; // milliseconds after the last change of the temperature, before a request
 
 export function makeDetails() {
   const element = make("section", { class: "card inside-details", "aria-label": "Explanation" });

@@ -61,7 +61,7 @@ function drawLeaf(pen, node, box) {
   const isNamed = node.columnTokens && above >= COLUMN_LABELS + TITLE;
   const left = (node.role === "query" ? 30 : 18) * scene.camera.scale * (node.head === undefined ? 1 : 0.8);
   drawLabels(pen, node, box, { rows: left >= ROW_LABELS, columns: isNamed, selected: scene.hover?.row ?? scene.selected });
-  const needed = node.head === undefined ? TITLE : 1.8 * TITLE; // a head has its own title there
+  const needed = node.head === undefined ? TITLE : 1.8 * TITLE; // a head needs room for its own title
   if (above >= needed) pen.titles.push({ text: node.caption ?? node.title, box, small: true, above: isNamed ? COLUMN_LABELS : 3 });
 }
 
@@ -108,7 +108,8 @@ function drawGroup(pen, node, box) {
 // Pixels above the contents of a box, for a title
 const headerHeight = ({ scene }, node) => node.header * scene.camera.scale;
 
-// For the embedding, the text while its rows are too small to read; for the output, the most probable next token
+// The subtitle of a box: for the embedding, the text while its rows are too small to read; for the output, the most
+// probable next token
 function subtitle({ scene }, node) {
   const space = node.space * scene.camera.scale;
   if (node.kind === "embedding" && LANE * scene.camera.scale < 9) return { more: node.stack.tokens.map(plain).join(" "), space };
@@ -200,7 +201,7 @@ function arrow(context, from, to, y, scale) {
   context.fill();
 }
 
-// The residual stream between the blocks; at the end of a line it continues at the start of the next
+// The residual stream between the blocks; from the end of a line it continues to the start of the next line
 function drawStream({ context, theme, scene }, root) {
   const { camera } = scene;
   context.strokeStyle = context.fillStyle = theme.accent;

@@ -4,7 +4,7 @@ import { format, plain } from "./draw_matrix.js";
 
 const ROWS = 10;
 
-// The rows follow the scale of the world, so they become readable while zooming
+// The rows scale with the world, so zooming in makes them readable
 export function drawPredictions(pen, box) {
   const { context, theme, scene } = pen;
   const { top, temperature } = scene.predictions ?? {};

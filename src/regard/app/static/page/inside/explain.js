@@ -4,7 +4,7 @@ import { formatExact, formatNumber, formatShort } from "../format.js";
 import { plain } from "./draw_matrix.js";
 import { isMasked, valueAt } from "./matrix.js";
 
-const SHOWN = 3; // terms of a sum that are written out
+const SHOWN = 3; // number of terms of a sum that are written out
 const number = (value) => formatNumber(value, 2);
 const factor = (value) => (value < 0 ? `(${number(value)})` : number(value));
 
@@ -54,7 +54,7 @@ function summary(answer) {
   return `${kinds[answer.kind]}: ${layers} layers, ${answer.heads} heads, vectors of ${answer.width} numbers. Read it like text: from left to right, line by line.`;
 }
 
-// { title, place, sentence, formula, numbers: [line, …] }
+// Returns { title, place, sentence, formula, numbers: [line, …] }
 export function explain(node, cell, answer) {
   const key = node.kind === "matrix" ? node.role : node.kind === "embedding" ? "embeddingBlock" : node.kind;
   const [sentence, formula] = describe(node, answer)[key] ?? ["", ""];
@@ -102,7 +102,7 @@ const NUMBERS = {
     const total = visible.reduce((sum, key) => sum + Math.exp(valueAt(scores, row, key)), 0);
     const score = valueAt(scores, row, column);
     const terms = visible.slice(0, SHOWN).map((key) => `exp(${number(valueAt(scores, row, key))})`);
-    if (Math.abs(Math.exp(score) / total - weight) > 1e-3) return [names, `weight ${formatNumber(weight, 4)}`]; // another normalizer
+    if (Math.abs(Math.exp(score) / total - weight) > 1e-3) return [names, `weight ${formatNumber(weight, 4)}`]; // the normalizer is not softmax
     return [names, `exp(${number(score)}) / (${terms.join(" + ")}${visible.length > SHOWN ? " + …" : ""})`, `= ${number(Math.exp(score))} / ${number(total)} = ${formatNumber(weight, 4)}`];
   },
   mixed: (node, { row, column }) => {
@@ -126,7 +126,7 @@ const NUMBERS = {
   },
   residual: (node, { row, column }) => {
     const index = node.parent.children.indexOf(node);
-    const added = node.parent.children[index - 2].matrix; // before the plus
+    const added = node.parent.children[index - 2].matrix; // the matrix before the plus sign
     const [sum, part] = [valueAt(node.matrix, row, column), valueAt(added, row, column)];
     return [`${token(node, row)}, number ${column + 1}: ${number(sum - part)} + ${factor(part)} = ${number(sum)}`];
   },

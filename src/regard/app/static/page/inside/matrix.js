@@ -42,7 +42,7 @@ function depthOf(matrix, value) {
   return Math.max(-1, Math.min(value / matrix.limit, 1));
 }
 
-// One pixel per cell; folded lines of a row are below each other. Masked cells are transparent
+// An image with one pixel per cell; the folded lines of a row are below each other. Masked cells are transparent
 export function imageOf(matrix, fold, theme) {
   const key = `${theme.key}-${fold}`;
   const known = matrix.images.get(key);

@@ -11,7 +11,7 @@ const HIDDEN = 128; // width of the feed-forward activations
 const CAPTIONS = { mixed: "sum", residual: "sum", feed_forward: "output" }; // for boxes that are too narrow for their title
 const WEIGHTS = { min: 5, max: 12, total: 150 }; // width of a weight, and of all weights of a row
 
-// A group contains other nodes; its size follows from `row` or `grid`
+// A group contains other nodes; `row` or `grid` sets its size
 export function group(kind, title, more = {}) {
   return { kind, title, x: 0, y: 0, w: 0, h: 0, header: 0, children: [], parent: null, ...more };
 }
@@ -41,7 +41,7 @@ export function setRows(node, rows, options) {
 
 // ---- placement: positions are relative to the parent until `settle`
 
-// margin: left of the first child, for the tokens of its rows
+// margin: space to the left of the first child, for the tokens of its rows
 export function row(parent, children, { gap = GAP, pad = 10, header = HEADER, margin = 0 } = {}) {
   const height = Math.max(...children.map(({ h }) => h));
   let x = pad + margin;

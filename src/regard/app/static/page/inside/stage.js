@@ -13,7 +13,7 @@ import { fillLayer, makeWorld } from "./world.js";
 const SETTLED = 120; // milliseconds without camera movement before the new position is reported
 const CELL = 52; // pixels of the narrowest cell at the largest scale
 const CLOSE = 0.8; // a box counts as entered if the scale is at least this fraction of the scale that fits it
-const DEEPER = 1.2; // and at least this multiple of the scale that fits its parent
+const DEEPER = 1.2; // and if it is at least this multiple of the scale that fits its parent
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
@@ -23,8 +23,8 @@ export function makeStage(events, signal) {
   const context = canvas.getContext("2d", { alpha: false });
   const scene = { root: null, camera: null, theme: null, pattern: null, hover: null, selected: null, predictions: null, normalize: "" };
   let [frame, request, loading] = [0, null, false];
-  let arrived = null; // the box that the camera was sent to, until it is moved
-  let target = null; // what the camera shows there: the box, or a step in it
+  let arrived = null; // the box that the camera was sent to, until the user moves the camera
+  let target = null; // the node that the camera shows there: the box, or a step in it
   const camera = scene.camera = new Camera(() => {
     draw();
     if (!camera.isFlying) settled();
@@ -87,7 +87,7 @@ export function makeStage(events, signal) {
       for (let block = nextLayer(); block; block = nextLayer()) {
         const [root, own] = [scene.root, request];
         const { steps } = await post("api/inside/layer", { ...own, stack: block.stack.name, layer: block.layer }, signal);
-        if (root !== scene.root) continue; // another text
+        if (root !== scene.root) continue; // another text is shown now
         fillLayer(block, steps);
         draw();
       }

@@ -25,7 +25,7 @@ export function makeSteps(actions) {
       const focused = document.activeElement === step;
       actions.go(node);
       if (!focused) return;
-      show(node); // at once, so that the next Tab moves to the steps inside
+      show(node); // immediately, so that the next Tab moves to the steps inside
       (list.querySelector("[aria-pressed]") ?? list.querySelector("button")).focus();
     }, { title: actions.describe(node), "data-step": node.id, "aria-pressed": node === current ? "true" : null, focus: () => step.matches(":focus-visible") && actions.preview(node) });
     return step;

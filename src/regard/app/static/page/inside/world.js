@@ -3,13 +3,13 @@
 import { LANE, VECTOR, grid, group, leaf, row, setRows, settle, resize, vectorLeaf, weightLeaf } from "./nodes.js";
 
 const BLOCK_GAP = 44; // between two blocks of a line
-const LINE_GAP = 76; // between two lines, for a title
+const LINE_GAP = 76; // between two lines, with room for a title
 const END_SCALE = 1.6; // embedding and prediction are drawn larger than the layers between them
 const ONE_PER_LINE = 1.25; // preference for one layer per line, which is easier to read
 const HEAD_SCALE = 0.8; // heads are drawn smaller than the vectors around them
 const TOKEN_WIDTH = 66;
-const LABELS = 30; // left of a query, for the tokens of its rows
-const OPERATOR = 16; // diameter of a sum
+const LABELS = 30; // width of the tokens to the left of a query's rows
+const OPERATOR = 16; // diameter of a plus sign
 
 // answer: the response of api/inside. aspect: width / height of the screen, which the world should fill
 export function makeWorld(answer, aspect) {
@@ -48,7 +48,7 @@ function arrange(answer, columns, perLine) {
     for (const block of line) {
       Object.assign(block, { x, y: y + (height - block.h) / 2, parent: world });
       x += block.w + BLOCK_GAP;
-      block.space = block.w + (block === line.at(-1) ? Infinity : BLOCK_GAP); // for its title
+      block.space = block.w + (block === line.at(-1) ? Infinity : BLOCK_GAP); // width available for its title
     }
     w = Math.max(w, x - BLOCK_GAP);
     y += height + LINE_GAP;

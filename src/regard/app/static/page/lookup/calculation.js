@@ -4,7 +4,7 @@ import { make } from "../../shared/dom.js";
 import { formatExact, formatShort } from "../format.js";
 import { nameOf } from "./tables.js";
 
-// In a formula, three decimals are enough; the exact weight is in a title
+// In a formula, three decimals are enough; a tooltip shows the exact weight
 const short = (number) => (Math.abs(number) < 0.0005 ? "0" : formatShort(number));
 const MAX_EXPONENT = 12; // larger scores are shown relative to τ: exp(s) would be an unreadable number
 

@@ -56,7 +56,7 @@ export const SCORES = [
   ["additive", "additive: Σ tanh(q + k)"],
 ];
 
-// From hard to soft, then normalizers whose rows need not sum to 1
+// Normalizers from hard to soft, then those whose rows need not sum to 1
 export const NORMALIZERS = [
   ["hard", "hard: only the best key"],
   ["sparsemax", "sparsemax"],
@@ -74,7 +74,7 @@ export const MASKS = [
   ["window", "window: only nearby keys"],
 ];
 
-// "1,0;0.5,2", for the URL
+// Formats a table as "1,0;0.5,2", for the URL
 export function formatTable(rows) {
   return rows.map((row) => row.join(",")).join(";");
 }

@@ -100,7 +100,7 @@ export function tableEditor(tables, { changed, selected, select }) {
     const focused = [...element.querySelectorAll("button, input")].indexOf(document.activeElement);
     work();
     render();
-    [...element.querySelectorAll("button, input")][focused]?.focus(); // rendering removed the focus
+    [...element.querySelectorAll("button, input")][focused]?.focus(); // restores the focus, which rendering removed
     changed();
   }
 
@@ -129,7 +129,7 @@ function parse(text) {
   return cleaned && Number.isFinite(number) && Math.abs(number) <= 1e6 ? number : null;
 }
 
-// Moves between rows, as in a spreadsheet
+// Moves the focus between rows, as in a spreadsheet
 function moveByKey(event, body) {
   const by = { ArrowUp: -1, ArrowDown: 1, Enter: 1 }[event.key];
   const cell = event.target.closest("td");

@@ -61,12 +61,12 @@ export function open({ element, state, save, models, pending, recordings, minilm
   function selectModel(name) {
     const { examples } = byName(selected);
     selected = name;
-    if ((!text.value || examples.includes(text.value)) && byName(name).examples.length) text.value = byName(name).examples[0]; // in the model's language
+    if ((!text.value || examples.includes(text.value)) && byName(name).examples.length) text.value = byName(name).examples[0]; // an example in the model's language
     update();
   }
 
   submitOnEnter(text, update);
-  text.addEventListener("input", () => panel.body.classList.toggle("stale", text.value !== shown)); // until it is submitted
+  text.addEventListener("input", () => panel.body.classList.toggle("stale", text.value !== shown)); // the view is stale until the new text is submitted
   const textField = field("Text", text, `One text per line, up to ${MAX_TEXTS}. Shift + Enter starts a new line.`);
   element.replaceChildren(
     textField,

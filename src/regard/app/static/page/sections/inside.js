@@ -11,7 +11,7 @@ import { emptyState, inTraining, makePanel, notice } from "../panel.js";
 
 export const about = { place: 2.5, title: "Inside", text: "Follow a sentence through a whole Transformer to its prediction. Zoom in until you see the numbers.", chapters: ["transformer"] };
 
-const KINDS = { language: 0, encoder: 1, translator: 2 }; // the first of these is shown first
+const KINDS = { language: 0, encoder: 1, translator: 2 }; // order of preference for the model shown first
 const HINT = "Drag to move; click the picture, then scroll or pinch to zoom; double-click to go in. Keys: arrows, + and −, Enter, Escape; 0 shows the whole model.";
 
 export function open({ element, state, save, models, pending, signal }) {
@@ -62,7 +62,7 @@ export function open({ element, state, save, models, pending, signal }) {
 
   // ---- the picture
 
-  // box: the box whose steps are listed. node: what the camera looks at
+  // box: the box whose steps are listed. node: the node that the camera shows
   function moved(box, node) {
     steps.show(box);
     settings.at = box.parent ? box.id : "";

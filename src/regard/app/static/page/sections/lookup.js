@@ -13,7 +13,7 @@ import { makePanel } from "../panel.js";
 
 export const about = { place: 2, title: "Lookup", text: "Attention as a lookup: compare a query with every key, then average the values by their weights.", chapters: ["from-a-dictionary-to-attention", "scores-and-normalizers"] };
 
-const MIN_TEMPERATURE = -2; // powers of ten
+const MIN_TEMPERATURE = -2; // exponents of ten
 const MAX_TEMPERATURE = 2;
 const MAX_WINDOW = 12;
 const CURVE_POINTS = 61; // the server takes up to 64 queries
@@ -157,7 +157,7 @@ function makeControls(settings, changed) {
 
 const isLine = ({ key, value }) => key.length > 1 && key[0].length === 1 && value[0].length === 1;
 
-// Queries along the line; null if the keys are not on one, or if a mask makes the position of a query matter
+// Returns queries along the line; null if the keys are not on a line, or if a mask makes the order of queries matter
 function curvePoints(tables, { mask }) {
   if (!isLine(tables) || mask !== "none") return null;
   const positions = [...tables.key, ...tables.query].map(([position]) => position);

@@ -11,7 +11,7 @@ import { demoButton, emptyState, makePanel } from "../panel.js";
 export const about = { place: 7, title: "Training", text: "Live training curves and sample translations.", chapters: ["attention-for-translation", "transformer"] };
 
 const POLL_INTERVAL = 2000; // milliseconds
-const IDLE_INTERVAL = 5000; // for an inactive run, which may be resumed at any time
+const IDLE_INTERVAL = 5000; // milliseconds, for an inactive run, which may be resumed at any time
 const STATES = { running: "Running.", finished: "Finished.", stopped: "Stopped. Resume with regard train --resume." };
 
 export function open({ element, state, save, pending, demo, missing, signal }) {
@@ -38,9 +38,9 @@ export function open({ element, state, save, pending, demo, missing, signal }) {
   load();
 }
 
-// Checks again after a while: a run may start at any time
+// Checks repeatedly for runs, because one may start at any time
 function showEmpty(body, pending, demo, load, signal) {
-  if (body.querySelector(".empty-state")?.dataset.pending !== String(pending.length)) { // keeps the focus of the button
+  if (body.querySelector(".empty-state")?.dataset.pending !== String(pending.length)) { // unchanged: the button keeps the focus
     const empty = pending.length
       ? emptyState("Training is starting", "Data and vocabulary are being prepared. Curves appear after the first updates.")
       : emptyState("No training runs", "Start one and open its folder; its curves appear here during training.", "regard train SOURCE TARGET --output FOLDER", "regard look FOLDER");
@@ -67,10 +67,10 @@ function follow(container, name, updateLabel, state, save, signal) {
   const player = makePlayer(state, save);
   const panel = makePanel(name, signal);
   let running = true;
-  let reload = false; // request again without waiting
+  let reload = false; // whether to request again without waiting
 
   function show(answer, body) {
-    if (answer.steps < (rows.at(-1)?.step ?? 0)) { // resumed from a checkpoint, or restarted
+    if (answer.steps < (rows.at(-1)?.step ?? 0)) { // the run was resumed from a checkpoint, or restarted
       rows.length = samples.length = 0;
       reload = true;
       return;
@@ -102,7 +102,7 @@ function follow(container, name, updateLabel, state, save, signal) {
   }
 
   container.replaceChildren(panel.element);
-  poll().catch(() => {}); // closed
+  poll().catch(() => {}); // the section was closed
   announce(`Training run ${name}`);
 }
 
@@ -145,8 +145,8 @@ function makePlayer(state, save) {
   const step = make("output");
   const sentences = make("select", { change: () => save({ sample: sentences.value === "0" ? "" : sentences.value }) });
   const view = make("div");
-  let groups = []; // [source, its samples by step]
-  let atEnd = true; // follow new validations
+  let groups = []; // pairs of a source sentence and its samples by step
+  let atEnd = true; // whether to follow new validations
 
   slider.addEventListener("input", () => {
     atEnd = Number(slider.value) === Number(slider.max);

@@ -151,7 +151,7 @@ function makeResult(signal) {
 }
 
 function describe({ text, score, tokens, note, reason, warning }) {
-  const summary = [`score ${formatNumber(score)} per token`, `${tokens.length} ${tokens.length === 1 ? "token" : "tokens"}`, reason ? note : ""] // otherwise the view shows the note
+  const summary = [`score ${formatNumber(score)} per token`, `${tokens.length} ${tokens.length === 1 ? "token" : "tokens"}`, reason ? note : ""] // without a reason, the view shows the note
    .filter(Boolean).join(" · ");
   const nodes = [
     make("p", { class: "translation", dir: "auto" }, text || "(empty translation)"),

@@ -131,7 +131,7 @@ function commonWords(first, second) {
 
 // ---- similarity
 
-// different: the first and the second sentence; same: the first and the third, if it has the word
+// different: comparison of the first and the second sentence. same: of the first and the third, if it has the word
 function showSimilarity(different, same, body, chart, { word, third }) {
   const valid = ({ comparisons }) => comparisons.filter(({ similarities }) => similarities.length);
   const curves = (answer, which, dashed) => valid(answer).map(({ model, similarities }, color) => ({
@@ -139,7 +139,7 @@ function showSimilarity(different, same, body, chart, { word, third }) {
     points: similarities.map((value, layer) => [layer, value]),
     flat: similarities.length === 1, dots: true, color: dashed ? color + 2 : color, dash: similarities.length === 1 || dashed ? 1 : 0,
   }));
-  const contextual = (curve) => !curve.flat; // a static vector is the same in every sentence
+  const contextual = (curve) => !curve.flat; // flat: static vectors, which are the same in every sentence
   const series = [...curves(different, "second", false), ...(same ? curves(same, "third (same sense)", true).filter(contextual) : [])];
   const lines = valid(different).map((comparison) => make("li", {}, describe(comparison, word)));
   if (same) lines.push(...valid(same).filter(({ similarities }) => similarities.length > 1).map((comparison) => make("li", {}, describeSame(comparison))));
