@@ -1,11 +1,12 @@
 """Find the pages that must run: those whose text or code has changed since they last ran.
 
 `verified.txt` has one line per page: a digest, and the modules of regard that the page imported. The digest
-covers the page, these modules without comments and docstrings, the kernels and the version of torch.
+covers the page, these modules and the kernels without comments and docstrings, and the version of torch.
 """
 
 import ast
 import hashlib
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -53,8 +54,9 @@ def _name(page: Path) -> str:
 def _digest(page: Path, modules: Iterable[str]) -> str:
     digests = [_of_bytes(page), _of_bytes(STYLE), torch.__version__.partition("+")[0]]
     digests += [f"{module} {_of_code(PACKAGE / module)}" for module in modules]
-    folders = [ROOT / "kernels", *[PACKAGE / "app/static"] * any(name.startswith("app/") for name in modules)]
-    digests += [_of_bytes(file) for folder in folders for file in _files(folder)]
+    digests += [_of_kernel(file) for file in _files(ROOT / "kernels")]
+    if any(name.startswith("app/") for name in modules):
+        digests += [_of_bytes(file) for file in _files(PACKAGE / "app/static")]
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16]
 
 
@@ -65,6 +67,12 @@ def _files(folder: Path) -> Iterator[Path]:
 @cache
 def _of_bytes(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@cache
+def _of_kernel(file: Path) -> str:
+    """Return the digest of a C++ file without comments."""
+    return hashlib.sha256(re.sub(r" *//.*", "", file.read_text("utf-8")).encode()).hexdigest()
 
 
 @cache

@@ -132,8 +132,12 @@ def test_undrawn_picture_is_reported(tmp_path):
 
 def test_a_page_is_verified_until_it_or_its_code_changes(tmp_path, monkeypatch):
     """Comments and docstrings are no code."""
-    code, other, page = (tmp_path / name for name in ("src/a.py", "src/b.py", "page.md"))
+    code, other, page, kernel = (
+        tmp_path / name for name in ("src/a.py", "src/b.py", "page.md", "kernels/a.h")
+    )
     code.parent.mkdir()
+    kernel.parent.mkdir()
+    kernel.write_text("int a;  // old\n")
     code.write_text('"""Old."""\nx = 1  # old\n')
     other.write_text("y = 1\n")
     page.write_text("```python\n1\n```\n")
@@ -145,6 +149,7 @@ def test_a_page_is_verified_until_it_or_its_code_changes(tmp_path, monkeypatch):
     def current() -> bool:
         verified._of_code.cache_clear()
         verified._of_bytes.cache_clear()
+        verified._of_kernel.cache_clear()
         return is_verified(page)
 
     assert not current()
@@ -152,8 +157,12 @@ def test_a_page_is_verified_until_it_or_its_code_changes(tmp_path, monkeypatch):
     assert current()
     code.write_text('"""New."""\nx = 1  # new\n')
     other.write_text("y = 2\n")
+    kernel.write_text("int a;\n")
     assert current()
     code.write_text("x = 2\n")
+    assert not current()
+    verified.record(page)
+    kernel.write_text("int b;\n")
     assert not current()
     verified.record(page)
     page.write_text("```python\n2\n```\n")
