@@ -53,10 +53,9 @@ def dead_links(parsed: dict[Path, ParsedPage]) -> list[str]:
             target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
             target = target / "index.html" if target.is_dir() else target
             anchor = unquote(parts.fragment)
-            if target.parent.name == LIVE_FOLDER and page != target:  # a section and its state
-                valid = (SECTIONS / f"{anchor.partition('?')[0]}.js").exists()
-            else:
-                valid = not anchor or target not in parsed or anchor in parsed[target].anchors
+            valid = not anchor or target not in parsed or anchor in parsed[target].anchors
+            if target.parent.name == LIVE_FOLDER:  # a section and its state
+                valid |= (SECTIONS / f"{anchor.partition('?')[0]}.js").exists()
             if not (target.exists() and valid):
                 dead.append(f"{page.name}: {reference}")
     return dead

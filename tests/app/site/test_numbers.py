@@ -16,7 +16,7 @@ from tests.app.site.backend import ask, needs_deno
 
 pytestmark = needs_deno
 WORDS = ("dogs", "bark", "at", "the", "red", "moon")
-CONFIG = TransformerConfig(width=24, heads=6, layers=2, ffn_dim=35, max_positions=28)
+CONFIG = TransformerConfig(width=24, heads=6, layers=2, ffn_dim=35, max_positions=40)
 # every option at least once
 CONFIGS = [
     CONFIG,
@@ -29,7 +29,7 @@ CONFIGS = [
 
 
 def info(name: str, kind: str) -> dict[str, Any]:
-    return {"name": name, "kind": kind, "max_tokens": 27, "attends": True}
+    return {"name": name, "kind": kind, "max_tokens": 39, "attends": True}
 
 
 def randomize(model: torch.nn.Module) -> None:

@@ -110,7 +110,7 @@ export class SentencePiece {
     ids.forEach((id, position) => {
       let piece = this.pieceOf(id, unknown.get(position) ?? "⁇");
       if (piece.startsWith(SPACE) || !words.length || (ended && /^[\p{L}\p{N}]/u.test(piece))) words.push("");
-      ended = id === UNKNOWN && piece.endsWith(SPACE);
+      ended = id === UNKNOWN && piece.endsWith(SPACE) && this.kind !== "words";
       if (ended) piece = piece.slice(0, -1);
       words[words.length - 1] += piece.startsWith(SPACE) ? piece.slice(1) : piece;
       result.pieces.push(piece);
