@@ -150,7 +150,7 @@ def test_the_next_token(tmp_path: Path) -> None:
     [
         (
             ("api/inside", {"model": "dogs", "text": "Dogs " * 70}),
-            "The source has 71 tokens; this model reads at most 28",
+            "The source has 71 tokens; this model reads at most 40",
         ),
         (("api/translate", {"model": "cats", "sentences": ["x"]}), "Unknown model 'cats'. Available: dogs."),
         (("api/training", {}), "This page has no api/training"),
