@@ -146,7 +146,7 @@ def test_a_folder_without_origin_is_resumed(corpus, tmp_path):
         ("{a.en} {.}", "TARGET '"),
         ("{a.en} {a.de} --dev {.} {a.de}", "--dev '"),
         ("{a.en} {a.de} --dev {a.de} {dev.tsv}", "dev.tsv' is a file of pairs; pass it without a second"),
-        ("{a.en} {a.de} --format tsv", "--format tsv applies to one file of pairs, but two files were passed"),
+        ("{a.en} {a.de} --format tsv", "--format tsv applies to one file of pairs, but two files"),
         ("- -", "SOURCE and TARGET are both '-'"),
         ("{a.en} {a.de} --lr 3", "--lr is not an option but a setting: use --set training.learning_rate="),
         ("{a.en} {a.de} --batch_size=3", "not an option but a setting: use --set training.batch_tokens="),
