@@ -2,7 +2,6 @@
 
 import graphlib
 import os
-import sys
 import webbrowser
 from collections import Counter
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 import regard
 from regard.mechanism import dispatch, fused
 from regard.translation import load_translator
-from tests.mechanism.test_dispatch import called_files
+from tests.mechanism.test_dispatch import called_files, run_traced
 
 pytestmark = pytest.mark.skipif(
     not fused.available() or dispatch.FROM_ENVIRONMENT is not None, reason="needs the kernels"
@@ -41,12 +40,7 @@ def deepest_stack(function):
         if len(files) > len(deepest):
             deepest = files
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        function()
-    finally:
-        sys.settrace(before)
+    run_traced(function, trace)
     return deepest
 
 

@@ -181,13 +181,17 @@ def called_files(function):
             if caller is not None and caller.f_code.co_filename != path:
                 calls.setdefault(caller.f_code.co_filename, set()).add(path)
 
+    run_traced(function, trace)
+    return calls
+
+
+def run_traced(function, trace):
     before = sys.gettrace()
     sys.settrace(trace)
     try:
         function()
     finally:
         sys.settrace(before)
-    return calls
 
 
 @pytest.mark.parametrize(
