@@ -20,8 +20,8 @@ namespace {
 constexpr int COLUMNS = 16, VECTORS = COLUMNS / W;      // columns and vectors per block of weights
 constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;      // rows per tile, whose sums then fit into registers
 constexpr int FLOAT_ROWS = 5;                            // rows per tile of two float32 columns
-constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21;       // minimum number for which a second thread is worth waking
-constexpr float TINY = 1e-30f;                           // rows whose numbers are all smaller are treated as zeros
+constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21;       // minimum number that justifies waking a second thread
+constexpr float TINY = 1e-30f;                           // rows whose values are all below this are treated as zero
 typedef int16_t narrow __attribute__((vector_size(2 * W), aligned(2), may_alias));
 
 // Computes R rows and C columns of a float32 product.

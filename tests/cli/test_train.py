@@ -142,7 +142,7 @@ def test_a_folder_without_origin_is_resumed(corpus, tmp_path):
     ("arguments", "message"),
     [
         ("{no} {a.de}", "no: No such file"),
-        ("{.} {a.de}", "is a folder; pass a file in it"),
+        ("{.} {a.de}", "is a folder; pass a file name"),
         ("{a.en} {.}", "TARGET '"),
         ("{a.en} {a.de} --dev {.} {a.de}", "--dev '"),
         ("{a.en} {a.de} --dev {a.de} {dev.tsv}", "dev.tsv' is a file of pairs; pass it without a second"),
@@ -194,7 +194,7 @@ def test_damaged_data_is_one_line(corpus, tmp_path, capsys):
         folder = Path(shutil.copytree(corpus / "model", tmp_path / name))
         (folder / "data" / name).write_bytes(content)
         error = error_of(capsys, "train", "-o", folder, "--resume")
-        assert f"The training data in '{folder}' is damaged" in error
+        assert f"The training data in '{folder}' is corrupted" in error
         assert "Copy the folder again, or train in a new one" in error
 
 

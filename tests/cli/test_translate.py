@@ -154,7 +154,7 @@ class TestOutput:
     [
         ("ein --file x", "--file 'x' and sentences are mutually exclusive; pass one of them"),
         ("--file no/such", "no/such: No such file or directory; check the path"),
-        ("--file .", "--file '.' is a folder; pass a file in it"),
+        ("--file .", "--file '.' is a folder; pass a file name"),
         ("ein --temperature 2", "--temperature requires --sample; add it, or remove --temperature"),
         ("ein --seed 2 --top-p 0.5", "--top-p, --seed require --sample; add it"),
         ("ein --sample --beam 3", "--beam 3 and --sample are mutually exclusive"),
@@ -169,7 +169,7 @@ class TestOutput:
         ("ein --beam 0", "--beam is 0; it must be at least 1."),
         ("ein --batch 1000000000", "--batch is 1000000000; it must be at most 100000"),
         ("ein -o no/such/x", "the folder 'no/such' does not exist; create it first"),
-        ("ein -o .", "--output '.' is a folder; pass a file in it"),
+        ("ein -o .", "--output '.' is a folder; pass a file name"),
     ],
 )
 def test_errors_are_one_line(arguments, message, model, capsys):

@@ -1,4 +1,4 @@
-"""`edit` changes attention written by hand as it changes SDPA."""
+"""`edit` changes attention in plain tensor operations as it changes SDPA."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ class HandAttention(nn.Module):
     def forward(self, query, key, value):
         return self.function(query, key, value)
 
-    def softmax(self, x):  # `edit` recognizes attention written by hand by its name and code
+    def softmax(self, x):  # `edit` recognizes such attention by its name and code
         return F.softmax(x, -1)
 
 

@@ -233,7 +233,7 @@ def test_values_that_cannot_be_followed_raise() -> None:
     model.forward = model.strange.forward  # type: ignore[method-assign, union-attr, assignment]
     seen = watch_and_differentiate(model, *inputs())
     for function in (seen.norms, seen.gradients):
-        with pytest.raises(ArgumentError, match="'strange' could not be followed"):
+        with pytest.raises(ArgumentError, match="'strange' could not be traced"):
             function()
 
 

@@ -1,4 +1,4 @@
-"""`watch` sees attention written by hand, SDPA imported by name, FlexAttention, and nested tensors."""
+"""`watch` sees attention in tensor operations, SDPA imported by name, FlexAttention, and nested tensors."""
 
 import math
 import subprocess
@@ -714,7 +714,7 @@ def test_heads_on_the_first_axis_are_heads(equation: str, order: tuple[int, ...]
         torch.testing.assert_close(seen[0].dense(), model.used.permute(order), atol=1e-5, rtol=0)
         assert seen[0].shape[-3] == 3
         assert len(seen.heads(frame=False)) == 3
-        with pytest.raises(ArgumentError, match="could not be followed"):
+        with pytest.raises(ArgumentError, match="could not be traced"):
             seen.norms(project=False)
     edited = regard.edit(model, None, [0], regard.ZeroAblation())
     with edited, pytest.raises(ArgumentError, match="one tensor of values per head"):

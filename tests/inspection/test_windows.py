@@ -192,7 +192,7 @@ def test_windows_that_cannot_be_one_map_stay_raw() -> None:
     with torch.no_grad(), regard.watch(model) as seen:
         model(torch.randn(2, 12, 6))
     assert seen[0].shape == (8, 1, 3, 6)
-    with pytest.raises(ArgumentError, match="could not be followed"):
+    with pytest.raises(ArgumentError, match="could not be traced"):
         seen.windows(0)
 
 

@@ -109,7 +109,7 @@ def link(name: str, target: str) -> Damage:
 
 HOSTILE: dict[str, tuple[Damage, str]] = {
     "no config": (replace(CONFIG, None), "has no config.json"),
-    "no parameters": (replace(MODEL, None), "damaged"),
+    "no parameters": (replace(MODEL, None), "corrupted"),
     "not JSON": (replace(CONFIG, b"{"), "cannot be read"),
     "deep JSON": (replace(CONFIG, b"[" * 100_000), "cannot be read"),
     "not UTF-8": (replace(CONFIG, b'"\xff"'), "cannot be read"),
@@ -123,8 +123,8 @@ HOSTILE: dict[str, tuple[Damage, str]] = {
     "link to itself": (link(CONFIG, CONFIG), "cannot be read"),
     "other format": (edit(lambda about: about.update(format="x")), "has format 'x'"),
     "unknown key": (edit(lambda about: about.update(code="x")), "with the keys"),
-    "path instead of settings": (edit(lambda about: about.update(model="../x")), "damaged"),
-    "unknown setting": (edit(lambda about: about["model"].update(code="x")), "damaged.*code"),
+    "path instead of settings": (edit(lambda about: about.update(model="../x")), "corrupted"),
+    "unknown setting": (edit(lambda about: about["model"].update(code="x")), "corrupted.*code"),
     "other width": (edit(lambda about: about["model"].update(width=8)), "has shape"),
     "huge width": (edit(lambda about: about["model"].update(width=2**20)), "has shape"),
     "width beyond 64 bits": (edit(lambda about: about["model"].update(width=2**40)), "overflow"),

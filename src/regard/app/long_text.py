@@ -95,7 +95,7 @@ def look_at_passages(encoder: PretrainedEncoder, text: str, *, title: str = "") 
 
 
 def look_at_stories(text: str) -> ViewModel:
-    """View the stories model reading a long text; each paragraph starts a new passage.
+    """Show the attention of the stories model on a long text. Each paragraph is a separate passage.
 
     >>> from regard.app.long_text import look_at_stories, sample_stories
     >>> view = look_at_stories(sample_stories(500)).describe()["inputs"][0]

@@ -55,7 +55,7 @@ ERRNO_HINTS = {
     errno.EPERM: "; choose another path, or change its permissions.",
     errno.EROFS: "; choose a path you can write to.",
     errno.ENOSPC: "; free some space and run the command again.",
-    errno.EISDIR: "; pass a file in it.",
+    errno.EISDIR: "; pass a file name.",
     errno.ENOTDIR: "; part of the path is a file.",
 }
 _INTERRUPTED = "regard: interrupted."

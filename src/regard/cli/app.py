@@ -26,7 +26,7 @@ COMMANDS = {
     },
     "Contextual word vectors": {
         "compare": "Compare a word's vectors in two sentences, layer by layer.",
-        "attention": "Print how much a word attends to each word of its sentence.",
+        "attention": "Print how much a word attends to each word in its sentence.",
         "embed": "Compute contextual word vectors.",
     },
     "Visualization": {

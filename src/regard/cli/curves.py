@@ -31,7 +31,7 @@ def curves(
 
     Examples:
     regard curves de-en  # writes curves.png
-    regard curves small large -o both.svg  # two runs in one picture
+    regard curves small large -o both.svg  # two runs in one plot
     """
     check_picture(output)
     files = [_log(folder) for folder in folders]

@@ -114,7 +114,7 @@ def draw(
     keys: Annotated[
         str | None, _appearance(metavar="TOKENS", help="Column labels, in the same format as --queries.")
     ] = None,
-    title: Annotated[str | None, _appearance(metavar="TEXT", help="Title above the picture.")] = None,
+    title: Annotated[str | None, _appearance(metavar="TEXT", help="Title of the plot.")] = None,
     log: Annotated[
         bool, _appearance("--log", help="Logarithmic color scale, to distinguish small weights.")
     ] = False,

@@ -12,7 +12,7 @@ from regard.translation.config import TranslationConfig
 
 DEFAULT_PRESET, DEFAULT_LANGUAGES = "auto", "en-de"
 _CHANGEABLE = ("training.epochs", "training.updates", "training.minutes", "training.precision")
-_HASHED_BYTES = 1 << 20  # hashed at each end of a file
+_HASHED_BYTES = 1 << 20  # bytes hashed at the start and at the end of a file
 _CURE = "Remove it, or choose a new --output."
 
 

@@ -49,7 +49,7 @@ OutputFile = Annotated[
     ),
 ]
 PictureFile = Annotated[
-    Path, typer.Option("--output", "-o", metavar="FILE", help="Output picture: a .png, .svg or .pdf file.")
+    Path, typer.Option("--output", "-o", metavar="FILE", help="Output image (.png, .svg or .pdf).")
 ]
 
 
@@ -132,7 +132,7 @@ def check_output(path: Path | None, option: str = "--output") -> None:
     if path is None:
         return
     if path.is_dir():
-        raise ArgumentError(f"{option} {str(path)!r} is a folder; pass a file in it.")
+        raise ArgumentError(f"{option} {str(path)!r} is a folder; pass a file name.")
     if path.exists() and not path.is_file():
         raise ArgumentError(f"{option} {str(path)!r} is not a regular file; pass another file.")
     if not path.parent.is_dir():
@@ -163,7 +163,7 @@ def check_input(path: Path, option: str = "--file") -> None:
         _check_stdin(option)
         return
     if path.is_dir():
-        raise ArgumentError(f"{option} {str(path)!r} is a folder; pass a file in it.")
+        raise ArgumentError(f"{option} {str(path)!r} is a folder; pass a file name.")
     path.stat()
     _check_access(path, os.R_OK, path)
 
@@ -258,7 +258,7 @@ def _select_head(translator: "Translator", folder: Path, quiet: bool) -> None:
     translator.alignment_head = head or translator.alignment_head
     if not quiet:
         result = (
-            "one was selected now" if head else "its data is missing or damaged, so the last layer is used"
+            "one was selected now" if head else "its data is missing or corrupted, so the last layer is used"
         )
         print(
             f"regard: {printable(str(folder))!r} has no alignment head yet, because training has not "

@@ -152,7 +152,7 @@ def attention(
         typer.Option(help="Head to use, counted from 0; -1 is the last.", show_default="mean of all"),
     ] = None,
 ) -> None:
-    """Print how much a word attends to each word of its sentence. The weights sum to 1.
+    """Print how much a word attends to each word in its sentence. The weights sum to 1.
 
     Examples:
     regard attention "Dogs may bark at strangers." bark

@@ -55,10 +55,10 @@ def edit(
     """Change some heads of a model inside a `with` block.
 
     Works with regard's layers, `nn.MultiheadAttention`, Hugging Face models that use the attention interface
-    of transformers, modules that call torch's `scaled_dot_product_attention`, and attention written by hand:
-    softmax(query · keyᵀ) · value, where weights of 0 count as masked. Blocks can be nested, and affect only
-    calls in their own thread. Attention weights returned by the model do not reflect
-    the intervention.
+    of transformers, modules that call torch's `scaled_dot_product_attention`, and attention in plain tensor
+    operations: softmax(query · keyᵀ) · value, where weights of 0 count as masked. Blocks can be nested, and
+    affect only calls in their own thread. Attention weights returned by the model do not reflect the
+    intervention.
 
     layers: a number, name or pattern, a list of these, or None for all layers.
     heads: a head, a list of heads, or None for all heads.

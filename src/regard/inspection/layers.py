@@ -43,7 +43,7 @@ def _calls_attention(cls: Hashable) -> bool:
 
 
 def attends_by_hand(module: nn.Module) -> bool:
-    """Return whether the class name and the code of a module look like attention written by hand."""
+    """Return whether the class name and the code of a module look like attention in tensor operations."""
     name = type(module).__name__.lower()
     return ("attention" in name or "attn" in name) and _calls_softmax(type(module))  # type: ignore[arg-type]
 

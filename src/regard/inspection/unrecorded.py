@@ -80,7 +80,7 @@ class UnrecordedModules:
         self.compiler_loaded = "torch._dynamo.eval_frame" in sys.modules
         self.ran: set[nn.Module] = set()
         self.ran_elsewhere: set[nn.Module] = set()  # modules that ran in other threads
-        self.softmaxes: set[nn.Module] = set()  # modules whose softmax could not be followed
+        self.softmaxes: set[nn.Module] = set()  # modules whose softmax could not be traced
         self.pooled: set[nn.Module] = set()  # modules that multiply such a softmax by activations
         self.names = {module: clean(name) for name, module in model.named_modules()}
 

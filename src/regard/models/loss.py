@@ -198,7 +198,7 @@ def _backward(ctx: Any, grad: Tensor | None, _: None, *second: Tensor | None) ->
     """Scale the gradients of the summed loss to gradients of the mean."""
     if any(gradient is not None for gradient in second):
         raise ArgumentError(
-            "vocabulary_loss has no second derivatives; use "
+            "vocabulary_loss does not support second derivatives; use "
             "F.cross_entropy(F.linear(x, weight, bias), labels)."
         )
     n, *gradients = ctx.saved_tensors

@@ -22,7 +22,7 @@ _PROBE_SECONDS = 5.0  # time limit for one small product
 
 
 def quantize(module: Model, dtype: Precision) -> Model:
-    """Return a copy of a module for inference in another precision.
+    """Return a copy of a module for inference at a different precision.
 
     dtype: "int8" replaces every `nn.Linear`, and the output projection of a sequence-to-sequence model, with
         int8 weights and one scale per output; everything else stays in float32. "bfloat16" or "float32"

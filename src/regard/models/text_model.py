@@ -270,7 +270,7 @@ def load_language_model(name: str | os.PathLike[str]) -> TextModel:
     except _READ_ERRORS as error:
         reason = str(error)[:300].rstrip(".")
         raise ArgumentError(
-            f"{os.fspath(folder)!r} is damaged ({reason}). Copy it again, or train a new model."
+            f"{os.fspath(folder)!r} is corrupted ({reason}). Copy it again, or train a new model."
         ) from None
     return TextModel(model.eval(), tokens, capitalized)
 

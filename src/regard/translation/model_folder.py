@@ -143,7 +143,7 @@ def _check_config(folder_config: dict[str, Any], text: str, where: str) -> None:
         raise ArgumentError(f"{where} has the unknown key {unknown[:80]!r}. {cure}")
     if CHECKSUM in folder_config and text != _config_text(folder_config):
         raise ArgumentError(
-            f"{where} is damaged: it does not match its checksum. Copy the folder again; if you edited the "
+            f"{where} is corrupted: it does not match its checksum. Copy the folder again; if you edited the "
             f"file, remove {CHECKSUM!r} from it."
         )
 
@@ -164,5 +164,6 @@ def write_config(folder: Path, config: "TranslationConfig", **other: Any) -> Non
 def damaged_checkpoint(path: Path, error: Exception) -> ArgumentError:
     """Return the error for a checkpoint that cannot be read."""
     return ArgumentError(
-        f"The checkpoint {os.fspath(path)!r} is damaged ({error}). Remove it to resume from the previous one."
+        f"The checkpoint {os.fspath(path)!r} is corrupted ({error}). Remove it to resume from the previous "
+        "one."
     )

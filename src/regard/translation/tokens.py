@@ -314,7 +314,7 @@ class Tokenizer:
             _ = self._pieces  # raises if a token is not UTF-8
         except (RuntimeError, UnicodeDecodeError):
             raise ArgumentError(
-                f"{name!r} is not a SentencePiece model, or it is damaged. Copy its model folder again, or "
+                f"{name!r} is not a SentencePiece model, or it is corrupted. Copy its model folder again, or "
                 "train a new one."
             ) from None
         if special != expected:

@@ -70,7 +70,7 @@ def replace_unknown(
 def _match(targets: Sequence[int], sources: Sequence[int], weights: Tensor) -> list[tuple[int, int]]:
     """Match targets to sources greedily by descending weight, using each at most once.
 
-    If weights differ little, the order of the source is kept.
+    If the weights are similar, source order is preserved.
     """
     table = weights[list(targets)][:, list(sources)]
     rows_at, columns_at = (torch.arange(n, dtype=table.dtype) / max(n - 1, 1) for n in table.shape)

@@ -38,7 +38,7 @@ def test_every_damaged_byte_is_harmless(path):
         with suppress(ArgumentError):
             LexicalAligner.load(path).links(PAIRS)
     path.write_bytes(content[:-5])
-    with pytest.raises(ArgumentError, match="is damaged"):
+    with pytest.raises(ArgumentError, match="is corrupted"):
         LexicalAligner.load(path)
 
 

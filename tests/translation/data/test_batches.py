@@ -89,7 +89,7 @@ def test_batches_contain_the_links_of_their_pairs(tmp_path):
 @pytest.mark.parametrize("links", [([0, 3], [0, 1]), ([0, 1], [0, 2]), ([0, 1], [0]), ([], [0])])
 def test_links_out_of_range_are_rejected(links):
     batches = Batches(InMemoryPairs([([5] * 3, [6] * 2)]), 50, links=InMemoryPairs([links]))
-    with pytest.raises(ArgumentError, match=r"links of pair 0 are damaged: .* its 3 source and 2 target"):
+    with pytest.raises(ArgumentError, match=r"links of pair 0 are corrupted: .* its 3 source and 2 target"):
         batches.get([0], 0)
 
 

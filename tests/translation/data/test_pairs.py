@@ -136,9 +136,9 @@ THREE, ONE = {"a": b"1\n2\n3\n"}, {"b": b"1\n"}
         (ONE | THREE, r"b' has 1 line, but '.*a' has 3\. Line n"),
         (
             {"a.gz": GZIP[: len(GZIP) // 2]},
-            r"a\.gz': the gzip data is damaged after line \d+ .*copy or download",
+            r"a\.gz': the gzip data is corrupted after line \d+ .*copy or download",
         ),
-        ({"a.gz": GZIP[:10] + bytes(5) + GZIP[15:]}, r"a\.gz': the gzip data is damaged after line 0 "),
+        ({"a.gz": GZIP[:10] + bytes(5) + GZIP[15:]}, r"a\.gz': the gzip data is corrupted after line 0 "),
         ({"a.jsonl": JSON + b'{"source": "a"'}, r"a\.jsonl', line 2: not valid JSON \(.*format='tsv'"),
         ({"a.jsonl": JSON + b"[" * 100_000}, r"a\.jsonl', line 2: not valid JSON"),
         (

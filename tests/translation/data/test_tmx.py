@@ -46,7 +46,7 @@ def test_files_and_chunks(tmp_path, monkeypatch):
         assert list(read_pairs(tmp_path / name)) == pairs
     damaged = tmp_path / "b.tmx.gz"
     damaged.write_bytes(gzip.compress(b"<tmx>" + b" " * 1000)[:-9])
-    with pytest.raises(ArgumentError, match="the gzip data is damaged"):
+    with pytest.raises(ArgumentError, match="the gzip data is corrupted"):
         list(read_pairs(damaged))
 
 

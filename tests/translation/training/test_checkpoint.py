@@ -172,7 +172,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights without a checksum": (changed, "model.safetensors does not match its checksum"),
     "changed config": (
         lambda folder: (folder / CONFIG).write_text((folder / CONFIG).read_text().replace("0.2", "0.3")),
-        "damaged: it does not match its checksum",
+        "corrupted: it does not match its checksum",
     ),
     "unknown name": (lambda folder: settings(folder, "", orign={}), "unknown key 'orign'. .*mean 'origin'"),
     "newer name": (lambda folder: settings(folder, "", quantized=4), "written by a newer version of regard"),
@@ -180,8 +180,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "NaN": (lambda folder: changed(folder, first=torch.full((48,), torch.nan)), "has NaN or infinite values"),
     "missing tensor": (lambda folder: changed(folder, first=None), "missing or unexpected"),
     "more tensors": (lambda folder: changed(folder, more=torch.ones(1)), "missing or unexpected"),
-    "cut off": (lambda folder: os.truncate(folder / MODEL, 1000), "damaged"),
-    "no safetensors": (lambda folder: (folder / MODEL).write_bytes(b"PK\x03\x04" * 99), "damaged"),
+    "cut off": (lambda folder: os.truncate(folder / MODEL, 1000), "corrupted"),
+    "no safetensors": (lambda folder: (folder / MODEL).write_bytes(b"PK\x03\x04" * 99), "corrupted"),
 }
 for name, text, why in (
     ("empty", "", "does not contain"),
@@ -245,7 +245,7 @@ def test_huge_sizes_are_rejected_before_allocation(tmp_path, sizes):
     write_folder(tmp_path)
     settings(tmp_path, "model", **sizes)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ArgumentError, match="damaged"):
+    with pytest.raises(ArgumentError, match="corrupted"):
         load_model(tmp_path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 200_000  # kB
 
@@ -353,7 +353,8 @@ def test_an_incomplete_checkpoint_is_rejected(name, part, tmp_path_factory):
         (found.path / name).write_bytes(whole[: int(part * len(whole))])
     for read in (found.check, *[found.state] * (name == STATE)):
         with pytest.raises(
-            ArgumentError, match=r"step-00000100.* is damaged .*\. Remove it to resume from the previous one"
+            ArgumentError,
+            match=r"step-00000100.* is corrupted .*\. Remove it to resume from the previous one",
         ):
             read()
 
@@ -362,7 +363,7 @@ def test_every_flipped_bit_of_a_checkpoint_is_detected(tmp_path):
     found = save_one(tmp_path)
     files = list(found.path.iterdir())
     assert {path.name for path in files} == {*FILES, CHECKSUMS}
-    check_flipped_bits(files, found.check, r"step-00000100.* is damaged", 50)
+    check_flipped_bits(files, found.check, r"step-00000100.* is corrupted", 50)
 
 
 @pytest.mark.parametrize("shared", ["true", "false"])
@@ -371,7 +372,7 @@ def test_every_flipped_bit_of_a_model_folder_is_detected(tmp_path, shared):
     write_folder(tmp_path, small_config("transformer", f"tokens.shared={shared}"), sides)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == (3 if shared == "true" else 4)
-    message = "damaged|does not contain|unknown key|older version"
+    message = "corrupted|does not contain|unknown key|older version"
     check_flipped_bits(files, lambda: load_model(tmp_path), message)
 
 

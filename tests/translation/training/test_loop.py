@@ -324,7 +324,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_kept(tmp_path, wh
     small_trainer(tmp_path, callbacks=[Interrupts("on_save", 8)]).run()
     last = Checkpoint.all(tmp_path)[-1]
     os.truncate(last.path / harm, 5)
-    with pytest.raises(ArgumentError, match=f"{last.path.name}' is damaged"):
+    with pytest.raises(ArgumentError, match=f"{last.path.name}' is corrupted"):
         train_small(tmp_path)
     for path in last.path.iterdir():
         path.unlink()

@@ -87,7 +87,7 @@ def test_a_folder_of_an_earlier_version_is_named_as_such(tmp_path):
     prepare_pairs(tmp_path, PAIRS)
     ready, links = tmp_path / "data" / "ready", tmp_path / "data" / "dev.links"
     links.unlink()
-    with pytest.raises(ArgumentError, match="is damaged"):
+    with pytest.raises(ArgumentError, match="is corrupted"):
         Run.load(tmp_path)
     lines = ready.read_text().splitlines(keepends=True)
     ready.write_text("".join(line for line in lines if "dev.links" not in line))
@@ -208,4 +208,4 @@ def test_every_flipped_bit_is_detected(tmp_path, shared):
     )
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {path.name for path in files} >= {"config.json", "dev.tsv", "train.ids", "links.ids", "ready"}
-    check_flipped_bits(files, lambda: Run.load(tmp_path), "damaged|does not contain|unknown key")
+    check_flipped_bits(files, lambda: Run.load(tmp_path), "corrupted|does not contain|unknown key")

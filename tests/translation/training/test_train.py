@@ -488,7 +488,7 @@ def test_an_interrupted_run_aligns_with_the_selected_head(
     monkeypatch.chdir(tmp_path)
     best = AlignmentHead(layer=0, heads=(1,), shift="output")  # not the default
     done = "has not finished; one was selected now."
-    last = "its data is missing or damaged, so the last layer is used."
+    last = "its data is missing or corrupted, so the last layer is used."
     torch.manual_seed(0)  # with these parameters translations are not empty
     write_parameters(
         interrupted,

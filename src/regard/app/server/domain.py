@@ -37,7 +37,7 @@ def _translate(translator: Translator, examples: list[str]) -> list[Translation]
 def _source_words(translator: Translator, folder: Path) -> frozenset[str] | None:
     try:
         corpus = EncodedCorpus(folder / IDS)
-    except (RegardError, OSError, ValueError):  # the token ids are missing or damaged
+    except (RegardError, OSError, ValueError):  # the token ids are missing or corrupted
         return None
     if len(corpus) > _MAX_PAIRS:
         return None

@@ -141,7 +141,7 @@ class Patch(Intervention):
 
 @dataclass(frozen=True)
 class ResampleAblation(Intervention):
-    """Replace the output of each head with its output for another text of the batch.
+    """Replace the output of each head with its output for another text in the batch.
 
     The texts are rotated: text b gets the heads of text b + shift (Chan et al. 2022, *Causal scrubbing*). For
     a single text, use `Capture` and `Patch`.

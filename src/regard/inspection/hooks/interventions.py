@@ -269,7 +269,7 @@ def _sdpa(original: Function) -> Function:
 
 
 class _EditMode(TorchFunctionMode):
-    """Edits SDPA calls, by whichever name the function was imported, and attention written by hand."""
+    """Edits SDPA calls, under whatever name it was imported, and attention in plain tensor operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ class _EditMode(TorchFunctionMode):
 
 
 def edit_product(operation: Operation, node: Softmaxed) -> Any:
-    """Edit a product of weights and values in attention written by hand; return the new output."""
+    """Edit a product of weights and values in attention in plain tensor operations; return the new output."""
     module = calling_module(lambda module: bool(_edits(module)))
     if module is None:
         return operation.output

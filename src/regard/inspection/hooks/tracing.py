@@ -1,9 +1,9 @@
 """Follow the torch functions that a watched model calls, to see attention that no other hook reports.
 
-`Tracer` is a TorchFunctionMode: it sees every call to a torch function in its thread, by whichever name
-the function was imported. It reports SDPA, FlexAttention and attention written by hand (`handwritten`). The
-weights of the latter are lazy if query, key and masks reproduce them on a few rows, and dense otherwise. The
-functions run unchanged.
+`Tracer` is a TorchFunctionMode: it sees every call to a torch function in its thread, under whatever name
+the function was imported. It reports SDPA, FlexAttention and attention in plain tensor operations
+(`handwritten`). The weights of the latter are lazy if query, key and masks reproduce them on a few rows, and
+dense otherwise. The functions run unchanged.
 """
 
 import math

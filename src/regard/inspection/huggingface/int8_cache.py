@@ -97,8 +97,8 @@ class QuantizedSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no
 def _check_no_grad(*states: Tensor) -> None:
     if torch.is_grad_enabled() and any(x.requires_grad for x in states):
         raise ArgumentError(
-            "A quantized cache computes no gradients, and the keys or values require them. Run the model "
-            "under torch.no_grad(), or use the model's own cache."
+            "A quantized cache does not support gradients, but the keys or values require them. Run the "
+            "model under torch.no_grad(), or use the model's own cache."
         )
 
 

@@ -150,7 +150,7 @@ def output_projection(model: nn.Module, name: str, width: int) -> OutputProjecti
 
 
 class NoValues(NamedTuple):
-    """Placeholder for the record of a call whose values could not be followed."""
+    """Placeholder for the record of a call whose values could not be traced."""
 
     layer: str
 
@@ -163,7 +163,7 @@ def require_record(record: CallRecord | NoValues | None, name: str, function: st
     """Return the record of a layer; raise if it does not exist."""
     if isinstance(record, NoValues):
         raise ArgumentError(
-            f"{function}: the values of {name or 'the model'!r} could not be followed: its weights are not "
+            f"{function}: the values of {name or 'the model'!r} could not be traced: its weights are not "
             "multiplied by one tensor of values per key. Exclude it: watch(model, layers=…)."
         )
     if record is None:

@@ -86,7 +86,7 @@ class LowRank(LazyProduct):
             yield Tile((), rows, slice(0, keys)), self._left[..., rows, :] @ self._right.mT
 
     def _product(self, x: Tensor, *, transposed: bool = False) -> Tensor:
-        """Return matrix · x, or matrixᵀ · x, in time linear in the numbers of queries and keys."""
+        """Return matrix · x, or matrixᵀ · x, in time linear in the number of queries and keys."""
         left, right = (self._right, self._left) if transposed else (self._left, self._right)
         columns = x[:, None] if x.dim() == 1 else x
         product = left @ (right.mT @ columns.to(self.dtype))

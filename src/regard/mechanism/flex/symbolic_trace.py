@@ -57,7 +57,7 @@ def trace_functions(
 ) -> tuple[Trace, Trace]:
     """Trace score_mod(score, b, h, q, k) and mask_mod(b, h, q, k).
 
-    sizes: the numbers of batches, heads, queries and keys.
+    sizes: the number of batches, heads, queries and keys.
     """
     unchanged = Trace(ScoreForm(), "", ())
     return (

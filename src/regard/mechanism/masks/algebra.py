@@ -65,7 +65,9 @@ class MaskTerm(NamedTuple):
         return visible
 
 
-BUILT_IN: set[type] = set()  # masks whose terms are not checked; those of subclasses are
+BUILT_IN: set[type] = (
+    set()
+)  # built-in masks, whose terms need no check; terms of their subclasses are checked
 CHECKED: set[object] = set()  # `terms` methods that check the results of subclass methods
 
 
@@ -98,7 +100,7 @@ class Mask:
         return set() if align is None else {align}
 
     def default_size(self) -> tuple[int, int] | None:
-        """Return the numbers of queries and keys to draw, or None if the mask fits any size."""
+        """Return the number of queries and keys to draw, or None if the mask fits any size."""
         return None
 
     def __and__(self, other: "Mask | Tensor") -> "Mask":

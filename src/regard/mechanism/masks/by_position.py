@@ -1,7 +1,7 @@
 """Masks by position: `Causal`, `Window`, `Prefix`, and the base class `Rule`.
 
 By default, position rules align the last query with the last key; `align="start"` aligns the first query with
-the first key. The two differ only if the numbers of queries and keys differ.
+the first key. The two differ only if the number of queries differs from the number of keys.
 """
 
 from dataclasses import dataclass

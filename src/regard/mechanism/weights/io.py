@@ -101,7 +101,7 @@ def _parse(metadata: Any, tensors: dict[str, Tensor]) -> tuple[Problem, tuple[in
         )
     expected = metadata.pop("checksum", None)
     if expected != checksum(tensors, tensors.__getitem__, json.dumps(metadata)):
-        raise ValueError("it is damaged: it does not match its checksum")
+        raise ValueError("it is corrupted: it does not match its checksum")
     if metadata.keys() != _KEYS:
         raise ValueError(f"its metadata has the keys {sorted(metadata)} instead of {sorted(_KEYS)}")
     lead, heads, rows = (metadata[name] for name in ("lead", "heads", "rows_per_key_head"))

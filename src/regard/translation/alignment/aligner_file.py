@@ -66,7 +66,7 @@ def read_aligner(path: str | os.PathLike[str]) -> "LexicalAligner":
         _check_values(arrays, words)
     except (SafetensorError, ValueError, KeyError) as error:
         raise ArgumentError(
-            f"{name!r} is damaged ({error}). Train the aligner again with regard align --save."
+            f"{name!r} is corrupted ({error}). Train the aligner again with regard align --save."
         ) from None
     frequencies = arrays["source.frequencies"], arrays["target.frequencies"]
     lexicon = Lexicon(WordPairs(words, arrays["pairs"]), frequencies)

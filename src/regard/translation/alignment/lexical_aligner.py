@@ -121,13 +121,13 @@ class LexicalAligner:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "LexicalAligner":
-        """Read an aligner written by `save`; raise for damaged files, other files and newer versions."""
+        """Read an aligner written by `save`; raise for corrupted files, other files and newer versions."""
         from regard.translation.alignment.aligner_file import read_aligner
 
         return read_aligner(path)
 
     def count_known(self, texts: Sequence[str], side: int) -> tuple[int, int]:
-        """Return the numbers of known words and of all words in source (side 0) or target texts (side 1)."""
+        """Return the number of known words and of all words in source (side 0) or target texts (side 1)."""
         known = self.lexicon.pairs.words[side]
         extended = known.extend(texts)
         numbers = [number for text in texts for number in extended.encode(text)]

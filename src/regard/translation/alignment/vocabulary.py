@@ -48,7 +48,7 @@ class Vocabulary:
         return Vocabulary((*self.numbers, *new))
 
     def encode(self, text: str) -> list[int]:
-        """Return the numbers of a text's words, all of which must be known."""
+        """Return the ids of the words in a text. All words must be in the vocabulary."""
         return [self.numbers[normalize_word(word)] for word in text.split()]
 
     @cached_property

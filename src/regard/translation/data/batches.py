@@ -192,7 +192,7 @@ class Batches:
             links[:, 0], links[:, 1] = sources, targets
         if len(sources) != len(targets) or (links >= sizes).any():
             raise ArgumentError(
-                f"The alignment links of pair {index:,} are damaged: they exceed its {sizes[0]} source and "
+                f"The alignment links of pair {index:,} are corrupted: they exceed its {sizes[0]} source and "
                 f"{sizes[1]} target tokens. Copy the folder again, or train in a new one."
             )
         return torch.from_numpy(links)

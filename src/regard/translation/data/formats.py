@@ -308,13 +308,13 @@ def _next_line(file: BinaryIO, path: str, number: int) -> bytes:
 
 @contextmanager
 def _gzip_errors(name: str, place: str = "") -> Iterator[None]:
-    """Add the file name to errors about damaged gzip data."""
+    """Add the file name to errors about corrupted gzip data."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ArgumentError(
-            f"{name}: the gzip data is damaged{place} ({error}). The file may be truncated; copy or download "
-            "it again."
+            f"{name}: the gzip data is corrupted{place} ({error}). The file may be truncated; copy or "
+            "download it again."
         ) from None
 
 

@@ -181,7 +181,7 @@ def read_sentencepiece(path: Path) -> Any:
         raise ArgumentError(f"Cannot read {path}: {error.strerror}. Copy the whole folder.") from None
     except (RuntimeError, UnicodeDecodeError):
         raise ArgumentError(
-            f"{path} is not a SentencePiece model, or it is damaged. Copy it again."
+            f"{path} is not a SentencePiece model, or it is corrupted. Copy it again."
         ) from None
     return processor
 

@@ -69,7 +69,7 @@ class Casing:
         self._lowercase, self._uppercase, self._initial = lowercase, uppercase, initial
 
     def normalize(self, words: Sequence[str], first: bool = True) -> tuple[list[str], list[bool]]:
-        """Return the words of a sentence as the training text writes them, and whether each was in capitals.
+        """Return the words as they appear in the training text, and whether each was in capitals.
 
         first: whether the first word begins a sentence.
 
@@ -111,7 +111,7 @@ class Casing:
         return word[:start] + known + word[stop:]
 
     def _rewrite_known(self, word: str) -> str:
-        """Return an all-caps or lowercase word as the training text writes it; other words unchanged."""
+        """Return an all-caps or lowercase word as it appears in the training text; other words unchanged."""
         start, stop = word_core(word)
         core = word[start:stop]
         if core in self._words or not (is_all_caps(core) or core.islower()):

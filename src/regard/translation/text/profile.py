@@ -138,7 +138,7 @@ class TextProfile:
             return _from_dict(values)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             raise ArgumentError(
-                f"{os.fspath(path)!r} is damaged, or from another version of regard. Copy the model "
+                f"{os.fspath(path)!r} is corrupted, or from another version of regard. Copy the model "
                 "folder again, or delete this file to translate without statistics of the training text."
             ) from None
 
@@ -238,7 +238,7 @@ def load_profile(folder: str | os.PathLike[str], tokens: TokenizerPair) -> TextP
         return TextProfile.load(path)
     try:
         corpus = EncodedCorpus(Path(folder) / IDS)
-    except (RegardError, OSError, ValueError):  # absent or damaged
+    except (RegardError, OSError, ValueError):  # absent or corrupted
         return TextProfile()
     builder = ProfileBuilder()
     pairs = corpus[:_MAX_EXAMINED]

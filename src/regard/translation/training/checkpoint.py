@@ -90,7 +90,7 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
     except _READ_ERRORS as error:
         reason = str(error)[:300].rstrip(".")
         raise ArgumentError(
-            f"{os.fspath(folder)!r} is damaged ({reason}). Copy it again, or train a new model."
+            f"{os.fspath(folder)!r} is corrupted ({reason}). Copy it again, or train a new model."
         ) from None
     return LoadedModel(model.eval(), tokens, folder_config)
 

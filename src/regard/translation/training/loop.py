@@ -364,7 +364,7 @@ class Trainer:
         return value
 
     def _regular(self) -> list[Checkpoint]:
-        """Return the earlier scheduled checkpoints, without those saved on interruption."""
+        """Return the earlier scheduled checkpoints, excluding those saved on interruption."""
         training = self.config.training
         every = [training.save_every or self.period, training.validate_every or self.period]
         return [

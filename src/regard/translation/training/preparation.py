@@ -99,7 +99,7 @@ def load_data(folder: Path, config: TranslationConfig) -> TrainingData:
         raise
     except (RegardError, OSError, ValueError) as error:
         raise ArgumentError(
-            f"The training data in {str(folder)!r} is damaged ({first_sentence(error)}). Copy the folder "
+            f"The training data in {str(folder)!r} is corrupted ({first_sentence(error)}). Copy the folder "
             "again, or train in a new one."
         ) from None
     return data

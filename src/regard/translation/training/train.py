@@ -206,7 +206,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _train(folder: Path, run: Run, callbacks: Sequence[Callback], world: World) -> TrainingResult:
     """Train on the prepared data, and select the alignment head."""
     logs = [CsvLog(folder), SampleLog(folder), TensorBoardLog(folder)]
-    # the guard comes first, before another callback reports a lost checkpoint as saved
+    # the guard runs first, so that no other callback reports a lost checkpoint as saved
     callbacks = [_FolderGuard(folder), *callbacks, *logs]
     result = Trainer(
         folder, run.config, run.data, callbacks=callbacks, world=world, extended_at=run.extended_at()

@@ -148,7 +148,7 @@ def test_processes_read_their_rows(size, tmp_path):
     with pytest.raises(ValueError, match=r"a has shape \[7, 3\], expected \[7, 4\]"):
         read_rows(tmp_path / MODEL, "a", Shard(torch.empty(0), torch.Size([7, 4]), True), Share(0, size))
     (tmp_path / MODEL).write_bytes(b"nothing of the kind")
-    with pytest.raises(ArgumentError, match="is damaged"):
+    with pytest.raises(ArgumentError, match="is corrupted"):
         read_rows(tmp_path / MODEL, "a", shards[0], Share(0, size))
 
 

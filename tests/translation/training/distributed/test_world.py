@@ -325,4 +325,4 @@ def test_a_damaged_checkpoint_is_reported_once(shard, trained_alone, tmp_path):
         (checkpoint.path / MODEL).write_bytes(b"not safetensors")
     output = together(folder, *["--shard"] * shard, status=1)
     (refused,) = [line for line in output.splitlines() if line.startswith("refused:")]
-    assert f"step-{BEGUN:08}' is damaged" in refused
+    assert f"step-{BEGUN:08}' is corrupted" in refused

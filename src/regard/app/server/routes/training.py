@@ -129,7 +129,7 @@ def _read(folder: Path) -> tuple[list[CsvRow], State]:
 
 
 def state_of(folder: Path) -> State:
-    """Return the state of the training run in a folder, even if its log is missing or damaged."""
+    """Return the state of the training run in a folder, even if its log is missing or corrupted."""
     try:
         return _read(folder)[1]
     except (OSError, ValueError):
@@ -164,7 +164,7 @@ def _stopped_early(folder: Path, patience: int, config: dict[str, Any]) -> bool:
         return False
     try:
         waited = checkpoints[-1].state().get("without_improvement")
-    except ArgumentError:  # the file is damaged
+    except ArgumentError:  # the file is corrupted
         return False
     return isinstance(waited, int) and waited >= patience
 

@@ -1,1 +1,1 @@
-"""Follow attention written by hand, from query · keyᵀ to the product of weights and values."""
+"""Trace attention in plain tensor operations, from query · keyᵀ to the product of weights and values."""

@@ -1,4 +1,4 @@
-"""Express attention written by hand as a call to `regard.attention`, so that interventions can change it."""
+"""Express attention in plain tensor operations as a call to `regard.attention`, for interventions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class HandwrittenCall:
         if transformed():
             raise ArgumentError(
                 f"edit cannot change {layer or 'the model'} inside a torch.func transform (vmap, grad, …): "
-                "its attention is written by hand. Run the model without the transform."
+                "its attention is written in plain tensor operations. Run the model without the transform."
             )
         weights = with_heads(_operand(operation, node), head_count(module))
         factor = None if has_swapped_heads(node, head_count(module)) else values(operation, node)

@@ -1,4 +1,4 @@
-"""Follow attention written by hand: query · keyᵀ, then scale, masks and biases, softmax, times the values.
+"""Recognize attention in plain tensor operations: query · keyᵀ, scale, masks and biases, softmax, · value.
 
 Each tensor of such a chain has a node: `Scores` while all operations are understood, `UNKNOWN` afterwards,
 and `Softmaxed` after the softmax. A product with a `Softmaxed` tensor is an attention call. A softmax outside

@@ -63,7 +63,7 @@ def _einsum_factors(operation: Operation) -> tuple[Tensor, Tensor] | None:
 
 
 def _einsum_head_axis(operation: Operation) -> int | None:
-    """Return the axis of the output that lies next to the features in the memory of the first factor."""
+    """Return the output axis adjacent to the feature axis in the memory layout of the first factor."""
     einsum = _Einsum.of(operation)
     assert einsum is not None
     axes, query = einsum.first, einsum.operands[0]

@@ -1,6 +1,6 @@
 """Scores as query, key and the operations applied to their product, from which `watch` builds lazy weights.
 
-A model that writes its attention by hand computes scores as query · keyᵀ, scales and masks them, adds biases
+A model without an attention function computes scores as query · keyᵀ, scales and masks them, adds biases
 and reshapes them, and applies softmax. `Scores` repeats these operations on query and key, on their leading
 axes, and on the masks and biases, so that the n × n scores need not be stored.
 """
