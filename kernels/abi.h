@@ -32,7 +32,7 @@ constexpr int MATCHES = 3;  // token matches per row in write_sums (inspect.h)
 #define TYPES(X) X(none) X(float32) X(bfloat16) X(float16) X(int64) X(boolean) X(int8)
 
 // The tensors of a call: name, and allowed types (see module.cpp). `key_scale` and `value_scale` are the factors of
-// int8 keys and values, one per token (see few.h). `row` and `head` are the numbers of the rows and heads, for biases
+// int8 keys and values, one per token (see few_queries.h). `row` and `head` are the numbers of the rows and heads, for biases
 // and dropout. `center`, `span`, `token` and `key_token` define the sums over sets of keys in inspect.h, whose kernels
 // write `result` and `indices`.
 // clang-format off
@@ -175,7 +175,7 @@ struct Best {
   int64_t rows, columns, first, k;
 };
 
-// A decoding step of a Transformer decoder: see step.h. Pointers to scratch memory are last.
+// A decoding step of a Transformer decoder: see decoder_step.h. Pointers to scratch memory are last.
 struct Step {
   struct Norm {
     const float *weight, *bias;

@@ -6,7 +6,7 @@
 // root:     τ is computed from all scores; then only keys with a nonzero weight in some row are read.
 #pragma once
 
-#include "few.h"
+#include "few_queries.h"
 #include "tau.h"
 
 namespace regard {

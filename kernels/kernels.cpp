@@ -5,7 +5,7 @@
 #include "forward.h"
 #include "inspect.h"
 #include "linear.h"
-#include "single.h"
+#include "single_query.h"
 #include "vocabulary.h"
 
 namespace regard {
@@ -56,7 +56,7 @@ bool sums(const Problem& p, int threads) {
 }  // namespace
 }  // namespace regard
 
-#include "step.h"
+#include "decoder_step.h"
 
 namespace regard {
 namespace {

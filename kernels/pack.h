@@ -1,5 +1,5 @@
 // Packing: converts tensors of any stride and type to rows of float32, zero-padded to whole vectors, and rows to
-// columns, with one query per lane. Numbers of type int8 are not multiplied by their scales here: see few.h.
+// columns, with one query per lane. Numbers of type int8 are not multiplied by their scales here: see few_queries.h.
 #pragma once
 
 #include "abi.h"

@@ -1,5 +1,5 @@
 // The kernels of decoding on random problems, as in sanitize.cpp: linear layers in float32 and int8 (linear.h), the
-// most probable tokens (vocabulary.h), elementwise dropout (dropout.h) and whole steps of a decoder (step.h).
+// most probable tokens (vocabulary.h), elementwise dropout (dropout.h) and whole steps of a decoder (decoder_step.h).
 #include <algorithm>
 #include <climits>
 #include <cstring>

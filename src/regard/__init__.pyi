@@ -24,7 +24,7 @@ from regard.inspection.interventions import importance as importance
 from regard.inspection.patch import patch as patch
 from regard.inspection.patch import patched as patched
 from regard.inspection.patch import unpatch as unpatch
-from regard.inspection.recording import Seen as Seen
+from regard.inspection.recordings.recording import Seen as Seen
 from regard.inspection.watch import watch as watch
 from regard.mechanism.biases import ClippedRelativeBias as ClippedRelativeBias
 from regard.mechanism.biases import RelativeBias as RelativeBias

@@ -32,7 +32,7 @@ from regard.inspection.layer_view import (
     utf8_text,
 )
 from regard.inspection.layers import layer_label
-from regard.inspection.recording import Seen
+from regard.inspection.recordings.recording import Seen
 from regard.mechanism.weights.matrix import Weights
 from regard.models.encoders.base import WordEncoder
 from regard.models.layers.attention import Attends, is_cross_attention, watch_layers

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.inspection.recording import Seen
+    from regard.inspection.recordings.recording import Seen
 
 
 def show(seen: "Seen", title: str) -> Any:

@@ -24,7 +24,7 @@ from regard.inspection.editing.replacements import (
     ZeroAblation,
     as_heads,
 )
-from regard.inspection.hooks.interventions import Edit, editing
+from regard.inspection.hooks.edited_calls import Edit, editing
 from regard.inspection.layers import Layers, attends, attends_by_hand, clean, head_numbers, matching_names
 from regard.models.layers.dropout import eval_mode
 

@@ -18,7 +18,7 @@ from regard.inspection.calls.windows import WindowedLayer
 from regard.inspection.hooks.interception import THREAD, TRANSFORMED, Function, observing
 from regard.inspection.layers import Layers, LayerSelection, clean, has_no_attention, has_windows
 from regard.inspection.measures.call_record import AttentionOutput, CallRecord, NoValues, output_projection
-from regard.inspection.recording import Seen
+from regard.inspection.recordings.recording import Seen
 from regard.inspection.recordings.texts import CallTokens, RecordedTexts, call_tokens
 from regard.inspection.unrecorded import OTHER_THREAD, CallHook, UnrecordedModules, nothing_recorded
 from regard.mechanism.torch_state import transformed

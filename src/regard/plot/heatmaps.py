@@ -15,7 +15,7 @@ from regard._util.name_hints import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.layers import layer_label
-from regard.inspection.recording import Seen
+from regard.inspection.recordings.recording import Seen
 from regard.mechanism.biases import RelativeBias
 from regard.mechanism.masks.algebra import Mask, as_mask
 from regard.mechanism.normalizers import Sigmoid

@@ -17,7 +17,7 @@ from regard.app.server.security import RequestError
 from regard.app.trace_text import supports
 from regard.app.view_model import ViewModel
 from regard.errors import ArgumentError, MissingExtraError
-from regard.inspection.recording import Seen
+from regard.inspection.recordings.recording import Seen
 from regard.models.encoders.base import WordEncoder
 from regard.models.encoders.pretrained import load_encoder
 from regard.models.encoders.static import StaticEncoder

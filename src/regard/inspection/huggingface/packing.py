@@ -256,8 +256,8 @@ class _LayerForward(_Forward):
 
 def _packing(model: nn.Module, values: dict[str, Any]) -> Packing | None:
     """Return the packing of a call, or None to run it with padding."""
+    from regard.inspection.hooks.edited_calls import is_edited
     from regard.inspection.hooks.interception import is_observed
-    from regard.inspection.hooks.interventions import is_edited
 
     mask = values.get("attention_mask")
     if model in _STATE.suspended or torch.compiler.is_compiling() or is_observed() or is_edited():
@@ -324,8 +324,8 @@ def _suspended(owner: nn.Module) -> Iterator[None]:
 
 def check_packing(model: nn.Module) -> None:
     """Raise an ArgumentError if packing changes the outputs of a model on a few tokens."""
+    from regard.inspection.hooks.edited_calls import is_edited
     from regard.inspection.hooks.interception import is_observed
-    from regard.inspection.hooks.interventions import is_edited
 
     if is_observed() or is_edited():  # such calls run with padding, so nothing would be compared
         raise ArgumentError("Call pack before the `with` block of watch or edit, not inside it.")

@@ -1,1 +1,1 @@
-"""The parts of a recording: its layers, its texts, and its files."""
+"""Recordings of `watch`, their layers, their texts and their files."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard._util.files import write_atomic
 from regard.errors import ArgumentError
-from regard.inspection.recording import Seen
+from regard.inspection.recordings.recording import Seen
 from regard.inspection.recordings.texts import CallTokens, RecordedTexts
 from regard.mechanism.weights.matrix import Weights
 

@@ -128,5 +128,5 @@ def decode(
 
 
 def decode_step(numbers: list[int], eps: float) -> bool:
-    """Run a decoding step of a Transformer (kernels/step.h); return whether the result is finite."""
+    """Run a decoding step of a Transformer (kernels/decoder_step.h); return whether the result is finite."""
     return KERNELS.step(numbers, eps, torch.get_num_threads())

@@ -18,7 +18,7 @@ from regard._util.checks import check_int, check_number
 from regard.errors import ArgumentError
 from regard.models.generation import SpecialTokens
 from regard.models.packed import Packed
-from regard.translation.data.copyable import COPY_FACTOR, Copyable, hide_words
+from regard.translation.data.copied_words import COPY_FACTOR, Copyable, hide_words
 from regard.translation.data.subword_sampling import SubwordSampler
 from regard.translation.tokens import SPECIAL_TOKENS, UNKNOWN
 

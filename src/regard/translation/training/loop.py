@@ -22,7 +22,7 @@ from torch import nn
 from regard.errors import ArgumentError, RegardError
 from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import Batch, Batches
-from regard.translation.data.copyable import find_copyable
+from regard.translation.data.copied_words import find_copyable
 from regard.translation.data.subword_sampling import SubwordSampler
 from regard.translation.pretrained.origin import build_model
 from regard.translation.training.callbacks import Callback, CallbackList, Report

@@ -42,7 +42,7 @@ def find_copyable(source: Sequence[str], target: Sequence[str]) -> Copyable:
 
     source, target: the tokens of each vocabulary, by id.
 
-    >>> from regard.translation.data.copyable import find_copyable
+    >>> from regard.translation.data.copied_words import find_copyable
     >>> tokens = ["<pad>", "<s>", "</s>", "<unk>", "▁Park", "▁park", "s", "."]
     >>> find_copyable(tokens, tokens).common([4, 7], [5, 7])
     [(0, 0)]
