@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help look demo test test-changed test-slow check bench docs pages lock clean
+.PHONY: help look demo test test-changed test-slow check bench bench-peers docs pages lock clean
 
 help: ## list all targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,6 +42,9 @@ check: $(INSTALLED) ## check lint, formatting, types (including JavaScript) and 
 
 bench: $(INSTALLED) ## compare the speed of regard and other libraries
 	$(BIN)/python -m benchmarks
+
+bench-peers: $(INSTALLED) ## install the libraries that the benchmarks compare regard with
+	requirements/install peers
 
 docs: $(DOCS) $(DEMO) ## build the guide as a site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
