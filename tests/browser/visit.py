@@ -95,7 +95,7 @@ class Visit:
         self.until("!document.querySelector('.panel[aria-busy=true]')")
 
     def look(self, name: str, sizes: tuple = SIZES) -> None:
-        """Show the page wide and narrow, light and dark; it must not overflow, and every control has a name."""
+        """Show the page wide and narrow, light and dark; nothing overflows and every control has a name."""
         assert self.page.evaluate(UNNAMED) == []
         for width, height, scheme in sizes:
             show_at(self.page, width, height, scheme)

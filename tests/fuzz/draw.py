@@ -85,7 +85,7 @@ class Call:
         return tensors
 
     def options(self, dtype: torch.dtype | None = None) -> dict[str, Any]:
-        """Return score, normalize and bias; in half precision, their parameters are float32 as in training."""
+        """Return score, normalize and bias; parameters stay float32 in half precision, as in training."""
         precise = torch.float64 if self.dtype is torch.float64 else torch.float32
         draw = Draw(self.seed + " options", dtype or precise, "cpu", self.dtype)
         shape = self.shape

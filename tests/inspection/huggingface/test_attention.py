@@ -192,7 +192,7 @@ def test_enable_twice_and_disable():
         hosts.make("bert").set_attn_implementation("regard")
 
 
-# Models that pass is_causal=False and rely on their masks
+# Models whose `is_causal` flags do not replace the causal mask
 
 PAIR = {
     "d_model": 16, "encoder_layers": 1, "decoder_layers": 2,
