@@ -95,7 +95,7 @@ def check(error: type[RegardError], words: str, run: Callable[[], Any]) -> None:
 
 
 def table(*rows: Any) -> Any:
-    """Return phrases of messages and the calls that raise them. An error class applies to the rows after it."""
+    """Return the phrases and the call of each message. An error class applies to the rows after it."""
     cases: list[tuple[type[RegardError], str, Callable[[], Any]]] = []
     for row in rows:
         if isinstance(row, type):

@@ -1,8 +1,8 @@
 """regard.flex_attention agrees with torch's dense FlexAttention, in both passes, for common masks and scores.
 
-The masks and score functions are from the attention-gym collection, written from their definitions, and
-some without a known formula. torch refuses inputs that require grad on the CPU, so gradients are compared
-with those of torch's dense formula, `math_attention`, computed by autograd.
+The masks and score functions are from the attention-gym collection, written from their definitions; some
+have no known formula. torch refuses inputs that require grad on the CPU, so gradients are compared with
+those of torch's dense formula, `math_attention`, computed by autograd.
 """
 
 import importlib

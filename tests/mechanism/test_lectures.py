@@ -74,7 +74,7 @@ class TestSelfAttention:
 
 
 class TestDictionary:
-    """A dictionary is attention: the query is compared with all keys, and the best key's value is returned."""
+    """A dictionary is attention: the query is compared with all keys; the best key's value is returned."""
 
     entries = {  # noqa: RUF012
         "First name": "Ada",

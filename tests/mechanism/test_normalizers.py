@@ -86,8 +86,8 @@ def close(actual: Tensor, expected: Tensor, normalize: Normalizer, times: float 
 
 
 def tolerance(normalize: Normalizer) -> float:
-    """Return the attainable accuracy of a weight. For α > 2, φ' is infinite at the edge of the support: an error
-    of one bit in x becomes its 1 / (α − 1)-th power there."""
+    """Return the attainable accuracy of a weight. For α > 2, φ' is infinite at the edge of the support: a
+    one-bit error in x becomes its 1 / (α − 1)-th power there."""
     alpha = normalize.alpha if isinstance(normalize, Entmax) else 1.0
     return 1e-9 if alpha <= 2 else 100 * 2.0 ** (-52 / (alpha - 1))
 

@@ -195,7 +195,7 @@ def test_gradients_are_those_of_finite_differences(case):
 @pytest.mark.parametrize("normalize", NORMALIZERS)
 @pytest.mark.parametrize("score", SCORES)
 def test_gradients_of_every_three_names_together(score, normalize):
-    """The bias index is the sum of the other three (a Latin cube): there are fewer biases than other options."""
+    """The bias index is the sum of the other three (a Latin cube): biases are fewer than other options."""
     assert len(BIASES) <= min(map(len, (SCORES, NORMALIZERS, MASKS)))
     first = list(SCORES).index(score) + list(NORMALIZERS).index(normalize)
     for i, mask in enumerate(MASKS, first):

@@ -77,7 +77,7 @@ def test_lower_case_changes_scores_and_signatures():
     assert "case:lc" in scores.bleu_signature
     assert "case:lc" in scores.chrf_signature
     assert scores.exact == 3 / 5
-    assert str(scores).count("\n") == 2  # BLEU in lower case is not printed twice
+    assert str(scores).count("\n") == 2  # lowercase BLEU is not printed twice
 
 
 def test_scores_print_one_line_each():
@@ -183,7 +183,7 @@ def test_bins_of_real_sentences():
 
 
 class UppercaseTranslator:
-    """Translates to upper case, and records its calls."""
+    """Translates to upper case and records its calls."""
 
     calls: ClassVar[list[tuple[str, int, int, int]]] = []
 

@@ -375,7 +375,7 @@ def test_a_mean_is_taken_once_and_over_the_heads():
 
 
 def check_top(top: regard.TopK, dense: Tensor) -> None:
-    """Check that each row has its largest weights in order and their keys, as in `torch.topk`; ties in any order."""
+    """Check that each row has its largest weights in order, with their keys; ties may be in any order."""
     values, keys = top
     assert values.dtype == dense.dtype
     assert keys.dtype is torch.long
