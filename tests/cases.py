@@ -284,7 +284,7 @@ class Case:
 
 
 def leaves(options: Mapping[str, Any]) -> list[Tensor]:
-    """Every tensor in the options that receives a gradient."""
+    """Return every tensor in the options that receives a gradient."""
     parameters: list[Tensor] = []
     for option in options.values():
         for part in option if isinstance(option, list) else [option]:
@@ -329,7 +329,7 @@ def product(
     biases: Iterable[str] = BIASES,
     sizes: Shape | None = None,
 ) -> list[Case]:
-    """Every combination of these names."""
+    """Return every combination of these names."""
     return [
         Case(*names, sizes=sizes) for names in itertools.product(shapes, scores, normalizers, masks, biases)
     ]
@@ -435,7 +435,7 @@ def looped(
 ) -> Decorator:
     """Like `pytest.mark.parametrize`, but all cases are one test, whose error names the case.
 
-    For cases of milliseconds, of which pytest takes as many for each. Every case begins with the same random
+    For cases of a few milliseconds, about pytest's overhead per test. Every case starts with the same random
     numbers; fixtures are shared.
 
     sampled: `make test` runs every n-th case, `make test-slow` all of them.

@@ -42,7 +42,7 @@ def selected(files: Iterable[str]) -> list[str]:
 
     >>> selected(["src/regard/mechanism/scores.py"])
     ['src/regard/mechanism/scores.py', 'tests/mechanism/test_scores.py', 'tests/test_imports.py']
-    >>> selected(["src/regard/mechanism/tiled.py"])  # tested by others of its folder
+    >>> selected(["src/regard/mechanism/tiled.py"])  # tested by other files in its folder
     ['src/regard/mechanism/tiled.py', 'tests/mechanism', 'tests/test_imports.py']
     """
     found = {*ALWAYS}

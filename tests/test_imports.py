@@ -32,7 +32,7 @@ ENTRY_POINTS = {"__init__", "__main__", "cli"}
 # The only upward calls: `weights.show()`, `weights.to_png()` and `seen.show()` open the view or draw.
 UPWARD = {"regard.mechanism.weights.display": {"app", "plot"}, "regard.inspection.display": {"app"}}
 
-# Slow or optional packages: loaded by the functions that use them, never by `import regard`.
+# Slow or optional packages: loaded by the functions that use them, never by accessing names in `regard`.
 LATE = {
     "anywidget",
     "babel",
@@ -126,7 +126,7 @@ def assigned_names(node: ast.AST) -> Iterator[str]:
 def private_uses(sources: Mapping[str, str]) -> list[str]:
     """Return every use of another package's underscore name, as "module:line: name"; `_util` is shared.
 
-    Imports of `_name`, and attributes `x._name` that only other packages define. Names that no package
+    Covers imports of `_name`, and attributes `x._name` that only other packages define. Names that no package
     defines belong to other libraries, such as `_replace` of named tuples.
     """
     trees = {module: parsed(source) for module, source in sources.items()}

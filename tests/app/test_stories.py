@@ -108,7 +108,7 @@ def repeated_things(words: list[str]) -> Iterator[tuple[int, set[int]]]:
 
 
 def best_head(model: TextModel, links: Links) -> float:
-    """The largest fraction of links, over all heads, that are the largest weight of their row."""
+    """Return the largest fraction of links, over all heads, that are the largest weight in their row."""
     packed = Packed.of([model.encode(" ".join(words)) for words in HELD_OUT])
     with torch.no_grad(), regard.watch(model.model) as seen:
         model.model(packed)

@@ -198,7 +198,7 @@ def test_scores_contain_the_bias_and_no_mask() -> None:
 
 
 def test_a_changed_parameter_changes_the_trace() -> None:
-    """The comparisons above can fail."""
+    """This proves that the comparisons above can fail."""
     model = make("decoder", "pre")
     before = traced(model, "decoder").stacks[0].steps[1][1].tensors["output"]
     with torch.no_grad():

@@ -252,7 +252,7 @@ def test_internal_errors_keep_their_traceback(error, command):
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_closed_outputs_are_discarded(closed, tmp_path):
-    """Without this, the next opened file would get their descriptors and receive the printed text."""
+    """If they stayed closed, the next opened file would get their descriptors and the printed text."""
     program = (
         "def attempt():\n"
         "    with open(sys.argv[1], 'w') as file:\n"

@@ -13,7 +13,7 @@ import torch
 
 
 class Failure(BaseException):
-    """A wrong behavior. `kind` is the same for all cases with the same cause; `detail` has the numbers.
+    """A detected bug. `kind` is the same for all cases with the same cause; `detail` has the numbers.
 
     It is not an Exception, so the code under test cannot catch it.
     """

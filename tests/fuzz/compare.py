@@ -88,7 +88,7 @@ def check(name: str, result: Tensor, exact: Tensor, error: float | None, kind: s
     result, exact = result.detach(), exact.detach()
     distance = (result.double() - exact.double()).abs()
     distance[result.isinf() & (exact.abs() > 0.99 * torch.finfo(result.dtype).max)] = 0  # overflow
-    error += 1e-24  # weights far below a row's rounding may become zero, times gradients of any size
+    error += 1e-24  # tiny weights may be rounded to zero, and gradients of any size multiply them
     if bool((distance <= error).all()):
         return
     at = tuple(int(i) for i in torch.unravel_index(distance.nan_to_num(torch.inf).argmax(), distance.shape))

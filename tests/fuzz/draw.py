@@ -147,7 +147,7 @@ def _broadcasting(random: Random, batch: list[int]) -> list[int]:
 
 
 def draw_mask(random: Random, shape: Shape, depth: int = 2) -> tuple[Any, Tensor, str]:
-    """A random mask for these shapes."""
+    """Draw a mask for these shapes."""
     return _mask(random, shape, depth, random.choice(("end", "end", "start")))
 
 

@@ -99,7 +99,7 @@ def _heads(*tensors: Tensor) -> int:
 
 
 def _repeat(x: Tensor, heads: int) -> Tensor:
-    """Consecutive query heads share a key head."""
+    """Repeat key heads, which consecutive query heads share."""
     return x if x.dim() == 2 or not x.shape[-3] else x.repeat_interleave(heads // x.shape[-3], -3)
 
 
@@ -161,7 +161,7 @@ def _tanh(x: Tensor, noise: Noise | None) -> Tensor:
 
 
 def _bias(bias: Any, heads: int, queries: int, keys: int) -> Tensor:
-    """A bias as a tensor that broadcasts to (…, heads, queries, keys)."""
+    """Return a bias as a tensor that broadcasts to (…, heads, queries, keys)."""
     distance = torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
     match bias:
         case None:

@@ -49,7 +49,7 @@ class HandAttention(nn.Module):
     def forward(self, query, key, value):
         return self.function(query, key, value)
 
-    def softmax(self, x):  # `edit` recognizes handwritten attention by the name and code of its functions
+    def softmax(self, x):  # `edit` recognizes handwritten attention by the module's name and code
         return F.softmax(x, -1)
 
 

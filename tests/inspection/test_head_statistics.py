@@ -152,7 +152,7 @@ def assert_equal_to_dense(weights, ids, **options):
 
 
 def test_measures_of_unusual_weights_equal_those_of_dense_weights():
-    """Covers repeated tokens, dense masks, additive scores, negative weights, one query, many queries."""
+    """Covers equal tokens, dense masks, additive scores, negative weights, one query, queries > keys."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 40, (2, 101), generator=generator)
     ids[:, ::2] = 10**12

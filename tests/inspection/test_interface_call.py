@@ -119,7 +119,7 @@ def test_a_generation_that_cannot_be_read_is_one_error_per_layer(monkeypatch):
 def test_unknown_keywords_of_eager_attention_are_refused(monkeypatch):
     attention = hosts.make("llama").model.layers[0].self_attn
     x = torch.randn(1, 4, 3, 8)
-    hosted_attention(attention, x, x[:, :2], x[:, :2], temperature=2.0)  # eager attention ignores it
+    hosted_attention(attention, x, x[:, :2], x[:, :2], temperature=2.0)  # ignored by eager attention
     monkeypatch.setattr(sys.modules[type(attention).__module__], "eager_attention_forward", warm)
     with pytest.raises(regard.ArgumentError, match="warm takes temperature=…, which regard does not support"):
         hosted_attention(attention, x, x[:, :2], x[:, :2], temperature=2.0)

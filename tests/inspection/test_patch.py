@@ -65,7 +65,7 @@ def test_other_replacements_stay(monkeypatch):
 
 
 def counted(monkeypatch):
-    """Count the calls of regard."""
+    """Count the calls to regard."""
     from regard.mechanism import sdpa
 
     calls, original = [], sdpa.attention

@@ -65,12 +65,12 @@ def qkv(*lead: int, heads: int = H) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def plain(**options: Any) -> Callable[[], Case]:
-    """A case whose only inputs are query, key and value."""
+    """Return a case whose only inputs are query, key and value."""
     return lambda: Case(qkv(), lambda q, k, v: regard.attention(q, k, v, **options))
 
 
 def learned(name: str, build: Callable[[], nn.Module], heads: int = H, **options: Any) -> Callable[[], Case]:
-    """A case whose inputs include the parameters of a module, passed as this option."""
+    """Return a case whose inputs include the parameters of a module, passed as this option."""
 
     def make() -> Case:
         module = Attention(**{name: build().double()}, **options)

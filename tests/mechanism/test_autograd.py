@@ -222,7 +222,7 @@ def test_vmap_through_lazy_weights(read: str) -> None:
     close(torch.vmap(call)(several), torch.stack([call(q) for q in several]))
 
 
-# Gradients only where needed, and no duplicate saved tensors
+# Unneeded gradients and saved tensors
 
 
 def test_no_graph_where_none_is_wanted() -> None:
@@ -338,7 +338,7 @@ def test_no_quadratic_tensor(work: Callable[[Tensor], Any]) -> None:
     assert LONG < largest.elements < LONG * LONG / 2
 
 
-# Learned numbers get a gradient or are rejected, never silently ignored
+# Learned parameters
 
 
 class OwnWithANumber(Unnormalized):

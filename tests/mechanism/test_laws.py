@@ -453,7 +453,7 @@ SIZES = {"batch": 2, "heads": 3, "queries": 5, "keys": 7, "width": 4, "value wid
 @looped("axis, number", itertools.product(SIZES, range(len(EVERY))), sampled=3)
 def test_axes_of_size_zero(attend, axis, number):
     (score, normalize), sizes = EVERY[number], {**SIZES, axis: 0}
-    refused = {"width": MIXED_WIDTHS, "heads": {"learned sink"}}.get(axis, set())  # no empty parameters
+    refused = {"width": MIXED_WIDTHS, "heads": {"learned sink"}}.get(axis, set())  # empty parameters
     if {score, normalize} & refused:
         return
     lead, n_q, n_k = (sizes["batch"], sizes["heads"]), sizes["queries"], sizes["keys"]

@@ -187,7 +187,7 @@ class TestThreeByThree:
         )
 
     def test_the_column_notation_is_the_transpose_of_ours(self, implementation):
-        # Some texts put tokens in columns: Q, K, V of (features × tokens), Output = V · softmax(QᵀK)ᵀ
+        # Some texts put tokens in columns: Q, K, V are (features × tokens), Output = V · softmax(QᵀK)ᵀ
         q, k, v = self.query.mT, self.key.mT, self.value.mT
         in_columns = v @ torch.softmax(q.mT @ k, -1).mT
         ours = regard.attention(

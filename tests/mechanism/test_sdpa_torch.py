@@ -96,7 +96,7 @@ class _Noted(Tensor):
 
 
 class _Duck:
-    """Not a tensor, but it implements __torch_function__."""
+    """An object that is not a tensor but implements __torch_function__."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -160,7 +160,7 @@ def test_explicit_bins():
 def test_a_bin_is_scored_like_a_corpus_but_with_effective_order():
     (bucket,) = by_length(TRANSLATIONS, REFERENCES, REFERENCES, bins=[100])
     assert bucket.bleu == evaluate(TRANSLATIONS, REFERENCES).bleu
-    (bucket,) = by_length(["dog"] * 9, ["dog"] * 9, ["Hund"] * 9)  # there are no longer n-grams
+    (bucket,) = by_length(["dog"] * 9, ["dog"] * 9, ["Hund"] * 9)  # n-grams longer than one word do not exist
     assert bucket.bleu == pytest.approx(100)
 
 

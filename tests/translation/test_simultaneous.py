@@ -136,7 +136,7 @@ def test_capitals_are_restored():
 
 @pytest.mark.parametrize("kind", ["transformer", "recurrent"])
 def test_the_decoder_continues_greedily(kind):
-    """After the whole source, the tokens equal a greedy search's."""
+    """Once the whole source is read, the tokens equal greedy decoding."""
     model = translator(kind, 0)
     for line in LINES:
         decoder = _PrefixDecoder(model)

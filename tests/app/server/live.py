@@ -1,4 +1,4 @@
-"""A real server on loopback, in a thread or in a process of its own."""
+"""A real server on loopback, in a thread or in a separate process."""
 
 import asyncio
 import re

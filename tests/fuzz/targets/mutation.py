@@ -28,7 +28,7 @@ def run(case: Case) -> None:
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, bias: Any = 0.0) -> Tensor:
-    """Softmax attention in float64; rows that see nothing are zero."""
+    """Compute softmax attention in float64; rows without visible keys are zero."""
     query, key, value = (x.double() for x in (query, key, value))
     s = query @ key.mT / math.sqrt(query.shape[-1]) + (bias.double() if isinstance(bias, Tensor) else bias)
     seen = seen.expand(s.shape)

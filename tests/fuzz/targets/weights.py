@@ -69,7 +69,7 @@ def run(case: Case) -> None:
 
 @contextlib.contextmanager
 def context(case: Case) -> Iterator[str]:
-    """A context around a read that must not change the result."""
+    """Return a context around a read that must not change the result."""
     name = case.random.choice(("nothing", "no_grad", "inference_mode", "autocast", "default dtype"))
     case.note(f"read under {name}")
     manager: Any = {
@@ -140,7 +140,7 @@ def _agree(what: str, reading: Reading, found: Tensor, wanted: Tensor, times: fl
 
 
 def row(case: Case, reading: Reading) -> None:
-    """A single row equals that row of the full matrix."""
+    """Check that a single row equals that row of the full matrix."""
     queries = reading.dense.shape[-2]
     if queries:
         i = case.random.randrange(-queries, queries)

@@ -46,7 +46,7 @@ def check(mask: Mask, expected: Tensor) -> None:
     assert torch.equal(seen, expected), f"{mask!r}: operator sees\n{seen}\nnot\n{expected}"
 
 
-# Each mask, and combinations, by definition
+# Masks and combinations
 
 
 @st.composite

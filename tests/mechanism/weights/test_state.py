@@ -314,7 +314,7 @@ def test_results_do_not_depend_on_the_grad_mode_of_the_read(options: str, mode: 
     for name, seen in inside.items():
         assert (seen.dtype, seen.device) == (expected[name].dtype, expected[name].device), name
         assert torch.equal(seen, expected[name]), name
-    assert torch.equal(weights.dense(), expected["dense"])  # also not on the mode of an earlier read
+    assert torch.equal(weights.dense(), expected["dense"])  # independent of an earlier read's mode
 
 
 @looped("options", READ)

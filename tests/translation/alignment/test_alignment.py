@@ -260,7 +260,7 @@ def test_empty_alignments():
 
 
 def planted(layer: int, head: int) -> Transformer:
-    """Return a model whose first head attends to the token it reads, the second to the next letter."""
+    """Return a model in which this head attends to the token it reads, the other to the next letter."""
     model = Transformer(
         64, TransformerConfig(width=64, heads=2, layers=3, positions="none", dropout=0.0), share=True
     )

@@ -374,7 +374,7 @@ def test_tokens_are_sampled_by_their_probabilities(strategy):
     seen = Counter(END if h.finished else h.tokens[0] for h in results)
     expected = row ** (1 / strategy.temperature)
     if strategy.top_p == 0.6:
-        expected[[2, 4, 5]] = 0  # 0.4 and 0.25 are the first to reach it
+        expected[[2, 4, 5]] = 0  # 0.4 + 0.25 reach the threshold
     elif strategy.top_p < 1e-3:
         expected = (expected == expected.max()).float()
     expected /= expected.sum()

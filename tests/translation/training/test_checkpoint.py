@@ -219,7 +219,7 @@ def test_a_damaged_folder_is_rejected(tmp_path, damage):
     harm(folder)
     with pytest.raises(ArgumentError, match=why) as refused:
         load_model(folder)
-    assert repr(str(folder))[:-1] in str(refused.value)  # or a file in it
+    assert repr(str(folder))[:-1] in str(refused.value)  # the folder or a file in it
     assert "\n" not in str(refused.value)
 
 

@@ -241,7 +241,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def settings(config: TranslationConfig) -> list[str]:
-    """A config as command-line options."""
+    """Return a config as command-line options."""
     return [
         part
         for section, values in config.to_dict().items()

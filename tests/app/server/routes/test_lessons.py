@@ -26,7 +26,7 @@ KEY = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.5], [-1.0, 0.2, 0.3], [0.3
 VALUE = [[10.0], [20.0], [30.0], [40.0], [50.0]]
 SUMS_TO_ONE = {"softmax", "sparsemax", "entmax15", "hard"}
 
-# each normalizer as its written formula
+# the formula of each normalizer
 PHI = {
     "softmax": lambda s, tau, n: (s - tau).exp(),
     "softmax1": lambda s, tau, n: (s - tau).exp(),
