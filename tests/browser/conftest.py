@@ -63,7 +63,7 @@ class Tab:
         if self.page is None:
             self.open()
         show_at(self.page, *WIDE)
-        self.page.emulate_media(reduced_motion="reduce")  # drawing animations takes most of the time
+        self.page.emulate_media(reduced_motion="reduce")  # drawing animations takes much of the time
         self.errors.clear()
         self.requests.clear()
         failed = session.testsfailed

@@ -24,7 +24,7 @@ def image_map(blocks: torch.Tensor, batch: int, height: int, width: int, window:
     def token(number: int, place: int) -> int | None:
         row = (number // columns) * window + place // window
         column = (number % columns) * window + place % window
-        row, column = (row + shift) % padded[0], (column + shift) % padded[1]  # undo the cyclic shift
+        row, column = (row + shift) % padded[0], (column + shift) % padded[1]  # before the cyclic shift
         return row * width + column if row < height and column < width else None
 
     for image in range(batch):

@@ -80,7 +80,7 @@ def test_word_vectors_are_loaded_from_a_file(tmp_path):
 
 
 def finish(begun: Path, folder: Path) -> None:
-    """Copy the parameters from a trained model."""
+    """Copy the files of a trained model."""
     for file in filter(Path.is_file, folder.iterdir()):
         shutil.copy(file, begun / file.name)
 

@@ -106,7 +106,7 @@ def test_cancelled_jobs_leave_the_queue(worker):
         assert worker.waiting == 1
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert worker.waiting == 0  # immediately, so that others find room
+        assert worker.waiting == 0  # immediately, so that the queue has room for others
         return await worker.run(lambda: "next")
 
     assert behind_a_gate(worker, ask) == "next"
@@ -179,7 +179,7 @@ def test_a_batch_continues_while_one_client_is_connected(worker):
     tiles = Tiles()
 
     def together(numbers):
-        if 7 in numbers:  # the batch of both jobs
+        if 7 in numbers:  # a batch with both jobs
             tiles.begun.set()
             for _ in range(200):
                 interrupt.check()
