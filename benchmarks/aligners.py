@@ -1,6 +1,6 @@
 """Word aligners compared on gold links: AER, precision and recall of intersection and grow-diag-final-and.
 
-Each aligner learns from the sentences of the gold set alone, without the links. eflomal (`eflomal-align`,
+Each aligner is trained only on the sentences of the gold set, without the links. eflomal (`eflomal-align`,
 `pip install eflomal`) and fast_align (`fast_align`) are run if they are on the PATH.
 
 A gold set is two files: NAME.src-tgt (source ||| target) and NAME.gold (1-2 sure, 1p2 possible, counted from
@@ -46,7 +46,7 @@ BOOKS = {"greek": range(40, 45), "greek-letters": range(45, 67)}
 
 
 class GoldSet(NamedTuple):
-    """Sentence pairs, their gold links, and the links that count, by pair."""
+    """Sentence pairs, their gold links, and the links to evaluate, by pair."""
 
     name: str
     pairs: Pairs
@@ -115,7 +115,7 @@ def read_sets(folder: Path | None, names: Sequence[str] | None) -> Iterator[Gold
 
 
 def rate(gold_set: GoldSet, links: Directions, method: SymmetrizationMethod) -> str:
-    """Format the error rates of the links of both directions."""
+    """Format the error rates of the links in both directions."""
     predicted = [gold_set.counted(i, symmetrize(*both, method)) for i, both in enumerate(links)]
     rates = error_rate(predicted, gold_set.gold)
     return f"{100 * rates.aer:.1f} ({100 * rates.precision:.1f}, {100 * rates.recall:.1f})"

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from benchmarks.workers import receive, start_workers
 
 LIMIT = 2.5
-SECONDS = 4.0  # for each task, quiet and busy
+SECONDS = 4.0  # per task, quiet and busy
 Task = Callable[[], object]
 
 
@@ -58,7 +58,7 @@ def _measure_under_load(pipe: Connection, name: str) -> float:
     busy = multiprocessing.get_context("spawn").Process(target=occupy, daemon=True)
     busy.start()
     try:
-        time.sleep(0.5)  # wait until it runs
+        time.sleep(0.5)  # until the process is running
         return _measure(pipe, name)
     finally:
         busy.terminate()

@@ -15,7 +15,7 @@ MAX_POSITIONS = 512  # size of the position table; regard has no limit
 
 
 def unsupported(model: nn.Module) -> str | None:
-    """Return why a model cannot be converted, or None if it can."""
+    """Return the reason why a model cannot be converted, or None if it can."""
     if not isinstance(model, Transformer):
         return f"{type(model).__name__} cannot be converted"
     config = model.encoder.config

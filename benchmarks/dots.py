@@ -152,7 +152,7 @@ def decode() -> Iterator[Comparison]:
 
 
 def shapes() -> Iterator[Comparison]:
-    """Unusual shapes, for which the only target is to be no slower than SDPA."""
+    """Unusual shapes, whose only target is to match SDPA's speed."""
     with_backward = [
         Shape(1, 8, 777),
         *(Shape(1, 8, 512, d=width) for width in (32, 40, 80, 96, 192, 256)),

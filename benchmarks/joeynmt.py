@@ -22,7 +22,7 @@ def is_available() -> bool:
     try:
         import joeynmt.model
         import joeynmt.search  # noqa: F401
-    except Exception as error:  # with newer libraries it may raise anything
+    except Exception as error:  # newer versions of its dependencies cause various exceptions
         peers.skip("JoeyNMT", f"skipped: {error}")
         return False
     return True

@@ -39,7 +39,7 @@ def quantized() -> Iterator[Comparison]:
 
 def _int8(shape: Shape, target: float | None) -> Comparison:
     tokens = shape.bytes / shape.d / shape.dtype.itemsize
-    size = tokens * (shape.d + 4)  # and a scale for each token
+    size = tokens * (shape.d + 4)  # plus a scale for each token
     return Comparison(
         "quantized",
         f"int8 {shape}",
@@ -86,7 +86,7 @@ def perplexity(count: int = 120) -> float:
 
 
 def _quantized_attention(self: Attends, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    """Attend to int8 keys and values. Each query sees the same as in a cache filled token by token."""
+    """Attend to int8 keys and values. Each query sees the same keys as in a cache filled token by token."""
     return regard.attention(query, regard.quantize(key), regard.quantize(value), **options)
 
 

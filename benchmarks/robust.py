@@ -1,8 +1,8 @@
-"""Translate input unlike the training lines: joined lines, capitals, lower case, and text that must be kept.
+"""Translate input unlike the training lines: joined lines, capitals, lower case, and protected text.
 
     python -m benchmarks.robust --model de-en --lines 200
 
-Prints BLEU for each kind of input, and how many URLs, numbers, tags, … the translations keep.
+Prints BLEU for each kind of input, and the number of URLs, numbers, tags, … that the translations keep.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from regard.translation.translator import Translator
 
 FOLDER = DATA / "multi30k"
 JOINED = 4
-# text that must be kept; {} is a random number, so no two are equal
+# protected text; {} is a random number, so all are different
 SPANS = (
     "https://example.org/a{}?x=1&y=2",
     "www.beispiel{}.de",

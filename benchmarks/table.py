@@ -53,7 +53,7 @@ def format_duration(seconds: float) -> str:
 
 
 def print_summary(results: Iterable[Result]) -> dict[str, object]:
-    """Print and return how many targets were met, and which were missed."""
+    """Print and return the number of met targets, and the missed ones."""
     results = list(results)
     with_target = [result for result in results if result["met"] is not None]
     missed = [result for result in with_target if not result["met"]]

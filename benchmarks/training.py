@@ -24,7 +24,7 @@ from benchmarks.workers import receive, start_workers
 
 WIDTH, HEADS, LAYERS, FFN_DIM = 256, 8, 3, 1024
 DROPOUT, LABEL_SMOOTHING = 0.1, 0.1
-TOKENS = 6_000  # source and target tokens per batch, without padding
+TOKENS = 6_000  # source and target tokens per batch, excluding padding
 BATCHES = 24  # prepared for each model and reused cyclically
 ADAM = {"lr": 5e-4, "betas": (0.9, 0.98), "eps": 1e-9}
 
@@ -255,7 +255,7 @@ def _create_step(
 
 
 def tokens_per_second(steps: Sequence[Step]) -> float:
-    """Compute the median throughput, without padding."""
+    """Compute the median throughput, excluding padding."""
     return statistics.median(step.tokens / step.seconds for step in steps)
 
 

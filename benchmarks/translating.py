@@ -29,7 +29,7 @@ from regard.translation.tokens import END, PADDING, SPECIAL_TOKENS
 
 BEAM_SIZE, BATCH_SIZE = 5, 64
 SENTENCES = DATA / "multi30k" / "test_2016_flickr.de"
-TRAINING_STEPS = 110  # steps of 6,000 tokens without a trained model: enough to learn to end sentences
+TRAINING_STEPS = 110  # without a trained model: steps of 6,000 tokens, enough to learn to end sentences
 Batches = list[list[list[int]]]  # source sentences with end tokens
 Translate = Callable[[list[list[int]]], list[list[int]]]
 

@@ -44,7 +44,7 @@ def check(page: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run each page in its own process, because the modules that it imports are recorded."""
+    """Run each page in its own process, so that the modules it imports can be recorded."""
     only_check = "--check" in arguments
     paths = [Path(name).resolve() for name in arguments if name != "--check"]
     if missing := [str(page) for page in paths if not page.is_file()]:
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
         option = ["--check"] * only_check
         commands = [[sys.executable, "-m", "pages", *option, str(page)] for page in paths]
         codes = [subprocess.run(command).returncode for command in commands]
-        return int(any(codes))  # negative if a signal ended the process
+        return int(any(codes))  # negative if a signal killed the process
     disable_broken_amx()
     try:
         (check if only_check else update)(paths[0])

@@ -1,6 +1,6 @@
 """python -m pages.animation: record the moving picture of the README from the page of `regard look`.
 
-Needs chromium, and minilm, which the page shows: what each word of a sentence attends to, in one head.
+Needs chromium, and minilm, whose attention the page shows: one head, from each word of a sentence.
 """
 
 import io
@@ -21,8 +21,8 @@ from regard._util.files import write_atomic
 TARGET = Path(__file__).parents[1] / "docs/pictures/first.webp"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SIZE = {"width": 860, "height": 1400}
-HEIGHT = 730  # of the recorded part, from the sentence that names the head
-WORDS = ("animal", "cross", "street", "because", "was", "tired", "it")  # pointed at one after the other
+HEIGHT = 730  # from the sentence that names the head
+WORDS = ("animal", "cross", "street", "because", "was", "tired", "it")  # the mouse points at them in turn
 SHORT, LONG = 700, 2500  # milliseconds
 
 
@@ -46,7 +46,7 @@ def page_address() -> Iterator[str]:
 
 
 def record(page: Any, address: str) -> Iterator[tuple[bytes, int]]:
-    """Yield pictures of what each word attends to, then of the matrix, and the time that each is shown."""
+    """Yield pictures of the attention from each word, then of the matrix, each with its duration."""
     page.goto(f"{address}#heads")
     page.wait_for_selector(".first-link", timeout=60_000)
     box = page.locator(".first-link").bounding_box()

@@ -17,7 +17,7 @@ from markdown.treeprocessors import Treeprocessor
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 LIVE = re.compile(r"^<!-- live: (?P<address>[a-z]+(?:\?[^\s>]+)?) -->$", re.M)
-LIVE_FOLDER = "live"  # of the static site, in the guide
+LIVE_FOLDER = "live"  # folder of the static site in the guide
 SECTIONS = Path(__file__).parents[1] / "src/regard/app/static/page/sections"
 ABOUT = re.compile(r'^export const about = \{.*title: "([^"]+)".*chapters: \[([^\]]*)\]', re.MULTILINE)
 LOOK = "http://127.0.0.1:8000/"  # the default address of regard look
@@ -44,7 +44,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def live_figure(address: str, root: str) -> str:
-    """Return a frame with a section of the static site. address: section?state; root: of the guide."""
+    """Return a frame with a section of the static site. address: section?state; root: path to the guide."""
     name = address.partition("?")[0]
     link = escape(f"{root}{LIVE_FOLDER}/index.html#{address}")
     frame = f'<iframe src="{link}" title="Live figure: {name}" loading="lazy"></iframe>'

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 
 
 class Group(NamedTuple):
-    """A heading, an introductory sentence, and dotted names as a user writes them."""
+    """A heading, an introductory sentence, and dotted names in the form that users write."""
 
     heading: str
     about: str
@@ -43,7 +43,7 @@ WITHOUT_CONSTRUCTOR: list[str] = _CONTENTS["without_constructor"]
 
 
 def names(page: str) -> list[str]:
-    """Return the names on a page, as a user writes them."""
+    """Return the names on a page in the form that users write."""
     return [name for group in PAGES[page].groups for name in group.names.split()]
 
 

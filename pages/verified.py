@@ -1,4 +1,4 @@
-"""Find the pages that must run: those whose text or code has changed since they last ran.
+"""Find the pages that must run: their text or code has changed since the last run.
 
 `verified.txt` has one line per page: a digest, and the modules of regard that the page imported. The digest
 covers the page, these modules and the kernels without comments and docstrings, and the version of torch.
@@ -35,7 +35,7 @@ def record(page: Path) -> None:
     """Record that a page has run in this process, with the modules imported so far."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     own = (file for file in files if file and file.endswith(".py") and "site-packages" not in file)
-    paths = map(Path.resolve, map(Path, own))  # slow, hence not for the thousands of files of torch
+    paths = map(Path.resolve, map(Path, own))  # slow, so not for torch's thousands of files
     modules = sorted(path.relative_to(PACKAGE).as_posix() for path in paths if path.is_relative_to(PACKAGE))
     records = {**_records(), _name(page): (_digest(page, modules), modules)}
     lines = (f"{name} {digest} {' '.join(used)}\n" for name, (digest, used) in sorted(records.items()))
@@ -71,13 +71,13 @@ def _of_bytes(file: Path) -> str:
 
 @cache
 def _of_kernel(file: Path) -> str:
-    """Return the digest of a C++ file without comments."""
+    """Return the digest of a C++ file, excluding comments."""
     return hashlib.sha256(re.sub(r" *//.*", "", file.read_text("utf-8")).encode()).hexdigest()
 
 
 @cache
 def _of_code(file: Path) -> str:
-    """Return the digest of a module without comments and docstrings; empty if the file does not exist."""
+    """Return the digest of a module, excluding comments and docstrings; empty if the file does not exist."""
     if not file.exists():
         return ""
     tree = ast.parse(file.read_bytes())

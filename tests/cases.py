@@ -1,7 +1,7 @@
 """One table of cases for correctness, gradients and benchmarks.
 
-A `Case` is one name from each of SHAPES, SCORES, NORMALIZERS, MASKS and BIASES. Its numbers follow from its
-name, to be the same on every machine, and in every dtype up to rounding.
+A `Case` is one name from each of SHAPES, SCORES, NORMALIZERS, MASKS and BIASES. Its numbers are seeded by its
+name, so they are the same on every machine, and in every dtype up to rounding.
 
 >>> case = Case("grouped", "additive", "sparsemax", "causal", "alibi")
 >>> case.query, case.key, case.value
@@ -96,7 +96,7 @@ class Draw:
         return torch.randint(low, high + 1, shape, generator=self.generator).to(self.device)
 
     def into(self, module: nn.Module) -> Any:
-        """The module with random parameters."""
+        """Return the module with random parameters."""
         module = module.to(self.device, self.dtype)
         with torch.no_grad():
             for parameter in module.parameters():
@@ -146,7 +146,7 @@ NORMALIZERS: dict[str, Build] = {
 
 
 def _lengths(total: int, parts: int) -> list[int]:
-    """Divide the total into `parts` lengths; of three, the first is 0."""
+    """Split the total into `parts` lengths; the first of three is 0."""
     cut = total // 2 + 1 if total > 1 else total
     return [0, cut, total - cut][-parts:]
 
@@ -232,7 +232,7 @@ class Case:
     normalize: str = "softmax"
     mask: str = "no mask"
     bias: str = "no bias"
-    sizes: Shape | None = None  # default: those in SHAPES
+    sizes: Shape | None = None  # default: the shape in SHAPES
 
     @property
     def name(self) -> str:
@@ -265,7 +265,7 @@ class Case:
         rounded: torch.dtype | None = None,
         requires_grad: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value. `rounded` makes them numbers of another dtype, held in this one."""
+        """Return query, key and value. `rounded`: round the numbers to this dtype, but keep `dtype`."""
         draw = Draw(self.name, dtype, device, rounded or dtype)
         query, key, value = (draw(*shape).requires_grad_(requires_grad) for shape in self.shapes)
         return query, key, value
@@ -284,7 +284,7 @@ class Case:
 
 
 def leaves(options: Mapping[str, Any]) -> list[Tensor]:
-    """Every tensor in the options that receives a gradient."""
+    """Return every tensor in the options that receives a gradient."""
     parameters: list[Tensor] = []
     for option in options.values():
         for part in option if isinstance(option, list) else [option]:
@@ -298,21 +298,21 @@ def leaves(options: Mapping[str, Any]) -> list[Tensor]:
 
 
 def upstream(output: Tensor) -> Tensor:
-    """A gradient from above, with no pattern."""
+    """Return a random output gradient."""
     numbers = torch.arange(output.numel(), dtype=torch.float64)
     return torch.cos(numbers**1.5).reshape(output.shape).to(output)
 
 
 @contextmanager
 def tiles_of(scores: int) -> Iterator[None]:
-    """Tiles of so many scores: with few, a small problem has many tiles."""
+    """Limit tiles to this many scores, so that a small problem has many tiles."""
     with patch.object(tiled, "TILE", scores):
         yield
 
 
 @contextmanager
 def instruction_set(name: str) -> Iterator[None]:
-    """Run the kernels of another instruction set."""
+    """Run the kernels for another instruction set."""
     before = fused.DESCRIPTION.rpartition(" ")[2]
     fused.KERNELS.use(name)
     try:
@@ -329,7 +329,7 @@ def product(
     biases: Iterable[str] = BIASES,
     sizes: Shape | None = None,
 ) -> list[Case]:
-    """Every combination of these names."""
+    """Return every combination of these names."""
     return [
         Case(*names, sizes=sizes) for names in itertools.product(shapes, scores, normalizers, masks, biases)
     ]
@@ -343,12 +343,12 @@ def pairs(
     biases: Iterable[str] = BIASES,
     sizes: Shape | None = None,
 ) -> list[Case]:
-    """Few combinations, in which any two names of different kinds meet at least once."""
+    """Return few combinations, in which any two names of different kinds meet at least once."""
     return [Case(*names, sizes=sizes) for names in pairwise(shapes, scores, normalizers, masks, biases)]
 
 
 def pairwise(*axes: Iterable[str]) -> list[tuple[str, ...]]:
-    """Few combinations of one name per axis, in which any two names of different axes meet at least once.
+    """Return few combinations of one name per axis, in which any two names of different axes meet.
 
     >>> pairwise("ab", "cd", "ef")
     [('a', 'c', 'e'), ('a', 'd', 'f'), ('b', 'c', 'f'), ('b', 'd', 'e')]
@@ -363,7 +363,7 @@ def pairwise(*axes: Iterable[str]) -> list[tuple[str, ...]]:
     used: Counter[tuple[int, str]] = Counter()
 
     def best(kind: int, chosen: Mapping[int, str]) -> str:
-        """The name that completes most missing pairs, and among equals the one that was used least."""
+        """Return the name that completes the most missing pairs; break ties by the least used."""
 
         def worth(name: str) -> tuple[int, int]:
             new = sum(frozenset({(kind, name), other}) in missing for other in chosen.items())
@@ -435,7 +435,7 @@ def looped(
 ) -> Decorator:
     """Like `pytest.mark.parametrize`, but all cases are one test, whose error names the case.
 
-    For cases of milliseconds, of which pytest takes as many for each. Every case begins with the same random
+    For cases of a few milliseconds, about pytest's overhead per test. Every case starts with the same random
     numbers; fixtures are shared.
 
     sampled: `make test` runs every n-th case, `make test-slow` all of them.

@@ -1,4 +1,4 @@
-"""python -m tests.changed [BASE]: the tests of files that differ from a branch, as arguments of pytest."""
+"""python -m tests.changed [BASE]: print the tests for files that differ from a branch, for pytest."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ALWAYS = ["tests/test_imports.py"]
-# Tests of files that have no mirror below tests/, or several.
+# Tests for files that have no mirror below tests/, or several.
 OTHERS = {
     "src/regard/mechanism/autograd.py": [
         "src/regard/mechanism/autograd.py",
@@ -31,18 +31,18 @@ OTHERS = {
 
 
 def changed_files(base: str) -> list[str]:
-    """Return the files that differ from the last commit in common with a branch, and untracked ones."""
+    """Return untracked files, and files that differ from the merge base with a branch."""
     commands = (["diff", "--name-only", "--merge-base", base], ["ls-files", "--others", "--exclude-standard"])
     outputs = (subprocess.check_output(["git", *command], cwd=ROOT, text=True) for command in commands)
     return [name for output in outputs for name in output.splitlines()]
 
 
 def selected(files: Iterable[str]) -> list[str]:
-    """Return the test files and folders of changed files: a module's mirror, and its doctests.
+    """Return the test files and folders for changed files: a module's mirror, and its doctests.
 
     >>> selected(["src/regard/mechanism/scores.py"])
     ['src/regard/mechanism/scores.py', 'tests/mechanism/test_scores.py', 'tests/test_imports.py']
-    >>> selected(["src/regard/mechanism/tiled.py"])  # tested by others of its folder
+    >>> selected(["src/regard/mechanism/tiled.py"])  # tested by other files in its folder
     ['src/regard/mechanism/tiled.py', 'tests/mechanism', 'tests/test_imports.py']
     """
     found = {*ALWAYS}
@@ -61,7 +61,7 @@ def selected(files: Iterable[str]) -> list[str]:
 
 
 def _mirror(module: Path) -> str:
-    """The test file of a module, or else the closest folder."""
+    """Return the test file of a module, or else the closest folder."""
     folder = Path("tests", *(part.lstrip("_") for part in module.parent.parts))
     test = folder / f"test_{module.stem}.py"
     while not (ROOT / test).exists():

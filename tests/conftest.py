@@ -14,13 +14,13 @@ from filelock import FileLock
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
-# The same examples every time, so that a red run can be repeated; the deep profile draws new ones.
+# The same examples in every run, so that a failure can be reproduced; the deep profile draws new ones.
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=15)
 settings.register_profile("deep", deadline=None, max_examples=100)
 settings.load_profile("quick")
 
-# Run in the background by a shell, the tests would ignore Ctrl-C, and so would the programs that they start;
-# under nohup, they would ignore SIGHUP.
+# A shell starts background jobs with SIGINT ignored, and nohup ignores SIGHUP;
+# the tests and the programs they start need the default handlers.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -29,13 +29,13 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     if getattr(session.config.option, "numprocesses", None):
-        return  # this process starts those that run the tests, and needs no torch
+        return  # this process only starts the workers that run the tests, and needs no torch
     from tests.processor import disable_broken_amx
 
     disable_broken_amx()
     if settings.get_current_profile_name() == "quick":
-        # Hypothesis parses every imported module of regard to draw its constants, too: this takes seconds,
-        # and the examples depend on what was imported.
+        # Hypothesis would also parse every imported module of regard for constants: this takes seconds,
+        # and makes the examples depend on the imported modules.
         providers._get_local_constants = lambda: providers._local_constants  # type: ignore[attr-defined]
 
 
@@ -43,7 +43,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
     """Drop the slow cases unless they are selected: creating a case takes as long as running a small one.
 
-    Of a test with `@pytest.mark.sampled(n)`, all but every n-th case are slow.
+    With `@pytest.mark.sampled(n)`, all but every n-th case are slow.
     """
     yield
     calls = metafunc._calls
@@ -77,7 +77,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """For tiny problems, where threads would only wait for each other."""
+    """Use one thread for tiny problems, where threads would only wait for each other."""
     import torch
 
     before = torch.get_num_threads()
@@ -87,7 +87,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Log(logging.Handler):
-    """Collects what is logged."""
+    """Collects log records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Log(logging.Handler):
 
 @pytest.fixture
 def caplog() -> Iterator[Log]:
-    """What is logged during a test, as by pytest's own plugin, which takes longer than most tests."""
+    """Capture log records like pytest's own plugin, whose setup takes longer than most tests."""
     log, root = Log(), logging.getLogger()
     root.addHandler(log)
     yield log
@@ -110,7 +110,7 @@ def caplog() -> Iterator[Log]:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The guide as `make docs` builds it, once for all processes of a run."""
+    """The guide as built by `make docs`, once for all processes of a run."""
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
     folder = shared / "site"

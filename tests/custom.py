@@ -50,7 +50,7 @@ class OwnMean(Unnormalized):
 
 
 class Squares(Unnormalized):
-    """The example of the guide: max(s, 0)²."""
+    """The example in the guide: max(s, 0)²."""
 
     def phi(self, x: Tensor) -> Tensor:
         return x.clamp(min=0) ** 2

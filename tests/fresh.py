@@ -1,8 +1,8 @@
 """Run programs in separate interpreters, forked from one that has imported torch but not regard.
 
-Importing torch, its compiler and its nested tensors takes seconds, a fork milliseconds. What a program does
-before torch is imported, and OMP_NUM_THREADS, which torch reads then, need a process of their own.
-All processes of a test run share one server, which ends after the last of them.
+Importing torch, its compiler and its nested tensors takes seconds, a fork milliseconds. Tests of code that
+runs before torch is imported, or of OMP_NUM_THREADS, which torch reads then, need a new process instead.
+All processes of a test run share one server, which exits after the last of them.
 """
 
 import json
@@ -19,8 +19,8 @@ from typing import Any
 
 from filelock import FileLock
 
-# A child per connection reports the process id and the status of each program. The program's process leaves
-# the loop, runs it and exits at once, because torch takes a second to shut down in order.
+# One child per connection reports the process id and the status of each program. The program's process leaves
+# the loop, runs it and exits immediately, because an orderly shutdown of torch takes a second.
 _SERVER = """
 import json, os, socket, sys, warnings
 import numpy, torch, torch._dynamo, torch.nested._internal.nested_tensor
@@ -77,7 +77,7 @@ os._exit(status)
 
 @cache
 def _connection() -> tuple[socket.socket, "subprocess.Popen[bytes] | None"]:
-    """A connection to the server of this test run, and the server if this process started it."""
+    """Connect to the server of this test run; also return the server if this process started it."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
     path = str(Path(tempfile.gettempdir()) / f"regard-{run}")
     connection, server = socket.socket(socket.AF_UNIX), None

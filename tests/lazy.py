@@ -1,4 +1,4 @@
-"""Packages that take seconds to import, imported by the first test that uses them."""
+"""Defer packages that take seconds to import until a test uses them."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -8,7 +8,7 @@ import pytest
 
 
 def lazy_import(name: str) -> Any:
-    """Like `pytest.importorskip`, but import the package when an attribute of it is used."""
+    """Like `pytest.importorskip`, but import the package when one of its attributes is first used."""
     if find_spec(name) is None:
         pytest.skip(f"needs the package {name}", allow_module_level=True)
     return _Module(name)

@@ -1,7 +1,7 @@
 """Attention from the papers' formulas, pair by pair: slow, in float64, independent of regard's code.
 
-`attention` reads what a score, mask, bias or normalizer *is* (its kind and its public settings) and applies
-the definition to each pair of a query and a key. A masked key is simply left out.
+`attention` reads the kind and the public settings of a score, mask, bias or normalizer and applies the
+definition to each query-key pair. Masked keys are omitted.
 """
 
 import math
@@ -27,7 +27,7 @@ def attention(
     mask: Any = None,
     bias: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output (…, h, q, e) and weights (…, h, q, k), in float64."""
+    """Return output (…, h, q, e) and weights (…, h, q, k), in float64."""
     s = scores(query, key, value, score=score, mask=mask, bias=bias).numpy()
     output, weights = np.zeros((*s.shape[:-1], value.shape[-1])), np.zeros(s.shape)
     heads = leading(query, key, value)[1]
@@ -41,7 +41,7 @@ def attention(
 def scores(
     query: Tensor, key: Tensor, value: Tensor, *, score: Any, mask: Any = None, bias: Any = None
 ) -> Tensor:
-    """Scores (…, h, q, k), including biases, in float64; −inf for masked keys."""
+    """Return scores (…, h, q, k), including biases, in float64; −inf for masked keys."""
     lead, heads = leading(query, key, value)
     queries, keys = query.shape[-2], key.shape[-2]
     s = np.full((*lead, queries, keys), -math.inf)
@@ -58,7 +58,7 @@ def scores(
 
 
 def leading(*tensors: Tensor) -> tuple[tuple[int, ...], int]:
-    """Leading axes of the output, including heads, and the number of heads."""
+    """Return the leading axes of the output, including heads, and the number of heads."""
     heads = max(tensor.shape[-3] if tensor.dim() > 2 else 1 for tensor in tensors)
     if max(tensor.dim() for tensor in tensors) == 2:
         return (), 1
@@ -70,7 +70,7 @@ def indices(lead: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def of_head(tensor: Tensor, at: tuple[int, ...], heads: int) -> np.ndarray:
-    """The matrix (tokens, features) that the head at this index reads; consecutive heads share one."""
+    """Return the matrix (tokens, features) for the head at this index; consecutive heads share one."""
     array = tensor.detach().double().numpy()
     if array.ndim == 2:
         return array
@@ -83,7 +83,7 @@ def of_head(tensor: Tensor, at: tuple[int, ...], heads: int) -> np.ndarray:
 
 
 def entry(tensor: Tensor, at: tuple[int, ...], *rest: int) -> float:
-    """The element of a broadcast tensor at this index."""
+    """Return the element of a broadcast tensor at this index."""
     place = (*at, *rest)[len(at) + len(rest) - tensor.dim() :]
     return tensor[tuple(0 if size == 1 else i for size, i in zip(tensor.shape, place, strict=True))].item()
 
@@ -92,7 +92,7 @@ def entry(tensor: Tensor, at: tuple[int, ...], *rest: int) -> float:
 
 
 def pair_score(score: Any) -> Callable[[np.ndarray, np.ndarray], float]:
-    """The score of one query with one key."""
+    """Return the score of one query with one key."""
 
     def numbers(name: str) -> np.ndarray:
         return getattr(score, name).detach().double().numpy()
@@ -127,7 +127,7 @@ def pair_score(score: Any) -> Callable[[np.ndarray, np.ndarray], float]:
 
 
 def sees(mask: Any, at: tuple[int, ...], i: int, j: int, queries: int, keys: int) -> bool:
-    """Whether query i may attend to key j."""
+    """Return whether query i may attend to key j."""
     here = (
         i if getattr(mask, "align", "end") == "start" else i + keys - queries
     )  # the key position of query i
@@ -155,7 +155,7 @@ def sees(mask: Any, at: tuple[int, ...], i: int, j: int, queries: int, keys: int
 
 
 def document(lengths: Tensor, token: int) -> tuple[int, int, int]:
-    """The document of a token, its position there, and the document length."""
+    """Return the document of a token, its position there, and the document length."""
     for number, length in enumerate(lengths.tolist()):
         if token < length:
             return number, token, length
@@ -167,7 +167,7 @@ def document(lengths: Tensor, token: int) -> tuple[int, int, int]:
 
 
 def added(bias: Any, at: tuple[int, ...], i: int, j: int, queries: int, keys: int) -> float:
-    """Sum of all biases for query i and key j."""
+    """Return the sum of all biases for query i and key j."""
     distance = j - (i + keys - queries)
     head = at[-1] if at else 0
     match bias:
@@ -188,7 +188,7 @@ def added(bias: Any, at: tuple[int, ...], i: int, j: int, queries: int, keys: in
 
 
 def slope(head: int, heads: int) -> float:
-    """Press et al.: a geometric sequence that starts at its own ratio 2^(−8/n), for n a power of two."""
+    """Press et al. 2022: a geometric sequence that starts at its ratio, 2^(−8/n), for n a power of two."""
     power = 1
     while 2 * power <= heads:
         power *= 2
@@ -198,7 +198,7 @@ def slope(head: int, heads: int) -> float:
 
 
 def bucket(distance: int, buckets: int, max_distance: int, bidirectional: bool) -> int:
-    """Raffel et al. 2020 and their code, in whole numbers only.
+    """Raffel et al. 2020 and their code, in integers only.
 
     Beyond the first half of a side's buckets, the bucket is exact + m with
     m = ⌊log(far / exact) / log(reach / exact) · rest⌋: the largest m with (reach/exact)^m ≤ (far/exact)^rest.
@@ -220,7 +220,7 @@ def bucket(distance: int, buckets: int, max_distance: int, bidirectional: bool) 
 
 
 def normalized(normalize: Any, row: Row, at: tuple[int, ...] = ()) -> Row:
-    """Weights of a row of unmasked scores."""
+    """Return the weights of a row of unmasked scores."""
     if not row:
         return []
     match normalize:
@@ -275,5 +275,5 @@ def entmax_bisected(row: Row, alpha: float) -> Row:
 
 
 def repeated(tensor: Tensor, heads: int) -> Tensor:
-    """Key or value, repeated for each query head."""
+    """Return key or value, repeated for each query head."""
     return tensor if tensor.dim() == 2 else tensor.repeat_interleave(heads // tensor.shape[-3], -3)

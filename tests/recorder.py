@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 class Largest(TorchDispatchMode):
     """Record the number of elements of the largest tensor and the operation that created it.
 
-    Storage counts: an expanded row holds one row.
+    Sizes are storage sizes: an expanded row counts as one row.
     """
 
     def __init__(self) -> None:

@@ -1,12 +1,12 @@
-// The kernels of one instruction set without Python and torch: random problems, in buffers of exactly their
-// size so that a sanitizer sees every step beyond them, against plain loops in double.
+// Random problems for the kernels of one instruction set, without Python and torch: compared with loops in double.
+// Buffers have exactly the size of their tensors, so a sanitizer detects every access beyond them.
 //
 //   c++ -std=c++17 -Ikernels -DISA=generic -c tests/sanitize.cpp tests/sanitize_decoding.cpp
 //   c++ -std=c++17 -Ikernels -DISA=generic -fsanitize=address,undefined -Dposix_memalign=allocate -c kernels/kernels.cpp kernels/backward.cpp
 //   c++ -fsanitize=address,undefined sanitize.o sanitize_decoding.o kernels.o backward.o && ./a.out ROUNDS [poison | exhaust]
 //
-// With poison, numbers are NaN or infinite, and the kernels have to say so. With exhaust, each allocation of the
-// kernels fails once, and they have to throw; what they give back after that is checked by the sanitizer.
+// With poison, some numbers are NaN or infinite, and the kernels must report it. With exhaust, each allocation in the
+// kernels fails once, and they must throw; the sanitizer checks that they free their memory.
 #include "sanitize.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ using namespace regard;
 
 namespace {
 
-// A tensor with any strides, whose last element ends its buffer.
+// A tensor with any strides, whose last element is at the end of its buffer.
 struct Tensor {
   std::vector<int64_t> sizes, strides;
   Type type = Type::none;
@@ -49,7 +49,7 @@ struct Tensor {
     return type == Type::int64 ? 8 : type == Type::float32 ? 4 : type == Type::boolean || type == Type::int8 ? 1 : 2;
   }
 
-  // Contiguous, unless the dice say otherwise.
+  // Contiguous without dice; otherwise with random strides.
   void make(Type kind, std::vector<int64_t> shape, Dice* dice = nullptr) {
     type = kind;
     sizes = std::move(shape);
@@ -74,7 +74,7 @@ struct Tensor {
     }
     const size_t size = size_t(empty ? 0 : (skip + last + 1) * bytes(type));
     buffer = static_cast<char*>(malloc(size ? size : 1));
-    memset(buffer, 0xFF, size);  // NaN: whatever is read unwritten shows
+    memset(buffer, 0xFF, size);  // NaN, which reveals reads of unwritten memory
   }
 
   char* data() const { return buffer + skip * bytes(type); }
@@ -152,7 +152,7 @@ struct Tensor {
     }
   }
 
-  // As module.cpp reads it: stride 0 along axes of size 1. `segmented`: the first axis counts the segments.
+  // The view that module.cpp creates: stride 0 along axes of size 1. `segmented`: the first axis is the segments.
   View view(bool segmented = false) const {
     View found;
     const size_t first = segmented ? 1 : 0, axes = sizes.size() - 2 - first;
@@ -179,7 +179,7 @@ struct Round {
 
   Type narrow() { return Type(dice.of({1, 1, 1, 2, 3})); }
 
-  // Leading axes of a tensor, each in full or once for all, and two of its own.
+  // The leading axes of a tensor, each with its full size or 1, and two more.
   std::vector<int64_t> shape(int64_t rows, int64_t columns, double full = 0.5) {
     std::vector<int64_t> found;
     for (int64_t n : lead) found.push_back(dice.chance(full) ? n : 1);
@@ -237,7 +237,7 @@ struct Round {
     if (p.value_width == 1) p.value.column = 1;
     if (p.family != Family::dot) {
       vector.make(narrow(), shape(1, p.width, 0.3), &dice);
-      vector.sizes[lead.size() - 1] = 1;  // one for all heads of a key head
+      vector.sizes[lead.size() - 1] = 1;  // shared by the heads of a key head
       vector.fill([&] { return dice.normal() * p.scale; });
       p.vector = vector.view();
     } else if (dice.chance(0.3)) {
@@ -257,7 +257,7 @@ struct Round {
     say();
   }
 
-  // Keys or values: numbers, or int8 with a scale for each token.
+  // Keys or values: floats, or int8 with one scale per token.
   void store(Tensor& tensor, Tensor& scale, View& view, Type type, int64_t columns, bool quantized) {
     tensor.make(quantized ? Type::int8 : type, per_key(columns), &dice);
     tensor.fill([&] { return quantized ? double(dice.in(-127, 127)) : dice.normal(); });
@@ -296,7 +296,7 @@ struct Round {
     }
   }
 
-  // Rows that follow each other, or any of a longer sequence; and dropout, which hashes their numbers.
+  // Consecutive rows, or arbitrary rows of a longer sequence; and dropout, which hashes their numbers.
   void numbering() {
     const bool part = dice.chance(0.3);
     p.all_queries = p.queries + (part ? dice.in(0, 9) : 0);
@@ -344,7 +344,7 @@ struct Round {
     p.terms = int(dice.of({0, 0, 1, 1, 1, 2, 3, 4}));
     for (int i = 0; i < p.terms; ++i) {
       const int64_t rows = dice.chance(0.8) ? p.queries : 1;
-      const int64_t form = dice.in(0, 3);  // causal, window, documents, anything
+      const int64_t form = dice.in(0, 3);  // causal, window, documents, arbitrary
       const int64_t length = dice.in(1, 40), shift = p.keys - p.queries;
       if (form != 0) start[i].make(Type::int64, shape(rows, 1, 0.3), &dice);
       stop[i].make(Type::int64, shape(rows, 1, 0.3), &dice);
@@ -389,16 +389,16 @@ struct Round {
   }
 };
 
-// The formulas, a row at a time.
+// The formulas, one row at a time.
 
 using Numbers = std::vector<double>;
 
 struct Row {
-  Numbers match, scores, cap, weights, slopes, keep;  // of each key
-  std::vector<Numbers> inner;                         // act(query + key), of the additive families
+  Numbers match, scores, cap, weights, slopes, keep;  // per key
+  std::vector<Numbers> inner;                         // act(query + key), for the additive families
   double total = 0, at_sink = 0;                      // Σ slopes, and the sink's share
-  bool broken = false;                                // it sees a score of NaN or +inf
-  bool edge = false;                                  // a number is so near a kink that rounding decides
+  bool broken = false;                                // the row sees a score of NaN or +inf
+  bool edge = false;                                  // a number is so close to a kink that rounding decides
   bool seen(size_t j) const { return scores[j] != -INFINITE; }
 };
 
@@ -444,14 +444,14 @@ void find_scores(const Round& r, const std::vector<int64_t>& at, int64_t i, Row&
     const int64_t distance = p.first_key + j + p.all_queries - 1 - r.row.whole({}, i, 0);
     for (int l = 0; l < p.lines; ++l) s += r.line[l].get(at, 0, distance);
     if (!visible(r, at, i, j)) s = -INFINITE;
-    // a sigmoid of infinity is 1
+    // the sigmoid of infinity is 1
     if (std::isnan(s) || (s == INFINITE && p.normalizer != Normalizer::sigmoid)) row.broken = true;
     row.scores.push_back(s);
     row.cap.push_back(cap);
   }
 }
 
-// τ with Σ φ(score − τ) = 1, by halving.
+// τ with Σ φ(score − τ) = 1, by bisection.
 template <class Phi>
 double root(const Numbers& scores, Phi phi) {
   const double top = *std::max_element(scores.begin(), scores.end());
@@ -548,7 +548,7 @@ struct Judge {
   }
 };
 
-// Everything that a problem can be asked for, compared with the formulas.
+// Compares every result for a problem with the formulas.
 struct Trial {
   Round& r;
   Judge judge;
@@ -565,7 +565,7 @@ struct Trial {
     });
   }
 
-  // Twice, in both orders of the items: the bits must be the same. Only their sums may be written between.
+  // Runs a kernel twice, in both orders of its items: the bits must be the same. `clear` resets sums.
   template <class Clear>
   bool run(bool (*kernel)(const Problem&, int), const Problem& problem, std::vector<Tensor*> written, Clear clear) {
     std::vector<std::vector<char>> first;
@@ -598,7 +598,7 @@ struct Trial {
         double wanted = row.broken ? NAN : 0;
         for (int64_t j = 0; j < p.keys && !row.broken; ++j) {
           const double weight = row.weights[size_t(j)] * row.keep[size_t(j)];
-          if (weight != 0) wanted += weight * r.value_at(at, j, e);  // no weight reads nothing
+          if (weight != 0) wanted += weight * r.value_at(at, j, e);  // a zero weight does not read its value
         }
         all &= std::isfinite(wanted);
         if (!r.poisoned) judge.near(r.output.get(at, i, e), wanted, 1, "output");
@@ -608,14 +608,14 @@ struct Trial {
     if (!r.poisoned) judge.expect(finite, "all is finite, and the kernel does not say so");
   }
 
-  // Counts the allocations of a kernel that failed, each of them once.
+  // Lets each allocation of a kernel fail once, and counts them.
   void exhaust(bool (*kernel)(const Problem&, int), const Problem& problem) {
     const int64_t failed = ::exhaust([&] { kernel(problem, 4); });
     judge.expect(failed >= 0, "a kernel never has enough memory");
     refused += failed;
   }
 
-  // τ without values is τ.
+  // τ is the same without values.
   void fit() {
     Tensor again;
     again.make(Type::float32, r.whole(2));
@@ -675,7 +675,7 @@ struct Trial {
     });
   }
 
-  // Sums over spans and over keys with the same token. Positions may lie outside of the keys.
+  // Sums over spans and over keys with the same token. Positions may be outside the keys.
   void add_up() {
     Problem other = p;
     other.value = other.output = other.grad = View();
@@ -728,7 +728,7 @@ struct Trial {
     });
   }
 
-  // Where gradients are put, as fused.py lays them out.
+  // Buffers for the gradients, in the layout of fused.py.
   struct Rooms {
     Tensor query, key, value, vector, sink, bias[MAX_BIASES], line[MAX_LINES];
     std::vector<Tensor*> written, sums;
@@ -752,7 +752,7 @@ struct Trial {
       found.push_back(like.sizes.back());
       return found;
     };
-    const bool quantized = r.key.type == Type::int8 || r.value.type == Type::int8;  // has only the values' gradient
+    const bool quantized = r.key.type == Type::int8 || r.value.type == Type::int8;  // gradient of the values only
     const bool every = r.dice.chance(0.4);
     const auto want = [&] { return every || r.dice.chance(0.4); };
     const auto put = [&](Tensor& room, View& view, std::vector<int64_t> sizes, bool segmented) {
@@ -770,7 +770,7 @@ struct Trial {
       if (!want()) continue;
       const bool dense = r.bias[b].sizes[r.lead.size()] > 1 && r.bias[b].sizes.back() > 1;
       auto sizes = heads(r.bias[b]);
-      if (dense) sizes.erase(sizes.begin());  // each pair belongs to one segment
+      if (dense) sizes.erase(sizes.begin());  // each pair is in one segment
       put(rooms.bias[b], p.d_bias[b], sizes, !dense);
       rooms.sums.push_back(&rooms.bias[b]);
     }
@@ -781,7 +781,7 @@ struct Trial {
     }
   }
 
-  // A gradient, summed over the segments and the padding left out.
+  // A gradient, summed over the segments, excluding padding.
   static double summed(const Tensor& room, bool segmented, const std::vector<int64_t>& at, int64_t i, int64_t j) {
     if (!segmented) return room.get(at, i, j);
     double found = 0;

@@ -20,8 +20,8 @@ extern const Kernels TABLE(ISA);
 
 inline const regard::Kernels& kernels = regard::TABLE(ISA);
 inline constexpr double INFINITE = HUGE_VAL;
-inline int64_t left = -1;       // allocations that the kernels may still make; any number if negative
-inline bool backwards = false;  // the order of the items, which must not matter
+inline int64_t left = -1;       // number of allocations that the kernels may still make; unlimited if negative
+inline bool backwards = false;  // reverse the order of the items, which must not matter
 
 struct Dice {
   uint64_t state;
@@ -41,15 +41,15 @@ struct Dice {
   int64_t of(std::initializer_list<int64_t> list) { return list.begin()[in(0, int64_t(list.size()) - 1)]; }
 };
 
-// The hash of dropout.h.
+// The hash in dropout.h.
 inline uint32_t mix(uint32_t x) {
   x = (x ^ (x >> 16)) * 0x7FEB352Du;
   x = (x ^ (x >> 15)) * 0x846CA68Bu;
   return x ^ (x >> 16);
 }
 
-// Let each allocation of a kernel fail in turn, until none is left to fail: returns how many did, or -1 if the kernel
-// never has enough memory. A thread of its own begins without scratch memory.
+// Let each allocation in a kernel fail in turn. Returns the number of failed allocations, or -1 if the kernel never
+// succeeds. Each attempt runs in a new thread, which has no scratch memory yet.
 template <class Kernel>
 int64_t exhaust(Kernel kernel) {
   for (int64_t allowed = 0; allowed < 100; ++allowed) {
@@ -70,6 +70,6 @@ int64_t exhaust(Kernel kernel) {
 
 enum class Mode { plain, poison, exhaust };
 
-// Checks linear layers, the most probable tokens, dropout and decoding steps on random problems. Returns how many
-// rounds failed, and adds to `refused` how many allocations did.
+// Checks linear layers, the most probable tokens, dropout and decoding steps on random problems. Returns the number of
+// failed rounds, and adds the number of failed allocations to `refused`.
 int64_t check_decoding(int64_t rounds, Mode mode, int64_t& refused);

@@ -1,5 +1,5 @@
-// The kernels of decoding on random problems, as in sanitize.cpp: linear layers in float32 and int8 (linear.h), the
-// most probable tokens (vocabulary.h), elementwise dropout (dropout.h) and whole steps of a decoder (decoder_step.h).
+// Random problems for the decoding kernels, as in sanitize.cpp: linear layers in float32 and int8 (linear.h), the
+// most probable tokens (vocabulary.h), elementwise dropout (dropout.h) and whole decoder steps (decoder_step.h).
 #include <algorithm>
 #include <climits>
 #include <cstring>
@@ -14,7 +14,7 @@ namespace {
 
 using Numbers = std::vector<double>;
 
-// A buffer that ends with its last element and may begin at an odd address. Unwritten floats are NaN.
+// A buffer that ends with its last element and may start at an odd address. Unwritten floats are NaN.
 template <class T>
 struct Buffer {
   std::vector<T> all;
@@ -80,7 +80,7 @@ struct Weights {
     return {int8 ? static_cast<const void*>(packed.data()) : weight.data(), int8 ? scales.data() : nullptr,
             biased ? bias.data() : nullptr};
   }
-  // x · weightᵀ + bias, of one row.
+  // x · weightᵀ + bias, for one row.
   Numbers apply(const Numbers& x) {
     Numbers found;
     for (int64_t c = 0; c < columns; ++c) {
@@ -175,7 +175,7 @@ struct Trial {
           sizes += std::fabs(product);
           rounded += std::fabs(w) * top / limit * 0.51;  // each number of x is rounded to a multiple of top / limit
         }
-        // subnormal numbers round more, and int8 takes rows of smaller numbers than 1e-30 for zeros
+        // subnormal numbers round more, and int8 treats rows of numbers below 1e-30 as zeros
         judge.near(found, wanted, 4e-6 * sizes + (int8 ? rounded : 0) + 1e-30, "output");
       }
     }
@@ -286,7 +286,7 @@ struct Norm {
   }
 };
 
-// A decoder of random sizes, its caches, and one step of it by plain loops.
+// A decoder of random sizes, its caches, and one step computed with plain loops.
 struct Decoder {
   struct Block {
     Norm norms[3];
@@ -304,7 +304,7 @@ struct Decoder {
   std::vector<Weights> output;
   std::vector<Step::Block> addresses;
   Buffer<int64_t> index, lengths;
-  std::vector<int64_t> source_of;  // of each row
+  std::vector<int64_t> source_of;  // per row
   Floats x, logits, normed, y, projected, attended, hidden, spread;
 
   explicit Decoder(Dice& dice) : dice(dice) {
@@ -329,7 +329,7 @@ struct Decoder {
     connect();
   }
 
-  // Every slot of every source, or some of them in any order.
+  // Every slot of every source, or some slots in any order.
   void choose_rows() {
     const bool all = dice.chance(0.4);
     std::vector<int64_t> places;
@@ -362,7 +362,7 @@ struct Decoder {
             {dice, s.sources * s.keys * row},
             {dice, s.rows * s.capacity * heads},
             dice.chance(0.3)};
-    // numbers only where the step may read: the rest of both stays NaN
+    // numbers only where the step may read: the rest of both caches stays NaN
     for (int64_t r = 0; r < s.rows; ++r)
       for (int64_t i = 0; i < s.length * row; ++i) b.cache[r * s.capacity * row + i] = float(dice.normal());
     for (int64_t r = 0; r < s.sources; ++r)
@@ -393,7 +393,7 @@ struct Decoder {
     s.projected = projected.data(), s.attended = attended.data(), s.hidden = hidden.data(), s.spread = spread.data();
   }
 
-  // Softmax attention of one query to the first `count` keys and values.
+  // Softmax attention from one query to the first `count` keys and values.
   Numbers attend(const Numbers& query, Floats& keys, int64_t first, int64_t count) {
     Numbers found(static_cast<size_t>(heads));
     for (int64_t h = 0; h < s.groups * s.per_group; ++h) {
@@ -423,7 +423,7 @@ struct Decoder {
     if (!s.norm_first) x = norm.apply(x, s.eps);
   }
 
-  // The logits of a row. `place`: of its new token in the caches, where the step has written it.
+  // The logits of a row. `place`: index of its new token in the caches, written by the step.
   Numbers solve(Numbers x, int64_t r, Judge& judge, double within) {
     const int64_t place = (r * s.capacity + s.length);
     for (Block& b : blocks) {
@@ -479,7 +479,7 @@ void Trial::step() {
       decoder.logits);
   judge.expect(finite, "all is finite, and the kernel does not say so");
   Floats x = before;
-  const double within = decoder.any_int8 ? 4e-3 : 3e-4;  // int8: of rounded inputs
+  const double within = decoder.any_int8 ? 4e-3 : 3e-4;  // int8: rounded inputs
   for (int64_t r = 0; r < s.rows && !judge.bad; ++r) {
     const Numbers wanted =
         decoder.solve(Numbers(x.data() + r * s.width, x.data() + (r + 1) * s.width), r, judge, within);

@@ -1,4 +1,4 @@
-"""regard with only its core dependencies: what works, and what a missing extra says."""
+"""regard with only its core dependencies: its features, and the errors for missing extras."""
 
 import json
 import re
@@ -18,7 +18,7 @@ EXTRAS_OF_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))[
     "optional-dependencies"
 ]
 
-# Run in one process: prints the error of each call that needs an extra, as JSON.
+# Runs in one process: prints the error of each call that needs an extra, as JSON.
 PROGRAM = r"""
 import contextlib, importlib, io, json, sys
 import regard
@@ -135,10 +135,10 @@ def core_folder(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory):
-    """The output of a program if only the core is installed."""
+    """Return the output of a program if only the core is installed."""
     folder = core_folder(tmp_path_factory.mktemp("core"))
     done = subprocess.run(
-        [sys.executable, "-S", "-c", PROGRAM],  # -S: without site-packages
+        [sys.executable, "-S", "-c", PROGRAM],  # -S: no site-packages
         env={"PYTHONPATH": f"{ROOT / 'src'}:{folder}", "PATH": "", "HOME": str(folder)},
         cwd=tmp_path_factory.mktemp("work"),
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The fuzzer: a minute of it, and proof that it can fail."""
+"""The fuzzer runs for a minute, and detects known mistakes."""
 
 import os
 import subprocess
@@ -66,11 +66,11 @@ def test_drawn_masks_mean_what_they_say(tmp_path):
                     assert bool(seen[(*at, i, j)]) == wanted, text
 
 
-# It can fail
+# Detection of mistakes
 
 
 def finds(target: Callable[[Case], None], folder: Path, message: str, cases: int = 40) -> bool:
-    """Whether one of some cases fails with this message."""
+    """Return whether one of several cases fails with this message."""
     for number in range(cases):
         try:
             target(Case("test", number, folder))
@@ -127,7 +127,7 @@ def test_a_custom_class_that_one_implementation_accepts_is_found(monkeypatch, tm
     right = regard.attend
 
     def attend(query, key, value, *, implementation=None, **options):
-        options = {} if implementation == "tiled" else options  # whatever it is, tiled does not look at it
+        options = {} if implementation == "tiled" else options  # tiled ignores the custom class
         return right(query, key, value, implementation="tiled", **options)
 
     monkeypatch.setattr(regard, "attend", attend)
@@ -138,7 +138,7 @@ def test_a_mask_that_is_read_late_is_found(monkeypatch, tmp_path):
     right = regard.attend
 
     def attend(*args, mask=None, **options):
-        """The mask of the first call with these sizes serves all calls."""
+        """Use the mask of the first call with these sizes for all calls."""
         return right(*args, mask=kept.setdefault(args[0].shape, mask), **options)
 
     kept: dict[torch.Size, object] = {}

@@ -27,12 +27,12 @@ MAY_IMPORT = {
     "plot": {"errors", "_util", "mechanism", "models", "translation", "inspection"},
     "app": {"errors", "_util", "mechanism", "models", "translation", "inspection", "plot"},
 }
-# Entry points: they may import every package, but no package may import them.
+# Entry points may import every package, but no package may import them.
 ENTRY_POINTS = {"__init__", "__main__", "cli"}
 # The only upward calls: `weights.show()`, `weights.to_png()` and `seen.show()` open the view or draw.
 UPWARD = {"regard.mechanism.weights.display": {"app", "plot"}, "regard.inspection.display": {"app"}}
 
-# Slow to import or optional: loaded by the functions that use them, never by the names of `regard`.
+# Slow or optional packages: loaded by the functions that use them, never by accessing names in `regard`.
 LATE = {
     "anywidget",
     "babel",
@@ -60,7 +60,7 @@ LIBRARY_NAMES = {"_asdict", "_fields", "_modules", "_replace", "_version"}
 
 
 def package_of(module: str) -> str:
-    """The package of regard a module belongs to: regard.mechanism.masks -> mechanism."""
+    """Return the package of regard that a module belongs to: regard.mechanism.masks -> mechanism."""
     return [*module.split("."), "__init__"][1]
 
 
@@ -70,7 +70,7 @@ def parsed(source: str) -> list[ast.AST]:
 
 
 def imports(module: str, source: str) -> Iterator[tuple[int, str]]:
-    """Line and package of every import of regard's own modules, inside functions and as strings too."""
+    """Return line and package of every import of regard's own modules, including functions and strings."""
     here = module.rpartition(".")[0]
     for node in parsed(source):
         if isinstance(node, ast.Import):
@@ -85,13 +85,13 @@ def imports(module: str, source: str) -> Iterator[tuple[int, str]]:
             continue
         for target in targets:
             if target.split(".")[0] == "regard":
-                # `from regard import attend` names no module: it reaches the package itself
+                # `from regard import attend` imports no module but the package itself
                 package = package_of(target)
                 yield node.lineno, package if package in {*MAY_IMPORT, *ENTRY_POINTS} else "__init__"
 
 
 def violations(sources: Mapping[str, str]) -> list[str]:
-    """Every import that points the wrong way, as "module:line"; a package is named package.__init__."""
+    """Return every import in the wrong direction as "module:line"; a package is named package.__init__."""
     wrong = []
     for module, source in sources.items():
         here = package_of(module)
@@ -112,7 +112,7 @@ def is_private(name: str) -> bool:
 
 
 def assigned_names(node: ast.AST) -> Iterator[str]:
-    """The name that a node defines: a function, class, variable, attribute, or dataclass keyword."""
+    """Yield the names that a node defines: a function, class, variable, attribute, or dataclass keyword."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -124,9 +124,9 @@ def assigned_names(node: ast.AST) -> Iterator[str]:
 
 
 def private_uses(sources: Mapping[str, str]) -> list[str]:
-    """Every use of an underscore name of another package, as "module:line: name"; `_util` is shared.
+    """Return every use of another package's underscore name, as "module:line: name"; `_util` is shared.
 
-    Imports of `_name`, and attributes `x._name` that only other packages define. Names that no package
+    Covers imports of `_name`, and attributes `x._name` that only other packages define. Names that no package
     defines belong to other libraries, such as `_replace` of named tuples.
     """
     trees = {module: parsed(source) for module, source in sources.items()}
@@ -156,14 +156,14 @@ PACKAGES = "{name.split('.')[0] for name in sys.modules}"
 
 
 def loaded_by(statement: str) -> set[str]:
-    """The top-level packages that a statement loads into an interpreter that has loaded torch."""
+    """Return the top-level packages that a statement loads into an interpreter that has loaded torch."""
     done = run_fresh(f"import sys\nbefore = {PACKAGES}\n{statement}\nprint(*{PACKAGES} - before)")
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 
 
 def all_sources() -> dict[str, str]:
-    """The source of every module, by name."""
+    """Return the source of every module, by name."""
     files = sorted((SOURCE / "regard").rglob("*.py"))
     assert files
     return {
@@ -225,7 +225,7 @@ def test_importing_regard_is_light():
 
 
 def test_all_names_of_regard_are_light():
-    """test_core.py checks the same of the compiler."""
+    """See test_core.py for the compiler."""
     loaded = loaded_by("import regard\nfor name in regard.__all__: getattr(regard, name)")
     assert "regard" in loaded
     assert not loaded & LATE

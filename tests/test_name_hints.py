@@ -1,4 +1,4 @@
-"""What users of torch, flash-attn, x-transformers and Hugging Face transformers try first.
+"""Names that users of torch, flash-attn, x-transformers and Hugging Face transformers try first.
 
 Each guess is accepted, or answered in one line that contains regard's spelling.
 """
@@ -22,7 +22,7 @@ square = torch.ones(n, n, dtype=torch.bool)
 
 @pytest.fixture(scope="module")
 def names():
-    """The objects that the guesses refer to."""
+    """Return the objects that the guesses refer to."""
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, batch_first=True), 2).eval()
     with torch.no_grad(), regard.watch(model) as seen:
         model(torch.randn(1, n, 16))
@@ -33,7 +33,7 @@ def names():
     return {**globals(), **objects}
 
 
-KEYWORDS = {  # of attention
+KEYWORDS = {  # for attention
     "attn_mask=square": "mask=",
     "is_causal=True": "mask=regard.Causal()",
     "causal=True": "mask=regard.Causal()",
@@ -268,7 +268,7 @@ def test_the_answers_to_calls_of_a_watch(names):
     for guess in (lambda: watch.attentions, lambda: watch[0], lambda: watch(names["y"])):
         with pytest.raises((AttributeError, regard.RegardError), match=r"with regard.watch\(model\) as seen"):
             guess()
-    with watch:  # otherwise it warns
+    with watch:  # otherwise watch warns
         names["model"](names["y"])
 
 
@@ -287,7 +287,6 @@ def test_errors_inside_a_function_stay_as_they_are():
 
 
 def test_answers_name_what_exists(names):
-    """Every `regard.…` in an answer can be looked up."""
     from regard._util import name_hints
 
     tables = [*name_hints._ATTRIBUTES.values(), *name_hints._ARGUMENTS.values()]

@@ -37,7 +37,7 @@ def test_the_version_comes_from_one_place():
 
 
 def test_addresses_agree():
-    """A file names an address of the repository or the guide only if pyproject.toml has it."""
+    """Files may use an address of the repository or the guide only if it is in pyproject.toml."""
     named = " ".join(PROJECT["project"].get("urls", {}).values())
     files = ["CITATION.cff", "README.md", "SECURITY.md", "benchmarks/tracked/asv.conf.json"]
     for path in [*NOTEBOOKS, ROOT / ".github/ISSUE_TEMPLATE/config.yml", *(ROOT / file for file in files)]:
@@ -72,7 +72,7 @@ def test_workflows_are_well_formed(path):
         assert job["timeout-minutes"] <= 90
         for step in job["steps"]:
             assert ("uses" in step) != ("run" in step), step
-            # an expression inside a script would run what a title or a branch name contains
+            # an expression in a script would execute the text of a title or a branch name
             assert "${{" not in step.get("run", ""), step
     for reference in re.findall(r"needs\.(\w+)", path.read_text("utf-8")):
         assert reference in workflow["jobs"]
@@ -105,7 +105,7 @@ def test_issue_forms_are_well_formed(path):
 
 
 def test_kernels_share_the_openmp_of_torch():
-    """A bundled copy would be a second pool of threads."""
+    """A bundled copy of OpenMP would start a second thread pool."""
     commands = PROJECT["tool"]["cibuildwheel"]
     assert "--exclude libgomp.so.1" in commands["linux"]["repair-wheel-command"]
     assert "--exclude libomp" in commands["macos"]["repair-wheel-command"]
@@ -134,7 +134,7 @@ SHORTER = {
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run(path, tmp_path):
     cells = [c for c in json.loads(path.read_text("utf-8"))["cells"] if c["cell_type"] == "code"]
-    program = "\n".join("".join(cell["source"]) for cell in cells[1:])  # without the installation
+    program = "\n".join("".join(cell["source"]) for cell in cells[1:])  # excluding the installation
     for long, short in SHORTER.items():
         program = program.replace(long, short)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""The way from a public call to the code that does the work: few files, few of them open at a time."""
+"""Public calls reach the code that does the work through few files."""
 
 import graphlib
 import os
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.skipif(
 )
 FOLDER = os.path.dirname(regard.__file__)
 DATES = Path(FOLDER, "app/models/dates")
-# Decorators of public functions, which do no work of their own.
+# Decorators of public functions, which do no work themselves.
 DECORATORS = {"_hinted.<locals>.call", "in_own_dtype.<locals>.wrapper"}
 
 
 def deepest_stack(function):
-    """The largest set of regard's files that are on the call stack at once."""
+    """Return the largest set of regard's files that are on the call stack at once."""
     deepest: set[str] = set()
 
     def trace(frame, event, _):
@@ -57,7 +57,7 @@ def watched():
 
 
 def test_topk_reads_five_files_and_never_goes_back():
-    weights_of_a_call().topk(5)  # imports what it needs
+    weights_of_a_call().topk(5)  # so that lazy imports are done
     weights = weights_of_a_call()
     calls = called_files(lambda: weights.topk(5))
     list(graphlib.TopologicalSorter(calls).static_order())  # raises CycleError

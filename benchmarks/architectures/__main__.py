@@ -28,7 +28,7 @@ BATCH = 100  # models per subprocess
 
 
 def try_check(name: str) -> Result:
-    """Return the result, or why there is none."""
+    """Return the result, or the reason for its absence."""
 
     def expire(*_: Any) -> None:
         raise TimeoutError(f"more than {SECONDS} s")

@@ -27,14 +27,14 @@ class Result:
     lazy: int = 0  # attentions stored as query and key
     dense: int = 0  # attentions stored as weights
     reference: str = ""  # "attentions" or "softmax"
-    expected: int = 0  # attentions of the reference
-    matched: int = 0  # of these, recorded within 1e-5
+    expected: int = 0  # attentions in the reference
+    matched: int = 0  # reference attentions recorded within 1e-5
     weights: float | None = None  # largest difference from the reference
-    same: bool | None = None  # whether watching leaves the output bit-identical
+    same: bool | None = None  # whether the output is bitwise equal while watched
     on_regard: float | None = None  # largest difference from eager's output
-    rounding: float | None = None  # difference of eager from float64, if it explains `on_regard`
+    rounding: float | None = None  # difference between eager and float64, if it explains `on_regard`
     leak: bool | None = None  # whether a model on regard attends to future tokens
-    unseen: str = ""  # what watch reports as not recorded
+    unseen: str = ""  # watch's report of attention it did not record
     note: str = ""
     failed: str = ""
 
@@ -89,11 +89,11 @@ def compare(seen: regard.Seen, expected: list[Tensor], batch: dict[str, Tensor],
 
 
 def dense_weights(seen: regard.Seen, entry: str) -> list[Tensor]:
-    """Return the weights of an entry; for a layer with windows, those of each window, read from its map."""
+    """Return the weights of an entry; for a layer with windows, each window's weights, read from its map."""
     dense = seen[entry].dense()
     try:
         layer = seen.windows(entry)
-    except ArgumentError:  # it has no windows
+    except ArgumentError:  # no windows
         return [dense]
     parts = []
     for windows in layer:
@@ -128,7 +128,7 @@ def host(model: Any, batch: dict[str, Tensor], expected: Tensor, result: Result)
 
 
 def explain_rounding(eager: Any, batch: dict[str, Tensor], expected: Tensor, result: Result) -> None:
-    """Note how far eager and regard are from the same model in float64, if regard is as close as eager."""
+    """Record the distances of eager and regard from the model in float64, if regard is as close as eager."""
     exact = first_tensor(run(eager.double(), {name: _to_double(x) for name, x in batch.items()}))
     rounding, scale = float((expected - exact).abs().max()), float(exact.abs().max())
     if result.on_regard is not None and result.on_regard <= 2 * rounding:
@@ -152,12 +152,12 @@ def distance(expected: Tensor, seen: list[Tensor], batch: dict[str, Tensor]) -> 
             candidates += [weights.transpose(-3, -2), weights.mean(-3, keepdim=True).expand_as(weights)]
         if weights.dim() > 4:  # hiera: heads before windows
             candidates.append(weights.movedim(-3, 1))
-        if weights.shape[-1] > expected.shape[-1]:  # t5gemma2: the tokens of the decoder, then of the encoder
+        if weights.shape[-1] > expected.shape[-1]:  # t5gemma2: decoder tokens, then encoder tokens
             candidates.append(weights[..., : expected.shape[-1]])
-        candidates.append(weights / weights.sum(-1, keepdim=True))  # granite_swa: without the sink
+        candidates.append(weights / weights.sum(-1, keepdim=True))  # granite_swa: excluding the sink
         for candidate in candidates:
             if candidate.shape[-1] > expected.shape[-1] and candidate.shape[:-2] == expected.shape[:-2]:
-                queries, keys = expected.shape[-2:]  # cpmant cuts off its prompt
+                queries, keys = expected.shape[-2:]  # cpmant truncates its prompt
                 candidate = candidate[..., -queries:, -keys:]
             if candidate.shape[-1] != expected.shape[-1] or candidate.numel() != expected.numel():
                 continue
@@ -171,6 +171,6 @@ def distance(expected: Tensor, seen: list[Tensor], batch: dict[str, Tensor]) -> 
 
 
 def without_padding(x: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """Remove padding from (b, n): implementations differ there, without effect on the result."""
+    """Remove padding from (b, n): implementations differ there, but the result does not depend on it."""
     mask = batch.get("attention_mask")
     return x[mask.bool()] if mask is not None and mask.shape == x.shape else x

@@ -70,13 +70,13 @@ def find_inputs(model: Any) -> dict[str, Tensor]:
             return batch
         except TimeoutError:
             raise
-        except Exception as error:  # a model raises whatever its first operation on a wrong input raises
+        except Exception as error:  # a model may raise any exception for a wrong input
             errors.append(f"{', '.join(batch)}: {type(error).__name__}: {error}".replace("\n", " ")[:150])
     raise ValueError(f"no known input: {errors[0] if errors else 'none fits its signature'}")
 
 
 def first_tensor(output: Any) -> Tensor:
-    """Return the first floating-point tensor of an output."""
+    """Return the first floating-point tensor in an output."""
     values = output.values() if hasattr(output, "values") else output
     for value in [output] if isinstance(output, Tensor) else values:
         if isinstance(value, Tensor) and value.is_floating_point():

@@ -11,7 +11,7 @@ def _sizes(names: str, value: int) -> dict[str, int]:
     return dict.fromkeys(names.split(), value)
 
 
-# Sizes of the small models; each config uses those that it defines.
+# Sizes of the small models; each config uses the ones it defines.
 SMALL = {
     **_sizes("hidden_size d_model n_embd dim embedding_size word_embed_proj_dim projection_dim emb_dim", 32),
     **_sizes("encoder_hidden_size decoder_hidden_size text_hidden_size hidden_dim", 32),
@@ -131,6 +131,6 @@ def _settable(config: Any, name: str) -> bool:
     """Return whether a config stores this attribute, rather than deriving it from others."""
     try:
         value = getattr(config, name, None)
-    except (ValueError, AttributeError):  # a value per layer
+    except (ValueError, AttributeError):  # one value per layer
         return False
     return isinstance(value, int) and not isinstance(getattr(type(config), name, None), property)

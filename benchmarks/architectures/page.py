@@ -85,5 +85,5 @@ def _account(result: Result) -> str:
 
 def _plain(text: str) -> str:
     """Remove paths, and replace characters that Markdown would interpret."""
-    text = re.sub(r"/\S*/site-packages/", "", text)  # paths of this machine
+    text = re.sub(r"/\S*/site-packages/", "", text)  # local paths
     return text.replace("`", "'").replace("|", "/").replace("<", "&lt;").strip()

@@ -65,11 +65,11 @@ def sdpa_weights(
         scores = scores.masked_fill(~attn_mask, float("-inf"))
     elif attn_mask is not None:
         scores = scores + attn_mask
-    return torch.softmax(scores, -1).nan_to_num().float()  # rows without a key are 0
+    return torch.softmax(scores, -1).nan_to_num().float()  # rows without visible keys are 0
 
 
 class SoftmaxRecorder(TorchFunctionMode):
-    """Records softmax outputs (…, q, k) that are a factor of a later product, and weights of SDPA calls."""
+    """Records softmax outputs (…, q, k) that are a factor in a later product, and weights of SDPA calls."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ def test_bundles_are_valid_javascript(entry, tmp_path):
     path.write_text(bundle(entry), "utf-8")
     checked = subprocess.run([NODE, "--check", path], capture_output=True, text=True, timeout=120)
     assert checked.returncode == 0, checked.stderr
-    path.write_text(bundle(entry) + "\nconst clamp = 1;", "utf-8")  # and would see a name that is there twice
+    path.write_text(bundle(entry) + "\nconst clamp = 1;", "utf-8")  # node rejects duplicate declarations
     assert subprocess.run([NODE, "--check", path], capture_output=True, timeout=120).returncode
 
 

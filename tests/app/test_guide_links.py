@@ -17,7 +17,7 @@ def test_the_page_knows_every_chapter_by_its_title() -> None:
 
 
 def test_links_go_both_ways() -> None:
-    """A section names chapters that exist, and these chapters link to the section."""
+    """Every chapter that a section names exists and links back to the section."""
     texts = {name: static(f"page/sections/{name}.js") for name in static_names("page/sections")}
     linked = {name: re.search(r"chapters: \[([^\]]*)\]", text) for name, text in texts.items()}
     chapters = {name: re.findall(r'"([\w-]+)"', found[1]) for name, found in linked.items() if found}

@@ -17,7 +17,7 @@ TEXTS = st.text(alphabet="ab .!?\n", max_size=200)
 
 
 def count(texts: list[str]) -> list[int]:
-    """Tokens of a tokenizer with two special tokens and one token for every two letters of a word."""
+    """Count the tokens of each text: two special tokens, and one for every two letters of a word."""
     return [2 + sum((len(word) + 1) // 2 for word in text.split()) for text in texts]
 
 

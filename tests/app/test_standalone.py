@@ -1,4 +1,4 @@
-"""The standalone page: its contents, and that no word becomes markup."""
+"""The standalone page: its contents, and the escaping of words."""
 
 import base64
 import json
@@ -35,7 +35,7 @@ HOSTILE = [
 ]
 
 letters = st.one_of(st.characters(), st.sampled_from("<>&\"'/$\\"))
-# words as a translator has them: never empty, without blanks
+# words as in a translator: never empty, no whitespace
 words = st.text(letters, min_size=1, max_size=9).filter(lambda word: word.split() == [word])
 sentences = st.lists(words | st.sampled_from(HOSTILE), min_size=1, max_size=7)
 DOGS = ("zwei", "große", "Hunde"), ("two", "big", "dogs")
@@ -96,7 +96,7 @@ def written(*translations: Translation, title: str = "Dogs", about: str = "") ->
     return make_page(translations, title=title, about=about)
 
 
-# What is in it
+# Contents
 
 
 def test_the_page_contains_words_and_weights():
@@ -143,7 +143,7 @@ def test_large_matrices_are_pooled_with_a_note():
     np.testing.assert_allclose(floats(held["weights"])[0], weights.pool(512, 512)[0], atol=1e-7)
     assert "512 × 512 of 700 × 600" in page.inputs[0]["note"]
     assert held["query"] is None
-    assert page.inputs[0]["layers"][0]["vectors"] is False  # vectors that the file lacks are not offered
+    assert page.inputs[0]["layers"][0]["vectors"] is False  # not offered, because the file has no vectors
 
 
 def test_many_layers_are_pooled_to_a_smaller_size_and_large_vectors_omitted(monkeypatch):
@@ -175,7 +175,7 @@ def test_invalid_weights_do_not_break_the_page(odd):
     assert np.isfinite(floats(held["weights"])).all()
 
 
-# That it is safe
+# Escaping and security policy
 
 
 @given(sentences, sentences, st.text(letters), st.text(letters))
@@ -201,7 +201,7 @@ def test_tokens_titles_and_names_never_become_markup(token):
 
 
 def test_the_policy_allows_only_our_style_and_script():
-    """Both are allowed by their hashes."""
+    """Style and script are each allowed by their hash."""
     page = Page(written(translated(*DOGS)))
     (policy,) = (
         dict(attributes)["content"]
@@ -220,7 +220,7 @@ def test_the_page_loads_nothing_and_never_creates_markup_from_text():
     page = Page(text)
     names = {name for _, *attributes in page.elements for name, _ in attributes}
     assert names.isdisjoint({"src", "href", "style", "onload", "onclick"})
-    assert set(re.findall(r"https?://[^\"' ]*", text)) == {"http://www.w3.org/2000/svg"}  # a name, no address
+    assert set(re.findall(r"https?://[^\"' ]*", text)) == {"http://www.w3.org/2000/svg"}  # a namespace
     assert not re.search(r"url\(|@import|XMLHttp|\bimport\b", text)
     script = page.texts["script"]
     assert not re.search(r"HTML\b|document\.write|\beval\b|Function\(|DOMParser|createContextual", script)
@@ -228,7 +228,7 @@ def test_the_page_loads_nothing_and_never_creates_markup_from_text():
     assert {"view-data", "view"} <= set(re.findall(r'getElementById\("([\w-]+)"\)', script)) <= ids
 
 
-# Writing and showing it
+# Writing and opening
 
 
 def test_other_extensions_are_refused(tmp_path):

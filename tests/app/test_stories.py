@@ -1,4 +1,4 @@
-"""The story grammar, the check for contradictions, and the model that is part of regard."""
+"""The story grammar, the check for contradictions, and the shipped model."""
 
 from collections.abc import Callable, Iterator
 from random import Random
@@ -18,7 +18,7 @@ from tests.cases import looped
 HELD_OUT = [story.split() for story in stories(100, seed=987_654)]
 PRONOUNS = dict.fromkeys(("she", "her"), GIRLS) | dict.fromkeys(("he", "his", "him"), BOYS)
 
-# texts that the model writes at temperature 0, by their opening
+# texts that the model generates at temperature 0, by their opening
 RECORDED = {
     "It was raining.": (
         "Lily had a purple hat, but Ben had no hat. They went to the river. Ben was wet because he had no "
@@ -68,7 +68,7 @@ def test_most_changed_words_are_contradictions() -> None:
     assert detected > 0.8 * changed > 30
 
 
-# The model that is part of regard
+# The shipped model
 
 
 def test_the_shipped_model_is_small() -> None:
@@ -87,9 +87,9 @@ def test_the_shipped_model_knows_the_grammar(model: TextModel) -> None:
 
 
 def pronouns(words: list[str]) -> Iterator[tuple[int, set[int]]]:
-    """Yield the token before each pronoun that means one of two people, and the positions of that name.
+    """Yield the token before each pronoun that can mean either person, and the positions of the right name.
 
-    The output at this token predicts the pronoun, so it must know who is meant.
+    The output at this token predicts the pronoun, so it must encode the person.
     """
     for i, word in enumerate(words):
         people = {name for name in words[:i] if name in (*GIRLS, *BOYS)}
@@ -108,7 +108,7 @@ def repeated_things(words: list[str]) -> Iterator[tuple[int, set[int]]]:
 
 
 def best_head(model: TextModel, links: Links) -> float:
-    """The largest fraction of links, over all heads, that are the largest weight of their row."""
+    """Return the largest fraction of links, over all heads, that are the largest weight in their row."""
     packed = Packed.of([model.encode(" ".join(words)) for words in HELD_OUT])
     with torch.no_grad(), regard.watch(model.model) as seen:
         model.model(packed)

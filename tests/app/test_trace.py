@@ -1,4 +1,4 @@
-"""The trace of a model is its own forward pass: each step follows from its inputs and the parameters."""
+"""The trace of a model equals its forward pass: each step follows from its inputs and the parameters."""
 
 import math
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def config(name: str) -> TransformerConfig:
 
 
 def make(kind: str, name: str) -> nn.Module:
-    """Return a model with random parameters, the norms included, so that each of them matters."""
+    """Return a model with random parameters, including the norms, so that every parameter matters."""
     torch.manual_seed(1)
     model: nn.Module = {
         "decoder": lambda: LanguageModel(17, config(name)),
@@ -165,13 +165,13 @@ def hidden(module: nn.Module, steps: list[Step], step: Step, x: Tensor) -> Tenso
 
 
 def check_projections(module: nn.Module, step: Step, y: Tensor, memory: Tensor) -> None:
-    """Values are never rotated, so they show that the right projection of the right text was recorded."""
+    """Check the values, which are never rotated: they show whether the right projection was recorded."""
     source = memory if step.name == "cross" else y
     value = F.linear(source, *module.projection(2)).unflatten(-1, (module.key_heads, -1)).transpose(0, 1)
     value = value.repeat_interleave(module.heads // module.key_heads, 0)
     torch.testing.assert_close(step.tensors["value"], value, **CLOSE)
     query = F.linear(y, *module.projection(0)).unflatten(-1, (module.heads, -1)).transpose(0, 1)
-    norms = [x.norm(dim=-1) for x in (step.tensors["query"], query)]  # a rotation keeps the norm
+    norms = [x.norm(dim=-1) for x in (step.tensors["query"], query)]  # a rotation preserves the norm
     torch.testing.assert_close(*norms, **CLOSE)
 
 
@@ -198,7 +198,7 @@ def test_scores_contain_the_bias_and_no_mask() -> None:
 
 
 def test_a_changed_parameter_changes_the_trace() -> None:
-    """The comparisons above can fail."""
+    """This proves that the comparisons above can fail."""
     model = make("decoder", "pre")
     before = traced(model, "decoder").stacks[0].steps[1][1].tensors["output"]
     with torch.no_grad():

@@ -51,7 +51,7 @@ def of(ours: Translator, source: str, target: str) -> Translation:
     return Translation(source, target, -1.0, [], _align=lambda: ours.align([(source, target)])[0])
 
 
-# Describing
+# Descriptions
 
 
 def test_tokens_of_both_sides_are_described():
@@ -154,7 +154,7 @@ def test_topk_of_a_query_and_of_a_key(dense):
         assert ranking.positions == expected.indices.tolist()
         np.testing.assert_allclose(ranking.weights, expected.values, atol=1e-6)
     causal = ViewModel.of(lazy(keys=Q, mask=regard.Causal()))
-    assert sorted(causal.ask("topk", {"position": 1, "k": 9}).positions) == [0, 1]  # without masked keys
+    assert sorted(causal.ask("topk", {"position": 1, "k": 9}).positions) == [0, 1]  # masked keys are excluded
 
 
 @pytest.mark.parametrize("dense", [False, True])
@@ -233,7 +233,7 @@ TINY = lazy(2, 3, 4)
 
 
 def is_finite(answer) -> bool:
-    """Return whether an answer is JSON without NaN and infinity, or such an array."""
+    """Return whether an answer is JSON or an array without NaN and infinity."""
     if isinstance(answer, np.ndarray):
         return answer.dtype == np.float32 and bool(np.isfinite(answer).all())
     return bool(json.dumps(msgspec.to_builtins(answer), allow_nan=False))
@@ -336,7 +336,7 @@ def test_all_attention_layers_of_a_translator():
 
 
 def test_target_tokens_are_those_the_model_generated():
-    """A text has several tokenizations; the model may generate another than the tokenizer's."""
+    """A text has several tokenizations; the model's may differ from the tokenizer's."""
     torch.manual_seed(0)
     tokens = Tokenizer.learn(["ein Hund bellt laut", "a dog barks loudly"] * 10, kind="bpe", size=60)
     model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
@@ -346,7 +346,7 @@ def test_target_tokens_are_those_the_model_generated():
     (item,) = look_at_translations(ours, [result]).inputs
     cross = next(layer for layer in item.layers if layer.kind == "cross")
     assert list(item.texts[cross.queries].tokens) == ["[START]", *result.tokens]
-    expected = ours._weigh([result._align.args[1][0].decoded])  # the weights behind alignments
+    expected = ours._weigh([result._align.args[1][0].decoded])  # the weights from which alignments follow
     assert cross.weights.shape[-2] == 1 + len(result.tokens)
     assert all(weights.shape[0] == len(result.tokens) for weights in expected.values())
 
@@ -390,7 +390,7 @@ class Enough(Exception):
     ("question", "payload"), [("tile", {"height": 4}), ("tile", {}), ("received", {}), ("heads", {})]
 )
 def test_long_answers_are_interrupted_between_parts(question, payload, monkeypatch):
-    """With parts of a few rows, the answer is the same and each part is preceded by a check."""
+    """An answer computed in parts of a few rows is the same, and each part is preceded by a check."""
     monkeypatch.setattr("regard._util.interrupt._PAIRS", 2000)
     monkeypatch.setattr("regard.app.protocol._BAND", 2000)
     monkeypatch.setattr("regard.mechanism.tiled.budget", lambda problem: 2000)

@@ -1,4 +1,4 @@
-"""The kernel side of the widget: it answers every message and never raises."""
+"""The Python side of the widget: it answers every message and never raises."""
 
 import json
 

@@ -17,13 +17,13 @@ from tests.translation.folders import write
 from tests.translation.small import PAIRS, small_config
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-# Polls that come seconds after each other come at once; what is collected while typing still is.
+# Timers of a second or more fire after 50 ms, so polling is fast; shorter ones still debounce input.
 HURRY = """const { setTimeout } = window;
 window.setTimeout = (work, wait, ...rest) => setTimeout(work, wait < 1000 ? wait : 50, ...rest);"""
 QUICK = ("training.updates=4", "training.validate_every=2", "training.accumulate=1")
 
 
-@pytest.fixture(scope="package")  # not longer: other tests run their own event loops
+@pytest.fixture(scope="package")  # not the session: other tests run their own event loops
 def browser() -> Iterator:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     program = next(filter(None, map(shutil.which, NAMES)), None)
@@ -36,12 +36,12 @@ def browser() -> Iterator:
 
 
 class Tab:
-    """A page that tests use one after the other, because opening one takes longer than most tests."""
+    """A page shared by successive tests, because opening one takes longer than most tests."""
 
     def __init__(self, browser: Any) -> None:
         self.browser, self.page = browser, None
-        self.errors: list[str] = []  # on the console
-        self.dialogs: list[str] = []  # opened by scripts, which must not be
+        self.errors: list[str] = []  # messages on the error console
+        self.dialogs: list[str] = []  # dialogs opened by scripts, which must not happen
         self.requests: list[str] = []
 
     def open(self) -> None:
@@ -59,7 +59,7 @@ class Tab:
 
     @contextmanager
     def lent(self, session: pytest.Session) -> Iterator[Any]:
-        """Yield the page as it was when it was new; after a failure, the next test gets another one."""
+        """Yield the page in its initial state; after a failure, the next test gets a new page."""
         if self.page is None:
             self.open()
         show_at(self.page, *WIDE)

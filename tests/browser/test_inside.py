@@ -25,7 +25,7 @@ def enter(visit: Visit, **state: str) -> None:
 
 
 def hover(visit: Visit, x: float = 0.5, y: float = 0.5) -> None:
-    """Move the mouse to a point of the canvas, given as fractions of its size."""
+    """Move the mouse to a point on the canvas, given as fractions of its size."""
     box = visit.page.locator(".inside-canvas").bounding_box()
     visit.page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
 
@@ -111,7 +111,7 @@ def test_steps_are_reached_with_the_keyboard(visit: Visit) -> None:
     page.keyboard.press("Tab")
     visit.until("document.activeElement.textContent === 'Layer 0'")
     visit.until("document.querySelector('#announcement').textContent.startsWith('Layer 0.')")
-    while not frames or frames[-1] not in frames[:-1]:  # until the flight has ended
+    while not frames or frames[-1] not in frames[:-1]:  # until the camera stops
         redraw(page)
         frames.append(page.locator(".inside-canvas").get_attribute("data-frames"))
     assert page.evaluate("document.activeElement.textContent") == "Layer 0"

@@ -56,7 +56,7 @@ def test_a_sentence_outside_the_training_data_has_an_amber_note(visit: Visit) ->
     page.wait_for_selector(".notice.amber")
     assert "“The” and “weather” do not occur" in visit.text(".notice.amber")
     visit.look("translate-amber", SIZES)
-    page.get_by_label("Sentence").fill("1 2")  # the old answer is dimmed until the new one is there
+    page.get_by_label("Sentence").fill("1 2")  # the old answer is dimmed until the new one arrives
     assert page.locator(".answer.stale .translation").count() == 1
     page.wait_for_selector(".notice.amber", state="detached")
     assert page.locator(".answer.stale").count() == 0
@@ -86,7 +86,7 @@ def test_lookup(visit: Visit) -> None:
 
 
 def test_a_soft_lookup_has_a_picture(visit: Visit) -> None:
-    """The weights of the selected query over the keys; another query has other weights."""
+    """The picture shows the weights of the selected query over the keys; another query has other weights."""
     visit.enter("lookup", preset="soft")
     page = visit.page
     assert page.locator(".line-of-keys .chart path").count() == 2  # weights, and the output for every query
@@ -133,7 +133,7 @@ def check_arithmetic(text: str) -> None:
     assert equations
     for formula, result in equations:
         if set(":;") & set(formula) or "·" in result:
-            continue  # in words, in two steps, or a power of ten
+            continue  # prose, a computation in two steps, or a power of ten
         python = formula.translate(str.maketrans("·−", "*-")).replace("²", "**2")
         if re.fullmatch(r"[-+*/()., \d]*((exp|tanh|max)[-+*/()., \d]*)*", python) and "10*" not in python:
             expected = eval(python, {"__builtins__": {}}, {"exp": exp, "tanh": tanh, "max": max})
@@ -171,7 +171,7 @@ def test_the_page_opens_on_the_head_that_links_a_pronoun_to_its_antecedent(visit
     width = "document.querySelector('.thumbnail[aria-current] canvas').width"
     before = page.evaluate(width)
     page.get_by_label("hide special tokens").check()
-    assert page.evaluate(width) == before - 2  # without [CLS] and [SEP]
+    assert page.evaluate(width) == before - 2  # excluding [CLS] and [SEP]
     visit.look("home-grid", SIZES[:1])
     page.get_by_label("Text", exact=True).fill("Dogs bark")  # not submitted yet
     assert page.locator(".answer.stale .viewer").count() == 1
@@ -202,13 +202,13 @@ def test_words_in_context(visit: Visit) -> None:
     ]
     assert sum(shares) == pytest.approx(100, abs=1.5)
     page.locator(".chart svg[tabindex]").focus()
-    page.keyboard.press("ArrowLeft")  # reads the last layer off
+    page.keyboard.press("ArrowLeft")  # the legend shows the last layer
     assert page.locator(".chart-legend b").count() >= 2
     visit.look("words")
     page.get_by_role("button", name="bank", exact=True).first.click()
     visit.until(
         "document.querySelectorAll('.chart-legend li').length === 2"
-    )  # and a sentence with the same sense
+    )  # two lines: this sentence and one with the same sense
     visit.settle()
     assert "[CLS]" in visit.text(".bars >> nth=0")
     page.get_by_label("hide special tokens").check()
@@ -338,7 +338,7 @@ def test_an_active_run_is_polled(visit: Visit) -> None:
 
 
 def test_changes_of_training_state_are_shown(visit: Visit) -> None:
-    """Finished, resumed, killed, restarted: the page shows the current state."""
+    """The page shows the current state when a training finishes, resumes, is killed or restarts."""
     now = {"steps": 2, "state": "finished"}
 
     def answer(route) -> None:

@@ -1,4 +1,4 @@
-"""The page of `regard look` with hostile text, without models, with errors and a lost server."""
+"""The page of `regard look` with hostile text, no models, errors and a lost server."""
 
 import pytest
 
@@ -96,7 +96,6 @@ def test_the_demo_is_trained_by_a_button(visit: Visit, section: str) -> None:
 
 
 def test_without_models_the_page_opens_on_a_section_that_needs_none(visit: Visit) -> None:
-    """The sections link to chapters of the guide."""
     command = 'pip install "regard[minilm]"'
     health = visit.page.request.get(f"{visit.address}api/health").json()
     visit.answer("health", {**health, "guide": "https://guide.example/"})
@@ -133,7 +132,7 @@ def test_server_errors_are_shown_with_a_retry_button_unless_final(rough: Visit) 
     assert message in rough.text(".errors .notice")
     assert page.get_by_role("button", name="Try again").count() == 0
     page.unroute("**/api/lookup")
-    page.get_by_label("Score", exact=True).select_option("cosine")  # another question
+    page.get_by_label("Score", exact=True).select_option("cosine")  # a different question
     page.wait_for_selector(".errors .notice", state="detached")
 
 
@@ -161,7 +160,7 @@ def test_the_view_retries_while_the_server_is_busy(rough: Visit) -> None:
 
 
 def test_the_page_waits_for_a_model_in_training(visit: Visit) -> None:
-    """Sections that need no model are open; the others open when it is ready."""
+    """Sections that need no model are open immediately; the others open when the model is ready."""
     found = {"models": [], "pending": ["transformer"], "folders": [], "recordings": []}
     page = visit.page
     page.route("**/api/models", lambda route: route.fulfill(json=found))
@@ -188,7 +187,7 @@ def test_the_page_reconnects_to_a_lost_server(rough: Visit) -> None:
     rough.look("gone", (SIZES[0], SIZES[-1]))
     page.unroute("**/api/**")
     page.wait_for_selector("#banner", state="hidden")
-    rough.until("document.querySelector('.formula').innerText.includes('‖q‖')")  # asked again by itself
+    rough.until("document.querySelector('.formula').innerText.includes('‖q‖')")  # the page retries by itself
 
 
 def test_slow_answers_show_a_loading_bar_and_outdated_ones_are_dropped(visit: Visit) -> None:

@@ -12,7 +12,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(page.relative_to(DOCS).with_suffix(".html").as_posix() for page in DOCS.rglob("*.md"))
 NARROW, WIDE_SCREEN = (360, 740, "dark"), (1280, 900, "dark")
 
-# What can be scrolled sideways: the page, or a piece of code, a table or a formula within it.
+# Elements that scroll sideways: the page, or a code block, table or formula in it.
 WIDE = """() => {
     const kinds = [".md-content pre > code", ".md-typeset__scrollwrap", "math[display=block]"];
     const boxes = document.querySelectorAll(kinds.join());
@@ -23,7 +23,7 @@ MISSING = "() => [...document.images].filter((one) => !one.naturalWidth).map((on
 
 
 def faults(page, name: str) -> list[str]:
-    """Return what is missing on the open page, or too wide on a narrow or a wide screen."""
+    """Return missing images, and elements that are too wide on a narrow or a wide screen."""
     found = page.evaluate(MISSING)
     for screen in (NARROW, WIDE_SCREEN):
         show_at(page, *screen)
@@ -44,16 +44,16 @@ def test_pages_fit_and_images_load(site, page):
 
 @pytest.mark.parametrize(("scheme", "shown"), [("light", "default"), ("dark", "slate")])
 def test_the_scheme_of_the_system_is_used(site, browser, scheme, shown):
-    with browser.new_context(color_scheme=scheme) as fresh:  # a scheme is kept for the next visits
+    with browser.new_context(color_scheme=scheme) as fresh:  # the browser remembers the color scheme
         page = fresh.new_page()
         page.goto((site / "index.html").as_uri())
         assert page.locator("body").get_attribute("data-md-color-scheme") == shown
 
 
 def test_copied_code_equals_the_source(site, page):
-    """Each line is an element of its own on the page."""
+    """On the page, each line is a separate element."""
     page.goto((site / "path/order.html").as_uri())
-    # folded code has no text until its reader opens it
+    # folded code has no text until it is opened
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     copied = page.evaluate(
         """() => [...document.querySelectorAll(".language-python code")].map((code) => {

@@ -1,4 +1,4 @@
-"""The static site from a file: address without a network: every section, light and dark, wide and narrow."""
+"""The static site from a file: address, offline: every section, light and dark, wide and narrow."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def offline(page, tab, address: str) -> Iterator[Visit]:
-    """A visit without a network, whose error console stays empty, and that loads only the page itself."""
+    """An offline visit that loads only the page itself and leaves the error console empty."""
     page.context.set_offline(True)
     yield Visit(page, address)
     page.context.set_offline(False)

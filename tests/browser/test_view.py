@@ -1,4 +1,4 @@
-"""The interactive view in a real browser: from embedded data, and from a server with a long text."""
+"""The interactive view in a real browser, with embedded data and with a long text from a server."""
 
 import base64
 import functools
@@ -42,7 +42,7 @@ def opened(page, served):
 
 
 def show(page, base, data, **options):
-    """Show embedded data, or a long text; load the page only if it is not open, which takes a second."""
+    """Show embedded data, or a long text; reload the page only if another one is open."""
     if page.url != base:
         page.goto(base)
         until(page, lambda: page.evaluate("'show' in window"))
@@ -61,14 +61,14 @@ def ranked(page, side):
 
 
 def reads(page, selector, part):
-    """Wait until an element has this text in it."""
+    """Wait until an element contains this text."""
     until(page, lambda: part in page.locator(selector).text_content(), part)
 
 
 SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
-# The modules
+# Modules
 
 
 def test_modules_are_small_and_import_by_name_on_one_line():
@@ -162,7 +162,7 @@ def test_two_inputs_side_by_side_and_words_in_two_rows_on_wide_screens(opened):
 
 @pytest.mark.parametrize("width", [1280, 200])
 def test_the_source_comes_first(opened, page, width):
-    """Above in rows, on the left in columns."""
+    """The source is above the target in rows, and on its left in columns."""
     page.set_viewport_size({"width": width, "height": 800})
     opened("several")
     assert page.locator(f".drawing.{'across' if width > 1000 else 'down'}").count() == 1
@@ -245,7 +245,7 @@ def test_the_cell_under_the_cursor_is_described_and_pinned(opened):
     reads(page, ".tip", f"key {key + 1} ")
 
 
-# A long text, from a server
+# Long text from a server
 
 
 def test_a_long_map_loads_few_tiles_and_zooms_to_single_weights(opened, served):
@@ -255,10 +255,10 @@ def test_a_long_map_loads_few_tiles_and_zooms_to_single_weights(opened, served):
     page.wait_for_selector(".map:not(.loading)")
     assert 1 <= counts["tile"] <= 25
     assert "mean of" in page.locator(".map-bar").text_content()
-    ranked(page, "received").click()  # the most read key: 20,001
+    ranked(page, "received").click()  # the key with the most weight received: 20,001
     assert page.evaluate("shown.state.key") == 20000
     until(page, lambda: "mean of" not in page.locator(".map-bar").text_content())
-    ranked(page, "key").click()  # the query that reads it most
+    ranked(page, "key").click()  # the query with the largest weight on it
     assert page.evaluate("[shown.state.query, shown.state.key]") == [21000, 20000]
     page.locator(".map canvas").focus()
     page.keyboard.press("ArrowRight")
@@ -301,7 +301,7 @@ def test_errors_are_shown_with_a_button_that_repeats_all_that_failed(rough_page,
     counts["broken"] = 1
     try:
         show(page, base, "", view="matrix")
-        reads(page, ".message", "/long/received")  # asked when all tiles have failed
+        reads(page, ".message", "/long/received")  # requested after all tiles have failed
     finally:
         counts["broken"] = 0
     page.get_by_role("button", name="Try again").click()
@@ -338,7 +338,7 @@ def test_numbers_lead_from_products_to_the_weight(opened):
     product = float(query[5, 3] @ key[5, 6])
     assert values[0] == pytest.approx(product, abs=1e-3)
     assert values[1] == pytest.approx(product * 8**-0.5, abs=1e-3)
-    part, total, weight = values[-3:]  # softmax in its school form
+    part, total, weight = values[-3:]  # softmax as exp(score) / sum
     assert part == pytest.approx(np.exp(values[1]), rel=1e-3)
     assert weight == pytest.approx(part / total, abs=1e-4)
     assert weight == pytest.approx(weights(SMALL, 0, 0)[5, 3, 6], abs=1e-4)
@@ -346,7 +346,7 @@ def test_numbers_lead_from_products_to_the_weight(opened):
     page.wait_for_selector(".readout:has-text('sat → sat')")
 
 
-# Everywhere
+# All views
 
 
 @pytest.mark.parametrize("data", ["small", "several"])

@@ -1,4 +1,4 @@
-"""View models for the view in a browser: embedded ones, and a server with 32,768 tokens."""
+"""View models for the browser tests: embedded ones, and a server with 32,768 tokens."""
 
 import base64
 import http.server
@@ -57,7 +57,7 @@ def pack(array):
 
 
 def made(heads, queries, keys, *, causal=False, vectors=True, width=8, seed=0):
-    """Return a layer of softmax attention as embedded in a page."""
+    """Return a layer of softmax attention in the form embedded in a page."""
     rng = np.random.default_rng(seed)
     query, key = rng.normal(size=(heads, queries, width)), rng.normal(size=(heads, keys, width))
     scores = query @ key.transpose(0, 2, 1) * width**-0.5
@@ -88,7 +88,7 @@ def layer_info(label, kind, heads, queries, keys, vectors):
 
 
 def view_data(*inputs, title=""):
-    """Return embedded data; an input is (title, texts, [(label, kind, heads, queries, keys, options)])."""
+    """Return data to embed; an input is (title, texts, [(label, kind, heads, queries, keys, options)])."""
     described, stored = [], []
     for name, texts, layers in inputs:
         sizes = [len(item["tokens"]) for item in texts]
@@ -171,7 +171,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def answer(question, payload):
-    """Answer for a long text in which every token attends to the one 1000 before it."""
+    """Answer requests about a long text in which every token attends to the one 1000 before it."""
     if question == "tile":
         (top, bottom), (left, right) = payload["rows"], payload["columns"]
         rows = np.linspace(top, bottom, payload["height"], endpoint=False)

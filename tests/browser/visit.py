@@ -1,4 +1,4 @@
-"""Visits to the page of `regard look`, and fake responses of its server."""
+"""Visits to the page of `regard look`, and fake responses from its server."""
 
 import os
 import time
@@ -12,20 +12,20 @@ import pytest
 from regard.models.encoders.pretrained import MINILM
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
-SHOTS = os.environ.get("REGARD_SHOTS")  # folder for screenshots to look at; they are not compared
+SHOTS = os.environ.get("REGARD_SHOTS")  # folder for screenshots, for visual inspection; they are not compared
 SIZES = ((1280, 900, "light"), (1600, 900, "dark"), (360, 740, "light"), (360, 740, "dark"))
-SIZES = SIZES if SHOTS else SIZES[::3]  # one wide and one narrow: colors move nothing
+SIZES = SIZES if SHOTS else SIZES[::3]  # one wide and one narrow: the color scheme does not change the layout
 WIDE = SIZES[0]
 PATIENCE = 60  # seconds
 ENCODER = find_spec(MINILM) is not None
 needs_encoder = pytest.mark.skipif(not ENCODER, reason="minilm is not installed")
-# Opens a section as if its address had been entered; the previous one is gone at once.
+# Opens a section as if its address had been entered; the previous one closes at once.
 OPEN = """(address) => {
     document.querySelector("#section").replaceChildren();
     history.replaceState(null, "", address);
     dispatchEvent(new HashChangeEvent("hashchange"));
 }"""
-# Waits in the page: asking it again and again takes longer. Its policy forbids page.wait_for_function.
+# Waits inside the page, which is faster than polling it; the page's policy forbids page.wait_for_function.
 WAIT = """new Promise((resolve, reject) => {{
     const end = performance.now() + {milliseconds};
     const check = () => {{
@@ -45,18 +45,18 @@ UNNAMED = """() => [...document.querySelectorAll("main :is(button, input, select
 
 
 def screenshot(page, name: str, **options) -> None:
-    """Save a screenshot, if they are asked for: they take a while."""
+    """Save a screenshot if REGARD_SHOTS is set; each takes a while."""
     if SHOTS:
         page.screenshot(path=Path(SHOTS) / f"{name}.png", **options)
 
 
 def redraw(page) -> None:
-    """Wait until a page has drawn what it has changed."""
+    """Wait until the page has been redrawn."""
     page.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
 
 
 def until(page, holds: Callable[[], object], condition: str = "a condition") -> None:
-    """Wait until this is true."""
+    """Wait until this JavaScript expression is true."""
     end = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < end, f"not within {PATIENCE} s: {condition}"
@@ -64,7 +64,7 @@ def until(page, holds: Callable[[], object], condition: str = "a condition") -> 
 
 
 def show_at(page, width: int, height: int, scheme: str) -> None:
-    """Show a page on another screen."""
+    """Show a page at another screen size."""
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": height})
 
@@ -85,7 +85,7 @@ class Visit:
         self.settle()
 
     def leave(self) -> None:
-        """Close the open section, and so end its requests."""
+        """Close the open section, which cancels its requests."""
         if self.page.url.startswith(self.address):
             self.page.evaluate(OPEN, "#lookup")
 
@@ -95,7 +95,7 @@ class Visit:
         self.until("!document.querySelector('.panel[aria-busy=true]')")
 
     def look(self, name: str, sizes: tuple = SIZES) -> None:
-        """Show the page wide and narrow, light and dark; it may not overflow; every control has a name."""
+        """Show the page wide and narrow, light and dark; nothing overflows and every control has a name."""
         assert self.page.evaluate(UNNAMED) == []
         for width, height, scheme in sizes:
             show_at(self.page, width, height, scheme)
@@ -115,7 +115,7 @@ class Visit:
         assert holds, f"not within {PATIENCE} s: {condition}"
 
     def answer(self, path: str, body: dict, status: int = 200) -> None:
-        """Answer instead of the server."""
+        """Replace the server's response."""
         self.page.route(f"**/api/{path}", lambda route: route.fulfill(json=body, status=status))
 
     def no_markup_came_of_text(self) -> None:
@@ -138,7 +138,7 @@ def translation(text: str) -> dict:
 
 
 def model_info(text: str) -> dict:
-    """Return a translator of /api/models with this text in every field."""
+    """Return an entry of /api/models with this text in every field."""
     numbers = {"attends": True, "layers": 1, "heads": 1, "max_tokens": None}
     return {
         "name": text,

@@ -13,11 +13,11 @@ def run(*arguments: object, status: int = 0) -> None:
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Run a command that fails with one line on stderr; return the line."""
+    """Run a command that must fail with one line on stderr; return the line."""
     capsys.readouterr()
     run(*arguments, status=2)
     captured = capsys.readouterr()
-    assert captured.out == "" or arguments[0] == "look"  # look prints what it loads
+    assert captured.out == "" or arguments[0] == "look"  # look prints the models it loads
     assert captured.err.startswith("regard: ")
     assert captured.err.count("\n") == 1, captured.err
     return captured.err

@@ -1,4 +1,4 @@
-"""`regard align`: by the lexical aligner or by attention, and the error rate against gold links."""
+"""`regard align`: with the lexical aligner or attention, and the error rate against gold links."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def test_layer_heads_and_shift_can_be_selected(model, files, capsys):
     run("align", "-m", model, *files, "--layer", 1, "--heads", "1", "--shift", "input")
     printed = capsys.readouterr().out.split("\n")
     assert printed == [*expected(model, layer=1, heads=(1,), shift="input"), ""]
-    run("align", "-m", model, *files, "--layer", 1)  # all heads: the selected ones belong to another layer
+    run("align", "-m", model, *files, "--layer", 1)  # all heads: the selected ones are in another layer
     assert capsys.readouterr().out.split("\n") == [*expected(model, layer=1, shift="output"), ""]
 
 
@@ -247,7 +247,7 @@ def test_tmx_and_moses(corpus, tmp_path, capsys):
     run("align", memory, "--languages", "de-en", "-o", tmp_path / "aligned.tmx")
     assert list(read_pairs(tmp_path / "aligned.tmx")) == pairs
     content = (tmp_path / "aligned.tmx").read_bytes()
-    run("align", memory, "-o", tmp_path / "aligned.tmx")  # the languages of the input
+    run("align", memory, "-o", tmp_path / "aligned.tmx")  # the languages come from the input
     assert (tmp_path / "aligned.tmx").read_bytes() == content
     assert '<prop type="x-alignment">0-0 1-1 2-2 3-3</prop>' in (tmp_path / "aligned.tmx").read_text()
 

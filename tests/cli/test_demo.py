@@ -1,4 +1,4 @@
-"""`regard demo`: which folders it replaces. `make demo` shows its output."""
+"""`regard demo`: the folders that it replaces. `make demo` shows its output."""
 
 import shutil
 

@@ -28,7 +28,7 @@ def test_a_port_in_use_is_one_line(model, monkeypatch, capsys):
         cure = "Choose another; --port 0 picks a free one."
         assert message == f"regard: Port {port} on 127.0.0.1 is in use. {cure}\n"
         monkeypatch.setattr("regard.app.server.run.DEFAULT_PORT", port)
-        with listen("127.0.0.1") as other:  # without a port, a free one is used
+        with listen("127.0.0.1") as other:  # the default is a free port
             assert other.getsockname()[1] != port
 
 
@@ -38,7 +38,7 @@ def test_a_port_in_use_is_one_line(model, monkeypatch, capsys):
         (["no/such/folder"], "'no/such/folder' does not exist"),
         (["--port", "-1"], "--port is -1; it must be at least 0"),
         (["--port", "65536"], "--port is 65536; it must be at "),
-        (["--host", "192.0.2.1"], "--host 127.0.0.1"),  # the address of another machine
+        (["--host", "192.0.2.1"], "--host 127.0.0.1"),  # another machine's address
         (["--host", ""], "--host is empty"),
         (["--recording", "none"], "--recording 'none' is not a folder"),
         (["--recording", "."], "'.' is not a recording"),
@@ -51,7 +51,7 @@ def test_errors_are_one_line(options, message, model, tmp_path, monkeypatch, cap
 
 @pytest.fixture
 def serving(monkeypatch):
-    """Replace the server with a function of the state and of `ready`."""
+    """Replace the server with a function of the state and `ready`."""
 
     def replace(function) -> None:
         def serve(state, listening, ready, host, origin):
@@ -65,7 +65,7 @@ def serving(monkeypatch):
 
 @pytest.fixture
 def served(serving):
-    """Record what would be served."""
+    """Record the state that would be served."""
     recorded = {}
     serving(lambda state, ready: recorded.update(state=state, ready=ready))
     return recorded
@@ -89,7 +89,7 @@ def fresh(monkeypatch, tmp_path, model) -> Path:
 
 
 def test_the_demo_is_trained_on_request(fresh, serving, capsys):
-    """The translator is added when its training has finished; a second request changes nothing."""
+    """The translator is added when its training finishes; a second request changes nothing."""
     seen = []
 
     def serve(state, ready):
@@ -150,7 +150,7 @@ def registry_model(monkeypatch):
 
 @pytest.mark.skipif(not command._has_minilm(), reason="minilm is not installed")
 def test_loading_the_default_models_does_not_import_the_compiler():
-    """In a process of its own: importing torch's compiler would double the time to the first picture."""
+    """Importing torch's compiler would double the time to the first picture. Runs in a new process."""
     program = """if True:
         import sys
         from regard.app.server.registry import Registry
@@ -206,7 +206,7 @@ def test_a_failed_demo_training_is_reported(fresh, serving, monkeypatch, capfd):
     def serve(state, ready):
         state.registry.demo.start()
         until(lambda: not state.registry.pending, 60)
-        assert state.registry.demo.available  # may be tried again
+        assert state.registry.demo.available  # training can be requested again
 
     serving(serve)
     look()
@@ -244,7 +244,7 @@ def test_a_public_address_prints_a_warning(served, model, capsys):
 
 @pytest.mark.parametrize(("ended", "status"), [(None, 0), (KeyboardInterrupt(), 130)])
 def test_a_thread_that_does_not_end_is_left_behind(ended, status, model, monkeypatch):
-    """Signals to a process are sent in tests/app/server/test_load.py."""
+    """See tests/app/server/test_load.py for signals sent to a process."""
     close, exits = AppState.close, []
     monkeypatch.setattr(AppState, "close", lambda state, *_: not close(state))
     monkeypatch.setattr(command.os, "_exit", exits.append)

@@ -25,7 +25,7 @@ from regard.translation.model_folder import FORMAT
 from tests.cli.running import error_of, run
 
 NAMES = [name for commands in COMMANDS.values() for name in commands]
-# a program that runs `regard attempt`; the function is defined before
+# runs `regard attempt`; its function is defined above
 ATTEMPT = """
 import sys, types
 import regard.cli.app
@@ -47,7 +47,7 @@ def command(monkeypatch):
 
 
 def click_command(name: str):
-    """Return a command as typer runs it."""
+    """Return the click command that typer runs."""
     app = typer.Typer(add_completion=False)
     add_command(app, name)
     return typer.main.get_command(app)
@@ -149,10 +149,10 @@ def test_help_names_values_and_shows_valid_examples(name, capsys, monkeypatch):
         monkeypatch.setenv("COLUMNS", str(columns))
         run(name, "--help")
         printed = capsys.readouterr().out
-        type_names = r"<(bool|str|list|path|int|float)|\[x>=|\bPath\b|None"  # typer's
+        type_names = r"<(bool|str|list|path|int|float)|\[x>=|\bPath\b|None"  # typer's type names
         assert not re.search(type_names, printed)
         assert all(len(line) <= columns for line in printed.split("\n"))
-        assert "\x1b" not in printed  # no colors without a terminal
+        assert "\x1b" not in printed  # no colors if stdout is not a terminal
         assert all(f" {line} " in printed for line in examples(name))  # not wrapped
     command = click_command(name)
     for param in command.params:
@@ -166,7 +166,7 @@ def test_help_names_values_and_shows_valid_examples(name, capsys, monkeypatch):
 
 
 def test_help_does_not_import_torch():
-    """Nor other slow packages that few commands need."""
+    """Other slow packages that few commands need are not imported either."""
     program = (
         "import sys\n"
         "from regard.cli import main\n"
@@ -252,7 +252,7 @@ def test_internal_errors_keep_their_traceback(error, command):
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_closed_outputs_are_discarded(closed, tmp_path):
-    """Otherwise the next opened file would get their descriptors and the printed text."""
+    """If they stayed closed, the next opened file would get their descriptors and the printed text."""
     program = (
         "def attempt():\n"
         "    with open(sys.argv[1], 'w') as file:\n"
@@ -329,7 +329,7 @@ def without_wait_policies() -> dict[str, str]:
     ("variables", "imported", "expected"),
     [
         ({}, False, {"GOMP_SPINCOUNT": "10000"}),
-        ({}, True, {}),  # torch has read them
+        ({}, True, {}),  # torch has already read them
         ({"OMP_WAIT_POLICY": "ACTIVE"}, False, {"OMP_WAIT_POLICY": "ACTIVE"}),
         ({"GOMP_SPINCOUNT": "5"}, False, {"GOMP_SPINCOUNT": "5"}),
     ],
@@ -361,7 +361,7 @@ main(["draw", "--mask", "causal", "-o", "x.svg"])
 
 
 def test_threads_spin_briefly_before_torch_is_imported():
-    """Only by the command line: importing regard does not change the environment."""
+    """Only the command line sets the variable: importing regard does not change the environment."""
     done = subprocess.run(
         [sys.executable, "-c", WAITING], env=without_wait_policies(), capture_output=True, text=True
     )

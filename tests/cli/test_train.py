@@ -90,7 +90,7 @@ def test_suggested_settings_exist():
 
 def test_the_same_command_can_be_resumed(corpus, tmp_path, capsys):
     run("train", *arguments(corpus), "-o", corpus / "model", "--resume")
-    printed = capsys.readouterr().out  # how to translate a sentence of the validation set
+    printed = capsys.readouterr().out  # prints how to translate a sentence from the validation set
     assert any(f"--model {corpus / 'model'} '{pair.source}'\n" in printed for pair in PAIRS[:5])
     elsewhere = tmp_path / "moved"  # the same contents under other paths
     elsewhere.mkdir()
@@ -214,7 +214,7 @@ def test_the_default_preset_is_chosen_from_the_corpus(corpus, capsys):
     config = tomllib.loads(shown)
     assert config["model"]["width"] == 128
     assert config["model"]["dropout"] == 0.25
-    run("train", "--print-config", "--minutes", "15")  # without a corpus: as for Multi30k
+    run("train", "--print-config", "--minutes", "15")  # no corpus: the settings for Multi30k
     assert tomllib.loads(capsys.readouterr().out)["training"]["minutes"] == 15
 
 

@@ -223,7 +223,7 @@ class TestShards:
         assert digest(tmp_path / "a", Beam(4)) == keys[0]
 
     def test_existing_shards_are_reused(self, model, translator, file, tmp_path):
-        """Two processes, one after the other; the second shard is from an interrupted run."""
+        """Two processes run in sequence; the second shard is left over from an interrupted run."""
         output = tmp_path / "out.txt"
 
         def writer():

@@ -27,7 +27,7 @@ def model(encoder: Path) -> str:
 
 
 def titles(printed: str) -> list[str]:
-    """The sentences above the tables of their words."""
+    """Return the sentences printed above the tables of their words."""
     lines = printed.splitlines()
     return [line for line, after in pairwise(lines) if after.startswith("word ")]
 
@@ -100,7 +100,7 @@ def test_embed_reads_files_and_stdin(model, tmp_path, monkeypatch, capsys):
 
 
 def test_embed_splits_lines_only_at_newlines(model, tmp_path, monkeypatch):
-    """Unlike str.splitlines and universal newlines; a byte order mark is dropped."""
+    """str.splitlines and universal newlines would split at more characters; a byte order mark is dropped."""
     from regard.cli.words import _lines
 
     content = "\ufeffDogs\u2028bark\x85 may\r\n\nTrees\x0b and\rtrees".encode()

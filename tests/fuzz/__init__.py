@@ -2,5 +2,5 @@
 
 A target is a module of this package with a function `run(case)`. It draws everything from `case.random`, so a
 case is determined by its target and its number. It raises `Failure` if regard did something wrong; any other
-exception that it lets through is a failure as well, and so is the death or the hang of the process.
+exception that it raises is also a failure, as is a crash or a hang of the process.
 """

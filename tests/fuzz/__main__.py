@@ -72,7 +72,7 @@ def _fuzz(target: str, numbers: Iterator[int], seconds: float, shared: Path) -> 
 
 
 def _print(problems: list[Problem]) -> None:
-    """One failure, and how often it occurred."""
+    """Print a failure and how often it occurred."""
     shortest = min(problems, key=lambda problem: (len(problem.notes), problem.number))
     print(f"\nFAILED {shortest.target}: {shortest.kind}" + (f" ({len(problems)} ×)" if problems[1:] else ""))
     print(f"  case    {shortest.notes or '?'}")

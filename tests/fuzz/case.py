@@ -1,4 +1,4 @@
-"""One case: its random numbers, its description, and how it reports a failure."""
+"""One fuzz case: its random numbers, its description, and its failures."""
 
 import random
 import signal
@@ -13,9 +13,9 @@ import torch
 
 
 class Failure(BaseException):
-    """Something is wrong. `kind` is the same for all cases with the same cause; `detail` holds the numbers.
+    """A detected bug. `kind` is the same for all cases with the same cause; `detail` has the numbers.
 
-    It is no Exception, so that no code under test catches it.
+    It is not an Exception, so the code under test cannot catch it.
     """
 
     def __init__(self, kind: str, detail: str = "") -> None:
@@ -27,7 +27,7 @@ class Failure(BaseException):
 class Case:
     """The case `number` of a target.
 
-    shared: a folder that all cases of a run share, for what is expensive to make.
+    shared: a folder that all cases of a run share, for objects that are expensive to create.
     report: sends the description to the parent process before anything dangerous happens.
     """
 
@@ -52,13 +52,13 @@ class Case:
         return self.random.random() < probability
 
     def randn(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Normal numbers; the seed is drawn from the case."""
+        """Return normal numbers; the seed is drawn from the case."""
         generator = torch.Generator().manual_seed(self.random.getrandbits(60))
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def signature(error: BaseException) -> str:
-    """A short text that is equal for equal causes: the failure's kind, or the exception and its origin."""
+    """Return a text that is equal for equal causes: the failure's kind, or the exception type and origin."""
     if isinstance(error, Failure):
         return error.kind
     frames = traceback.extract_tb(error.__traceback__)

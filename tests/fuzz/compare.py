@@ -29,7 +29,7 @@ class Expected(NamedTuple):
 
 
 def expected(call: Call, grad: Tensor | None = None) -> Expected:
-    """Output, weights, scores and, for a gradient of the output, gradients, in float64."""
+    """Return output, weights, scores and, for an output gradient, gradients, in float64."""
     results = [_solve(call, grad, None)]
     for sample in range(SAMPLES):
         noise = oracle.Noise(call.rounding, torch.Generator().manual_seed(sample), grad)
@@ -72,7 +72,7 @@ def _solve(call: Call, grad: Tensor | None, noise: oracle.Noise | None) -> tuple
 
 
 def differentiate(output: Tensor, inputs: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
-    """The gradients; zeros for inputs that the output does not depend on."""
+    """Return the gradients; zeros for inputs that the output does not depend on."""
     if not output.requires_grad:
         return [torch.zeros_like(x) for x in inputs]
     found = torch.autograd.grad(output, inputs, grad.to(output.dtype), allow_unused=True)
@@ -87,8 +87,8 @@ def check(name: str, result: Tensor, exact: Tensor, error: float | None, kind: s
         return
     result, exact = result.detach(), exact.detach()
     distance = (result.double() - exact.double()).abs()
-    distance[result.isinf() & (exact.abs() > 0.99 * torch.finfo(result.dtype).max)] = 0  # too large for half
-    error += 1e-24  # weights far below the rounding of a row may become zero, times gradients of any size
+    distance[result.isinf() & (exact.abs() > 0.99 * torch.finfo(result.dtype).max)] = 0  # overflow
+    error += 1e-24  # tiny weights may be rounded to zero, and gradients of any size multiply them
     if bool((distance <= error).all()):
         return
     at = tuple(int(i) for i in torch.unravel_index(distance.nan_to_num(torch.inf).argmax(), distance.shape))
@@ -108,6 +108,6 @@ def _largest(x: Any) -> float:
 
 
 def _rounded(call: Call, x: Tensor, times: float) -> float:
-    """The error of rounding a result to the dtype of the call."""
+    """Return the error of rounding a result to the dtype of the call."""
     unit = torch.finfo(call.dtype)
     return times * (max(unit.eps, 16 * call.rounding) * _largest(x) + unit.tiny)

@@ -13,11 +13,11 @@ import regard
 from tests.cases import BIASES, MIXED_WIDTHS, NORMALIZERS, SCORES, Draw, Shape
 from tests.fuzz.case import Case
 
-# around the tiles of the kernels: one less, exactly, one more
+# around the tile sizes of the kernels: one less, equal, one more
 QUERIES = (1, 2, 3, 5, 7, 8, 9, 16, 17, 23, 24, 25, 31, 33, 48, 49)
 KEYS = (*QUERIES, 63, 64, 65, 127, 129, 257)
 WIDTHS = (1, 2, 3, 4, 5, 8, 11, 16, 17, 24, 32, 33, 64, 65)
-PAIRS = 20_000  # at most, of queries and keys in all heads
+PAIRS = 20_000  # maximum number of query-key pairs in all heads
 
 SCORE_NAMES = list(SCORES)
 NORMALIZER_TABLE: dict[str, Callable[[Shape, Draw], Any]] = {
@@ -56,7 +56,7 @@ class Call:
         self.normalize = random.choice(list(normalizers))
         self.score = random.choice([*scores, *(name for name in ("scaled dot", "dot") if name in scores)])
         if self.score == "function" and self.dtype.itemsize < 4:
-            self.score = "scaled dot"  # a function computes in the dtype of its inputs
+            self.score = "scaled dot"  # a score function computes in the dtype of its inputs
         self.shape = draw_shape(random, self.score, zero, pairs)
         self.magnitude = random.choice(list(magnitudes))
         if self.dtype is torch.float16:
@@ -78,14 +78,14 @@ class Call:
         )
 
     def inputs(self, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """Query, key and value: the same numbers in every dtype."""
+        """Return query, key and value: the same numbers in every dtype."""
         draw = Draw(self.seed, dtype or self.dtype, "cpu", self.dtype)
         tensors = [draw(*shape) for shape in self.shape]
         tensors[0] = (tensors[0].double() * self.magnitude).to(self.dtype).to(tensors[0].dtype)
         return tensors
 
     def options(self, dtype: torch.dtype | None = None) -> dict[str, Any]:
-        """Score, normalize and bias; with half precision their parameters are float32, as in training."""
+        """Return score, normalize and bias; parameters stay float32 in half precision, as in training."""
         precise = torch.float64 if self.dtype is torch.float64 else torch.float32
         draw = Draw(self.seed + " options", dtype or precise, "cpu", self.dtype)
         shape = self.shape
@@ -98,12 +98,12 @@ class Call:
 
     @property
     def rounding(self) -> float:
-        """Half a unit in the last place of the dtype that the operator computes in."""
+        """Return half a unit in the last place of the dtype that the operator computes in."""
         return 2.0**-53 if self.dtype is torch.float64 else 2.0**-24
 
 
 def draw_shape(random: Random, score: str, zero: float = 0.0, pairs: int = PAIRS) -> Shape:
-    """Shapes of query, key and value."""
+    """Draw the shapes of query, key and value."""
     while True:
         q, k, d, e = (random.choice(sizes) for sizes in (QUERIES, KEYS, WIDTHS, WIDTHS))
         if random.random() < 0.3:
@@ -125,7 +125,7 @@ def draw_shape(random: Random, score: str, zero: float = 0.0, pairs: int = PAIRS
         if not axes:
             return Shape((q, d), (k, key_width), (k, e))
         key_heads, value_heads = groups, groups
-        if random.random() < 0.15:  # one of them broadcasts
+        if random.random() < 0.15:  # one of the tensors broadcasts
             key_heads, value_heads = random.choice(((1, groups), (groups, 1)))
         query_heads = 1 if shared == 1 and random.random() < 0.1 else groups * shared
         return Shape(
@@ -136,18 +136,18 @@ def draw_shape(random: Random, score: str, zero: float = 0.0, pairs: int = PAIRS
 
 
 def _broadcasting(random: Random, batch: list[int]) -> list[int]:
-    """The batch axes of one tensor, of which some may be 1 or missing."""
+    """Return the batch axes of one tensor, some of which may be 1 or missing."""
     if random.random() < 0.8:
         return batch
     axes = [random.choice((size, 1)) for size in batch]
     return axes[random.randrange(len(axes) + 1) :] if random.random() < 0.3 else axes
 
 
-# Masks: the object, the boolean tensor that it means, and its text
+# Masks: the object, its boolean tensor, and its text
 
 
 def draw_mask(random: Random, shape: Shape, depth: int = 2) -> tuple[Any, Tensor, str]:
-    """A random mask for these shapes."""
+    """Draw a mask for these shapes."""
     return _mask(random, shape, depth, random.choice(("end", "end", "start")))
 
 
@@ -158,7 +158,7 @@ def _mask(random: Random, shape: Shape, depth: int, align: Any) -> tuple[Any, Te
         for _ in range(random.choice((1, 1, 2, 4))):
             other, also, more = _mask(random, shape, depth - 1, align)
             if isinstance(mask, Tensor) and isinstance(other, Tensor):
-                continue  # torch computes & of two tensors
+                continue  # torch itself computes & of two tensors
             if random.random() < 0.5:
                 mask, seen, told = mask & other, seen & also, f"({told} & {more})"
             else:
@@ -189,7 +189,7 @@ def _mask(random: Random, shape: Shape, depth: int, align: Any) -> tuple[Any, Te
 
 
 def draw_rule(random: Random, align: Any, q: int, k: int) -> tuple[Any, str]:
-    """A mask that follows from positions."""
+    """Draw a mask that is defined by positions."""
     reach = random.choice((0, 1, 2, 5, k))
     match random.choice(("causal", "causal", "window", "sides", "prefix")):
         case "causal":
@@ -206,7 +206,7 @@ def draw_rule(random: Random, align: Any, q: int, k: int) -> tuple[Any, str]:
 
 
 def rule_sees(rule: Any, q: int, k: int) -> Tensor:
-    """A rule as a boolean tensor (q, k), from its definition."""
+    """Return a rule as a boolean tensor (q, k), from its definition."""
     here = torch.arange(q)[:, None] + (0 if rule.align == "start" else k - q)
     key = torch.arange(k)
     match rule:
@@ -246,11 +246,11 @@ def _split(random: Random, total: int, parts: int) -> list[int]:
     return [end - start for start, end in itertools.pairwise([0, *cuts, total])]
 
 
-# How a tensor lies in memory
+# Memory layouts
 
 
 def lay_out(random: Random, x: Tensor) -> Tensor:
-    """The same numbers with other strides; differentiable."""
+    """Return the same numbers with other strides; differentiable."""
     match random.choice(("plain", "plain", "transposed", "heads inside", "strided", "offset", "expanded")):
         case "transposed" if x.dim() > 1:
             return x.mT.contiguous().mT
@@ -263,5 +263,5 @@ def lay_out(random: Random, x: Tensor) -> Tensor:
         case "expanded" if x.dim() > 2 and x.shape[0] == 1:
             return x[0].expand(x.shape)
         case "expanded" if not x.requires_grad:
-            return torch._neg_view(-x)  # the minus sign is a bit of the view, and not in memory
+            return torch._neg_view(-x)  # the minus sign is a flag of the view, not in memory
     return x

@@ -1,8 +1,8 @@
 """Attention from its formulas: dense, in float64, differentiable by torch, and independent of regard's code.
 
-It reads the kind and the public settings of a score, bias or normalizer; masks come as boolean tensors. With
-`noise` it computes what rounding might have made of the same problem: scores and inputs are moved by about
-their own rounding errors. How much the result moves tells how exact an implementation can be.
+It reads the kind and the public settings of a score, bias or normalizer; masks are given as boolean tensors.
+With `noise` it perturbs scores and inputs by about their own rounding errors; the resulting change in the
+output is an estimate of the accuracy that an implementation can reach.
 """
 
 import math
@@ -17,9 +17,9 @@ from tests import naive
 
 
 class Result(NamedTuple):
-    """Output, weights, scores, and the size of the numbers that the scores are sums of.
+    """Output, weights, scores, and the magnitude of the terms that each score sums.
 
-    jump: rounding may change the output a lot. bend: it may change the gradient a lot.
+    jump: rounding may change the output a lot. bend: rounding may change the gradient a lot.
     """
 
     output: Tensor
@@ -32,14 +32,14 @@ class Result(NamedTuple):
 
 @dataclass
 class Noise:
-    """Random relative errors of the size of one rounding. `grad`: the gradient of the output, if any."""
+    """Random relative errors of the size of one rounding. `grad`: the output gradient, if any."""
 
     rounding: float
     generator: torch.Generator
     grad: Tensor | None = None
 
     def on(self, x: Tensor, size: Tensor | None = None) -> Tensor:
-        """x, with errors relative to `size`, or to x itself."""
+        """Return x with errors relative to `size`, or to x itself."""
         random = 2 * torch.rand(x.shape, dtype=x.dtype, generator=self.generator) - 1
         return x + self.rounding * random * (x if size is None else size)
 
@@ -56,7 +56,7 @@ def attention(
     noise: Noise | None = None,
     rounding: float = 2.0**-24,
 ) -> Result:
-    """All tensors have one dtype. `rounding`: half a unit in the last place of the compared results."""
+    """Compute attention; all tensors have one dtype. `rounding`: half a unit in the results' last place."""
     heads = _heads(query, key, value)
     if noise is not None:
         query, key, value = (noise.on(x) for x in (query, key, value))
@@ -66,7 +66,7 @@ def attention(
     for part in bias if isinstance(bias, list | tuple) else [bias]:
         added = _bias(part, heads, queries, keys)
         if query.dim() == 2 and added.dim() == 3:
-            added = added[0]  # a call without an axis of heads
+            added = added[0]  # a call without a head axis
         s, size = s + added, size + added.detach().abs()
     if noise is not None:
         s = noise.on(s, size)
@@ -77,7 +77,7 @@ def attention(
     weights, slope, margin = _normalize(normalize, s, visible)
     weights, slope = torch.where(visible, weights, 0.0), torch.where(visible, slope.detach(), 0.0)
     if noise is not None and noise.grad is not None:
-        # backward, scores are computed again and meet the τ of the forward pass: they err by themselves
+        # backward recomputes the scores and reuses the forward τ, so their errors are independent
         weights = noise.on(weights, slope * size + weights.detach().abs())
         if s.requires_grad:
             terms = slope * (noise.grad.abs() @ value.detach().abs().mT)
@@ -86,7 +86,7 @@ def attention(
     near = bool((visible & (margin.abs() <= 8 * rounding * (size + 1))).any())
     steep = isinstance(normalize, regard.Entmax) and normalize.alpha > 2
     jump = near and (steep or isinstance(normalize, regard.Hard))
-    # where scores err by more than the temperature, any of the best keys may come out first
+    # if scores err by more than the temperature, any of the best keys may have the largest weight
     temperature = getattr(normalize, "temperature", 1.0)
     jump = jump or bool((visible & (8 * rounding * size > 0.5 * temperature)).any())
     hidden = torch.where(visible, s, -math.inf)
@@ -99,7 +99,7 @@ def _heads(*tensors: Tensor) -> int:
 
 
 def _repeat(x: Tensor, heads: int) -> Tensor:
-    """Consecutive query heads share a key head."""
+    """Repeat key heads, which consecutive query heads share."""
     return x if x.dim() == 2 or not x.shape[-3] else x.repeat_interleave(heads // x.shape[-3], -3)
 
 
@@ -109,7 +109,7 @@ def _repeat(x: Tensor, heads: int) -> Tensor:
 def _scores(
     score: Any, query: Tensor, key: Tensor, rounding: float, noise: Noise | None
 ) -> tuple[Tensor, Tensor, bool]:
-    """The scores, the size of the numbers that they are sums of, and whether a relu is near its bend."""
+    """Return the scores, the magnitude of their terms, and whether a relu is near its kink."""
     bend = False
     left, right = query.detach().abs(), key.detach().abs()
     wide = query.unsqueeze(-2), key.unsqueeze(-3)
@@ -121,7 +121,7 @@ def _scores(
             s, size = query @ key.mT * scale, left @ right.mT * abs(scale)
         case regard.Cosine(scale=scale):
             norms = query.norm(dim=-1, keepdim=True) * key.norm(dim=-1).unsqueeze(-2)
-            if noise is not None:  # the gradients of product and norms cancel, their errors do not
+            if noise is not None:  # the gradients of product and norms cancel, but their errors do not
                 query, key = noise.on(query), noise.on(key)
             s = query @ key.mT / norms * scale
             size = left @ right.mT / norms.detach() * abs(scale)
@@ -146,7 +146,7 @@ def _scores(
 
 
 def _tanh(x: Tensor, noise: Noise | None) -> Tensor:
-    """tanh, whose derivative errs by a rounding of 1 where there is noise.
+    """Compute tanh; with noise, its derivative errs by a rounding of 1.
 
     torch's derivative, 1 − tanh², is 0 from |x| = 19 on, where tanh rounds to 1; 4 exp(−2 |x|) is not.
     """
@@ -161,7 +161,7 @@ def _tanh(x: Tensor, noise: Noise | None) -> Tensor:
 
 
 def _bias(bias: Any, heads: int, queries: int, keys: int) -> Tensor:
-    """A bias as a tensor that broadcasts to (…, heads, queries, keys)."""
+    """Return a bias as a tensor that broadcasts to (…, heads, queries, keys)."""
     distance = torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
     match bias:
         case None:
@@ -173,7 +173,7 @@ def _bias(bias: Any, heads: int, queries: int, keys: int) -> Tensor:
             return vector[..., distance.clamp(-reach, reach) + reach]
         case regard.ALiBi():
             slopes = torch.tensor([naive.slope(head, heads) for head in range(heads)], dtype=torch.float32)
-            return (-slopes[:, None, None] * distance.abs()).double()  # in float32, as it is there
+            return (-slopes[:, None, None] * distance.abs()).double()  # computed in float32, as in regard
         case regard.T5Bias():
             buckets = [
                 naive.bucket(at, bias.buckets, bias.max_distance, bias.bidirectional)
@@ -188,12 +188,12 @@ def _bias(bias: Any, heads: int, queries: int, keys: int) -> Tensor:
 
 
 def _normalize(normalize: Any, s: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights and φ', arbitrary where nothing is visible; and how far scores are from a bend or jump."""
+    """Return weights, φ' (arbitrary in rows without keys), and each score's distance to a bend or jump."""
     far = torch.full((), math.inf)
     if not s.shape[-1]:
         return s, s, far
     count = visible.sum(-1, keepdim=True).clamp(min=1).to(s.dtype)
-    # a row without keys would be NaN: compute it as if it saw all of them, the caller drops it
+    # a row without visible keys would be NaN: treat all as visible, the caller drops the row
     low = torch.where(visible | ~visible.any(-1, keepdim=True), s, -math.inf)
     low = torch.where(low.amax(-1, keepdim=True) == -math.inf, 0.0, low)
     match normalize:
@@ -213,7 +213,7 @@ def _normalize(normalize: Any, s: Tensor, visible: Tensor) -> tuple[Tensor, Tens
             return torch.relu(s) / count, (s > 0) / count, s.detach()
         case regard.Sigmoid(bias=bias):
             weights = torch.sigmoid(s - count.log() if bias is None else s + bias)
-            return weights, weights, far  # φ' is w (1 − w), of which 1 − w may be rounded to 0
+            return weights, weights, far  # φ' is w (1 − w), but 1 − w may be rounded to 0
         case regard.Hard():
             gap = low - low.amax(-1, keepdim=True)
             best = (gap == 0).to(s.dtype)
@@ -223,7 +223,7 @@ def _normalize(normalize: Any, s: Tensor, visible: Tensor) -> tuple[Tensor, Tens
 
 
 def _entmax(s: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Peters et al. 2019, eq. 10: τ by bisection, then one Newton step that carries its derivative."""
+    """Entmax (Peters et al. 2019, eq. 10): τ by bisection, then a differentiable Newton step."""
     power = 1 / (alpha - 1)
     x = (s - s.detach().amax(-1, keepdim=True)) * (alpha - 1)
     fixed = x.detach()
@@ -238,6 +238,6 @@ def _entmax(s: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     slope = torch.where(inside, safe.detach().pow(power - 1), 0.0)
     excess = torch.where(inside, safe.pow(power), 0.0).sum(-1, keepdim=True) - 1
     step = excess / (power * slope).sum(-1, keepdim=True)
-    moved = gap + (step.detach() - step)  # the value stays, the derivative of τ comes in
+    moved = gap + (step.detach() - step)  # adds the derivative of τ without changing the value
     weights = torch.where(inside, torch.where(inside, moved, 1.0).pow(power), 0.0)
     return weights, slope, (fixed - low) / (alpha - 1)

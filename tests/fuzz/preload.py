@@ -7,5 +7,5 @@ import torch
 import regard
 
 warnings.simplefilter("ignore")
-torch.broadcast_shapes((1,), (1,))  # its first call imports the symbolic shapes, which takes a second
+torch.broadcast_shapes((1,), (1,))  # the first call imports the symbolic shapes, which takes a second
 __all__ = ["regard", "torch"]

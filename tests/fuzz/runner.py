@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 TIMEOUT, PREPARATION = 90.0, 300.0  # seconds until a case, or a preparation, counts as a hang
 TIMEOUTS = {"folders": 40.0}
-WEIGHTS: dict[str, float] = {  # shares of the time
+WEIGHTS: dict[str, float] = {  # shares of the total time
     "operator": 4,
     "weights": 3,
     "custom": 2,
@@ -53,7 +53,7 @@ def cases(target: str, numbers: Iterator[int], shared: Path) -> Iterator[Problem
             worker = worker or Worker.start(target, shared)
             problem = worker.run(target, number)
             if problem is not None and problem.kind.endswith("does not end"):
-                worker.alive = False  # something may still be at work in it
+                worker.alive = False  # the process may still be busy
             if not worker.alive:
                 worker.stop()
                 worker = None
@@ -65,7 +65,7 @@ def cases(target: str, numbers: Iterator[int], shared: Path) -> Iterator[Problem
 
 @dataclass
 class Worker:
-    """A process that runs cases; `first` is the first of them. `ready`: whether it is prepared."""
+    """A process that runs cases, beginning with `first`. `ready`: whether it is prepared."""
 
     process: multiprocessing.process.BaseProcess
     pipe: Connection
@@ -75,8 +75,8 @@ class Worker:
 
     @classmethod
     def start(cls, target: str, shared: Path) -> "Worker":
-        # forked from a server that has imported torch and computed nothing: quick, and without OpenMP threads
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin are slow on a busy machine
+        # forked from a server that has imported torch but computed nothing: fast, and without OpenMP threads
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads are slow on a busy machine
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tests.fuzz.preload"])
         ours, theirs = context.Pipe()
@@ -112,7 +112,7 @@ class Worker:
         return signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
 
     def _before(self, number: int) -> str:
-        """Memory may have been damaged by an earlier case of the same process."""
+        """Name the earlier cases of this process, one of which may have corrupted its memory."""
         return "" if self.first == number else f"if not by itself, then after the cases from {self.first}"
 
     def stop(self) -> None:
@@ -124,8 +124,8 @@ class Worker:
 
 
 def _serve(target: str, shared: Path, pipe: Connection) -> None:
-    """The worker: receive a number, run the case, send the result; until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops us
+    """Run the worker: receive a number, run the case, send the result; until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops the worker
     import torch
 
     from tests.fuzz.case import Case, Failure, signature

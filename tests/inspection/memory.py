@@ -1,4 +1,4 @@
-"""The peak memory of a few lines of code, in a process of their own."""
+"""Measure the peak memory of a few lines of code, in a separate process."""
 
 from textwrap import indent
 
@@ -22,7 +22,7 @@ print(most() - before)
 
 
 def peak_at_16384_tokens(lines: str) -> int:
-    """Return the bytes that these lines need for n = 16,384 beyond those for n = 64."""
+    """Return the bytes that these lines need for n = 16,384 beyond the bytes for n = 64."""
     done = run_fresh(_PROGRAM.format(indent(lines.strip(), "    ")), timeout=590)
     assert done.returncode == 0, done.stderr
     return int(done.stdout.splitlines()[-1])

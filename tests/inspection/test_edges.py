@@ -1,4 +1,4 @@
-"""Knockout, value zeroing and patching, against dense computations, with caches, and in linear memory."""
+"""Knockout, value zeroing and patching: compared with dense computations, with caches, in linear memory."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def quiet(one_thread):
 
 
 class Direct(nn.Module):
-    """Attention written with SDPA, with an optional cache of keys, as people write it."""
+    """Attention that calls SDPA, with an optional cache of keys."""
 
     def __init__(self, causal=True):
         super().__init__()
@@ -50,7 +50,7 @@ def pair(request):
 
 
 def hide(queries, keys):
-    """The dense equivalent of Block: remove weights, then normalize the rest."""
+    """Dense equivalent of Block: remove weights, then renormalize the rest."""
 
     def function(weights):
         hidden = torch.zeros(weights.shape[-2:], dtype=torch.bool)
@@ -63,7 +63,7 @@ def hide(queries, keys):
 
 @pytest.mark.sampled(2)
 def test_a_knockout_equals_dense_weights_without_the_edges(pair):
-    """Sinks take part in the softmax, but the models here have none, so renormalizing is exact."""
+    """Renormalizing is exact here because none of these models has sinks."""
     model, run = pair
     before = run()
     for heads in (None, HEADS):
@@ -129,7 +129,7 @@ def test_a_query_without_keys_outputs_zero():
 @pytest.mark.parametrize("cache", [None, "static"])
 @pytest.mark.sampled(3)
 def test_positions_are_absolute_while_a_model_generates(name, cache):
-    """Generating with a cache equals one pass over the text, with the same edges blocked."""
+    """Generating with a cache equals one pass over the text with the same edges blocked."""
     if cache == "static" and name in ("bart", "gpt2"):
         pytest.skip("these have no static cache")
     model = hosts.make(name, "sdpa")
@@ -191,7 +191,7 @@ def test_positions_are_integers():
 
 @pytest.mark.sampled(2)
 def test_patching_every_output_of_a_layer_restores_the_other_run(pair):
-    """Inputs that differ only before layer 0: with its heads patched, what the heads pass on is equal."""
+    """Patching all heads of layer 0 with a clean run reproduces the clean output."""
     model, run = pair
     clean = regard.Capture(weights=True)
     with regard.edit(model, 0, None, clean):
@@ -230,7 +230,7 @@ def test_patched_positions_only():
 
 
 def test_a_captured_text_is_patched_into_a_generation():
-    """The steps of generate take the rows of one captured pass, by their positions."""
+    """The steps of generate take their rows, by position, from one captured pass."""
     model, text = hosts.make("llama", "sdpa"), torch.randint(3, 50, (2, 12))
     run = regard.Capture()
     with regard.edit(model, None, None, run):

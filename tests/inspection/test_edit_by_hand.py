@@ -1,4 +1,4 @@
-"""`edit` changes attention in plain tensor operations as it changes SDPA."""
+"""`edit` changes handwritten attention in the same way as SDPA."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ class HandAttention(nn.Module):
     def forward(self, query, key, value):
         return self.function(query, key, value)
 
-    def softmax(self, x):  # `edit` recognizes such attention by its name and code
+    def softmax(self, x):  # `edit` recognizes handwritten attention by the module's name and code
         return F.softmax(x, -1)
 
 
@@ -117,7 +117,7 @@ def test_weights_that_are_changed_after_the_softmax_are_refused() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("name", ["bloom", "gptj", "deberta", "xlnet"])
 def test_heads_of_models_that_write_attention_by_hand(name: str) -> None:
-    """Zero ablation of all heads equals a zero output of the attention; of none changes nothing."""
+    """Zero ablation of all heads zeroes the attention output; ablating no head changes nothing."""
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "n_embd": 16, "num_attention_heads": 2, "n_head": 2, "n_layer": 2}
     sizes |= {"num_hidden_layers": 2, "vocab_size": 40, "intermediate_size": 16, "rotary_dim": 4}

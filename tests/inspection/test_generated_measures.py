@@ -1,4 +1,4 @@
-"""Measures of recordings made inside Hugging Face's `generate`."""
+"""Measures of recordings made in Hugging Face's `generate`."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_gradients_of_a_generation_name_the_cure(function: str) -> None:
         sequences = model.generate(**arguments, **OPTIONS)
     with pytest.raises(ArgumentError, match=r"generate, which runs without gradients.*model\(sequences\)"):
         getattr(seen, function)()
-    with regard.watch(model, gradients=True) as seen:  # the cure
+    with regard.watch(model, gradients=True) as seen:  # the fix named in the error
         model(sequences).logits.sum().backward()
     assert getattr(seen, function)() is not None
 

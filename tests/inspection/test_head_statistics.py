@@ -1,4 +1,4 @@
-"""Head statistics: labels of idealized heads, and measures equal to their definitions."""
+"""Head statistics: labels for idealized heads, and measures that match their definitions."""
 
 import math
 
@@ -130,7 +130,7 @@ def test_measures_of_tokens_equal_their_definitions(mask, groups):
 @looped("cross", [False, True])
 @looped("softcap", [None, 3.0])
 def test_measures_of_the_kernels_equal_those_of_dense_weights(bias, mask, cross, softcap):
-    """The measures from one pass of the kernels against those from the whole matrix."""
+    """Measures from one pass of the kernels equal measures from the whole matrix."""
     generator = torch.Generator().manual_seed(0)
     query, key = (3 * torch.randn(2, h, 41, 8, generator=generator) for h in (4, 2))
     options = {"mask": mask, "score": regard.ScaledDot(softcap=softcap)}
@@ -139,7 +139,7 @@ def test_measures_of_the_kernels_equal_those_of_dense_weights(bias, mask, cross,
     elif bias == "relative":
         options["bias"] = regard.ClippedRelativeBias(torch.randn(4, 33, generator=generator))
     weights, ids = regard.attend(query, key, key, **options)[1], torch.randint(0, 9, (2, 41))
-    if mask is not None and not isinstance(mask, regard.Causal):  # dense weights do not know the first key
+    if mask is not None and not isinstance(mask, regard.Causal):  # dense weights have no first visible key
         weights, ids = weights.batch(1), ids[1:]
     assert_equal_to_dense(weights, ids, cross=cross)
 
@@ -152,7 +152,7 @@ def assert_equal_to_dense(weights, ids, **options):
 
 
 def test_measures_of_unusual_weights_equal_those_of_dense_weights():
-    """Half of the tokens equal; dense masks, additive scores, negative weights, one query, more than keys."""
+    """Covers equal tokens, dense masks, additive scores, negative weights, one query, queries > keys."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 40, (2, 101), generator=generator)
     ids[:, ::2] = 10**12
@@ -174,7 +174,7 @@ def test_measures_of_unusual_weights_equal_those_of_dense_weights():
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_first_key_of_padded_texts(streaming):
-    """Each text of a left-padded batch has the measures it has alone."""
+    """Each text in a left-padded batch has the same measures as alone."""
     n = 200 if streaming else 20
     x = 2 * torch.randn(2, 3, n, 8, generator=torch.Generator().manual_seed(0))
     mask = regard.Causal() & regard.Padding([n - 7, n], side="left")
@@ -209,7 +209,7 @@ def test_measures_of_cross_attention():
 
 
 def test_queries_of_a_cache_are_aligned_to_the_last_keys():
-    """The last query is the last key: the measures of the last rows equal those of the rows alone."""
+    """The last query is at the last key: measures of the last rows equal a call with only these rows."""
     weights = torch.rand(20, 20, generator=torch.Generator().manual_seed(0)).tril()
     rows = weights[-4:]
     (head,) = head_statistics(rows)
@@ -243,7 +243,7 @@ def test_lazy_windows_measure_as_dense_ones():
     torch.manual_seed(0)
     x, ids = torch.randn(2, 150, 4), torch.randint(0, 100, (1, 150))
     for mask in (regard.Window(left=3, right=0), regard.Window(left=4, right=1)):
-        for dtype in (torch.float32, torch.float64):  # the kernels, and blocks of some keys
+        for dtype in (torch.float32, torch.float64):  # the kernels, and blocks of keys
             weights = regard.attend(*[x.to(dtype)] * 3, mask=mask)[1]
             lazy, dense = (head_statistics(w, ids=ids) for w in (weights, weights.dense()))
             for a, b in zip(lazy, dense, strict=True):

@@ -1,4 +1,4 @@
-"""The keywords of transformers' attention functions mean the same to `watch`, `edit` and regard."""
+"""`watch`, `edit` and regard interpret the keywords of transformers' attention functions in the same way."""
 
 import sys
 
@@ -36,7 +36,7 @@ def register():
 
 
 def flash(module, query, key, value, attention_mask, scaling=None, sliding_window=None, **kwargs):
-    """Compute what a flash kernel does: causality at the end of the keys, a window, padding (b, k)."""
+    """Emulate a flash kernel: causality aligned to the end of the keys, a window, padding (b, k)."""
     q, k = query.shape[2], key.shape[2]
     position, number = torch.arange(q)[:, None] + k - q, torch.arange(k)
     visible = number <= position
@@ -81,7 +81,7 @@ def test_unknown_keywords_of_the_running_function_are_refused(register):
     register("warm", warm, "sdpa")
     model, inputs = hosts.make("gpt2", "warm"), hosts.batch("gpt2")
     model(**inputs)
-    with regard.watch(model) as seen:  # without the keyword the call is an ordinary one
+    with regard.watch(model) as seen:  # an ordinary call, without the keyword
         model(**inputs)
     assert seen[0].shape == (3, 4, 9, 9)
     before = model(**inputs, temperature=2.0).logits
@@ -89,7 +89,7 @@ def test_unknown_keywords_of_the_running_function_are_refused(register):
         assert torch.equal(model(**inputs, temperature=2.0).logits, before)
     with pytest.raises(regard.ArgumentError, match=r"h\.0\.attn: warm takes temperature=…, which"):
         _ = seen[0]
-    with regard.edit(model, 0, None, regard.ZeroAblation()):  # needs no weights
+    with regard.edit(model, 0, None, regard.ZeroAblation()):  # does not need weights
         assert not torch.equal(model(**inputs, temperature=2.0).logits, before)
     same = regard.ReplaceWeights(lambda weights: weights)
     with (
@@ -119,7 +119,7 @@ def test_a_generation_that_cannot_be_read_is_one_error_per_layer(monkeypatch):
 def test_unknown_keywords_of_eager_attention_are_refused(monkeypatch):
     attention = hosts.make("llama").model.layers[0].self_attn
     x = torch.randn(1, 4, 3, 8)
-    hosted_attention(attention, x, x[:, :2], x[:, :2], temperature=2.0)  # eager attention ignores it
+    hosted_attention(attention, x, x[:, :2], x[:, :2], temperature=2.0)  # ignored by eager attention
     monkeypatch.setattr(sys.modules[type(attention).__module__], "eager_attention_forward", warm)
     with pytest.raises(regard.ArgumentError, match="warm takes temperature=…, which regard does not support"):
         hosted_attention(attention, x, x[:, :2], x[:, :2], temperature=2.0)

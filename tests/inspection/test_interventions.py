@@ -68,11 +68,11 @@ def pair(request):
 
 @pytest.mark.sampled(2)
 def test_replacing_weights_by_themselves_changes_nothing(pair):
-    """In float64 nothing beyond rounding; in float32 no more than float32 itself is off.
+    """In float64 the difference is rounding; in float32 it is at most a few times the model's own error.
 
-    The edited model multiplies weights and values where its kernel rounds in another order, and the layers
-    behind enlarge such differences as they enlarge all rounding. How much is seen from the unedited model's
-    own error. Both errors have the same origin and size, so neither is many times the other.
+    The edited model rounds in another order than the kernel, and later layers amplify such differences like
+    any rounding error. The unedited model's error measures this amplification: both errors have the same
+    origin and size.
     """
     model, run = pair
     same = regard.ReplaceWeights(lambda weights: weights)
@@ -85,7 +85,7 @@ def test_replacing_weights_by_themselves_changes_nothing(pair):
         edited = run()
     scale = max(exact.abs().max(), 1)
     eager = getattr(getattr(model, "config", None), "_attn_implementation", None) == "eager"
-    # eager attention of transformers rounds its weights to float32 for any model dtype
+    # transformers' eager attention rounds its weights to float32 for any model dtype
     assert (edited - exact).abs().max() <= (4e-7 if eager else 1e-12) * scale
     allowed = 4 * (before - exact).abs().max() + 8 * torch.finfo(before.dtype).eps * scale
     assert (after - exact).abs().max() <= allowed
@@ -367,10 +367,10 @@ def test_importance_needs_a_loss_or_logits():
 
 
 def elsewhere(function):
-    """Call a function in another thread, without gradients and with one torch thread, as here."""
+    """Call a function in another thread, with gradients off and one torch thread, as here."""
 
     def run():
-        torch.set_num_threads(1)  # set per thread, and rounding depends on it
+        torch.set_num_threads(1)  # a per-thread setting that affects rounding
         with torch.no_grad():
             return function()
 
@@ -413,7 +413,7 @@ def test_a_fast_path_set_during_the_edit_stays():
 
 
 class Direct(nn.Module):
-    """Calls SDPA itself, as timm's attention does."""
+    """Calls SDPA directly, like timm's attention."""
 
     def __init__(self, by_hand=False):
         super().__init__()
@@ -456,7 +456,7 @@ def test_sdpa_called_by_a_function_is_edited_by_the_name_of_its_module():
 
 
 class ByName(nn.Module):
-    """Calls SDPA by a name that was imported before edit."""
+    """Calls SDPA under a name that was imported before edit."""
 
     def forward(self, x):
         return imported_by_name(x, x, x)
@@ -486,7 +486,7 @@ def test_sdpa_imported_by_name_is_edited(intervention):
 @looped("intervention", INTERVENTIONS, ids=lambda x: type(x).__name__)
 @looped("watch_first", [True, False])
 def test_an_edited_call_is_recorded_once(module, intervention, watch_first):
-    """An intervention may itself compute what watch takes for attention."""
+    """An intervention may itself run an operation that watch recognizes as attention."""
     model, x = module(), torch.randn(1, 2, 3, 5)
     blocks = [regard.watch(model, values=True), regard.edit(model, "", None, intervention)]
     first, second = blocks if watch_first else blocks[::-1]
@@ -501,7 +501,7 @@ def test_an_edited_call_is_recorded_once(module, intervention, watch_first):
 
 
 def test_an_edit_without_effect_raises():
-    """No attention in a module that could also call SDPA."""
+    """The module can call SDPA but computes no attention in this configuration."""
 
     class Mean(Direct):
         def forward(self, x):

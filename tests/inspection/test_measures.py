@@ -1,4 +1,4 @@
-"""Spans, scores of keys and value zeroing, against dense computations."""
+"""Spans, key scores and value zeroing, compared with dense computations."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def test_spans_of_cross_attention_select_keys():
 
 
 def test_spans_of_cached_queries():
-    """The queries are the last tokens: a span before them has none."""
+    """The queries are the last tokens: a span before them contains none."""
     x = torch.randn(2, 5, 4)
     weights = regard.attend(x[:, 3:], x, x, mask=regard.Causal())[1]
     rows = list(regard.inspection.measures.spans.span_rows(weights, {"old": (0, 3), "new": (3, 5)}))
@@ -78,7 +78,7 @@ def test_wrong_spans_raise(span):
         seen.spans({"a": span})
 
 
-# Scores of keys
+# Key scores
 
 
 def grouped(heads=4, groups=2, n=40):
@@ -136,7 +136,7 @@ def test_wrong_options_of_key_scores_raise(options):
 
 
 def test_value_zeroing_equals_zeroed_values():
-    """Against the definition: the layer with one value replaced by zero through a hook on its projection."""
+    """Value zeroing equals replacing one value by zero through a hook on the layer's projection."""
     model, ids = hosts.make("bert", "eager"), torch.randint(3, 50, (2, 5))
     changes = value_zeroing(model, {"input_ids": ids})
     blocks = [m for name, m in model.named_modules() if name.endswith(("layer.0", "layer.1"))]
@@ -151,7 +151,7 @@ def test_value_zeroing_equals_zeroed_values():
                     output[:, key] = 0.0
                 return output
 
-            # later layers do not matter: the output of this layer is read
+            # only the output of this layer is read, so later layers do not matter
             hooks = [
                 block.attention.self.value.register_forward_hook(zero),
                 block.register_forward_hook(

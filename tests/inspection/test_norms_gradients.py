@@ -1,4 +1,4 @@
-"""Norms and gradients of watched weights, against dense eager computations and torch's autograd."""
+"""Norms and gradients of watched weights, compared with dense eager computations and torch's autograd."""
 
 import itertools
 
@@ -21,7 +21,7 @@ def quiet(one_thread):
 
 
 class Direct(nn.Module):
-    """Calls SDPA itself, with an output projection, as timm's attention does."""
+    """Calls SDPA directly, with an output projection, like timm's attention."""
 
     def __init__(self):
         super().__init__()
@@ -33,7 +33,7 @@ class Direct(nn.Module):
 
 
 def contributions(model, layer, weights, heads, inputs):
-    """The vectors that each key adds by each head, from the definition, (b, h, q, k, m)."""
+    """Compute from the definition the vector that each key adds in each head, (b, h, q, k, m)."""
     width = model.proj.in_features // heads
     value = model.qkv(inputs).unflatten(-1, (3, heads, width))[:, :, 2].transpose(1, 2)
     projected = torch.einsum("bhke,mhe->bhkm", value, model.proj.weight.unflatten(-1, (heads, width)))
@@ -45,7 +45,7 @@ def test_norms_equal_the_norms_of_the_vectors():
     with torch.no_grad(), regard.watch(model, values=True) as seen:
         output = model(x)
         vectors = contributions(model, "", seen[0].dense(), 3, x)
-        torch.testing.assert_close(vectors.sum((1, 3)) + model.proj.bias, output)  # they add up to the output
+        torch.testing.assert_close(vectors.sum((1, 3)) + model.proj.bias, output)  # they sum to the output
         norms = seen.norms()[""]
         torch.testing.assert_close(norms.dense(), vectors.norm(dim=-1))
         torch.testing.assert_close(norms.summed(), vectors.sum(1).norm(dim=-1))
@@ -55,7 +55,7 @@ def test_norms_equal_the_norms_of_the_vectors():
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "deepseek", "t5", "bart", "gpt-oss"])
 @pytest.mark.sampled(2)
 def test_norms_of_hosts_use_their_output_projection(name):
-    """‖Σ_j α f(x_j)‖ of one key is the norm of the attention module's own output."""
+    """With one key, ‖Σ_j α f(x_j)‖ is the norm of the attention module's own output."""
     model, inputs = hosts.make(name, "sdpa" if name != "gpt-oss" else "eager"), hosts.batch(name, "right")
     with torch.no_grad(), regard.watch(model, values=True) as seen:
         model(**inputs)
@@ -166,7 +166,7 @@ def test_watching_values_changes_no_output():
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma2", "t5", "bart", "gpt-oss"])
 @pytest.mark.sampled(2)
 def test_gradients_equal_those_of_eager(name):
-    """transformers' eager attention returns the weights, so autograd gives their gradient densely."""
+    """transformers' eager attention returns the weights, so autograd computes their gradient densely."""
     model, inputs = hosts.make(name, "eager"), hosts.batch(name, "right")
     with regard.watch(model, gradients=True) as seen:
         output = model(**inputs, output_attentions=True)
@@ -215,7 +215,7 @@ def own_models():
 
 @pytest.mark.parametrize(("kind", "model"), list(own_models()))
 def test_gradients_predict_the_change_of_the_loss(kind, model):
-    """d loss = Σ dA ∘ change of A, for a small change of the weights by an edit."""
+    """d loss = Σ dA ∘ ΔA, for a small change ΔA of the weights through `edit`."""
     model, ids = model.double(), torch.randint(0, 20, (2, 6))
     with regard.watch(model, gradients=True) as seen:
         loss = model(ids).square().sum()

@@ -1,4 +1,4 @@
-"""Calls that are unusual for a model: torch.func transforms, half precision."""
+"""Unusual calls of a model: torch.func transforms and half precision."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ TRANSFORMS = {
     [
         *(("grad", build) for build in (HandAttention, DirectAttention, TorchAttention, own)),
         *(("vmap", build) for build in (HandAttention, DirectAttention, own)),
-        *(("jvp", build) for build in (HandAttention, own)),  # SDPA has no forward AD
+        *(("jvp", build) for build in (HandAttention, own)),  # SDPA has no forward-mode derivative
     ],
 )
 def test_transforms_run_unchanged_and_say_why_nothing_is_recorded(build, transform: str) -> None:

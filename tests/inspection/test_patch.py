@@ -65,7 +65,7 @@ def test_other_replacements_stay(monkeypatch):
 
 
 def counted(monkeypatch):
-    """Count the calls of regard."""
+    """Count the calls to regard."""
     from regard.mechanism import sdpa
 
     calls, original = [], sdpa.attention
@@ -88,7 +88,7 @@ def test_torchs_transformer_computes_the_same(training, monkeypatch):
 
 
 class Attention(nn.Module):
-    """Attention as vision models write it."""
+    """Attention in the style of vision models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def test_a_custom_module_and_its_gradients(monkeypatch):
 
 @looped("entered, left", itertools.product(itertools.permutations(range(3)), repeat=2), sampled=5)
 def test_patches_removed_in_any_order_leave_nothing_behind(entered, left):
-    """patch, watch and edit wrap torch's function exactly as long as they are active."""
+    """patch, watch and edit wrap torch's function only while they are active."""
     model, x = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), torch.randn(1, 3, 8)
     original = torch.nn.functional.scaled_dot_product_attention
     blocks = [regard.watch(model), regard.edit(model, 0, [0], regard.ZeroAblation()), regard.patched()]

@@ -1,4 +1,4 @@
-"""Other tools given lazy weights, or run inside `watch`. Each test runs if its package is installed."""
+"""Other tools given lazy weights, or run inside `watch`. Tests are skipped if a package is not installed."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ import regard
 from tests.lazy import lazy_import
 
 transformers = lazy_import("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore")  # the other packages' own
+pytestmark = pytest.mark.filterwarnings("ignore")  # the other packages' own warnings
 
 IDS = torch.tensor([[4, 5, 6, 7, 8, 5, 6]])
 TOKENS = [f"word {i}" for i in IDS[0].tolist()]

@@ -1,4 +1,4 @@
-"""Recordings: head statistics, rollout, and folders, which are not trusted."""
+"""Recordings: head statistics, rollout, and untrusted folders."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def watched(**options: Any) -> regard.Seen:
 
 
 def dense_measures(weights: Tensor, ids: Tensor) -> dict[str, Tensor]:
-    """Compute the measures of dense weights (b, h, n, n)."""
+    """Compute the measures from dense weights (b, h, n, n)."""
     n = weights.shape[-1]
     row, key = torch.arange(n)[:, None], torch.arange(n)
     repeats = torch.stack(

@@ -1,4 +1,4 @@
-"""Norms and gradients of attention that is written by hand, imported by name, nested, or FlexAttention."""
+"""Norms and gradients of attention that is handwritten, imported by name, nested, or FlexAttention."""
 
 from collections.abc import Callable
 from typing import Any
@@ -75,7 +75,7 @@ def with_shared_values(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tenso
 
 
 def by_dense_weights(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights that do not follow from query and key: their gate is not followed."""
+    """Return gated weights, which do not follow from query and key; the gate is not traced."""
     weights = softmax(query, key) * torch.linspace(0.5, 1, H)[:, None, None]
     return weights, weights @ value
 
@@ -155,7 +155,7 @@ def test_sdpa_imported_by_name_equals_attention_by_hand() -> None:
 
 
 class MultiheadFunction(nn.Module):
-    """Calls torch's functional form of nn.MultiheadAttention."""
+    """Calls the functional form of nn.MultiheadAttention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ def test_flex_attention_equals_attention_by_hand(modified: bool) -> None:
     model.load_state_dict(expected_model.state_dict())
     norms = []
     for watched in (model, expected_model):
-        with torch.no_grad(), regard.watch(watched, values=True) as seen:  # no backward on the CPU
+        with torch.no_grad(), regard.watch(watched, values=True) as seen:  # torch has no CPU backward
             watched(*inputs())
         norms.append(seen.norms()[""].dense())
     torch.testing.assert_close(*norms)

@@ -1,4 +1,4 @@
-"""Watching a model changes nothing and records each attention layer by name."""
+"""Watching a model does not change it and records each attention layer by name."""
 
 import copy
 import gc
@@ -38,7 +38,7 @@ def language_model(**options: Any) -> LanguageModel:
 
 
 def unwatched(model: nn.Module) -> bool:
-    """Check that nothing is left in any module, not even an empty list."""
+    """Check that no hook is left in any module, not even an empty list."""
     return not any("watchers" in vars(module) for module in model.modules())
 
 
@@ -154,7 +154,7 @@ def test_repr() -> None:
     ]
 
 
-# Numbers
+# Values
 
 
 @pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Sparsemax(), regard.Entmax15()])
@@ -229,7 +229,7 @@ def test_watching_does_not_change_gradients() -> None:
         assert torch.equal(one, other)
 
 
-# Only inside the block
+# Scope of the block
 
 
 def test_nothing_is_recorded_outside_the_block() -> None:
@@ -402,7 +402,7 @@ def test_a_watch_that_ends_hides_no_other_for_a_moment() -> None:
     layer = Layer()
     with regard.watch(layer), regard.watch(layer):
         pass
-    assert watched == [False, True, True]  # one begins, another begins, it ends
+    assert watched == [False, True, True]  # one watch begins, another begins, the first ends
 
 
 def test_copies_are_not_watched() -> None:

@@ -1,4 +1,4 @@
-"""`watch` sees attention in tensor operations, SDPA imported by name, FlexAttention, and nested tensors."""
+"""`watch` sees handwritten attention, SDPA imported by name, FlexAttention, and nested tensors."""
 
 import math
 import subprocess
@@ -48,7 +48,7 @@ def causal() -> Tensor:
 
 
 def attention(change: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return attention whose scores are changed before the softmax."""
+    """Return an attention function that changes its scores before the softmax."""
 
     def function(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         weights = change(query @ key.transpose(-1, -2)).softmax(-1)
@@ -99,7 +99,7 @@ DENSE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def recorded(model: nn.Module, *args: Any) -> tuple[regard.Seen, Any]:
-    """Run a model watched; the output must have the same bits as unwatched."""
+    """Run a watched model; the output must be bitwise equal to the unwatched one."""
     with torch.no_grad():
         before = model(*args)
         with warnings.catch_warnings():
@@ -120,7 +120,7 @@ def test_weights_equal_those_that_the_model_used(name: str) -> None:
 
 
 def test_a_changed_chain_is_not_stored_as_lazy() -> None:
-    """The rows that are compared differ if an operation is missed: here a change through a view."""
+    """The compared rows differ if an operation is missed: here a change through a view."""
 
     def change(scores: Tensor) -> Tensor:
         scores.view(-1)[:: Q + 1] -= 1.0
@@ -180,7 +180,7 @@ def shared_key(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
 
 
 def tied_rows(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores are summed over rows as well as features: attention of a sequence alignment."""
+    """Sum the scores over rows as well as features: tied row attention over a sequence alignment."""
     query, key, value = (torch.stack([x, x.flip(-1)]) for x in (query, key, value))
     weights = torch.einsum("rbhqd,rbhkd->bhqk", query, key).softmax(-1)
     return weights, torch.einsum("bhqk,rbhkd->rbqhd", weights, value)
@@ -230,7 +230,7 @@ def blended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def with_pseudoinverse(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The first step of an iterative pseudoinverse: a scaled copy of the weights is multiplied as well."""
+    """Multiply with a scaled copy of the weights: the first step of an iterative pseudoinverse."""
     weights = (query @ key.mT).softmax(-1)
     inverse = weights.transpose(-1, -2) / weights.sum(-2).max()
     inverse = 2 * inverse - inverse @ (weights @ inverse)
@@ -268,7 +268,7 @@ def test_both_parts_of_split_weights_are_recorded() -> None:
 
 
 class SlotAttention(nn.Module):
-    """The softmax is over the queries, which compete for keys: its output is no distribution over keys."""
+    """Applies softmax over the queries, which compete for keys: its rows are not distributions over keys."""
 
     def forward(self, x: Tensor) -> Tensor:
         weights = torch.einsum("bqd,bkd->bqk", x[:, :3], x).softmax(1)
@@ -357,7 +357,7 @@ def test_sdpa_imported_by_name_is_seen_once() -> None:
 def test_sdpa_is_seen_once_with_patch_and_edit() -> None:
     model = ByName(with_einsum)
     with regard.patched(), regard.watch(model) as seen:
-        F.scaled_dot_product_attention(*inputs().unbind(0))  # outside of the model
+        F.scaled_dot_product_attention(*inputs().unbind(0))  # outside the model
         model(inputs())
     assert list(seen) == [""]
 
@@ -392,7 +392,7 @@ def test_flex_attention(score_mod: Any, storage: str) -> None:
 
 
 class Traced:
-    """A function as torch.compile passes it to FlexAttention: without signature, with its tensors."""
+    """A function as torch.compile passes it to FlexAttention: no signature, and its tensors attached."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -403,7 +403,7 @@ class Traced:
 
 def test_flex_attention_with_compiled_functions() -> None:
     query, key, value = torch.randn(3, 2, 3, 5, 4).unbind(0)
-    bias, last = torch.randn(3), torch.tensor([2, 4])  # by head; by text
+    bias, last = torch.randn(3), torch.tensor([2, 4])  # per head; per text
     score_mod = Traced(lambda s, b, h, q, k, bias: s + bias[h] * (q - k))
     mask_mod = Traced(lambda b, h, q, k, last: k <= last[b])
     arguments = (query, key, value, score_mod, (5, 5, mask_mod), 0.5, {}, (bias,), (last,))
@@ -414,7 +414,7 @@ def test_flex_attention_with_compiled_functions() -> None:
     torch.testing.assert_close(call.weights().dense(), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow  # imports torch and the compiler in a process of its own
+@pytest.mark.slow  # imports torch and the compiler in a separate process
 @pytest.mark.parametrize("imported", ["before", "inside"])
 def test_flex_attention_may_load_the_compiler_inside_the_block(imported: str) -> None:
     code = f"""
@@ -512,7 +512,7 @@ def test_other_modes_keep_working() -> None:
             mode = Mode()
             mode.__enter__()
             model(inputs())
-        model(inputs())  # the watch ended first; its mode is gone and the other one stays
+        model(inputs())  # the first watch has ended: its mode is removed and the other one stays
         mode.__exit__(None, None, None)
     assert len(outer) == len(first) == 1
     assert calls.count("einsum") == 2 * 4 + 2 * 1
@@ -526,7 +526,7 @@ def test_torch_function_modes_are_restored() -> None:
     assert _get_current_function_mode_stack() == []
 
 
-# Without `with`, and what was not seen
+# Unentered watches, and missed attention
 
 
 def test_watch_without_with() -> None:
@@ -601,7 +601,7 @@ def test_layers_written_by_hand_are_selected_by_number() -> None:
 
 
 def test_tokens_belong_to_the_call_of_the_model() -> None:
-    """A module that runs twice per call has entries @2, …, with the tokens of their own call."""
+    """A module that runs twice per call has entries @2, …, each with the tokens of its own call."""
 
     class Shared(nn.Module):
         def __init__(self) -> None:
@@ -643,7 +643,7 @@ def test_the_output_projection_of_a_module_without_parameters_is_that_of_its_par
 
 @pytest.mark.parametrize("name", ["BigBird", "BigBirdPegasus"])
 def test_block_sparse_attention_is_refused_with_its_cure(name: str) -> None:
-    """Its pieces are not maps; the same model with full attention is recorded."""
+    """Its blocks do not form a map; the same model with full attention is recorded."""
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 50, "max_position_embeddings": 256, "block_size": 8, "num_random_blocks": 1}
     sizes |= {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -668,7 +668,7 @@ def test_block_sparse_attention_is_refused_with_its_cure(name: str) -> None:
 
 
 class SequencePooling(nn.Module):
-    """Sequence pooling of compact convolutional transformers (Hassani et al. 2021, eq. 2)."""
+    """Sequence pooling in compact convolutional transformers (Hassani et al. 2021, eq. 2)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -687,7 +687,7 @@ def test_pooling_by_a_softmax_is_named_as_unseen() -> None:
 
 
 class AxialAttention(nn.Module):
-    """Row and column attention over an alignment of sequences (Rao et al. 2021): heads come first."""
+    """Row and column attention over a sequence alignment (Rao et al. 2021): heads come first."""
 
     def __init__(self, equation: str) -> None:
         super().__init__()
@@ -706,7 +706,7 @@ class AxialAttention(nn.Module):
     [("rinhd,rjnhd->hnij", (1, 0, 2, 3)), ("icnhd,jcnhd->hcnij", (1, 2, 0, 3, 4))],
 )
 def test_heads_on_the_first_axis_are_heads(equation: str, order: tuple[int, ...]) -> None:
-    """Also if rows, columns or texts are as many as heads."""
+    """The result is the same if the number of rows, columns or texts equals the number of heads."""
     for size in ((5, 7, 2), (5, 7, 3), (5, 3, 2), (3, 3, 3)):
         model = AxialAttention(equation)
         with regard.watch(model, values=True) as seen:
@@ -722,7 +722,7 @@ def test_heads_on_the_first_axis_are_heads(equation: str, order: tuple[int, ...]
 
 
 def test_heads_before_windows_are_heads() -> None:
-    """As in Hiera: (b, h, windows, n, d), where the texts are as many as heads."""
+    """The layout of Hiera, (b, h, windows, n, d), with as many texts as heads."""
 
     class MaskUnitAttention(nn.Module):
         num_heads = 2
@@ -777,7 +777,7 @@ def test_torchscript_is_named_as_unseen() -> None:
 
 @pytest.mark.parametrize("form", ["unsqueeze", "einsum"])
 def test_one_query_per_text_is_not_a_batch_of_queries(form: str) -> None:
-    """Attention of a recurrent decoder, whose weights b k have no axis of queries (Luong et al. 2015)."""
+    """In a recurrent decoder, the weights (b, k) have no query axis (Luong et al. 2015)."""
 
     class Step(nn.Module):
         def forward(self, state: Tensor, states: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Watched Hugging Face models: outputs do not change, and the weights equal those of eager attention."""
+"""Watched Hugging Face models: outputs do not change, and the weights equal eager attention's."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -58,7 +58,7 @@ def build(name: str, seed: int = 0) -> Any:
     auto, options = kinds[name]
     torch.manual_seed(seed)
     model = auto.from_config(AutoConfig.for_model(name, **options)).eval()
-    for parameter in model.parameters():  # far from uniform weights
+    for parameter in model.parameters():  # makes the weights far from uniform
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.4)
     return model
@@ -92,9 +92,9 @@ def generate(model: Any, ids: Tensor, tokens: int, **options: Any) -> Tensor:
 
 @torch.no_grad()
 def assert_eager(model: Any, seen: regard.Seen, min_rows: int | None = None, **full: Tensor) -> None:
-    """Check that the weights equal those of one call with eager attention, in their last rows.
+    """Check that the weights equal the last rows of one call with eager attention.
 
-    min_rows: compare only the rows that both have, at least these; the last draft may be longer.
+    min_rows: compare only the rows that both have, at least this many; the last draft may be longer.
     """
     model.set_attn_implementation("eager")
     expected = attentions(model(**full, output_attentions=True))
@@ -181,7 +181,7 @@ def test_generation_is_one_map(name: str, cache: str) -> None:
     model = build(name)
     arguments = inputs(model)
     if not model.config.is_encoder_decoder:
-        arguments["attention_mask"] = arguments["attention_mask"].flip(-1)  # padding on the left
+        arguments["attention_mask"] = arguments["attention_mask"].flip(-1)  # left padding
     arguments.pop("decoder_input_ids", None)
     options = {
         "max_new_tokens": 6,
@@ -210,7 +210,7 @@ def test_generation_is_one_map(name: str, cache: str) -> None:
         real = full["attention_mask"].bool() if not model.config.is_encoder_decoder else None
         for entry, right in zip(by_name, expected, strict=True):
             result = seen[entry].dense()
-            if real is not None:  # rows of padded queries do not matter
+            if real is not None:  # ignore rows of padded queries
                 result, right = (w.transpose(1, 2)[real] for w in (result, right))
             torch.testing.assert_close(result, right, rtol=0, atol=1e-5)
 
@@ -469,7 +469,7 @@ def test_steps_whose_keys_change_are_not_joined(change: Any) -> None:
 
 
 def test_a_sliding_cache_is_joined() -> None:
-    """The remaining keys are unchanged, so the map is correct: a step attends to the last four and itself."""
+    """The remaining keys are unchanged, so the map is correct: a step sees the last four keys and itself."""
 
     def keep_the_last(layer: Any) -> None:
         layer.keys, layer.values = (x[..., -4:, :] for x in (layer.keys, layer.values))
@@ -502,7 +502,7 @@ def test_quantized_caches_are_not_joined() -> None:
 
 
 def test_single_steps_with_a_changing_cache_are_recorded() -> None:
-    """What the error advises: a call outside generate is recorded with the keys it attended to."""
+    """As the error message advises, a call outside generate is recorded with the keys it attended to."""
     model = build("llama")
     model.set_attn_implementation("eager")
     ids = torch.tensor([[5, 6, 7, 8, 9]])

@@ -1,4 +1,4 @@
-"""Watched torch models: outputs do not change, and the weights equal those that torch returns."""
+"""Watched torch models: outputs do not change, and the weights equal the ones torch returns."""
 
 import gc
 import sys
@@ -250,7 +250,7 @@ def test_inputs_modified_later_raise() -> None:
             return F.scaled_dot_product_attention(query, key, key)
 
     model, query, fresh = Buffered(), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
-    cache = torch.zeros(1, 2, 5, 4).copy_(fresh)  # like a static cache
+    cache = torch.zeros(1, 2, 5, 4).copy_(fresh)  # a static cache
     with regard.watch(model) as seen:
         model(query, fresh)
         model(query, cache)
@@ -329,7 +329,7 @@ def test_an_exception_restores_everything() -> None:
     assert not model._forward_pre_hooks
 
 
-# Unseen attention
+# Missed attention
 
 
 class LinearAttention(nn.Module):
@@ -374,7 +374,7 @@ def test_checkpointed_attention_is_recorded_once():
 
 
 class Own(nn.Module):
-    """Calls SDPA itself."""
+    """Calls SDPA directly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -415,7 +415,7 @@ def test_calls_in_one_thread_while_another_watches_and_edits(rounds: int) -> Non
     threads_of_torch = torch.get_num_threads()
 
     def plain(number: int) -> None:
-        torch.set_num_threads(threads_of_torch)  # set per thread, and rounding depends on it
+        torch.set_num_threads(threads_of_torch)  # a per-thread setting that affects rounding
         with torch.no_grad():
             while not done.is_set() and not wrong:
                 try:
@@ -460,7 +460,7 @@ def test_the_cache_entry_of_a_mask_is_freed_with_it(form: str) -> None:
     mask = masks.pop(form)
     rows = mask_reading.row_mask(mask, x, x)
     assert rows is not None
-    assert mask_reading.row_mask(mask, x, x) is rows  # cached while the mask lives
+    assert mask_reading.row_mask(mask, x, x) is rows  # cached as long as the mask exists
     references = [weakref.ref(part) for part in rows if part is not None]
     del rows, mask
     gc.collect()

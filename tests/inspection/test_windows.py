@@ -1,4 +1,4 @@
-"""Windowed attention is one map per layer, with every window at the true positions of its tokens."""
+"""Windowed attention yields one map per layer, with each window at the positions of its tokens."""
 
 import warnings
 
@@ -52,7 +52,7 @@ def swin(version: str, *, size: int = 24, **options):
 
 
 def eager_blocks(model, x):
-    """Return the eager weights of every layer, by the name of the module."""
+    """Return the eager weights of every layer, by module name."""
     found, hooks = {}, []
     for name, module in model.named_modules():
         if type(module).__name__ in ("SwinAttention", "SwinSelfAttention", "Swinv2SelfAttention"):
@@ -71,7 +71,7 @@ def eager_blocks(model, x):
 @pytest.mark.parametrize(("version", "size"), [("1", 24), ("2", 24), ("1", 28), ("2", 28)])
 @pytest.mark.sampled(3)
 def test_windows_of_swin_are_placed_in_the_image(version: str, size: int, implementation: str) -> None:
-    """Shifted windows and, with 7 × 7 patches, padded ones."""
+    """Covers shifted windows and, for 7 × 7 patches, padded ones."""
     model, x = swin(version, size=size), torch.randn(2, 3, size, size)
     model.config._attn_implementation = implementation
     with torch.no_grad(), regard.watch(model) as seen:
@@ -157,7 +157,7 @@ def test_norms_and_gradients_have_the_order_of_the_image() -> None:
 
 
 class OwnWindows(nn.Module):
-    """A model with windows of its own: 1-D, reversed, by a gather."""
+    """A model with its own windows: 1-D, reversed, selected by a gather."""
 
     def __init__(self, overlap: bool = False, by_name: bool = False) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ def test_windows_of_own_code(by_name: bool) -> None:
 
 
 def test_windows_that_cannot_be_one_map_stay_raw() -> None:
-    """A key in two windows has two places."""
+    """A key in two windows has two positions."""
     model = OwnWindows(overlap=True)
     with torch.no_grad(), regard.watch(model) as seen:
         model(torch.randn(2, 12, 6))
@@ -197,7 +197,7 @@ def test_windows_that_cannot_be_one_map_stay_raw() -> None:
 
 
 def test_windows_of_qwen_vl() -> None:
-    """Windows of several sizes, in an order of their own, and layers that attend to whole images."""
+    """Covers windows of several sizes in their own order, and layers that attend to whole images."""
     transformers = pytest.importorskip("transformers")
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 

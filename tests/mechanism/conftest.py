@@ -5,7 +5,7 @@ import torch
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Ignore a warning of torch, which loads forward-mode rules and inductor through torch.jit."""
+    """Ignore torch's own warning: it loads forward-mode rules and inductor through torch.jit."""
     item.add_marker(pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"))
 
 
@@ -16,6 +16,6 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_objects_to_collect() -> None:
-    """Exclude objects of earlier modules from the garbage collections that many tests trigger."""
+    """Exclude objects from earlier modules from the garbage collections that many tests trigger."""
     gc.collect()
     gc.freeze()

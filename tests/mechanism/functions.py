@@ -1,6 +1,6 @@
 """A table of functions of differentiable inputs, for the tests of torch's transformations.
 
-Each law states that a transformation of torch equals the same computation by hand: vmap equals a loop,
+Each law states that a transformation in torch equals the same computation by hand: vmap equals a loop,
 forward mode the numerical derivative, and a compiled call the eager one.
 """
 
@@ -65,12 +65,12 @@ def qkv(*lead: int, heads: int = H) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def plain(**options: Any) -> Callable[[], Case]:
-    """A case whose only inputs are query, key and value."""
+    """Return a case whose only inputs are query, key and value."""
     return lambda: Case(qkv(), lambda q, k, v: regard.attention(q, k, v, **options))
 
 
 def learned(name: str, build: Callable[[], nn.Module], heads: int = H, **options: Any) -> Callable[[], Case]:
-    """A case whose inputs include the parameters of a module, passed as this option."""
+    """Return a case whose inputs include the parameters of a module, passed as this option."""
 
     def make() -> Case:
         module = Attention(**{name: build().double()}, **options)
@@ -188,7 +188,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def make(name: str) -> Case:
-    """A case whose inputs require gradients."""
+    """Return a case whose inputs require gradients."""
     case = CASES[name]()
     return case._replace(inputs=tuple(t.requires_grad_() for t in case.inputs))
 
@@ -198,13 +198,13 @@ def detached(case: Case) -> Case:
 
 
 def cotangent(output: Tensor) -> Tensor:
-    """A fixed direction in which gradients are compared."""
+    """Return a fixed direction in which gradients are compared."""
     numbers = torch.arange(output.numel(), dtype=output.dtype, device=output.device)
     return numbers.remainder(7).sub(2.5).reshape(output.shape)
 
 
 def gradients(call: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """The output, and the gradient of every input; zeros for None."""
+    """Return the output, and the gradient of every input; zeros for None."""
     output = call(*inputs)
     grads = torch.autograd.grad(output, inputs, cotangent(output), allow_unused=True)
     return [output, *(torch.zeros_like(t) if g is None else g for g, t in zip(grads, inputs, strict=True))]
@@ -240,6 +240,6 @@ DISTINCT = {
 
 
 def distinct(names: Iterable[str], step: int = 1) -> list[Any]:
-    """Parameters of a test; cases that resemble another one are marked slow."""
+    """Return the parameters of a test; cases that resemble another one are marked slow."""
     quick = [name for name in CASES if name in DISTINCT][::-step]
     return [pytest.param(name, marks=() if name in quick else SLOW) for name in names]

@@ -29,14 +29,14 @@ def qkv(*lead: int, q: int = Q, k: int = K, d: int = D, e: int = D) -> tuple[Ten
 
 
 def boolean(*shape: int) -> Tensor:
-    """A boolean mask in which every row sees its first key."""
+    """Return a boolean mask in which every row sees its first key."""
     mask = torch.rand(shape) > 0.4
     mask[..., 0] = True
     return mask
 
 
 def minus_infinity(*shape: int) -> Tensor:
-    """The same as an additive mask: −inf where masked."""
+    """Return the same as an additive mask: −inf where masked."""
     return draw(*shape).masked_fill(~boolean(*shape), -math.inf)
 
 
@@ -146,7 +146,7 @@ CASES |= {
 
 
 def run(function: Callable[..., Tensor], args: Any, options: Any, mask_learns: bool = False) -> list[Tensor]:
-    """The output and all gradients, for a fixed cotangent."""
+    """Return the output and all gradients, for a fixed cotangent."""
     args = [t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in args]
     leaves = list(args)
     mask = options.get("attn_mask")
@@ -173,11 +173,11 @@ def assert_matches_torch(
 
 
 def outcome(function: Callable[..., Any], args: Any, options: Any) -> Any:
-    """The result of a call: a tensor, or the type and message of its error."""
+    """Return the result of a call: a tensor, or the type and message of its error."""
     try:
         return function(*args, **options)
     except Exception as error:
-        # torch counts only positional arguments
+        # torch's position counts only positional arguments
         return type(error), re.sub(r" \(position \d+\)", "", str(error))
 
 

@@ -49,7 +49,7 @@ def test_autocast_keeps_the_dtype_of_parameters(name: str) -> None:
 
 
 def test_sums_are_made_in_single_precision_under_autocast() -> None:
-    # in bfloat16 a sum of ones stops at 256
+    # a sum of ones in bfloat16 stops at 256
     value = torch.ones(4096, 1)
     with torch.autocast("cpu", dtype=HALF):
         output, weights = regard.attend(torch.zeros(1, 8), torch.zeros(4096, 8), value)

@@ -1,4 +1,4 @@
-"""Derivatives of every order and kind, in both modes, and what autograd saves."""
+"""Derivatives of every order and kind, in both modes, and the tensors saved for backward."""
 
 import math
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def test_first_derivatives_of_both_modes_are_the_numerical_ones(name: str) -> No
 @pytest.mark.sampled(3)
 def test_second_derivatives_of_both_modes_are_the_numerical_ones(name: str) -> None:
     case = make(name)
-    # torch's checker of forward over reverse fails if a gradient does not depend on its inputs
+    # torch's forward-over-reverse check fails if a gradient does not depend on its inputs
     assert gradgradcheck(case.call, case.inputs, fast_mode=True, check_fwd_over_rev=name != "Hard")
 
 
@@ -132,7 +132,7 @@ def test_third_derivatives(normalize: regard.Normalizer) -> None:
 
 @looped("name", ["ScaledDot", "Entmax15", "relative bias", "Additive", "everything"])
 def test_many_cotangents_at_once(name: str) -> None:
-    """torch.autograd.grad(..., is_grads_batched=True), as used by vectorized Jacobians."""
+    """Vectorized Jacobians use torch.autograd.grad(..., is_grads_batched=True)."""
     case = make(name)
     output = case.call(*case.inputs)
     directions = torch.stack([cotangent(output), torch.ones_like(output), torch.zeros_like(output)])
@@ -142,10 +142,10 @@ def test_many_cotangents_at_once(name: str) -> None:
         close([g[number] for g in actual], list(expected))
 
 
-@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # torch's own, of its constants
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # torch's own constants
 @pytest.mark.parametrize("name", [pytest.param("ScaledDot", marks=SLOW), "everything"])
 def test_linearize(name: str) -> None:
-    """torch.func.linearize traces the forward-mode derivative once, to be applied to many tangents."""
+    """torch.func.linearize traces the forward-mode derivative once, then applies it to many tangents."""
     case = detached(make(name))
     output, derivative = torch.func.linearize(case.call, *case.inputs)
     close(output, case.call(*case.inputs))
@@ -206,7 +206,7 @@ def test_forward_mode_through_lazy_weights(read: str, normalize: regard.Normaliz
     step = 1e-6
     numerical = (call(query + step * direction) - call(query - step * direction)) / (2 * step)
     query.requires_grad_()
-    backward = torch.autograd.functional.jvp(call, query, direction)[1]  # by two backward passes
+    backward = torch.autograd.functional.jvp(call, query, direction)[1]  # computed by two backward passes
     close(backward, numerical, rtol=1e-5, atol=1e-7)
     close(torch.func.jvp(call, (query.detach(),), (direction,))[1], numerical, rtol=1e-5, atol=1e-7)
 
@@ -222,7 +222,7 @@ def test_vmap_through_lazy_weights(read: str) -> None:
     close(torch.vmap(call)(several), torch.stack([call(q) for q in several]))
 
 
-# Gradients only where needed, and no duplicate saved tensors
+# Unneeded gradients and saved tensors
 
 
 def test_no_graph_where_none_is_wanted() -> None:
@@ -267,7 +267,7 @@ def test_inputs_modified_before_backward_are_detected(place: int) -> None:
 
 
 class Saved:
-    """The storages that autograd saves for backward."""
+    """Records the storages that autograd saves for backward."""
 
     def __init__(self, call: Callable[[], Tensor]) -> None:
         self.sizes: dict[int, int] = {}
@@ -338,7 +338,7 @@ def test_no_quadratic_tensor(work: Callable[[Tensor], Any]) -> None:
     assert LONG < largest.elements < LONG * LONG / 2
 
 
-# Learned numbers get a gradient or are rejected, never silently ignored
+# Learned parameters
 
 
 class OwnWithANumber(Unnormalized):
@@ -454,7 +454,7 @@ def test_deterministic_algorithms() -> None:
 
 
 def test_rows_sum_to_one_in_the_backward_pass_of_a_lazily_negated_gradient():
-    """The kernels do not read it. torch rounds scores differently, so its backward pass needs its own τ."""
+    """torch computes this backward pass; it rounds scores differently, so it needs its own τ."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(7, 64, generator=generator).mul(100) for _ in range(3))
     output = regard.attention(query, key, value.requires_grad_(), normalize=regard.Softmax(10.0))

@@ -1,4 +1,4 @@
-"""Biases: the papers' rules pair by pair, and relative biases against the matrices they stand for."""
+"""Biases: the papers' rules pair by pair, and relative biases compared with dense matrices."""
 
 import math
 from collections.abc import Callable
@@ -20,13 +20,13 @@ SIZES = [(5, 5), (3, 7), (7, 3), (1, 6)]
 
 
 def matrix(queries: int, keys: int, at: Callable[[int], float]) -> Tensor:
-    """The bias of each pair, by its distance key − query; the last query stands at the last key."""
+    """Return the bias of each pair, by its distance key − query; the last query is at the last key."""
     rows = [[at(j - (i + keys - queries)) for j in range(keys)] for i in range(queries)]
     return torch.tensor(rows, dtype=torch.float64).reshape(queries, keys)
 
 
 def plain(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """softmax(query · key / √d + bias) · value, with nothing of regard's."""
+    """Compute softmax(query · key / √d + bias) · value without regard."""
     scores = query @ key.mT / math.sqrt(query.shape[-1]) + bias
     return scores.softmax(-1) @ value
 
@@ -42,7 +42,7 @@ def inputs(*lead: int, queries: int, keys: int, width: int = 4) -> tuple[Tensor,
 
 
 def test_alibi_slopes_that_the_paper_prints():
-    """Press et al. 2022, section 3, and their code for numbers of heads that are not powers of two."""
+    """Press et al. 2022, section 3, and their code if the number of heads is not a power of two."""
     for heads in (1, 2, 4, 8, 12, 16, 31):
         expected = [naive.slope(head, heads) for head in range(heads)]
         torch.testing.assert_close(ALiBi(heads).slopes, torch.tensor(expected))
@@ -189,7 +189,7 @@ def test_dense_is_the_line_spread_out(bias, queries, keys):
     assert torch.equal(bias.dense(queries, keys), expand_line(line, queries, keys))
 
 
-# In attention
+# Attention with biases
 
 
 class Parabola(RelativeBias):
@@ -266,7 +266,7 @@ def test_a_dense_bias_broadcasts_and_its_gradient_is_summed(shape, implementatio
 
 
 def test_the_comparison_can_fail():
-    """A bias that counts distances from the other end is not the same."""
+    """A bias that counts distances from the other end differs."""
 
     class FromTheStart(T5Bias):
         def line(self, queries, keys, device):

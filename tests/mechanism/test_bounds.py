@@ -1,4 +1,4 @@
-"""Lazy weights are lazy: looking at them takes memory for the rows, never for the matrix."""
+"""Reading lazy weights takes memory for the rows, never for the matrix."""
 
 import copy
 import json
@@ -14,7 +14,7 @@ import regard
 from regard.mechanism import tiled
 from tests.recorder import Largest
 
-pytestmark = pytest.mark.usefixtures("one_thread")  # in small operations threads only wait
+pytestmark = pytest.mark.usefixtures("one_thread")  # threads only wait for each other in small operations
 D = 16
 
 
@@ -95,9 +95,9 @@ def test_weights_hold_no_matrix():
     assert 0 < held < 4 * n * (2 * D + 40)
 
 
-# The full size, in a process of its own
+# The full size, in a separate process
 
-LIMIT = 10**9  # bytes above the inputs; the dense weights of 32,768 tokens would take 4 of them
+LIMIT = 10**9  # bytes above the inputs; the dense weights of 32,768 tokens would take 4 GB
 
 PROGRAM = """
 import json, sys, time
@@ -125,7 +125,7 @@ print(json.dumps([memory("VmHWM") - before, seconds]))
 
 
 def above_inputs(*arguments: Any) -> int:
-    """The bytes that a call and several looks at its weights take at their peak, in a fresh process."""
+    """Return the peak memory in bytes of a call and several reads of its weights, in a new process."""
     command = [sys.executable, "-c", PROGRAM, json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

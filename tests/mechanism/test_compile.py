@@ -82,7 +82,7 @@ def look(read: str) -> Callable[..., Tensor]:
 
 
 def masked(build: Callable[..., Any], *lengths: list[int]) -> Callable[..., Tensor]:
-    """The mask is created from tensors inside the compiled function."""
+    """Create the mask from tensors inside the compiled function."""
     tensors = [torch.tensor(n) for n in lengths]
     return lambda q, k, v: regard.attention(q, k, v, mask=build(*tensors))
 
@@ -91,9 +91,9 @@ def strided(change: Callable[[int], Tensor]) -> tuple[Tensor, ...]:
     return tuple(change(n) for n in (Q, K, K))
 
 
-# What is created or done inside a compiled function, and the inputs if they are unusual.
+# Operations inside a compiled function, and their inputs.
 INSIDE: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]] = {
-    # objects created inside
+    # objects created inside the function
     "Documents of tensors": (
         masked(lambda m, n: regard.Documents(m, n, within=regard.Causal()), [1, 2], [3, 1]),
         qkv,
@@ -105,7 +105,7 @@ INSIDE: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]
         qkv,
     ),
     "Padding of a list": (lambda q, k, v: regard.attention(q, k, v, mask=regard.Padding([1, 2])), qkv),
-    # inputs
+    # unusual inputs
     "no keys": (
         attention(mask=regard.Causal(align="start")),
         lambda: (draw(B, H, Q, D), draw(B, H, 0, D), draw(B, H, 0, E)),
@@ -114,7 +114,7 @@ INSIDE: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]
         attention(score=regard.Dot(), mask=regard.Causal()),
         lambda: strided(lambda n: draw(B, n, H, D).transpose(1, 2)),
     ),
-    # around
+    # surrounding contexts
     "autocast": (autocast, lambda: tuple(t.float() for t in qkv())),
     "checkpoint": (checkpointed, qkv),
     "read top": (look("top"), qkv),
@@ -272,7 +272,7 @@ LENGTHS = [(6, 8), (7, 9), (17, 8), (33, 40)]
 
 
 def check_dynamic(call: Callable[..., Tensor], extra: Any = lambda q, k: ()) -> None:
-    """Changing lengths cause no recompilation after the first call."""
+    """Check that changing lengths cause no recompilation after the first call."""
     import torch._dynamo.testing
 
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
@@ -286,7 +286,7 @@ def check_dynamic(call: Callable[..., Tensor], extra: Any = lambda q, k: ()) -> 
             gradients(lambda *a, m=more: function(*a, *m), inputs),
             gradients(lambda *a, m=more: call(*a, *m), inputs),
         )
-        first = first or counter.frame_count  # dynamo may start over within the first call
+        first = first or counter.frame_count  # dynamo may restart within the first call
     assert counter.frame_count == first
 
 
@@ -365,7 +365,7 @@ def test_inductor_trains_the_same() -> None:
 
 
 def operator_arguments(case: Case) -> tuple[Any, ...]:
-    """The arguments that a compiled graph passes to regard::attention."""
+    """Return the arguments that a compiled graph passes to regard::attention."""
     caught: list[Any] = []
 
     class Catch(torch.fx.Interpreter):
@@ -392,7 +392,7 @@ OPERATORS = [
 
 
 def opcheck_both(tensors: list[Tensor], rules: str, wanted: Any) -> None:
-    """The forward operator with these tensors, and the backward operator of its result."""
+    """Check the forward operator with these tensors, and the backward operator of its result."""
     forward, backward = torch.ops.regard.attention.default, torch.ops.regard.attention_backward.default
     still = [t.detach() for t in tensors]  # not copied: strides matter
     output, tau = forward(still, rules, wanted)
@@ -410,7 +410,7 @@ def test_opcheck(name: str, dtype: torch.dtype, inside: bool) -> None:
         inputs[:3] = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs[:3]]
     case = case._replace(inputs=tuple(t.requires_grad_() for t in inputs))
     tensors, rules, wanted = operator_arguments(case)
-    assert rules.startswith("1|") == (dtype is torch.float32 and fused.available())  # for the kernels
+    assert rules.startswith("1|") == (dtype is torch.float32 and fused.available())  # run by the kernels
     opcheck_both(tensors, rules, wanted)
 
 
@@ -448,7 +448,7 @@ def test_export(options: dict[str, Any], strict: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning")  # of torch.export.save
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning")  # from torch.export.save
 def test_exported_programs_take_other_lengths_and_can_be_saved() -> None:
     module = Attention(mask=regard.Causal(), bias=regard.ALiBi(H))
     q, k = torch.export.Dim("q", min=2, max=99), torch.export.Dim("k", min=2, max=99)

@@ -1,4 +1,4 @@
-"""The run and `explain` follow the same rules."""
+"""Execution and `explain` follow the same rules."""
 
 import graphlib
 import os
@@ -56,7 +56,7 @@ CALLS = {
 
 @pytest.fixture
 def ran(monkeypatch):
-    """The implementations that have run, in order."""
+    """Return the implementations that have run, in order."""
     names = []
 
     def record(name, function):
@@ -168,7 +168,7 @@ def test_broadcast_inputs_take_the_cached_path_forward_and_the_general_one_backw
 
 
 def called_files(function):
-    """The files of regard that a function runs, each with the files that it calls."""
+    """Return the files of regard that a function runs, each with the files that it calls."""
     calls: dict[str, set[str]] = {}
     folder = os.path.dirname(regard.__file__)
 

@@ -60,13 +60,13 @@ def value(*shape: int, **options: Any) -> Tensor:
 
 
 def call(q: Any = None, k: Any = None, v: Any = None, **options: Any) -> Tensor:
-    """`attention` of valid inputs, unless overridden."""
+    """Call `attention` with valid inputs, unless overridden."""
     inputs = (query() if q is None else q, key() if k is None else k, value() if v is None else v)
     return regard.attention(*inputs, **options)
 
 
 def quietly(make: Callable[[], Tensor]) -> Tensor:
-    """Create tensors for which torch emits warnings."""
+    """Create tensors without torch's warnings about them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make()
@@ -77,7 +77,7 @@ def flags(*shape: int, **options: Any) -> Tensor:
 
 
 def check(error: type[RegardError], words: str, run: Callable[[], Any]) -> None:
-    """The call raises this error; its message contains all phrases, separated by " | " in `words`."""
+    """Check that the call raises this error; `words` are the phrases of its message, separated by " | "."""
     caught: Exception | None = None
     try:
         run()
@@ -95,7 +95,7 @@ def check(error: type[RegardError], words: str, run: Callable[[], Any]) -> None:
 
 
 def table(*rows: Any) -> Any:
-    """Phrases of a message and the call that raises it. An error class applies to the rows after it."""
+    """Return the phrases and the call of each message. An error class applies to the rows after it."""
     cases: list[tuple[type[RegardError], str, Callable[[], Any]]] = []
     for row in rows:
         if isinstance(row, type):
@@ -432,7 +432,7 @@ def test_invalid_options(error, words, run):
 
 
 def test_a_generator_may_stay_where_it_is():
-    """The seed is drawn on the generator's device and moved to the call's."""
+    """The seed is drawn on the generator's device and moved to the call's device."""
     inputs = [t(device=META) for t in (query, key, value)]
     assert call(*inputs, dropout=0.5, generator=torch.Generator()).device == META
 
@@ -641,7 +641,7 @@ def test_keywords_of_other_libraries_are_answered_with_regards(function, keyword
 
 @pytest.mark.parametrize("keyword", ["score_mod", "block_mask"])
 def test_keywords_of_flex_attention_name_it(keyword):
-    for function in (regard.attention, regard.attend):  # explain takes them
+    for function in (regard.attention, regard.attend):  # explain accepts them
         with pytest.raises(TypeError, match=rf"regard\.flex_attention\(.*{keyword}="):
             function(X, X, X, **{keyword: True})
 

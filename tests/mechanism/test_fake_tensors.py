@@ -1,4 +1,4 @@
-"""Tensors without values, on meta or fake: results have the right shapes, and nothing is computed."""
+"""Meta and fake tensors: results have the right shapes, and nothing is computed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -68,7 +68,6 @@ def test_a_million_tokens_without_values_are_not_computed(device: str) -> None:
 @pytest.mark.parametrize("name", distinct(CASES, step=2))
 @pytest.mark.sampled(3)
 def test_fake_tensors(name: str) -> None:
-    """Outputs and gradients have the right shape for inputs without values."""
     case = CASES[name]()
     expected = gradients(case.call, make(name).inputs)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:

@@ -1,8 +1,8 @@
 """regard.flex_attention agrees with torch's dense FlexAttention, in both passes, for common masks and scores.
 
-The masks and score functions are those of the attention-gym collection, written from their definitions, and
-some without a known formula. torch refuses inputs that require grad on the CPU, so gradients are compared
-with those of torch's dense formula, `math_attention`, computed by autograd.
+The masks and score functions are from the attention-gym collection, written from their definitions; some
+have no known formula. torch refuses inputs that require grad on the CPU, so gradients are compared with
+those of torch's dense formula, `math_attention`, computed by autograd.
 """
 
 import importlib
@@ -156,7 +156,7 @@ def block_mask(mask: Function | None, size: int = 16) -> BlockMask | None:
 def expected(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Function | None, mask: Function | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, logsumexp and maximum by torch's dense formula, which autograd differentiates."""
+    """Compute output, logsumexp and maximum by torch's dense formula, which autograd differentiates."""
     score_mod = score_mod or (lambda s, b, h, q, k: s)
     mask = mask or (lambda b, h, q, k: b.new_ones((), dtype=torch.bool))
     output, lse, largest = dense_flex(query, key, value, score_mod, (mask,), query.shape[-1] ** -0.5, {})
@@ -187,7 +187,7 @@ def test_output_and_gradients_equal_torch(score: str, mask: str) -> None:
 @pytest.mark.parametrize("mask", ["none", "causal", "sink and window", "dilated"])
 @pytest.mark.parametrize("score", scores())
 def test_float32_equals_torch(score: str, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The public function of torch, which runs a dense formula if it is not compiled."""
+    """torch's public function runs a dense formula if it is not compiled."""
     monkeypatch.setattr(torch_flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     inputs = [x.detach() for x in draw(torch.float32)]
     with torch.no_grad():
@@ -204,7 +204,7 @@ def test_float32_equals_torch(score: str, mask: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("score", scores(5, 7))
 def test_gradcheck(score: str) -> None:
-    """Numerical derivatives of the inputs and of the learned tensors of the function, along random lines."""
+    """Derivatives for the inputs and the function's learned tensors are checked along random lines."""
     inputs, (score_mod, parameters, _) = draw(), scores(5, 7)[score]
     query, key, value = (
         x.detach()[:, :, :n, :2].clone().requires_grad_() for x, n in zip(inputs, (5, 7, 7), strict=True)
@@ -245,7 +245,7 @@ def test_the_kernels_run() -> None:
 @pytest.mark.parametrize("name", ["alibi", "sine"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision(name: str, dtype: torch.dtype) -> None:
-    """The error is the rounding of the inputs and of the output."""
+    """The error is at most the rounding of the inputs and the output."""
     inputs, score_mod = draw(dtype), scores(dtype=torch.float32)[name].function
     output = regard.flex_attention(*inputs, score_mod=score_mod, block_mask=block_mask(causal))
     assert output.dtype is dtype
@@ -316,7 +316,7 @@ def test_masked_keys_may_contain_nan(name: str) -> None:
 @pytest.mark.parametrize("name", ["none", "sine"])
 @pytest.mark.parametrize("mask", [None, causal])
 def test_blocks_that_are_not_listed_are_masked(name: str, mask: Function | None) -> None:
-    """A BlockMask built by hand; torch's compiled kernels skip these blocks too."""
+    """The BlockMask is built by hand; torch's compiled kernels skip these blocks too."""
     counts = torch.tensor([2, 1, 2])[None, None].to(torch.int32)
     columns = torch.tensor([[0, 3, 1, 2], [1, 0, 2, 3], [0, 2, 1, 3]])[None, None].to(torch.int32)
     by_hand = BlockMask.from_kv_blocks(counts, columns, BLOCK_SIZE=16, mask_mod=mask, seq_lengths=(Q, K))
@@ -332,7 +332,7 @@ def test_blocks_that_are_not_listed_are_masked(name: str, mask: Function | None)
 
 
 def test_memory_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No operation of either pass creates a tensor with one number for each pair of query and key."""
+    """Neither pass creates a tensor with one number for each query-key pair."""
     monkeypatch.setattr(tiles, "TILE", 2**12)
     tokens, slope = 320, nn.Parameter(torch.tensor(0.5))
     x = torch.randn(1, 1, tokens, 4, requires_grad=True)
@@ -412,7 +412,7 @@ def test_functions_that_vmap_refuses(score_mod: Function) -> None:
 
 
 def test_hidden_parameters_are_refused() -> None:
-    """A gradient that cannot be computed is an error, not zero."""
+    """A gradient that cannot be computed raises an error instead of being zero."""
     hidden = nn.Parameter(torch.ones((), dtype=torch.float64))
     inputs = draw()
     with pytest.raises(regard.ArgumentError, match=r"requires grad, but not through torch functions"):

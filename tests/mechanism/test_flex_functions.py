@@ -1,4 +1,4 @@
-"""flex_attention computes what its functions say, whatever they capture and whenever it changes."""
+"""flex_attention evaluates its functions exactly, whatever they capture and whenever it changes."""
 
 from collections.abc import Callable
 
@@ -58,7 +58,7 @@ def test_masked_pairs_give_captured_tensors_no_nan(function: Function) -> None:
 
 
 def test_functions_of_a_loop_keep_their_values_until_backward() -> None:
-    """All functions of the loop share `table` and `power`, which have the last values in backward."""
+    """All functions in the loop share `table` and `power`, which have their last values in backward."""
     inputs = draw()
     tables = [torch.randn(H, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     ours, theirs = torch.zeros(()), torch.zeros(())

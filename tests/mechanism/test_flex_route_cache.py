@@ -1,4 +1,4 @@
-"""Routes of `flex_attention` are reused only while the functions and the block mask mean the same."""
+"""`flex_attention` reuses a route only while the functions and the block mask are equivalent."""
 
 import functools
 import random
@@ -52,7 +52,7 @@ def block_mask(mask_mod, tokens):
 
 @pytest.fixture
 def traces(monkeypatch):
-    """The calls whose functions were traced."""
+    """Record the calls whose functions were traced."""
     calls = []
 
     def trace(call):

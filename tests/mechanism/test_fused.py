@@ -1,6 +1,6 @@
 """The kernels compute the formulas in float32, with at most twice the rounding error of dense torch.
 
-Exact is the reference in float64 on the same float32 numbers, and the yardstick is the reference in float32.
+The reference in float64 on the same float32 numbers is exact; the reference in float32 gives the error.
 CI runs this file a second time with REGARD_ISA=generic.
 """
 
@@ -42,13 +42,13 @@ pytestmark = [
 ]
 
 EPS = torch.finfo(torch.float32).eps
-WITHOUT = {"entmax 1.3", "entmax 2.5", "hard"}  # have no kernel
+WITHOUT = {"entmax 1.3", "entmax 2.5", "hard"}  # normalizers without a kernel
 FUSED = [name for name in NORMALIZERS if name not in WITHOUT]
-PLAIN = ["softmax", "softmax1", "sigmoid", "relu", "mean", "sparsemax", "entmax15"]  # one of each kernel
+PLAIN = ["softmax", "softmax1", "sigmoid", "relu", "mean", "sparsemax", "entmax15"]  # one per kernel
 
 
 class Counting:
-    """Wrapper that counts the runs of each kernel."""
+    """Counts the runs of each kernel."""
 
     def __init__(self, kernels: Any) -> None:
         self.kernels, self.ran = kernels, Counter[str]()
@@ -76,7 +76,7 @@ Layout = Callable[[Tensor], Tensor]
 
 
 def _apart(x: Tensor, axis: int) -> Tensor:
-    """A strided view into a larger tensor."""
+    """Return a strided view into a larger tensor."""
     if x.dim() < -axis:
         return x
     return torch.stack([x, x + 1], axis if axis < -1 else -1).flatten(axis - 1, axis)[
@@ -85,7 +85,7 @@ def _apart(x: Tensor, axis: int) -> Tensor:
 
 
 def _expanded(x: Tensor, axis: int) -> Tensor:
-    """A tensor expanded along an axis."""
+    """Return a tensor expanded along an axis."""
     return x if x.dim() < -axis else x.narrow(axis, 0, min(x.shape[axis], 1)).expand_as(x)
 
 
@@ -127,7 +127,7 @@ def computed(
     layout: Layout = LAYOUTS["plain"],
     above: Layout = LAYOUTS["plain"],
 ) -> dict[str, Tensor]:
-    """Output, weights and all gradients, in float64."""
+    """Compute output, weights and all gradients; return them in float64."""
     inputs = case.tensors(dtype, rounded=torch.float32, requires_grad=True)
     options = case.options(dtype, rounded=torch.float32)
     laid = [layout(x) for x in inputs]
@@ -144,11 +144,11 @@ def computed(
 
 
 def agree(compute: Callable[[torch.dtype, str], dict[str, Tensor]], roundings: float = 4) -> None:
-    """The kernels' error is at most twice that of the dense formula in float32, plus a few roundings.
+    """Check that the kernels' error is at most twice the dense formula's in float32, plus a few roundings.
 
-    The numbers here are of size 1, and so is what a sum is made of, even if it is small itself; gradients are
-    made of products with a value. A sum over many pairs rounds more often, and a weight's relative error is
-    its score's absolute one.
+    Inputs have size 1, and so do the terms of a sum, even if the sum is small; the terms of gradients are
+    products with a value. A sum over many pairs rounds more often, and the relative error of a weight is the
+    absolute error of its score.
     """
     exact = compute(torch.float64, "reference")
     plain = compute(torch.float32, "reference")
@@ -158,7 +158,7 @@ def agree(compute: Callable[[torch.dtype, str], dict[str, Tensor]], roundings: f
     value = values.norm(dim=-1).max().item() if values.numel() else 1.0
     scores = torch.where(scores == -math.inf, 0.0, scores).abs()
     roundings *= max(scores.max().item() / 8, 1) if scores.numel() else 1
-    # keys at the edge of the support may be in or out, and the slope jumps there
+    # rounding may move a key across the edge of the support, where the slope jumps
     support, *others = (x["weights"] > 1e-20 for x in (exact, ours, plain))
     edges = sum(int((support != other).sum()) for other in others)
     assert edges <= max(2, pairs * 1e-5)
@@ -176,17 +176,17 @@ def agree(compute: Callable[[torch.dtype, str], dict[str, Tensor]], roundings: f
 def check(case: Case, layout: str = "plain", above: str = "plain", roundings: float = 4) -> None:
     def compute(dtype: torch.dtype, name: str) -> dict[str, Tensor]:
         actual = computed(case, dtype, name, LAYOUTS[layout], LAYOUTS[above])
-        if case.normalize == "entmax 2.5":  # whose slope has no bound at the edge of its support
+        if case.normalize == "entmax 2.5":  # unbounded slope at the edge of the support
             return {name: actual[name] for name in ("scores", "values", "output", "weights")}
         return actual
 
     with counted_kernels() as ran:
-        # equal numbers all round the same way, so their rounding errors add up
+        # equal numbers round in the same direction, so their rounding errors add up
         agree(compute, roundings * (10 if layout.startswith("one") else 1))
     ran.pop("lanes", None)
     if "negative" in (layout, above):
-        return  # then the kernels may leave it to others
-    if case.normalize in WITHOUT or case.bias == "several":  # has too many lines
+        return  # the kernels may fall back to another implementation
+    if case.normalize in WITHOUT or case.bias == "several":  # too many bias lines
         assert not ran
     else:
         assert all(ran[kernel] for kernel in ("forward", "backward", "weights"))
@@ -197,7 +197,7 @@ def test_the_kernels_agree_with_the_formulas(case):
     check(case)
 
 
-# all instruction sets compile the same code, so a few cases run every line of it
+# all instruction sets compile the same code, so a few cases cover every line
 @looped("case", TABLE, ids=lambda case: case.name, sampled=4)
 @pytest.mark.parametrize("isa", fused.KERNELS.available()[1:][-1:] if fused.available() else [])
 def test_the_most_basic_instruction_set_agrees_with_the_formulas(isa, case):
@@ -231,7 +231,7 @@ def test_a_wrong_kernel_is_detected(wrong):
 QUERIES = [1, 2, 3, 4, 5, 11, 12, 13, 23, 24, 25, 47, 63, 64, 65, 97, 127, 128, 129]
 KEYS = [1, 2, 3, 4, 15, 16, 17, 71, 72, 73, 95, 96, 97, 143, 144, 145, 191, 192, 193]
 WIDTHS = [1, 3, 5, 8, 16, 17, 40, 64, 65]
-ENOUGH = 60_000  # pairs of a query and a key
+ENOUGH = 60_000  # query-key pairs
 
 
 @st.composite
@@ -243,10 +243,10 @@ def shapes(draw: st.DrawFn) -> Shape:
     width, value_width = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from(WIDTHS))
 
     def lead(heads: int) -> tuple[int, ...]:
-        """Each batch axis in full or of size 1."""
+        """Return the leading axes: each batch axis has its full size or 1."""
         return (*(draw(st.sampled_from([size, 1])) for size in batch), heads)
 
-    query = (*batch, groups * per_group, queries, width)  # gives the call these sizes
+    query = (*batch, groups * per_group, queries, width)  # the query determines the sizes of the call
     return Shape(query, (*lead(groups), keys, width), (*lead(groups), keys, value_width))
 
 
@@ -265,8 +265,8 @@ def shapes(draw: st.DrawFn) -> Shape:
     above=st.sampled_from(sorted(LAYOUTS)),
 )
 def test_results_do_not_depend_on_sizes_and_strides(sizes, score, normalize, mask, bias, layout, above):
-    assume(score != "cosine" or sizes.query[-1] > 3)  # the length of a vector with one number is anything
-    # some of thousands of such calls are ill-conditioned
+    assume(score != "cosine" or sizes.query[-1] > 3)  # vectors with few features may be nearly zero
+    # a few of thousands of such calls are ill-conditioned
     check(Case("heads", score, normalize, mask, bias, sizes=sizes), layout, above, roundings=12)
 
 
@@ -315,7 +315,7 @@ def test_long_keys_are_split(normalize, rows, mask, bias):
 @looped("normalize", ["softmax", "sparsemax", "entmax15"])
 @looped("keys", [75, 500, 2000, 10000])
 def test_rows_of_nearly_equal_scores_sum_to_one(keys, normalize):
-    # as at initialization: all keys have weight, and rounding errors of τ add up over the keys
+    # as at initialization: all keys have weight, and rounding errors in τ add up over the keys
     draw = torch.Generator().manual_seed(keys)
     query, key, value = torch.zeros(1, 8, 4), torch.zeros(1, keys, 4), torch.ones(1, keys, 1)
     noise, normalizer = torch.randn(1, 8, keys, generator=draw), NORMALIZERS[normalize](LONG, None)
@@ -346,7 +346,7 @@ def rough(*shape: int) -> Tensor:
 
 
 def holes(*shape: int) -> Tensor:
-    """A dense mask with fully masked rows and a fully masked range of keys."""
+    """Return a dense mask with fully masked rows and a fully masked range of keys."""
     mask = rough(*shape)
     mask[..., 5, :], mask[..., 64:70, :], mask[..., 20:120] = False, False, False
     return mask
@@ -430,7 +430,7 @@ LEARNING = [
 def attention_of(
     learning: str, normalize: str, key: Tensor, value: Tensor, implementation: str | None, **options: Any
 ) -> list[Tensor]:
-    """The output, and the gradients of the parameters only."""
+    """Return the output, and the gradients of the parameters only."""
     generator = torch.Generator().manual_seed(4)
 
     def numbers(*shape: int) -> Tensor:
@@ -554,7 +554,7 @@ def test_overflowing_products_give_nan_as_in_the_formulas(normalize, score, size
     query, key = query * 1e-3, key * 1e-3
     large, signs = LARGE[number]
     if score == "softcap" and number.startswith("±"):
-        return  # whether such a sum is infinite or NaN depends on the order of its terms
+        return  # such a sum is infinite or NaN, depending on the order of its terms
     query[:, row], key[:, at] = large, large * signs
     whole = torch.ones(queries, keys, dtype=torch.bool)
     seen = whole.clone()
@@ -569,7 +569,7 @@ def test_overflowing_products_give_nan_as_in_the_formulas(normalize, score, size
         name: regard.attend(query, key, value, implementation=name, **options)
         for name in ("reference", "tiled", "fused", None)
     }
-    overflows = hidden.startswith("nothing") and score != "softcap"  # a cap bounds infinity
+    overflows = hidden.startswith("nothing") and score != "softcap"  # a softcap bounds infinity
     for output, weights in actual.values():
         for part, wanted in zip((output, weights.dense()), actual["reference"], strict=True):
             wanted = wanted if isinstance(wanted, Tensor) else wanted.dense()
@@ -579,7 +579,7 @@ def test_overflowing_products_give_nan_as_in_the_formulas(normalize, score, size
 
 @looped("normalize", ["softmax", "entmax15", "sparsemax"])
 def test_large_masked_numbers_have_no_effect(normalize):
-    """query · key overflows, but is masked; sums of large values are finite."""
+    """query · key overflows but is masked; sums of large values are finite."""
     x = torch.randn(1, 40, 8, generator=torch.Generator().manual_seed(8)) * 1e20
     value, own = torch.full((1, 40, 3), 3e38), torch.eye(40, dtype=torch.bool)
     options = {"normalize": NORMALIZERS[normalize](LONG, None)}
@@ -634,7 +634,7 @@ def test_narrow_inputs_are_computed_in_float32_and_rounded_once(normalize, score
     for held in (dtype, torch.float32):
         inputs = case.tensors(held, rounded=dtype, requires_grad=True)
         options = case.options(held, rounded=dtype)
-        if case.score == "additive":  # whose own matrix products are torch's business
+        if case.score == "additive":  # torch computes its matrix products
             options["score"] = case.options(torch.float32, rounded=dtype)["score"]
             options["score"] = _InFloat32(options["score"])
         output = regard.attention(*inputs, **options)
@@ -660,7 +660,7 @@ def test_every_float16_value_is_read_exactly():
     for dtype in (torch.float16, torch.bfloat16):
         every = bits.view(dtype)
         every = every[every.isfinite()]
-        # one key, whose value is returned unchanged, at every position of a vector
+        # one key, whose value is returned unchanged, at every position in a vector
         for width in (1, 7, 64):
             value = every[: len(every) // width * width].view(-1, 1, 1, width)
             ones = torch.ones(*value.shape[:-1], 1, dtype=dtype)
@@ -743,14 +743,14 @@ def test_calls_of_equal_sizes_are_distinguished(score, normalize, mask):
     y = y[..., :5, :].repeat(1, 1, 3, 1)
     options = {"score": score, "normalize": normalize, "mask": mask}
     wanted = regard.attention(x, y, y, implementation="reference", **options)
-    for _ in range(2):  # the second reads the cache
+    for _ in range(2):  # the second call reads the cache
         torch.testing.assert_close(regard.attention(x, y, y, **options), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("wrong", [1, 2], ids=["key", "value"])
 def test_a_cached_call_of_another_dtype_is_rejected(wrong):
     inputs = [numbers.float() for numbers in Case("heads").tensors()]
-    regard.attention(*inputs)  # cached
+    regard.attention(*inputs)  # cached call
     inputs[wrong] = inputs[wrong].double()
     with pytest.raises(regard.DTypeError):
         regard.attention(*inputs)

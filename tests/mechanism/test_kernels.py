@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.skipif(not fused.available(), reason=fused.DESCRIPTION),
 ]
 
-PLAIN = ["softmax", "softmax1", "sigmoid", "relu", "mean", "sparsemax", "entmax15"]  # one of each kernel
+PLAIN = ["softmax", "softmax1", "sigmoid", "relu", "mean", "sparsemax", "entmax15"]  # one per kernel
 close = torch.testing.assert_close
 
 
@@ -42,7 +42,7 @@ def numbers(*shape: int, seed: int = 0, **options: Any) -> Tensor:
 
 
 def everything(case: Case, **more: Any) -> list[Tensor]:
-    """Output, gradients and statistics of the weights."""
+    """Return output, gradients and statistics of the weights."""
     inputs = case.tensors(torch.float32, requires_grad=True)
     options = {**case.options(torch.float32), **more}
     quiet = regard.attention(*(x.detach() for x in inputs), **options)
@@ -68,7 +68,7 @@ def same_bits(one: list[Tensor], other: list[Tensor]) -> None:
 
 WHOLE = Shape((3, 4, 150, 20), (3, 2, 170, 20), (3, 2, 170, 9))
 PROJECTED = Shape((3, 4, 150, 3), (3, 2, 170, 3), (3, 2, 170, 9))
-LONGER = Shape((2, 600, 20), (1, 170, 20), (1, 170, 9))  # several segments backward
+LONGER = Shape((2, 600, 20), (1, 170, 20), (1, 170, 9))  # several segments in backward
 DECODE = Shape((4, 2, 20), (2, 4000, 20), (2, 4000, 9))  # split keys
 THREADED = {
     "many heads": Case("grouped", "scaled dot", "softmax", "causal", "relative", sizes=WHOLE),
@@ -84,10 +84,10 @@ THREADED = {
 
 
 class Projected(nn.Module, regard.Score):
-    """vᵀ tanh(query + key) of given projections.
+    """vᵀ tanh(query + key) for given projections.
 
     `Additive` leaves W query and U key, and their gradients, to torch's matrix product, which on some
-    processors rounds differently with another number of threads. The kernels begin at the projections.
+    processors rounds differently with another number of threads. Here the kernels start from the projections.
     """
 
     def __init__(self, width: int) -> None:
@@ -99,7 +99,7 @@ class Projected(nn.Module, regard.Score):
 
 
 def own_score(name: str) -> dict[str, Any]:
-    """The score of a threaded case that is not in the table."""
+    """Return the score of a threaded case that is not in the table."""
     return {"score": Projected(PROJECTED.query[-1])} if name == "additive" else {}
 
 
@@ -112,7 +112,7 @@ def test_neither_threads_nor_repetition_change_a_bit(name):
         def run(threads: int, more: dict[str, Any] = more) -> list[Tensor]:
             torch.set_num_threads(threads)
             torch.manual_seed(1)
-            # sums by torch are small enough for one thread
+            # torch's sums are small enough for one thread
             return everything(THREADED[name], **more)
 
         first = run(1)
@@ -296,7 +296,7 @@ def test_memory_that_does_not_suffice_is_an_exception(name):
     assert "wrong" not in answers
     assert answers[-1] == "right", answers
     refused = [answer for answer in answers if answer.startswith("MemoryError: the attention kernels")]
-    # entropy takes no more memory for more keys; torch allocates the result of topk
+    # entropy needs no more memory for more keys; torch allocates the result of topk
     assert refused or name in ("entropy", "top"), answers
     assert all(re.search(r"allocate [\d.]+ MB .*torch.set_num_threads.*tiled", answer) for answer in refused)
     assert last == "kept"
@@ -332,7 +332,7 @@ def test_threads_that_cannot_be_started_are_done_without():
 @pytest.mark.parametrize("normalize", ["Softmax", "Sigmoid", "Entmax15"])
 def test_memory_is_linear(normalize):
     heads, tokens = 4, 4096
-    inputs = heads * tokens * 16 * 4  # bytes of one input; a call has about a dozen such tensors
+    inputs = heads * tokens * 16 * 4  # bytes per input; a call has about a dozen such tensors
     assert memory(heads, tokens, "fused", normalize) < 30 * inputs < heads * tokens * tokens * 4 / 8
 
 
@@ -369,11 +369,11 @@ def test_every_feature_that_a_build_may_use_is_looked_for():
 class Described(NamedTuple):
     numbers: list[int]
     factors: tuple[float, ...]
-    held: list[Tensor]  # whose addresses are among the numbers
+    held: list[Tensor]  # keeps the tensors alive whose addresses are in `numbers`
 
 
 def described() -> Described:
-    """An encoded call."""
+    """Return an encoded call."""
     x = numbers(1, 2, 3, 4)
     call = Call(ScaledDot(), None, None, Softmax(), 0.0, None)
     problem = prepare(x, x, x, Layout.of(x, x, x), call)
@@ -385,8 +385,8 @@ def described() -> Described:
 def test_a_truncated_encoding_is_rejected():
     call = described()
     assert fused.KERNELS.forward(call.numbers, call.factors, 1)
-    size = 4 + 2 * 5  # of one tensor
-    whole = {len(call.numbers) - size * i for i in range(6)}  # that leaves out the last tensors
+    size = 4 + 2 * 5  # numbers per tensor
+    whole = {len(call.numbers) - size * i for i in range(6)}  # encodings without the last tensors
     for count in set(range(len(call.numbers))) - whole:
         with pytest.raises(IndexError, match="too early"):
             fused.KERNELS.forward(call.numbers[:count], call.factors, 1)
@@ -470,10 +470,10 @@ def test_instruction_sets_differ_by_roundings_only():
     for one, other in itertools.pairwise(ISAS):
         for name in THREADED:
             for i, (a, b) in enumerate(zip(actual[one][name], actual[other][name], strict=True)):
-                if a.is_floating_point():  # keys of equal weight may stand in either order
+                if a.is_floating_point():  # keys of equal weight may be in either order
                     close(a, b, rtol=1e-4, atol=1e-4, msg=lambda text, at=(name, i): f"{at}\n{text}")
         outputs = ([actual[isa][name][1] for name in THREADED] for isa in (one, other))
-        assert not all(map(torch.equal, *outputs))  # or else they are one and the same
+        assert not all(map(torch.equal, *outputs))  # otherwise both instruction sets run the same code
 
 
 def test_a_cached_call_runs_with_another_instruction_set():
@@ -553,11 +553,11 @@ def test_the_environment_forces_the_kernels():
 
 # Large strides
 
-FAR = 2**30  # numbers: from the first to the third of three that are so far apart it is 2³¹
+FAR = 2**30  # in numbers: three tensors this far apart span 2³¹
 
 
 def far(axis: int, seed: int) -> Tensor:
-    """(3, 3, 18), whose sequences (axis 0) or rows have huge strides, in mostly untouched memory."""
+    """Return a tensor (3, 3, 18) whose sequences (axis 0) or rows have huge strides, mostly untouched."""
     room = torch.empty(2 * FAR + 200, dtype=torch.float32)
     x = room.as_strided((3, 3, 18), (FAR, 18, 1) if axis == 0 else (18, FAR, 1), seed)
     return x.copy_(numbers(3, 3, 18, seed=seed))
@@ -586,7 +586,7 @@ def test_offsets_need_more_than_32_bits(normalize, axis):
     same_bits(*actual)
 
 
-# Transforms of torch
+# torch transforms
 
 SMALL: dict[str, Callable[[], dict[str, Any]]] = {
     "plain": dict,
@@ -601,7 +601,7 @@ SMALL: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def inputs_of(dtype: torch.dtype = torch.float32, *, inside: bool = False, seed: int = 3) -> list[Tensor]:
-    """Query, key and value with grouped heads, optionally stored token by token, as after a projection."""
+    """Return query, key and value with grouped heads, optionally stored token by token."""
     shapes = ((2, 6, 4, 5), (2, 3, 7, 5), (2, 3, 7, 9))
     actual = [numbers(*shape, seed=seed + i) for i, shape in enumerate(shapes)]
     if inside:
@@ -628,7 +628,7 @@ def forward_derivatives(call: Attention, inputs: list[Tensor]) -> Any:
 
 
 def mapped(in_dims: tuple[int | None, ...]) -> Callable[[Attention, list[Tensor]], Any]:
-    """Outputs and per-sample gradients by vmap."""
+    """Return a function that computes outputs and per-sample gradients by vmap."""
 
     def run(call: Attention, inputs: list[Tensor]) -> Any:
         args = [x.detach() if at == 0 else x[0].detach() for x, at in zip(inputs, in_dims, strict=True)]
@@ -665,7 +665,7 @@ def test_transforms_of_the_kernels_agree_with_those_of_float64(name, transform):
 def test_fake_tensors_stay_fake():
     with FakeTensorMode() as mode:
         inputs = [mode.from_tensor(x.detach()) for x in inputs_of()]
-        for name in ("plain", "causal", "softcap", "entmax15"):  # the others hold real tensors
+        for name in ("plain", "causal", "softcap", "entmax15"):  # the other masks hold real tensors
             output = regard.attention(*inputs, **SMALL[name]())
             assert type(output) is FakeTensor
             assert output.shape == (2, 6, 4, 9)
@@ -699,7 +699,7 @@ def test_a_script_serves_for_other_numbers():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gradients_of_a_part_of_the_inputs(dtype):
-    # each alone equals the batched result
+    # each call alone equals the batched result
     bias, sink = (numbers(*shape, dtype=dtype).requires_grad_() for shape in ((6, 4, 7), (6,)))
     options = {"bias": bias, "normalize": regard.Softmax1(sink)}
     leaf = [*inputs_of(dtype), bias, sink]
@@ -722,7 +722,7 @@ def test_a_gradient_with_negative_strides():
 
 @pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Sigmoid(), regard.Entmax15()], ids=repr)
 def test_saved_tensors_may_come_back_with_other_strides(normalize):
-    # widths of whole vectors, for which backward calls are cached; more than a tile of keys
+    # widths that fill whole vectors, for which backward calls are cached; more than a tile of keys
     shapes = {"query": (2, 3, 30, 32), "key": (2, 3, 200, 32), "value": (2, 3, 200, 16)}
     saved = {**shapes, "output": (2, 3, 30, 16), "tau": (2, 3, 1, 30, 2), "none": ()}
 
@@ -744,7 +744,7 @@ def test_saved_tensors_may_come_back_with_other_strides(normalize):
 
 
 def test_sizes_of_a_call_are_counted_in_heads_not_in_rows():
-    # one query of eight heads is a block of eight rows; so are four of two
+    # one query in eight heads is a block of eight rows, as are four queries in two heads
     x = numbers(1, 8, 1, 16)
     key, value = numbers(1, 1, 40, 16), numbers(1, 1, 40, 5)
     wanted = regard.attention(x.squeeze(2)[0], key[0, 0], value[0, 0])

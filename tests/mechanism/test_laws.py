@@ -1,4 +1,4 @@
-"""Laws of attention, on every implementation, and known mistakes of other libraries.
+"""Laws of attention for every implementation, and known mistakes in other libraries.
 
 Reference and tiled compute in float64, the kernels in float32.
 """
@@ -45,12 +45,12 @@ EVERY = list(zip(itertools.cycle(SCORES), NORMALIZERS, strict=False))
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-DTYPE, WITHIN = torch.float64, 1e-10  # of the implementation that runs
+DTYPE, WITHIN = torch.float64, 1e-10  # set by the running implementation
 
 
 @pytest.fixture(params=["reference", "tiled", "fused"])
 def attend(request, monkeypatch) -> Attend:
-    """`regard.attend` on one implementation; with small tiles, to have several."""
+    """Call `regard.attend` on one implementation, with small tiles so that there are several."""
     monkeypatch.setattr(tiled, "TILE", 64)
     if request.param == "fused":
         if not fused.available():
@@ -71,13 +71,13 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype | None = None) -> Tens
 
 
 def inputs(*, lead: tuple[int, ...] = (3,), q: int = 5, k: int = 7, d: int = 4, e: int = 2) -> list[Tensor]:
-    """Query, key and value that record gradients."""
+    """Return query, key and value that require gradients."""
     shapes = ((*lead, q, d), (*lead, k, d), (*lead, k, e))
     return [normal(*shape, seed=seed).requires_grad_() for seed, shape in enumerate(shapes)]
 
 
 def build(table: dict[str, Any], name: str, width: int = 4, heads: int = 3) -> Any:
-    """A score or normalizer of the table, for query and key of this width."""
+    """Return a score or normalizer from the table, for query and key of this width."""
     shape = Shape((heads, 5, width), (heads, 7, width), (heads, 7, 2))
     return table[name](shape, Draw(name, DTYPE, "cpu", DTYPE))
 
@@ -175,7 +175,7 @@ BAD = [math.nan, math.inf, -math.inf, 3e38]
 
 
 def spoil(tensors: list[Tensor], where: str, at: int, bad: float) -> list[Tensor]:
-    """Copies with a bad key or value at this token."""
+    """Return copies with a bad key or value at this token."""
     copies = [tensor.detach().clone() for tensor in tensors]
     copies[{"key": 1, "value": 2}[where]][..., at, 1] = bad
     return [copy.requires_grad_() for copy in copies]
@@ -315,8 +315,8 @@ def test_a_visible_nan_is_not_hidden(attention):
 
 
 def test_a_row_does_not_depend_on_the_rest_of_the_batch(attend):
-    # In float64, up to rounding: torch's matmul depends on the memory alignment of its operands, and so on
-    # the rest of the batch. The kernels are bitwise reproducible: test_kernels.py.
+    # Equal up to rounding in float64: torch's matmul depends on the memory alignment of its operands, so on
+    # the rest of the batch. The kernels are bitwise reproducible, see test_kernels.py.
     for (score, normalize), mask, bias in zip(EVERY, MASKS, itertools.cycle(BIASES), strict=False):
         case = Case("heads", score, normalize, mask, bias)
         tensors, options = case.tensors(DTYPE), case.options(DTYPE)
@@ -453,7 +453,7 @@ SIZES = {"batch": 2, "heads": 3, "queries": 5, "keys": 7, "width": 4, "value wid
 @looped("axis, number", itertools.product(SIZES, range(len(EVERY))), sampled=3)
 def test_axes_of_size_zero(attend, axis, number):
     (score, normalize), sizes = EVERY[number], {**SIZES, axis: 0}
-    refused = {"width": MIXED_WIDTHS, "heads": {"learned sink"}}.get(axis, set())  # such parameters are empty
+    refused = {"width": MIXED_WIDTHS, "heads": {"learned sink"}}.get(axis, set())  # empty parameters
     if {score, normalize} & refused:
         return
     lead, n_q, n_k = (sizes["batch"], sizes["heads"]), sizes["queries"], sizes["keys"]
@@ -517,7 +517,7 @@ def test_expanded_inputs_and_gradients(attention, score):
     repeated = [x.repeat(2, 3, 1, 1) for x in (query, key, value)]
     actual, wanted = attention(*expanded, **options), attention(*repeated, **options)
     close(actual, wanted)
-    above = torch.ones((), dtype=DTYPE).expand(actual.shape)  # as sum().backward() sends it
+    above = torch.ones((), dtype=DTYPE).expand(actual.shape)  # the gradient from sum().backward()
     close(
         torch.autograd.grad(actual, (query, key, value), above),
         torch.autograd.grad(wanted, (query, key, value), above.contiguous()),
@@ -536,7 +536,7 @@ def test_more_than_int32_pairs():
     bias = torch.tensor([0.5, -0.5, 0.0, 0.0, 0.0])
     output, weights = regard.attend(
         *(x, x, x),
-        mask=regard.Window(3) & regard.Padding(9, side="left"),  # most rows see nothing, which costs nothing
+        mask=regard.Window(3) & regard.Padding(9, side="left"),  # most rows see no key, at no cost
         bias=regard.ClippedRelativeBias(bias),
         dropout=0.5,
         generator=torch.Generator().manual_seed(0),
@@ -602,7 +602,7 @@ class TestDropout:
         assert torch.equal(after, weights.dense())
 
     def kept(self, attend, dropout):
-        """The dropout mask of 2 × 3 × 100 × 200 weights."""
+        """Return the dropout mask of 2 × 3 × 100 × 200 weights."""
         query, key = torch.zeros(2, 3, 100, 1), torch.zeros(2, 3, 200, 1)
         with tiles_of(2**20):
             generator = torch.Generator().manual_seed(5)

@@ -1,4 +1,4 @@
-"""The lectures' own numbers, worked out by hand."""
+"""Worked examples from the lectures, computed by hand."""
 
 import math
 
@@ -19,14 +19,14 @@ def rows(*numbers: tuple[float, ...]) -> Tensor:
 
 
 def by_hand(scores: list[float], values: list[list[float]]) -> list[float]:
-    """The softmax of the scores, and the values weighed with it."""
+    """Return the softmax of the scores, and the weighted sum of the values."""
     powers = [math.exp(score) for score in scores]
     weights = [power / sum(powers) for power in powers]
     return [sum(weight * value[i] for weight, value in zip(weights, values, strict=True)) for i in range(3)]
 
 
 class TestSelfAttention:
-    """Three inputs of four numbers, and weights that make keys, queries and values of three out of them."""
+    """Three inputs with four features, projected to queries, keys and values with three features."""
 
     inputs = rows((1, 0, 1, 0), (0, 2, 0, 2), (1, 1, 1, 1))
     key_weights = rows((0, 0, 1), (1, 1, 0), (0, 1, 0), (1, 1, 0))
@@ -56,7 +56,7 @@ class TestSelfAttention:
         output, weights = regard.attend(
             *self.query_key_value, score=regard.Dot(), implementation=implementation
         )
-        # exp 2 : exp 4 : exp 4, that is 1 : e² : e²
+        # exp 2 : exp 4 : exp 4, i.e. 1 : e² : e²
         total = 1 + 2 * math.exp(2)
         shares = [1 / total, math.exp(2) / total, math.exp(2) / total]
         assert weights[0].tolist() == pytest.approx(shares, abs=1e-14)
@@ -74,7 +74,7 @@ class TestSelfAttention:
 
 
 class TestDictionary:
-    """A dictionary is attention: the query is compared with all keys, and the best one's value returned."""
+    """A dictionary is attention: the query is compared with all keys; the best key's value is returned."""
 
     entries = {  # noqa: RUF012
         "First name": "Ada",
@@ -88,12 +88,12 @@ class TestDictionary:
         return torch.eye(len(self.entries), dtype=torch.float64)
 
     def encode(self, word: str) -> Tensor:
-        """One-hot rows for keys, zeros for anything else."""
+        """Return one-hot rows for keys, zeros for anything else."""
         words = list(self.entries)
         return self.keys[[words.index(word)]] if word in words else torch.zeros_like(self.keys[:1])
 
     def text(self) -> Tensor:
-        """The stored values, letter by letter."""
+        """Decode the stored values, letter by letter."""
         longest = max(map(len, self.entries.values()))
         return torch.tensor(
             [list(map(ord, value.ljust(longest))) for value in self.entries.values()]
@@ -187,7 +187,7 @@ class TestThreeByThree:
         )
 
     def test_the_column_notation_is_the_transpose_of_ours(self, implementation):
-        # Some texts put tokens in columns: Q, K, V of (features × tokens), Output = V · softmax(QᵀK)ᵀ
+        # Some texts put tokens in columns: Q, K, V are (features × tokens), Output = V · softmax(QᵀK)ᵀ
         q, k, v = self.query.mT, self.key.mT, self.value.mT
         in_columns = v @ torch.softmax(q.mT @ k, -1).mT
         ours = regard.attention(

@@ -35,7 +35,7 @@ implementations = pytest.mark.parametrize("implementation", ["reference", "tiled
 
 
 def weights_of(rows: Tensor, normalize: Normalizer, implementation: str | None = None) -> Tensor:
-    """The operator's weights for these scores, (…, q, k), −inf = masked."""
+    """Return the operator's weights for these scores, (…, q, k), −inf = masked."""
     query = torch.zeros(*rows.shape[:-1], 1, dtype=rows.dtype)
     key = torch.zeros(*rows.shape[:-2], rows.shape[-1], 1, dtype=rows.dtype)
     options = {"score": Dot(), "bias": rows, "normalize": normalize, "implementation": implementation}
@@ -68,7 +68,7 @@ summing = looped("normalize", SUM_TO_ONE)
 
 
 def rows(*, bound: float = 50.0) -> st.SearchStrategy[Tensor]:
-    """Several rows of scores: small and large, with ties, and with −inf where a key is masked."""
+    """Draw several rows of scores: small and large, with ties, and with −inf where a key is masked."""
     plain = st.floats(-bound, bound, width=32)
     tied = st.sampled_from([-1.0, 0.0, 0.0, 0.5, 1.0])
     number = plain | tied | st.just(-math.inf)
@@ -86,8 +86,8 @@ def close(actual: Tensor, expected: Tensor, normalize: Normalizer, times: float 
 
 
 def tolerance(normalize: Normalizer) -> float:
-    """How exact a weight can be. Where α > 2, φ' is infinite at the edge of the support: an error of one
-    bit in x becomes its 1 / (α − 1)-th power there."""
+    """Return the attainable accuracy of a weight. For α > 2, φ' is infinite at the edge of the support: a
+    one-bit error in x becomes its 1 / (α − 1)-th power there."""
     alpha = normalize.alpha if isinstance(normalize, Entmax) else 1.0
     return 1e-9 if alpha <= 2 else 100 * 2.0 ** (-52 / (alpha - 1))
 
@@ -114,7 +114,7 @@ def test_finite_differences_can_fail():
 
 @given(rows())
 def test_tau_solves_the_row_sum(scores):
-    """Σ φ(scores − τ) = 1, for rows whose maximum is 0."""
+    """Σ φ(scores − τ) = 1 in rows whose maximum is 0."""
     top = scores.amax(-1, keepdim=True)
     scores = torch.where(top == -math.inf, 0.0, scores - top)
     visible = scores != -math.inf
@@ -145,7 +145,7 @@ def test_phi_and_tau_by_their_formulas():
 
 
 def test_the_count_is_of_keys_in_sight():
-    """n is the number of visible keys, not the number of keys."""
+    """n is the number of visible keys, not of all keys."""
     scores, hidden = row(1.0, 2.0), row(1.0, -math.inf, 2.0, -math.inf)
     for normalize in (Mean(), Relu(), Sigmoid()):
         assert torch.equal(weights_of(hidden, normalize)[:, [0, 2]], weights_of(scores, normalize))
@@ -163,7 +163,7 @@ def test_rows_with_a_sink_sum_to_one_minus_the_sink(scores, sink):
 
 @given(rows(), st.data())
 def test_rows_are_shares_ordered_by_score(scores, data):
-    """Rows sum to one; better keys weigh no less, equal keys the same; the order of keys is irrelevant."""
+    """Rows sum to one and are ordered by score; equal scores have equal weights; key order is irrelevant."""
     permuted = data.draw(st.permutations(range(scores.shape[-1])))
     visible = (scores != -math.inf).any(-1).double()
     ordered, order = scores.sort(-1)
@@ -266,14 +266,14 @@ alphas = pytest.mark.parametrize("alpha", [1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 
 @implementations
 @looped("spread", [0.1, 1.0, 10.0])
 def test_entmax_agrees_with_the_package(alpha, spread, implementation):
-    """Weights and gradients, on random rows."""
+    """Weights and gradients agree on random rows."""
     make = torch.Generator().manual_seed(1)
     scores = spread * torch.randn(20, 13, generator=make, dtype=torch.float64)
     actual = scores.clone().requires_grad_()
     weights = weights_of(scores, ours(alpha), implementation)
     atol = max(1e-9, tolerance(ours(alpha)))
     torch.testing.assert_close(weights, theirs(alpha)(scores), atol=atol, rtol=1e-7)
-    if alpha > 2:  # φ' is infinite at the edge, where no two implementations agree
+    if alpha > 2:  # φ' is infinite at the edge, where implementations disagree
         return
     value = torch.randn(13, 2, generator=make, dtype=torch.float64)
     expected = scores.clone().requires_grad_()
@@ -290,7 +290,7 @@ def test_entmax_agrees_with_the_package(alpha, spread, implementation):
 def test_entmax_agrees_with_the_package_on_peculiar_rows(alpha, name):
     scores = PECULIAR[name]
     if name == "extreme" and alpha not in (1.5, 2.0):
-        return  # their bisection overflows
+        return  # the package's bisection overflows
     atol = max(1e-7, tolerance(ours(alpha)))
     torch.testing.assert_close(weights_of(scores, ours(alpha)), theirs(alpha)(scores), atol=atol, rtol=1e-6)
 
@@ -311,7 +311,7 @@ def test_sparsemax_is_the_nearest_point_of_the_simplex():
 
 
 def accepted(alpha: float) -> Normalizer | None:
-    """`Entmax(alpha)`; an alpha too close to a limit may be rejected, rather than give a wrong sum."""
+    """Return `Entmax(alpha)`; an alpha too close to a limit may be rejected instead of giving a wrong sum."""
     try:
         return Entmax(alpha)
     except regard.ArgumentError:
@@ -371,7 +371,7 @@ def test_entmax_is_sparser_with_a_larger_alpha():
 
 @given(rows(), st.floats(1e-3, 1e3))
 def test_temperature_divides_the_scores(scores, temperature):
-    expected = (scores / temperature).softmax(-1).nan_to_num()  # zeros without visible keys
+    expected = (scores / temperature).softmax(-1).nan_to_num()  # zeros in rows without visible keys
     torch.testing.assert_close(weights_of(scores, Softmax(temperature)), expected, atol=1e-9, rtol=1e-9)
 
 
@@ -447,7 +447,7 @@ def test_aliases_equal_their_entmax(special, general):
     assert from_text(to_text(special)) == from_text(to_text(general)) == special
     x = torch.randn(2, 3, 5, 8)
     assert regard.explain(x, x, x, normalize=special) == regard.explain(x, x, x, normalize=general)
-    path = autograd if fused.available() else Mock()  # without kernels there is no fast path
+    path = autograd if fused.available() else Mock()  # there is no fast path without kernels
     with patch.object(path, "run", side_effect=AssertionError("general path")):
         outputs = [regard.attention(x, x, x, normalize=normalize) for normalize in (special, general)]
     assert torch.equal(*outputs)
@@ -477,7 +477,7 @@ def test_text_form_is_exact(normalize):
 
 
 def test_a_sinks_score_is_not_spelled():
-    """It may be a tensor, which is stored separately."""
+    """The score may be a tensor, which is stored separately."""
     assert to_text(Softmax1(3.0)) == "Softmax1"
     assert isinstance(from_text("Softmax1"), Softmax1)
 
@@ -541,7 +541,7 @@ def test_ones_own_normalizer_needs_phi_slope_and_tau(normalize, implementation):
 
 
 def test_ones_own_normalizer_may_learn():
-    """A temperature as a parameter: its gradient is that of softmax(s / t)."""
+    """The temperature is a parameter whose gradient equals that of softmax(s / t)."""
 
     class LearnedScale(nn.Module, Normalizer):
         def __init__(self):
@@ -569,7 +569,7 @@ def test_ones_own_normalizer_may_learn():
 
 
 class Squareplus(Unnormalized):
-    """(x + √(x² + 4)) / 2, a soft relu: NaN at −inf, where it must not be evaluated."""
+    """(x + √(x² + 4)) / 2, a smooth relu: NaN at −inf, where it must not be evaluated."""
 
     def phi(self, x):
         return (x + (x.square() + 4).sqrt()) / 2
@@ -579,7 +579,7 @@ class Squareplus(Unnormalized):
 
 
 class SharedSquareplus(Squareplus):
-    """The same with rows that sum to one."""
+    """Squareplus with rows that sum to one."""
 
     sums_to_one = True
 
@@ -628,7 +628,7 @@ def test_an_incomplete_normalizer_names_the_missing_method():
     ids=str,
 )
 def test_equal_scores_of_very_many_keys_sum_to_one(normalize):
-    """The first step of Newton's method overshoots by rounding; τ must converge all the same."""
+    """Newton's first step overshoots because of rounding, but τ must still converge."""
     key = torch.zeros(2_000_000, 1)
     weights = regard.attend(key[:1], key, key, normalize=normalize, implementation="tiled")[1]
     assert abs(float(weights.dense().sum()) - 1) < 1e-3

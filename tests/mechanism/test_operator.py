@@ -1,4 +1,4 @@
-"""The operator against the formulas: every implementation, forward and backward, over the table of cases."""
+"""Every implementation compared with the formulas, forward and backward, over the table of cases."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ from tests.cases import (
 from tests.custom import OwnMean, OwnSoftmax
 from tests.fuzz import oracle
 
-IMPLEMENTATIONS = ("reference", "tiled")  # of float64; test_fused.py is about the kernels
+IMPLEMENTATIONS = ("reference", "tiled")  # in float64; see test_fused.py for the kernels
 EVERY = dispatch.IMPLEMENTATIONS if fused.available() else IMPLEMENTATIONS
 
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def derived(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
-    """The output, and the gradients of the inputs; zeros for those that it does not depend on."""
+    """Return the output, and the gradients of the inputs; zeros for inputs that it does not depend on."""
     output = function()
     return [output.detach(), *torch.autograd.grad(output, inputs, upstream(output), materialize_grads=True)]
 
@@ -50,7 +50,7 @@ def close(actual: Any, wanted: Any, within: float = 1e-10) -> None:
     torch.testing.assert_close(actual, wanted, rtol=within, atol=within)
 
 
-# Against the formulas
+# Formulas
 
 
 @looped("case", TABLE, ids=lambda case: case.name, sampled=5)
@@ -100,13 +100,13 @@ def test_float32_error_is_at_most_twice_that_of_dense_torch(normalize, scores):
             return oracle.attention(query, key[:, order], value[:, order], **options).output
 
         exact = run(regard.attention, torch.float64, implementation="reference")
-        # how far one order of the additions is off is chance: the worst of several is what float32 does
+        # the error of one summation order is random; use the worst of several orders as the float32 error
         orders = [torch.randperm(LONGER.keys, generator=torch.Generator().manual_seed(i)) for i in range(3)]
         dense = [
             run(eager, torch.float32, mask=None, seen=seen, order=order)
             for order in (torch.arange(LONGER.keys), *orders)
         ]
-        # the slope of Entmax above 2 has no bound at the edge of its support: one unlucky pair decides all
+        # the slope of Entmax above 2 is unbounded at the edge of its support: one pair can dominate the error
         parts = 1 if normalize == "entmax 2.5" else len(exact)
         with tiles_of(2048):
             for name in EVERY:
@@ -151,7 +151,7 @@ def test_results_do_not_depend_on_the_tile_size(
 
 
 def test_small_tiles_are_many():
-    # or else the tests above would show nothing
+    # otherwise the tests above would prove nothing
     x = torch.randn(2, 9, 4)
     with patch.object(tiled.reference, "scores", wraps=tiled.reference.scores) as counted:
         for size, least in ((1, 18), (7, 18), (64, 3), (2**20, 1)):
@@ -170,14 +170,14 @@ TINY = Shape((4, 3, 2), (2, 5, 2), (2, 5, 3))
 def check_gradients(case: Case) -> None:
     tensors, options = case.tensors(requires_grad=True), case.options()
 
-    def attention(*_: Tensor) -> Tensor:  # gradcheck changes its inputs in place, the parameters too
+    def attention(*_: Tensor) -> Tensor:  # gradcheck changes inputs and parameters in place
         return regard.attention(*tensors, implementation="tiled", **options)
 
     with tiles_of(20):
         assert gradcheck(attention, (*tensors, *leaves(options)), fast_mode=True, rtol=1e-5, atol=1e-7)
 
 
-# Every name at least once, with others each time; the slow test has every three names together.
+# Every name at least once, in varying combinations; the slow test covers every triple of names.
 VARIED = [
     Case("grouped", *names, sizes=TINY)
     for names in itertools.islice(
@@ -195,7 +195,7 @@ def test_gradients_are_those_of_finite_differences(case):
 @pytest.mark.parametrize("normalize", NORMALIZERS)
 @pytest.mark.parametrize("score", SCORES)
 def test_gradients_of_every_three_names_together(score, normalize):
-    """The indices of the other three add up to that of the bias: a Latin cube, as there are fewest biases."""
+    """The bias index is the sum of the other three (a Latin cube): biases are fewer than other options."""
     assert len(BIASES) <= min(map(len, (SCORES, NORMALIZERS, MASKS)))
     first = list(SCORES).index(score) + list(NORMALIZERS).index(normalize)
     for i, mask in enumerate(MASKS, first):

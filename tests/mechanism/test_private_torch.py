@@ -1,4 +1,4 @@
-"""Private functions of torch that regard asks: a torch without them is served by the general way."""
+"""regard falls back to the general path if torch lacks a private function."""
 
 import textwrap
 
@@ -26,7 +26,7 @@ def child(code: str) -> list[str]:
 
 
 def test_every_private_function_exists():
-    """Without them regard runs, but slower: this torch needs other private functions."""
+    """If one is missing, regard still works, but slower, and this version of torch needs another function."""
     for name, path in PRIVATE.items():
         assert getattr(torch_state, name) is torch_state.private(path) is not None, path
     assert torch_state.private("_C._nothing_of_the_kind") is None
@@ -39,7 +39,7 @@ def test_every_private_function_exists():
 
 @pytest.mark.slow
 def test_regard_is_imported_without_them():
-    """Deleted from torch before regard is imported."""
+    """The functions are deleted from torch before regard is imported."""
     code = f"""
         import importlib, pkgutil, torch
 
@@ -63,7 +63,7 @@ def test_regard_is_imported_without_them():
 
 
 def test_missing_private_functions_fall_back():
-    """Deleted after torch has used them: TorchScript's registration, and the class of fake tensors."""
+    """TorchScript's registration and the class of fake tensors are deleted after torch has used them."""
     code = """
         import importlib, torch, regard
         from regard.mechanism import torch_state, sdpa

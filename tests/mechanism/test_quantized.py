@@ -28,7 +28,7 @@ def inputs(*, b=2, h=3, g=3, q=1, k=13, d=64, e=64, dtype=torch.float32):
 
 
 def both(query, key, value, **options):
-    """Return output and weights with quantized tensors, and those with dequantized tensors in float64."""
+    """Return output and weights for quantized tensors, and for dequantized tensors in float64."""
     output, weights = regard.attend(query, key, value, **options)
     options["implementation"] = "reference"
     exact = [x.dequantize().double() for x in (key, value)]
@@ -44,7 +44,7 @@ def assert_equal(actual, expected, tolerance=1e-5):
         torch.testing.assert_close(ours.double(), exact, atol=tolerance, rtol=tolerance)
 
 
-# Numbers
+# Values
 
 
 def test_the_error_is_at_most_half_a_scale():

@@ -1,6 +1,6 @@
-"""The kernels under sanitizers, and on processors that are not here: `tests/sanitize*.cpp`, built and run.
+"""The kernels under sanitizers and on emulated processors: `tests/sanitize*.cpp`, built and run.
 
-It solves random problems in buffers of exactly their size, and compares everything with plain loops.
+The driver solves random problems in buffers of exactly their size and compares the results with plain loops.
 """
 
 import functools
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 def flags(isa: str) -> list[str]:
-    """The compiler flags of the build that select instructions and rounding."""
+    """Return the compiler flags of the build that select instructions and rounding."""
     own = re.search(rf"set\(FLAGS_{isa} ([^)]*)\)", CMAKE)
     common = re.search(r"target_compile_options\(kernels_([^)]*)\)", CMAKE)
     assert common is not None
@@ -51,7 +51,7 @@ def compile_to(folder: Path, compiler: str, isa: str, source: Path, *options: st
 
 @pytest.fixture(scope="module")
 def drivers(tmp_path_factory: pytest.TempPathFactory) -> Drivers:
-    """The objects of the driver, compiled once per instruction set: of the kernels it reads only abi.h."""
+    """Compile the driver once per instruction set: the only kernel header it includes is abi.h."""
     folder = tmp_path_factory.mktemp("drivers")
     options = ["-O2", "-Wall", "-Wextra", "-Werror", "-I", KERNELS]
 
@@ -71,8 +71,8 @@ def compiled(
     drivers: Drivers,
     *more: str,
 ) -> Path:
-    """The driver, with the kernels of one instruction set: only they are watched, which takes its time."""
-    # the driver decides whether there is memory
+    """Link the driver with the kernels for one instruction set; to save time, only they are sanitized."""
+    # the driver can make allocations fail
     watched = ["-O1", *flags(isa), *sanitizers, "-Dposix_memalign=allocate", "-I", kernels]
     sources = kernels / "kernels.cpp", kernels / "backward.cpp"
     program = folder / f"{isa}-check"
@@ -141,7 +141,7 @@ def test_failed_allocations_raise_without_leaks(program):
     ids=["reading too far", "a wrong power", "other keys are dropped", "writing too far"],
 )
 def test_a_mistake_is_detected(file, right, wrong, seen, sanitizers, drivers, tmp_path):
-    """Memory errors by the sanitizers, wrong numbers by the driver, which needs none."""
+    """The sanitizers detect memory errors; the driver detects wrong numbers without them."""
     shutil.copytree(KERNELS, tmp_path / "kernels")
     text = (tmp_path / "kernels" / file).read_text()
     assert right in text, f"kernels/{file} has changed: make the mistake elsewhere"

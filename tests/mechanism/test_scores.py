@@ -22,13 +22,13 @@ def inputs(*lead: int, key_width: int = WIDTH, seed: int = 0) -> tuple[Tensor, T
 
 
 def scores_of(score, query: Tensor, key: Tensor, **options) -> Tensor:
-    """The scores that the operator used."""
+    """Return the scores that the operator used."""
     value = key[..., :1]
     return regard.attend(query, key, value, score=score, **options)[1].scores()
 
 
 def by_hand(score, query: Tensor, key: Tensor) -> Tensor:
-    """The papers' formulas, one pair at a time."""
+    """Compute the papers' formulas, one pair at a time."""
     pair = naive.pair_score(score)
     rows = [[pair(q, k) for k in key.double().numpy()] for q in query.double().numpy()]
     return torch.tensor(rows, dtype=query.dtype)
@@ -117,7 +117,7 @@ def test_a_zero_vector_has_a_finite_gradient():
 
 
 def test_the_gradient_at_a_zero_vector_is_bounded():
-    """A padding row of zeros must not blow up the norm by which gradients are clipped."""
+    """A padding row of zeros must not dominate the norm in gradient clipping."""
     query, key, value = (t.clone() for t in inputs())
     query[1] = 0
     query.requires_grad_()
@@ -164,7 +164,7 @@ def test_concat_of_width_one_is_the_formula_of_the_paper():
         for j in range(KEYS):
             expected = torch.relu(w @ torch.cat([query[i], key[j]]))
             torch.testing.assert_close(scores_of(score, query, key)[i, j], expected)
-    assert len(list(score.parameters())) == 2  # wᵀ and nothing else
+    assert len(list(score.parameters())) == 2  # only wᵀ
     assert (scores_of(score, query, key) >= 0).all()
 
 
@@ -248,7 +248,7 @@ def test_a_score_function_receives_the_original_tensors():
 
 
 class Network(nn.Module):
-    """A score that is a network of its own: a module, but no regard score."""
+    """A score that is a network: an nn.Module, but not a regard score."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,7 +286,7 @@ def test_a_score_of_ones_own_without_a_dense_matrix():
     torch.testing.assert_close(scores_of(Half(), query, key), 3 * torch.tanh(query @ key.mT / 6))
 
 
-# How they are written
+# Text form
 
 
 def test_how_scores_are_written():

@@ -1,6 +1,6 @@
 """regard.scaled_dot_product_attention matches torch: same results, gradients and errors.
 
-Almost every test calls both functions with the same arguments and compares what happens.
+Almost every test calls both functions with the same arguments and compares the outcomes.
 """
 
 import itertools
@@ -87,7 +87,7 @@ def test_masks_for_every_dtype(dtype: torch.dtype, kind: str) -> None:
     mask = boolean(B, 1, Q, K)
     if kind == "float":
         mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -math.inf)
-    if kind == "wide float":  # torch takes float32 with half precision
+    if kind == "wide float":  # torch accepts float32 with half precision
         mask = torch.zeros(mask.shape, dtype=torch.float32).masked_fill(~mask, -math.inf)
     tolerance = 1e-5 if dtype is torch.float32 else 5e-2
     assert_matches_torch(args, {"attn_mask": mask}, rtol=tolerance, atol=tolerance)
@@ -154,7 +154,7 @@ def test_gradients_of_a_strided_cotangent() -> None:
 
 
 def test_lazy_clones_stay_lazy() -> None:
-    """Copy-on-write tensors must not be materialized; OpInfo tests the same for torch."""
+    """Copy-on-write tensors must not be materialized; OpInfo has the same test for torch."""
     args = [torch._lazy_clone(t).requires_grad_() for t in qkv(B, H)]
     mask = torch._lazy_clone(draw(Q, K))
     output = ours(*args, attn_mask=mask)
@@ -179,7 +179,7 @@ def test_requires_grad_follows_the_inputs(which: tuple[bool, ...]) -> None:
 # torch.func
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # of torch's own
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # from torch
 @pytest.mark.parametrize("in_dims", [(0, 0, 0), (0, None, None), (None, 1, 1), (2, -1, 0), (None, None, 0)])
 def test_vmap(in_dims: tuple[int | None, ...]) -> None:
     args = [
@@ -218,7 +218,7 @@ def test_without_dropout_no_random_number_is_drawn(nothing: float) -> None:
 # Causal bias objects
 
 
-@pytest.mark.filterwarnings("ignore:Lower right causal bias:UserWarning")  # of rows without a key
+@pytest.mark.filterwarnings("ignore:Lower right causal bias:UserWarning")  # about rows without visible keys
 @looped("build", [causal_upper_left, causal_lower_right])
 @looped("sizes", [(5, 7), (7, 7), (7, 5), (1, 7), (7, 1)], ids=str)
 @looped("dtype", [torch.float64, torch.float16], ids=str)
@@ -252,7 +252,7 @@ def test_bias_objects_with_dropout_scale_and_shared_heads() -> None:
 
 @looped("kernels", BACKENDS)
 @looped("name", ["4-D", "3-D", "causal", "bias (5, 7)"])
-@pytest.mark.filterwarnings("ignore")  # torch says why it has no kernel
+@pytest.mark.filterwarnings("ignore")  # torch explains why it has no kernel
 def test_inside_a_kernel_context(name: str, kernels: str) -> None:
     args, options = CASES[name]()
     with sdpa_kernel(BACKENDS[kernels]):
@@ -453,17 +453,17 @@ def test_torch_takes_any_scale(scale: float) -> None:
     torch.testing.assert_close(ours(*args, scale=scale), theirs(*args, scale=scale), equal_nan=True)
 
 
-# Invalid calls that torch accepts, returning uninitialized memory.
+# Invalid calls that torch accepts, returning uninitialized memory
 
 
 @looped(
     ("args", "options"),
     [
-        # torch's fused kernel takes the length from the key: it reads, and backward writes, out of bounds
+        # torch's fused kernel takes the length from the key: it reads, and in backward writes, out of bounds
         ((x, x, x[..., :3, :]), {}),
         ((x, x[..., :3, :], x), {}),
         ((x, x, x), {"attn_mask": torch.zeros(Q, Q, device="meta")}),
-        # torch divides by the number of heads, which kills the process
+        # torch divides by the number of heads, which crashes the process
         *(
             ((x[0, :1], x[0, :0], x[0, :2]), {"enable_gqa": True}),
             ((x, x[:, :0], x[:, :2]), {"enable_gqa": True}),

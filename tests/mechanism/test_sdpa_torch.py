@@ -96,7 +96,7 @@ class _Noted(Tensor):
 
 
 class _Duck:
-    """Not a tensor, but it implements __torch_function__."""
+    """An object that is not a tensor but implements __torch_function__."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -146,7 +146,7 @@ def test_a_mode_intercepts_one_call() -> None:
 
 
 def test_the_default_device_has_no_effect() -> None:
-    """`with torch.device(…)` is a mode too; regard's function is still called."""
+    """`with torch.device(…)` is also a mode; regard's function is still called."""
     query, key, value = qkv(B, H)
     value[..., -1, :] = math.nan
     mask = torch.arange(K) < K - 1
@@ -268,7 +268,7 @@ def test_dropout_compiles() -> None:
 
 @pytest.fixture(scope="module")
 def info() -> Any:
-    """torch's OpInfo of the function; torch.testing imports one name of expecttest."""
+    """Return torch's OpInfo for the function; torch.testing imports one name from expecttest."""
     if "expecttest" not in sys.modules:
         try:
             import expecttest  # noqa: F401
@@ -307,10 +307,10 @@ def test_opinfo_samples(info: Any, dtype: torch.dtype) -> None:
 
 @pytest.mark.slow
 def test_opinfo_gradcheck(info: Any) -> None:
-    """Derivatives of both modes, batched, as OpInfo and torch's gradient tests check them."""
+    """Derivatives in both modes and batched, checked by torch's own gradient tests."""
     for args, options in samples(info, torch.float64, dropout=False):
         call = functools.partial(ours, **options)
-        # torch has no forward mode on the fused path; a query with fewer axes goes to torch
+        # torch has no forward mode on the fused path; a query with fewer axes is passed to torch
         forward = args[0].dim() == args[1].dim()
         checks = {"check_forward_ad": forward, "check_batched_forward_grad": forward}
         assert gradcheck(call, args, fast_mode=True, check_batched_grad=True, **checks)
@@ -319,7 +319,7 @@ def test_opinfo_gradcheck(info: Any) -> None:
 
 @pytest.mark.slow
 def test_opinfo_composite_compliance(info: Any) -> None:
-    """Every combination of plain tensors and an opaque wrapper subclass."""
+    """Covers every combination of plain tensors and an opaque wrapper subclass."""
     from torch.testing._internal import composite_compliance
 
     for args, options in itertools.islice(
@@ -334,8 +334,8 @@ def test_opinfo_composite_compliance(info: Any) -> None:
 def test_opinfo_composite_compliance_of_the_gradient(info: Any) -> None:
     from torch.testing._internal import composite_compliance
 
-    # plain tensors take the kernels and a subclass the dense formula, which round differently; the samples
-    # are of size 9, their scores of size 100
+    # plain tensors use the kernels and a subclass the dense formula, which round differently; the samples
+    # have size 9, their scores size 100
     almost = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-4)
     for args, options in itertools.islice(samples(info, torch.float32, dropout=False), 0, None, 3):
         with composite_compliance_errors():
@@ -344,7 +344,7 @@ def test_opinfo_composite_compliance_of_the_gradient(info: Any) -> None:
 
 @contextlib.contextmanager
 def composite_compliance_errors() -> Iterator[None]:
-    """Show the underlying error: torch's checker hides it under advice."""
+    """Show the underlying error, which torch's checker hides."""
     try:
         yield
     except RuntimeError as error:
@@ -374,7 +374,7 @@ def swap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
 def compare_module(
     module: nn.Module, inputs: tuple[Tensor, ...], swap: Callable[[], list[int]], calls: int, **options: Any
 ) -> None:
-    """Outputs and gradients of a module, with torch's function and then with regard's."""
+    """Compare outputs and gradients of a module with torch's function and with regard's."""
     results = []
     counted: list[int] = []
     for swapped in (False, True):
@@ -393,7 +393,7 @@ def compare_module(
 
 
 def _padding(batch: int, length: int) -> Tensor:
-    """True = padding: torch.nn's convention."""
+    """Return a mask in torch.nn's convention: True = padding."""
     return torch.arange(length) >= torch.arange(length, length - batch, -1)[:, None]
 
 
@@ -453,7 +453,7 @@ def test_the_inference_fast_path_agrees(swap: Callable[[], list[int]]) -> None:
 
 
 def test_replacing_the_function_does_not_recurse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for calls that go to torch: dropout, unusual shapes, errors."""
+    """Calls that are passed to torch (dropout, unusual shapes, errors) do not recurse either."""
     args = qkv(B, H)
     monkeypatch.setattr(F, "scaled_dot_product_attention", ours)
     assert F.scaled_dot_product_attention(*args).shape == (B, H, Q, D)
@@ -464,8 +464,8 @@ def test_replacing_the_function_does_not_recurse(monkeypatch: pytest.MonkeyPatch
         F.scaled_dot_product_attention(args[0], args[1].float(), args[2])
 
 
-# torch's CausalBias compares with F.scaled_dot_product_attention, so calls that regard forwards to torch are
-# not recognized once that name is regard's
+# torch's CausalBias compares with F.scaled_dot_product_attention, so calls that regard passes to torch are
+# not recognized after that name is replaced with regard's
 
 
 @pytest.mark.parametrize("build", [causal_upper_left, causal_lower_right])

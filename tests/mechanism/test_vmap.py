@@ -1,4 +1,4 @@
-"""torch.vmap is a loop, over any input and any axis."""
+"""torch.vmap equals a loop, over any input and any axis."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,7 @@ from tests.mechanism.functions import (
 
 
 def loop(call: Callable[..., Tensor], in_dims: tuple[int | None, ...], *args: Tensor) -> Tensor:
-    """The definition of vmap."""
+    """Compute the definition of vmap."""
     (size,) = {arg.shape[at] for arg, at in zip(args, in_dims, strict=True) if at is not None}
     return torch.stack(
         [
@@ -169,7 +169,7 @@ def test_vmap_rejects_dropout_without_a_randomness_mode() -> None:
 
 
 def test_an_ensemble_of_modules() -> None:
-    """torch.func.stack_module_state: several modules' parameters, one call."""
+    """torch.func.stack_module_state: several modules' parameters in one call."""
     for name, build in {
         "score": lambda: regard.Additive(D, D, 6),
         "bias": lambda: regard.T5Bias(H, 8, 5),

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Normal values in float64, determined by shape and seed."""
+    """Return normal values in float64, determined by shape and seed."""
     generator = torch.Generator().manual_seed(seed + 1000 * len(shape) + sum(shape))
     return torch.randn(shape, dtype=torch.float64, generator=generator)
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def problem(n: int = N, m: int = M, v: int = V, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
-    """x, weight and bias with requires_grad, and labels."""
+    """Return x, weight and bias with requires_grad, and labels."""
     random = torch.Generator().manual_seed(seed)
     tensors = [torch.randn(shape, generator=random, dtype=torch.float64) for shape in ((n, m), (v, m), (v,))]
     labels = torch.randint(v, (n,), generator=random)
@@ -34,7 +34,7 @@ def plain(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, **opti
 def solve(
     function: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, **options: Any
 ) -> Any:
-    """The loss, and the gradients of 3 × loss."""
+    """Return the loss, and the gradients of 3 × loss."""
     loss = function(x, weight, bias, labels, **options)
     tensors = [t for t in (x, weight, bias) if t is not None]
     return loss, *torch.autograd.grad(3 * loss, tensors)
@@ -170,7 +170,7 @@ def test_unneeded_gradients_are_not_computed() -> None:
 
 def test_opcheck() -> None:
     x, weight, bias, labels = problem()
-    # test_aot_dispatch_dynamic would differentiate the gradients, which are outputs; the next test compiles.
+    # test_aot_dispatch_dynamic would differentiate the gradients, which are outputs; the next test compiles
     parts = ("test_schema", "test_autograd_registration", "test_faketensor")
     for some, needs in ((bias, [True, True, True]), (None, [True, True, False])):
         torch.library.opcheck(module._loss, (x, weight, some, labels, 0.1, -100, needs), test_utils=parts)
@@ -206,7 +206,7 @@ def test_low_precision_sums_in_float32(monkeypatch: pytest.MonkeyPatch, dtype: t
     torch.testing.assert_close(ours[0].double(), theirs[0], rtol=1e-2, atol=0)
     for actual, right in zip(
         ours[1:], theirs[1:], strict=True
-    ):  # 63 blocks summed in bfloat16 would be less accurate
+    ):  # summing 63 blocks in bfloat16 would be less accurate
         assert (actual.double() - right).abs().max() <= 0.01 * right.abs().max()
 
 

@@ -29,7 +29,7 @@ CONFIG = TransformerConfig(width=WIDTH, heads=4, layers=2, ffn_dim=40, dropout=0
 
 @pytest.fixture(autouse=True)
 def dense(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use the reference, whose matrix products torch's counter sees."""
+    """Use the reference implementation, whose matrix products torch counts."""
     monkeypatch.setattr(dispatch, "FROM_ENVIRONMENT", "reference")
     with torch.no_grad():
         yield
@@ -75,7 +75,7 @@ def test_cost_per_token(make: Callable[[], nn.Module]) -> None:
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_cost_of_recurrent_layers(cell: Any, bidirectional: bool) -> None:
     model = cell(WIDTH, 10, num_layers=3, bidirectional=bidirectional, batch_first=True)
-    model = model.double()  # in float32 it may be one fused operation, which torch does not count
+    model = model.double()  # torch does not count the fused float32 operation
     assert summary(model).cost == (counted(lambda: model(vectors().double())) / (BATCH * LENGTH),)
     assert summary(model).layers == (3,)
 

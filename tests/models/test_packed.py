@@ -22,7 +22,7 @@ FULL = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=5), min_size=1
 
 
 def numbered(batch: Packed, *rest: int) -> Tensor:
-    """Distinct values."""
+    """Return distinct values."""
     shape = (len(batch.tokens), *rest)
     return torch.arange(batch.tokens.numel() * torch.Size(rest).numel(), dtype=torch.float32).reshape(shape)
 
@@ -148,7 +148,7 @@ def test_reversing_twice_is_the_identity(sentences: list[list[int]]) -> None:
     )
 
 
-# Odd kinds
+# Unusual types and batches
 
 
 def test_empty_batches_and_sentences() -> None:
@@ -188,7 +188,7 @@ def test_packed_equality_is_identity() -> None:
     assert batch in {batch}
 
 
-# What cannot be
+# Invalid arguments
 
 
 def long(*numbers: int) -> Tensor:

@@ -82,7 +82,7 @@ def test_the_result_of_a_row_does_not_depend_on_the_others():
 
 def test_many_rows_equal_few():
     torch.manual_seed(0)
-    for depth in (3, 700):  # rows are multiplied in chunks, whose size depends on the depth
+    for depth in (3, 700):  # rows are multiplied in chunks whose size depends on the depth
         int8, x = Int8Linear(torch.nn.Linear(depth, 70)), torch.randn(401, depth)
         assert torch.equal(int8(x), torch.cat([int8(part) for part in x.split(7)]))
 

@@ -78,7 +78,7 @@ def padded(packed: Packed, value: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def steps(model: RecurrentSeq2Seq, source: Tensor, target: Tensor) -> Tensor:
-    """Logits computed step by step, (b, t, V)."""
+    """Compute the logits step by step, (b, t, V)."""
     state = model.start(source)
     return torch.stack([model.step(tokens, state) for tokens in target.unbind(1)], 1)
 
@@ -162,7 +162,7 @@ def test_dropout_only_in_training() -> None:
     assert not torch.allclose(model(source, target), model(source, target))
 
 
-# What must not matter
+# Invariances
 
 
 @every
@@ -177,7 +177,7 @@ def test_packed_equals_padded(config: RecurrentConfig) -> None:
     both = model(sources, targets, **lengths)
     assert both.shape == (*targets.shape, TARGET)
     close(both[target.sentences, target.positions], at_once)
-    close(model(sources, target, source_lengths=source_lengths), at_once)  # one of each
+    close(model(sources, target, source_lengths=source_lengths), at_once)  # one batch of each kind
     longer = nn.functional.pad(sources, (0, 3), value=4), nn.functional.pad(targets, (0, 2), value=5)
     close(model(*longer, **lengths)[target.sentences, target.positions], at_once)
 
@@ -271,7 +271,7 @@ def test_select_reorders_and_repeats_rows(config: RecurrentConfig) -> None:
     close(actual, expected[1::2])
 
 
-# Seeing
+# Watching
 
 
 @attending
@@ -321,7 +321,7 @@ def test_keys_are_projected_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return project_source(self, source)
 
     monkeypatch.setattr(SourceAttention, "project_source", counted)
-    monkeypatch.setattr(regard.Additive, "prepare", None)  # would project the keys in each call
+    monkeypatch.setattr(regard.Additive, "prepare", None)  # preparing would project the keys in each call
     make(CONFIGS["gru additive"])(*batch())
     assert len(made) == 1
 
@@ -330,7 +330,7 @@ def test_keys_are_projected_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gru(x: Tensor, s: Tensor, rnn: nn.GRU, layer: str) -> Tensor:
-    """Cho et al. 2014; with torch's reset after the product."""
+    """Compute Cho et al. 2014, with torch's reset after the product."""
     inputs, states = (
         y @ getattr(rnn, f"weight_{name}_l{layer}").T + getattr(rnn, f"bias_{name}_l{layer}")
         for name, y in (("ih", x), ("hh", s))
@@ -341,7 +341,7 @@ def gru(x: Tensor, s: Tensor, rnn: nn.GRU, layer: str) -> Tensor:
 
 
 def grus(x: Tensor, s: Tensor, rnn: nn.GRU) -> Tensor:
-    """The new states of all layers."""
+    """Return the new states of all layers."""
     states = []
     for layer, before in enumerate(s):
         x = gru(x, before, rnn, str(layer))
@@ -350,7 +350,7 @@ def grus(x: Tensor, s: Tensor, rnn: nn.GRU) -> Tensor:
 
 
 def lstm(x: Tensor, s: Tensor, c: Tensor, rnn: nn.LSTM) -> tuple[Tensor, Tensor]:
-    """Hochreiter and Schmidhuber 1997, with a forget gate."""
+    """Compute Hochreiter and Schmidhuber 1997, with a forget gate."""
     gates = x @ rnn.weight_ih_l0.T + rnn.bias_ih_l0 + s @ rnn.weight_hh_l0.T + rnn.bias_hh_l0
     i, f, g, o = gates.chunk(4, -1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
@@ -362,7 +362,7 @@ def embed(embedding: nn.Embedding, tokens: list[int]) -> Tensor:
 
 
 def encode(model: RecurrentSeq2Seq, tokens: list[int]) -> list[Tensor]:
-    """h_j = [→h_j; ←h_j] for each word of a sentence, layer by layer: Bahdanau et al. 2015, section 3.2."""
+    """Compute h_j = [→h_j; ←h_j] for each word, layer by layer: Bahdanau et al. 2015, section 3.2."""
     assert model.source_embedding is not None
     h, layers = embed(model.source_embedding, tokens), []
     for layer in range(model.config.layers):
@@ -467,7 +467,7 @@ def test_shared_embedding_matrix() -> None:
         RecurrentSeq2Seq((SOURCE, TARGET), share=True)
 
 
-# dynamo looks at .grad where a graph breaks, as it does at nn.LSTM and packed sequences
+# dynamo reads .grad at graph breaks, which nn.LSTM and packed sequences cause
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize(
     ("name", "form", "backend"),
@@ -535,7 +535,7 @@ def test_any_lengths_in_any_format(data: st.DataObject) -> None:
         close(actual[target.sentences, target.positions], model(source, target))
 
 
-# Mistakes
+# Errors
 
 
 @looped(

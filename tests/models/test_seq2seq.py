@@ -30,7 +30,7 @@ TARGET = Packed.of([[START, 5, END], [START, END], [START, 6, 7, 8, END]])
 
 
 class Told(State):
-    """The next index of each row."""
+    """The index of the next token in each row."""
 
     def __init__(self, scripts: list[list[int]]) -> None:
         self.scripts, self.time = scripts, 0

@@ -1,4 +1,4 @@
-"""Language models of text: tokens, folders, training."""
+"""Language models for text: tokens, folders, training."""
 
 import hashlib
 import json
@@ -84,7 +84,7 @@ def edit(change: Callable[[dict[str, Any]], object]) -> Damage:
 
 
 def edit_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
-    """Change the parameters, and their checksum with them."""
+    """Change the parameters and update their checksum."""
 
     def damage(folder: Path) -> None:
         tensors = load_file(folder / MODEL)

@@ -1,4 +1,4 @@
-"""Transformers: packed, padded and single sentences agree, and so do steps and teacher forcing."""
+"""Transformers: packed, padded and single sentences agree, as do steps and teacher forcing."""
 
 import copy
 import itertools
@@ -56,7 +56,7 @@ TARGET = [[1, 5, 9, 2], [1, 14, 2], [1, 2]]
 
 
 def made(kind: Any, config: TransformerConfig = CONFIG, **options: Any) -> Any:
-    """A model in float64 without zero parameters."""
+    """Return a float64 model without zero parameters."""
     torch.manual_seed(0)
     model = kind(WORDS, config, **options).double()
     with torch.no_grad():
@@ -66,13 +66,13 @@ def made(kind: Any, config: TransformerConfig = CONFIG, **options: Any) -> Any:
 
 
 def padded(batch: Packed, noise: int = 0) -> tuple[Tensor, Tensor]:
-    """A padded batch, one column longer than needed, and its lengths."""
+    """Return a padded batch, one column longer than needed, and its lengths."""
     tokens = nn.functional.pad(batch.pad(batch.tokens, value=noise), (0, 1), value=noise)
     return tokens, batch.lengths
 
 
 def rows(x: Tensor, batch: Packed) -> list[Tensor]:
-    """The values at tokens, without padding."""
+    """Return the values at tokens, excluding padding."""
     return [row[:length] for row, length in zip(x, batch.lengths.tolist(), strict=True)]
 
 
@@ -368,7 +368,7 @@ def test_loss_with_a_mask(lengths: Tensor | None, mask: Any) -> None:
 def test_temperature_zero_takes_the_argmax() -> None:
     model, tokens = made(LanguageModel), [5, 6, 7]
     for parameter in model.decoder.blocks.parameters():
-        parameter *= 4  # or it repeats one token
+        parameter *= 4  # otherwise the model repeats one token
     for _ in range(8):
         tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
     assert len(set(tokens[3:])) > 1
@@ -555,7 +555,7 @@ def test_shared_and_separate_embeddings() -> None:
 
 
 def test_embeddings_and_positions_have_similar_norms() -> None:
-    """Embeddings are scaled by √m, so positions of norm √m do not dominate them."""
+    """Embeddings are scaled by √m, so positions, whose norm is √m, do not dominate them."""
     torch.manual_seed(0)
     embedding = Embedding(1000, 64)
     assert 0.95 < embedding(torch.arange(1000)).std().item() < 1.05
@@ -670,7 +670,7 @@ def padded_loss(model: Any) -> Callable[..., Tensor]:
 
 
 def test_compiled_models_give_the_same_output() -> None:
-    """A packed batch and a padded one."""
+    """Covers packed and padded batches."""
     model = made(Transformer, replace(CONFIG, layers=1, positions="rotary"))
     compiled_equals_eager(model, model.loss, Packed.of(SOURCE), Packed.of(TARGET), backend="eager")
     causal = made(LanguageModel, replace(CONFIG, layers=1))
@@ -709,7 +709,7 @@ def test_default_compile() -> None:
     compiled_equals_eager(model, call, s, t, s_lengths, t_lengths, backend="inductor")
 
 
-# Odd and impossible batches
+# Unusual and invalid batches
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ def test_notebook_runs(notebook, tmp_path):
 @pytest.mark.parametrize("text", ["", " ", "word " * 700], ids=["empty", "blank", "long"])
 @pytest.mark.parametrize("name", ["heads", "scores"])
 def test_invalid_sentence_shows_a_message_below_the_field(name, text, tmp_path):
-    """Replaces the text in the field; the field must stay above the message."""
+    """The test replaces the text in the field; the field must stay above the message."""
     pytest.importorskip("marimo")
     notebook = ROOT / f"docs/notebooks/{name}.py"
     default = re.search(r'"The animal did not [^"]*"', notebook.read_text("utf-8"))

@@ -131,7 +131,7 @@ def test_undrawn_picture_is_reported(tmp_path):
 
 
 def test_a_page_is_verified_until_it_or_its_code_changes(tmp_path, monkeypatch):
-    """Comments and docstrings are no code."""
+    """Changes to comments and docstrings do not count as changes to code."""
     code, other, page, kernel = (
         tmp_path / name for name in ("src/a.py", "src/b.py", "page.md", "kernels/a.h")
     )

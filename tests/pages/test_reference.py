@@ -1,4 +1,4 @@
-"""The reference lists every public name once and is up to date; papers.md names existing things."""
+"""The reference lists every public name once and is up to date; papers.md names only existing objects."""
 
 import re
 import sys
@@ -35,7 +35,7 @@ def resolve(name: str) -> Any:
 
 
 def directives() -> list[tuple[str, str]]:
-    """The names with a directive, and their pages."""
+    """Return the names with a directive, and their pages."""
     return [
         (match["name"], page.name)
         for page in sorted(reference.FOLDER.glob("*.md"))
@@ -44,7 +44,7 @@ def directives() -> list[tuple[str, str]]:
 
 
 def missing_or_duplicate(names: list[str]) -> list[str]:
-    """The public objects that these names do not name exactly once."""
+    """Return the public objects that are not named exactly once."""
     counts = Counter(id(resolve(name)) for name in names)
     public = {
         id(value): f"{module}.{name}"
@@ -91,7 +91,7 @@ def test_changing_a_command_changes_the_page(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def docstring(text: str) -> str:
-    """The Markdown of a function's docstring; the function has two parameters."""
+    """Return the Markdown of a function's docstring; the function has two parameters."""
     module = griffe.Module("regard")
     module["Beam"] = griffe.Class("Beam")
     parameters = griffe.Parameters(griffe.Parameter("size"), griffe.Parameter("n_best"))
@@ -123,7 +123,7 @@ def test_names_become_links_and_parameters_do_not() -> None:
 
 
 def rows() -> list[list[str]]:
-    """The rows of papers.md: the paper, its term, our names, our files."""
+    """Return the rows of papers.md: the paper, its term, our names, our files."""
     lines = [line for line in PAPERS.read_text("utf-8").splitlines() if line.startswith("|")]
     return [
         [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split(" |")] for line in lines[2:]
@@ -131,7 +131,7 @@ def rows() -> list[list[str]]:
 
 
 def unknown(names: str) -> list[str]:
-    """The code in backquotes that names nothing: no object with these arguments, command or setting."""
+    """Return code in backquotes that is not an object with these arguments, a command or a setting."""
     return [code for code in re.findall(r"`([^`]+)`", names) if not _known(code)]
 
 
@@ -157,7 +157,7 @@ def _known(code: str) -> bool:
 
 
 def absent(files: str) -> list[str]:
-    """The files in backquotes that do not exist."""
+    """Return the files in backquotes that do not exist."""
     folders = (ROOT / "src/regard", ROOT)
     return [
         file
@@ -184,7 +184,7 @@ CITED = re.compile(r"\b([A-Z][\w-]+)(?: et al\.| (?:&|and) [A-Z][\w-]+)? ((?:19|
 
 
 def missing_papers(text: str) -> list[str]:
-    """The papers cited on a page that are missing in papers.md."""
+    """Return the papers cited on a page that are missing from papers.md."""
     papers = [paper.partition("*")[0] for paper, *_ in rows()]
     return [
         f"{name} {year}"

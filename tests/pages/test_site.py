@@ -43,7 +43,7 @@ def parsed(site: Path) -> dict[Path, ParsedPage]:
 
 
 def dead_links(parsed: dict[Path, ParsedPage]) -> list[str]:
-    """References to missing pages, files or anchors."""
+    """Return references to missing pages, files or anchors."""
     dead = []
     for page, links in parsed.items():
         for _, _, reference in links.references if page.name != "404.html" else ():
@@ -81,7 +81,7 @@ def test_nothing_is_loaded_from_other_hosts_and_formulas_are_mathml(parsed):
         loaded = (url for tag, name, url in page.references if (tag, name) in LOADS)
         assert not [url for url in loaded if urlsplit(url).netloc]
         assert "arithmatex" not in page.text
-        assert not re.search(r"<m[ion]>(\\|&amp;|&)</?", page.text)  # not converted
+        assert not re.search(r"<m[ion]>(\\|&amp;|&)</?", page.text)  # unconverted LaTeX
 
 
 def test_tables_and_inline_code_are_marked_for_small_screens():

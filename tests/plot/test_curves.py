@@ -52,7 +52,7 @@ def test_losses_and_bleu_over_updates_and_minutes(tmp_path, figures):
     dev = [line for line in bleu.get_lines() if len(line.get_xdata()) > 1]
     assert [list(line.get_xdata()) for line in dev] == [list(range(5, 41, 5)), list(range(5, 61, 5))]
     assert max(losses_in_time.get_lines()[-1].get_xdata()) == 30  # minutes of 60 steps
-    assert [text.get_text() for text in bleu.texts] == ["30.0", "30.0"]  # the best of each
+    assert [text.get_text() for text in bleu.texts] == ["30.0", "30.0"]  # the best BLEU of each
 
 
 def test_without_validation_only_losses_are_drawn(tmp_path, figures):

@@ -262,7 +262,7 @@ def test_alignments_side_by_side(tmp_path, figures):
         draw_alignments(alignments, tmp_path / "y.svg", titles=["one"])
     draw_alignments(alignments, tmp_path / "z.svg", columns=1)
     left = [axes.get_position().x0 for axes in figures[-1].axes if axes.images]
-    assert left[0] == left[1]  # one below the other
+    assert left[0] == left[1]  # aligned in one column
 
 
 def test_invalid_alignments_raise(tmp_path):

@@ -59,7 +59,7 @@ def corners(text) -> np.ndarray:
 
 
 def apart(first: np.ndarray, second: np.ndarray) -> bool:
-    """Return whether a line parallel to one of their sides separates two rectangles."""
+    """Return whether a line parallel to a side of one rectangle separates two rectangles."""
     for sides in (first, second):
         for side in (sides[1] - sides[0], sides[2] - sides[1]):
             a, b = first @ side, second @ side
@@ -73,7 +73,7 @@ def shown(axis) -> list:
 
 
 def check_labels(figure) -> None:
-    """Check that no labels of an axis overlap and that nothing is cut off."""
+    """Check that no labels on an axis overlap and that nothing is cut off."""
     figure.canvas.draw()
     page = figure.bbox
     for axes in figure.axes:
@@ -283,7 +283,7 @@ def test_signed_colors_are_symmetric_around_the_background(theme):
 @looped("theme", [style.LIGHT, style.DARK])
 @looped("limits", [(-1, 3), (-3, 1), (-2, 0), (-5, -2), (-1, 100)])
 def test_asymmetric_limits_cut_the_symmetric_colormap(theme, limits):
-    """0 has the background's color, and equal distances from it are equally strong."""
+    """Zero has the background's color, and values equally far from it have equally strong colors."""
     axes = Figure(facecolor=theme.background).subplots()
     axes.set_facecolor(theme.background)
     reach = max(map(abs, limits))
@@ -348,7 +348,7 @@ def test_pdf_and_png_files_are_reproducible(suffix, tmp_path):
 
 def test_fallback_fonts():
     assert style.fallback_fonts("Größe Ελληνικά кот") == []
-    assert style.fallback_fonts("𝔛")  # STIX, which comes with matplotlib, or another font
+    assert style.fallback_fonts("𝔛")  # STIX, which is shipped with matplotlib, or another font
 
 
 def test_unknown_suffixes_raise(tmp_path):

@@ -56,7 +56,6 @@ def test_shades_grow_with_the_weight():
 
 
 def test_small_weights_stay_light():
-    """A row of uniform weights is light, not black."""
     line = alignment_lines(alignment(list("abcdefgh"), ["x"], torch.full((1, 8), 1 / 8)))[-1]
     assert "░" in line
     assert "█" not in line

@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture(scope="package", autouse=True)
 def _quick() -> Iterator[None]:
-    """Do not wait for the disk, and measure the speed of a training with fewer batches."""
+    """Do not wait for the disk, and measure training speed with fewer batches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         patch.setattr("regard.translation.training.loop.TIMED_BATCHES", 2)

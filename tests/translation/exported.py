@@ -1,4 +1,4 @@
-"""Greedy decoding of exported folders, with nothing of regard."""
+"""Greedy decoding of exported folders, without regard."""
 
 import json
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def decode_ctranslate2(
 
 
 def decode_onnx(folder: Path, sources: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Decode token ids, without special tokens, with ONNX Runtime."""
+    """Decode token ids, excluding special tokens, with ONNX Runtime."""
     import onnxruntime
 
     config = json.loads((folder / "config.json").read_text())
@@ -81,7 +81,7 @@ def _decode_batch(
 
 
 def decode_huggingface(folder: Path, sources: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
-    """Decode token ids, with the end token, with transformers; the results have no special tokens."""
+    """Decode token ids, including the end token, with transformers; the results have no special tokens."""
     from transformers import AutoModelForSeq2SeqLM
 
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()

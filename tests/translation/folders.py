@@ -1,4 +1,4 @@
-"""Small model folders with random weights, without training; and helpers that read and damage files."""
+"""Small model folders with random weights; helpers that read and corrupt files."""
 
 import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,13 +27,13 @@ TEXT = [
 
 
 def tokens(kind: str = "bpe") -> TokenizerPair:
-    """A shared vocabulary."""
+    """Return a shared vocabulary."""
     shared = Tokenizer.learn(TEXT, kind=kind, size=90)
     return TokenizerPair(shared, shared)
 
 
 def config(kind: str = "transformer", max_tokens: int = 40, more: Sequence[str] = ()) -> TranslationConfig:
-    """The config of a small model."""
+    """Return the config of a small model."""
     settings = ["model.width=16", "model.layers=2", "model.heads=2", f"corpus.max_tokens={max_tokens}"]
     return TranslationConfig.preset("tiny", kind).override([*settings, "tokens.kind=bpe", *more])
 
@@ -47,7 +47,7 @@ def write(
     sides, settings = tokens(), config(kind, max_tokens, more)
     model = settings.model.build(sides.sizes())
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)  # far from ties: rounding does not matter
+        torch.nn.init.normal_(parameter, std=0.4)  # makes ties unlikely, so rounding does not matter
     head = {} if kind == "plain" else {"alignment": AlignmentHead(layer=0, shift="output").to_dict()}
     write_config(folder, settings, **head)
     write_tokens(folder, sides)
@@ -56,14 +56,14 @@ def write(
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """The contents of all files in a folder."""
+    """Return the contents of all files in a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def check_flipped_bits(
     files: Iterable[Path], read: Callable[[], object], message: str, bits: Sequence[int] | int = 8
 ) -> None:
-    """Flip these bits, or this number of random bits, of each file: every one must make `read` fail."""
+    """Flip these bits, or this number of random bits, in each file: each flip must make `read` fail."""
     rng = Random(0)
     for path in files:
         whole = path.read_bytes()

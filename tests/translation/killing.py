@@ -16,14 +16,14 @@ _EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 
 
 def train_killed(folder: Path, model: str, settings: Sequence[str], *, at: str) -> None:
-    """Train to the end, killed after random changes of the folder (at="changes") or times (at="times")."""
+    """Train to the end, killed at random changes to the folder (at="changes") or times (at="times")."""
     call = f"killing.kill_and_train({str(folder)!r}, {model!r}, {settings!r}, {at!r})"
     done = run_fresh(f"import sacrebleu\nfrom tests.translation import killing\n{call}")
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def kill_and_train(folder: str, model: str, settings: Sequence[str], at: str) -> None:
-    """Fork, train and kill; at the end, train without a kill."""
+    """Fork, train and kill repeatedly; finally, train without a kill."""
     rng, kills = random.Random(f"{model} {settings}" if at == "changes" else None), 0
     for events, seconds in [*((rng.randint(1, 40), rng.uniform(0.01, 0.3)) for _ in range(4)), (0, 0.0)]:
         child = os.fork()
@@ -31,7 +31,7 @@ def kill_and_train(folder: str, model: str, settings: Sequence[str], at: str) ->
             if at == "changes":
                 _kill_after(events, folder)
             else:
-                signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal kills
+                signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF kills by default
             train_small(Path(folder), small_config(model, *settings))
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -1,11 +1,11 @@
-"""Several processes with the environment of torchrun, forked from one that has imported torch."""
+"""Several processes with torchrun's environment, forked from one that has imported torch."""
 
 import socket
 import subprocess
 
 from tests.fresh import run_fresh
 
-# The first process ends with the status of the others. If one of them fails, the rest would wait for it.
+# The first process exits with the worst status of the others. If one fails, it kills the rest, which wait.
 _START = """
 import os, signal, sys, {preload}
 children, worst = [], 0
@@ -27,7 +27,7 @@ else:
 
 
 def torchrun_variables(size: int) -> dict[str, str]:
-    """The environment variables of torchrun, except those of a single process."""
+    """Return torchrun's environment variables, excluding the ones that differ between processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

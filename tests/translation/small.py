@@ -37,7 +37,7 @@ training.metric=loss training.threads=1 training.precision=float32
 
 
 def small_config(model: str = "transformer", *settings: str) -> TranslationConfig:
-    """A config with everything that makes resuming difficult, unless overridden.
+    """Return a config with every feature that makes resuming difficult, unless overridden.
 
     settings: "model.width=32", or "updates=3" for "training.updates=3".
     """
@@ -53,7 +53,7 @@ def small_trainer(
     dev: Sequence[Pair] = DEV,
     callbacks: Sequence[Callback] = (),
 ) -> Trainer:
-    """A trainer in a folder, which is created if necessary."""
+    """Return a trainer for a folder, which is created if necessary."""
     folder.mkdir(parents=True, exist_ok=True)
     data = TrainingData(TOKENS, pairs, list(dev))
     return Trainer(folder, config or small_config(), data, callbacks=callbacks)
@@ -93,7 +93,7 @@ class Recorder(Callback):
 
 
 def bits(folder: Path) -> dict[str, Any]:
-    """The files of a training, without times; digests, because pytest compares long bytes for minutes."""
+    """Return digests of a training's files, excluding times; pytest takes minutes to compare long bytes."""
     found: dict[str, Any] = content(folder)
     for name in found:
         if name.endswith(STATE):

@@ -76,7 +76,7 @@ def test_toml_and_dict_round_trip(config, tmp_path):
     (tmp_path / "config.toml").write_text(config.to_toml(), "utf-8")
     read = TranslationConfig.from_toml(tmp_path / "config.toml")
     assert (read.tokens, read.corpus, read.training) == (config.tokens, config.corpus, config.training)
-    assert read.model.architecture() == config.model.architecture()  # except for ignored settings
+    assert read.model.architecture() == config.model.architecture()  # ignored settings excluded
     assert read.to_toml() == config.to_toml()
     assert TranslationConfig.from_dict(config.to_dict()) == config
     assert TranslationConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
@@ -176,7 +176,7 @@ def test_any_config_is_accepted_or_rejected(found):
 
 
 def try_config(settings: dict[str, Any]) -> tuple[TranslationConfig | None, str]:
-    """The config of these settings, or the error message."""
+    """Return the config with these settings, or the error message."""
     try:
         return TranslationConfig.from_dict(settings), ""
     except ArgumentError as error:
@@ -301,7 +301,7 @@ def test_a_config_must_be_a_regular_file(tmp_path):
 
 
 def test_settings_and_strategies_import_without_torch():
-    """So the command line reports a wrong setting or option at once."""
+    """This way the command line reports a wrong setting or option immediately."""
     program = (
         "import sys\n"
         "from regard.translation.config import TranslationConfig\n"

@@ -77,7 +77,7 @@ def test_lower_case_changes_scores_and_signatures():
     assert "case:lc" in scores.bleu_signature
     assert "case:lc" in scores.chrf_signature
     assert scores.exact == 3 / 5
-    assert str(scores).count("\n") == 2  # BLEU in lower case is not printed twice
+    assert str(scores).count("\n") == 2  # lowercase BLEU is not printed twice
 
 
 def test_scores_print_one_line_each():
@@ -160,7 +160,7 @@ def test_explicit_bins():
 def test_a_bin_is_scored_like_a_corpus_but_with_effective_order():
     (bucket,) = by_length(TRANSLATIONS, REFERENCES, REFERENCES, bins=[100])
     assert bucket.bleu == evaluate(TRANSLATIONS, REFERENCES).bleu
-    (bucket,) = by_length(["dog"] * 9, ["dog"] * 9, ["Hund"] * 9)  # there are no longer n-grams
+    (bucket,) = by_length(["dog"] * 9, ["dog"] * 9, ["Hund"] * 9)  # n-grams longer than one word do not exist
     assert bucket.bleu == pytest.approx(100)
 
 
@@ -183,7 +183,7 @@ def test_bins_of_real_sentences():
 
 
 class UppercaseTranslator:
-    """Translates to upper case, and records its calls."""
+    """Translates to upper case and records its calls."""
 
     calls: ClassVar[list[tuple[str, int, int, int]]] = []
 

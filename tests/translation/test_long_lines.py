@@ -11,7 +11,7 @@ WORDS = st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["", ".", ",", "!Â
 
 
 def segmented(words: list[tuple[int, str]]) -> Segmentation:
-    """Words with the given numbers of tokens and the given endings."""
+    """Return words with the given numbers of tokens and the given endings."""
     word_of = [number for number, (pieces, _) in enumerate(words) for _ in range(pieces)]
     unknown = dict.fromkeys(range(0, len(word_of), 3), "Î©")
     return Segmentation([f"w{end}" for _, end in words], word_of, ["p"] * len(word_of), word_of, unknown)

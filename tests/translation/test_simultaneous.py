@@ -1,4 +1,4 @@
-"""Simultaneous translation: with an infinite lag it equals greedy decoding; emitted words never change."""
+"""Simultaneous translation with an infinite lag equals greedy decoding; emitted words never change."""
 
 import math
 import re
@@ -38,7 +38,7 @@ def translator(kind: str, seed: int, shift: str = "output") -> Translator:
     else:
         model = RecurrentSeq2Seq(len(tokens), RecurrentConfig(width=16), share=True)
     with torch.no_grad():
-        model.output_weight[2] += 0.02  # ends now and then
+        model.output_weight[2] += 0.02  # makes some translations end
     return Translator(
         model.eval(), TokenizerPair(tokens, tokens), alignment_head=AlignmentHead(0, shift=shift)
     )
@@ -113,7 +113,7 @@ PROTECTED = [
 
 @rotated(sampled=2, line=PROTECTED, copies=[True, False], lag=[0, 1, 3])
 def test_protected_text_and_tags_survive_once_and_in_order(line, copies, lag):
-    """Whatever a model writes: the parameters of this one are random."""
+    """The model has random parameters, so it may generate anything."""
     model = translator("transformer", 1)
     model.reader.copies = copies
     emissions = list(translate_simultaneously(model, line.split(), lag=lag))
@@ -136,7 +136,7 @@ def test_capitals_are_restored():
 
 @pytest.mark.parametrize("kind", ["transformer", "recurrent"])
 def test_the_decoder_continues_greedily(kind):
-    """After the whole source, the tokens are those of a greedy search."""
+    """Once the whole source is read, the tokens equal greedy decoding."""
     model = translator(kind, 0)
     for line in LINES:
         decoder = _PrefixDecoder(model)

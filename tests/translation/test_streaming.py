@@ -73,7 +73,7 @@ def test_other_encodings_are_rejected(monkeypatch):
 
 
 def test_an_interrupt_while_waiting_for_stdin():
-    """The waiting reader thread must not block the end of the process."""
+    """The waiting reader thread must not keep the process from exiting."""
     program = (
         "import sys\n"
         "from regard.translation.streaming import batch_lines\n"

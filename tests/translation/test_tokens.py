@@ -1,4 +1,4 @@
-"""Tokenizers: decoding inverts segmentation, and each token knows its word."""
+"""Tokenizers: decoding inverts segmentation, and each token is mapped to its word."""
 
 import unicodedata
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ def test_segmentation_works_word_by_word(kind, text):
 )
 def test_decoding_returns_the_normal_form(kind, text):
     normal = unicodedata.normalize("NFKC", text).replace("▁", " ")
-    # SentencePiece does not compose some marks, such as those of Ấ
+    # SentencePiece does not compose some marks, such as in Ấ
     assert unicodedata.normalize("NFKC", round_trip(LEARNED[kind], text)) == " ".join(normal.split())
 
 
@@ -82,7 +82,7 @@ def test_unknown_words_keep_their_text(text):
 @kinds
 @given(text=st.text() | texts)
 def test_a_second_round_trip_changes_nothing(kind, text):
-    """Except for combining marks, which may be composed, and SentencePiece's word boundary."""
+    """Combining marks, which may be composed, and SentencePiece's word boundary are excluded."""
     assume("▁" not in unicodedata.normalize("NFKC", text))
     once = round_trip(LEARNED[kind], text)
     assert unicodedata.normalize("NFKC", round_trip(LEARNED[kind], once)) == unicodedata.normalize(
@@ -106,7 +106,7 @@ def test_any_ids_decode_to_words(kind, data):
 
 
 def _spelled(segmentation: Segmentation, word: int) -> str:
-    """A word, from its tokens."""
+    """Join the tokens of a word."""
     return "".join(
         piece for piece, of in zip(segmentation.pieces, segmentation.word_of, strict=True) if of == word
     ).strip("▁")
@@ -162,7 +162,7 @@ def test_a_truncated_vocabulary_is_rejected(kind, part, file):
     content = LEARNED[kind].content
     file.write_bytes(content[: int(part * len(content))])
     with suppress(ArgumentError):
-        # only if it ends right after a token; no model fits its size
+        # loads only if cut right after a token; no model has this size
         assert len(Tokenizer.load(file, kind)) < len(LEARNED[kind])
 
 

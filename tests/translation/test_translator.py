@@ -163,7 +163,7 @@ class TestLongLines:
         assert not translation.alignment.weights[:rows, second.first_word :].any()
 
     def test_long_lines_need_no_more_memory_than_their_parts(self, translator, monkeypatch):
-        """The full weights of a line of megabytes would not fit into memory; those of its parts do."""
+        """The weights of a line of several megabytes would not fit into memory; those of its parts do."""
         monkeypatch.setattr(module, "search", lambda model, packed, *a, **o: [done] * len(packed))
         done = [Hypothesis([UNKNOWN], -1.0, -1.0, True)]
         (translation,) = translator.translate("Ω Hund " * 2000)
@@ -200,7 +200,7 @@ class TestLongLines:
 
 class TestAlignment:
     def test_alignment_equals_forced_decoding(self, translator):
-        """The forced decoding uses the tokens that the search found."""
+        """Forced decoding uses the tokens that the search found."""
         sentence = "zwei Katzen schlafen heute"
         (translation,) = translator.translate(sentence)
         source = translator.tokens.source.segment(sentence)
@@ -301,7 +301,7 @@ class TestUnknown:
         [
             ("Λ singt Ω", "? sings ?", {0: 2, 1: 1, 2: 0}, "Ω sings Λ", "0-2 1-1 2-0"),  # the attended word
             ("Λ singt Ω", "? sings ?", {0: 0, 1: 1, 2: 0}, "Λ sings Ω", "0-0 1-1 2-2"),  # each once
-            ("Λ singt", "? ?", {0: 0, 1: 1}, "Λ singt", "0-0 1-1"),  # then also known words
+            ("Λ singt", "? ?", {0: 0, 1: 1}, "Λ singt", "0-0 1-1"),  # known words last
         ],
     )
     def test_unknown_tokens_are_replaced(
@@ -353,7 +353,7 @@ class TestInput:
 
     @pytest.mark.parametrize("kind", ["translator", "plain"])
     def test_protected_text_survives_once(self, kind, request):
-        """Whatever a model writes: the parameters of this one are random."""
+        """The model has random parameters, so it may generate anything."""
         lines = [f"ein Hund {span} bellt laut." for span in self.SPANS]
         lines += [" ".join(self.SPANS), "ein " + " Hund ".join(self.SPANS), *self.SPANS]
         for strategy in (Greedy(), Beam(3, n_best=2)):
@@ -448,7 +448,7 @@ class TestStream:
                 until = time.monotonic() + 30
                 while len(answered) < number and time.monotonic() < until:
                     time.sleep(0.005)
-                assert len(answered) == number  # the previous line is already translated
+                assert len(answered) == number  # the previous line has already been translated
                 yield line
 
         for translation in translator.stream(dialogue()):

@@ -11,7 +11,7 @@ WORDS = st.lists(st.booleans(), min_size=1, max_size=8)  # whether each source w
 
 
 def source(unknown: list[bool]) -> Segmentation:
-    """Words of one token each."""
+    """Return words of one token each."""
     words = [f"Ω{i}" if is_unknown else f"known{i}" for i, is_unknown in enumerate(unknown)]
     ids = [UNKNOWN if is_unknown else 9 for is_unknown in unknown]
     surfaces = {i: words[i] for i, is_unknown in enumerate(unknown) if is_unknown}

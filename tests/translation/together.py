@@ -1,4 +1,4 @@
-"""The script that torchrun starts: the training of `small` in a folder.
+"""The script that torchrun starts: train `small` in a folder.
 
     torchrun … together.py FOLDER [--shard] [--kill RANK:UPDATE] [--full UPDATE] [--held] [setting=value …]
 
@@ -33,7 +33,7 @@ from tests.translation.small import DEV, PAIRS, TOKENS, small_config
 
 _SHARED = TOKENS.source
 _LONG = ([_SHARED.encode("1")[0]] * 40, [_SHARED.encode("2")[0]] * 40)
-# the long pair is a batch of its own: only one process gets a part of it
+# the long pair is a batch by itself: only one process gets a part of it
 _ALL = [*((_SHARED.encode(pair.source), _SHARED.encode(pair.target)) for pair in PAIRS), _LONG]
 IDS = InMemoryPairs(_ALL)
 LINKS = InMemoryPairs([(range(len(source))[::-1], range(len(source))) for source, _ in _ALL])  # reversed
@@ -46,7 +46,7 @@ training.threads=1
 
 
 def config(model: str = "transformer", settings: Sequence[str] = ()) -> TranslationConfig:
-    """Without dropout, which each process samples on its own; all checkpoints are kept and averaged."""
+    """Return a config without dropout, which is sampled per process; keep and average all checkpoints."""
     guided = ["guided_alignment_weight=0.3"] if model == "transformer" else []
     return small_config(model, *_SETTINGS.split(), *guided, *settings)
 
@@ -72,7 +72,7 @@ class FailingTrainer(Trainer):
 
 
 class Held:
-    """The peak number of parameter values in this process inside a block, in memory or mapped."""
+    """Measures the peak number of parameter values in this process inside a block, in memory or mapped."""
 
     def __init__(self) -> None:
         self.peak = 0
@@ -86,7 +86,7 @@ class Held:
 
     @staticmethod
     def _numel(parameter: nn.Parameter) -> int:
-        local = getattr(parameter, "_local_tensor", parameter)  # if sharded
+        local = getattr(parameter, "_local_tensor", parameter)  # sharded parameters
         return local.numel() if local.untyped_storage().nbytes() else 0  # FSDP empties freed storage
 
 

@@ -48,7 +48,7 @@ def test_only_regular_files_are_replaced(tmp_path):
 
 def test_errors_name_the_requested_file(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
-    for name in ("open", "fsync", "replace"):  # missing folder, no space, no permission
+    for name in ("open", "fsync", "replace"):  # missing folder, no space left, no permission
 
         def refuse(*arguments, name=name, **options):
             raise PermissionError(13, "Permission denied", None if name == "fsync" else arguments[0])
@@ -83,7 +83,7 @@ def test_a_file_is_replaced_only_when_complete(tmp_path):
 
 
 def test_a_private_file_stays_private_while_written(tmp_path):
-    path = tmp_path / ("x" * 255)  # the maximum length of a name
+    path = tmp_path / ("x" * 255)  # the maximum length of a file name
     path.write_bytes(b"old")
     path.chmod(0o600)
     with open_atomic(path):
@@ -195,7 +195,7 @@ def assert_rejected(path, change):
     assert "checksum" not in str(caught.value)
 
 
-FIELDS = ("normalize", "family", "scale", "softcap", "dropout", "terms", "names")  # of the call, in order
+FIELDS = ("normalize", "family", "scale", "softcap", "dropout", "terms", "names")  # in order
 
 
 @pytest.mark.parametrize(

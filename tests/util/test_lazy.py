@@ -16,7 +16,7 @@ def test_public_names_can_be_imported_and_are_not_submodules(package):
     for name in module.__all__:
         value = getattr(module, name)
         importlib.import_module(getattr(value, "__module__", None) or value.__name__)
-        assert getattr(module, name) is value  # importing its module has not replaced it
+        assert getattr(module, name) is value  # not replaced by the import of its module
 
 
 def test_names_are_listed_before_they_are_imported():

@@ -41,7 +41,7 @@ class Client:
         return response.json()
 
     def post(self, path: str, **payload: Any) -> Any:
-        """Send a POST that must succeed; return its JSON, or the array of a tile."""
+        """Send a POST that must succeed; return its JSON, or the array if it is a tile."""
         response = self.send("POST", path, json=payload)
         assert response.status_code == 200, response.text
         return tile(response.content) if path.endswith("/tile") else response.json()

@@ -1,4 +1,4 @@
-"""A real server on loopback, in a thread or in a process of its own."""
+"""A real server on loopback, in a thread or in a separate process."""
 
 import asyncio
 import re
@@ -18,13 +18,13 @@ from regard.app.server.worker import Worker
 
 
 def connected(address: str) -> httpx.Client:
-    """Return a client that does not read the certificates of this machine, which takes longer than a test."""
+    """Return a client that does not load the system's certificates, which takes longer than a test."""
     return httpx.Client(base_url=address, timeout=120, verify=False)
 
 
 @contextmanager
 def serving(state: AppState, host: str | None = None, limit: int | None = None) -> Iterator[Server]:
-    """Run a server in a thread, at `server.port` and `server.address`. limit: of its connections."""
+    """Run a server in a thread, at `server.port` and `server.address`. limit: maximum of open connections."""
     listening, ready = listen("127.0.0.1", 0), threading.Event()
     server = Server(state, listening, ready.set, host)
     if limit is not None:

@@ -152,7 +152,7 @@ def test_a_long_text_needs_no_model(client):
     assert rows.shape == (8, 4, len(words))
     assert np.abs(rows.sum(-1) - 1).max() < 1e-4
     same = [place for place, word in enumerate(words) if word == words[5]]
-    assert set(rows.mean(0)[0].argsort()[-len(same) :]) == set(same)  # a word is most like itself
+    assert set(rows.mean(0)[0].argsort()[-len(same) :]) == set(same)  # a word is most similar to itself
 
 
 def test_the_stories_model_reads_a_long_text(client):

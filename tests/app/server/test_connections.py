@@ -41,7 +41,7 @@ def whole(server: Server, path: str = "/api/health", method: str = "GET", more: 
 
 
 def received(item: socket.socket) -> bytes:
-    """Return what the server sends until it closes a connection, which it does before the timeout."""
+    """Return the bytes that the server sends until it closes the connection, within the timeout."""
     result = b""
     with suppress(ConnectionError):
         while part := item.recv(65536):
@@ -57,7 +57,7 @@ def trickle(item: socket.socket) -> None:
 
 
 def test_headers_time_out(monkeypatch):
-    """Missing, incomplete and slow headers time out, also those of the next request."""
+    """Missing, incomplete and slow headers time out, in the first request and in later ones."""
     with empty() as server, ExitStack() as stack:
         again = stack.enter_context(connect(server, whole(server)))
         assert again.recv(65536).startswith(b"HTTP/1.1 200")
@@ -68,7 +68,7 @@ def test_headers_time_out(monkeypatch):
         with connect(server, HALF) as slower, pytest.raises(ConnectionError):
             trickle(slower)
         assert not any(map(received, slow))
-        assert b"HTTP/1.1" not in received(again)  # but maybe the rest of the first response
+        assert b"HTTP/1.1" not in received(again)  # except maybe the rest of the first response
         until(lambda: server.open_connections.open == 0)
 
 
@@ -130,7 +130,7 @@ def test_a_new_connection_is_closed_if_all_are_being_answered():
 
 
 def test_incomplete_requests_do_not_delay_shutdown():
-    """`empty` waits for less than the time in which a body may arrive."""
+    """`empty` waits for a shorter time than the timeout of a request body."""
     with ExitStack() as stack, empty() as server:
         body = whole(server, "/api/lookup", "POST", JSON.format(1000)) + b"{"
         for content in (b"", HALF, whole(server), body):
@@ -139,7 +139,7 @@ def test_incomplete_requests_do_not_delay_shutdown():
 
 
 def test_responses_are_sent_at_once():
-    """Without Nagle's algorithm, which waits 40 ms for the client to confirm the headers."""
+    """The server disables Nagle's algorithm, which waits 40 ms for the client to acknowledge the headers."""
     with empty() as server, connect(server):
         until(lambda: server.open_connections.open == 1)
         (connection,) = server.open_connections.receiving

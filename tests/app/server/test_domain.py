@@ -24,7 +24,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load_uncalibrated(folder: Path) -> Translator:
-    """Load a folder as an earlier version would have written it."""
+    """Load a folder in the format of an earlier version."""
     translator = load_translator(folder)
     translator.config = {name: value for name, value in translator.config.items() if name != CALIBRATION}
     return translator
@@ -41,7 +41,7 @@ def test_words_of_the_training_data_are_known_and_others_are_named(trained: Path
     domain = domain_of(load_uncalibrated(trained), trained, [])
     sources = [pair.source for pair in PAIRS]
     unknown = [source for source in sources if domain.warning(source, 0.0)]
-    assert len(unknown) < len(sources) / 5  # words that are only in the validation set
+    assert len(unknown) < len(sources) / 5  # words that occur only in the validation set
     assert "“weather” does not occur" in domain.warning("weather", 0.0)
     assert "“Weather” does not occur" in domain.warning(f"Weather {sources[0]}", 0.0)
 

@@ -96,7 +96,7 @@ def test_hostile_headers(address):
 def test_extreme_numbers(client):
     extremes = (-1, 1, 2**31, 2**53, 2**64, -(2**63), 1e308, 0.5, None, True, "1", [])
     shown = client.post("/api/long", json={"text": "dogs bark at trees that shed bark"}).json()
-    # each question is asked with every third value
+    # each question gets every third value
     for turn, question in enumerate(("tile", "topk", "received", "heads", "numbers")):
         for name in ("input", "layer", "heads", "rows", "position", "k", "size", "height", "query"):
             for number, value in enumerate(extremes[turn % 3 :: 3]):

@@ -1,4 +1,4 @@
-"""A server in a process that may open few files and allocate little memory."""
+"""A server in a process with low limits on open files and memory."""
 
 import os
 import resource
@@ -28,7 +28,7 @@ serve(AppState(Registry()), listening, lambda: print(listening.getsockname()[1],
 
 @pytest.fixture(scope="module")
 def limited() -> Iterator[tuple[int, int]]:
-    """The process id and the port of a server, which ends as it should."""
+    """Run a server, yield its process id and port, and check that it exits normally."""
     with process(PROGRAM) as (running, port):
         yield running.pid, port
         running.terminate()
@@ -60,7 +60,7 @@ def test_with_little_memory_work_is_refused(megabytes, limited, client):
 
 
 def test_incomplete_requests_do_not_use_up_file_descriptors(limited, client):
-    """With three times as many incomplete requests as open files, other requests are still answered."""
+    """Three times as many incomplete requests as open files do not block other requests."""
     pid, port = limited
     with ExitStack() as stack:
         for number in range(300):

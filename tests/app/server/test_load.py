@@ -61,7 +61,7 @@ def test_a_full_queue_returns_503_with_retry_after(registry, one_thread):
                 await asyncio.sleep(0.01)
                 done = {task for task in waiting if task.done()}
             lookup = {"query": [[1]], "key": [[1]], "value": [[1]]}
-            assert (await client.post("/api/lookup", json=lookup)).status_code == 200  # has its own threads
+            assert (await client.post("/api/lookup", json=lookup)).status_code == 200  # own threads
             assert (await client.get("/api/health")).json()["waiting"] == 3
             gate.opened.set()
             return await asyncio.gather(*waiting)
@@ -82,7 +82,7 @@ def test_disconnected_clients_leave_the_queue(registry, one_thread):
             f"POST /api/translate HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         ).encode()
-        for _ in range(10):  # far more than may wait
+        for _ in range(10):  # far more than the queue holds
             with socket.create_connection(("127.0.0.1", server.port)) as gone:
                 gone.sendall(request + body)
                 until(lambda: state.worker.waiting == 1)
@@ -133,7 +133,7 @@ def stops_listening(port: int) -> bool:
     ],
 )
 def test_signals_stop_the_server(signals, grace, answered, status, folder):
-    """After a running request; not if its time is up or at the second Ctrl-C."""
+    """The server finishes a running request, unless its grace period ends or a second Ctrl-C arrives."""
     with process(HELD, str(grace), os.fspath(folder)) as (running, port), ThreadPoolExecutor(1) as pool:
         with connected(f"http://127.0.0.1:{port}") as client:
             response = pool.submit(client.post, "/api/translate", json=TRANSLATE)
@@ -141,7 +141,7 @@ def test_signals_stop_the_server(signals, grace, answered, status, folder):
                 assert running.poll() is None
             for number in signals:
                 running.send_signal(number)
-                until(lambda: stops_listening(port), 60)  # two signals at once may arrive as one
+                until(lambda: stops_listening(port), 60)  # two simultaneous signals may be delivered as one
             if answered == 200:
                 running.stdin.write("\n")
                 running.stdin.flush()
@@ -150,7 +150,7 @@ def test_signals_stop_the_server(signals, grace, answered, status, folder):
         assert rest in response.result().text
         _, errors = running.communicate(timeout=120)
         assert running.returncode == status, errors
-        late = "ERROR:    Cancel 1 running task(s), timeout graceful shutdown exceeded\n"  # of uvicorn
+        late = "ERROR:    Cancel 1 running task(s), timeout graceful shutdown exceeded\n"  # uvicorn's message
         assert errors.removeprefix(late) == ("" if status == 0 else "regard: interrupted.\n")
 
 

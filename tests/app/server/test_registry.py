@@ -80,7 +80,7 @@ def test_word_vectors_are_loaded_from_a_file(tmp_path):
 
 
 def finish(begun: Path, folder: Path) -> None:
-    """Copy the parameters of a trained model."""
+    """Copy the files of a trained model."""
     for file in filter(Path.is_file, folder.iterdir()):
         shutil.copy(file, begun / file.name)
 
@@ -110,7 +110,7 @@ def test_a_run_without_parameters_is_listed_and_loaded_later(folder, tmp_path, a
 
 
 def state(client: Client) -> str:
-    """Return the state of the only training, equal in the list and in its log."""
+    """Return the state of the only training; the list and the log must agree."""
     (item,) = client.get("/api/training")["trainings"]
     rows = client.get(f"/api/training/{item['name']}")
     assert (rows["state"], rows["steps"]) == (item["state"], item["steps"])
@@ -232,7 +232,7 @@ def test_an_expected_model_is_loaded_when_ready(folder, tmp_path):
     ours.expect("demo", tmp_path / "demo", "de-en", lambda: ready[0])
     assert (ours.pending, ours.can_refresh, ours.trainings()) == (["demo"], False, {})
     shutil.copytree(folder, tmp_path / "demo")
-    assert not ours.can_refresh  # its training goes on
+    assert not ours.can_refresh  # its training is still running
     ready[0] = True
     assert ours.can_refresh
     ours.refresh()

@@ -29,7 +29,7 @@ def test_bytes_are_limited():
         views.find(names[0])
     assert views.find(names[2])
     views = ViewStore(max_bytes=1)
-    assert views.find(views.add(ViewModel.of(large)).id)  # the last one is kept, whatever its size
+    assert views.find(views.add(ViewModel.of(large)).id)  # the last one is kept, regardless of its size
 
 
 def test_cached_answers_count_as_bytes():

@@ -59,7 +59,7 @@ def test_batches_have_one_key_and_a_maximum_size(worker):
         )
 
     assert behind_a_gate(worker, ask) == [0, 1, 2, 3, 4]
-    assert calls == [("a", [0, 2]), ("b", [1, 4]), ("a", [3])]  # 4 parts at most
+    assert calls == [("a", [0, 2]), ("b", [1, 4]), ("a", [3])]  # at most 4 parts per batch
 
 
 def test_an_error_affects_only_its_own_request(worker):
@@ -106,7 +106,7 @@ def test_cancelled_jobs_leave_the_queue(worker):
         assert worker.waiting == 1
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert worker.waiting == 0  # at once, so that there is room for others
+        assert worker.waiting == 0  # immediately, so that the queue has room for others
         return await worker.run(lambda: "next")
 
     assert behind_a_gate(worker, ask) == "next"
@@ -179,7 +179,7 @@ def test_a_batch_continues_while_one_client_is_connected(worker):
     tiles = Tiles()
 
     def together(numbers):
-        if 7 in numbers:  # both
+        if 7 in numbers:  # a batch with both jobs
             tiles.begun.set()
             for _ in range(200):
                 interrupt.check()
@@ -226,7 +226,7 @@ def test_stop_reports_threads_that_cannot_be_interrupted():
 
 
 def test_work_is_refused_if_memory_is_too_low(worker, monkeypatch):
-    """Before it starts: OpenMP and Rust would abort the process."""
+    """The job is refused before it starts: OpenMP and Rust would abort the process."""
 
     async def ask():
         return await worker.run(lambda: "done")

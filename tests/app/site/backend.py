@@ -25,7 +25,7 @@ RUNTIMES = [
 def ask(
     folder: Path, models: Sequence[SiteModel], requests: Sequence[tuple[str, Any]], runtime: str = "deno"
 ) -> list[Any]:
-    """Return the answer of each request (path, body)."""
+    """Return the response to each request (path, body)."""
     (folder / "site.json").write_text(json.dumps(describe_site(models)))
     for number, model in enumerate(models):
         (folder / f"{number}.safetensors").write_bytes(model.weights)
@@ -35,7 +35,7 @@ def ask(
 
 
 def run_script(name: str, folder: Path, runtime: str = "deno") -> None:
-    """Run a script of this folder; in deno, it may only read and write files."""
+    """Run a script in this folder; deno may only read and write files."""
     command = _node_command() if runtime == "node" else [str(_DENO), "run", *_DENO_OPTIONS]
     subprocess.run([*command, str(Path(__file__).with_name(name)), str(folder)], check=True, timeout=120)
 
@@ -44,7 +44,7 @@ _DENO_OPTIONS = ("--quiet", "--no-config", "--allow-read", "--allow-write")
 
 
 def _node_command() -> list[str]:
-    """Return the command that runs ES modules, which node recognizes by itself from version 22."""
+    """Return the command that runs ES modules; node detects them itself from version 22."""
     version = subprocess.run([str(_NODE), "--version"], capture_output=True, text=True, check=True).stdout
     old = int(version.removeprefix("v").partition(".")[0]) < 22
     return [str(_NODE), *["--no-warnings", "--experimental-default-type=module"] * old]

@@ -1,4 +1,4 @@
-"""Static sites: what is written, and what is refused."""
+"""Static sites: the written files, and invalid arguments."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The numbers of the static site equal Python's within 1e-4: every architecture, on random models."""
+"""The static site's numbers match Python's within 1e-4 for random models of every architecture."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +47,7 @@ def close(first: Any, second: Any) -> None:
 
 
 def same_trace(answer: dict, layers: list[dict], trace: Any) -> None:
-    """Compare the answers of /api/inside and /api/inside/layer with a trace in Python."""
+    """Compare the responses of /api/inside and /api/inside/layer with a trace in Python."""
     for stack, expected in zip(answer["stacks"], trace.stacks, strict=True):
         close(stack["token_embedding"], expected.token_embedding)
         assert (stack["position_embedding"] is None) == (expected.position_embedding is None)
@@ -122,7 +122,7 @@ def test_translators(config: TransformerConfig, tmp_path: Path) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.positions)
 def test_translations(config: TransformerConfig, tmp_path: Path) -> None:
-    """Beam search finds the same translations, and the alignments are the same."""
+    """Beam search finds the same translations and alignments."""
     torch.manual_seed(2)
     translator = make_translator(config, "unigram")
     sentences = ["Dogs bark at.", "moon 漢字 bark", "x"]

@@ -1,4 +1,4 @@
-"""The safetensors reader of the static site: every supported dtype exactly, and clear errors."""
+"""The safetensors reader of the static site reads every supported dtype exactly and reports clear errors."""
 
 import json
 import struct
@@ -12,7 +12,7 @@ from safetensors.torch import save
 from tests.app.site.backend import RUNTIMES, needs_deno, run_script
 
 pytestmark = needs_deno
-# zeros of both signs, the smallest and largest numbers of float16, numbers that float16 rounds
+# zeros of both signs, the smallest and largest float16 numbers, numbers that float16 rounds
 VALUES = torch.tensor(
     [[0.0, -0.0, 1.0], [2**-24, -(2**-14), 65504.0], [0.1, -1 / 3, 1e-5], [6e-8, 1000.5, -7.0]]
 )

@@ -1,4 +1,4 @@
-"""The sections of the static site answer as the server does."""
+"""The sections of the static site give the same answers as the server."""
 
 from itertools import product
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_values_that_differ_are_not_the_same() -> None:
 
 
 def test_lookup(tmp_path: Path) -> None:
-    """Every score with every mask, and every normalizer."""
+    """Lookups agree for every score with every mask, and for every normalizer."""
     torch.manual_seed(0)
     tables = {
         name: torch.randn(n, m).tolist() for name, n, m in (("query", 3, 5), ("key", 7, 5), ("value", 7, 2))
@@ -131,7 +131,7 @@ def test_views(tmp_path: Path) -> None:
 
 
 def test_the_next_token(tmp_path: Path) -> None:
-    """At temperature 0 the most probable token follows; otherwise the seed decides."""
+    """Temperature 0 selects the most probable token; otherwise the seed decides."""
     translator = make_translator(TransformerConfig(width=24, heads=6, layers=1), "words")
     text = {"model": "dogs", "text": "Dogs bark", "target": "Der"}
     requests = [

@@ -1,4 +1,4 @@
-"""The shipped models, and minilm, answer in the static site as on the server."""
+"""The shipped models and minilm give the same answers in the static site as on the server."""
 
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def test_inside_and_heads(model: str, path: str, tmp_path: Path) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_translations(runtime: str, tmp_path: Path) -> None:
-    """The same texts, scores, alternatives and alignments for sentences of the validation set."""
+    """Sentences from the validation set have the same texts, scores, alternatives and alignments."""
     lines = (DATES / "data/dev.tsv").read_text("utf-8").splitlines()
     sentences = [line.split("\t")[0] for line in lines][:12]
     body = {"model": "dates", "sentences": sentences, "beam": 4, "n_best": 2}

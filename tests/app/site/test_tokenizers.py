@@ -1,4 +1,4 @@
-"""The tokenizers of the static site equal Python's, on generated sentences with rare characters."""
+"""The static site's tokenizers match Python's on generated sentences with rare characters."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ RARE = (
 
 
 def make_lines() -> list[str]:
-    """Return random sentences of words, pieces of words and rare characters; more in `make test-slow`."""
+    """Return random sentences from words, pieces of words and rare characters; more in `make test-slow`."""
     random, count = Random(0), 16 * settings().max_examples
 
     def word() -> str:

@@ -1,6 +1,6 @@
 """Forward, backward and reads, each inside or outside an autocast block.
 
-Autocast rounds query, key and value to half precision; nothing else is rounded, wherever the rest happens.
+Autocast rounds query, key and value to half precision; nothing else is rounded, inside or outside the block.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ def run(case: Case) -> None:
     name = case.random.choice(IMPLEMENTATIONS)
     inside = {step: case.chance(0.5) for step in STEPS}
     if call.score in MIXED_WIDTHS:
-        inside["backward"] = False  # torch multiplies with the parameters, and autocast rounds its products
+        inside["backward"] = False  # torch multiplies by the parameters, and autocast rounds the products
     differentiated = case.chance(0.6)
     case.note(
         f"float32 tensors, implementation {name}, autocast in {[s for s in STEPS if inside[s]] or None}"
@@ -33,7 +33,7 @@ def run(case: Case) -> None:
     def block(step: str) -> Any:
         return torch.autocast("cpu", half) if inside[step] else contextlib.nullcontext()
 
-    # the numbers are exact in half precision, so rounding them changes nothing
+    # the numbers are exact in half precision, so rounding does not change them
     grad = case.randn(*call.shape.lead, call.shape.queries, call.shape.value[-1], dtype=half)
     exact = compare.expected(call, grad.double() if differentiated else None)
     leaves = [x.requires_grad_(differentiated) for x in call.inputs(torch.float32)]

@@ -77,7 +77,7 @@ def _setting(case: Case) -> str:
 
 
 def _toml(case: Case) -> bytes:
-    """Pieces of TOML in random order, in a random encoding."""
+    """Return pieces of TOML in random order, in a random encoding."""
     lines = [case.random.choice(PIECES) for _ in range(case.random.randint(0, 6))]
     text = "".join(line + case.random.choice(("\n", "\n", " ", "")) for line in lines)
     encoding = case.random.choice(("utf-8", "utf-8", "utf-8-sig", "utf-16", "latin-1"))
@@ -85,7 +85,7 @@ def _toml(case: Case) -> bytes:
 
 
 def command(arguments: list[str]) -> tuple[Any, str, str]:
-    """Run a command in this process: exit status, standard output and standard error."""
+    """Run a command in this process; return exit status, stdout and stderr."""
     output, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), deadline(30, "the command"):
         try:

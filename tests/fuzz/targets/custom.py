@@ -1,7 +1,7 @@
 """Custom scores, masks, normalizers and biases that return nonsense.
 
-Every implementation must refuse it with a RegardError, or all must give the same result; and the right one,
-where the returned values have a meaning.
+Either every implementation rejects the value with a RegardError, or all return the same result, which is also
+correct if the returned value has a meaning.
 """
 
 import math
@@ -22,7 +22,7 @@ DTYPES = (
     *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8),
 )
 OBJECTS: tuple[Any, ...] = (None, 3, 2.5, math.nan, "causal", [1, 2], (), {}, object(), torch.ones(()))
-# normalizers are called by torch's own operations, which say themselves which sizes do not fit
+# torch's own operations run in normalizers and raise their own errors for sizes that do not match
 REFUSALS = {"normalizer": (regard.RegardError, RuntimeError)}
 MEANINGFUL = "meaningful"  # the returned value has a meaning although its type is unusual
 
@@ -44,7 +44,7 @@ def run(case: Case) -> None:
 
 
 def _inputs(case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    """Small tensors; sometimes many rows, so reading beyond the end of a short tensor is detected."""
+    """Return small tensors; sometimes many rows, so reading beyond the end of a short tensor is detected."""
     random = case.random
     many = case.chance(0.1)
     q, k, d = (
@@ -61,7 +61,7 @@ def _inputs(case: Case) -> tuple[Tensor, Tensor, Tensor]:
 def _outcome(
     query: Tensor, key: Tensor, value: Tensor, name: str | None, options: dict[str, Any]
 ) -> Tensor | Exception:
-    """The output and the weights as one tensor, or the error."""
+    """Return the output and the weights as one tensor, or the error."""
     try:
         output, weights = regard.attend(query, key, value, **options, implementation=name)
         if output.requires_grad:
@@ -93,11 +93,11 @@ def _compare(kind: str, outcomes: dict[str | None, Tensor | Exception]) -> None:
                 )
 
 
-# What is returned instead of the right value
+# Wrong return values
 
 
 def disturb(case: Case, x: Tensor) -> Any:
-    """A value that is not the expected tensor."""
+    """Return a value that is not the expected tensor."""
     random = case.random
     match random.choice(("dtype", "dtype", "shape", "shape", "object", "device", "values")):
         case "dtype":
@@ -139,11 +139,11 @@ SHAPES: list[tuple[str, Callable[[Tensor], Tensor]]] = [
 ]
 
 
-# The classes
+# Custom classes
 
 
 def score(case: Case, query: Tensor, key: Tensor) -> dict[str, Any]:
-    """A score whose `prepare` returns something else."""
+    """Return a score whose `prepare` returns a wrong value."""
     random = case.random
     field = random.choice(
         ("query", "key", "query", "key", "vector", "scale", "softcap", "family", "biases", "all")
@@ -153,7 +153,7 @@ def score(case: Case, query: Tensor, key: Tensor) -> dict[str, Any]:
 
     class Own(regard.Score):
         def prepare(self, query: Tensor, key: Tensor) -> Any:
-            case.random.seed(choice)  # the same nonsense in every call
+            case.random.seed(choice)  # the same wrong value in every call
             right = regard.ScaledDot().prepare(query, key)
             if field == "all":
                 return case.random.choice(
@@ -176,14 +176,14 @@ def score(case: Case, query: Tensor, key: Tensor) -> dict[str, Any]:
 
 
 def rule(case: Case, query: Tensor, key: Tensor) -> dict[str, Any]:
-    """A rule whose `ranges` returns something else."""
+    """Return a rule whose `ranges` returns a wrong value."""
     choice, side = case.random.getrandbits(40), case.random.choice(("start", "stop", "both", "all"))
     case.note(f"Rule.ranges with another {side}")
     meaningful = case.chance(0.4)  # only the dtype is unusual
     dtype = case.random.choice(DTYPES[6:])
     rows = query.shape[-2]
     if meaningful:
-        meaningful = rows <= 100  # which all of the dtypes can count
+        meaningful = rows <= 100  # all of the dtypes can count to 100
         case.note(f"causal, as {dtype}")
 
     class Own(regard.Rule):
@@ -212,7 +212,7 @@ def _halves(size: int) -> list[int]:
 
 
 def mask(case: Case, query: Tensor, key: Tensor) -> dict[str, Any]:
-    """A mask whose `terms` returns something else."""
+    """Return a mask whose `terms` returns a wrong value."""
     choice, field = case.random.getrandbits(40), case.random.choice(("allowed", "start", "stop", "all"))
     case.note(f"Mask.terms with another {field}")
     whole = (query.shape[-2], key.shape[-2])
@@ -231,7 +231,7 @@ def mask(case: Case, query: Tensor, key: Tensor) -> dict[str, Any]:
 
 
 def bias(case: Case, query: Tensor, key: Tensor) -> dict[str, Any]:
-    """A bias of a wrong type, alone or from a relative bias."""
+    """Return a bias of a wrong type, alone or from a relative bias."""
     choice = case.random.getrandbits(40)
     if case.chance(0.4):
         case.note("dense bias")
@@ -248,7 +248,7 @@ def bias(case: Case, query: Tensor, key: Tensor) -> dict[str, Any]:
 
 
 def normalizer(case: Case, query: Tensor, key: Tensor) -> dict[str, Any]:
-    """A normalizer with one method that returns something else."""
+    """Return a normalizer with one method that returns a wrong value."""
     choice = case.random.getrandbits(40)
     broken = case.random.choice(("tau", "phi", "slope", "divisor", "sink", "sums_to_one"))
     case.note(f"Normalizer with another {broken}")

@@ -1,7 +1,7 @@
-"""Damaged files: model folders, training runs to resume, recordings and saved weights.
+"""Corrupted files: model folders, training runs to resume, recordings and saved weights.
 
-Loading is refused with one line, or gives exactly what was saved. A damaged text may be read as another text;
-a damaged tensor must not be read as another tensor.
+Loading fails with a one-line error, or returns exactly the saved values. A corrupted text may be read as
+another text; a corrupted tensor must not be read as another tensor.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ SETTINGS = ["model.width=16", "model.layers=1", "model.heads=2", "tokens.size=40
 SETTINGS += ["training.guided_alignment_weight=0.3", "training.save_every=1", "training.threads=1"]
 LONGER = "training.updates=3"
 SECONDS = 20.0
-BINARY = (".safetensors", ".ids")  # files whose damage must be noticed
+BINARY = (".safetensors", ".ids")  # files in which corruption must be detected
 
 
 def run(case: Case) -> None:
@@ -42,7 +42,7 @@ def run(case: Case) -> None:
         shutil.copytree(originals / kind, copy)
         file, way = _damage(case, copy, use)
         case.note(f"then {use}")
-        # files of the same kind that are exchanged are whole, each by itself
+        # swapped files of the same kind are each valid on their own
         exact = file.suffix in BINARY and way is not swap
         _check(use, copy, file, originals / f"{use}.result", exact)
 
@@ -67,7 +67,7 @@ def _check(use: str, copy: Path, file: Path, saved: Path, exact: bool) -> None:
         raise Failure(f"{use} of a damaged {what} gives another result", f"in {changed[:3]}")
 
 
-# What is loaded
+# Loading
 
 
 def load_model(folder: Path) -> dict[str, Tensor]:
@@ -103,7 +103,7 @@ USES: dict[str, Callable[[Path], dict[str, Tensor]]] = {
 
 
 def prepare(shared: Path) -> None:
-    """The undamaged folders, created once per run, and their results."""
+    """Create the valid folders and their results, once per run."""
     folder = shared / "originals"
     if folder.is_dir():
         return
@@ -126,14 +126,14 @@ def prepare(shared: Path) -> None:
     making.rename(folder)
 
 
-# Damage
+# Corruption
 
 
 Damage = Callable[[Case, Path, list[Path]], None]
 
 
 def _damage(case: Case, folder: Path, use: str) -> tuple[Path, Damage]:
-    """Damage one file of a folder; return which file, and how."""
+    """Corrupt one file in a folder; return the file and the kind of corruption."""
     logs = {"log.csv", "samples.jsonl"}
     files = sorted(
         p for p in folder.rglob("*") if p.is_file() and p.name not in logs and "event" not in p.name
@@ -146,7 +146,7 @@ def _damage(case: Case, folder: Path, use: str) -> tuple[Path, Damage]:
     else:
         ways = [flip, truncate, replace, swap, *([edit, edit, edit, edit] if file.suffix == ".json" else [])]
     if use == "model resumed" and file.suffix == ".json":
-        ways = [truncate, replace]  # other settings are another training, which may be a long one
+        ways = [truncate, replace]  # other settings would start a different training, maybe a long one
     way = case.random.choice(ways)
     case.note(f"{file.relative_to(folder)}: {way.__name__}")
     way(case, file, files)
@@ -183,7 +183,7 @@ def swap(case: Case, file: Path, others: list[Path]) -> None:
 
 
 def replace(case: Case, file: Path, others: list[Path]) -> None:
-    """A path that is not a regular file, or is very large."""
+    """Replace the file with a path that is not a regular file, or with a very large file."""
     content = file.read_bytes()
     file.unlink()
     what = case.random.choice(
@@ -250,7 +250,7 @@ def edit(case: Case, file: Path, others: list[Path]) -> None:
 
 
 def _place(case: Case, content: Any) -> tuple[Any, Any]:
-    """A random position in nested lists and dictionaries."""
+    """Return a random position in nested lists and dictionaries."""
     container, key = None, None
     while isinstance(content, dict | list) and content and (container is None or case.chance(0.8)):
         container = content
@@ -259,11 +259,11 @@ def _place(case: Case, content: Any) -> tuple[Any, Any]:
     return container, key
 
 
-# Other people's files
+# Foreign files
 
 
 def foreign(case: Case, folder: Path) -> None:
-    """A rejected training run deletes nothing in a folder that it did not create."""
+    """Check that a rejected training run deletes nothing in a folder that it did not create."""
     names = [
         ".notes.part",
         ".x.part",

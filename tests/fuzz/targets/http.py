@@ -1,6 +1,6 @@
 """Requests to the application: every endpoint with random bodies, and hostile paths.
 
-Every answer is 2xx or 4xx, or 503 with Retry-After, and comes within bounded time.
+Every response is 2xx or 4xx, or 503 with Retry-After, and arrives within bounded time.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Answer(NamedTuple):
 
 
 def prepare(shared: Path) -> None:
-    """Small models with random weights, and the application."""
+    """Create small models with random weights, and the application."""
     logging.getLogger("regard.look").setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore")
     names = [shared / name for name in ("transformer", "plain", "recurrent")]
@@ -69,7 +69,7 @@ def prepare(shared: Path) -> None:
 
 
 def run(case: Case) -> None:
-    """A few requests; later ones may refer to objects that earlier ones created."""
+    """Send a few requests; later ones may refer to objects that earlier ones created."""
     ids: list[str] = []
     if case.chance(0.005):
         _long(case, ids)
@@ -88,7 +88,7 @@ def _answer(case: Case, ids: list[str], method: str, path: str, headers: Headers
 
 
 def _long(case: Case, ids: list[str]) -> None:
-    """A long text, and the largest tiles of it that the schema allows."""
+    """Send a long text, and request the largest tiles that the schema allows."""
     asked = {"text": " ".join(f"w{i % 500}" for i in range(case.random.choice((1000, 4000))))}
     body = json.dumps(asked).encode()
     _answer(case, ids, "POST", "/api/long", _headers(body), body)
@@ -105,7 +105,7 @@ def _check(method: str, path: str, answer: Answer) -> None:
 
 
 def _pattern(path: str) -> str:
-    """The first segments of a path, without names and query."""
+    """Return the first segments of a path, excluding names and the query string."""
     return "/".join(path.partition("?")[0].split("/")[:3])[:40]
 
 
@@ -127,7 +127,7 @@ def _remember(body: bytes, ids: list[str]) -> None:
 
 
 async def ask(method: str, path: str, headers: Headers, body: bytes) -> Answer:
-    """Send a request to the application, as a server would: nothing is corrected on the way."""
+    """Send a request to the application directly: no client library corrects it."""
     raw, _, query = path.partition("?")
     scope = {
         "type": "http",
@@ -163,12 +163,12 @@ async def ask(method: str, path: str, headers: Headers, body: bytes) -> Answer:
 
     try:
         await _state["app"](scope, receive, send)
-    except Exception as error:  # which a server answers with 500
+    except Exception as error:  # a server would answer 500
         return Answer(500, {}, repr(error).encode())
     return Answer(answer["status"], answer["headers"], answer["body"])
 
 
-# Requests that the document describes
+# Requests that match the schema
 
 
 def _request(case: Case, ids: list[str]) -> tuple[str, str, Headers, bytes]:
@@ -203,7 +203,7 @@ def _headers(body: bytes) -> Headers:
 
 
 def _value(case: Case, schema: dict[str, Any]) -> Any:
-    """A value that usually matches a schema."""
+    """Return a value that usually matches a schema."""
     random = case.random
     if case.chance(0.02):
         return random.choice((None, -1, 2**70, 1.5, "x", [], {}, True, [[[]]], "\0"))

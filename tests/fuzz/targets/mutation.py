@@ -1,6 +1,6 @@
-"""Changes in place between calls, and between forward and backward.
+"""In-place changes between calls, and between forward and backward.
 
-A result is that of the time of the call, or there is an error; it is never a mixture.
+A result uses the values at the time of the call, or an error is raised; old and new values are never mixed.
 """
 
 import math
@@ -20,7 +20,7 @@ REFUSALS = (
     RuntimeError,
     AttributeError,
     TypeError,
-)  # torch's own and Python's among them
+)  # including torch's and Python's own errors
 
 
 def run(case: Case) -> None:
@@ -28,7 +28,7 @@ def run(case: Case) -> None:
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, bias: Any = 0.0) -> Tensor:
-    """Softmax attention in float64; rows that see nothing are zero."""
+    """Compute softmax attention in float64; rows without visible keys are zero."""
     query, key, value = (x.double() for x in (query, key, value))
     s = query @ key.mT / math.sqrt(query.shape[-1]) + (bias.double() if isinstance(bias, Tensor) else bias)
     seen = seen.expand(s.shape)
@@ -78,7 +78,7 @@ class Lengths:
         return [self.case.random.randint(0, self.tokens) for _ in range(size)]
 
     def seen(self) -> Tensor:
-        """The mask as a dense tensor."""
+        """Return the mask as a dense tensor."""
         return self.mask.dense(self.tokens, self.tokens, (self.batch, 1))
 
     def change(self) -> None:
@@ -111,7 +111,7 @@ def _in_inference_mode(change: Callable[[], object]) -> None:
 
 
 def masks(case: Case) -> None:
-    """Lengths change: after a call, between forward and backward, between two calls."""
+    """Change lengths after a call, between forward and backward, and between two calls."""
     if case.chance(0.2):
         case.note("all in inference_mode")
         with torch.inference_mode():
@@ -131,7 +131,7 @@ def _masks(case: Case, differentiated: bool) -> None:
         try:
             seen = lengths.seen()
         except regard.RegardError:
-            return  # the lengths do not add up any more
+            return  # the lengths no longer add up
         try:
             output, weights = regard.attend(*inputs, mask=lengths.mask, implementation=name)
         except regard.RegardError:
@@ -164,11 +164,11 @@ def _masks(case: Case, differentiated: bool) -> None:
 
 
 def tensors(case: Case) -> None:
-    """Query, key, value, bias or a dense mask changes between forward and backward."""
+    """Change query, key, value, bias or a dense mask between forward and backward."""
     name = case.random.choice(IMPLEMENTATIONS)
     tokens = case.random.choice((4, 30))
     leaves = [case.randn(2, tokens, 8).requires_grad_() for _ in range(3)]
-    inputs = [x * 1 for x in leaves]  # not leaves, which torch lets no one change
+    inputs = [x * 1 for x in leaves]  # not leaves, because torch forbids in-place changes of leaves
     options: dict[str, Any] = {}
     seen, bias = torch.ones(tokens, tokens, dtype=torch.bool), None
     if case.chance(0.5):
@@ -200,7 +200,7 @@ def tensors(case: Case) -> None:
 
 
 def again(case: Case) -> None:
-    """The same tensors with other numbers, or new tensors in the same memory: no old values are used."""
+    """Put other numbers in the same tensors, or new tensors in the same memory: no old values are used."""
     name = case.random.choice(IMPLEMENTATIONS)
     tokens = case.random.choice((4, 30))
     inputs = [case.randn(2, tokens, 8) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Output and gradients of every implementation against the oracle; extreme numbers against each other."""
+"""Compare every implementation's output and gradients with the oracle; compare extreme inputs pairwise."""
 
 import math
 from typing import Any
@@ -25,12 +25,12 @@ def run(case: Case) -> None:
 
 
 def ordinary(case: Case) -> None:
-    """Random numbers of moderate size."""
+    """Compare random numbers of moderate size with the oracle."""
     call = Call(case)
     differentiated = case.chance(0.6)
     grad = case.randn(*call.shape.lead, call.shape.queries, call.shape.value[-1], dtype=call.dtype)
     if case.chance(0.2):
-        grad = grad.flatten()[:1].sum().expand(grad.shape)  # one number for all, as after sum()
+        grad = grad.flatten()[:1].sum().expand(grad.shape)  # one expanded number, as after sum()
     exact = compare.expected(call, grad.double() if differentiated else None)
     for name in IMPLEMENTATIONS:
         result, gradients = _attend(case, call, name, grad if differentiated else None)
@@ -64,7 +64,7 @@ def _attend(case: Case, call: Call, name: str | None, grad: Tensor | None) -> tu
 
 
 def extreme(case: Case) -> None:
-    """Overflow, NaN and infinities: each number of the output is of the same class in all implementations."""
+    """Check overflow, NaN and infinities: every number has the same class in all implementations."""
     call = Call(
         case,
         dtypes=[torch.float32],
@@ -95,7 +95,7 @@ def _disturb(case: Case, call: Call, inputs: list[Tensor], options: dict[str, An
         return tuple(random.randrange(size) for size in x.shape)
 
     match random.choice(("scores", "nan", "value", "bias", "sink")):
-        case "scores":  # one huge coordinate: products are far below the largest float or far above it
+        case "scores":  # one huge coordinate: products are far below or far above the largest float
             at = random.randrange(query.shape[-1])
             query[..., at] = random.choice((1e38, -1e38, 3e38))
             factors = torch.tensor(
@@ -132,7 +132,7 @@ def _generator(case: Case) -> torch.Generator:
 
 
 def compare_classes(name: str, output: Tensor, reference: Tensor) -> None:
-    """NaN, +inf, −inf and finite numbers are at the same positions, and finite numbers are nearly equal."""
+    """Check that NaN, +inf and −inf are at the same positions, and finite numbers are nearly equal."""
     for what, test in (("NaN", torch.isnan), ("+inf", torch.isposinf), ("-inf", torch.isneginf)):
         found, wanted = test(output), test(reference)
         if not torch.equal(found, wanted):
@@ -145,7 +145,7 @@ def compare_classes(name: str, output: Tensor, reference: Tensor) -> None:
         return
     finite = reference.isfinite() & (reference.abs() < 1e30)
     largest = reference.abs().where(reference.isfinite(), 0.0).amax(-1, keepdim=True)
-    allowed = 1e-3 + 1e-3 * reference.abs() + 1e-6 * largest  # large terms that cancel leave their rounding
+    allowed = 1e-3 + 1e-3 * reference.abs() + 1e-6 * largest  # rounding error of large terms that cancel
     off = (output - reference).abs()[finite]
     if (off > allowed[finite]).any():
         raise Failure(f"{name} and reference differ where both are finite", f"by {float(off.max()):.3g}")

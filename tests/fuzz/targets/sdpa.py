@@ -1,4 +1,4 @@
-"""regard's `scaled_dot_product_attention` and torch's: both refuse a call, or they agree."""
+"""regard's and torch's `scaled_dot_product_attention` both reject a call, or they agree."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _torch = functional.scaled_dot_product_attention
 
 
 def run(case: Case) -> None:
-    """Random arguments, right and wrong."""
+    """Compare the two for random valid and invalid arguments."""
     random = case.random
     lead = random.choice(((), (3,), (2, 3), (2, 4), (1, 2, 2)))
     q, k, d, e = (random.choice((1, 2, 5, 17, 33)) for _ in range(4))
@@ -39,7 +39,7 @@ def run(case: Case) -> None:
     told = [f"{tuple(x.shape)} {str(x.dtype)[6:]}" for x in inputs]
     case.note(f"{told}, {about}, mask {getattr(mask, 'dtype', None)}, backward {differentiated}")
     ours = _outcome(regard.scaled_dot_product_attention, inputs, options, differentiated)
-    if _reads_beyond(inputs, options):  # torch's kernel does not notice, and reads memory that is not there
+    if _reads_beyond(inputs, options):  # torch's kernel does not check this and reads out of bounds
         if not isinstance(ours, Exception):
             raise Failure("accepts keys without values or heads that are not there")
         return
@@ -57,7 +57,7 @@ def run(case: Case) -> None:
                 "another shape or dtype", f"{found.shape} {found.dtype}, {wanted.shape} {wanted.dtype}"
             )
         scale = float(wanted.nan_to_num().abs().max()) if wanted.numel() else 0.0
-        # rows that see nothing are zero here; torch's kernels give zeros or NaN
+        # rows without visible keys are zero in regard; torch's kernels return zeros or NaN
         both = ~wanted.isnan()
         if not torch.allclose(found[both], wanted[both], rtol=error, atol=error * max(scale, 1.0)):
             off = (found - wanted)[both].abs().max()
@@ -65,7 +65,7 @@ def run(case: Case) -> None:
 
 
 def _outcome(function: Any, inputs: list[Tensor], options: dict[str, Any], differentiated: bool) -> Any:
-    """Output and gradients, or the exception."""
+    """Return output and gradients, or the exception."""
     inputs = [x.detach().requires_grad_(differentiated) for x in inputs]
     try:
         output = function(*inputs, **options)
@@ -87,7 +87,7 @@ def _mask(case: Case, lead: tuple[int, ...], q: int, k: int, dtype: torch.dtype)
 
 
 def _spoil(case: Case, shapes: list[tuple[int, ...]], options: dict[str, Any]) -> None:
-    """Sometimes a wrong argument."""
+    """Sometimes make one argument invalid."""
     if not case.chance(0.25):
         return
     random = case.random

@@ -47,7 +47,7 @@ def run(case: Case) -> None:
 
 
 def in_child(work: Callable[[], None]) -> str:
-    """Run this in a forked process; return the error, or an empty string."""
+    """Run a function in a forked process; return the error, or an empty string."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

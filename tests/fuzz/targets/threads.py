@@ -1,4 +1,4 @@
-"""Several threads at once: each gets its own results, whatever the others do."""
+"""Concurrent threads: each gets its own results, whatever the others do."""
 
 import sys
 import threading
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import regard
 from tests.fuzz.case import Case, Failure, signature
 
-SECONDS = 0.7  # of each case
+SECONDS = 0.7  # per case
 
 
 def run(case: Case) -> None:
@@ -34,7 +34,7 @@ def run_concurrently(case: Case, works: list[Callable[[], None]], seconds: float
             problems.append(error)
 
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # threads take turns as often as possible, so races show
+    sys.setswitchinterval(1e-6)  # switch threads as often as possible, to expose races
     try:
         threads = [threading.Thread(target=repeat, args=(work,), daemon=True) for work in works]
         for thread in threads:
@@ -63,7 +63,7 @@ def expect(what: str, found: Tensor, wanted: Tensor) -> None:
 
 
 def operator(case: Case) -> None:
-    """Different masks of equal sizes, in small calls whose preparation is cached."""
+    """Call with different masks of equal sizes, in small calls whose preparation is cached."""
     tokens = case.random.choice((5, 30))
     count = case.random.choice((2, 3, 4))
     case.note(f"{count} threads, 2 × 2 × {tokens} × 8")
@@ -111,7 +111,7 @@ def _mask(case: Case, tokens: int) -> Any:
 
 
 def hooks(case: Case) -> None:
-    """One thread watches or patches; the others call plain torch modules."""
+    """Watch or patch in one thread; the others call plain torch modules."""
     torch.manual_seed(0)
     model = nn.MultiheadAttention(8, 2, batch_first=True).eval()
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()

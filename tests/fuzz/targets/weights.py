@@ -22,7 +22,7 @@ STRICT = 5e-6  # two reads of the same weights by the kernels
 
 
 class Reading(NamedTuple):
-    """Lazy weights, their dense matrix in float64, which keys are visible, and the allowed difference.
+    """Lazy weights, their dense matrix in float64, the visible keys, and the allowed difference.
 
     under: the context in which they are read.
     """
@@ -69,7 +69,7 @@ def run(case: Case) -> None:
 
 @contextlib.contextmanager
 def context(case: Case) -> Iterator[str]:
-    """A context around a read that must not change the result."""
+    """Return a context around a read that must not change the result."""
     name = case.random.choice(("nothing", "no_grad", "inference_mode", "autocast", "default dtype"))
     case.note(f"read under {name}")
     manager: Any = {
@@ -88,7 +88,7 @@ def context(case: Case) -> Iterator[str]:
 
 
 def _error(call: Call, name: str | None, exact: compare.Expected) -> float:
-    """How far two reads of one weight may differ: the kernels always round a row in the same way."""
+    """Return how far two reads of one weight may differ: the kernels always round a row in the same way."""
     largest = float(exact.weights.abs().max()) if exact.weights.numel() else 0.0
     kernels = (
         name in (None, "fused")
@@ -106,7 +106,7 @@ def _error(call: Call, name: str | None, exact: compare.Expected) -> float:
 
 
 def _rows_sum(call: Call, reading: Reading) -> None:
-    """Rows of normalizers that sum to one do so, however large the scores are."""
+    """Check that rows sum to one for normalizers that guarantee it, however large the scores are."""
     sums = call.normalize.startswith(("softmax", "temperature", "entmax", "sparsemax", "hard"))
     if not sums or call.normalize == "softmax1":
         return
@@ -140,7 +140,7 @@ def _agree(what: str, reading: Reading, found: Tensor, wanted: Tensor, times: fl
 
 
 def row(case: Case, reading: Reading) -> None:
-    """A single row equals that row of the full matrix."""
+    """Check that a single row equals that row of the full matrix."""
     queries = reading.dense.shape[-2]
     if queries:
         i = case.random.randrange(-queries, queries)
@@ -160,7 +160,7 @@ def _slice(case: Case, size: int) -> slice:
 
 
 def numbers(case: Case, reading: Reading) -> None:
-    """Fancy indices."""
+    """Check integer-array indices."""
     queries, keys = reading.dense.shape[-2:]
     if not reading.dense.numel():
         return
@@ -216,7 +216,7 @@ def pool(case: Case, reading: Reading) -> None:
     rows, columns = (case.random.choice((1, 2, 3, 8)) for _ in range(2))
     found = reading.weights.pool(rows, columns, within=within)
     rows, columns = min(rows, dense.shape[-2]), min(columns, dense.shape[-1])
-    if dense.shape[-2] % rows or dense.shape[-1] % columns:  # blocks as equal as can be: only check the mean
+    if dense.shape[-2] % rows or dense.shape[-1] % columns:  # blocks of unequal sizes: only check the mean
         if not bool(torch.isfinite(found).all()):
             raise Failure("pool() is not finite")
         return
@@ -244,7 +244,7 @@ def product(case: Case, reading: Reading) -> None:
 
 
 def smaller(case: Case, reading: Reading) -> None:
-    """The weights of some heads, of one sequence, and the mean over the heads."""
+    """Check the weights of some heads, of one sequence, and the mean over heads."""
     weights, dense = reading.weights, reading.dense
     if dense.dim() < 3:
         return
@@ -262,7 +262,7 @@ def smaller(case: Case, reading: Reading) -> None:
 
 
 def again(case: Case, reading: Reading) -> None:
-    """Copies: saved and loaded, pickled, detached, as an array."""
+    """Check copies: saved and loaded, pickled, detached, converted to an array."""
     weights = reading.weights
     match case.random.choice(("save", "pickle", "detach", "numpy", "text")):
         case "save":
@@ -297,7 +297,7 @@ READS: list[Callable[[Case, Reading], None]] = [
 
 
 def _change_inputs(case: Case, inputs: list[Tensor], reading: Reading) -> None:
-    """After a change in place, reads raise an error or return the old weights."""
+    """Change inputs in place; later reads raise an error or return the old weights."""
     x = inputs[case.random.randrange(2)]
     with torch.no_grad():
         x.mul_(-2).add_(1)

@@ -28,7 +28,7 @@ def attentions_of(output):
 
 
 def both(model, run):
-    """Return what a function returns while the model runs on eager attention, and on regard."""
+    """Return the results of a function when the model runs on eager attention, and on regard."""
     results = []
     for implementation in ("eager", "regard"):
         model.set_attn_implementation(implementation)
@@ -43,7 +43,7 @@ def test_outputs_and_weights_equal_eager_attention(name, side):
     model, inputs = hosts.make(name), hosts.batch(name, side)
     with torch.no_grad():
         theirs, ours = both(model, lambda: model(**inputs, output_attentions=True))
-    # outputs of padding do not matter
+    # ignore outputs at padding
     real = inputs["attention_mask"].bool() if name not in hosts.PAIRS else torch.ones(3, 5, dtype=torch.bool)
     torch.testing.assert_close(ours.logits[real], theirs.logits[real], atol=1e-4, rtol=1e-4)
     assert len(attentions_of(theirs)) == len(attentions_of(ours)) > 0
@@ -92,10 +92,10 @@ def test_weights_of_a_generation_survive_overwriting_a_static_cache():
 
 @looped("name", ["bert", "llama", "mistral", "gpt-oss", "gemma2", "t5"])
 def test_gradients_equal_eager_attention(name):
-    # eager attention computes softmax in float32: rows without keys, such as windows in padding, become NaN
+    # eager softmax is in float32: rows without visible keys, e.g. windows in padding, become NaN
     side = "none" if name in ("mistral", "gemma2") else "right"
     model, inputs = hosts.make(name), hosts.batch(name, side)
-    exact = name != "gpt-oss"  # whose experts do not support float64
+    exact = name != "gpt-oss"  # gpt-oss experts do not support float64
     model = model.double() if exact else model
     real = inputs["attention_mask"].bool() if name not in hosts.PAIRS else slice(None)
 
@@ -192,7 +192,7 @@ def test_enable_twice_and_disable():
         hosts.make("bert").set_attn_implementation("regard")
 
 
-# Models that rely on their masks only
+# Models whose `is_causal` flags do not replace the causal mask
 
 PAIR = {
     "d_model": 16, "encoder_layers": 1, "decoder_layers": 2,
@@ -324,7 +324,7 @@ def test_check_finds_a_wrong_output():
 
 
 def asked_by(model, *sizes, **options):
-    """The mask that a model gets: which one asks is read from the stack."""
+    """Return the mask for a model: hosted_mask finds the calling model on the stack."""
 
     def ask(self):
         return hosted_mask(*sizes, **options)
@@ -350,7 +350,7 @@ def test_masks_are_dense_if_no_flag_says_causal():
 def test_compact_masks_equal_the_dense_mask(seed):
     draw = np.random.default_rng(seed)
     b, h, q, k = draw.integers(1, 4, 4)
-    if seed % 2:  # intervals, some of them empty
+    if seed % 2:  # intervals, some empty
         start, stop = np.sort(draw.integers(0, k + 1, (2, b, h, q, 1)), 0)
         seen = torch.from_numpy((np.arange(k) >= start) & (np.arange(k) < stop))
     else:

@@ -1,4 +1,4 @@
-"""`generate` with an int8 cache equals `generate` with a cache of the dequantized keys and values."""
+"""`generate` with an int8 cache equals `generate` with a cache of dequantized keys and values."""
 
 import copy
 
@@ -22,7 +22,7 @@ def enabled(one_thread):
 
 
 def rounding_cache(model):
-    """Create a cache of floats that rounds new keys and values as int8 does."""
+    """Create a float cache that rounds new keys and values to int8 precision."""
     cache = transformers.DynamicCache(config=model.config)
     for layer in cache.layers:
         update = layer.update

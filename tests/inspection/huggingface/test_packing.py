@@ -1,4 +1,4 @@
-"""Packed Hugging Face models against the same models with padding."""
+"""Packed Hugging Face models compared with padded ones."""
 
 import copy
 import pickle
@@ -182,7 +182,7 @@ def test_watched_and_edited_models_run_with_padding():
 
 def test_models_that_fail_without_padding_are_refused():
     class Unpackable(transformers.BertModel):
-        """Fails if its layers get other shapes than (b, n, m)."""
+        """Fails if its layers receive shapes other than (b, n, m)."""
 
         def __init__(self, config):
             super().__init__(config)
@@ -252,7 +252,7 @@ def test_gradient_checkpointing_is_refused():
     with pytest.raises(ArgumentError, match="gradient checkpointing"):
         model(**inputs())
     model.eval()
-    model(**inputs())  # the state of the failed call is gone
+    model(**inputs())  # the failed call left no state
 
 
 def test_packing_inside_watch_is_refused():

@@ -66,17 +66,17 @@ def gradients(implementation: str, **options: Any) -> tuple[Tensor, ...]:
 
 
 def same(implementation: str, custom: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Outputs and gradients with a custom class are those of a built-in one."""
+    """Check that outputs and gradients with a custom class equal those of a built-in one."""
     pairs = zip(gradients(implementation, **custom), gradients("reference", **expected), strict=True)
     for actual, right in pairs:
         torch.testing.assert_close(actual, right, rtol=1e-5, atol=1e-5)
 
 
-Wrong = dict[str, tuple[type[RegardError], Any]]  # words of the message: the error and its cause
+Wrong = dict[str, tuple[type[RegardError], Any]]  # words of the message: error class and cause
 
 
 def refuses(implementation: str, error: type[RegardError], words: str, **options: Any) -> None:
-    """Both `attention` and `attend` raise this error with these words, with and without gradients."""
+    """Check that `attention` and `attend` raise this error with these words, with and without gradients."""
     with pytest.raises(error) as caught:
         run(implementation, **options)
     for word in words.split(" | "):
@@ -89,7 +89,7 @@ def refuses(implementation: str, error: type[RegardError], words: str, **options
 
 
 class Custom(Score):
-    """A score by any function of what `prepare` gets."""
+    """A score defined by a function of the arguments of `prepare`."""
 
     def __init__(self, prepare: Callable[[Tensor, Tensor], Any]) -> None:
         self.made = prepare
@@ -179,7 +179,7 @@ def test_subclasses_of_built_in_scores_are_checked(implementation):
 
 
 def test_a_score_in_bfloat16_does_not_corrupt_the_heap():
-    """In a subprocess: if accepted, the kernels would write float32 into a buffer of half the size."""
+    """Runs in a subprocess: if accepted, the kernels would write float32 into a buffer of half the size."""
     code = """
         import torch, regard
 
@@ -221,7 +221,7 @@ def test_replaced_parameters_of_a_built_in_score_are_checked(implementation):
 
 @every
 def test_valid_results_of_custom_scores_are_accepted(implementation):
-    """Biases with fewer axes, a shared query, a softcap without end, and whole families."""
+    """Covers biases with fewer axes, a shared query, an infinite softcap, and all families."""
     column, row = torch.randn(Q, 1), torch.randn(1, K)
     same(
         implementation,
@@ -246,7 +246,7 @@ def test_valid_results_of_custom_scores_are_accepted(implementation):
 
 @every
 def test_a_query_that_is_the_same_for_all_serves_all(implementation):
-    """Axes that come back with size 1 broadcast, and the output keeps its shape."""
+    """Axes returned with size 1 broadcast, and the output keeps its shape."""
     query, key, value = inputs()
     score = Custom(lambda q, k: Prepared(q.mean((0, 1, 2), keepdim=True), k))
     actual = regard.attention(query, key[:1], value[:1], score=score, implementation=implementation)
@@ -271,7 +271,7 @@ def test_scores_of_a_function_are_checked(implementation):
 
 
 class Ranges(Rule):
-    """A rule by any function of position and keys."""
+    """A rule defined by a function of position and keys."""
 
     def __init__(self, ranges: Callable[..., Any]) -> None:
         self.made = ranges
@@ -290,7 +290,7 @@ class Terms(Mask):
         return self.made(call_shape)
 
 
-# Each rule alone, combined, and inside documents: the mask, and the keys and queries it is for.
+# Each rule alone, combined, and inside documents: the mask, and the numbers of keys and queries.
 PLACES: dict[str, Callable[[Rule], Mask]] = {
     "alone": lambda rule: rule,
     "and": lambda rule: rule & Causal(),
@@ -349,7 +349,7 @@ def test_results_of_custom_rules_are_checked_when_drawn(words):
 
 
 def test_two_rows_for_many_queries_are_rejected():
-    """In a subprocess: if accepted, the kernels would read far out of bounds."""
+    """Runs in a subprocess: if accepted, the kernels would read far out of bounds."""
     code = """
         import torch, regard
 
@@ -390,7 +390,7 @@ def test_one_integer_applies_to_every_row(number, place, implementation):
 @every
 @looped("place", PLACES)
 def test_key_indices_far_outside_are_no_limit(place, implementation):
-    """Sums of them would leave int64, and a difference from the first key of a tile too."""
+    """Sums of such indices would overflow int64, as would differences from the first key of a tile."""
     for far in (2**31, 2**40, 2**62, 2**63 - 1):
         for low, high in ((-far - 1, far), (torch.tensor(-far - 1), torch.tensor(far))):
             same(
@@ -421,7 +421,7 @@ def test_built_in_rules_reach_as_far_as_they_say(far, implementation):
 
 
 def test_a_tile_of_keys_with_limits_far_outside():
-    """Lazy weights read tiles that begin at a later key."""
+    """Lazy weights read tiles that start at a later key."""
     tensors = inputs()
     near = regard.attend(*tensors)[1]
     for far in (2**62, 2**63 - 1):
@@ -490,7 +490,7 @@ def test_subclasses_of_built_in_masks_are_checked(implementation):
 
 @every
 def test_custom_rules_may_change_after_the_call(implementation):
-    """The mask of a call is that of its forward pass, in backward too."""
+    """Backward uses the mask of the forward pass."""
     stop = torch.tensor([[1], [2], [3], [4], [5]])
     rule = Ranges(lambda position, keys: (None, stop))
     tensors = inputs(requires_grad=True)
@@ -631,14 +631,14 @@ def test_valid_results_of_custom_normalizers_are_accepted(parts, expected, imple
 
 @every
 def test_the_last_rows_of_a_causal_mask_are_tried(implementation):
-    """The first row sees one key, which has weight one even with a wrong τ."""
+    """The first row sees one key, whose weight is one even if τ is wrong."""
     normalize = Own(tau=lambda scores: scores.amax(-1, keepdim=True))
     refuses(implementation, ArgumentError, "sums_to_one", normalize=normalize, mask=Causal(align="start"))
 
 
 @every
 def test_a_subclass_of_softmax1_is_itself(implementation):
-    """It is a custom normalizer: what it overrides counts."""
+    """It is a custom normalizer, so its overridden methods are used."""
 
     class Colder(Softmax1):
         def tau(self, scores: Tensor) -> Tensor:
@@ -664,12 +664,12 @@ def test_results_of_custom_sinks_are_checked(implementation):
     refuses(implementation, DTypeError, "Other | Parameter | normalizer", normalize=Other(6))
 
 
-# What the checks are for
+# Layout of a prepared call
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_problem_tensors_have_one_layout(dtype):
-    """Every tensor of a problem has the dtype, the axes and the sizes that the kernels assume."""
+    """Every tensor in a problem has the dtype, the axes and the sizes that the kernels assume."""
     from regard.mechanism.call.arguments import Call, Layout, prepare
 
     query, key, value = (x.to(dtype) for x in inputs())

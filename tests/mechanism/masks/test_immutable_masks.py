@@ -1,4 +1,4 @@
-"""Masks are values: nothing that happens after one was made changes what it, or a call with it, computes."""
+"""Masks are immutable: no later change affects a mask or a call that used it."""
 
 import copy
 import pickle
@@ -48,7 +48,7 @@ def change_inference_tensor(lengths: Tensor) -> None:
     lengths.copy_(torch.tensor(AFTER))
 
 
-# Lengths, and how they are changed after a mask was created from them.
+# Lengths, and ways to change them after a mask was created from them.
 SOURCES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "tensor": (lambda: torch.tensor(BEFORE), lambda x: x.copy_(torch.tensor(AFTER))),
     # `.data` shares memory, and torch does not count its changes
@@ -236,7 +236,7 @@ def test_copies_are_equal(kind, copied):
     assert torch.equal(output(copied(mask)), output(mask))
 
 
-# What calls remember
+# Caching
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ def test_large_masks_and_long_calls_are_not_remembered(forgotten):
 
 
 def test_a_custom_rule_inside_documents_may_change(forgotten):
-    """It is not remembered: the next call sees what it is then, and backward what it was."""
+    """It is not cached: the next call sees its new state, and backward its old one."""
 
     class Last(Rule):
         keys = 1

@@ -23,7 +23,7 @@ from tests.recorder import Largest
 
 
 def by_definition(mask: Any, queries: int, keys: int, lead: Sequence[int] = ()) -> Tensor:
-    """The mask by its definition, pair by pair."""
+    """Evaluate the definition of the mask, pair by pair."""
     dense = torch.zeros(*lead, queries, keys, dtype=torch.bool)
     for *at, i, j in torch.cartesian_prod(*(torch.arange(n) for n in dense.shape)).tolist():
         dense[(*at, i, j)] = naive.sees(mask, tuple(at), i, j, queries, keys)
@@ -31,13 +31,13 @@ def by_definition(mask: Any, queries: int, keys: int, lead: Sequence[int] = ()) 
 
 
 def looked(mask: Mask | Tensor, queries: int, keys: int, lead: Sequence[int] = ()) -> Tensor:
-    """The keys that the operator uses: with equal scores, exactly the visible keys have weight."""
+    """Return the keys that the operator uses: with equal scores, exactly the visible keys have weight."""
     query, key = torch.zeros(*lead, queries, 2), torch.zeros(*lead, keys, 2)
     return regard.attend(query, key, key, mask=mask)[1].dense() != 0
 
 
 def check(mask: Mask, expected: Tensor) -> None:
-    """The dense form of the mask and its effect in the operator are as expected."""
+    """Check the dense form of the mask and its effect in the operator."""
     *lead, queries, keys = expected.shape
     dense = mask.dense(queries, keys, lead)
     assert dense.dtype is torch.bool
@@ -46,7 +46,7 @@ def check(mask: Mask, expected: Tensor) -> None:
     assert torch.equal(seen, expected), f"{mask!r}: operator sees\n{seen}\nnot\n{expected}"
 
 
-# Each mask, and combinations, by definition
+# Masks and combinations
 
 
 @st.composite
@@ -67,9 +67,9 @@ def rules(draw: st.DrawFn, align: str) -> Rule:
 
 @st.composite
 def masks(draw: st.DrawFn) -> tuple[Mask, tuple[int, ...]]:
-    """A nested mask, and the shape (lead, queries, keys) that it is for."""
+    """Draw a nested mask, and its shape (lead, queries, keys)."""
     align, lead = draw(st.sampled_from(["end", "start"])), draw(st.sampled_from([(), (2,), (2, 3)]))
-    parts = draw(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=4))  # of documents
+    parts = draw(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=4))  # document lengths
     queries, keys = sum(q for q, _ in parts), sum(k for _, k in parts)
 
     def leaf() -> Any:
@@ -170,7 +170,7 @@ def test_boolean_tensors_broadcast(shape):
 
 
 def test_the_checker_can_fail():
-    """A window with one key too many, and a rule with the wrong alignment."""
+    """The checker detects a window with one key too many and a rule with the wrong alignment."""
     for wrong, right in ((Window(4), Window(3)), (Causal(align="start"), Causal())):
         with pytest.raises(AssertionError, match="says"):
             check(wrong, by_definition(right, 3, 5))
@@ -195,10 +195,10 @@ def test_tensors_combine_from_either_side():
 
 @pytest.mark.parametrize("implementation", ["reference", "tiled", "fused"])
 def test_streaming_sinks_are_two_intervals(implementation):
-    """The first keys and the near ones, with a gap between them: StreamingLLM's mask."""
+    """StreamingLLM's mask: the first keys and the recent ones, with a gap between them."""
     mask = Causal() & (Window(3) | Padding(2))
     expected = by_definition(mask, 12, 12)
-    assert (~expected[9, 2:7]).all()  # there is a gap
+    assert (~expected[9, 2:7]).all()  # the gap
     query, key, value = torch.randn(3, 2, 12, 5).unbind()
     torch.testing.assert_close(
         regard.attention(query, key, value, mask=mask, implementation=implementation),
@@ -274,7 +274,7 @@ def test_how_other_masks_are_written():
 
 
 def block_picture(dense: Tensor, rows: int, columns: int) -> str:
-    """Blocks of equal size: all, some or none of their pairs visible."""
+    """Return a picture of equal blocks with all, some or none of their pairs visible."""
     q, k = dense.shape
     share = dense.reshape(rows, q // rows, columns, k // columns).float().mean((1, 3))
     return "\n".join("".join("■" if x == 1 else "▪" if x > 0 else "·" for x in row) for row in share.tolist())
@@ -350,11 +350,11 @@ def test_a_combination_is_drawn_at_the_size_of_the_part_that_has_one(mask, expec
     ids=["print documents", "draw causal", "draw sinks"],
 )
 def test_drawing_a_large_mask_needs_no_dense_mask(draw):
-    """65,536 packed tokens would be 4 GB of pairs; a drawing has 2048 cells."""
+    """65,536 packed tokens would take 4 GB of pairs; a drawing has 2048 cells."""
     with Largest() as largest:
         lines = draw().split("\n")
     assert largest.elements <= 4096**2 / 16
-    assert len(lines) >= 32  # and it is drawn
+    assert len(lines) >= 32  # something is drawn
 
 
 # Values
@@ -415,7 +415,7 @@ def test_lengths_on_the_calls_device_need_no_value():
     assert repr(Padding(lengths)) == "Padding(<2 lengths>)"
 
 
-# Keys outside the interval are skipped
+# Skipped keys
 
 
 def prepared(mask: Mask | None, queries: int, keys: int) -> Problem:
@@ -425,7 +425,7 @@ def prepared(mask: Mask | None, queries: int, keys: int) -> Problem:
 
 
 def tile_area(mask: Mask | None, queries: int, keys: int, budget: int = 2**20) -> int:
-    """The number of pairs in the tiles of a call."""
+    """Return the number of pairs in the tiles of a call."""
     return sum(
         len(range(*at.rows.indices(queries))) * len(range(*at.keys.indices(keys)))
         for at in tiles(prepared(mask, queries, keys), budget)
@@ -460,7 +460,7 @@ def test_tiles_hold_every_pair_in_sight(drawn, budget):
         return
     covered = torch.zeros(queries, keys, dtype=torch.bool)
     for at in tiles(prepared(mask, queries, keys), budget):
-        assert not covered[at.rows].any()  # every row is in one tile
+        assert not covered[at.rows].any()  # every row is in exactly one tile
         covered[at.rows, at.keys] = True
     assert covered[mask.dense(queries, keys)].all()
 
@@ -468,7 +468,7 @@ def test_tiles_hold_every_pair_in_sight(drawn, budget):
 @pytest.mark.parametrize("tile", [1, 7, 20, 40, 60, 90])
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_sequences_of_one_tile_may_see_different_keys(side, tile, monkeypatch):
-    """A tile has the keys that any of its sequences sees; each sequence still sees its own."""
+    """A tile covers the union of its sequences' keys, but each sequence attends only to its own."""
     monkeypatch.setattr(tiled, "TILE", tile)
     lengths = [1, 9, 4, 0, 7, 2]
     padding = Padding(lengths, side=side)

@@ -1,4 +1,4 @@
-"""Calls of `attend` for the tests of lazy weights, with their scores and weights by the formulas."""
+"""Calls of `attend` for the tests of lazy weights, with scores and weights computed from the formulas."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ import regard
 from tests import naive
 from tests.cases import Case, Shape, looped
 
-B, G, Q, K, D, E = 2, 3, 5, 7, 11, 13  # the sizes of the shape "heads"
+B, G, Q, K, D, E = 2, 3, 5, 7, 11, 13  # sizes of the shape "heads"
 
 
 def randn(*shape: int) -> Tensor:
@@ -22,7 +22,7 @@ def randn(*shape: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `attend`: a case of the table in a dtype, with dropout and an implementation."""
+    """A call of `attend`: a case from the table in a dtype, with dropout and an implementation."""
 
     case: Case = Case()  # noqa: RUF009 (it is frozen)
     dtype: torch.dtype = torch.float64
@@ -48,12 +48,12 @@ class Call:
         return regard.attend(*self.inputs(), **self.options())
 
     def weights(self) -> regard.Weights:
-        """Without gradients, even if the case has parameters."""
+        """Return the weights, computed without gradients."""
         return self.attend()[1].detach()
 
     @functools.cache  # noqa: B019 (there are few of them)
     def formulas(self) -> tuple[Tensor, Tensor]:
-        """Scores and weights, pair by pair, in float64."""
+        """Return scores and weights, pair by pair, in float64."""
         options = self.case.options(self.dtype)
         weights = naive.attention(*self.inputs(), **options)[1]
         options.pop("normalize")
@@ -77,7 +77,7 @@ FEW = [
 ]
 FEW = [
     *(Call(case) for case in FEW),
-    *(Call(case, torch.float32) for case in (*FEW[1:4], FEW[-1])),  # by the kernels
+    *(Call(case, torch.float32) for case in (*FEW[1:4], FEW[-1])),  # on the kernels
     Call(Case(mask="causal"), torch.bfloat16),
 ]
 few = looped("call", FEW, ids=str)
@@ -85,19 +85,19 @@ many_tiles = pytest.mark.usefixtures("tile")
 
 
 def attend(*names: str, **changes: Any) -> regard.Weights:
-    """The weights of a case by its names: attend("grouped", mask="causal")."""
+    """Return the weights of a case by its names: attend("grouped", mask="causal")."""
     return Call(Case(*names, **changes)).weights()
 
 
 def close(actual: Tensor, expected: Tensor, dtype: torch.dtype = torch.float64) -> None:
-    """Equal shape and value, up to rounding in float64 or float32."""
+    """Check equal shape and values, up to rounding in float64 or float32."""
     precision = 1e-10 if dtype is torch.float64 else 2e-5
     assert actual.shape == expected.shape
     torch.testing.assert_close(actual.to(expected), expected, rtol=precision, atol=precision)
 
 
 def same(actual: regard.Weights, weights: regard.Weights) -> None:
-    """Bitwise equal if the kernels run; torch's matmul rounds depending on the alignment of operands."""
+    """Check bitwise equality if the kernels run; torch's matmul rounding depends on operand alignment."""
     actual, weights = actual.detach(), weights.detach()
     within = 0.0 if weights.compute_tau() else 16 * torch.finfo(weights.dtype).eps
     torch.testing.assert_close(actual.dense(), weights.dense(), rtol=within, atol=within)
@@ -109,10 +109,10 @@ def entropy(dense: Tensor) -> Tensor:
 
 
 def pooled(dense: Tensor, rows: int, columns: int) -> Tensor:
-    """The mean of each block; block sizes differ by at most one."""
+    """Return the mean of each block; block sizes differ by at most one."""
 
     def means(size: int, parts: int) -> Tensor:
-        """The matrix (parts, size) that averages consecutive tokens."""
+        """Return the matrix (parts, size) that averages consecutive tokens."""
         block = ((torch.arange(size) + 1) * min(parts, size) - 1) // size
         blocks = torch.nn.functional.one_hot(block).mT.to(dense)
         return blocks / blocks.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Saved, copied and pickled lazy weights: they are restored bit for bit, and no damaged file is accepted."""
+"""Saved, copied and pickled lazy weights are restored bit for bit; corrupted files are rejected."""
 
 import copy
 import json
@@ -67,7 +67,7 @@ def test_loaded_weights_have_the_same_repr(tmp_path):
 
 
 def test_self_attention_with_a_plain_dot_can_be_saved(tmp_path):
-    x = randn(Q, D)  # query and key are one tensor
+    x = randn(Q, D)  # query and key are the same tensor
     weights = regard.attend(x, x, x, score=regard.Dot())[1]
     same(regard.Weights.load(weights.save(tmp_path / "weights")), weights)
 
@@ -168,7 +168,7 @@ def test_other_safetensors_files_are_rejected(tmp_path):
 
 
 def metadata_of(path: Path) -> dict[str, Any]:
-    """The metadata of a saved file."""
+    """Return the metadata of a saved file."""
     content = path.read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return json.loads(header["__metadata__"]["regard"])
@@ -211,7 +211,7 @@ INVALID_METADATA: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def assert_rejected(metadata: Any, tensors: dict[str, Tensor], path: Path) -> None:
-    """The file is rejected for a reason other than its checksum."""
+    """Check that the file is rejected for a reason other than its checksum."""
     sign_and_save(metadata, tensors, path)
     with pytest.raises(regard.ArgumentError) as refused:
         regard.Weights.load(path)
@@ -298,4 +298,4 @@ def test_no_flipped_bit_of_a_file_goes_unnoticed(tmp_path: Path) -> None:
             again = regard.Weights.load(tmp_path / "damaged")
         except regard.ArgumentError:
             continue
-        assert torch.equal(again.dense(), weights.dense())  # white space of the header
+        assert torch.equal(again.dense(), weights.dense())  # the changed byte is white space in the header

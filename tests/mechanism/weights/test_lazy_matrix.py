@@ -22,7 +22,7 @@ D = 64
 
 
 def near_ties(heads: int, groups: int, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query and key whose scores are near 9e4 and differ by about 1, so rounding is visible."""
+    """Return query and key whose scores are near 9e4 and differ by about 1, so rounding is visible."""
     generator = torch.Generator().manual_seed(heads + groups + queries + keys)
 
     def randn(*shape: int) -> Tensor:
@@ -49,7 +49,7 @@ SUM_TO_ONE = {repr(n): n for n in (*NORMALIZERS[:1], *NORMALIZERS[2:], regard.En
 
 
 def attend(size: str, **options: Any) -> tuple[Weights, Tensor]:
-    """Lazy weights with scores near 9e4, and the dense matrix."""
+    """Return lazy weights with scores near 9e4, and the dense matrix."""
     _, weights = regard.attend(*near_ties(*WHOLES[size]), **options)
     return weights, weights.dense()
 
@@ -92,7 +92,7 @@ def test_a_row_is_the_same_in_every_part(size: str, mask: Any, normalize: regard
     assert torch.allclose(weights @ torch.eye(keys), dense, rtol=2e-6, atol=1e-8)
 
 
-# any two of shape, score, normalizer, mask and bias, and what the kernel of a single query takes
+# cases that the single-query kernel supports
 SINGLE = cases.product(
     ["one query"],
     ["dot", "scale"],
@@ -101,7 +101,7 @@ SINGLE = cases.product(
     ["no bias"],
     cases.Shape((2, 3, 1, 16), (2, 3, 40, 16), (2, 3, 40, 16)),
 )
-# the kernels read bit for bit; torch's matmul rounds a row by its position
+# kernel reads are bitwise equal; torch's matmul rounds a row depending on its position
 NAMES = ["fused", "reference", "tiled"] if fused.available() else ["reference", "tiled"]
 READ_ALONE = [(case, name) for case in cases.TABLE for name in NAMES]
 
@@ -176,12 +176,12 @@ def test_a_part_costs_no_more_than_its_pairs(implementation: str, monkeypatch: p
     assert seen == [20]
 
 
-# How often the kernels run
+# Number of kernel launches
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kernels that ran, in order."""
+    """Record the kernels that ran, in order."""
     names: list[str] = []
     run, forward = fused.Encoded.run, fused.Prepared.forward
 
@@ -267,7 +267,7 @@ def test_a_wrong_tau_in_a_file_does_no_harm(tmp_path: Any) -> None:
 
 @kernels
 def test_tau_computed_by_torch_is_not_used_with_kernels(launches: list[str]) -> None:
-    """A NaN in some rows: torch computes the output, and the kernels read the other rows."""
+    """Some rows contain NaN: torch computes the output, and the kernels read the other rows."""
     x = torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0))
     key = x.clone()
     key[:, 20] = torch.nan

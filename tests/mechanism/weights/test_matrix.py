@@ -1,4 +1,4 @@
-"""Lazy weights: every part equals that part of the dense matrix that the operator used."""
+"""Every part of lazy weights equals the same part of the dense matrix."""
 
 import functools
 import math
@@ -75,7 +75,7 @@ OF_HEADS = {
 
 
 def looks(call: Call) -> dict[str, Any]:
-    """The reads that this call supports; the largest of equal or masked weights are checked by check_top."""
+    """Return the reads that this call supports; check_top tests the largest weights where some are equal."""
     several = call.lead and call.lead[-1] > 1
     return {name: look for name, look in {**LOOKS, **(OF_HEADS if several else {})}.items() if name != "top"}
 
@@ -103,7 +103,7 @@ def test_weights_times_value_is_the_output(call):
     output, weights = call.attend()
     value = naive.repeated(call.inputs()[2], call.case.shapes.heads)
     torch.testing.assert_close((weights @ value).to(output.dtype), output)
-    torch.testing.assert_close((weights @ call.inputs()[2]).to(output.dtype), output)  # of key heads
+    torch.testing.assert_close((weights @ call.inputs()[2]).to(output.dtype), output)  # key heads
 
 
 @pytest.mark.sampled(2)
@@ -170,7 +170,7 @@ LAZY: dict[str, Callable[[], regard.Weights]] = {
 
 @st.composite
 def indices(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
-    """Indices for a tensor of this shape, sometimes out of range."""
+    """Draw indices for a tensor of this shape, sometimes out of range."""
     kinds = ["number", "slice", "slice"]
     if draw(st.booleans()):
         kinds += ["list", "tensor", "array", "mask", "none"]
@@ -315,12 +315,12 @@ def test_one_sequence_of_a_batch_equals_the_dense_one(call):
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_one_sequence_or_head_does_not_keep_the_others_alive(joined):
-    """Also if query and key are views of one tensor."""
+    """Query and key may be views of one tensor."""
     x = torch.randn(11, 3, 50, 14)
     query, key = (x[..., :7], x[..., 7:]) if joined else (x, x)
     weights = regard.attend(query, key, key, mask=regard.Padding(torch.arange(11) + 20))[1]
     for one, parts in ((weights.batch(1), 11), (weights.heads(1), 3), (weights.heads(1).batch(1), 33)):
-        # a head copies query and key, which may have shared memory
+        # one head copies query and key, which may have shared memory
         assert one.held <= 2 * weights.held / parts + 8 * 11
         assert len(pickle.dumps(one)) <= 2 * weights.held / parts + 4000
     assert weights.batch(1).held <= weights.held / 11
@@ -375,7 +375,7 @@ def test_a_mean_is_taken_once_and_over_the_heads():
 
 
 def check_top(top: regard.TopK, dense: Tensor) -> None:
-    """Each row has the largest weights in order and their keys, as in `torch.topk`; ties in any order."""
+    """Check that each row has its largest weights in order, with their keys; ties may be in any order."""
     values, keys = top
     assert values.dtype == dense.dtype
     assert keys.dtype is torch.long
@@ -476,7 +476,7 @@ def test_pool_of_a_part_of_some_heads(heads):
 )
 @looped("heads", [lambda w: w, lambda w: w.mean("heads")])
 def test_pool_of_wide_bands(dtype, options, heads):
-    """Blocks of many rows are summed without materializing their weights."""
+    """Blocks of many rows are summed without creating their weights."""
     query, key = randn(B, 4, 131, D).to(dtype), randn(B, 2, 157, D).to(dtype)
     weights = heads(regard.attend(query, key, key, **options)[1])
     dense = weights.dense().double()
@@ -495,7 +495,7 @@ def test_pool_of_an_empty_part_is_empty():
 
 
 def test_pool_of_a_part_next_to_a_broken_key():
-    """A row that sees a NaN is NaN everywhere, even in parts without that key."""
+    """A row that sees a NaN is NaN everywhere, even in parts that exclude that key."""
     query, key = randn(Q, D).float(), randn(K, D).float()
     key[0] = math.nan
     weights = regard.attend(query, key, key, mask=regard.Causal())[1]
@@ -610,7 +610,7 @@ DIFFERENTIABLE = [
 
 
 def with_gradients(case: Case) -> tuple[regard.Weights, Tensor, Tensor, Tensor]:
-    """Weights with differentiable query and key, and their dense formula."""
+    """Return weights with differentiable query and key, and their dense formula."""
     query, key, value = case.tensors(requires_grad=True)
     options = case.options()
     weights = regard.attend(query, key, value, **options)[1]
@@ -724,7 +724,7 @@ def test_empty_batches_work():
     assert weights.received().shape == (0, G, K)
 
 
-@looped("dtype", [torch.float32, torch.float64])  # by the kernels, and by tiles
+@looped("dtype", [torch.float32, torch.float64])  # on the kernels, and on tiles
 @looped(
     "normalize",
     [regard.Softmax(2.0), regard.Softmax1(), regard.Sparsemax(), regard.Entmax15(), regard.Sigmoid()],

@@ -1,4 +1,4 @@
-"""Rollout with vectors equals the product of the layers' matrices (Abnar & Zuidema 2020, eq. 1)."""
+"""Rollout of vectors equals the product of the layers' matrices (Abnar & Zuidema 2020, eq. 1)."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ NORMALIZERS = [regard.Softmax(), regard.Entmax15(), regard.Softmax1(), regard.Si
 
 
 def layers(lead: tuple[int, ...], count: int = 4, dtype: torch.dtype = torch.float64) -> list[regard.Weights]:
-    """Layers that differ: masked or not, and normalized in several ways."""
+    """Return layers with different masks and normalizers."""
     generator = torch.Generator().manual_seed(0)
     made = []
     for number in range(count):
@@ -28,7 +28,7 @@ def layers(lead: tuple[int, ...], count: int = 4, dtype: torch.dtype = torch.flo
 
 
 def product(stack: list[regard.Weights], residual: float = 0.5) -> Tensor:
-    """The last layer's matrix times … times the first's, each mixed with the identity."""
+    """Return the last layer's matrix times … times the first's, each mixed with the identity."""
     whole = torch.eye(N, dtype=torch.float64)
     for weights in stack:
         dense = weights.dense().double()
@@ -83,7 +83,7 @@ def test_row_sums_of_one_are_preserved():
     stack = [regard.attend(x, x, x, mask=regard.Causal(), normalize=regard.Sparsemax())[1]] * 5
     actual = regard.rollout(stack, range(N))
     torch.testing.assert_close(actual.sum(-1), torch.ones(N, dtype=torch.float64))
-    assert actual.triu(1).count_nonzero() == 0  # causal in every layer, causal in all
+    assert actual.triu(1).count_nonzero() == 0  # a product of causal layers is causal
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

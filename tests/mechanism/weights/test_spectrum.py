@@ -44,10 +44,10 @@ def test_the_leading_values_equal_those_of_the_dense_matrix(case):
         torch.testing.assert_close(S, expected, rtol=2e-3, atol=1e-5)
         assert U.shape == (*weights.shape[:-1], k)
         assert V.shape == (*weights.shape[:-2], K, k)
-        for vectors in (U, V):  # orthonormal, up to the vectors of zeros
+        for vectors in (U, V):  # orthonormal, except for zero vectors
             eye = torch.eye(k, dtype=S.dtype).expand(*S.shape, k)
             torch.testing.assert_close(vectors.mT @ vectors, eye, rtol=0, atol=1e-4)
-        # the definition: W V = U S
+        # definition: W V = U S
         torch.testing.assert_close(dense @ V, U * S[..., None, :], rtol=0, atol=0.02)
 
 

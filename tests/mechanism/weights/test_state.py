@@ -1,4 +1,4 @@
-"""Lazy weights notice changed inputs, hold no more than they need, and do not depend on torch's modes."""
+"""Lazy weights detect changed inputs, hold only the memory they need, and do not depend on torch's modes."""
 
 import contextlib
 import copy
@@ -178,7 +178,7 @@ class Node(torch.autograd.Function):
 
 
 class Mark:
-    """An object that is watched."""
+    """An object whose lifetime is observed."""
 
 
 def test_weights_release_value_and_its_graph() -> None:
@@ -198,7 +198,7 @@ def test_weights_release_value_and_its_graph() -> None:
 
 
 def storages() -> dict[int, int]:
-    """The sizes of the tensors that are alive, except those that were frozen."""
+    """Return the sizes of live tensors, excluding frozen ones."""
     gc.collect()
     tensors = (x for x in gc.get_objects() if type(x) is Tensor and x.layout is torch.strided)
     found = (tensor.untyped_storage() for tensor in tensors)
@@ -206,7 +206,7 @@ def storages() -> dict[int, int]:
 
 
 def test_held_counts_all_memory_kept_alive() -> None:
-    """When everything else is deleted, the remaining tensors are those that `held` counts."""
+    """After everything else is deleted, `held` counts exactly the remaining tensors."""
     for way, dtype in itertools.product(WAYS, (torch.float32, torch.bfloat16)):
         x = torch.randn(2, 3, 5, 8, dtype=dtype)
         regard.attend(x, x, x, **WAYS[way])[1].topk(1)  # fill the caches
@@ -314,7 +314,7 @@ def test_results_do_not_depend_on_the_grad_mode_of_the_read(options: str, mode: 
     for name, seen in inside.items():
         assert (seen.dtype, seen.device) == (expected[name].dtype, expected[name].device), name
         assert torch.equal(seen, expected[name]), name
-    assert torch.equal(weights.dense(), expected["dense"])  # nor on the mode of an earlier read
+    assert torch.equal(weights.dense(), expected["dense"])  # independent of an earlier read's mode
 
 
 @looped("options", READ)
@@ -345,7 +345,7 @@ def test_a_first_read_in_another_mode_keeps_the_graph(implementation: str | None
 
 
 def test_inputs_modified_before_the_first_read_are_detected() -> None:
-    """On the fast path, where nothing has been prepared yet."""
+    """Covers the fast path, where nothing has been prepared yet."""
     for name in ("query", "key"):
         tensors = {name: torch.randn(2, 3, 5, 8) for name in ("query", "key", "value")}
         weights = regard.attend(**tensors)[1]

@@ -1,4 +1,4 @@
-"""Lazy weights agree with the dense tensor where values are equal, axes are missing or NumPy takes part."""
+"""Lazy weights match the dense tensor for equal values, missing axes and NumPy operands."""
 
 import copy
 

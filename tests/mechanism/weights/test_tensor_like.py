@@ -1,4 +1,4 @@
-"""Lazy weights in code written for tensors: equal to the dense result, and lazy wherever that is possible."""
+"""Lazy weights in code written for tensors: equal to the dense result, and lazy wherever possible."""
 
 import copy
 import math
@@ -61,7 +61,7 @@ def same(actual: Any, expected: Any) -> None:
         assert actual == expected
 
 
-# Answers without the dense matrix
+# Operations without the dense matrix
 
 ROWS, COLUMNS = randn(4, Q), randn(K, 4)
 
@@ -186,7 +186,7 @@ def test_the_mean_over_heads_stays_lazy():
         same(mean, weights.dense().mean(1))
 
 
-# Everything else on the dense matrix
+# Operations on the dense matrix
 
 DENSE: dict[str, Callable[[Any], Any]] = {
     "arithmetic": lambda w: 2 * w - w / 3 + w**2 - (1 - w) // 0.3 + abs(-w),
@@ -251,7 +251,7 @@ def test_gradients_pass_through_the_dense_matrix():
         same(actual, expected)
 
 
-# Too large
+# Size limits
 
 
 @pytest.fixture(scope="module")
@@ -293,7 +293,7 @@ def test_long_weights_are_reduced_in_linear_memory(long):
     assert (long.topk(2, dim=-2).indices[:, 7] - 7).abs().max() < 300
 
 
-# What a lazy matrix cannot do
+# Unsupported operations
 
 
 @looped(

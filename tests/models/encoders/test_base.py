@@ -262,7 +262,7 @@ def test_invalid_nearest_arguments(encoder):
 
 
 def dense(encoder: Letters, sentence: str) -> Tensor:
-    """The weights of all attention layers: (layers, h, n, n)."""
+    """Return the weights of all attention layers: (layers, h, n, n)."""
     with regard.watch(encoder) as seen, torch.no_grad():
         list(encoder.eval().token_vectors([sentence]))
     return torch.stack([weights.dense()[0] for weights in seen.values()])

@@ -50,7 +50,7 @@ def test_packed_and_padded_and_single_sentences_agree() -> None:
 def test_loss_reaches_every_parameter_and_never_masks_special_tokens() -> None:
     encoder = make()
     torch.manual_seed(1)
-    for _ in range(8):  # each call masks other tokens; some parameters get no gradient at first
+    for _ in range(8):  # each call masks different tokens; some parameters get no gradient at first
         encoder.loss(TEXT * 4).backward()
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None, name

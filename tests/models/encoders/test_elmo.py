@@ -32,7 +32,7 @@ def make(width: int = 5, layers: int = 2, dropout: float = 0.0) -> ElmoEncoder:
 
 
 def senses() -> tuple[list[str], list[str]]:
-    """Sentences about barking dogs, and sentences about the bark of trees."""
+    """Return sentences about barking dogs, and sentences about the bark of trees."""
     chance = random.Random(0)
     animals = product(["dogs", "foxes", "wolves"], ["bark", "growl", "howl"], ["cats", "people", "thieves"])
     plants = product(["rough", "brown", "old"], ["bark", "wood", "leaves"], ["oak", "pine", "birch"])
@@ -249,7 +249,7 @@ def test_saved_encoder_gives_the_same_vectors(tmp_path):
 
 
 def rewritten(path: Path, change) -> None:
-    """Change the parameters and metadata of a file in place."""
+    """Change parameters and metadata in a file."""
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no mapping)
         metadata = file.metadata()

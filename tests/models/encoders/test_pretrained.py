@@ -53,7 +53,7 @@ WIDTH, LAYERS, HEADS, HIDDEN, POSITIONS = 14, 3, 2, 23, 41
 
 
 def word_pieces(folder: Path) -> None:
-    """BERT's tokenizer.json, with padding and truncation."""
+    """Return BERT's tokenizer.json, with padding and truncation."""
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
     tokenizer = tokenizers.BertWordPieceTokenizer(str(folder / "vocab.txt"))
     tokenizer.enable_truncation(7)
@@ -100,14 +100,14 @@ def theirs(kind: str, folder: Path, **changes: Any) -> Any:
     torch.manual_seed(5)
     model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**options)).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # biases and norms too
+        for parameter in model.parameters():  # including biases and norms
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     return model
 
 
 def named(kind: str = "bert", prefix: str = "") -> dict[str, torch.Tensor]:
-    """The tensors of a small BERT, with Hugging Face's names."""
+    """Return the tensors of a small BERT under Hugging Face's names."""
     generator = torch.Generator().manual_seed(3)
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (len(VOCABULARY), WIDTH),
@@ -160,7 +160,7 @@ def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
 
 
 def agree(encoder: PretrainedEncoder, model: Any, sentences: list[str] = SENTENCES) -> None:
-    """Compare hidden states and attentions of every layer, for single sentences and packed."""
+    """Compare hidden states and attentions in every layer, for single and packed sentences."""
     pieces = encoder.tokenizer.ids(sentences)
     packed = Packed.of(pieces)
     with torch.no_grad():
@@ -214,7 +214,7 @@ def test_padded_equals_packed(folder):
     ("kind", "head"), [("bert", "cls"), ("roberta", "lm_head"), ("distilbert", "qa_outputs")]
 )
 def test_encoder_inside_a_larger_model(kind, head, tmp_path):
-    """With a prefix and task heads."""
+    """The parameters have a prefix, and there are task heads."""
     model = theirs(kind, tmp_path)
     inside = {f"{kind}.{name}": x for name, x in load_file(tmp_path / "model.safetensors").items()}
     save_file({**inside, f"{head}.weight": torch.ones(3, 5)}, tmp_path / "model.safetensors")
@@ -284,7 +284,6 @@ def test_word_vectors_are_means_of_subwords(folder):
 
 
 def test_sentence_does_not_depend_on_the_batch(folder, monkeypatch):
-    """Vectors do not depend on how sentences are batched."""
     encoder = load_encoder(folder)
     at_once = encoder.embed(SENTENCES[:3] * 3)
     monkeypatch.setattr("regard.models.encoders.pretrained.BATCH_TOKENS", 11)
@@ -454,7 +453,7 @@ def test_sentence_without_words_is_rejected(sentence, folder):
         load_encoder(folder).embed(sentence)
 
 
-# What a folder can do wrong
+# Invalid folders
 
 
 def test_missing_folder(tmp_path):

@@ -50,7 +50,7 @@ def test_unknown_words_have_a_vector_but_cannot_be_queried(encoder):
 
 def test_nearest_in_the_vocabulary_or_in_sentences(encoder):
     actual = encoder.nearest("dogs", k=100)
-    assert sorted(each.word for each in actual) == ["Paris", "bark", "trees"]  # not itself, no punctuation
+    assert sorted(each.word for each in actual) == ["Paris", "bark", "trees"]  # not itself or punctuation
     expected = F.cosine_similarity(encoder.vector("dogs"), encoder.vector(actual[0].word), dim=0)
     assert actual[0].similarity == pytest.approx(expected.item(), abs=1e-6)
     assert actual == sorted(actual, key=lambda each: -each.similarity)
@@ -170,7 +170,7 @@ def test_saved_vectors_are_exact(encoder, tmp_path):
     for word in ("a 1", "a nan", " a", "a\nb", "a\0", "\ud800"):
         with pytest.raises(ArgumentError, match="cannot be stored"):
             StaticEncoder([word], torch.ones(1, 3)).save(path)
-    assert StaticEncoder.load(path).vocabulary == encoder.vocabulary  # the old file is still there
+    assert StaticEncoder.load(path).vocabulary == encoder.vocabulary  # the old file is unchanged
 
 
 @given(st.lists(st.text("a1 .-\t\r\u3000´é", min_size=1, max_size=5), min_size=1, max_size=3, unique=True))
@@ -185,7 +185,7 @@ def test_saved_files_can_be_loaded(tmp_path_factory, words):
 
 @pytest.mark.usefixtures("one_thread")
 def test_standalone_accents_are_saved(tmp_path):
-    """Their NFKC form contains a space."""
+    """The NFKC form of such an accent contains a space."""
     encoder = StaticEncoder.learn(["he said ´ here", "‾ and ¨ ﷺ"] * 3, width=3)
     loaded = StaticEncoder.load(encoder.save(tmp_path / "vectors.txt"))
     assert loaded.vocabulary == encoder.vocabulary
@@ -207,7 +207,7 @@ def test_glove_files_are_read(tmp_path):
     assert torch.equal(StaticEncoder.load(encoder.save(tmp_path / "again.txt")).vectors, encoder.vectors)
     path.write_bytes(
         b"\xef\xbb\xbf3 3\r\n" + GLOVE.replace(b"\n", b" \r\n")
-    )  # as word2vec and Windows write it
+    )  # the format of word2vec and Windows
     assert torch.equal(StaticEncoder.load(path).vectors, encoder.vectors)
     assert len(StaticEncoder.load(path, limit=2).vocabulary) == 3
     path.write_bytes(GLOVE + b"<unk> 9 9 9")

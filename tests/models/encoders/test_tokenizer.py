@@ -1,4 +1,4 @@
-"""Untrusted tokenizers: those that would exhaust memory are rejected, real ones are accepted."""
+"""Untrusted tokenizers: rejected if they would exhaust memory; real ones are accepted."""
 
 import base64
 import json
@@ -19,13 +19,13 @@ from regard.translation.tokens import Tokenizer as TranslationTokenizer
 
 
 class _Layout:
-    """The parts of a layout that tokenizers use."""
+    """The fields of a layout that tokenizers use."""
 
     vocab_size = 1000
 
 
 def normalizing(*steps: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A tokenizer with the given parts."""
+    """Return a tokenizer with the given parts."""
     model = {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]"}
     return {
         "version": "1.0",
@@ -102,7 +102,7 @@ def test_exploding_tokenizers_are_rejected(name, tmp_path):
 
 
 def test_rejected_tokenizers_would_explode():
-    """Without the check, Rust aborts a process with little memory."""
+    """Without the check, Rust would abort a process with little memory."""
     code = (
         "import resource, sys; from tokenizers import Tokenizer\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
@@ -118,7 +118,7 @@ def test_rejected_tokenizers_would_explode():
 
 
 def test_duplicate_keys_are_read_as_checked(tmp_path):
-    """Python reads the last of two equal keys; Rust gets only that one."""
+    """Python keeps the last of two equal keys, and passes only that one to Rust."""
     harmless, harmful = (json.dumps(replacing("a", text)) for text in ("b", LONG))
     text = json.dumps(normalizing())
     inner = '"normalizer": {"type": "Sequence", "normalizers": [%s]}'
@@ -129,7 +129,7 @@ def test_duplicate_keys_are_read_as_checked(tmp_path):
 
 
 def charsmap() -> str:
-    """SentencePiece's NFKC table."""
+    """Return SentencePiece's NFKC table."""
     pb = pytest.importorskip("sentencepiece.sentencepiece_model_pb2")
     model = pb.ModelProto()
     model.ParseFromString(TranslationTokenizer.learn(["ein Hund bellt"] * 10, kind="bpe", size=40).content)
@@ -137,7 +137,7 @@ def charsmap() -> str:
 
 
 def real() -> dict[str, Tokenizer]:
-    """Tokenizers of common models."""
+    """Return tokenizers of common models."""
     vocabulary = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "<s>": 3, "</s>": 4, "▁": 5, "a": 6, "##a": 7, "▁a": 8}
     marks = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]

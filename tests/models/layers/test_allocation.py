@@ -1,4 +1,4 @@
-"""keep_memory and return_memory, each in a separate process: they cannot be undone."""
+"""keep_memory and return_memory, each in a separate process because they cannot be undone."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ for megabytes in (8, 64):
 
 
 def faults(keep: bool) -> list[int]:
-    """Pages newly mapped for ten arrays of 8 MB, and for ten of 64 MB."""
+    """Count the pages newly mapped for ten arrays of 8 MB, and for ten of 64 MB."""
     run = [sys.executable, "-c", COUNT.format(keep=keep, path=allocation.__file__)]
     return [int(line) for line in subprocess.run(run, check=True, capture_output=True).stdout.split()]
 
@@ -35,7 +35,7 @@ def faults(keep: bool) -> list[int]:
 @pytest.mark.skipif(not allocation._glibc(), reason="only glibc is configured")
 def test_freed_pages_are_reused() -> None:
     assert max(faults(keep=True)) < 100
-    # Huge pages are few, hence the low bound.
+    # The bound is low because there are few huge pages.
     assert max(faults(keep=False)) > 100
 
 

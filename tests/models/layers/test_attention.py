@@ -27,7 +27,7 @@ def layer_of(**options: Any) -> MultiHeadAttention:
 
 
 def projections(layer: MultiHeadAttention) -> list[tuple[Tensor, Tensor | float]]:
-    """Weight and bias of queries, keys and values, from the state dict."""
+    """Return weight and bias of queries, keys and values from the state dict."""
     state = layer.state_dict()
     sizes = [layer.heads * layer.head_width, layer.key_heads * layer.head_width]
     sizes.append(layer.key_heads * layer.head_value_width)
@@ -49,7 +49,7 @@ def by_hand(
     mask: Any = None,
     bias: Any = None,
 ) -> Tensor:
-    """Reference: one head at a time, one query-key pair at a time."""
+    """Compute one head and one query-key pair at a time."""
     parts = []
     for x, (matrix, shift), own in zip(
         (query, key, value), projections(layer), (layer.heads, layer.key_heads, layer.key_heads), strict=True
@@ -105,7 +105,7 @@ BIASES: dict[str, Callable[[int, int], Any]] = {
 }
 
 
-# One head after the other
+# Comparison with a loop over heads
 
 
 @looped("kind", LAYERS)
@@ -152,7 +152,7 @@ def test_any_leading_axes(lead: tuple[int, ...]) -> None:
 
 
 def test_initialization() -> None:
-    """Each part of the fused matrix has the bound of a separate projection."""
+    """Each part of the fused matrix has the initialization bound of a separate projection."""
     layer = MultiHeadAttention(64, 4, key_heads=1)
     for which, rows in enumerate((64, 16, 16)):
         matrix, bias = layer.projection(which)
@@ -166,7 +166,7 @@ def test_initialization() -> None:
 
 
 class Products(TorchDispatchMode):
-    """Counts the matrix products with parameters."""
+    """Counts matrix products with parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ def test_empty_cache_crop_and_select() -> None:
 
 @torch.no_grad()
 def test_cache_grows_geometrically() -> None:
-    """The buffer is reallocated when its capacity doubles, not at every step."""
+    """The buffer is reallocated only when the capacity doubles, not at every step."""
     cache, places = KVCache(), set()
     for _ in range(200):
         projected = cache.extend(normal(2, 3, 1, 5), normal(2, 3, 1, 7))
@@ -413,7 +413,7 @@ def test_state_dict_is_complete(kind: str) -> None:
     assert torch.equal(other(x), layer(x))
 
 
-# What cannot be
+# Invalid arguments
 
 
 @looped(

@@ -22,7 +22,7 @@ KINDS = [(norm, before) for norm in ("layer", "rms", "none") for before in (True
 
 
 def normed(x: Tensor, norm: nn.Module, kind: str) -> Tensor:
-    """Ba et al. 2016, or Zhang and Sennrich 2019, by hand."""
+    """Compute Ba et al. 2016 or Zhang and Sennrich 2019 by hand."""
     state = norm.state_dict()
     if kind == "none":
         return x
@@ -106,7 +106,7 @@ def test_stack_is_its_blocks_and_a_final_norm(norm_first: bool) -> None:
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_blocks_equal_those_of_torch(norm_first: bool, activation: Any) -> None:
-    """The same parameters in nn.TransformerEncoderLayer and nn.TransformerDecoderLayer."""
+    """Compare with nn.TransformerEncoderLayer and nn.TransformerDecoderLayer with the same parameters."""
     config = replace(CONFIG, norm_first=norm_first, activation=activation)
     options = {"dropout": 0.0, "activation": activation, "batch_first": True, "norm_first": norm_first}
     block, x, source = filled(DecoderBlock(config)), normal(2, 5, 12), normal(2, 7, 12)
@@ -126,7 +126,7 @@ def test_blocks_equal_those_of_torch(norm_first: bool, activation: Any) -> None:
     close(own(x), their_own(x))
 
 
-# Who sees whom
+# Visibility
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned", "rotary", "alibi", "t5", "none"])
@@ -137,7 +137,7 @@ def test_causal_stack_cannot_see_the_future(kind: Any, cross: bool) -> None:
     before = stack(x, source, mask=regard.Causal())
     for t in range(7):
         changed = x.clone()
-        changed[:, t] += normal(12)  # a norm would remove a constant
+        changed[:, t] += normal(12)  # not a constant, which a norm would remove
         after = stack(changed, source, mask=regard.Causal())
         assert torch.equal(after[:, :t], before[:, :t])
         assert (after[:, t:] != before[:, t:]).any(-1).all()  # every later position changes

@@ -86,7 +86,7 @@ def test_to_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "zero"])
 def test_masks_are_equivalent(name: str) -> None:
-    """In torch, True means masked."""
+    """True means masked in torch."""
     module = theirs(name).eval()
     layer, given = MultiHeadAttention.from_torch(module), inputs(module)
     lengths = torch.tensor([5, 2])
@@ -132,7 +132,7 @@ def test_sequence_first_layers_take_transposed_inputs() -> None:
     close(layer(x[0]), module(x[0], x[0], x[0])[0])
 
 
-# What else a layer is
+# Dtype, mode and device
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -164,7 +164,7 @@ def test_meta_device_layers_are_converted() -> None:
         assert layer.to_torch().in_proj_weight.is_meta
 
 
-# What cannot be
+# Invalid arguments
 
 
 @pytest.mark.parametrize(

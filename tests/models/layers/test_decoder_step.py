@@ -42,9 +42,9 @@ def make(config):
 
 
 def compare(model, copies, selections):
-    """Decode with `copies` rows per source, select rows between steps; compare with teacher forcing."""
+    """Decode with `copies` rows per source, selecting rows between steps; compare with teacher forcing."""
     sources = [[5, 6, 7, 2], [8, 2], [9, 9, 4, 6, 11, 2]]
-    rows = [[i] for i in range(3) for _ in range(copies)]  # source, then tokens
+    rows = [[i] for i in range(3) for _ in range(copies)]  # source index, then tokens
     with torch.no_grad():
         state = model.start(Packed.of(sources))
         state.select(torch.tensor([row[0] for row in rows]))
@@ -61,7 +61,7 @@ def compare(model, copies, selections):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("copies", [1, 4])  # few rows; more than a compiled step takes
+@pytest.mark.parametrize("copies", [1, 4])  # few rows; more rows than a compiled step accepts
 def test_steps_equal_teacher_forcing(name, copies):
     model = make(CONFIGS[name])
     unequal = [0, 0, 1, 2, 2, 2, 5] * copies
@@ -199,6 +199,6 @@ def test_recorded_queries_after_steps_with_gradients():
         steps(model, expected, 3, 30)
     steps(model, state, 3, 10)
     with torch.no_grad():
-        steps(model, state, 3, 20)  # the caches have grown in another way than the recorder
+        steps(model, state, 3, 20)  # the caches have grown differently from the recorder
     queries = [s.queries(torch.arange(3))[:, 10:] for s in (state, expected)]
     torch.testing.assert_close(*queries)

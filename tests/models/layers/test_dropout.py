@@ -14,7 +14,7 @@ kernels = pytest.mark.skipif(not fused.available(), reason="there are no kernels
 
 
 def drawn(function: object, *given: Tensor) -> tuple[Tensor, Tensor]:
-    """The expected result and its scale factors."""
+    """Return the expected result and its scale factors."""
     torch.manual_seed(3)
     result = function(*given)  # type: ignore[operator]
     torch.manual_seed(3)
@@ -62,7 +62,7 @@ def test_result_does_not_depend_on_threads(threads: int) -> None:
     torch.testing.assert_close(result, kept)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # the second has no kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # float64 has no kernel
 def test_drop_rate_and_mean(dtype: torch.dtype) -> None:
     x, dropout = torch.ones(1_000_000, dtype=dtype), Dropout(SHARE)
     for result in (dropout(x), dropout.add(x, x) - x, dropout.relu(x)):

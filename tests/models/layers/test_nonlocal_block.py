@@ -1,4 +1,4 @@
-"""The non-local block against the paper's equations, written densely."""
+"""The non-local block compared with the paper's equations, written densely."""
 
 import copy
 from pathlib import Path
@@ -25,7 +25,7 @@ CHANNELS = 6
 
 
 def awake(*args: Any, **options: Any) -> NonLocal:
-    """A block that is no longer the identity."""
+    """Return a block that is not the identity."""
     block = NonLocal(*args, **options)
     with torch.no_grad():
         for parameter in block.parameters():
@@ -34,7 +34,7 @@ def awake(*args: Any, **options: Any) -> NonLocal:
 
 
 def paper(block: NonLocal, x: Tensor) -> Tensor:
-    """Equations 1 to 6, one position at a time; without pooling."""
+    """Compute equations 1 to 6, one position at a time, without pooling."""
     b, c, *grid = x.shape
     places = x.reshape(b, c, -1).transpose(1, 2)
     n = places.shape[1]
@@ -80,7 +80,7 @@ def test_kinds_differ() -> None:
     x = torch.randn(2, CHANNELS, 7)
     blocks = [awake(CHANNELS, kind, inner=CHANNELS, norm=False) for kind in KINDS]
     with torch.no_grad():
-        for block in blocks:  # all with the same maps
+        for block in blocks:  # all blocks share the same maps
             for name in ("query_map", "key_map", "value_map", "out_proj"):
                 if not isinstance(getattr(block, name), nn.Identity):
                     getattr(block, name).weight.copy_(torch.eye(CHANNELS))
@@ -119,7 +119,7 @@ def test_gradients_reach_every_parameter(kind: Kind, norm: bool) -> None:
     block(torch.randn(2, CHANNELS, 3, 5, dtype=torch.float64) / 2).pow(3).sum().backward()
     unseen = set()
     if kind == "embedded":
-        unseen.add("key_map.bias")  # shifts all scores of a row, which does not change softmax
+        unseen.add("key_map.bias")  # shifts all scores in a row, which does not change softmax
     if norm and kind in ("gaussian", "embedded"):
         unseen.add("value_map.bias")  # shifts all outputs, which does not change the norm
     for name, parameter in block.named_parameters():
@@ -278,7 +278,7 @@ def test_one_channel() -> None:
 
 
 class Pixels(nn.Module):
-    """Predict at each marked pixel whether the other one has the same colour."""
+    """Predicts at each marked pixel whether the other one has the same colour."""
 
     def __init__(self, middle: nn.Module) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ class Pixels(nn.Module):
 
 
 def pixels() -> tuple[Tensor, Tensor, Tensor]:
-    """Two marked pixels at opposite ends of 5 × 7, each red or blue; the channels are mark, red, blue."""
+    """Return two marked pixels at opposite ends of 5 × 7, each red or blue; channels: mark, red, blue."""
     x = torch.zeros(32, 3, 5, 7)
     equal = torch.zeros(32, 5, 7)
     for i in range(32):
@@ -303,7 +303,7 @@ def pixels() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def accuracy(middle: nn.Module) -> float:
-    """Training accuracy."""
+    """Return the training accuracy."""
     x, equal, marked = pixels()
     model = Pixels(middle)
     optimizer = torch.optim.Adam(model.parameters(), 0.02)
@@ -319,7 +319,7 @@ def accuracy(middle: nn.Module) -> float:
 @pytest.mark.usefixtures("one_thread")
 @some_quick
 def test_distant_pixels_are_compared(kind: Kind) -> None:
-    torch.manual_seed(2)  # with some seeds the relu of "concat" starts negative everywhere and never recovers
+    torch.manual_seed(2)  # with some seeds, all relu inputs of "concat" are negative and it never learns
     assert accuracy(NonLocal(16, kind)) == 1
 
 

@@ -32,7 +32,7 @@ CONFIG = TransformerConfig(width=12, heads=3, layers=2, dropout=0.0, max_positio
 
 @pytest.fixture
 def wide() -> Iterator[None]:
-    """float64 by default."""
+    """Use float64 by default."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -43,11 +43,11 @@ def stack(kind: Any, **options: Any) -> Stack:
     return Stack(replace(CONFIG, positions=kind), **options).double()
 
 
-# What attention alone cannot know
+# Attention without positions
 
 
 def shuffled(encoder: Stack, **options: Any) -> tuple[Tensor, Tensor]:
-    """The output of permuted tokens, and the permuted output."""
+    """Return the output for permuted tokens, and the permuted output."""
     x, order = normal(2, 7, 12), torch.tensor([3, 0, 6, 2, 5, 1, 4])
     return encoder(x[:, order], **options), encoder(x, **options)[:, order]
 
@@ -66,7 +66,7 @@ def test_with_positions_it_is_not_equivariant(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_permuting_tokens_with_their_positions_is_equivariant(kind: str) -> None:
-    """Positions are taken from the argument, not from the index; only biases use the index."""
+    """Positions come from the argument, not the index; only biases use the index."""
     encoder, x, order = stack(kind), normal(2, 7, 12), torch.tensor([3, 0, 6, 2, 5, 1, 4])
     actual = encoder(x[:, order], positions=torch.arange(7)[order])
     if kind in ("alibi", "t5"):
@@ -109,7 +109,7 @@ def test_sinusoidal_formula(width: int) -> None:
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
 def test_shift_is_a_linear_map(position: int, further: int) -> None:
-    """PE(p + k) = M PE(p), where M depends on k only: each feature pair rotates by k times its frequency."""
+    """PE(p + k) = M PE(p), where M depends only on k: each feature pair rotates by k times its frequency."""
     here, there = SinusoidalPositions(8)(torch.tensor([position, position + further])).double()
     frequencies = 10_000 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
     matrix = torch.block_diag(
@@ -161,7 +161,7 @@ def test_empty_positions() -> None:
 
 
 def test_rotary_multiplies_complex_numbers(wide: None) -> None:
-    """Feature i and feature i + d/2 are a complex number, times e^(i p θ)."""
+    """Features i and i + d/2 form a complex number, multiplied by e^(i p θ)."""
     x, positions = normal(3, 5, 8), torch.tensor([0, 1, 5, 100, 7])
     theta = 10_000 ** (-torch.arange(0, 8, 2) / 8)
     turned = torch.complex(x[..., :4], x[..., 4:]) * torch.exp(1j * positions[:, None] * theta)
@@ -213,7 +213,7 @@ def test_rotary_positions_per_sequence() -> None:
 
 
 def test_t5_direction() -> None:
-    """A decoder uses all buckets for the left side."""
+    """A decoder uses all buckets for keys on the left."""
     buckets = {}
     for causal in (False, True):
         positions = stack("t5", causal=causal).positions
@@ -226,7 +226,7 @@ def test_t5_direction() -> None:
     assert len(right[True]) == 1
 
 
-# A new encoding
+# Custom encodings
 
 
 class Ramp(PositionEncoding):
@@ -235,7 +235,7 @@ class Ramp(PositionEncoding):
 
 
 def test_stack_applies_any_encoding() -> None:
-    """Its change of the input and its options for attention are those of the same values given by hand."""
+    """The changed input and the attention options equal the same values passed by hand."""
     encoder, plain, x = stack("none"), stack("alibi"), normal(2, 7, 12)
     encoder.positions = Ramp()
     close(encoder(x), plain(x + torch.arange(7)[:, None] / 10))
@@ -256,7 +256,7 @@ def test_positions_restart_with_every_sentence(kind: str, causal: bool) -> None:
         close(output, model(one, mask=rule))
 
 
-# What cannot be
+# Invalid arguments
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Saved aligners: equal links, and clear errors for other files."""
+"""Saved aligners give equal links; other files give clear errors."""
 
 from contextlib import suppress
 
@@ -29,7 +29,7 @@ def test_a_loaded_aligner_gives_equal_weights(path):
 
 
 def test_every_damaged_byte_is_harmless(path):
-    """A flipped bit gives another aligner or an ArgumentError, never another exception."""
+    """A flipped bit yields another aligner or an ArgumentError, never another exception."""
     content = path.read_bytes()
     for position in range(0, len(content), 97):
         damaged = bytearray(content)

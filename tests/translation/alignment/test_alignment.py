@@ -53,7 +53,7 @@ def make(kind: str) -> Seq2Seq:
 
 
 def unbatched(model: Seq2Seq, source: list[int], target: list[int], name: str) -> Tensor:
-    """The weights of one pair without a batch: (heads, 1 + target, source + 1)."""
+    """Return the weights of one unbatched pair: (heads, 1 + target, source + 1)."""
     model = model.eval()
     with torch.no_grad(), regard.watch(model) as seen:
         model.hidden(torch.tensor([[*source, END]]), torch.tensor([[START, *target]]))
@@ -196,7 +196,7 @@ def test_merged_weights_sum_over_source_and_average_over_target(target_of, sourc
 
 
 def test_tokens_without_a_word_are_dropped():
-    """A model may generate tokens that form no word."""
+    """A model may generate tokens that do not form a word."""
     assert Alignment.of(
         segmented([0], 1), Segmentation([], [9], [""], [0], {}), torch.ones(1, 1)
     ).weights.shape == (0, 1)
@@ -260,7 +260,7 @@ def test_empty_alignments():
 
 
 def planted(layer: int, head: int) -> Transformer:
-    """A model with one head that attends to the token it reads; the other head attends to the next letter."""
+    """Return a model in which this head attends to the token it reads, the other to the next letter."""
     model = Transformer(
         64, TransformerConfig(width=64, heads=2, layers=3, positions="none", dropout=0.0), share=True
     )
@@ -268,7 +268,7 @@ def planted(layer: int, head: int) -> Transformer:
         model.embedding.weight.copy_(torch.eye(64))
         for stack in (model.encoder, model.decoder):
             for block in stack.blocks:
-                for part in (block.attention, block.feed_forward):  # no influence
+                for part in (block.attention, block.feed_forward):  # no influence on the output
                     part.out_proj.weight.zero_()
         for i, block in enumerate(model.decoder.blocks):
             block.cross.out_proj.weight.zero_()

@@ -47,7 +47,7 @@ def test_the_loss_equals_the_weights_formula(shift, layer, head, key_heads, scal
     gradient = model.decoder.blocks[layer].cross.in_proj.weight.grad
     assert gradient is not None
     assert gradient.abs().sum() > 0
-    with guide_head(model, alignment_head) as guided:  # a padded batch is the same
+    with guide_head(model, alignment_head) as guided:  # a padded batch has the same loss
         model.loss(*_padded(source, target)[0], **_padded(source, target)[1])
         torch.testing.assert_close(guided.loss(source, target, LINKS), expected)
 
@@ -63,7 +63,7 @@ def test_without_links_the_loss_is_zero():
     with guide_head(model, AlignmentHead(0, (0,))) as guided:
         model.loss(source, target)
     loss = guided.loss(source, target, [LINKS[2]] * 3)
-    loss.backward()  # in distributed training, every process calls it
+    loss.backward()  # in distributed training, every process calls backward
     assert loss == 0
     assert not model.decoder.blocks[0].cross._forward_pre_hooks  # the hook is removed
 
@@ -96,7 +96,7 @@ def test_word_links_become_links_of_all_their_tokens():
 
 
 def test_a_guided_head_aligns():
-    """Words translated one by one in reverse order: few updates suffice only with the guided loss."""
+    """Sources are translated in reverse word order: these few updates suffice only with the guided loss."""
     rng = random.Random(0)
     sources = [rng.sample(range(5, 20), rng.randint(3, 6)) for _ in range(24)]
     targets = [[word + 15 for word in reversed(source)] for source in sources]

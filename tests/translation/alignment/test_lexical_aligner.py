@@ -14,7 +14,7 @@ from regard.translation.data.bible import bible
 
 
 def shuffled(n: int, words: int = 30, seed: int = 0) -> tuple[list[tuple[str, str]], list[Links]]:
-    """Sentences translated word by word, then shuffled."""
+    """Return sentences translated word by word, then shuffled."""
     rng = random.Random(seed)
     pairs, links = [], []
     for _ in range(n):
@@ -26,7 +26,7 @@ def shuffled(n: int, words: int = 30, seed: int = 0) -> tuple[list[tuple[str, st
 
 
 def probabilities(pairs: list[tuple[str, str]]) -> list[np.ndarray]:
-    """Posteriors (target words × source words): the mean of both directions."""
+    """Return posteriors (target words × source words): the mean of both directions."""
     return [(item.forward + item.backward) / 2 for item in LexicalAligner.learn(pairs).align(pairs)]
 
 
@@ -41,7 +41,7 @@ def test_a_lexicon_is_learned():
 
 
 def test_repeated_words_are_aligned_by_their_neighbors():
-    """The HMM resolves which of several equal words a word belongs to; IBM model 1 cannot."""
+    """The HMM decides which of several equal words a word belongs to; IBM model 1 cannot."""
     rng = random.Random(0)
     sentences = [rng.sample(range(20), 4) for _ in range(60)]
     pairs = [(" ".join(f"the {w}a" for w in s), " ".join(f"die {w}b" for w in s)) for s in sentences]
@@ -133,7 +133,7 @@ def test_empty_sides_and_unknown_words():
     links = aligner.links(unusual)
     assert links[:3] == [frozenset()] * 3
     assert (0, 1) in links[4]
-    assert (1, 0) in links[5]  # a word of accents alone is still a word
+    assert (1, 0) in links[5]  # a word that consists of accents is still a word
     long = "1a " * 100, "1b " * 120
     assert aligner.align([long])[0].forward.shape == (120, 100)  # longer than in training
     assert aligner.links([]) == []
@@ -162,5 +162,5 @@ def test_mark_in_greek_and_english():
         words_only = [verse.without_punctuation(links) for verse, links in verse_links]
         rates[method] = error_rate(words_only, gold)
     assert rates["intersection"].precision > 0.8
-    # the diagonal has 0.74; eflomal with seven times the text 0.33
+    # the diagonal has 0.74; eflomal with seven times as much text has 0.33
     assert rates["grow-diag-final-and"].aer < 0.4

@@ -21,7 +21,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def of_lengths(*lengths: tuple[int, int]) -> InMemoryPairs:
-    """Pairs of these lengths, with distinct tokens."""
+    """Return pairs of these lengths, with distinct tokens."""
     return InMemoryPairs([(list(range(5, 5 + s)), list(range(105, 105 + t))) for s, t in lengths])
 
 
@@ -119,7 +119,7 @@ def test_tokens_are_replaced_on_both_sides_at_the_given_rate(shared):
             wanted = [5, 6, 10 + index, END], [START, 10 + index, 8, END]
         elif shared:  # the token that occurs on both sides
             wanted = [5, 6, UNKNOWN, END], [START, UNKNOWN, 8, END]
-        else:  # the same id is another token there
+        else:  # the same id is a different token there
             wanted = [5, 6, 10 + index, UNKNOWN, END], [START, 10 + index, 8, UNKNOWN, END]
         assert (source, target) == wanted
 

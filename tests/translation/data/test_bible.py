@@ -1,4 +1,4 @@
-"""The Greek-English corpus: complete, and the diagonal has the published error rate."""
+"""The Greek-English corpus is complete, and the diagonal has the published error rate."""
 
 from importlib.metadata import PackageNotFoundError, distribution
 
@@ -26,7 +26,7 @@ def diagonal(verse: Verse) -> set[tuple[int, int]]:
 
 
 def error_rate(verses: list[Verse]) -> float:
-    """AER (Och and Ney 2003) of the diagonal, with all links sure and without punctuation."""
+    """Return the AER (Och and Ney 2003) of the diagonal; all links are sure, and punctuation is excluded."""
     common = found = gold = 0
     for verse in verses:
         links = verse.without_punctuation(diagonal(verse))

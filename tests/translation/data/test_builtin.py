@@ -1,4 +1,4 @@
-"""The embedded corpus: deterministic, in any two languages, with held-out values."""
+"""The embedded corpus is deterministic, supports any two languages, and holds out values."""
 
 import re
 import sys
@@ -19,7 +19,7 @@ def corpus() -> EmbeddedCorpus:
 
 
 class Digits(Language):
-    """A language that writes digits: the values can be read from its sentences."""
+    """A language that writes digits, so that the values can be read from its sentences."""
 
     def number(self, number):
         return str(number)

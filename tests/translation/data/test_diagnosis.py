@@ -1,4 +1,4 @@
-"""Warnings about corpora: each mistake is found, and good corpora give none."""
+"""Warnings about corpora: each mistake is found, and good corpora cause none."""
 
 import random
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Encoded corpora: ids round-trip, memory stays bounded, and damaged files are rejected."""
+"""Encoded corpora: ids round-trip, memory stays bounded, and corrupted files are rejected."""
 
 import hashlib
 import os
@@ -162,7 +162,7 @@ def test_every_flipped_bit_is_detected(tmp_path):
     path = EncodedCorpus.write(tmp_path / "ids", PAIRS, vocabulary=8).path
     content = path.read_bytes()
     header = len(content[:4096].rstrip()) + 2
-    bits = [*range(8 * header), *range(8 * 4096, 8 * len(content))]  # except most of the padding
+    bits = [*range(8 * header), *range(8 * 4096, 8 * len(content))]  # excluding most of the padding
     bits = [*random.Random(0).sample(bits, 500), *range(8 * 4000, 8 * 4001)]
     check_flipped_bits([path], lambda: EncodedCorpus(path), "ids", bits)
 

@@ -1,4 +1,4 @@
-"""Files of pairs: all formats are equal, errors name file and line, splits do not leak."""
+"""Files of pairs: all formats are equivalent, errors name file and line, splits do not leak."""
 
 import gzip
 import io
@@ -27,7 +27,7 @@ PAIRS = [
     Pair("the last", "der letzte"),
 ]
 
-# anything that a line may contain; a final carriage return would belong to the line break
+# any content of a line; a final carriage return would belong to the line break
 letters = st.characters(exclude_categories=("Cs",), exclude_characters="\n\r\t\ufeff")
 sentences = st.text(letters, max_size=20)
 many_pairs = st.lists(st.builds(Pair, sentences, sentences), max_size=20)
@@ -65,7 +65,7 @@ def test_every_format_gives_the_same_pairs(form, pairs, folder):
     assert list(read_pairs(*paths)) == pairs
     for path in paths:
         path.write_bytes(gzip.compress(path.read_bytes()))
-    assert list(read_pairs(*paths)) == pairs  # recognized by content
+    assert list(read_pairs(*paths)) == pairs  # the format is detected from the content
 
 
 @pytest.mark.parametrize("form", ["tsv", "jsonl"])
@@ -274,7 +274,7 @@ def test_no_source_is_in_two_splits_and_no_pair_is_lost(sources, dev, test, seed
     assert sum(map(len, kinds)) == len(set.union(*kinds)) == len(set(sources))
     tenth = len(set(sources)) // 10
     assert (len(kinds[1]), len(kinds[2])) == (min(dev, tenth), min(test, tenth))
-    assert list(splits.train) == train  # and again
+    assert list(splits.train) == train  # a second iteration gives the same
 
 
 def test_the_split_does_not_depend_on_the_order():

@@ -1,4 +1,4 @@
-"""CSV as spreadsheets export it."""
+"""CSV files exported by spreadsheets."""
 
 import pytest
 

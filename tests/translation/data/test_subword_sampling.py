@@ -1,4 +1,4 @@
-"""Subword regularization: the text stays the same, and samples depend only on seed, epoch and pair."""
+"""Subword regularization keeps the text; samples depend only on seed, epoch and pair."""
 
 import numpy
 import torch

@@ -1,4 +1,4 @@
-"""TMX: what is written is read, and unsafe or damaged files are refused."""
+"""TMX files round-trip; unsafe or corrupted files are rejected."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""Constrained search: all phrases appear, probabilities are right, and limits hold."""
+"""Constrained search: all phrases appear, probabilities are correct, and limits hold."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_without_phrases_nothing_changes(model):
 
 
 def test_phrase_that_begins_with_another_phrase(model):
-    phrases = [[[5], [5, 6]], [[5, 6], [5]]]  # as "fire" and "firefighter"; 6 continues a word
+    phrases = [[[5], [5, 6]], [[5, 6], [5]]]  # like "fire" and "firefighter"; 6 continues a word
     for strategy in (Greedy(), Beam(5)):
         results = search(
             model,

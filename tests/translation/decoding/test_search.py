@@ -1,4 +1,4 @@
-"""Search equals a plain beam search with lists and exhaustive enumeration, whatever the batch."""
+"""Search equals a plain beam search with lists and exhaustive enumeration, for any batching."""
 
 import itertools
 import math
@@ -45,7 +45,7 @@ SOURCES = [[5, 6, 2], [4, 2], [3, 3, 4, 6, 5, 2], [2]]
 
 @cache
 def make(name: str, words: int = WORDS, seed: int = 0) -> Any:
-    """A float64 model with parameters large enough to make outputs differ between sentences."""
+    """Return a float64 model with parameters large enough to make outputs differ between sentences."""
     torch.manual_seed(seed)
     config = MODELS[name]
     model = (Transformer if isinstance(config, TransformerConfig) else RecurrentSeq2Seq)(
@@ -58,7 +58,7 @@ def make(name: str, words: int = WORDS, seed: int = 0) -> Any:
 
 
 def follow(model: Seq2Seq, source: list[int], *written: list[int]) -> list[Tensor]:
-    """Log probabilities of each next token after the start token and each prefix of `written`, t V."""
+    """Return log probabilities, t V, of the token after the start token and each prefix of `written`."""
     target, training = Packed.of([[START, *words] for words in written]), model.training
     with torch.no_grad():
         logits = model.eval()(Packed.of([source] * len(written)), target)
@@ -264,7 +264,7 @@ def test_other_dtypes_give_similar_scores():
         assert half_one.score == pytest.approx(exact_one.score, rel=0.3)
 
 
-# What stays in the batch
+# Active rows in the batch
 
 
 class ScriptState(State):
@@ -278,7 +278,7 @@ class ScriptState(State):
 
 
 class ScriptedModel(Seq2Seq):
-    """Reads the probabilities of each step from a table; counts the rows of each step."""
+    """Reads the probabilities of each step from a table and counts the rows of each step."""
 
     def __init__(self, tables: dict[int, list[list[float]]]) -> None:
         super().__init__()
@@ -300,7 +300,7 @@ class ScriptedModel(Seq2Seq):
 
 
 def probabilities(**tokens: float) -> list[float]:
-    """Probabilities of the tokens 2 to 6, named e, a, b, c, d."""
+    """Return probabilities of the tokens 2 to 6, named e, a, b, c, d."""
     row = [1e-30] * WORDS
     for name, probability in tokens.items():
         row["eabcd".index(name) + 2] = probability
@@ -316,7 +316,7 @@ def test_finished_hypotheses_and_sentences_leave_the_batch():
 
 
 def test_a_finished_hypothesis_frees_its_slot():
-    # one of two ends after the first step, so one slot is left
+    # one of the two ends after the first step, so one slot remains
     step = probabilities(e=0.5, a=0.3, b=0.2)
     model = ScriptedModel({3: [step]})
     (results,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=0.0, n_best=2), max_new_tokens=3)
@@ -325,11 +325,11 @@ def test_a_finished_hypothesis_frees_its_slot():
 
 
 def test_a_sentence_ends_when_nothing_can_beat_its_best():
-    # the best ends at once with 0.9; every continuation has at most 0.1
+    # the best hypothesis ends immediately with 0.9; every continuation has at most 0.1
     model = ScriptedModel({3: [probabilities(e=0.9, a=0.1), probabilities(a=1.0)]})
     (results,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=0.0), max_new_tokens=50)
     assert (results[0].tokens, model.rows) == ([], [1])
-    # per token it can: 0.1 ** (1 / 50) > 0.9
+    # normalized per token, a continuation can still win: 0.1 ** (1 / 50) > 0.9
     model = ScriptedModel(
         {3: [probabilities(e=0.9, a=0.1), *[probabilities(a=1.0)] * 40, probabilities(e=1.0)]}
     )
@@ -339,7 +339,7 @@ def test_a_sentence_ends_when_nothing_can_beat_its_best():
     # but not within 20 tokens: 0.1 ** (1 / 20) < 0.9
     (results,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=1.0), max_new_tokens=20)
     assert (results[0].tokens, model.rows) == ([], [1] * 43)
-    # two were requested, and one is still missing
+    # two hypotheses were requested, and one is still missing
     (results,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=1.0, n_best=2), max_new_tokens=20)
     assert [h.finished for h in results] == [True, False]
     assert [len(h.tokens) for h in results] == [0, 20]
@@ -374,7 +374,7 @@ def test_tokens_are_sampled_by_their_probabilities(strategy):
     seen = Counter(END if h.finished else h.tokens[0] for h in results)
     expected = row ** (1 / strategy.temperature)
     if strategy.top_p == 0.6:
-        expected[[2, 4, 5]] = 0  # 0.4 and 0.25 are the first to reach it
+        expected[[2, 4, 5]] = 0  # 0.4 + 0.25 reach the threshold
     elif strategy.top_p < 1e-3:
         expected = (expected == expected.max()).float()
     expected /= expected.sum()
@@ -386,7 +386,7 @@ def test_tokens_are_sampled_by_their_probabilities(strategy):
 def test_a_nucleus_that_reaches_top_p_exactly_is_complete():
     model = ScriptedModel({3: [probabilities(a=0.25, b=0.25, c=0.25, d=0.25)]})
     (results,) = search(model, Packed.of([[3]]), Sample(top_p=0.5, n_samples=50), max_new_tokens=1)
-    assert {h.tokens[0] for h in results} == {3, 4}  # of equal probabilities, the first
+    assert {h.tokens[0] for h in results} == {3, 4}  # among equal probabilities, the first
 
 
 def test_sampling_at_low_temperature_is_greedy():
@@ -429,7 +429,7 @@ def test_the_best_of_equal_and_of_large_logits():
     logits = torch.zeros(2, 200)
     logits[1, 0] = 1000  # suppressed, but part of the sum
     values, tokens = _best_tokens(logits, 3, (0, 1))
-    assert tokens.tolist() == [[2, 3, 4]] * 2  # of equal logits, the first
+    assert tokens.tolist() == [[2, 3, 4]] * 2  # among equal logits, the first
     torch.testing.assert_close(values, logits.log_softmax(-1)[:, 2:5])
 
 

@@ -1,4 +1,4 @@
-"""Exported models translate alike without regard; what a format cannot express is refused."""
+"""Exported models give the same translations without regard; unsupported features are refused."""
 
 import json
 from pathlib import Path
@@ -60,7 +60,7 @@ def decode(translator: Translator, folder: Path, to: str, ids: list[list[int]]) 
     if to == "ctranslate2":
         pieces = [[translator.tokens.source.piece(i) for i in sentence] for sentence in sources]
         if special.source([]) == [special.end]:
-            pieces = [sentence[:-1] for sentence in pieces]  # it adds the end token
+            pieces = [sentence[:-1] for sentence in pieces]  # the library adds the end token
         prefix = [target.piece(i) for i in special.target_prefix]
         numbers = {piece: i for i, piece in enumerate(target.pieces())}
         outputs = decode_ctranslate2(folder, pieces, prefix)
@@ -71,7 +71,7 @@ def decode(translator: Translator, folder: Path, to: str, ids: list[list[int]]) 
 
 
 def check(translator: Translator, to: str, folder: Path, sentences: list[str]) -> None:
-    """Export, and compare the greedy translations."""
+    """Export a model and compare its greedy translations."""
     pytest.importorskip({"onnx": "onnxruntime", "huggingface": "transformers"}.get(to, to))
     folder.mkdir(exist_ok=True)
     origin: Any = translator.tokens.target.origin
@@ -83,7 +83,7 @@ def check(translator: Translator, to: str, folder: Path, sentences: list[str]) -
 
 
 def every_format(name: str, *values: Any) -> pytest.MarkDecorator:
-    """Each format with one of the values; `make test-slow`: with all."""
+    """Loop over formats, each with one of the values; `make test-slow`: with all."""
     cases = [(i, to, value) for i, to in enumerate(FORMATS) for value in values]
     marks = {False: [pytest.mark.slow], True: []}
     return pytest.mark.parametrize(
@@ -129,10 +129,10 @@ def test_the_code_of_the_readme_runs(
     _write(translator, translator.tokens.target.origin, to, folder)  # type: ignore[arg-type]
     code = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(folder)
-    code = code.replace("num_beams=5", "num_beams=5, max_new_tokens=4")  # a random model does not end
+    code = code.replace("num_beams=5", "num_beams=5, max_new_tokens=4")  # a random model may never end
     exec(code.replace("A sentence.", SOURCES[0]), {})
     printed = capsys.readouterr().out
-    if to == "onnx":  # it decodes greedily
+    if to == "onnx":  # ONNX decodes greedily
         _, (output,) = greedy(translator, SOURCES[:1])
         text = translator.tokens.target.decode(output).text
         assert printed.strip().startswith(text[:30])
@@ -148,7 +148,7 @@ def test_an_export_to_hugging_face_can_be_loaded_again(tmp_path: Path) -> None:
 
 
 def test_ctranslate2_reads_the_alignment_head(tmp_path: Path) -> None:
-    """The attention of CTranslate2 equals the weights of the head, at the step that predicts a token."""
+    """CTranslate2's attention equals the weights of the head at the step that predicts a token."""
     ctranslate2 = pytest.importorskip("ctranslate2")
     translator = own_translator()
     translator.alignment_head = AlignmentHead(1, (2,), "output")
@@ -201,7 +201,7 @@ def test_recurrent_models_are_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("to", FORMATS)
 def test_thousand_sentences(to: str, tmp_path: Path) -> None:
-    """Of the shipped translator of dates, which has learned its task."""
+    """Uses the shipped translator of dates."""
     from regard.app.dates import make_corpus
     from regard.app.server.registry import DATES
 

@@ -30,7 +30,7 @@ def pretrained(family: str, factory: pytest.TempPathFactory) -> Pretrained:
 
 @pytest.fixture(params=list(MAKERS))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pretrained:
-    """Each family."""
+    """One folder per family."""
     return pretrained(request.param, tmp_path_factory)
 
 

@@ -65,7 +65,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def randomize(model: torch.nn.Module, seed: int = 0) -> None:
-    """Draw parameters with which translations differ and end."""
+    """Draw parameters for which translations differ and end."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

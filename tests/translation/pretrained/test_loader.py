@@ -21,7 +21,7 @@ from tests.translation.pretrained.folders import SOURCES, make_m2m_100, make_mba
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore"),  # of transformers
+    pytest.mark.filterwarnings("ignore"),  # from transformers
 ]
 
 
@@ -34,7 +34,7 @@ def pad(sentences: list[list[int]], padding: int) -> tuple[torch.Tensor, torch.T
 
 
 def compare_logits(folder: Path, model: Any, **languages: str) -> float:
-    """Return the largest difference of logits, over a padded batch."""
+    """Return the largest difference between logits, over a padded batch."""
     translator = regard.load_translator(folder, **languages)
     special = translator.tokens.special
     sources = [special.source(translator.tokens.source.encode(text)) for text in SOURCES]
@@ -72,11 +72,11 @@ def test_beam_search_equals_generate(folder: Pretrained, early_stopping: Any) ->
 
 
 def test_greedy_decoding_equals_generate(folder: Pretrained) -> None:
-    compare_outputs(folder, Greedy(), num_beams=1)  # random models reach the limit, where they end
+    compare_outputs(folder, Greedy(), num_beams=1)  # random models generate up to the limit
 
 
 def compare_outputs(folder: Pretrained, strategy: Strategy, **options: Any) -> None:
-    """Compare the tokens of translations with those of `generate`."""
+    """Compare the tokens of translations with the tokens of `generate`."""
     translator = regard.load_translator(folder.path, **folder.languages)
     special = translator.tokens.special
     ids, mask = pad(
@@ -112,7 +112,7 @@ def test_alignment_view_and_watch(folder: Pretrained) -> None:
 
 
 def test_special_tokens_are_dropped_from_alignments(m2m_100: Pretrained) -> None:
-    """The columns of an alignment belong to the words, not to the language token before them."""
+    """The columns of an alignment are the words, without the language token before them."""
     translator = regard.load_translator(m2m_100.path, **m2m_100.languages)
     from regard.translation.alignment.cross_attention import AlignmentHead, cross_weights, layer_name
 
@@ -174,7 +174,7 @@ def test_token_ids_equal_those_of_transformers(marian: Pretrained, m2m_100: Pret
     ],
 )
 def test_language_pairs(make: Callable[..., Any], pairs: list[tuple[str, str]], tmp_path: Path) -> None:
-    """Tokens, logits, forced language tokens and translations equal those of transformers."""
+    """Tokens, logits, forced language tokens and translations equal transformers'."""
     transformers = pytest.importorskip("transformers")
     model = make(tmp_path)
     for source, target in pairs:
@@ -204,7 +204,7 @@ def test_shards_are_read(marian: Pretrained, tmp_path: Path) -> None:
 
 
 def change_config(**values: Any) -> Callable[[Path], None]:
-    """Return a function that changes config.json of a folder."""
+    """Return a function that changes config.json in a folder."""
 
     def change(folder: Path) -> None:
         settings = json.loads((folder / "config.json").read_text())
@@ -214,7 +214,7 @@ def change_config(**values: Any) -> Callable[[Path], None]:
 
 
 def change_tensors(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
-    """Return a function that changes model.safetensors of a folder."""
+    """Return a function that changes model.safetensors in a folder."""
 
     def apply(folder: Path) -> None:
         tensors = load_file(folder / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Simultaneous translation with pretrained translators, which have other special tokens than regard's."""
+"""Simultaneous translation with pretrained translators, whose special tokens differ from regard's."""
 
 import math
 
@@ -11,7 +11,7 @@ from tests.translation.pretrained.folders import SOURCES
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore"),  # of transformers
+    pytest.mark.filterwarnings("ignore"),  # from transformers
 ]
 
 

@@ -1,4 +1,4 @@
-"""Letter case: capitals and lower case become what the training text has; other scripts are untouched."""
+"""Letter case is adapted to the training text; scripts without case are unchanged."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Documents keep their structure: HTML parses to the same tags, blank lines and columns stay."""
+"""Documents keep their structure: HTML has the same tags, and blank lines and columns are kept."""
 
 from html.parser import HTMLParser
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Wrapping is undone: the paragraphs of a wrapped text are those that were wrapped, in every layout."""
+"""Unwrapping restores the original paragraphs in every layout."""
 
 import textwrap
 
@@ -22,7 +22,7 @@ ENGLISH = (
 
 
 def texts(document: str) -> list[str]:
-    """Return what a translator is given."""
+    """Return the texts passed to the translator."""
     calls: list[str] = []
 
     class Record(Upper):

@@ -1,4 +1,4 @@
-"""The profile of a training text: what it measures, and that damaged files are refused."""
+"""The profile of a training text: its measurements, and rejection of corrupted files."""
 
 import json
 

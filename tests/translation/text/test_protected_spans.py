@@ -1,4 +1,4 @@
-"""Protected spans: URLs, numbers, placeholders and emoji are found whole; other words are not."""
+"""URLs, numbers, placeholders and emoji are protected as whole spans; other words are not."""
 
 from itertools import pairwise
 

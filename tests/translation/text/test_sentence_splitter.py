@@ -1,4 +1,4 @@
-"""Sentence ends: nothing is lost, and abbreviations, ordinals, decimals and quotes do not end a sentence."""
+"""Sentence splitting loses nothing; abbreviations, ordinals, decimals and quotes do not end a sentence."""
 
 import time
 

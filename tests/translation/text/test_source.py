@@ -1,4 +1,4 @@
-"""Reading lines: a span is never split, and terms belong to the part in which their source begins."""
+"""Reading lines: a span is never split, and a term belongs to the part in which it begins."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Terms: whole words in any case, the longest first; contradictions are errors."""
+"""Terms match whole words in any case, the longest first; contradictions are errors."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Model folders and checkpoints: files are complete or absent, and damage is detected."""
+"""Model folders and checkpoints: files are complete or absent, and corruption is detected."""
 
 import errno
 import json
@@ -83,7 +83,7 @@ def test_only_one_run_locks_a_folder(tmp_path):
 def test_a_removed_folder_hides_no_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="mine"), lock_folder(tmp_path / "model"):
         (tmp_path / "model").rename(tmp_path / "other") and os.stat(tmp_path / "mine")
-    with lock_folder(tmp_path / "model"):  # no error by itself
+    with lock_folder(tmp_path / "model"):  # no error from the lock itself
         (tmp_path / "model").rmdir()
 
 
@@ -130,7 +130,7 @@ def test_bfloat16_weights_are_loaded(tmp_path):
 
 
 def changed(folder: Path, **changes: Tensor | None) -> None:
-    """Replace some weights of a folder; None removes one."""
+    """Replace some weights in a folder; None removes one."""
     weights: dict[str, Any] = load_file(folder / MODEL)
     name = next(iter(weights))
     weights |= {name if key == "first" else key: value for key, value in changes.items()}
@@ -138,7 +138,7 @@ def changed(folder: Path, **changes: Tensor | None) -> None:
 
 
 def settings(folder: Path, section: str, **changes: object) -> None:
-    """Change settings of a folder, or keys of its config.json."""
+    """Change settings in a folder, or keys in its config.json."""
     folder_config = json.loads((folder / CONFIG).read_text())
     del folder_config["sha256"]  # the checksum is optional for edited files
     (folder_config["settings"][section] if section else folder_config).update(changes)
@@ -146,7 +146,7 @@ def settings(folder: Path, section: str, **changes: object) -> None:
 
 
 def replace(path: Path, create: Callable[[Path], object] = os.mkfifo) -> None:
-    """Replace a file with a pipe or something else."""
+    """Replace a file with a pipe or another kind of file."""
     path.unlink()
     create(path)
 
@@ -219,7 +219,7 @@ def test_a_damaged_folder_is_rejected(tmp_path, damage):
     harm(folder)
     with pytest.raises(ArgumentError, match=why) as refused:
         load_model(folder)
-    assert repr(str(folder))[:-1] in str(refused.value)  # or a file in it
+    assert repr(str(folder))[:-1] in str(refused.value)  # the folder or a file in it
     assert "\n" not in str(refused.value)
 
 
@@ -343,9 +343,9 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", FILES)
 @given(part=st.floats(-0.1, 0.99))
-@limits(max_examples=10)  # each waits for the disk
+@limits(max_examples=10)  # each example waits for the disk
 def test_an_incomplete_checkpoint_is_rejected(name, part, tmp_path_factory):
-    """Cut off, or without one of its files."""
+    """A checkpoint is rejected if it is truncated or lacks a file."""
     found = save_one(tmp_path_factory.mktemp("checkpoint"))
     whole = (found.path / name).read_bytes()
     (found.path / name).unlink()

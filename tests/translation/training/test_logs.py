@@ -24,7 +24,7 @@ def validation(step: int) -> ValidationResult:
 
 
 def train(log: Callback, after: int = 0, validation_first: bool = False) -> None:
-    """A report every 50 steps, a validation every 100."""
+    """Log a report every 50 steps and a validation every 100."""
     log.on_begin("a model", after, 1000)
     for step in (step for step in STEPS if step > after):
         if step % 100 == 0 and validation_first:
@@ -35,7 +35,7 @@ def train(log: Callback, after: int = 0, validation_first: bool = False) -> None
 
 
 def begun(folder: Path) -> CsvLog:
-    """The log of a new training."""
+    """Return the log of a new training."""
     log = CsvLog(folder)
     log.on_begin("a model", 0, 1000)
     return log

@@ -1,4 +1,4 @@
-"""The training loop: an interrupted training ends with the same result."""
+"""The training loop: an interrupted training gives the same final result."""
 
 import errno
 import json
@@ -46,7 +46,7 @@ Whole = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """The files of an uninterrupted training."""
+    """Return the files of an uninterrupted training."""
     known: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def find(model: str = "transformer", *settings: str) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def three_updates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def short(three_updates: Path, tmp_path: Path) -> Path:
-    """A copy of a training of three updates."""
+    """Return a copy of a training of three updates."""
     return Path(shutil.copytree(three_updates, tmp_path / "short"))
 
 
@@ -87,7 +87,7 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_a_killed_run_ends_with_the_same_bits(tmp_path, whole, model, settings, at):
-    """Killed while writing, renaming or removing files, or at random times."""
+    """The run is killed while writing, renaming or removing files, or at random times."""
     train_killed(tmp_path, model, settings, at=at)
     assert bits(tmp_path) == whole(model, *settings)
 
@@ -175,7 +175,7 @@ def test_training_works_in_any_thread_and_keeps_the_random_state_and_the_threads
     assert torch.get_num_threads() == 2
     assert bits(tmp_path) == whole()
     before = content(tmp_path)
-    assert train_small(tmp_path).finished  # already
+    assert train_small(tmp_path).finished  # already finished
     assert content(tmp_path) == before
 
 
@@ -261,7 +261,7 @@ def test_a_model_learns(tmp_path):
     assert [report.step for report in recorder.reports] == [15, 30, 45, 50, 60]  # also at validations
     assert recorder.reports[-1].epoch == pytest.approx(
         60 * 2 * 8 / len(IDS.sizes), rel=0.2
-    )  # 8 pairs a batch
+    )  # 8 pairs per batch
     assert recorder.reports[-1].learning_rate < recorder.reports[0].learning_rate <= 0.01
 
 
@@ -361,7 +361,7 @@ def test_small_corpora_and_batches_of_one_pair(tmp_path, pairs, tokens):
     config = small_config("recurrent", f"batch_tokens={tokens}", "updates=none", "epochs=2")
     result = small_trainer(tmp_path, config, pairs=few).run()
     assert result.finished
-    assert result.progress.step == 2 * max(1, (pairs if tokens == 1 else 1) // 2)  # two batches an update
+    assert result.progress.step == 2 * max(1, (pairs if tokens == 1 else 1) // 2)  # two batches per update
     assert (tmp_path / MODEL).exists()
 
 
@@ -384,7 +384,7 @@ def test_validation_is_once_per_epoch_with_a_minimum_period(tmp_path, monkeypatc
     )
     trainer = small_trainer(tmp_path, config, callbacks=[recorder])
     trainer.run()
-    assert trainer.epoch_updates == 4  # 60 pairs of 8 tokens, 64 tokens a batch, two batches an update
+    assert trainer.epoch_updates == 4  # 60 pairs of 8 tokens, 64 tokens per batch, two batches per update
     assert [result.step for result in recorder.validations] == list(recorder.weights) == validated
     assert recorder.reports[-1].epoch == epochs
 
@@ -395,7 +395,7 @@ def test_progress_round_trips(progress):
 
 
 def test_dev_data_is_not_trained_on(tmp_path):
-    """Other dev data gives the same weights."""
+    """Other dev data leads to the same weights."""
     for name, dev in (("a", DEV), ("b", DEV[:2])):
         config = small_config("plain", "average_checkpoints=1", "updates=5")
         small_trainer(tmp_path / name, config, dev=dev).run()
@@ -422,14 +422,14 @@ def test_dropout_differs_between_layers_of_a_thousand_processes():
 
 
 def test_each_update_has_its_own_stable_dropout_seed(tmp_path, monkeypatch):
-    """Trainings of earlier versions resume with the same bits."""
+    """Trainings from earlier versions resume with the same bits."""
     used: list[int] = []
     forward = Objective.forward
     monkeypatch.setattr(
         Objective, "forward", lambda *given: used.append(torch.initial_seed()) or forward(*given)
     )
     train_small(tmp_path, small_config("plain", "updates=3", "seed=5", "accumulate=1"))
-    assert used[-3:] == [(5 * 1_000_003 + step) * 64 for step in range(3)]  # after measuring the speed
+    assert used[-3:] == [(5 * 1_000_003 + step) * 64 for step in range(3)]  # after the speed measurement
     for size in (1, 2, 64):
         assert [dropout_seed(5, 7, rank, size) - 64 * (5 * 1_000_003 + 7) for rank in range(size)] == [
             *range(size)
@@ -437,7 +437,7 @@ def test_each_update_has_its_own_stable_dropout_seed(tmp_path, monkeypatch):
 
 
 def test_a_slow_run_reports_regularly(tmp_path, monkeypatch):
-    """Reports come after 50 updates or 30 seconds; the clock advances whenever it is read."""
+    """Reports are made every 50 updates or 30 seconds; the clock advances whenever it is read."""
     clock = iter(range(0, 10**6, 2))
     monkeypatch.setattr("regard.translation.training.timing.time.monotonic", lambda: next(clock))
     recorder = Recorder()

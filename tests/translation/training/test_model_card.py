@@ -1,4 +1,4 @@
-"""The model card names the data, the settings, the scores and a command that repeats the training."""
+"""The model card contains the data, the settings, the scores and a command that repeats the training."""
 
 import shlex
 from itertools import pairwise
@@ -58,7 +58,7 @@ def test_the_origin_is_that_of_the_command(tmp_path):
 
 
 def test_the_command_of_the_preset_auto_repeats_the_settings_that_were_passed():
-    """Its other settings are chosen from the corpus again."""
+    """The other settings are derived from the corpus again."""
     config = TranslationConfig.preset("tiny").override(["training.seed=7", "training.minutes=20"])
     origin = ORIGIN | {"preset": "auto", "settings": ["training.seed=7", "training.minutes=15"]}
     words = shlex.split(training_command(config, origin))

@@ -1,4 +1,4 @@
-"""The precision of training: measured once, stored in the checkpoint, and kept."""
+"""The precision of training is measured once and stored in the checkpoint."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ AUTO = ("precision=auto", "updates=4", "save_every=2", "validate_every=4", "aver
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, products: float, step: float, parameters: int = 1000) -> Any:
-    """Choose for given speedups of products and of training steps; return the choice and the steps run."""
+    """Choose for given speedups of products and training steps; return the choice and the steps run."""
     run = list[str]()
     monkeypatch.setattr(precision, "_time_products", lambda width, device: (1e-3 * products, 1e-3))
 
@@ -92,7 +92,7 @@ def test_a_resumed_run_keeps_the_chosen_precision(tmp_path, monkeypatch):
     assert "\nmatrix products in bfloat16: 1.60 × as fast as float32 on this machine" in recorder.about
     assert Checkpoint.all(tmp_path)[-1].state()["precision"] == "bfloat16"
 
-    monkeypatch.setattr(loop, "choose_precision", None)  # another processor: not measured again
+    monkeypatch.setattr(loop, "choose_precision", None)  # another processor does not measure again
     trainer = small_trainer(tmp_path, config, callbacks=[recorder])
     assert trainer.run().finished
     assert trainer.progress.precision == "bfloat16"

@@ -1,4 +1,4 @@
-"""Preparation of the training data: done once, without leaks from dev data."""
+"""Training data is prepared once, without leaks from dev data."""
 
 import sys
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ VOCABULARY = ["vocabulary: 196 tokens (tokens.size=1,000, but the text yields no
 def prepare_pairs(
     folder: Path, pairs: list[Pair], *settings: str, dev: list[Pair] | None = None
 ) -> tuple[TrainingData, list[str]]:
-    """Prepare from an iterator; return the data and the messages."""
+    """Prepare pairs from an iterator; return the data and the messages."""
     config, messages = TranslationConfig.preset("tiny").override([*WORDS, *settings]), list[str]()
     folder.mkdir(exist_ok=True)
     write_config(folder, config)
@@ -34,7 +34,7 @@ def prepare_pairs(
 
 
 def texts(data: TrainingData) -> list[Pair]:
-    """The training pairs, decoded."""
+    """Return the training pairs, decoded."""
     return [
         Pair(data.tokens.source.decode(source.tolist()).text, data.tokens.target.decode(target.tolist()).text)
         for source, target in data.pairs
@@ -83,7 +83,7 @@ def test_prepared_data_is_loaded(tmp_path):
 
 
 def test_a_folder_of_an_earlier_version_is_named_as_such(tmp_path):
-    """Its `ready` has no checksum for dev.links, which does not exist."""
+    """The checksum file of an earlier version has no entry for dev.links, which does not exist."""
     prepare_pairs(tmp_path, PAIRS)
     ready, links = tmp_path / "data" / "ready", tmp_path / "data" / "dev.links"
     links.unlink()
@@ -97,7 +97,7 @@ def test_a_folder_of_an_earlier_version_is_named_as_such(tmp_path):
 
 @pytest.mark.parametrize("number", [0, 5, 99])
 def test_each_dev_pair_has_its_links(tmp_path, number):
-    """Links that are too few or too many belong to other pairs, even if their checksum is right."""
+    """Too few or too many links cannot belong to these pairs, even if the checksum is correct."""
     data, _ = prepare_pairs(tmp_path, PAIRS)
     folder = tmp_path / "data"
     names = [line.split(maxsplit=1)[1].lstrip("*") for line in (folder / "ready").read_text().splitlines()]
@@ -133,7 +133,7 @@ def test_one_or_two_vocabularies(tmp_path, kind, shared):
     assert {path.name for path in tmp_path.glob("*.model")} == (
         {SHARED} if shared == "true" else {SOURCE, TARGET}
     )
-    if kind in ("unigram", "bpe"):  # the others do not know all characters
+    if kind in ("unigram", "bpe"):  # the others lack some characters
         assert set(texts(data)) <= set(PAIRS)
     assert all(max(*source, *target) < max(map(len, data.tokens)) for source, target in data.pairs)
 
@@ -163,7 +163,7 @@ def test_long_dev_pairs_are_dropped(tmp_path):
     [
         ([], None, "No training pairs are left: dropped none of 0 pairs"),
         ([Pair("", ""), Pair("a", "")], None, "dropped 2 of 2 pairs: 2 with an empty side"),
-        (PAIRS[:18], None, "Fewer than 10 distinct source sentences"),  # two pairs each
+        (PAIRS[:18], None, "Fewer than 10 distinct source sentences"),  # two pairs per source
         (PAIRS, [], "No dev pairs are left: dropped none of 0 pairs"),
         (PAIRS, [Pair("a", " ")], "No dev pairs are left: dropped 1 of 1 pair"),
         ([Pair("a b c d e f", "a b c d e f g")] * 20, [Pair("a", "a")], "Raise corpus.max_tokens"),

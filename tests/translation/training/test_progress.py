@@ -1,4 +1,4 @@
-"""Displays of training progress, for any sentences."""
+"""Progress displays work for any sentences."""
 
 import io
 import os
@@ -39,7 +39,7 @@ def plain_lines(*calls) -> list[str]:
 
 
 def live(*calls, width: int = 80) -> str:
-    """The output of a live display without control sequences."""
+    """Return the output of a live display, excluding control sequences."""
     stream = io.StringIO()
     shown = LiveDisplay(Console(file=stream, force_terminal=True, width=width, height=40, color_system=None))
     shown.on_begin("a model", 0, 1000)
@@ -50,7 +50,7 @@ def live(*calls, width: int = 80) -> str:
 
 
 def last_frame(text: str) -> list[str]:
-    """The lines from the last progress bar on."""
+    """Return the lines from the last progress bar on."""
     lines = text.replace("\r", "\n").splitlines()
     return lines[max(i for i, line in enumerate(lines) if re.search(r"step [\d,]+/", line)) :]
 
@@ -81,7 +81,7 @@ def test_reports_are_printed_rarely():
 
 
 def test_a_long_run_prints_every_report():
-    seconds = [86_400.0 * 3 + 30 * n for n in range(100)]  # after three days, reports every 30 seconds
+    seconds = [86_400.0 * 3 + 30 * n for n in range(100)]  # reports every 30 seconds after three days
     calls = [("on_report", report(n, 10**6, seconds=at)) for n, at in enumerate(seconds)]
     assert len(plain_lines(*calls)) == 100
 
@@ -193,7 +193,7 @@ def test_durations():
     assert progress.format_duration(float("nan")) == "?"
 
 
-# only this module: importing regard takes seconds
+# load only this module: importing regard takes seconds
 PROGRAM = """
 import importlib.util, sys, time
 spec = importlib.util.spec_from_file_location("progress", sys.argv[1])
@@ -210,7 +210,7 @@ time.sleep(60)
 
 
 def in_terminal(environment: dict[str, str]) -> tuple[bytes, int]:
-    """The terminal output of a program until Ctrl-C ends it, and its exit status."""
+    """Return the terminal output of a program until Ctrl-C ends it, and its exit status."""
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
@@ -235,8 +235,8 @@ def test_an_interrupt_gives_the_cursor_back():
     assert status == -signal.SIGINT
     assert b"LiveDisplay" in written
     assert b"KeyboardInterrupt" in written
-    assert written.count(b"\x1b[?25l") == 1  # hidden
-    assert written.rfind(b"\x1b[?25h") > written.rfind(b"\x1b[?25l")  # and shown again
+    assert written.count(b"\x1b[?25l") == 1  # cursor hidden
+    assert written.rfind(b"\x1b[?25h") > written.rfind(b"\x1b[?25l")  # cursor shown again
 
 
 def test_a_dumb_terminal_gets_plain_lines():

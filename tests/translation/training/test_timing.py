@@ -1,4 +1,4 @@
-"""Speed and remaining time, with a clock that the test sets."""
+"""Speed and remaining time, measured with a fake clock."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def run_updates(stats: RunningStats, clock, updates: int, seconds: float) -> Non
 
 
 def test_the_time_left_follows_the_recent_speed(clock):
-    """Slow first updates, or an earlier run on a busy machine, do not count for long."""
+    """Slow first updates, or an earlier run on a busy machine, soon stop affecting the estimate."""
     stats = RunningStats(seconds=7200.0, seconds_per_update=0.1)
     assert stats.left(100, 0) == pytest.approx(10)
     run_updates(stats, clock, 20, 60.0)
@@ -55,7 +55,7 @@ def test_the_first_batch_does_not_count_for_the_speed(clock):
             clock.now += seconds
             yield size
 
-    assert measure_speed(batches()) == pytest.approx(1.05 * 9.0 / 50)  # too slow to measure another
+    assert measure_speed(batches()) == pytest.approx(1.05 * 9.0 / 50)  # too slow to measure another batch
     clock.now = 0.0
     quick = ((0.5, 50), (0.1, 100), (0.1, 100))
 
@@ -68,7 +68,7 @@ def test_the_first_batch_does_not_count_for_the_speed(clock):
 
 
 def test_a_run_for_some_minutes_ends_in_time(tmp_path):
-    """Updates follow the measured speed, the learning rate falls, and resuming does not continue."""
+    """Updates follow the measured speed, the learning rate decays, and a resumed run stops at once."""
     recorder = Recorder()
     config = small_config("plain", "minutes=0.03", "updates=none", "validate_every=20", "schedule=cosine")
     result = small_trainer(tmp_path, config, callbacks=[recorder]).run()

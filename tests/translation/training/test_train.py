@@ -36,12 +36,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(trained: Path, tmp_path: Path) -> Path:
-    """A copy, to be changed."""
+    """A copy that tests may change."""
     return Path(shutil.copytree(trained, tmp_path / "model"))
 
 
 def same(folder: Path, other: Path) -> bool:
-    """Whether two trainings wrote the same files, except for logs, file names and the model card."""
+    """Return whether two trainings wrote the same files, except for logs, file names and the model card."""
     varying = ("log", "tensorboard", "README.md")
     first, second = (
         {name: file for name, file in bits(path).items() if not name.startswith(varying)}
@@ -111,7 +111,7 @@ def test_a_run_deletes_only_its_own_files(folder):
 
 
 class Harms(Callback):
-    """Damages the folder of a training at an event."""
+    """Corrupts the folder of a training at an event."""
 
     def __init__(self, event: str, harm: Callable[[], object]) -> None:
         def happens(*given: object) -> None:
@@ -182,7 +182,7 @@ def test_an_interrupted_run_resumes_without_pairs(tmp_path, trained):
     result = train(folder, PAIRS, config=config, callbacks=[Interrupts("on_save", 2)])
     assert (result.finished, result.progress.step) == (False, 3)
     assert "alignment" not in read_config(folder)
-    load_model(folder)  # already usable
+    load_model(folder)  # the model can already be loaded
     assert train(folder, resume=True).finished
     assert same(folder, trained)
 
@@ -241,7 +241,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def settings(config: TranslationConfig) -> list[str]:
-    """A config as command-line options."""
+    """Return a config as command-line options."""
     return [
         part
         for section, values in config.to_dict().items()
@@ -401,7 +401,7 @@ def test_patience_starts_over_when_a_run_is_extended(tmp_path):
     assert train(tmp_path / "cut", resume=True).progress.step == second.progress.step
     assert same(tmp_path / "cut", tmp_path / "model")
 
-    with pytest.raises(RuntimeError, match="killed"):  # before another update
+    with pytest.raises(RuntimeError, match="killed"):  # before the next update
         train(tmp_path / "killed", config=longer, resume=True, callbacks=[Killed()])
     train(tmp_path / "killed", config=longer, resume=True)
     assert same(tmp_path / "killed", tmp_path / "model")
@@ -430,7 +430,7 @@ def test_a_finished_run_can_be_extended(tmp_path, schedule):
     assert read_config(tmp_path / "parts")["settings"] == longer.to_dict()
     assert recorder.texts[0].startswith("extended from 4 updates to 8 updates")
     assert ("learning rate rises again" in recorder.texts[0]) == (schedule == "cosine")
-    if schedule == "constant":  # independent of the end
+    if schedule == "constant":  # does not depend on the end
         last = [Checkpoint.all(tmp_path / name)[-1].path / MODEL for name in ("whole", "parts")]
         assert last[0].read_bytes() == last[1].read_bytes()
 
@@ -438,7 +438,7 @@ def test_a_finished_run_can_be_extended(tmp_path, schedule):
 def test_the_command_extends_a_run_and_does_not_shorten_it(tmp_path, files, capsys):
     model = tmp_path / "model"
     run("train", *files, "-o", model, "--preset", "tiny", "--epochs", 2, *SMALL)
-    run("train", "-o", model, "--resume")  # already finished; the preset's 10 epochs do not count
+    run("train", "-o", model, "--resume")  # already finished; the preset's 10 epochs are ignored
     assert read_config(model)["settings"]["training"]["epochs"] == 2
     steps = Checkpoint.all(model)[-1].step
     run("train", "-o", model, "--resume", "--epochs", 4)
@@ -458,7 +458,7 @@ def test_the_command_extends_a_run_and_does_not_shorten_it(tmp_path, files, caps
 
 @pytest.fixture
 def interrupted(folder: Path) -> Path:
-    """An interrupted training: without an alignment head."""
+    """A folder with an interrupted training, which has no alignment head."""
     folder_config = read_config(folder)
     del folder_config["alignment"]
     (folder / CONFIG).write_text(json.dumps(folder_config))
@@ -486,10 +486,10 @@ def test_an_interrupted_run_aligns_with_the_selected_head(
     command, interrupted, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    best = AlignmentHead(layer=0, heads=(1,), shift="output")  # not the default
+    best = AlignmentHead(layer=0, heads=(1,), shift="output")  # different from the default
     done = "has not finished; one was selected now."
     last = "its data is missing or corrupted, so the last layer is used."
-    torch.manual_seed(0)  # with these parameters translations are not empty
+    torch.manual_seed(0)  # translations are not empty with this seed
     write_parameters(
         interrupted,
         {name: 0.4 * torch.randn(x.shape) for name, x in load_model(interrupted).model.state_dict().items()},
@@ -532,7 +532,7 @@ def test_no_head_is_selected_unless_needed(interrupted, tmp_path, capsys, monkey
     assert "alignment head" not in capsys.readouterr().err
 
 
-# While the first checkpoint is saved, Ctrl-C; or the terminal is closed; or `nohup` ignores that.
+# While the first checkpoint is saved: Ctrl-C, a closed terminal, or a closed terminal under `nohup`.
 INTERRUPTED = """
 import io, os, pty, signal, sys, time
 from regard.cli import main

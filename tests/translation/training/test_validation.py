@@ -34,7 +34,7 @@ def model(request: pytest.FixtureRequest) -> Seq2Seq:
     torch.manual_seed(0)
     made = small_config(request.param).model.build(TOKENS.sizes())
     for parameter in made.parameters():
-        torch.nn.init.normal_(parameter, std=1.0)  # far from ties: rounding does not matter
+        torch.nn.init.normal_(parameter, std=1.0)  # makes ties unlikely, so rounding does not matter
     return made
 
 
@@ -63,7 +63,7 @@ def test_translations_are_in_the_order_of_their_sources(model, monkeypatch):
         wanted.append(TOKENS.target.decode(ids).text.split())
     monkeypatch.setattr(validation, "_BATCH_SENTENCES", 5)
     found = [text.split() for text in translate_greedy(model, TOKENS, sources)]
-    # a translation without end token is as long as the longest of its batch
+    # a translation without an end token is as long as the longest in its batch
     assert all(a[: len(b)] == b for a, b in zip(found, wanted, strict=True))
     assert len({tuple(words) for words in found}) > 1
 
@@ -110,7 +110,7 @@ def test_the_loss_is_over_all_pairs_and_bleu_over_some(model, monkeypatch):
 
 @pytest.mark.parametrize("better", [True, False])
 def test_the_loss_breaks_ties_of_bleu(better, monkeypatch):
-    """BLEU counts 4-grams, which these targets lack."""
+    """BLEU counts 4-grams, which these targets do not have."""
     model = small_config("plain").model.build(TOKENS.sizes())
     dev = DevSet.from_pairs(DEV, TOKENS)
     monkeypatch.setattr(validation, "translate_greedy", lambda *given: [pair.target for pair in DEV])
@@ -142,4 +142,4 @@ def test_overfitting_is_reported_once_and_only_if_loss_and_bleu_become_worse():
     assert len(warnings((2, 10), (2.1, 9.5), (2.2, 8.9), (2.3, 8.5), (2.4, 8), (2.5, 7))) == 1
     assert not warnings((2, 10), (2.1, 10.5), (2.2, 11), (2.3, 11.5), (2.4, 12))  # BLEU improves
     assert not warnings((2, 10), (1.9, 8), (1.8, 7), (1.7, 6))  # the loss improves
-    assert not warnings((2, 10), (2.001, 9), (2.002, 8), (2.003, 8))  # hardly worse
+    assert not warnings((2, 10), (2.001, 9), (2.002, 8), (2.003, 8))  # barely worse

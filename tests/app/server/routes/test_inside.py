@@ -1,4 +1,4 @@
-"""The endpoints of the section Inside."""
+"""The endpoints for the section Inside."""
 
 import numpy as np
 import pytest

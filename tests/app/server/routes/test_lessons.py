@@ -26,7 +26,7 @@ KEY = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.5], [-1.0, 0.2, 0.3], [0.3
 VALUE = [[10.0], [20.0], [30.0], [40.0], [50.0]]
 SUMS_TO_ONE = {"softmax", "sparsemax", "entmax15", "hard"}
 
-# each normalizer as its formula is written
+# the formula of each normalizer
 PHI = {
     "softmax": lambda s, tau, n: (s - tau).exp(),
     "softmax1": lambda s, tau, n: (s - tau).exp(),
@@ -103,7 +103,7 @@ SENTENCE, SHUFFLED = "the dog bites the old man", [5, 3, 4, 2, 0, 1]
 
 
 def test_without_positions_outputs_only_change_their_order():
-    """Attention treats its keys as a set: reordering words does not change their outputs."""
+    """Attention treats its keys as a set: reordering the words only reorders the outputs."""
     result = order(OrderRequest(sentence=SENTENCE, order=SHUFFLED))
     assert max(result.change) < 1e-12
     assert result.shuffled == ["man", "the", "old", "bites", "the", "dog"]

@@ -1,4 +1,4 @@
-"""Shards: the rows of all processes form the whole model, and each process needs only its own."""
+"""The shards of all processes form the whole model, and each process needs only its own."""
 
 import threading
 from collections.abc import Callable
@@ -119,7 +119,7 @@ def test_building_a_quarter_of_a_model_takes_less_than_half_of_its_memory():
         assert done.returncode == 0, done.stderr
         peaks[kind] = float(done.stdout)
     assert peaks["whole"] > 55  # 15 million numbers
-    assert peaks["sharded"] < peaks["whole"] / 2  # a quarter, and what the allocator holds: up to 8 MB
+    assert peaks["sharded"] < peaks["whole"] / 2  # a quarter, plus up to 8 MB held by the allocator
 
 
 def test_write_sharded_writes_safetensors(tmp_path):

@@ -1,6 +1,6 @@
-"""Distributed training equals training in one process: two processes over gloo.
+"""Distributed training in two processes over gloo equals training in one process.
 
-The slow tests start them with torchrun, the others with a fork.
+The slow tests start the processes with torchrun, the others with a fork.
 """
 
 import errno
@@ -39,7 +39,7 @@ Folder = Callable[..., Path]
 
 
 def worlds(*quick: str) -> pytest.MarkDecorator:
-    """All models, parallel and sharded; those not named here are slow tests."""
+    """Parametrize over all models, parallel and sharded; the models not named here are slow tests."""
     names = [f"{model} {kind}" for model in ("transformer", "recurrent", "plain") for kind in KINDS]
     return pytest.mark.parametrize(
         "world", [pytest.param(name, marks=[pytest.mark.slow] * (name not in quick)) for name in names]
@@ -47,7 +47,7 @@ def worlds(*quick: str) -> pytest.MarkDecorator:
 
 
 def command(folder: Path, *options: object, processes: int = 2, restarts: int = 0) -> list[str]:
-    """The torchrun command."""
+    """Return the torchrun command."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     script = [f"--max-restarts={restarts}", "-m", "tests.translation.together", str(folder)]
     return [*start, *script, *map(str, options)]
@@ -90,7 +90,7 @@ def last(folder: Path) -> Checkpoint:
 
 
 def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    """Equal up to rounding, relative to the largest value of each kind of tensor."""
+    """Check equality up to rounding, relative to the largest value of each kind of tensor."""
     assert found.keys() == wanted.keys()
     kinds = {name: name.partition(":")[0] if ":" in name else "" for name in found}
     for name, tensor in found.items():
@@ -101,7 +101,7 @@ def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
 
 
 def _decided(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Without key biases: softmax is invariant to them, so rounding alone determines them."""
+    """Exclude key biases: softmax is invariant to them, so only rounding determines them."""
     if name.endswith("in_proj.bias") and ":" not in name:
         query, _, value = tensor.chunk(3)
         return torch.cat([query, value])
@@ -109,7 +109,7 @@ def _decided(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def assert_same_training(first: Path, second: Path) -> None:
-    """Equal weights, optimizer state and best validation."""
+    """Check for equal weights, optimizer state and best validation."""
     a, b = last(first), last(second)
     for name in (MODEL, OPTIMIZER):
         assert_close(load_file(a.path / name), load_file(b.path / name))
@@ -118,7 +118,7 @@ def assert_same_training(first: Path, second: Path) -> None:
 
 
 def assert_equal_training(first: Path, second: Path) -> None:
-    """Equal bit for bit."""
+    """Check for bitwise equality."""
     for name in (MODEL, OPTIMIZER):
         assert (last(first).path / name).read_bytes() == (last(second).path / name).read_bytes()
     assert (first / MODEL).read_bytes() == (second / MODEL).read_bytes()
@@ -140,7 +140,7 @@ def trained_alone(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 @pytest.fixture
 def one_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The environment of a single process under torchrun."""
+    """Set the environment of a single process under torchrun."""
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", **torchrun_variables(1)}.items():
         monkeypatch.setenv(name, value)
     yield
@@ -159,7 +159,7 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
 
 
 @pytest.mark.sampled(2)
-@worlds("recurrent parallel", "plain sharded")  # the next test trains transformers
+@worlds("recurrent parallel", "plain sharded")  # the next test trains Transformers
 @pytest.mark.usefixtures("one_of_one", "one_thread")
 def test_a_world_of_one_equals_a_single_process(world, trained_alone, tmp_path):
     model, kind = world.split()
@@ -173,7 +173,7 @@ def test_a_world_of_one_equals_a_single_process(world, trained_alone, tmp_path):
 @SHARD
 @pytest.mark.usefixtures("one_of_one", "one_thread")
 def test_checkpoints_are_interchangeable(shard, trained_alone, tmp_path):
-    """Resume a single-process training in a world, then in a single process again."""
+    """A single-process training is resumed in a world, then in a single process again."""
     begun(trained_alone(), tmp_path)
     with join_world(shard=shard) as world:
         train(tmp_path, config(), world)
@@ -229,7 +229,7 @@ def test_a_failed_sharded_checkpoint_keeps_the_last_one(trained_alone, tmp_path,
 @pytest.mark.sampled(2)
 @SHARD
 def test_two_processes_equal_one(shard, trained_alone, tmp_path):
-    """From a checkpoint of one process; the slow tests train from the start."""
+    """Training continues from a checkpoint of one process; the slow tests train from the start."""
     folder = begun(trained_alone(), tmp_path)
     arguments = [str(folder), *["--shard"] * shard]
     preload = "sacrebleu, torch.distributed.fsdp, tests.translation.together"
@@ -243,7 +243,7 @@ def test_two_processes_equal_one(shard, trained_alone, tmp_path):
 @pytest.mark.slow
 @SHARD
 def test_a_process_holds_a_part_of_a_sharded_model(shard, tmp_path):
-    """Both in an update and in a validation; without sharding, it holds the whole."""
+    """This holds in an update and in a validation; without sharding, a process holds the whole model."""
     settings = ["model.layers=4", "updates=4", "validate_every=2", "save_every=2"]
     together(tmp_path, "--held", *["--shard"] * shard, *settings)
     for rank in range(2):
@@ -279,7 +279,7 @@ def test_a_killed_process_changes_nothing(killed, options, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_three_processes_sum_in_the_same_order_after_a_restart(tmp_path):
-    """With dropout, and with the rebuilt buckets of DistributedDataParallel."""
+    """The model has dropout, and DistributedDataParallel has rebuilt its buckets."""
     settings = ["model.dropout=0.2", "model.width=48"]
     together(tmp_path / "whole", *settings, processes=3)
     together(tmp_path / "cut", *settings, "--kill", "2:10", processes=3, restarts=1)
