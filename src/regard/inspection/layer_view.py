@@ -202,7 +202,8 @@ class InputView:
                 tokens = len(self.texts[number].tokens)
                 if tokens != size:
                     raise ShapeError(
-                        f"Got {tokens} tokens for {size} {side} of layer {layer.label!r}; pass one for each."
+                        f"Got {tokens} tokens for {size} {side} of layer {layer.label!r}; the numbers must "
+                        "be equal."
                     )
 
     def describe(self) -> dict[str, Any]:

@@ -159,7 +159,7 @@ class TokenMatches:
         return torch.stack([self.own, before, self.own, until, self.following, until], -1)
 
     def of_keys(self) -> Tensor:
-        """Return the token to compare at each key, per match: (b, k, m). For induction, the previous one."""
+        """Return the token to compare at each key, per match (b, k, m): for induction, the previous token."""
         previous = torch.nn.functional.pad(self.ranks[:, :-1], (1, 0), value=_NO_TOKEN - 1)
         return torch.stack([self.ranks, previous, self.ranks], -1)
 

@@ -52,7 +52,8 @@ class RecordedLayers(Mapping[str, Weights]):
     ) -> None:
         """Record a call to a module. By default, `kind` is inferred from the name.
 
-        run: number of the model call that it belongs to. Default: each model call calls the module once.
+        run: number of the model call that it belongs to. Default: each model call is assumed to run the
+            module once.
         """
         self._add(name, weights, kind, run)
 

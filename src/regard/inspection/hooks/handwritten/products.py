@@ -83,7 +83,7 @@ def _arranged(x: Tensor, axes: str, lead: list[str], contracted: list[str]) -> T
 
 
 def _is_outer(operation: Operation) -> bool:
-    """Return whether an einsum compares two activations, each with an axis of its own in the output."""
+    """Return whether an einsum compares two activations that each contribute an axis to the output."""
     einsum = _Einsum.of(operation)
     if einsum is None or any(is_parameter(x) for x in einsum.operands):
         return False
