@@ -199,7 +199,7 @@ class RecordedLayers(Mapping[str, Weights]):
         if name not in self._windowed:
             raise ArgumentError(
                 f"windows: no windows of {name or 'the model'} are known. If it divides its tokens into "
-                "windows, their positions could not be traced, and each window is an entry of the batch."
+                "windows, their positions could not be traced, and each window is an entry in the batch."
             )
         device = self[name].device
         return [
