@@ -78,7 +78,7 @@ class LayerView:
     queries: int = 0
     keys: int = 0
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
-    _selections: dict[Any, Weights] = field(default_factory=dict, repr=False)  # by heads; each keeps its τ
+    _selections: dict[Any, Weights] = field(default_factory=dict, repr=False)  # by heads, each with its τ
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(LayerKind):

@@ -51,7 +51,7 @@ class WindowPositions(NamedTuple):
 
 @dataclass(frozen=True)
 class CapturedCall:
-    """One attention call: query (b, h, q, d), key (b, g, k, d), and the other inputs of the weights."""
+    """One attention call: query (b, h, q, d), key (b, g, k, d), and everything else its weights depend on."""
 
     query: Tensor
     key: Tensor
@@ -66,7 +66,7 @@ class CapturedCall:
     dense: bool = False  # True: weights = biases[0] / (number of visible keys); query and key are empty
     value: Tensor | None = None  # b g k e
     output: AttentionOutput | None = None  # not detached: its gradient may be recorded
-    windows: WindowPositions | None = None  # set if the entries of the batch are windows of larger images
+    windows: WindowPositions | None = None  # set if the batch entries are windows of larger images
 
     def weights(self) -> Weights:
         """Return the lazy weights."""

@@ -135,7 +135,7 @@ def _with_values(call: CapturedCall, node: Softmaxed, product: Values) -> Captur
 
 
 def values_in(size: torch.Size, queries: int, node: Softmaxed, product: Values) -> Tensor | None:
-    """Return the values with the leading axes `size`, which split or merge those of the weights.
+    """Return the values with the leading axes `size`, which split or merge the leading axes of the weights.
 
     Returns None if the heads were moved or swapped with the queries.
     """

@@ -65,8 +65,8 @@ def check(model: nn.Module) -> None:
 
     All attention layers of the model must use the attention interface of transformers. Models with their own
     attention, such as Bloom, accept any implementation name and ignore it. After `enable()`, a model that
-    takes token ids is also run on a few tokens. Its outputs must match those of eager attention, and may
-    depend on later tokens only if those of eager attention do.
+    takes token ids is also run on a few tokens. Its outputs must match eager attention, and may depend on
+    later tokens only if they do so with eager attention.
 
     >>> import regard, transformers
     >>> sizes = {"hidden_size": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9}

@@ -43,7 +43,7 @@ def product(operation: Operation) -> Node | None:
 
 
 def _einsum_factors(operation: Operation) -> tuple[Tensor, Tensor] | None:
-    """Return the factors (…, q, d) and (…, d, k) of an einsum (…, q, k)."""
+    """Return the factors (…, q, d) and (…, d, k) of an einsum with the output (…, q, k)."""
     einsum = _Einsum.of(operation)
     if einsum is None:
         return None

@@ -138,7 +138,7 @@ function operator(sign, skips = false) {
   return { kind: "operator", title: sign, sign, skips, x: 0, y: 0, w: OPERATOR, h: OPERATOR, header: 0, children: [], parent: null };
 }
 
-// ---- the numbers of a layer
+// ---- the values of a layer
 
 // steps: the response of api/inside/layer
 export function fillLayer(block, steps) {
