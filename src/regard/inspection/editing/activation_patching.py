@@ -54,7 +54,7 @@ class Capture(Intervention):
         return call
 
     def find(self, call: AttentionCall, heads: list[int]) -> _CapturedHeads:
-        """Return the last captured call to the layer of `call` with the given heads and the same positions."""
+        """Return the last captured call to the layer of `call` with these heads and the same positions."""
         calls = self._calls.get(call.layer)
         if not calls:
             layers = ", ".join(self._calls) or "none: run the model in an edit block with this Capture first"
