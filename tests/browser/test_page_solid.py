@@ -104,9 +104,8 @@ def test_without_models_the_page_opens_on_a_section_that_needs_none(visit: Visit
     visit.page.goto(visit.address)
     visit.settle()
     assert visit.page.title() == "Lookup · regard"
-    assert (
-        visit.text("#no-model") == f"No model is loaded. For a pretrained one, run {command} and start again."
-    )
+    message = f"No model is loaded. For a pretrained one, run {command} and restart regard look."
+    assert visit.text("#no-model") == message
     visit.look("no-model", (SIZES[0], SIZES[-1]))
     visit.enter("order")
     link = visit.page.locator("#chapters a")

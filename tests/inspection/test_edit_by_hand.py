@@ -108,7 +108,7 @@ def test_gradients_flow_through_edited_attention() -> None:
 def test_weights_that_are_changed_after_the_softmax_are_refused() -> None:
     model = Model(lambda query, key, value: ((query @ key.mT).softmax(-1) * 0.5) @ value)
     with (
-        pytest.raises(ArgumentError, match=r"attention: its weights .* rows sum to 0.5 to 0.5"),
+        pytest.raises(ArgumentError, match=r"attention: its weights .* row sums are 0.5 to 0.5"),
         regard.edit(model, "attention", None, regard.ZeroAblation()),
     ):
         model(*tensors())

@@ -1,7 +1,7 @@
 """Train the shipped translator of dates, times and numbers: python -m regard.app.dates FOLDER.
 
-Parameters are stored as float16. Each file of the folder is written under a temporary name and then renamed,
-after training has succeeded.
+Parameters are stored as float16. After training has succeeded, each file in the folder is
+written under a temporary name and then renamed.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def make_corpus() -> EmbeddedCorpus:
 
 
 def train_dates(output: Path, updates: int | None = None) -> None:
-    """Train the translator for some optimizer updates, by default ten epochs, and write its folder."""
+    """Train the translator for `updates` optimizer updates, by default ten epochs, and write its folder."""
     shorter = [] if updates is None else [f"training.updates={updates}"]
     config = TranslationConfig.preset("tiny").override([*_SETTINGS, *shorter])
     corpus = make_corpus()

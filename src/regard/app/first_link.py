@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.inspection.layer_view import Floats, InputView, TextView
 
-_MAX_TOKENS = 128  # longer texts get no link: finding one takes a pass over all weights
+_MAX_TOKENS = 128  # longer texts have no first link, because finding it takes a pass over all weights
 _MIN_DISTANCE = 2  # links between neighbors are uninformative: some heads have them in every text
 _PRONOUN = re.compile("it|he|she|they|him|her|them|its|his|their", re.IGNORECASE)
 _FUNCTION_WORD = re.compile(

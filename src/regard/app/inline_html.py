@@ -16,7 +16,7 @@ def content_security_policy(css: str, script: str, *, images: str = "") -> str:
     ['img-src data:', "base-uri 'none'", "form-action 'none'"]
     """
     if "</script" in script.lower() or "</style" in css.lower():
-        raise ArgumentError("A script or style contains its own end tag, so it cannot be part of a page.")
+        raise ArgumentError("A script or style contains its own end tag, so it cannot be embedded in a page.")
     style_hash, script_hash = (b64encode(sha256(text.encode()).digest()).decode() for text in (css, script))
     rules = ["default-src 'none'", f"style-src 'sha256-{style_hash}'", f"script-src 'sha256-{script_hash}'"]
     if images:

@@ -1,4 +1,4 @@
-"""Views of long texts: of a model that reads them in passages, or of the co-occurrence of their words."""
+"""Views of long texts: attention in a model that reads them in passages, or co-occurrence of their words."""
 
 import math
 import re
@@ -30,7 +30,7 @@ from regard.models.text_model import TextModel, join_tokens, load_language_model
 STORIES, CO_OCCURRENCE = "stories", "co-occurrence"
 MAX_WORDS = 40_000  # words in a co-occurrence map
 MAX_TOKENS = 16_384  # tokens in all passages together; the queries and keys of minilm then take 0.3 GB
-_STORY_TOKENS = 64  # tokens per passage; the longest stories of the training data have 63
+_STORY_TOKENS = 64  # tokens per passage; the longest stories in the training data have 63
 _WIDTH, _HEADS = 64, 8  # width of the co-occurrence vectors, and number of slices
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])\s+|\n+")
 
@@ -127,7 +127,7 @@ def _pack(passages: Sequence[Sequence[int]]) -> Packed:
     tokens = sum(map(len, passages))
     if not 1 <= tokens <= MAX_TOKENS:
         raise ArgumentError(
-            f"The text has {tokens:,} tokens; a model reads 1 to {MAX_TOKENS:,} here. Shorten the text, or "
+            f"The text has {tokens:,} tokens; it must have 1 to {MAX_TOKENS:,}. Shorten the text, or "
             f"choose {CO_OCCURRENCE!r}, which takes up to {MAX_WORDS:,} words."
         )
     return Packed.of(passages)
@@ -157,7 +157,7 @@ def _passages_view(
 
 
 def sample_stories(words: int, seed: int = 0) -> str:
-    """Return stories of the grammar with about `words` words, one per paragraph.
+    """Return stories from the grammar with about `words` words, one per paragraph.
 
     >>> from regard.app.long_text import sample_stories
     >>> sample_stories(100) == sample_stories(100)

@@ -22,7 +22,7 @@ _MAX_CELLS = 2**22  # maximum size of a tile, over all heads
 _CACHE_SIZE = 64  # cached answers per layer
 _CACHE_COST = 2**22  # answers that read at least this many weights are cached
 _HEAD_PASSES = 3  # passes over all weights for head statistics: τ, entropy, distances
-_BAND = 2**28  # with more weights per head, keys are summed in bands of rows
+_BAND = 2**28  # above this number of weights per head, the sums are computed in bands of rows
 
 Index = Annotated[int, Meta(ge=0, le=10_000_000)]
 # lists, not tuples: msgspec 0.22 reads out of bounds for a union of a bounded string and a tuple

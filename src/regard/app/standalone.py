@@ -31,7 +31,8 @@ from regard.inspection.layer_view import Floats, InputView, LayerView, as_floats
 from regard.mechanism.weights.matrix import Weights
 
 EXTENSIONS = (".html", ".htm")
-_SIZES = (512, 384, 256, 192, 128, 96, 64, 48, 32)  # sides of a pooled matrix; the largest that fits is used
+# side lengths of a pooled matrix; the largest that fits is used
+_SIZES = (512, 384, 256, 192, 128, 96, 64, 48, 32)
 _MAX_WEIGHTS = 6_000_000  # per file, about 32 MB
 _MAX_VECTOR_NUMBERS = 2_000_000  # total size of all query and key vectors
 _MAX_STATISTICS = 2**31  # head statistics are computed for layers with up to this many weights

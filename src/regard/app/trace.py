@@ -46,7 +46,7 @@ class Step:
     kind: StepKind
     name: str
     tensors: dict[str, Tensor]
-    scale: float = 1.0  # factor of the scores in an attention step
+    scale: float = 1.0  # factor applied to the scores in an attention step
 
 
 @dataclass

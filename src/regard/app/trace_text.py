@@ -12,7 +12,7 @@ from regard.models.encoders.pretrained import PretrainedEncoder
 from regard.models.text_model import TextModel
 from regard.translation.translator import Translator
 
-MAX_TOKENS = 64  # in a traced text; a response can then have several hundred thousand numbers
+MAX_TOKENS = 64  # tokens in a traced text; a response can then have several hundred thousand values
 
 
 class TracedText(NamedTuple):

@@ -191,7 +191,7 @@ def _inputs(
 
 
 def _axes(name: str, size: Sequence[int], queries: _Tokens | None, keys: _Tokens | None) -> _Axes:
-    """Choose a layer's tokens. Of two texts, a self-attention layer uses the one whose length matches."""
+    """Choose a layer's tokens. With two texts, a self-attention layer uses the one whose length matches."""
     cross = is_cross_attention(name)
     if queries is None and keys is None:
         return TextView.numbered(size[0]).tokens, TextView.numbered(size[1]).tokens, cross

@@ -78,7 +78,7 @@ class LayerView:
     queries: int = 0
     keys: int = 0
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
-    _selections: dict[Any, Weights] = field(default_factory=dict, repr=False)  # by heads; each keeps its τ
+    _selections: dict[Any, Weights] = field(default_factory=dict, repr=False)  # by heads, each with its τ
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(LayerKind):
@@ -202,7 +202,8 @@ class InputView:
                 tokens = len(self.texts[number].tokens)
                 if tokens != size:
                     raise ShapeError(
-                        f"Got {tokens} tokens for {size} {side} of layer {layer.label!r}; pass one for each."
+                        f"Got {tokens} tokens for {size} {side} of layer {layer.label!r}; the numbers must "
+                        "be equal."
                     )
 
     def describe(self) -> dict[str, Any]:

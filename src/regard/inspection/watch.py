@@ -53,8 +53,8 @@ def watch(
     negative. Windows of tokens (Swin, Qwen2.5-VL) become one map per image; `Seen.windows` returns the
     weights of each window.
 
-    The model's outputs remain bit-identical. Compiled models run uncompiled inside the block, so their
-    outputs are those of the uncompiled model. Only calls inside the block and in the same thread are
+    The model's outputs remain bit-identical. Compiled models run uncompiled inside the block and
+    return the outputs of the uncompiled model. Only calls inside the block and in the same thread are
     recorded; a warning and `Seen.unseen` name attention that ran but was not recorded. Reading weights raises
     an error if query or key was modified in place after the call. Modifications through `.data` are not
     detected.

@@ -50,7 +50,7 @@ def test_damaged_files_are_errors(tmp_path: Path) -> None:
     files = {
         "A safetensors file has at least 8 bytes; this one has 3": b"abc",
         "The header has 1000 bytes, but the file has only 11": struct.pack("<Q", 1000) + b"abc",
-        "x has dtype I64; supported are F32, F16, BF16": file_of(tensor("I64", [1], 0, 8)),
+        "x has dtype I64; the supported dtypes are F32, F16, BF16": file_of(tensor("I64", [1], 0, 8)),
         "x has shape 3 and dtype F32, but 8 bytes": file_of(tensor("F32", [3], 0, 8)),
         "x ends at byte 16, but the file has 8": file_of(tensor("F32", [2], 8, 16)),
     }

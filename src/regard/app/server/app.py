@@ -32,7 +32,7 @@ from regard.errors import RegardError
 
 STATIC = Path(__file__).parents[1] / "static"
 STATIC_FOLDERS = ("page", "attention", "shared")
-# the system may map .js to another MIME type, and browsers then refuse modules
+# the system may map .js to another MIME type, and browsers then reject modules
 mimetypes.add_type("text/javascript", ".js")
 # matches out-of-memory errors of torch and the operating system
 _OUT_OF_MEMORY = re.compile("(allocate|not enough|out of) memory|bad_alloc|start new thread", re.IGNORECASE)
@@ -44,7 +44,7 @@ log = logging.getLogger("regard.look")
 def make_app(
     state: AppState, host: str = "127.0.0.1", port: int = 8000, origin: str | None = None
 ) -> SecurityMiddleware:
-    """Return the ASGI application for a server at this address. origin: public address of a reverse proxy."""
+    """Return the ASGI application for a server at an address. origin: public address of a reverse proxy."""
     routes = [
         *(Route(endpoint.path, _route(state, endpoint), methods=[endpoint.method]) for endpoint in ENDPOINTS),
         Route("/api/openapi.json", JSONResponse(document(state.version)), methods=["GET"]),

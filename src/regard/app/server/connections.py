@@ -161,7 +161,7 @@ class ExceptionHandler:
         self._next_report = 0.0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log an exception of the event loop."""
+        """Log an exception from the event loop."""
         if "accept" not in str(context.get("message", "")):
             loop.default_exception_handler(context)
             return

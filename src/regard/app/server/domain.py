@@ -17,7 +17,7 @@ _DOMAINS: WeakKeyDictionary[Translator, Domain] = WeakKeyDictionary()
 
 
 def domain_of(translator: Translator, folder: Path | None, examples: list[str]) -> Domain:
-    """Return the domain of a translator, which training has recorded in its folder.
+    """Return the domain of a translator, as recorded in its folder during training.
 
     For folders written by earlier versions, it is computed once from training data and validation sentences.
     """

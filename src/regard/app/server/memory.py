@@ -1,6 +1,6 @@
-"""Refuse work that may exceed the address space limit (`ulimit -v`).
+"""Reject work that might exceed the address space limit (`ulimit -v`).
 
-If memory runs out inside OpenMP or the Rust tokenizers, they abort the process instead of raising.
+If memory runs out inside OpenMP or the Rust tokenizers, they abort the process without raising an exception.
 """
 
 import os

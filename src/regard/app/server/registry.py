@@ -32,7 +32,7 @@ _EXAMPLES = (
     "Dogs may bark at strangers.",
     "The bark of an old oak is rough.",
 )
-DATES = Path(__file__).parents[1] / "models" / "dates"  # the translator that is part of regard
+DATES = Path(__file__).parents[1] / "models" / "dates"  # the translator shipped with regard
 _DATES_LANGUAGES = "en-de, dates, times and numbers in words only"
 _DATES_EXAMPLES = ("November twenty-eighth, twenty forty-seven", "twenty-three days ago")
 _STORIES = (
@@ -43,7 +43,7 @@ _STORIES = (
 _PRETRAINED = ("minilm", *SHIPPED, DATES.name)
 _KINDS = {"translator": "a translator", "encoder": "an encoder", "language": "a language model"}
 _MAX_EXAMPLES = 8  # example sentences from the validation set
-_MAX_EXAMPLE_BYTES = 200_000  # read from the validation set
+_MAX_EXAMPLE_BYTES = 200_000  # maximum number of bytes to read from the validation set
 
 log = logging.getLogger("regard.look")
 

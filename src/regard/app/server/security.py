@@ -3,7 +3,7 @@
 A page on another site can make a browser send requests to localhost. Requests must therefore name this
 server as host (a foreign name that resolves to 127.0.0.1 would allow DNS rebinding), must not come from
 another origin, and must have a JSON content type, which HTML forms cannot send. Starlette's
-TrustedHostMiddleware ignores ports and origins, and cannot accept IP addresses while refusing names.
+TrustedHostMiddleware ignores ports and origins, and cannot accept IP addresses while rejecting names.
 """
 
 import asyncio
@@ -56,13 +56,13 @@ class RequestError(Exception):
 
 def error_response(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
     """Return a JSON response with an error message."""
-    valid = message.encode(errors="replace").decode()  # a path in the message may have lone surrogates
+    valid = message.encode(errors="replace").decode()  # a path in the message may contain lone surrogates
     body = msgspec.json.encode(ErrorResponse(error=valid))
     return Response(body, status, headers, media_type="application/json")
 
 
 class SecurityMiddleware:
-    """ASGI middleware that refuses requests from other sites and adds security headers.
+    """ASGI middleware that rejects requests from other sites and adds security headers.
 
     host, port: where the server listens; accepted Host headers are derived from them.
     origin: public address of a proxy, such as "https://regard.example.org".
@@ -86,7 +86,7 @@ class SecurityMiddleware:
         self.address = f"http://{_bracketed('127.0.0.1' if self.any_address else host)}:{port}/"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request or refuse it."""
+        """Answer a request or reject it."""
         assert self.app is not None
         if scope["type"] != "http":
             return  # not HTTP; uvicorn runs without lifespan and web sockets

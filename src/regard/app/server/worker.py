@@ -2,7 +2,7 @@
 
 Threads are daemons, and a job is interrupted between tiles once all its clients have disconnected. Abandoned
 jobs therefore end soon, and shutdown does not block for long. anyio's CapacityLimiter bounds only the running
-jobs: it neither refuses jobs when too many are waiting, nor batches or interrupts them.
+jobs: it neither rejects jobs when too many are waiting, nor batches or interrupts them.
 """
 
 import asyncio
@@ -132,7 +132,7 @@ class Worker:
             self._discard(job)
 
     def cancel(self) -> None:
-        """Refuse all queued jobs and interrupt the running ones, without waiting for them."""
+        """Reject all queued jobs and interrupt the running ones, without waiting for them."""
         with self._changed:
             self._cancelled = True
             for job in self._jobs:

@@ -53,7 +53,7 @@ def write_site(
 ) -> Path:
     """Write a static site with models that run in the browser; return the path of its index.html.
 
-    folders: model folders, or "minilm"; default: the models that are part of regard.
+    folders: model folders, or "minilm"; default: the models shipped with regard.
     output: a new or empty folder, or one written by this function, whose index.html is replaced.
     guide: address of the guide, relative to the site, for links to its chapters; default: chapters are named
         but not linked.
@@ -71,7 +71,7 @@ def write_site(
 
 
 def load_models(folders: Sequence[str | os.PathLike[str]] = ()) -> list[SiteModel]:
-    """Load and export the models of a site; by default those that are part of regard.
+    """Load and export the models of a site; by default the ones shipped with regard.
 
     >>> from regard.app.site.build import load_models
     >>> [model.about["info"]["name"] for model in load_models()]
@@ -108,7 +108,7 @@ def _load(name: str, path: str) -> SiteModel:
 
 
 def make_site(models: Sequence[SiteModel], guide: str = "") -> str:
-    """Return index.html with these models. guide: as in `write_site`.
+    """Return index.html with the given models. guide: as in `write_site`.
 
     >>> from regard.app.site.build import make_site
     >>> "connect-src" in make_site([])  # default-src 'none' forbids connections

@@ -62,12 +62,12 @@ class Thing(NamedTuple):
 
     @property
     def new(self) -> str:
-        """The phrase of the first mention: "an orange hat"."""
+        """The phrase for the first mention: "an orange hat"."""
         return with_article(f"{self.color} {self.noun}")
 
     @property
     def known(self) -> str:
-        """The phrase of a later mention: "the orange hat"."""
+        """The phrase for a later mention: "the orange hat"."""
         return f"the {self.color} {self.noun}"
 
 

@@ -26,7 +26,7 @@ AttentionKind = Literal["self", "cross"]
 
 
 class WindowPositions(NamedTuple):
-    """Token numbers in each window: queries (w, q), keys (w, k). Counted across the batch; −1: padding."""
+    """Token indices in each window, counted across the batch: queries (w, q), keys (w, k); −1 for padding."""
 
     queries: Tensor
     keys: Tensor
@@ -51,7 +51,7 @@ class WindowPositions(NamedTuple):
 
 @dataclass(frozen=True)
 class CapturedCall:
-    """One attention call: query (b, h, q, d), key (b, g, k, d), and the other inputs of the weights."""
+    """One attention call: query (b, h, q, d), key (b, g, k, d), and everything else its weights depend on."""
 
     query: Tensor
     key: Tensor
@@ -66,7 +66,7 @@ class CapturedCall:
     dense: bool = False  # True: weights = biases[0] / (number of visible keys); query and key are empty
     value: Tensor | None = None  # b g k e
     output: AttentionOutput | None = None  # not detached: its gradient may be recorded
-    windows: WindowPositions | None = None  # set if the entries of the batch are windows of larger images
+    windows: WindowPositions | None = None  # set if the batch entries are windows of larger images
 
     def weights(self) -> Weights:
         """Return the lazy weights."""
@@ -92,7 +92,7 @@ class CapturedCall:
         return replace(self, query=query, key=key, value=value, new_keys=None)
 
     def select_heads(self, heads: Sequence[int]) -> "CapturedCall":
-        """Keep only the tensors of these heads."""
+        """Keep only the tensors of the given heads."""
         count = self.query.shape[-3]
         index = torch.tensor(head_numbers("watch", heads, count), device=self.query.device)
 
@@ -116,7 +116,7 @@ class CapturedCall:
 
 
 def dense_call(weights: Tensor, kind: AttentionKind = "self") -> CapturedCall:
-    """Return a call that stores these weights (…, q, k) densely, because its query and key are unknown.
+    """Return a call that stores dense weights (…, q, k), for attention whose query and key are unknown.
 
     >>> import torch
     >>> from regard.inspection.calls.capture import dense_call
@@ -136,12 +136,12 @@ def dense_call(weights: Tensor, kind: AttentionKind = "self") -> CapturedCall:
 
 
 def _problem(call: CapturedCall) -> Problem:
-    """Build the problem of captured weights; called when they are first used."""
+    """Build the problem for captured weights, on first use."""
     query, biases = call.query, call.biases
     mask: Mask | None = None
     if call.mask is not None:
         stop, uniform = call.mask.stop, call.mask.uniform
-        if uniform is not None and call.sink is not None:  # the sink gets all the weight of the row
+        if uniform is not None and call.sink is not None:  # the sink receives all the weight of the row
             stop = torch.where(uniform, 0, stop)
         mask = Intervals(call.mask.start, stop)
         if call.mask.allowed is not None:

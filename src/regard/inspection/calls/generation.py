@@ -69,7 +69,7 @@ class Generation:
     def __init__(self) -> None:
         self.layers: dict[str, LayerSteps] = {}
         self.unreadable: dict[str, str] = {}  # layers with an unreadable call, and the reason
-        self.single_calls: list[tuple[str, CapturedCall]] = []  # calls outside the steps, such as encoders
+        self.single_calls: list[tuple[str, CapturedCall]] = []  # calls outside the steps, as in encoders
         self.inputs: list[Tensor | None] = []  # new tokens of each forward pass, b n
         self.parents: list[Tensor | None] = []  # for each row, its row in the previous forward pass
         self.caches: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that hold the keys of these steps
@@ -84,7 +84,7 @@ class Generation:
         self._next_parents = None
 
     def on_reorder(self, rows: Tensor) -> None:
-        """Record that the next forward pass continues these rows of the last one."""
+        """Record that the next forward pass continues the given rows of the previous one."""
         rows = rows.detach().clone()
         self._next_parents = rows if self._next_parents is None else self._next_parents[rows]
 
@@ -96,7 +96,7 @@ class Generation:
                 _drop_last(layer.steps, tokens)
 
     def add(self, name: str, call: CapturedCall) -> None:
-        """Add an attention call of a layer."""
+        """Add an attention call made by a layer."""
         queries, keys = call.query.shape[-2], call.key.shape[-2]
         is_step = call.cached or call.kind == "cross" or queries < keys
         if not self.inputs or not is_step:
@@ -115,7 +115,7 @@ class Generation:
         if call.kind == "cross":
             if layer.steps and layer.steps[0].keys != keys:
                 return layer.fail(
-                    f"step {number} attends to {keys} keys and the first step to {layer.steps[0].keys}"
+                    f"step {number} attends to {keys} keys, but the first step to {layer.steps[0].keys}"
                 )
             new = call.key if layer.first_features is None else None
             offset, end = 0, keys
@@ -193,7 +193,7 @@ class Generation:
         """Return the row of each finished sequence in each forward pass, (passes, n); −1 after its end.
 
         inputs: number of prompts or sources; each has the same number of rows and sequences.
-        Returns None if nothing was reordered: each row is its own sequence.
+        Returns None if nothing was reordered, because each row is then one sequence.
         """
         if sequences is None or all(parents is None for parents in self.parents):
             return None
@@ -214,7 +214,7 @@ class Generation:
             if tokens is None:
                 if current or len(self.inputs) < 2 or self.inputs[1] is None:
                     return last
-                histories = self.inputs[1].cpu()[:, :0]  # a prompt of embeddings is not in the sequence
+                histories = self.inputs[1].cpu()[:, :0]  # the sequence excludes a prompt of embeddings
                 continue
             if current == 0:
                 histories = tokens.cpu()
@@ -297,7 +297,7 @@ def _select_rows(x: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def _select_shared(x: Tensor, rows: Tensor | None) -> Tensor:
-    """Select rows of a mask or bias, expanded to four axes, unless all rows share it."""
+    """Expand a mask or bias to four axes, and select its rows unless all rows share it."""
     x = x[(None,) * (4 - x.dim())]
     return _select_rows(x, rows if len(x) > 1 else None)
 

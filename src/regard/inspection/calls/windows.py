@@ -27,7 +27,7 @@ WINDOW_WEIGHTS = "window weights"  # the score of maps that store the weights of
 
 
 class Windows(NamedTuple):
-    """The weights of each window of a layer, and the positions of its queries and keys.
+    """The weights of each window in a layer, and the positions of its queries and keys.
 
     weights: (w, h, q, k). queries: (w, q), the index of each query, image · (tokens per image) + position;
     −1 for padding. keys: (w, k), the same for keys. Returned by `Seen.windows`.
@@ -150,7 +150,7 @@ class WindowedLayer:
         ]
 
     def _problem(self) -> Problem:
-        """Prepare the map; called when it is first read."""
+        """Prepare the map, when it is first read."""
         with torch.no_grad():
             mask = Segments(*self._segments())
             if all(map(_is_dot, self.calls)) and len({_options(call) for call in self.calls}) == 1:

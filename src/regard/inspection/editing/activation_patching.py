@@ -22,7 +22,7 @@ class _CapturedHeads(NamedTuple):
 
 
 class Capture(Intervention):
-    """Record the outputs of heads, without changing them; `Patch` inserts them into another run.
+    """Record the outputs of heads without changing them; `Patch` inserts them into another run.
 
     weights: also record query and key, from which `Patch(…, weights=True)` computes the weights.
 
@@ -54,7 +54,7 @@ class Capture(Intervention):
         return call
 
     def find(self, call: AttentionCall, heads: list[int]) -> _CapturedHeads:
-        """Return the last captured call to the same layer with these heads and the positions of `call`."""
+        """Return the last captured call to the layer of `call` with these heads and the same positions."""
         calls = self._calls.get(call.layer)
         if not calls:
             layers = ", ".join(self._calls) or "none: run the model in an edit block with this Capture first"
@@ -85,9 +85,9 @@ class Capture(Intervention):
 
 @dataclass(frozen=True)
 class Patch(Intervention):
-    """Replace heads with those that a `Capture` recorded in another run (Vig et al. 2020; Meng et al. 2022).
+    """Replace heads with heads that a `Capture` recorded in another run (Vig et al. 2020; Meng et al. 2022).
 
-    captured: the `Capture` of the other run. positions: the queries to patch, as in `Block`; None for all.
+    captured: the `Capture` from the other run. positions: the queries to patch, as in `Block`; None for all.
     weights: use the weights of the other run with the values of this run, in linear memory. Default: use the
         outputs of the other run.
 
@@ -106,7 +106,7 @@ class Patch(Intervention):
 
     def __post_init__(self) -> None:
         if not isinstance(self.captured, Capture):
-            raise DTypeError(f"Patch() got {type_name(self.captured)}; pass a Capture of another run.")
+            raise DTypeError(f"Patch() got {type_name(self.captured)}; pass a Capture from another run.")
         _check("Patch", self.positions)
 
     def __call__(self, call: AttentionCall, heads: list[int]) -> Tensor:
@@ -143,8 +143,8 @@ class Patch(Intervention):
 class ResampleAblation(Intervention):
     """Replace the output of each head with its output for another text in the batch.
 
-    The texts are rotated: text b gets the heads of text b + shift (Chan et al. 2022, *Causal scrubbing*). For
-    a single text, use `Capture` and `Patch`.
+    The texts are rotated: text b receives the heads of text b + shift (Chan et al. 2022, *Causal scrubbing*).
+    For a single text, use `Capture` and `Patch`.
 
     >>> import torch, regard
     >>> layer, x = regard.models.SelfAttention(), torch.randn(2, 3, 4)

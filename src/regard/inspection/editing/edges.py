@@ -18,7 +18,7 @@ Positions = int | slice | range | Sequence[int] | None
 
 
 class _EdgeIntervention(Intervention):
-    """Base class for interventions on the edges between some queries and keys."""
+    """Base class for interventions on the edges between selected queries and keys."""
 
     queries: Positions
     keys: Positions
@@ -43,11 +43,11 @@ class _EdgeIntervention(Intervention):
 class Block(_EdgeIntervention):
     """Attention knockout: hide keys from queries; the weights of the other keys grow accordingly.
 
-    Sets the scores of these edges to −inf before the softmax (Geva et al. 2023). The edges are stored
-    as a mask, in linear memory. A query whose keys are all hidden outputs zero.
+    Sets the scores of these query-key pairs to −inf before the softmax (Geva et al. 2023). The pairs are
+    stored as a mask, in linear memory. A query whose keys are all hidden outputs zero.
 
-    queries, keys: positions in the sequence: a number, list, range, or a slice such as slice(40, None). None:
-        all positions.
+    queries, keys: positions in the sequence: a number, a list, a range, or a slice such as slice(40, None).
+        None: all positions.
 
     >>> import torch, regard
     >>> layer = regard.models.SelfAttention()
@@ -130,7 +130,7 @@ def _selected_heads(call: AttentionCall, heads: list[int]) -> Tensor | None:
 
 
 def _with_rows(call: AttentionCall, output: Tensor, heads: list[int], rows: Tensor) -> AttentionCall:
-    """Replace the output of these heads and rows; all others stay bit-identical."""
+    """Replace the output of the given heads and rows; all others stay bit-identical."""
     selected = torch.zeros(call.heads, 1, 1, dtype=torch.bool, device=output.device)
     selected[heads] = True
     return replace(call, output=torch.where(selected & rows[:, None], output.to(call.output), call.output))

@@ -17,7 +17,7 @@ from regard.mechanism.scores import Dot
 
 
 class Inputs(NamedTuple):
-    """The arguments with which `regard.attention` repeats a call, without dropout.
+    """Arguments for repeating a call with `regard.attention`, without dropout.
 
     mask_bias: the part of options["bias"] that encodes a mask.
     """
@@ -88,10 +88,10 @@ class Intervention(ABC):
 
     @abstractmethod
     def __call__(self, call: AttentionCall, heads: list[int]) -> Tensor:
-        """Return the new output of these heads, (…, len(heads), q, e)."""
+        """Return the new output of the given heads, (…, len(heads), q, e)."""
 
     def apply(self, call: AttentionCall, heads: list[int]) -> AttentionCall:
-        """Return the call with the new output of these heads."""
+        """Return the call with the new output of the given heads."""
         output = call.output.clone()
         output[..., heads, :, :] = self(call, heads).to(output.dtype)
         return replace(call, output=output)
@@ -189,8 +189,8 @@ def _apply(intervention: Intervention, function: Callable[[Tensor], Tensor], x: 
     if not isinstance(result, Tensor) or result.shape != x.shape:
         returned = tuple(result.shape) if isinstance(result, Tensor) else type_name(result)
         raise ShapeError(
-            f"The function passed to {type(intervention).__name__} got shape {tuple(x.shape)} and returned "
-            f"{returned}; the shapes must be equal."
+            f"The function passed to {type(intervention).__name__} received shape {tuple(x.shape)} and "
+            f"returned {returned}; the shapes must be equal."
         )
     return result
 

@@ -74,7 +74,7 @@ _THREAD = _Thread()
 
 @contextmanager
 def editing(edits: Mapping[nn.Module, Edit]) -> Iterator[set[nn.Module]]:
-    """Edit the calls to these modules in this thread; yield the set of modules edited so far."""
+    """Edit calls to the given modules in this thread; yield the set of modules edited so far."""
     with _PATCHES.installed():
         _THREAD.edits.append(edits)
         outer, _THREAD.edited = _THREAD.edited, set()
@@ -269,7 +269,7 @@ def _sdpa(original: Function) -> Function:
 
 
 class _EditMode(TorchFunctionMode):
-    """Edits SDPA calls, under whatever name it was imported, and attention in plain tensor operations."""
+    """Edits calls to SDPA, under whatever name it was imported, and attention in plain tensor operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ class _EditMode(TorchFunctionMode):
 
 
 def edit_product(operation: Operation, node: Softmaxed) -> Any:
-    """Edit a product of weights and values in attention in plain tensor operations; return the new output."""
+    """Edit a product of weights and values written in plain tensor operations; return the new output."""
     module = calling_module(lambda module: bool(_edits(module)))
     if module is None:
         return operation.output

@@ -2,8 +2,8 @@
 
 Wrappers are installed when the first thread starts watching and removed when the last one stops. They always
 call the original function with unchanged arguments. Observers are per thread, and so is the tracer, which
-follows torch's functions. torch's attention modules get no forward hooks, because these would disable the
-fast path of its encoder layers.
+follows torch's functions. torch's attention modules have no forward hooks, because hooks would disable
+the fast path of its encoder layers.
 """
 
 import sys
@@ -58,7 +58,7 @@ class Observer(Protocol):
         """Call generate(model, …) and group its attention calls."""
 
     def on_reorder(self, cache: Any, rows: Tensor) -> None:
-        """Called when a cache has been reordered to these rows."""
+        """Called when a cache has been reordered to the given rows."""
 
     def on_crop(self, cache: Any, tokens: int) -> None:
         """Called when a cache has dropped its last `tokens` tokens."""
@@ -213,7 +213,7 @@ REPLACE, EDIT, WATCH = range(3)  # ranks, innermost first
 
 
 class Patch:
-    """A wrapper around an attribute of a class or module, in place until `restore`.
+    """A wrapper around an attribute of a class or module, which stays until `restore` is called.
 
     Patches of the same attribute can be removed in any order. The remaining ones are reapplied to the
     original by rank: replacements innermost, then edits, then observers.
@@ -332,7 +332,7 @@ def _stance_patch() -> Patch:
 
 
 def _compile_patch() -> Patch:
-    """Set the stance once torch.compile or FlexAttention loads the compiler: importing it takes seconds."""
+    """Set the stance when torch.compile or FlexAttention loads the compiler; importing it takes seconds."""
 
     def wrap(compile: Function) -> Function:
         is_loaded = False

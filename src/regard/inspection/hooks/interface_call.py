@@ -36,7 +36,7 @@ _KNOWN = frozenset(f"{_PARSED} {_WITHOUT_EFFECT}".split())
 
 
 class InterfaceCall(NamedTuple):
-    """The arguments of a call, interpreted as the implementation that runs it interprets them."""
+    """The arguments of a call, as interpreted by the implementation that runs it."""
 
     query: Tensor  # b h q d
     key: Any  # b g k d; a tensor, or Quantized
@@ -164,7 +164,7 @@ def _causal_by_default(cls: Hashable) -> bool:
 
 
 def _flash_mask(padding: Any, causal: bool, keywords: Mapping[str, Any]) -> Any:
-    """Build the mask of a flash kernel from its padding mask (b, k), causal flag, window and packing.
+    """Build the mask for a flash kernel from its padding mask (b, k), causal flag, window and packing.
 
     Causal and window rules are aligned to the last key.
     """

@@ -1,10 +1,10 @@
 """Follow tokens through a model that divides them into windows, to find the position of each query and key.
 
-Each tensor of activations has an index: a tensor of the same shape whose entries are the numbers of the
-tokens that the activations belong to. A convolution, an embedding, a linear layer or a norm numbers the
+Each tensor of activations has an index: a tensor of the same shape that holds the number of the token to
+which each activation belongs. A convolution, an embedding, a linear layer or a norm numbers the
 tokens of its output if they have no index. Operations that rearrange a tensor (view, permute, roll, pad, …)
 are repeated on its index. Functions that act on each token separately keep the index, and the output of
-attention gets the index of the query. The output of any other operation has no index.
+attention takes the index of the query. The output of any other operation has no index.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class TokenTracker:
         if rule is None:
             return
         tokens: Tokens | None = None
-        # if a rule does not support these arguments, the output gets no index
+        # if a rule does not support these arguments, the output has no index
         with torch.no_grad(), suppress(RuntimeError, ValueError, TypeError, IndexError, KeyError):
             tokens = rule(self, func, args, kwargs, output)
         outputs = tensors(output)
@@ -94,7 +94,7 @@ class TokenTracker:
         return None if queries is None or keys is None else (queries, keys)
 
     def set_output(self, output: Tensor, query: Tensor | Tokens, heads: int) -> None:
-        """Give the output of attention the tokens of its queries. heads: axis of the heads in the output."""
+        """Assign the tokens of the queries to the output of attention. heads: the output's head axis."""
         tokens = self.get(query) if isinstance(query, Tensor) else query
         rows = _rows(tokens) if isinstance(query, Tensor) and tokens is not None else tokens
         if rows is not None and rows.numbers.dim() + 2 == output.dim():
@@ -141,7 +141,7 @@ def _convolution(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, outpu
     if output.dim() != space + 2 or 0 in output.shape:
         return None
     tokens = tracker.number(output, 1)
-    if all(n == 1 for n in output.shape[2:]):  # one patch per entry of the batch
+    if all(n == 1 for n in output.shape[2:]):  # one patch per batch entry
         return tokens._replace(batch=1, tokens=output.shape[0])
     return tokens
 

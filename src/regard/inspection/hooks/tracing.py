@@ -92,7 +92,7 @@ def function_name(func: Any) -> str:
 
 
 def _on_softmax(pools: bool) -> None:
-    """Tell the observers which module computed a softmax that does not belong to a chain."""
+    """Report to the observers which module computed a softmax that does not belong to a chain."""
     module, _ = observed_module()
     for observer in interception.THREAD.observers:
         if module is not None and module in observer.names:
@@ -135,7 +135,7 @@ def _with_values(call: CapturedCall, node: Softmaxed, product: Values) -> Captur
 
 
 def values_in(size: torch.Size, queries: int, node: Softmaxed, product: Values) -> Tensor | None:
-    """Return the values with the leading axes `size`, which split or merge those of the weights.
+    """Return the values with the leading axes `size`, which split or merge the leading axes of the weights.
 
     Returns None if the heads were moved or swapped with the queries.
     """
@@ -160,8 +160,8 @@ def head_count(module: nn.Module) -> int | None:
 def head_order(lead: Sequence[int], heads: int | None, hint: int | None = None) -> list[int] | None:
     """Return the order of leading axes that puts the heads last; None if they are last or unknown.
 
-    If several axes have this size, the heads are the axis `hint` or else the last axis, because the batch is
-    usually first.
+    If several axes have this size, `hint` selects one of them. Without a hint, the last one is used, because
+    the batch usually comes first.
 
     >>> from regard.inspection.hooks.tracing import head_order
     >>> head_order((4, 2, 3), 4), head_order((2, 4), 4), head_order((4, 4, 2), 4), head_order((4, 4), 4, 0)

@@ -65,8 +65,8 @@ def check(model: nn.Module) -> None:
 
     All attention layers of the model must use the attention interface of transformers. Models with their own
     attention, such as Bloom, accept any implementation name and ignore it. After `enable()`, a model that
-    takes token ids is also run on a few tokens. Its outputs must match those of eager attention, and may
-    depend on later tokens only if those of eager attention do.
+    takes token ids is also run on a few tokens. Its outputs must match eager attention, and may depend on
+    later tokens only if they do so with eager attention.
 
     >>> import regard, transformers
     >>> sizes = {"hidden_size": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9}
@@ -161,7 +161,7 @@ def quantized_cache(model: nn.Module) -> Any:
     """Create an int8 key-value cache for `generate`, which takes about a quarter of the memory of float32.
 
     Pass it as `model.generate(…, past_key_values=cache)`. Keys and values have one scale per token and head,
-    and the kernels read the int8 numbers in place. Each query attends to the quantized keys, so
+    and the kernels read the int8 values in place. Each query attends to the quantized keys, so
     `watch`, `edit` and returned weights show the attention that was actually computed.
 
     The model must run on regard. Layers with full attention and with a sliding window are supported.
@@ -341,7 +341,7 @@ def _is_overwritten(key: Tensor | Quantized, query: Tensor) -> bool:
 
 
 def _needs_weights(options: dict[str, Any]) -> bool:
-    """Return whether the model was called with output_attentions=True, even if the layers do not get it."""
+    """Return whether the model was called with output_attentions=True, even if the layers do not see it."""
     if options.get("output_attentions"):
         return True
     collected = None if _COLLECTOR is None else _COLLECTOR.get()
@@ -437,7 +437,7 @@ def _flags_suffice(model: nn.Module | None) -> bool:
 
     transformers omits masks for classes that support SDPA. Other classes may rely on the mask alone: the
     decoder layers of nllb-moe have is_causal=False and would attend to future tokens without it. Some compute
-    their own attention and add the mask to the scores. All these classes get the masks of eager attention,
+    their own attention and add the mask to the scores. All these classes use the masks of eager attention,
     unless all their layers use the interface and are causal, as in gemma2 and gpt-oss.
     """
     if model is None:

@@ -1,6 +1,6 @@
 """Run the layers of Hugging Face models without padding.
 
-Each layer of a packed model receives the tokens of all sequences of a batch as one sequence of length
+Each layer of a packed model receives the tokens of all sequences in a batch as one sequence of length
 Σ lengths, and attends with a `Documents` mask. Its output is padded again, so that the rest of the model,
 such as a pooling layer, works unchanged. The time depends on the number of real tokens only.
 """
@@ -177,7 +177,7 @@ def _parameter_names(model: nn.Module) -> list[str]:
 
 
 class _Forward:
-    """Replaces the `forward` of one module. A copy of the module gets its own copy."""
+    """Replaces the `forward` of one module. Copying the module copies this object too."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.forward = module, module.forward
@@ -230,7 +230,7 @@ class _LayerForward(_Forward):
         return _map(self._run(packing, args, kwargs), packing.is_packed, packing.unpack)
 
     def _run(self, packing: Packing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the layer on packed inputs; without gradients, on some of the sequences at a time."""
+        """Run the layer on packed inputs; without gradients, on a chunk of the sequences at a time."""
         chunks = packing.sequences.chunks(CHUNK_TOKENS)
         if len(chunks) < 2 or torch.is_grad_enabled() or not self.splittable:
             return self._call(packing.sequences, args, kwargs)

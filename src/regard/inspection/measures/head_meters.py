@@ -16,7 +16,7 @@ LARGEST = 1 - 1e-4  # a weight of at least this fraction of the row maximum coun
 STREAMING = (4, 64)  # number of first and of most recent keys that a streaming head reads
 
 MATCHES = ("duplicate", "induction", "copying")
-_NO_TOKEN = -2  # a token number that no key has
+_NO_TOKEN = -2  # a rank that no token has
 
 Measured = dict[str, tuple[Tensor, Tensor]]  # by measure: its sum and row count in a block, both … h
 
@@ -91,7 +91,7 @@ class BlockMeter:
         batched = len(self.lead) > 2 or len(ids) > 1
         axes = (slice(None), *[None] * (len(self.lead) - 1)) if batched else (0,)
         masks = {name: mask[axes] for name, mask in masks.items()}
-        # all keys count, including those outside the block, whose weights are 0
+        # all keys count, including keys outside the block, whose weights are 0
         counted = {name: attends & rows[axes] for name, rows in TokenMatches(ids, centers).matched().items()}
         measured = {name: sum_counted((block * mask).sum(-1), counted[name]) for name, mask in masks.items()}
         largest = (block * masks["copying"]).amax(-1) >= block.amax(-1) * LARGEST
@@ -159,7 +159,7 @@ class TokenMatches:
         return torch.stack([self.own, before, self.own, until, self.following, until], -1)
 
     def of_keys(self) -> Tensor:
-        """Return the token to compare at each key, per match: (b, k, m). For induction, the previous one."""
+        """Return the token to compare at each key, per match (b, k, m): for induction, the previous token."""
         previous = torch.nn.functional.pad(self.ranks[:, :-1], (1, 0), value=_NO_TOKEN - 1)
         return torch.stack([self.ranks, previous, self.ranks], -1)
 

@@ -40,7 +40,7 @@ class KernelMeter:
         self.counts: dict[str, Tensor] = {}
 
     def measure(self) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
-        """Return the sum and the number of counted rows of each measure, (…, g, r).
+        """Return the sum and the number of counted rows for each measure, (…, g, r).
 
         Returns None if the kernels do not support the weights, or if the weights are not finite.
         """

@@ -20,7 +20,7 @@ from regard.mechanism.weights.matrix import Weights
 from regard.mechanism.weights.tensor_like import Index, SplitIndex, split_index
 from regard.mechanism.weights.tiled_matrix import TiledMatrix
 
-_CELLS = 2**20  # numbers per block of rows
+_CELLS = 2**20  # values per block of rows
 
 
 class LazyProduct(TiledMatrix):
@@ -64,7 +64,7 @@ class LowRank(LazyProduct):
     """
 
     def dense(self) -> Tensor:
-        """Return the full matrix as a dense tensor, with q × k numbers per head."""
+        """Return the full matrix as a dense tensor, with q × k values per head."""
         return self._left @ self._right.mT
 
     def __getitem__(self, index: Index) -> Tensor:
@@ -161,7 +161,7 @@ def _split(index: Index, shape: torch.Size) -> SplitIndex:
 
 
 def row_blocks(rows: int, row_size: int) -> Iterator[slice]:
-    """Divide rows into blocks of about 2²⁰ numbers.
+    """Divide rows into blocks of about 2²⁰ values.
 
     >>> from regard.inspection.measures.lazy_products import row_blocks
     >>> list(row_blocks(3, 2**19))

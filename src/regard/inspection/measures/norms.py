@@ -29,7 +29,7 @@ class Norms(WeightProduct):
         self._projection = _projection(record, self._value) if project else None
         vectors = self._value
         if self._projection is not None:
-            # ‖v Wᵀ‖ = ‖v Rᵀ‖ with W = Q R, so vectors have e instead of m numbers
+            # ‖v Wᵀ‖ = ‖v Rᵀ‖ with W = Q R, so vectors have e instead of m components
             triangle = torch.linalg.qr(self._projection.float(), mode="r").R
             vectors = vectors @ triangle.mT.to(vectors.dtype)
         norms = vectors.norm(dim=-1, keepdim=True)  # … h k 1

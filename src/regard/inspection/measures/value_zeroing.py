@@ -1,4 +1,4 @@
-"""Value zeroing: how much a layer's output for each token depends on each other token."""
+"""Value zeroing: how much a layer's output for each token depends on every other token."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ def value_zeroing(
     The change is the cosine distance between the outputs of the whole layer (attention, residual connections
     and feed-forward network) for a query with and without the value of a key (Mohebbi et al. 2023,
     section 3); dividing by the row sums gives the paper's scores. The layer runs once per key, on the inputs
-    of one run of the model. Memory per run is linear; the result has one number per query and key.
+    of one run of the model. Memory per run is linear; the result has one value per query and key.
 
     batch: the model's arguments: a dictionary, a tuple, or one tensor. layers: as in `regard.edit`.
     keys: positions of the keys; default: all.
@@ -77,7 +77,7 @@ def _block(model: nn.Module, name: str) -> nn.Module:
 def _inputs(
     blocks: set[nn.Module],
 ) -> Iterator[dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]]]:
-    """Record the arguments of the first call to each of these modules, without caches."""
+    """Record the arguments of the first call to each of the given modules, excluding caches."""
     calls: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
     def on_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

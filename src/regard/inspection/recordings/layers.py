@@ -52,7 +52,8 @@ class RecordedLayers(Mapping[str, Weights]):
     ) -> None:
         """Record a call to a module. By default, `kind` is inferred from the name.
 
-        run: number of the model call that it belongs to. Default: each model call calls the module once.
+        run: number of the model call that it belongs to. Default: each model call is assumed to run the
+            module once.
         """
         self._add(name, weights, kind, run)
 
@@ -198,7 +199,7 @@ class RecordedLayers(Mapping[str, Weights]):
         if name not in self._windowed:
             raise ArgumentError(
                 f"windows: no windows of {name or 'the model'} are known. If it divides its tokens into "
-                "windows, their positions could not be traced, and each window is an entry of the batch."
+                "windows, their positions could not be traced, and each window is an entry in the batch."
             )
         device = self[name].device
         return [

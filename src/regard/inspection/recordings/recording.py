@@ -132,7 +132,7 @@ class Seen(RecordedLayers):
     def rollout(
         self, queries: int | Sequence[int] | Tensor | None = None, *, residual: float = 0.5
     ) -> Tensor:
-        """Compute `regard.rollout`: how much each input token contributes to positions of the last layer.
+        """Compute `regard.rollout`: how much each input token contributes to positions in the last layer.
 
         If there are several stacks (encoder and decoder) or calls, only the last stack and call are used.
         """
@@ -251,7 +251,7 @@ class Seen(RecordedLayers):
 
     @hint_arguments
     def show(self, *, title: str = "") -> Any:
-        """Show all layers in a notebook widget, or outside notebooks in the browser.
+        """Show all layers in a notebook widget, or in the browser outside notebooks.
 
         Returns the widget, or the path of the page.
 

@@ -16,7 +16,7 @@ from regard.app.trace_text import TracedText, trace_text
 from regard.errors import ArgumentError
 from regard.models.configs import Norm
 
-_PREDICTIONS = 20  # most probable tokens per position
+_PREDICTIONS = 20  # number of most probable tokens to return per position
 _DIGITS = 7  # significant decimal digits of the numbers in a response, as in float32
 
 Matrix = list[list[float]]
@@ -42,7 +42,7 @@ class LayerRequest(InsideRequest, kw_only=True):
 
 
 class NextRequest(InsideRequest, kw_only=True):
-    """A text whose next token is sampled at a temperature; 0 takes the most probable token."""
+    """A text whose next token is sampled at a temperature; at 0, the most probable token is chosen."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
     seed: Annotated[int, Meta(ge=0, le=2**53)] = 0

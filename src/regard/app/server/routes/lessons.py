@@ -143,7 +143,7 @@ _WIDTH, _HEADS = 16, 4  # sizes of the block that demonstrates word order
 
 @endpoint("POST", "/api/lookup", "Attention over a small table, step by step.")
 def lookup(request: LookupRequest) -> LookupResponse:
-    """Return the scores, weights and output of a small table, in float64.
+    """Return the scores, weights and output for a small table, in float64.
 
     >>> from regard.app.server.routes.lessons import LookupRequest, lookup
     >>> table = LookupRequest(query=[[1, 0]], key=[[1, 0], [0, 1]], value=[[10], [20]], normalize="hard")
@@ -226,8 +226,8 @@ def order(request: OrderRequest) -> OrderResponse:
         raise ArgumentError(f"The sentence has {len(words)} words; it must have 1 to 64.")
     if sorted(request.order) != list(range(len(words))):
         raise ArgumentError(
-            f"order is {request.order} for {pluralize(len(words), 'word')}; it must contain each of 0 to "
-            f"{len(words) - 1} once."
+            f"order is {request.order} for {pluralize(len(words), 'word')}; it must contain each number "
+            f"from 0 to {len(words) - 1} once."
         )
     generator = torch.Generator().manual_seed(request.seed)
     block = _random_block(generator)

@@ -30,7 +30,7 @@ MAX_BODY = 4_000_000  # bytes of a request
 class LongTextRequest(Request, kw_only=True):
     """A long text, and the model that reads it in passages.
 
-    Besides the loaded models there are "stories", the small model that is part of regard, and
+    Besides the loaded models there are "stories", the small model shipped with regard, and
     "co-occurrence", which is not a model: it compares words by their co-occurrence in the text itself.
     """
 
@@ -64,9 +64,9 @@ def long_text(state: AppState, request: LongTextRequest) -> ViewResponse:
     return state.views.add(view)
 
 
-@endpoint("POST", "/api/long/sample", "Sample text for the models of long texts.")
+@endpoint("POST", "/api/long/sample", "Sample text for the long-text models.")
 def long_sample(request: SampleRequest) -> SampleResponse:
-    """Return stories of the grammar."""
+    """Return stories from the grammar."""
     return SampleResponse(text=sample_stories(request.words))
 
 

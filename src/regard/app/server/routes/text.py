@@ -108,7 +108,7 @@ def embed(state: AppState, request: EmbedRequest) -> EmbedResponse:
     numbers = sum(map(len, embedded)) * embedded[0].vectors.shape[-1]
     if numbers > MAX_NUMBERS:
         raise ArgumentError(
-            f"The vectors have {numbers:,} numbers; the limit is {MAX_NUMBERS:,}. Send fewer sentences."
+            f"The vectors have {numbers:,} components; the limit is {MAX_NUMBERS:,}. Send fewer sentences."
         )
     return EmbedResponse(
         layer=layer % encoder.layers,

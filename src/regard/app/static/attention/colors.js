@@ -1,5 +1,5 @@
-// Head colors (Okabe and Ito 2008), and a ramp for weights with even lightness steps: the blue of all tables and
-// charts, from the background to its opposite. Only lightness encodes the weight, so it is readable with any color vision.
+// Head colors (Okabe and Ito 2008), and a color ramp for weights: the blue of all tables and charts, in even
+// lightness steps from the background to its opposite. Only lightness encodes the weight, so it is readable with any color vision.
 
 const ON_DARK = [[15, 24, 32], [17, 51, 76], [23, 81, 122], [37, 116, 172], [76, 156, 217], [145, 200, 244], [222, 241, 255]];
 const ON_LIGHT = [[247, 251, 253], [190, 222, 248], [134, 192, 239], [78, 158, 219], [27, 119, 181], [7, 81, 127], [0, 46, 77]];

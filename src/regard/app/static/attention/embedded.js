@@ -1,5 +1,5 @@
 // Answers questions in the browser from the weights embedded in a page.
-// If the weights are pooled, the answer for a position is that of its block.
+// If the weights are pooled, the answer for a position is the answer for its block.
 
 function decodeArray(array) {
   if (!array || typeof array.data !== "string") return array; // not encoded
@@ -7,7 +7,7 @@ function decodeArray(array) {
   return { shape: array.shape, data: new Float32Array(bytes.buffer) };
 }
 
-// One layer: its stored weights (h, rows, columns), and the numbers of queries and keys before pooling
+// One layer: its stored weights (h, rows, columns), and the number of queries and keys before pooling
 export class EmbeddedLayer {
   constructor(stored, queries, keys) {
     this.stored = stored;
@@ -34,7 +34,7 @@ export class EmbeddedLayer {
     return heads ?? Array.from({ length: this.headCount }, (_, head) => head);
   }
 
-  // The mean of the matrices of these heads, cached
+  // The mean matrix of the given heads, cached
   mean(heads) {
     const selected = this.selected(heads);
     if (selected.length === 1) return this.matrix(selected[0]);

@@ -237,7 +237,7 @@ export class LinesView {
     }
   }
 
-  // Marks the selected token; tokens on the other side get their weight and a stripe per head
+  // Marks the selected token; tokens on the other side show their weight and a stripe per head
   markTokens(selected) {
     for (const [side, list] of Object.entries(this.lists)) {
       for (const [position, node] of list.nodes) {

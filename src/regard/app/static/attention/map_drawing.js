@@ -94,7 +94,7 @@ function drawCursor(context, frame, theme, { query, key }, block) {
   }
 }
 
-// The positions that get a label, and whether labels are tokens or numbers
+// The positions to label, and whether the labels are tokens or numbers
 function labelPositions(frame, axis) {
   const minStep = LABEL_SPACING / frame.scale[axis];
   const [start, stop] = frame.visibleRange(axis);

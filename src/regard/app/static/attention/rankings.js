@@ -60,7 +60,7 @@ function isSmall(average) {
   return average > 0 && average < MIN_AVERAGE;
 }
 
-// total(): divisor of the weights. average(): the mean weight, or 0 to list the weights in any case
+// total(): divisor of the weights. average(): the mean weight, or 0 to always list the weights
 function makeRanking(pane, side, select, total = () => 1, average = () => 0) {
   const latest = new LatestQuestion(pane);
   const heading = make("h4", { dir: "auto" });

@@ -1,11 +1,11 @@
-// The tokens of one side as buttons with roving focus. Of a long text, only a window is shown.
+// The tokens of one side as buttons with roving focus. For a long text, only a window is shown.
 import { button, clamp, formatCount, make, setTabStop, visible } from "../shared/dom.js";
 
-export const MAX_TOKENS = 300; // of longer texts, only a window is shown
+export const MAX_TOKENS = 300; // for longer texts, only a window is shown
 const WINDOW = 40; // tokens in the window
 
 export class TokenList {
-  // on: { highlight(position or null, cause), select(position), scrolled(), cross(position, event): called when an arrow key leads to the other side }
+  // on: { highlight(position or null, cause), select(position), scrolled(), cross(position, event): called when an arrow key moves to the other side }
   constructor(pane, side, on) {
     this.pane = pane;
     this.side = side;

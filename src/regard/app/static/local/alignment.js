@@ -5,7 +5,7 @@ import { SPACE } from "./tokenizers/sentencepiece.js";
 
 const MIN_KNOWN = 2; // minimum number of known characters by which a copied word is recognized
 
-// The mean of the selected heads without special tokens: rows of target tokens, columns of source tokens
+// The mean of the selected heads, excluding special tokens: rows of target tokens, columns of source tokens
 // steps: steps of the decoder. head: { layer, heads, shift } of the alignment
 export function tokenWeights(steps, { layer = -1, heads = null, shift = "input" }, targets, sources) {
   const { weights } = steps.at(layer).find(({ kind, name }) => kind === "attention" && name === "cross");

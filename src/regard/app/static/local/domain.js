@@ -1,4 +1,4 @@
-// Warnings about sentences outside a translator's domain; the rules are those of regard.translation.text.domain.
+// Warnings about sentences outside a translator's domain; the same rules as in regard.translation.text.domain.
 
 const MAX_LISTED = 5;
 const MAX_LETTERS = 40; // listed words are cut to this length

@@ -1,4 +1,4 @@
-// The link that a view shows first; the rules are those of regard.app.first_link.
+// The link that a view shows first; the same rules as in regard.app.first_link.
 
 const MAX_TOKENS = 128;
 const MIN_DISTANCE = 2; // links between neighbors are uninformative: some heads have them in every text

@@ -1,4 +1,4 @@
-// Statistics of attention heads and their labels, equal to those of regard.inspection.head_statistics without token ids.
+// Statistics of attention heads and their labels, as computed by regard.inspection.head_statistics without token ids.
 
 const [SINK, DORMANT] = [0.3, 0.9]; // a row counts if its weight on the first key exceeds this threshold
 const DOMINANT = 0.4; // a kind of key with at least this mean weight decides the label

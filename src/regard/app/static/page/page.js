@@ -56,7 +56,7 @@ function expandMenu(open) {
   byId("menu").setAttribute("aria-expanded", String(open));
 }
 
-// The section that opens first, which depends on the loaded models; Lookup needs none
+// The section to open first, depending on the loaded models; Lookup needs no model
 async function chooseHome() {
   const { models, recordings = [] } = await get("api/models");
   if (recordings.length || models.some(({ kind, attends }) => kind === "encoder" && attends)) return "heads";
@@ -89,7 +89,7 @@ async function openSection(navigated = true) {
   panel.run(() => get("api/models", signal), ({ models, pending = [], demo = false, missing = "", minilm = "", recordings = [] }) => {
     const save = (change) => saveState(name, Object.assign(state, change), signal);
     byId("no-model").hidden = !minilm || models.length > 0 || recordings.length > 0;
-    byId("no-model").replaceChildren("No model is loaded. For a pretrained one, run ", make("code", {}, minilm), " and start again.");
+    byId("no-model").replaceChildren("No model is loaded. For a pretrained one, run ", make("code", {}, minilm), " and restart regard look.");
     open({ element: panel.body, state, save, models, pending, demo, missing, minilm, recordings, signal });
     if (pending.length && panel.body.querySelector(".empty-state")) waitForModel(pending, signal).catch(() => {}); // the section was closed
   });

@@ -2,7 +2,7 @@
 // In a static site, a backend in the browser answers instead of a server.
 
 const RECONNECT_INTERVAL = 2000; // milliseconds
-const MAX_TRIES = 3; // tries if the server is busy
+const MAX_TRIES = 3; // maximum number of tries if the server is busy
 const MAX_RETRY_DELAY = 5; // seconds
 
 class RequestError extends Error {

@@ -50,8 +50,8 @@ class HandwrittenCall:
         if not bool(((total - 1).abs() < 1e-2).logical_or(total == 0).all()):
             raise ArgumentError(
                 f"edit cannot change {layer or 'the model'}: its weights are multiplied or masked after the "
-                f"softmax, so rows sum to {float(total.min()):.3g} to {float(total.max()):.3g} instead of 1. "
-                "Change its output with a forward hook."
+                f"softmax, so row sums are {float(total.min()):.3g} to {float(total.max()):.3g} instead of "
+                "1. Change its output with a forward hook."
             )
         lead, width = node.weights.shape[:-2], value.shape[-1]
         output = factor.heads(operation.output).reshape(*size, queries, width)
@@ -59,7 +59,7 @@ class HandwrittenCall:
         return cls(weights, value, output, lambda x: merge(x.reshape(*lead, queries, width)))
 
     def inputs(self) -> Inputs:
-        """Return arguments of `regard.attention` that repeat the call: softmax(log w) = w."""
+        """Return the arguments with which `regard.attention` repeats the call: softmax(log w) = w."""
         query = self.weights.new_zeros(*self.weights.shape[:-1], 1)
         key = self.weights.new_zeros(*self.value.shape[:-1], 1)
         visible = self.weights.detach() > 0

@@ -28,7 +28,7 @@ from regard.inspection.hooks.token_tracker import TokenTracker, tensors
 
 
 class Chains:
-    """Follows the chains of one thread.
+    """Follows the chains in one thread.
 
     on_attention: called with each product of weights and values; returns the output to use.
     on_softmax: called with False after a softmax outside of a chain, and with True if its output is used for
@@ -42,7 +42,7 @@ class Chains:
     ) -> None:
         self._on_attention, self._on_softmax = on_attention, on_softmax
         self._nodes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor → node, version
-        self._softmaxes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # outputs outside of chains
+        self._softmaxes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # softmax outputs outside chains
         self.tokens: TokenTracker | None = None  # set while a model with windows is observed
 
     def call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Operations on tensors of a chain from query · keyᵀ to the weights, and the nodes of the chain."""
+"""Operations on the tensors in a chain from query · keyᵀ to the weights, and the nodes of the chain."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal

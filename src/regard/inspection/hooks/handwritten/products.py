@@ -43,7 +43,7 @@ def product(operation: Operation) -> Node | None:
 
 
 def _einsum_factors(operation: Operation) -> tuple[Tensor, Tensor] | None:
-    """Return the factors (…, q, d) and (…, d, k) of an einsum (…, q, k)."""
+    """Return the factors (…, q, d) and (…, d, k) of an einsum with the output (…, q, k)."""
     einsum = _Einsum.of(operation)
     if einsum is None:
         return None
@@ -83,7 +83,7 @@ def _arranged(x: Tensor, axes: str, lead: list[str], contracted: list[str]) -> T
 
 
 def _is_outer(operation: Operation) -> bool:
-    """Return whether an einsum compares two activations, each with an axis of its own in the output."""
+    """Return whether an einsum compares two activations that each contribute an axis to the output."""
     einsum = _Einsum.of(operation)
     if einsum is None or any(is_parameter(x) for x in einsum.operands):
         return False

@@ -14,7 +14,7 @@ from regard.inspection.hooks.handwritten.scores import Scores
 from regard.inspection.hooks.token_tracker import rule_table
 from regard.mechanism.torch_state import concrete
 
-_CHECKED_ROWS = 4  # rows of the lazy weights to compare with the model's own
+_CHECKED_ROWS = 4  # number of rows in which lazy weights are compared with the model's
 _TOLERANCE = 1e-5
 
 Rule = Callable[[Operation], Node | None]
@@ -156,7 +156,7 @@ def softmax(operation: Operation) -> Node | None:
 
 
 def _reproduces(scores: Scores, weights: Tensor) -> bool:
-    """Return whether some rows of the lazy weights equal those of the model."""
+    """Return whether the lazy weights equal the model's own weights in a few rows."""
     call = scores.captured() if scores.is_current else None
     if call is None or not concrete(scores.query, scores.key, weights):
         return False

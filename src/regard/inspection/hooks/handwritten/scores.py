@@ -35,7 +35,7 @@ class Scores:
 
     frame: the finest leading axes so far, such as (b, h). lead: the current ones, possibly merged: (b·h,).
     capped: c · tanh(x · scale) has been applied to the product, where c is `softcap`.
-    sources: the operands of the product, with their version counters when it was computed.
+    sources: the operands of the product, with the version counters they had when it was computed.
     tokens: the tokens of the queries and keys in each window, if they are known.
     head_axis: the leading axis that lies next to the features in the memory of the query, as heads do.
     """
@@ -147,7 +147,7 @@ class Scores:
     def captured(self, heads: int | None = None) -> CapturedCall | None:
         """Return the scores as a captured call, or None if a call cannot store their terms.
 
-        heads: number of heads, to split a single leading axis (b·h).
+        heads: number of heads, used to split a single leading axis (b·h).
         """
         scores: Scores | None = self
         if len(self.frame) == 1 and heads and self.frame[0] % heads == 0:

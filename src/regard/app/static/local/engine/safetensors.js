@@ -20,7 +20,7 @@ export function readSafetensors(file) {
 }
 
 function readTensor(name, { dtype, shape, data_offsets: [first, last] }, bytes) {
-  if (!(dtype in DECODERS)) throw new Error(`${name} has dtype ${dtype}; supported are ${Object.keys(DECODERS).join(", ")}.`);
+  if (!(dtype in DECODERS)) throw new Error(`${name} has dtype ${dtype}; the supported dtypes are ${Object.keys(DECODERS).join(", ")}.`);
   const size = shape.reduce((product, n) => product * n, 1);
   if (last - first !== size * BYTES[dtype]) throw new Error(`${name} has shape ${shape} and dtype ${dtype}, but ${last - first} bytes.`);
   if (first < 0 || last > bytes.length) throw new Error(`${name} ends at byte ${last}, but the file has ${bytes.length}. Copy the file again.`);

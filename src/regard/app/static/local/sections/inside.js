@@ -5,7 +5,7 @@ import { END, START } from "../engine/search.js";
 import { Generator } from "../random.js";
 
 const MAX_TOKENS = 64;
-const PREDICTIONS = 20; // most probable tokens per position
+const PREDICTIONS = 20; // number of most probable tokens per position
 const [START_MARK, END_MARK] = ["<s>", "</s>"];
 const NOTES = {
   rotary: "Positions rotate the queries and keys of every head; nothing is added here.",
@@ -104,7 +104,7 @@ function describeStep(step) {
   return { kind, name, scale: step.scale, ...byHead, allowed, output: toRows(output) };
 }
 
-// Samples the next token; temperature 0 takes the most probable one
+// Samples the next token; temperature 0 selects the most probable one
 export function insideNext(name, { logits, token, append }, { temperature = 1, seed = 0 }) {
   if (!logits) throw new Error(`'${name}' is an encoder and predicts no next token. Choose a language model or a translator.`);
   const last = row(logits, logits.rows - 1);

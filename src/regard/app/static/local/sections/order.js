@@ -13,7 +13,7 @@ export function order(config, { sentence, order: indices, positions = "none", se
   const words = sentence.split(/\s+/u).filter(Boolean);
   const sorted = [...indices].sort((a, b) => a - b);
   if (sorted.length !== words.length || sorted.some((index, at) => index !== at)) {
-    throw new Error(`order is [${indices}] for ${words.length} words; it must contain each of 0 to ${words.length - 1} once.`);
+    throw new Error(`order is [${indices}] for ${words.length} words; it must contain each number from 0 to ${words.length - 1} once.`);
   }
   const generator = new Generator(seed);
   const parameters = randomBlock(config, generator);

@@ -49,7 +49,7 @@ export class Translator {
 
 // A note about text that regard translate handles specially and this page does not
 function unhandled(sentence, { words }) {
-  const known = (pattern) => words?.some((word) => pattern.test(word)) ?? false; // whether a word of the training data matches
+  const known = (pattern) => words?.some((word) => pattern.test(word)) ?? false; // whether a word in the training data matches
   const cases = [
     ["several sentences", /[.!?…]["'»“”’)]*\s+["'„“«(]*\p{Lu}/u.test(sentence)],
     ["numbers", /\p{Nd}/u.test(sentence) && !known(/\p{Nd}/u)],

@@ -87,7 +87,7 @@ export class SentencePiece {
     return pieces;
   }
 
-  // Joins the adjacent pair with the highest score until none is in the vocabulary (Sennrich et al. 2016)
+  // Joins the adjacent pair with the highest score until no pair is in the vocabulary (Sennrich et al. 2016)
   mergePairs(letters) {
     const symbols = [...letters];
     for (;;) {

@@ -6,7 +6,7 @@ import { plain } from "./draw_matrix.js";
 import { explain } from "./explain.js";
 
 const LISTED = 8; // candidates shown as bars
-const DELAY = 60; // milliseconds after the last change of the temperature, before a request
+const DELAY = 60; // milliseconds to wait after a temperature change before sending a request
 
 export function makeDetails() {
   const element = make("section", { class: "card inside-details", "aria-label": "Explanation" });

@@ -4,7 +4,7 @@ import { formatExact, formatNumber, formatShort } from "../format.js";
 import { plain } from "./draw_matrix.js";
 import { isMasked, valueAt } from "./matrix.js";
 
-const SHOWN = 3; // number of terms of a sum that are written out
+const SHOWN = 3; // number of terms of a sum to write out
 const number = (value) => formatNumber(value, 2);
 const factor = (value) => (value < 0 ? `(${number(value)})` : number(value));
 
@@ -38,12 +38,12 @@ function describe(node, answer) {
     hidden: [`${answer.feed_forward} learned features of each token, computed from that token alone; ${effect}.`, activation],
     feed_forward: ["The active features are written back as a vector of the model's width.", "y = V h + c"],
     final: [answer.predictions ? "The vector of each token after the last layer; the last row predicts the next token." : "The vectors of the tokens in context, which a search engine or a classifier can use.", answer.norm === "pre" ? "norm(x)" : "x"],
-    predictions: ["The last vector is compared with the vector of every token of the vocabulary; softmax turns these logits into probabilities. A low temperature T sharpens them, a high one flattens them.", "p = exp(logit / T) / Σ exp(logit / T)"],
+    predictions: ["The last vector is compared with the vector of every token in the vocabulary; softmax turns these logits into probabilities. A low temperature T sharpens them, a high one flattens them.", "p = exp(logit / T) / Σ exp(logit / T)"],
     embeddingBlock: ["Tokens become vectors, and positions are added.", ""],
     layer: ["Attention lets tokens read each other; the feed-forward layer processes each token separately. Both add their result to the stream.", ""],
     attention: [node.sublayer === "cross" ? "Each target token attends to the source tokens; every head has its own queries, keys and values." : `${answer.heads} heads, each with its own queries, keys and values: every token attends to the tokens it may see.`, "softmax(q kᵀ / √d) v"],
     head: [`One head: queries are compared with keys, ${answer.normalize} turns the scores into weights, and the output is the weighted sum of the values.`, `${answer.normalize}(q kᵀ / √${width}) v`],
-    output: [answer.predictions ? "The last vector becomes a probability for every token of the vocabulary." : "This encoder ends with one vector per token; it predicts no token.", ""],
+    output: [answer.predictions ? "The last vector becomes a probability for every token in the vocabulary." : "This encoder ends with one vector per token; it does not predict a token.", ""],
     model: [summary(answer), ""],
   };
 }

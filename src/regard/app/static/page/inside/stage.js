@@ -11,7 +11,7 @@ import { readTheme } from "./theme.js";
 import { fillLayer, makeWorld } from "./world.js";
 
 const SETTLED = 120; // milliseconds without camera movement before the new position is reported
-const CELL = 52; // pixels of the narrowest cell at the largest scale
+const CELL = 52; // width of the narrowest cell at the largest scale, in pixels
 const CLOSE = 0.8; // a box counts as entered if the scale is at least this fraction of the scale that fits it
 const DEEPER = 1.2; // and if it is at least this multiple of the scale that fits its parent
 
@@ -79,7 +79,7 @@ export function makeStage(events, signal) {
 
   const find = (id) => (id && scene.root ? [...walk(scene.root)].find((node) => node.id === id) ?? null : null);
 
-  // Loads all layers one after the other, those on the screen first
+  // Loads all layers one after another, starting with the visible ones
   async function load() {
     if (loading) return;
     loading = true;

@@ -2,7 +2,7 @@
 
 import { LANE, VECTOR, grid, group, leaf, row, setRows, settle, resize, vectorLeaf, weightLeaf } from "./nodes.js";
 
-const BLOCK_GAP = 44; // between two blocks of a line
+const BLOCK_GAP = 44; // between two blocks in a line
 const LINE_GAP = 76; // between two lines, with room for a title
 const END_SCALE = 1.6; // embedding and prediction are drawn larger than the layers between them
 const ONE_PER_LINE = 1.25; // preference for one layer per line, which is easier to read
@@ -138,7 +138,7 @@ function operator(sign, skips = false) {
   return { kind: "operator", title: sign, sign, skips, x: 0, y: 0, w: OPERATOR, h: OPERATOR, header: 0, children: [], parent: null };
 }
 
-// ---- the numbers of a layer
+// ---- the values of a layer
 
 // steps: the response of api/inside/layer
 export function fillLayer(block, steps) {

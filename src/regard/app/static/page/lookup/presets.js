@@ -56,7 +56,7 @@ export const SCORES = [
   ["additive", "additive: Σ tanh(q + k)"],
 ];
 
-// Normalizers from hard to soft, then those whose rows need not sum to 1
+// Normalizers from hard to soft, then normalizers whose rows need not sum to 1
 export const NORMALIZERS = [
   ["hard", "hard: only the best key"],
   ["sparsemax", "sparsemax"],

@@ -12,7 +12,7 @@ import { emptyState, inTraining, makePanel, notice } from "../panel.js";
 export const about = { place: 2.5, title: "Inside", text: "Follow a sentence through a whole Transformer to its prediction. Zoom in until you see the numbers.", chapters: ["transformer"] };
 
 const KINDS = { language: 0, encoder: 1, translator: 2 }; // order of preference for the model shown first
-const HINT = "Drag to move; click the picture, then scroll or pinch to zoom; double-click to go in. Keys: arrows, + and −, Enter, Escape; 0 shows the whole model.";
+const HINT = "Drag to move; click the picture, then scroll or pinch to zoom; double-click a box to enter it. Keys: arrows, + and −, Enter, Escape; 0 shows the whole model.";
 
 export function open({ element, state, save, models, pending, signal }) {
   const choices = models.filter(({ traceable = true, attends }) => traceable && attends).sort((a, b) => KINDS[a.kind] - KINDS[b.kind]);
