@@ -46,7 +46,7 @@ struct Plan {
   }
 };
 
-// Records whether a result is infinite or NaN: `tiled` recomputes such a call with NaN-safe operations.
+// Records whether a result is infinite or NaN; `tiled` then recomputes the call with NaN-safe operations.
 struct Finite {
   vec zero{};
   INLINE void see(vec x) { zero += x * 0.0f; }
@@ -408,7 +408,7 @@ void forward_item(void* context, int64_t index) {
   job.report(finite);
 }
 
-// Returns the number of threads to use: a call of a microsecond or two finishes before a second thread wakes up.
+// Returns the number of threads to use: a call that takes a microsecond or two ends before a second thread wakes up.
 INLINE int worth(const Problem& p, int threads) {
   const int64_t products = p.units() * p.heads() * p.queries * p.keys * (p.width + p.value_width);
   return products < (1 << 17) ? 1 : threads;
