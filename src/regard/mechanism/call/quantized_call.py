@@ -1,7 +1,7 @@
 """Run calls with quantized keys or values on the kernels, which read int8 in place.
 
-`run` returns None if the caller has to dequantize key and value, because the general path supports only
-tensors.
+`run` returns None if the kernels cannot compute a call. The caller then dequantizes key and value, because
+the general path supports only floating-point tensors.
 """
 
 from collections.abc import Hashable

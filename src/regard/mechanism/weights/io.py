@@ -21,7 +21,7 @@ from regard.mechanism.masks.algebra import MaskTerm, broadcasts
 from regard.mechanism.normalizers import Softmax1, to_text
 from regard.mechanism.scores import FAMILIES
 
-# "axis": the last leading axis counts heads; "single": one head; "mean": the mean over heads.
+# "axis": the last leading axis is the heads axis; "single": one head; "mean": the mean over heads.
 Heads = Literal["axis", "single", "mean"]
 
 FORMAT = "weights 4"
