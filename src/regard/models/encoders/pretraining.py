@@ -179,7 +179,7 @@ Encoder = TypeVar("Encoder", bound=LearnedEncoder)
 
 
 def _load(cls: type[Encoder], path: Path) -> Encoder:
-    """Load an untrusted file, validating everything in it."""
+    """Load an untrusted file and validate its contents."""
     with safe_open(path, "pt") as file:
         metadata, names = file.metadata() or {}, set(file.keys())
         about, words = (json.loads(metadata.get(part, "null")) for part in ("about", "words"))
