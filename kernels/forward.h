@@ -170,7 +170,7 @@ struct Running {
   }
 };
 
-// Allocates a buffer for a tile of values; nullptr if the values can be read in place.
+// Returns a buffer for a tile of values, or nullptr if the values can be read in place.
 INLINE float* values_buffer(const Block& b) {
   const int64_t width = b.p.value_width;
   return stays(b.p.value, width, true) ? nullptr : arena.take(b.tile_keys() * padded(width));
@@ -354,7 +354,7 @@ void sum_sparsely(const Block& b, const Policy& policy, Tau& tau, Output& output
   }
 }
 
-// Records τ: whatever the normalizer, a row whose τ is not finite has undefined weights.
+// Records whether τ is finite. If it is not, the weights of the row are undefined, whatever the normalizer.
 INLINE void see_tau(const Block& b, const Tau& tau, Finite& finite) {
   for (int v = 0; v < b.lanes; v += W) finite.see(tau.top.get(v)), finite.see(tau.rest.get(v));
 }
