@@ -1,4 +1,4 @@
-// The interface of the kernels: the description of a call, and tables of normalizers, scores, types and tensors.
+// The interface to the kernels: the description of a call, and tables of normalizers, scores, types and tensors.
 //
 // Tensors have the axes (batch…, g, r, row, column); shared axes have stride 0 (see call/problem.py). The tables define
 // the enums, the fields of `Problem`, the switches in kernels.cpp, and Python's constants (module.cpp).

@@ -349,7 +349,7 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
   for (int64_t from = b.low; from < b.high; from += KEYS) {
     const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
     if (b.hidden(from, from + n)) continue;
-    if (exact && single_tile) {  // filled above; the slope of softmax needs only the weight
+    if (exact && single_tile) {  // the tile already holds weights, from which the slopes of softmax follow
       tiles.template differentiate<true>(from, n);
     } else {
       tiles.fill(from, n);

@@ -35,7 +35,7 @@ def attention(problem: Problem) -> tuple[Tensor, Tensor]:
         s = torch.where(invalid & (s != -math.inf), 0.0, s)
     statistic = tau(problem, s)
     output = product(weights(problem, s, statistic), problem["value"], nan_safe=nan_safe)
-    if invalid is not None:  # last, to keep NaN derivatives away from other rows
+    if invalid is not None:  # applied last, to keep NaN derivatives out of other rows
         output = output + torch.where(invalid, math.nan, 0.0)
         statistic = torch.where(invalid, math.nan, statistic)
     lead = problem.lead()

@@ -259,7 +259,7 @@ def load_language_model(name: str | os.PathLike[str]) -> TextModel:
         config = TransformerConfig(**about["model"])
         with safe_open(folder / MODEL, "pt") as file:
             tensors = len(list(file.keys()))
-        if config.layers > tensors:  # checked before the layers are built
+        if config.layers > tensors:  # check this before building the layers
             raise ValueError(f"{CONFIG} has {config.layers} layers, but {MODEL} has {tensors} tensors")
         tokens, capitalized = about["tokens"], about["capitalized"]
         _check_tokens(tokens, capitalized)

@@ -161,7 +161,7 @@ def _check_limits(limits: Any, *, log: bool) -> tuple[float, float]:
 
 
 def fits_numbers(panel: Panel, width: float, height: float) -> bool:
-    """Return whether a number fits in each cell of a panel of this size in points."""
+    """Return whether numbers fit in the cells of a panel of the given size, in points."""
     few = max(panel.matrix.shape) <= MAX_NUMBERED and panel.matrix.shape == (panel.rows, panel.columns)
     return few and width / panel.columns >= 25 and height / panel.rows >= 12
 

@@ -58,7 +58,7 @@ def run(
 
 
 def unsupported(query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized, call: Call) -> str | None:
-    """Return the reason why a call with quantized tensors must dequantize them, or None."""
+    """Return the reason why quantized tensors must be dequantized for a call, or None."""
     if torch.compiler.is_compiling():
         return "torch.compile traces torch operations"
     if query.dtype is torch.float64:

@@ -166,7 +166,7 @@ _SWAPPED: dict[Any, Any] = {
 
 
 def _solve_comparison(condition: Index, sizes: Sizes, device: torch.device) -> Intervals | None:
-    """Solve a comparison of a function of the key with a function of the query."""
+    """Solve a comparison between a function of the key and a function of the query."""
     compare, (a, b) = condition.function, condition.args
     indices = index_vectors(sizes, device)
     slopes, _ = linear(torch.sub, condition.args, {})

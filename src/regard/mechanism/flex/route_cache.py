@@ -130,11 +130,11 @@ class RouteCache(Generic[Route]):
         return (*functions, blocks, shapes, scale, mode)
 
     def get(self, key: Hashable, block_mask: Any) -> Route | None:
-        """Return the route of a call with an equal key and an equal block mask, or None."""
+        """Return the cached route for an equal key and an equal block mask, or None."""
         entry = self._routes.get(key)
         if entry is None or not all(map(_equal, entry[0], _block_tensors(block_mask))):
             return None
-        with suppress(KeyError):  # removed by another thread
+        with suppress(KeyError):  # another thread may have removed the entry
             self._routes.move_to_end(key)
         return entry[1]
 

@@ -93,7 +93,7 @@ class SelectableMatrix(LazyMatrix):
         self._require_heads("heads")
         *batch, heads = self._lead
         with suppress(TypeError):
-            index = operator.index(index)  # type: ignore[arg-type]  # also numpy and torch integers
+            index = operator.index(index)  # type: ignore[arg-type]  # accepts numpy and torch integers
         chosen = as_slice(index, heads) if isinstance(index, int | slice) else index
         problem = select_heads(self.problem, [slice(None)] * len(batch), chosen)
         count = torch.arange(heads, device="cpu")[chosen].numel()

@@ -126,7 +126,7 @@ class PretrainedEncoder(WordEncoder):
             self.norm = config.make_norm()
             self.dropout = nn.Dropout(config.dropout)
             self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
-        if "types" in tensors:  # added to the positions, because all tokens have type 0
+        if "types" in tensors:  # add them to the positions, because all tokens have type 0
             tensors["positions.vectors"] += tensors.pop("types")[0]
         self.load_state_dict(tensors, assign=True)
         self.eval()
@@ -205,7 +205,7 @@ class PretrainedEncoder(WordEncoder):
 
     @torch.no_grad()
     def sentence_vectors(self, sentences: str | Sequence[str]) -> Tensor:
-        """Return sentence embeddings (b, m): normalized means of the token vectors of the last layer.
+        """Return sentence embeddings (b, m): normalized means of the token vectors in the last layer.
 
         For minilm, the dot product of two embeddings measures the similarity of the sentences. The
         result is float32, even if the encoder has 16-bit precision.

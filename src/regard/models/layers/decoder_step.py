@@ -77,7 +77,7 @@ class Source(NamedTuple):
         )
 
     def select(self, kept: Tensor | None, row_map: RowMap) -> "Source":
-        """Return the sources with the indices `kept`, or all sources for None, with a new row map."""
+        """Return the sources with the indices `kept` (all if None) and a new row map."""
         if kept is None:
             return self._replace(row_map=row_map)
         key_values = [source[kept] for source in self.key_values]
