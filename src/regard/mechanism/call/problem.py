@@ -273,7 +273,7 @@ def tiles(problem: Problem, budget: int, *, all_heads: bool = False) -> Iterator
     """
     *batch, groups, per_group = problem.lead()
     every_row, every_key = slice(0, problem.queries), slice(0, problem.keys)
-    # compiled graphs have no loops and may have symbolic sizes; small problems need no division
+    # compiled graphs have no loops and may have symbolic sizes; small problems are not divided
     if torch.compiler.is_compiling() or _pairs(problem) <= min(budget, MAX_SINGLE_TILE):
         yield Tile(tuple(slice(0, n) for n in (*batch, groups)), every_row, every_key)
         return
