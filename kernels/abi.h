@@ -1,4 +1,4 @@
-// The interface of the kernels: the description of a call, and tables of normalizers, scores, types and tensors.
+// The interface to the kernels: the description of a call, and tables of normalizers, scores, types and tensors.
 //
 // Tensors have the axes (batch…, g, r, row, column); shared axes have stride 0 (see call/problem.py). The tables define
 // the enums, the fields of `Problem`, the switches in kernels.cpp, and Python's constants (module.cpp).
@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// Always inlined: otherwise, the linker might keep only the copy of a function for another instruction set.
+// Always inlined: otherwise, the linker might keep only one copy of a function, for another instruction set.
 #define INLINE inline __attribute__((always_inline))
 
 namespace regard {
@@ -32,8 +32,8 @@ constexpr int MATCHES = 3;  // token matches per row in write_sums (inspect.h)
 #define TYPES(X) X(none) X(float32) X(bfloat16) X(float16) X(int64) X(boolean) X(int8)
 
 // The tensors of a call: name, and allowed types (see module.cpp). `key_scale` and `value_scale` are the factors of
-// int8 keys and values, one per token (see few_queries.h). `row` and `head` are the numbers of the rows and heads, for biases
-// and dropout. `center`, `span`, `token` and `key_token` define the sums over sets of keys in inspect.h, whose kernels
+// int8 keys and values, one per token (see few_queries.h). `row` and `head` are the row and head indices, for biases and
+// dropout. `center`, `span`, `token` and `key_token` define the sums over sets of keys in inspect.h, whose kernels
 // write `result` and `indices`.
 // clang-format off
 #define TENSORS(X) \
@@ -100,7 +100,7 @@ struct Problem {
   int axes = 0;  // number of leading axes: batch axes, key heads g, query heads r per key head
   int64_t lead[MAX_LEAD] = {};
   int64_t queries = 0, keys = 0, width = 0, value_width = 0;
-  int64_t all_queries = 0, first_key = 0;  // of the full call: number of queries, and index of this part's first key
+  int64_t all_queries = 0, first_key = 0;  // number of queries, and index of the first key, in the full call
   Family family = Family::dot;
   Normalizer normalizer = Normalizer::softmax;
   float scale = 1, sharpness = 1, softcap = 0, offset = 0;  // sharpness: 1 / temperature; offset: sigmoid's bias
@@ -203,7 +203,7 @@ struct Step {
   float *normed, *y, *projected, *attended, *hidden, *spread;
 };
 
-// The kernels of one instruction set. Those that return bool return whether their results are finite.
+// The kernels of one instruction set. A kernel that returns bool returns whether its result is finite.
 struct Kernels {
   const char* name;
   int lanes;

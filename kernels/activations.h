@@ -1,5 +1,5 @@
-// Activations of additive scores, vectorᵀ act(query + key): without the derivative for the forward pass, with it for
-// the backward pass.
+// Activation functions for additive scores, vectorᵀ act(query + key): without the derivative for the forward pass, with
+// the derivative for the backward pass.
 //
 // A new activation needs a policy here, an entry in abi.h, and an entry in ACTIVATIONS in scores.py.
 #pragma once

@@ -13,7 +13,7 @@ class Arena {
  public:
   ~Arena() { release(); }
 
-  // Allocates memory for `count` numbers. Throws std::bad_alloc (see `out_of_memory`) if there is not enough.
+  // Allocates memory for `count` elements. Throws std::bad_alloc (see `out_of_memory`) if there is not enough.
   template <class T = float>
   T* take(int64_t count) {
     if (uint64_t(count) > uint64_t(INT64_MAX) / 2 / sizeof(T)) out_of_memory(SIZE_MAX);
@@ -48,7 +48,7 @@ class Arena {
   };
 
   void grow(size_t bytes) {
-    // the first piece is as large as the largest block so far; a later one at least as large as the last, up to KEEP
+    // the first piece is as large as the largest block so far; later pieces are as large as the one before, up to KEEP
     size_t size = base_ ? size_ : wanted_;
     if (size > KEEP && base_) size = KEEP;
     if (size < MIN_PIECE) size = MIN_PIECE;
@@ -77,8 +77,8 @@ class Arena {
   }
 
   char *base_ = nullptr, *older_ = nullptr;
-  size_t size_ = 0, used_ = 0;     // bytes of the newest piece, and how many of them are used
-  size_t total_ = 0, wanted_ = 0;  // bytes taken by this block, and by the largest block
+  size_t size_ = 0, used_ = 0;     // size of the newest piece, and bytes used in it
+  size_t total_ = 0, wanted_ = 0;  // bytes allocated by this block, and by the largest block
 };
 
 thread_local Arena arena;

@@ -5,8 +5,8 @@
 //   dQ = dS · key,  dK = dSᵀ · query,  dV = (w ∘ dropout)ᵀ · dO,  and dS itself for the biases.
 //
 // For softmax, c = dO · output, so one pass over the keys suffices. If the dS of a row are summed, as for biases, this
-// would lose a digit, and c is instead summed over the keys in a first pass. An item is a segment of the rows of one
-// unit. It alone writes its part of dQ, and it adds to its own copy of dK and dV in a fixed order.
+// would lose a digit, so a first pass computes c as a sum over the keys. An item is a segment of the rows of one unit.
+// No other item writes its part of dQ, and it adds to its own copy of dK and dV in a fixed order.
 #pragma once
 
 #include "forward.h"
@@ -157,13 +157,13 @@ inline void add_to_biases(const Block& b, const Gradients& g, int64_t from, int 
     if (!view) continue;
     const int64_t offset = p.offset_of(view, b.unit);
     float* base = reinterpret_cast<float*>(view.data) + offset + g.segment * view.segment;
-    if (!view.column) {  // one number per row: (…, q, 1)
+    if (!view.column) {  // one value per row: (…, q, 1)
       for (int i = 0; i < b.count; ++i) {
         float total = 0;
         for (int j = 0; j < n; ++j) total += ds[j * b.lanes + i];
         base[b.head[i] * p.per_head(view) + b.query[i] * view.row] += total;
       }
-    } else if (!view.row) {  // one number per key: (…, 1, k)
+    } else if (!view.row) {  // one value per key: (…, 1, k)
       for (int j = 0; j < n; ++j)
         for (int i = 0; i < b.count; ++i)
           base[b.head[i] * p.per_head(view) + (from + j) * view.column] += ds[j * b.lanes + i];
@@ -289,7 +289,7 @@ struct Tiles {
     for (int v = 0; v < b.lanes; v += W) {
       const Statistic tau = row(v);
       vec all{}, every{};
-      for (int j = 0; j < n;) {  // partial sums, for precision: an error of c affects every dS of the row
+      for (int j = 0; j < n;) {  // partial sums, for precision: an error in c affects every dS in the row
         const int end = j + 8 < n ? j + 8 : n;
         vec total{}, product{};
         for (; j < end; ++j) {
@@ -349,7 +349,7 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
   for (int64_t from = b.low; from < b.high; from += KEYS) {
     const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
     if (b.hidden(from, from + n)) continue;
-    if (exact && single_tile) {  // filled above; the slope of softmax needs only the weight
+    if (exact && single_tile) {  // the tile already holds weights, from which the slopes of softmax follow
       tiles.template differentiate<true>(from, n);
     } else {
       tiles.fill(from, n);

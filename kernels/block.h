@@ -46,7 +46,7 @@ struct Block {
   mutable bool overflowed = false;   // a row sees a key whose score is not finite
   mutable float* visible = nullptr;  // scratch memory for check_overflow
 
-  // Creates a block of rows of a unit, from `first` on, at most `rows_left`.
+  // Creates a block of at most `rows_left` rows of a unit, starting at row `first`.
   Block(const Problem& problem, int64_t which, int64_t first, int64_t rows_left)
       : p(problem), unit(problem.unit(which)), first(first) {
     const int64_t max_rows = until_break(rows_left);
@@ -139,7 +139,7 @@ struct Block {
     }
   }
 
-  // Stores the queries times the scale: as rows for few rows and for additive scores, otherwise as columns.
+  // Stores the scaled queries: as rows for few rows and for additive scores, otherwise as columns.
   void set_query() {
     const int64_t width = padded(p.width);
     const bool in_place = p.query.type == Type::float32 && p.query.column == 1 && p.width % W == 0;
@@ -165,17 +165,17 @@ struct Block {
                [&](int lane) { return row_at[lane < count ? lane : count - 1]; });
   }
 
-  // Whether no row sees any of these keys.
+  // Whether no row sees any key in [from, to).
   bool hidden(int64_t from, int64_t to) const {
     for (int t = 0; t < p.terms; ++t)
       if (term[t].first < to && from < term[t].last) return false;
     return p.terms > 0;
   }
 
-  // Whether scores are plain products: no softcap, bias or mask.
+  // Whether the scores of keys [from, to) are plain products: no softcap, bias or mask.
   bool plain(int64_t from, int64_t to) const { return p.softcap == 0 && p.biases + p.lines == 0 && open(from, to); }
 
-  // Whether every row sees all of these keys.
+  // Whether every row sees all keys in [from, to).
   bool open(int64_t from, int64_t to) const {
     for (int t = 0; t < p.terms; ++t)
       if (!term[t].dense && term[t].from <= from && to <= term[t].to) return true;
@@ -186,7 +186,7 @@ struct Block {
     return stage(p.key, key_at, from, count, p.width, whole, staged);
   }
 
-  // Computes the scores of `n` keys from `from` on. If there is a softcap, its derivative is written to `slopes`.
+  // Computes the scores of `n` keys, starting at `from`. If there is a softcap, its derivative is written to `slopes`.
   void scores(int64_t from, int n, float* s, float* slopes = nullptr) const {
     if (few)
       for (int i = 0; i < n * lanes; i += W) store(s + i, vec{});
@@ -196,7 +196,7 @@ struct Block {
     adjust(from, n, s, slopes);
   }
 
-  // Products of large numbers overflow to +inf, −inf or NaN, depending on the order of summation, so such a score is
+  // Products of large values overflow to +inf, −inf or NaN, depending on the order of summation, so such a score is
   // undefined if its key is visible. This is rare and need not be fast.
   void check_overflow(int64_t from, int n, const float* s) const {
     if (!visible) visible = arena.take(KEYS * lanes);
@@ -286,7 +286,7 @@ struct Block {
     }
   }
 
-  // Reduces W vectors, one per key from j on, to the scores of one lane.
+  // Reduces W vectors, one per key starting at j, to the scores of one lane.
   INLINE static void spread(vec* sums, int j, int n, float* s, ptrdiff_t step) {
     sum_each(sums);
     float totals[W];
@@ -310,7 +310,7 @@ struct Block {
     }
   }
 
-  // Packs a tile [key][lane] of a tensor that differs along both rows and columns.
+  // Packs a tile [key][lane] of a tensor that varies along both rows and columns.
   void pack(const View& view, int64_t from, int n, float* to) const {
     const int64_t offset = p.offset_of(view, unit), stride = padded(n);
     for (int i = 0; i < count; ++i)
@@ -320,12 +320,12 @@ struct Block {
 
   void add_bias(const View& view, int64_t from, int n, float* s) const {
     const int64_t offset = p.offset_of(view, unit);
-    if (!view.column) {  // one number per row
+    if (!view.column) {  // one value per row
       alignas(64) float own[LANES];
       for (int i = 0; i < lanes; ++i) own[i] = regard::number(view, at(view, offset, i));
       for (int j = 0; j < n; ++j)
         for (int v = 0; v < lanes; v += W) store(s + j * lanes + v, load(s + j * lanes + v) + load(own + v));
-    } else if (!view.row && (!p.per_head(view) || head[0] == head[lanes - 1])) {  // one number per key
+    } else if (!view.row && (!p.per_head(view) || head[0] == head[lanes - 1])) {  // one value per key
       for (int j = 0; j < n; ++j) {
         const float x = regard::number(view, at(view, offset, 0) + (from + j) * view.column);
         for (int v = 0; v < lanes; v += W) store(s + j * lanes + v, load(s + j * lanes + v) + x);

@@ -1,4 +1,4 @@
-// Attention of few rows to many keys: the keys are split into parts so that all threads have work, and the partial
+// Attention from a few rows to many keys: the keys are split into parts so that all threads have work, and the partial
 // results are merged.
 //
 // The number of parts depends only on the sizes, never on the number of threads.

@@ -9,7 +9,7 @@
 namespace regard {
 namespace {
 
-// Layer norm of each row (Ba et al. 2016), with population variance. `out` may be the same address as `x`.
+// Layer norm of each row (Ba et al. 2016), with population variance. `out` may equal `x`.
 INLINE void layer_norm(const Step& s, const Step::Norm& norm, const float* x, float* out) {
   for (int64_t row = 0; row < s.rows; ++row, x += s.width, out += s.width) {
     float mean = 0, square = 0;

@@ -1,7 +1,7 @@
 // Elementwise dropout without stored masks: a hash of two seeds and the position decides which elements are dropped, in
 // the forward and the backward pass. With keep(y) = 0 or y / (1 − dropout):
 //
-//   add:       out = x + keep(y); its backward pass is out = keep(y), without x
+//   add:       out = x + keep(y); the backward pass is out = keep(y)
 //   relu:      out = keep(max(y, 0))
 //   relu_back: out = y / (1 − dropout) if x > 0, otherwise 0; x is the output of relu, so no hash is needed
 #pragma once
@@ -11,7 +11,7 @@
 namespace regard {
 namespace {
 
-// The hash function of reference.py, for one number or a vector.
+// The hash function in reference.py, for a scalar or a vector.
 template <class Number>
 INLINE Number mix(Number x) {
   x = (x ^ (x >> 16)) * 0x7FEB352Du;

@@ -46,7 +46,7 @@ struct Plan {
   }
 };
 
-// Records whether a result is infinite or NaN: `tiled` recomputes such a call with NaN-safe operations.
+// Records whether a result is infinite or NaN; `tiled` then recomputes the call with NaN-safe operations.
 struct Finite {
   vec zero{};
   INLINE void see(vec x) { zero += x * 0.0f; }
@@ -170,7 +170,7 @@ struct Running {
   }
 };
 
-// Allocates a buffer for a tile of values; nullptr if the values can be read in place.
+// Returns a buffer for a tile of values, or nullptr if the values can be read in place.
 INLINE float* values_buffer(const Block& b) {
   const int64_t width = b.p.value_width;
   return stays(b.p.value, width, true) ? nullptr : arena.take(b.tile_keys() * padded(width));
@@ -354,7 +354,7 @@ void sum_sparsely(const Block& b, const Policy& policy, Tau& tau, Output& output
   }
 }
 
-// Records τ: whatever the normalizer, a row whose τ is not finite has undefined weights.
+// Records whether τ is finite. If it is not, the weights of the row are undefined, whatever the normalizer.
 INLINE void see_tau(const Block& b, const Tau& tau, Finite& finite) {
   for (int v = 0; v < b.lanes; v += W) finite.see(tau.top.get(v)), finite.see(tau.rest.get(v));
 }
@@ -408,7 +408,7 @@ void forward_item(void* context, int64_t index) {
   job.report(finite);
 }
 
-// Returns the number of threads to use: a call of a microsecond or two finishes before a second thread wakes up.
+// Returns the number of threads to use: a call that takes a microsecond or two ends before a second thread wakes up.
 INLINE int worth(const Problem& p, int threads) {
   const int64_t products = p.units() * p.heads() * p.queries * p.keys * (p.width + p.value_width);
   return products < (1 << 17) ? 1 : threads;

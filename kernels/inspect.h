@@ -102,7 +102,7 @@ void write_topk(const Block& b, Finite& finite) {
     }
 }
 
-// The sets of keys of a block's rows, for write_sums: [set][lane].
+// The sets of keys over which write_sums sums the weights of a block's rows: [set][lane].
 //
 //   spans    k intervals, start ≤ key < stop
 //   matches  MATCHES sets, or none: the keys before stop whose token in this set is the row's token

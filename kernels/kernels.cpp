@@ -1,5 +1,5 @@
 // All kernels of one instruction set, except the backward pass (backward.cpp), which takes as long to compile as all
-// others together. Both files are compiled once per instruction set, with ISA defined as its name.
+// the others together. Both files are compiled once per instruction set, with ISA defined as its name.
 #include "decode.h"
 #include "dropout.h"
 #include "forward.h"
@@ -61,7 +61,7 @@ bool sums(const Problem& p, int threads) {
 namespace regard {
 namespace {
 
-// Runs only multiplications and additions, on numbers in the L1 cache.
+// Runs only multiplications and additions, on data in the L1 cache.
 double peak() {
   constexpr int R = tall(MAX_VECTORS), DEPTH = 1 << 14;
   alignas(64) float a[R] = {}, b[MAX_VECTORS * W] = {}, c[R * MAX_VECTORS * W];

@@ -18,9 +18,9 @@ namespace regard {
 namespace {
 
 constexpr int COLUMNS = 16, VECTORS = COLUMNS / W;      // columns and vectors per block of weights
-constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;      // rows per tile, whose sums then fit into registers
+constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;      // rows per tile: their sums fit into registers
 constexpr int FLOAT_ROWS = 5;                            // rows per tile of two float32 columns
-constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21;       // minimum number that justifies waking a second thread
+constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21;       // minimum number of products that justifies a second thread
 constexpr float TINY = 1e-30f;                           // rows whose values are all below this are treated as zero
 typedef int16_t narrow __attribute__((vector_size(2 * W), aligned(2), may_alias));
 
@@ -101,7 +101,7 @@ INLINE float quantize_row(const float* x, int64_t depth, int16_t* to, float limi
   return rest != 0 ? __builtin_nanf("") : empty ? 0 : top / limit;
 }
 
-// Computes one block of columns for R rows. x: pairs of quantized numbers.
+// Computes one block of columns for R rows. x: pairs of quantized values.
 template <int R>
 INLINE void int8_tile(const Linear& l, const int32_t* x, const float* scales, int64_t row, int64_t block) {
   const int64_t pairs = (l.depth + 1) / 2;

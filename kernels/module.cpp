@@ -122,7 +122,7 @@ class Numbers {
   }
 
  private:
-  // Returns the next item, a borrowed reference. The stable ABI has functions instead of PySequence_Fast_GET_ITEM.
+  // Returns the next item, a borrowed reference. The stable ABI lacks PySequence_Fast_GET_ITEM.
   PyObject* item() {
 #ifdef Py_LIMITED_API
     return PyList_Check(list_) ? PyList_GetItem(list_, at_++) : PyTuple_GetItem(list_, at_++);
@@ -146,8 +146,8 @@ constexpr unsigned FLOAT = one_of(Type::float32), WHOLE = one_of(Type::int64), B
 constexpr unsigned REAL = FLOAT | one_of(Type::bfloat16) | one_of(Type::float16);
 constexpr unsigned STORED = REAL | one_of(Type::int8);
 
-// Finds a tensor of a call by its number, which follows the order of abi.h. The tensors of the first list have the
-// numbers 100, 101, …, those of the second list 200, 201, …
+// Finds a tensor of a call by its id. Ids follow the order in abi.h. Tensors in the first list have the ids
+// 100, 101, …, tensors in the second list 200, 201, …
 Slot slot(Problem& p, int64_t name) {
 #define SLOT(name, types) {&p.name, types},
 #define LIST(name, types, size) {p.name, types},
@@ -197,12 +197,12 @@ Problem read(nb::handle described, nb::handle given) {
   p.family = Family(numbers.next(0, SCORES(ONE) - 1, "the family of the score"));
   p.normalizer = Normalizer(numbers.next(0, NORMALIZERS(ONE) - 1, "the normalizer"));
   p.counts = numbers.next() != 0;
-  p.threshold = uint32_t(numbers.next(0, UINT32_MAX, "dropout's threshold"));
+  p.threshold = uint32_t(numbers.next(0, UINT32_MAX, "the dropout threshold"));
   p.segments = numbers.next(1, LARGE, "the number of segments");
   p.k = numbers.next(0, LARGE, "k");
   p.biases = int(numbers.next(0, MAX_BIASES, "the number of biases"));
   p.lines = int(numbers.next(0, MAX_LINES, "the number of relative biases"));
-  p.terms = int(numbers.next(0, MAX_TERMS, "the number of the mask's terms"));
+  p.terms = int(numbers.next(0, MAX_TERMS, "the number of mask terms"));
   for (float* factor : {&p.scale, &p.sharpness, &p.softcap, &p.offset, &p.kept}) *factor = factors.factor();
   if (!factors.done()) throw std::out_of_range("a call must have five factors");
   while (!numbers.done()) {
@@ -252,7 +252,7 @@ class Prepared {
     Numbers numbers(addresses);
     for (ptrdiff_t offset : offsets_)
       reinterpret_cast<View*>(reinterpret_cast<char*>(&p) + offset)->data = reinterpret_cast<char*>(numbers.next());
-    if (!numbers.done()) throw std::out_of_range("a prepared call got too many addresses");
+    if (!numbers.done()) throw std::out_of_range("a prepared call received too many addresses");
     nb::gil_scoped_release release;
     return (chosen->*kernel)(p, threads);
   }
@@ -307,7 +307,7 @@ void best(int64_t logits, int64_t values, int64_t tokens, int64_t rows, int64_t 
   chosen->best(b, threads);
 }
 
-// Takes the numbers of `Step`, in the order of its fields. Returns whether the result is finite.
+// Takes the fields of `Step` as numbers, in order. Returns whether the result is finite.
 bool step(nb::handle described, double eps, int threads) {
   Numbers numbers(described);
   const auto real = [&] { return reinterpret_cast<float*>(numbers.next()); };
@@ -351,7 +351,7 @@ bool step(nb::handle described, double eps, int threads) {
   return chosen->step(s, threads);
 }
 
-// Measures the peak throughput of multiplications and additions on this many threads, in FLOP/s.
+// Measures the peak throughput of multiplications and additions on `threads` threads, in FLOP/s.
 double peak(int threads) {
   struct Run {
     double flop = 0, seconds = 0;

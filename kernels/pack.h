@@ -1,5 +1,5 @@
 // Packing: converts tensors of any stride and type to rows of float32, zero-padded to whole vectors, and rows to
-// columns, with one query per lane. Numbers of type int8 are not multiplied by their scales here: see few_queries.h.
+// columns, with one query per lane. int8 values are not multiplied by their scales here: see few_queries.h.
 #pragma once
 
 #include "abi.h"
@@ -31,7 +31,7 @@ INLINE float widen_half(uint16_t bits) {
   return x;
 }
 
-// Returns one number of a tensor as a float.
+// Returns one element of a tensor as a float.
 INLINE float number(const View& view, int64_t at) {
   switch (view.type) {
     case Type::float32: return reinterpret_cast<const float*>(view.data)[at];
@@ -53,7 +53,7 @@ INLINE void copy_row(float* to, const From* from, int64_t step, int64_t count, C
     for (int64_t i = 0; i < count; ++i) to[i] = convert(from[i * step]);
 }
 
-// Copies `count` numbers from `at` on as floats, and pads with zeros up to `size`.
+// Copies `count` elements, starting at `at`, as floats, and pads them with zeros up to `size`.
 INLINE void stage_row(float* to, const View& view, int64_t at, int64_t count, int64_t size) {
   switch (view.type) {
     case Type::float32:
@@ -113,7 +113,7 @@ INLINE bool stays(const View& view, int64_t width, bool whole) {
   return view.type == Type::float32 && view.column == 1 && !(whole && width % W);
 }
 
-// Returns `count` rows from `first` on, in place if possible, otherwise copied to `buffer`.
+// Returns `count` rows, starting at `first`, in place if possible, otherwise copied to `buffer`.
 INLINE Rows stage(const View& view, int64_t offset, int64_t first, int64_t count, int64_t width, bool whole,
                   float* buffer) {
   offset += first * view.row;

@@ -1,4 +1,4 @@
-// Attention of one query per key head, with a plain dot product and softmax, as in a decoding step.
+// Attention for one query per key head, with a plain dot product and softmax, as in a decoding step.
 //
 // A single row needs no lanes: the scores of all keys are computed first, then softmax, then the sum of the values.
 // Memory latency dominates, so values are prefetched while keys are read, and the next unit's keys while values are
@@ -10,7 +10,7 @@
 namespace regard {
 namespace {
 
-constexpr int64_t SINGLE_KEYS = 2048;  // maximum number of keys, whose scores fit into the L1 cache
+constexpr int64_t SINGLE_KEYS = 2048;  // maximum number of keys: their scores fit into the L1 cache
 
 INLINE bool is_single(const Problem& p) {
   const int64_t vectors = p.width / W;

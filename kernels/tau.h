@@ -7,7 +7,7 @@
 namespace regard {
 namespace {
 
-// One number per lane, in vectors.
+// One value per lane, accessed as vectors.
 struct PerLane {
   alignas(64) float at[LANES];
   INLINE vec get(int v) const { return load(at + v); }
@@ -18,7 +18,7 @@ struct Tau {
   PerLane top, rest, count;
 };
 
-// Returns the row statistic in the policy's form. Only counted normalizers use the number of keys.
+// Returns the row statistic as the policy expects it. Only counted normalizers use the number of keys.
 template <class Policy>
 INLINE Statistic read_row(const Policy& policy, const Tau& tau, int v) {
   return policy.read(tau.top.get(v), tau.rest.get(v), Policy::fit == Fit::counted ? tau.count.get(v) : vec{});
@@ -117,7 +117,7 @@ void fit_root(const Block& b, const float* scores, float* buffer, Tau& tau) {
     bool climbs = true;
     for (int round = 0; round < 60; ++round) {
       vec values{}, slopes{};
-      for (int64_t j = 0; j < near;) {  // partial sums: a single sum of thousands of equal numbers would lose precision
+      for (int64_t j = 0; j < near;) {  // partial sums: a single sum of thousands of equal values would lose precision
         const int64_t end = j + 64 < near ? j + 64 : near;
         vec value{}, slope{};
         for (; j < end; ++j) Policy::gather(load(buffer + W * j) - root, value, slope);

@@ -6,9 +6,9 @@
 #include <cstring>
 
 // isa/NAME.h defines W, the number of lanes in a vector; MAX_VECTORS, the maximum number of vectors in a tile; tall(V),
-// the number of rows that fit into registers for a tile of V vectors; vec, ivec, uvec and shorts (2 W numbers); max and
+// the number of rows that fit into registers for a tile of V vectors; vec, ivec, uvec and shorts (2 W values); max and
 // min, which return their second argument if the first is NaN; any, square_root, scale_by_power, widen_halves,
-// widen_bytes, widen_int8 and add_pairs; and reciprocal, 1 / x for numbers that are neither tiny nor huge.
+// widen_bytes, widen_int8 and add_pairs; and reciprocal, 1 / x for values that are neither tiny nor huge.
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
 // clang-format off
@@ -30,7 +30,7 @@ INLINE ivec load(const int32_t* from) { return *reinterpret_cast<const ivec*>(fr
 INLINE uvec load(const uint32_t* from) { return *reinterpret_cast<const uvec*>(from); }
 INLINE vec splat(float x) { return x - vec{}; }
 
-// Whether all numbers are finite.
+// Whether all values are finite.
 INLINE bool all_finite(const float* x, int count) {
   vec zero[4] = {};
   int i = 0;
@@ -56,7 +56,7 @@ constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
 
 // 2^(c · x) for c · x ≤ 127: c · x = n + f with integer n and |f| ≤ ½; 2^f is a minimax polynomial of degree 6 with a
 // relative error of 2e-9. The result is exactly 1 at 0, and 0 if it would be below 2^−100: products with smaller
-// numbers would soon be subnormal and a hundred times slower. NaN stays NaN.
+// values would soon be subnormal and a hundred times slower. NaN stays NaN.
 struct Power {
   float c, lowest;
 

@@ -28,7 +28,7 @@ INLINE vec scale_by_power(vec fraction, vec, vec shifted, vec x, float lowest) {
   return x < lowest - vec{} ? vec{} : fraction * power;
 }
 
-// Converts up to `count` float16 numbers to float, in whole vectors; returns how many were converted.
+// Converts up to `count` float16 values to float, in whole vectors; returns how many were converted.
 INLINE int64_t widen_halves(float* to, const uint16_t* from, int64_t count) {
   int64_t i = 0;
   for (; i + W <= count; i += W)
@@ -41,7 +41,7 @@ INLINE shorts widen_bytes(const int8_t* from) {
   return (shorts)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
 
-// Reads W numbers of type int8 as floats.
+// Reads W int8 values as floats.
 INLINE vec widen_int8(const int8_t* from) {
   const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
   return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));

@@ -1,4 +1,4 @@
-// Operations without intrinsics, for instruction sets that need none. Requires W, vec, ivec and uvec.
+// Operations in portable C++, for instruction sets that need no intrinsics. Requires W, vec, ivec and uvec.
 #pragma once
 
 namespace regard {
@@ -26,7 +26,7 @@ INLINE vec scale_by_power(vec fraction, vec, vec shifted, vec x, float lowest) {
   return x < lowest - vec{} ? vec{} : fraction * power;
 }
 
-// Converts float16 numbers to float, in whole vectors; returns how many were converted: here, always none.
+// Returns 0: no float16 values are converted, and the caller converts them one by one.
 INLINE int64_t widen_halves(float*, const uint16_t*, int64_t) { return 0; }
 
 // Reads W pairs of int8 as W pairs of int16.
@@ -35,7 +35,7 @@ INLINE shorts widen_bytes(const int8_t* from) {
   return __builtin_convertvector(*reinterpret_cast<const bytes*>(from), shorts);
 }
 
-// Reads W numbers of type int8 as floats.
+// Reads W int8 values as floats.
 INLINE vec widen_int8(const int8_t* from) {
   typedef int8_t bytes __attribute__((vector_size(W), aligned(1), may_alias));
   return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const bytes*>(from), ivec), vec);

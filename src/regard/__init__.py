@@ -17,4 +17,4 @@ __version__ = "0.1.0"
 __getattr__, __dir__, __all__ = attach(__name__, __file__)
 
 if os.environ.get("REGARD_ISA") or os.environ.get("REGARD_IMPLEMENTATION"):
-    import regard.mechanism.operator  # noqa: F401  rejects wrong values at import, not in the middle of the work
+    import regard.mechanism.operator  # noqa: F401  rejects invalid values at import, not on first use

@@ -1,4 +1,4 @@
-"""`python -m regard` is the command line."""
+"""Run the command line with `python -m regard`."""
 
 from regard.cli import main
 

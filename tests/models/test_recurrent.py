@@ -595,7 +595,7 @@ ONES = torch.ones(2, 3, dtype=torch.long)
             ONES,
             {"source_lengths": torch.tensor([-1, 1])},
         ),
-        (DTypeError, "lengths of torch.float32", ONES, {"source_lengths": torch.tensor([1.0, 2.0])}),
+        (DTypeError, "lengths of dtype torch.float32", ONES, {"source_lengths": torch.tensor([1.0, 2.0])}),
         (DTypeError, "lengths of type list", ONES, {"source_lengths": [1, 2]}),
         (DTypeError, "source is a list", [[1, 2], [3, 4]], {}),
         (DTypeError, "tokens have dtype torch.float32", ONES.float(), {}),

@@ -50,7 +50,7 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "flash_attn_varlen_func": "regard.attention with mask=regard.Documents(lengths)",
         **dict.fromkeys(
             ("AutoModel", "AutoModelForCausalLM", "AutoTokenizer", "HookedTransformer", "TransformerBridge"),
-            "the library that has the model, then regard.watch(model)",
+            "the library that provides the model, then regard.watch(model)",
         ),
         **dict.fromkeys(
             ("TransformerWrapper", "Decoder", "LanguageModel"), "regard.models.LanguageModel(vocab_size)"
@@ -171,7 +171,7 @@ _NO_DIM = dict.fromkeys(("dim", "axis"), "Omit it: a normalizer always acts on t
 _LABELS = dict.fromkeys(("tokens", "labels", "words", "tokenized"), "queries=tokens")
 _PADDING = "regard.Padding(attention_mask.sum(-1)), or mask=attention_mask[:, None, None, :].bool()"
 
-# arguments: function or class → unknown keyword → answer; the key "" has the answer for a missing argument
+# arguments: function or class → unknown keyword → answer; the key "" holds the answer for a missing argument
 _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "Softmax": {**_NO_DIM, "scale": "score=regard.ScaledDot(scale)"},
     "Sparsemax": _NO_DIM,
@@ -180,7 +180,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "ScaledDot": {
         **dict.fromkeys(("softmax_scale", "scaling"), "scale="),
         **dict.fromkeys(
-            ("d", "dim", "width", "d_k"), "Omit it: ScaledDot() divides by the root of the query's width"
+            ("d", "dim", "width", "d_k"), "Omit it: ScaledDot() divides by the square root of the width"
         ),
         "temperature": "normalize=regard.Softmax(temperature)",
     },
@@ -322,7 +322,7 @@ def as_sentence(answer: str) -> str:
 def unknown_attribute(
     owner: str, name: str, names: Iterable[str] = (), *, module: bool = False
 ) -> AttributeError:
-    """Return the error for an attribute that does not exist, with the right spelling if it is known.
+    """Return the error for an attribute that does not exist, with a suggestion if there is one.
 
     >>> from regard._util.name_hints import unknown_attribute
     >>> print(unknown_attribute("Seen", "attentions"))
@@ -340,7 +340,7 @@ def hint_arguments(function: _T) -> _T:
     """Decorator for functions, methods and classes that adds suggestions to errors about wrong arguments.
 
     Unknown, missing and surplus arguments are covered. For a class, the constructor is wrapped. A successful
-    call costs one more Python frame, but no lookup.
+    call needs one more Python frame, but no lookup.
 
     >>> import regard
     >>> regard.ALiBi(num_heads=8)

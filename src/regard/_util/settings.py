@@ -56,7 +56,7 @@ class Section:
 
     @classmethod
     def parse(cls, name: str, text: str) -> Any:
-        """Parse a setting given on the command line. The text is TOML, but strings need no quotes."""
+        """Parse a setting from the command line: TOML, except that quotes around strings are optional."""
         kind = cls.type_of(name)
         if text == "none" and isinstance(kind, types.UnionType):
             return None
@@ -64,7 +64,7 @@ class Section:
             return text.strip("\"'")
         try:
             parsed = tomllib.loads(f"value = {text}")
-            return parsed["value"] if len(parsed) == 1 else text  # text with several lines is not one value
+            return parsed["value"] if len(parsed) == 1 else text  # several lines are not a single value
         except (ValueError, RecursionError):  # not TOML, too many digits, or nested too deeply
             return text  # rejected by the type check
 

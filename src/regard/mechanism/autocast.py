@@ -18,7 +18,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def autocasts(device: str) -> bool:
-    """Whether autocast is enabled for this device type."""
+    """Whether autocast is enabled for a device type."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 

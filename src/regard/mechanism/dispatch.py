@@ -1,4 +1,4 @@
-"""Select the implementation of a call and explain the choice.
+"""Select the implementation for a call and explain the choice.
 
 The operator and `explain` use the same ordered list, `RULES`. The first rule that returns a reason selects
 its implementation. The last rule checks the limits of the kernels; if no rule applies, the kernels run.
@@ -91,7 +91,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
 
 
 def choose(problem: Problem, requested: str | None = None) -> tuple[str, str]:
-    """Choose the implementation of a call; return its name and the reason for the choice.
+    """Choose the implementation for a call; return its name and the reason for the choice.
 
     requested: the `implementation` argument; default: REGARD_IMPLEMENTATION, or the best implementation.
 
@@ -144,7 +144,7 @@ def explain(
     *positional: Never,
     **options: Unpack[Options],
 ) -> Explanation:
-    """Explain which implementation `attention` would use for these arguments. Nothing is computed.
+    """Explain which implementation `attention` would use for the given arguments. Nothing is computed.
 
     query, key, value: only shape, dtype and device matter; `torch.empty(1).expand(…)` takes no memory.
     options: keyword arguments of `attention` or, with score_mod or block_mask, of `flex_attention`.
@@ -157,7 +157,7 @@ def explain(
       the dense weights would take 137.4 GB
     """
     if options.keys() & {"score_mod", "block_mask"}:
-        from regard.mechanism.flex.attention import explain as explain_flex  # imports this module
+        from regard.mechanism.flex.attention import explain as explain_flex  # avoids a circular import
 
         return explain_flex(query, key, value, *positional, **options)
     unknown = {name: None for name in options if name not in Options.__annotations__}

@@ -22,7 +22,7 @@ _COUNTED = {"dense biases": "bias", "relative biases": "line", "mask terms": "st
 _LIMITS = {name: sum(kind(slot) == part for slot in SLOTS) for name, part in _COUNTED.items()}
 _MAX_AXES = 11
 FLOAT_TYPES = {torch.float32, torch.bfloat16, torch.float16}
-_MAX_SEGMENTS = 8  # parallel parts of the backward pass, independent of the thread count
+_MAX_SEGMENTS = 8  # maximum number of parallel parts in the backward pass, whatever the thread count
 _MIN_SEGMENT_ROWS = 256
 
 
@@ -128,7 +128,7 @@ def entropy(problem: Problem, tau: Tensor) -> Tensor | None:
 
 
 def topk(problem: Problem, tau: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
-    """Return the k largest weights of each row and their keys, (…, g, r, q, k), or None if not finite."""
+    """Return each row's k largest weights and their keys, (…, g, r, q, k), or None if they are not finite."""
     values = tau.new_empty(*problem.lead(), problem.queries, k)
     keys = torch.empty_like(values, dtype=torch.int64)
     extra = {"tau": tau, "result": values, "indices": keys}
@@ -142,7 +142,7 @@ def sums(problem: Problem, tau: Tensor) -> Tensor | None:
 
     center: (…, q, 1), a key position for each row.
     span: (…, q, 2s), start and stop of s intervals of keys.
-    token: (…, q, 2m), where m = `MATCHES`: m tokens, each followed by the stop of the keys compared with it.
+    token: (…, q, 2m), where m = `MATCHES`: m tokens, each followed by the end of the keys compared with it.
     key_token: (…, k, m), the token of each key.
 
     The columns are Σ w, the entropy, Σ w |key − center| and the largest weight; then Σ w over each span;
@@ -222,7 +222,7 @@ def _shared_biases(problem: Problem, wanted: set[str]) -> list[int]:
 def _backward_by_index(
     problem: Problem, tau: Tensor, output: Tensor, grad: Tensor, wanted: set[str], axes: list[int]
 ) -> dict[str, Tensor] | None:
-    """Run the backward pass separately for each index of the shared axes, to store a shared gradient once."""
+    """Run the backward pass for each index along the shared axes, to store each shared gradient only once."""
     grads = {name: torch.zeros_like(problem[name]) for name in wanted}
     for chosen in itertools.product(*(range(problem.lead()[axis]) for axis in axes)):
         index = dict(zip(axes, chosen, strict=True))

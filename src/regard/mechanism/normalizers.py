@@ -67,7 +67,7 @@ class Normalizer:
         return None
 
     def sink(self) -> Tensor | float | None:
-        """Return the score of a sink (an extra key with value zero): one number, one per head, or None."""
+        """Return the score of a sink (an extra key with value zero), one score per head, or None."""
         return None
 
 
@@ -256,7 +256,7 @@ class Entmax15(Entmax):
 
 
 class _Unnormalized(Normalizer):
-    """Base class for normalizers whose weights depend only on one score and the number of visible keys."""
+    """Base class: each weight depends only on its own score and the number of visible keys."""
 
     sums_to_one = False
 

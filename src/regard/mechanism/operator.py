@@ -43,7 +43,7 @@ _TENSOR_TYPES = {Tensor, nn.Parameter}
 _MASKS = {type(None), Causal, Window, Documents, Padding}  # immutable and hashable
 _INPUTS = ("query", "key", "value")
 _MAX_CACHED_ROWS = 4096  # masked calls with more queries are not cached: their intervals are too large
-_CACHE_SIZE = 256  # calls
+_CACHE_SIZE = 256  # maximum number of cached calls
 _CACHE: dict[Hashable, "_PreparedCall | None"] = {}  # None: the call must take the general path
 
 

@@ -23,8 +23,9 @@ _CURE = (
 class Quantized:
     """Keys or values (…, tokens, features) in int8, with one scale per token and head: values · scale.
 
-    `attention` and `attend` accept it as key and value, and the kernels read the int8 numbers in place. The
-    output and the weights are those of the dequantized tensors, within rounding. Use `quantize` to create it.
+    `attention` and `attend` accept it as key and value, and the kernels read the int8 values in place. The
+    output and the weights equal those of the dequantized tensors, up to rounding. To create one, use
+    `quantize`.
 
     Only the kernels avoid a dequantized copy, and they compute no gradients for quantized calls. A call that
     needs gradients, or runs on another implementation, dequantizes key and value first; `explain` states the
@@ -80,7 +81,7 @@ class Quantized:
         return (self.values.to(self.scale.dtype) * self.scale).to(self.dtype)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Quantized":
-        """Apply a function to both values and scale. It may change any axis but the last.
+        """Apply a function to both values and scale. It may change any axis except the last.
 
         >>> import torch, regard
         >>> regard.quantize(torch.randn(8, 100, 64)).map(lambda x: x.flip(0)).shape
@@ -100,7 +101,7 @@ class Quantized:
 
     @property
     def nbytes(self) -> int:
-        """Memory of values and scale, in bytes: about a quarter of the size in float32.
+        """Memory used by values and scale, in bytes: about a quarter of the size in float32.
 
         >>> import torch, regard
         >>> x = torch.randn(8, 100, 64)
@@ -110,7 +111,7 @@ class Quantized:
         return self.values.nbytes + self.scale.nbytes
 
     def __getitem__(self, index: Any) -> "Quantized":
-        """Select along any axis but the last: x[:, :10] has the first 10 tokens."""
+        """Select along any axis except the last: x[:, :10] has the first 10 tokens."""
         result = self.map(lambda part: part[index])
         if result.shape[-1] != self.shape[-1]:
             raise ShapeError(
@@ -137,7 +138,7 @@ class Quantized:
         return self.values.numel()
 
     def is_floating_point(self) -> bool:
-        """Return True: the dequantized numbers are floating point."""
+        """Return True: the dequantized values are floating point."""
         return True
 
     def __repr__(self) -> str:

@@ -35,7 +35,7 @@ def attention(problem: Problem) -> tuple[Tensor, Tensor]:
         s = torch.where(invalid & (s != -math.inf), 0.0, s)
     statistic = tau(problem, s)
     output = product(weights(problem, s, statistic), problem["value"], nan_safe=nan_safe)
-    if invalid is not None:  # last, to keep NaN derivatives away from other rows
+    if invalid is not None:  # applied last, to keep NaN derivatives out of other rows
         output = output + torch.where(invalid, math.nan, 0.0)
         statistic = torch.where(invalid, math.nan, statistic)
     lead = problem.lead()
@@ -64,7 +64,7 @@ def dropout_factors(problem: Problem, dtype: torch.dtype) -> Tensor:
     """Return 0 for dropped pairs and 1 / (1 − dropout) for the others: (…, g, r, q, k).
 
     The factors depend on a hash of seed, row and key, not on a stream of random numbers, so each tile can be
-    reproduced alone, in any order, in both passes.
+    recomputed independently, in any order, in both passes.
     """
     dropout = problem.config.dropout
     row = _mix(problem["head"] * problem.config.queries + problem["row"] ^ problem["seed"])
@@ -74,7 +74,7 @@ def dropout_factors(problem: Problem, dtype: torch.dtype) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Compute Wellons' 32-bit hash lowbias32 in 64-bit integers."""
+    """Compute Wellons' 32-bit hash lowbias32 with 64-bit integers."""
     x = x & _BITS
     x = (x ^ (x >> 16)) * 0x7FEB352D & _BITS
     x = (x ^ (x >> 15)) * 0x846CA68B & _BITS
@@ -159,7 +159,7 @@ def tau(problem: Problem, scores: Tensor) -> Tensor:
             excess = torch.where(visible, normalize.phi(x), 0.0).sum(-1, keepdim=True) - 1
             slope = torch.where(visible, normalize.slope(x), 0.0).sum(-1, keepdim=True)
             step = torch.where(slope > 0, excess / torch.where(slope > 0, slope, 1.0), 0.0)
-            rest = rest + (step - step.detach())  # adds zero, even if Newton would diverge
+            rest = rest + (step - step.detach())  # adds zero, even if Newton's method would diverge
     return torch.cat([maximum, rest], -1)
 
 
@@ -196,7 +196,7 @@ def center(scores: Tensor, tau: Tensor) -> Tensor:
 
 
 def product(weights: Tensor, x: Tensor, *, nan_safe: bool) -> Tensor:
-    """Return weights · x, (… g r q k), (… g 1 k e) → (… g r q e), without repeating x per query head."""
+    """Return weights · x, (… g r q k), (… g 1 k e) → (… g r q e), without repeating x for each query head."""
     return unfold_heads(weighted_sum(fold_heads(weights), x, nan_safe=nan_safe), weights)
 
 

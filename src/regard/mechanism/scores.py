@@ -43,7 +43,7 @@ class Prepared(NamedTuple):
     key: Tensor
     family: str = "dot"
     vector: Tensor | None = None
-    scale: float = 1.0  # factor of the dot product
+    scale: float = 1.0  # factor for the dot product
     softcap: float | None = None
     biases: tuple[Tensor, ...] = ()
 
@@ -263,7 +263,7 @@ class General(nn.Module, Score):
 
 
 class _AdditiveScore(nn.Module, Score):
-    """Base class of vᵀ act(W query + U key). Subclasses define the activation and v."""
+    """Base class for vᵀ act(W query + U key). Subclasses define the activation and v."""
 
     activation: str  # a name in ACTIVATIONS
     vector: Tensor
@@ -340,5 +340,5 @@ class Concat(_AdditiveScore):
         return self.query_map.new_ones(1) if self.mixture is None else self.mixture
 
 
-# Scores whose results are trusted. Only these exact types: the results of subclasses are checked.
+# Score types whose results are not checked. The results of their subclasses are checked.
 BUILT_IN = {Dot, ScaledDot, Cosine, Gaussian, General, Additive, Concat}

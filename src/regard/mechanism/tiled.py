@@ -22,7 +22,7 @@ TILE = 2**20
 def budget(problem: Problem) -> int:
     """Return the maximum number of scores per tile."""
     if problem["query"].is_meta or isinstance(problem["query"], FakeTensor):
-        return 2**62  # no memory is allocated
+        return 2**62  # these tensors use no memory
     width = 1 if problem.config.family == "dot" else max(problem["query"].shape[-1], 1)
     return max(TILE // width, 1)
 

@@ -40,7 +40,7 @@ _FORWARD = torch.autograd.forward_ad
 
 
 def concrete(*tensors: Tensor) -> bool:
-    """Whether Python code can read the values of these tensors, which is impossible while tracing."""
+    """Whether Python code can read the values of the tensors, which is impossible while tracing."""
     if torch.compiler.is_compiling() or transformed() or traced():
         return False
     return all(type(t) in (Tensor, nn.Parameter) and not t.is_meta and not batched(t) for t in tensors)
@@ -79,7 +79,7 @@ def subclassed(*tensors: Tensor) -> bool:
 
 
 def batched(tensor: Tensor) -> bool:
-    """Whether this tensor is wrapped by the legacy vmap that `is_grads_batched` uses."""
+    """Whether a tensor is wrapped by the legacy vmap that `is_grads_batched` uses."""
     return _legacy_batched is not None and _legacy_batched(tensor)
 
 
@@ -99,7 +99,7 @@ _PROBES_AVAILABLE = None not in (_transforms_active, _tracing_state, _dispatch_m
 
 
 def plain_cpu(*tensors: Tensor) -> bool:
-    """Whether these are dense CPU tensors and no transform, tracing, autocast or dispatch mode is active."""
+    """Whether all tensors are dense and on the CPU, with no transform, tracing, autocast or mode active."""
     if (
         not _PROBES_AVAILABLE
         or _dispatch_modes()  # type: ignore[misc]

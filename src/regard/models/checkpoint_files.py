@@ -109,8 +109,8 @@ def _files(folder: Path, convert: str) -> list[Path]:
     if pickled:
         command = _CONVERT.format(folder=folder, convert=convert)
         raise ArgumentError(
-            f"{folder} has its weights in {pickled[0]}, a pickle file, which can execute code; regard reads "
-            f"only safetensors. If you trust the file, convert it: {command}"
+            f"{folder} stores its weights in {pickled[0]}, a pickle file, which can execute code; regard "
+            f"reads only safetensors. If you trust the file, convert it: {command}"
         )
     raise ArgumentError(f"{folder} has no weights; add model.safetensors.")
 

@@ -9,7 +9,7 @@ from regard.models.layers.positions import Positions
 
 Activation = Literal[
     "relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"
-]  # names that end in "glu" or "glu_tanh" have a gate
+]  # activations that end in "glu" or "glu_tanh" have a gate
 Sinusoids = Literal["interleaved", "concatenated", "fairseq"]
 Norm = Literal["layer", "rms", "none"]
 Cell = Literal["lstm", "gru"]

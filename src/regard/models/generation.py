@@ -1,4 +1,4 @@
-"""Special tokens and decoding defaults of sequence-to-sequence models. This module does not import torch."""
+"""Special tokens and decoding defaults for sequence-to-sequence models. This module does not import torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class SpecialTokens:
 
     @property
     def target_start(self) -> tuple[int, ...]:
-        """The tokens with which every target begins."""
+        """The tokens at the start of every target."""
         return (self.start, *self.target_prefix)
 
     @property

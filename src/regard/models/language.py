@@ -29,7 +29,7 @@ class LanguageModel(nn.Module):
     vocab_size: number of tokens in the vocabulary. config: the architecture.
 
     Tokens are `Packed`, or padded (b, l) with `lengths` (b).
-    mask: additional restriction on attention, e.g. `Window(4)`. caches: keys and values of previous calls.
+    mask: additional restriction on attention, e.g. `Window(4)`. caches: keys and values from previous calls.
 
     >>> import torch, regard
     >>> model = regard.models.LanguageModel(100, regard.models.TransformerConfig(width=16, heads=2, layers=2))

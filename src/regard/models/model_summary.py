@@ -27,7 +27,7 @@ class Summary:
     """The result of `summary`; prints as one line.
 
     parameters, bytes: number of parameters and their size in bytes.
-    layers: number of layers; two numbers for an encoder and a decoder, () if there are no layers.
+    layers: number of layers; two values for an encoder and a decoder, () if there are no layers.
     heads: distinct pairs (heads, key heads) of the attention layers, in ascending order.
     cost: FLOPs per token, or per source token and per target token, for sequences of `length` tokens.
 
@@ -63,13 +63,13 @@ class Summary:
 
 
 def summary(model: nn.Module, *, length: int = 128) -> Summary:
-    """Summarize a model: parameters (shared parameters once), layers, heads, and FLOPs per token.
+    """Summarize a model: parameters (shared ones counted once), layers, heads, and FLOPs per token.
 
     length: sequence length of source and target, which determines the cost of attention.
 
     The FLOPs include the matrix products of Linear, recurrent and convolution layers, of attention layers
     (`Attends` and torch's own), and of an `output_weight` shared with the embedding. For a model with
-    `encoder` and `decoder`, s source tokens and t target tokens cost s × the first number + t × the second.
+    `encoder` and `decoder`, s source tokens and t target tokens cost s × the first value + t × the second.
 
     >>> import torch, regard
     >>> from regard.models import summary
@@ -84,7 +84,7 @@ def summary(model: nn.Module, *, length: int = 128) -> Summary:
     is_seq2seq = all(isinstance(getattr(model, part, None), nn.Module) for part in ("encoder", "decoder"))
     sides = 2 if is_seq2seq else 1
     cost, blocks, attentions, heads = [0] * sides, [0] * sides, [0] * sides, set[tuple[int, int]]()
-    for path, module in model.named_modules(remove_duplicate=False):  # a layer used twice costs twice
+    for path, module in model.named_modules(remove_duplicate=False):  # a layer used twice is counted twice
         name = ".".join(part for part in path.split(".") if part != _COMPILED)
         side = 0 if f"{name}.".startswith("encoder.") else -1
         cost[side] += 2 * _matrix_products(module)
@@ -141,7 +141,7 @@ def _matrix_products(module: nn.Module) -> int:
 
 
 def _layers(module: nn.Module) -> int:
-    """Return the number of layers of this module, without its submodules."""
+    """Return the number of layers in a module, not counting its submodules."""
     if isinstance(module, nn.RNNBase):
         return module.num_layers
     return int(isinstance(module, (*_BLOCKS, nn.RNNCellBase)))
@@ -154,7 +154,7 @@ def _heads(layer: Attends | nn.MultiheadAttention) -> tuple[int, int]:
 
 
 def _attention_products(layer: Attends | nn.MultiheadAttention, length: int) -> int:
-    """Count the multiplications per token with keys, values and the score's matrices, without projections."""
+    """Count the multiplications per token with keys, values and score matrices, excluding projections."""
     heads, _ = _heads(layer)
     if isinstance(layer, nn.MultiheadAttention):
         return 2 * heads * layer.head_dim * length

@@ -1,4 +1,4 @@
-"""Batches of sentences of different lengths, packed end to end or padded to the longest sentence."""
+"""Batches of sentences with different lengths, packed end to end or padded to the longest sentence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,25 +78,25 @@ class Packed:
         return self.per_token(torch.arange(len(self.lengths), device=self.lengths.device))
 
     def per_token(self, x: Tensor) -> Tensor:
-        """Repeat the value of each sentence for all its tokens: b … -> n …."""
+        """Repeat each sentence's value for all of its tokens: b … -> n …."""
         return torch.repeat_interleave(x, self.lengths, dim=0, output_size=len(self.tokens))
 
     def mask(self, within: Rule | None = None) -> Documents:
-        """Return a mask that restricts attention to the same sentence and, within it, to a rule."""
+        """Return a mask that restricts attention to the same sentence, with the rule `within` inside it."""
         return Documents(self.lengths, within=within)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def pad(self, x: Tensor, value: float = 0) -> Tensor:
-        """Pad values of packed tokens: n … -> b l …."""
+        """Pad the values of packed tokens: n … -> b l …."""
         longest = int(self.lengths.max()) if len(self) else 0
         padded = x.new_full((len(self), longest, *x.shape[1:]), value)
         padded[self.sentences, self.positions] = x
         return padded
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Split values of packed tokens into one tensor per sentence."""
+        """Split the values of packed tokens into one tensor per sentence."""
         return x.split(self.lengths.tolist())
 
     def ends(self) -> Tensor:
@@ -112,7 +112,7 @@ class Packed:
         return self._drop_one(first=1)
 
     def _drop_one(self, first: int) -> "Packed":
-        """Drop the first token of each sentence if `first` is 1, the last token if it is 0."""
+        """Drop the first token of each sentence if `first` is 1, or the last token if it is 0."""
         if concrete(self.lengths) and len(self) and int(self.lengths.min()) == 0:
             empty = int((self.lengths == 0).nonzero()[0])
             raise ArgumentError(
@@ -166,7 +166,7 @@ def full_lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def reversed_order(tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Return indices (b, l) that reverse each sentence but not its padding. They are their own inverse."""
+    """Return indices (b, l) that reverse each sentence but not its padding, as their own inverse."""
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
     if lengths is None:
         return positions.flip(1)
@@ -197,7 +197,7 @@ class ModelInput(NamedTuple):
         start: int = 0,
         name: str = "tokens",
     ) -> "ModelInput":
-        """Create an input from Packed tokens, or from padded tokens (b, l) with positions from `start` on."""
+        """Create an input from Packed tokens, or from padded tokens (b, l) that start at position `start`."""
         check_batch(tokens, lengths, name)
         if isinstance(tokens, Packed):
             return cls(tokens.tokens, tokens.positions, tokens.mask(Causal() if causal else None))
@@ -260,4 +260,4 @@ def _check_integers(owner: str, **tensors: Tensor) -> None:
                 "Packed.of([[5, 6], [7]])."
             )
         if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
-            raise DTypeError(f"{owner} got {name} of {tensor.dtype}; pass integers: {name}.long().")
+            raise DTypeError(f"{owner} got {name} of dtype {tensor.dtype}; pass integers: {name}.long().")

@@ -60,7 +60,7 @@ def quantize(module: Model, dtype: Precision) -> Model:
 
 
 def _copy_frozen(module: Model) -> Model:
-    """Copy a module, with float32 parameters without gradients; those already in float32 share memory."""
+    """Copy a module with frozen float32 parameters; parameters already in float32 share memory."""
     frozen: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach().float(), requires_grad=False)
         for parameter in module.parameters()

@@ -142,7 +142,7 @@ class PaddedBatch:
 
     @classmethod
     def of(cls, name: str, tokens: Tensor | Packed, lengths: Tensor | None) -> "PaddedBatch":
-        """Create a batch from Packed or padded tokens, which errors refer to as `name`."""
+        """Create a batch from Packed or padded tokens. Error messages refer to the tokens as `name`."""
         check_batch(tokens, lengths, name)
         if isinstance(tokens, Packed):
             return cls._of_packed(name, tokens)

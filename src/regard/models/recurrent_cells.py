@@ -36,7 +36,7 @@ class RecurrentState(State):
     feed: Tensor | None = None  # b 1 m; only with input_feeding
 
     def select(self, rows: Tensor) -> None:
-        """Keep only these batch rows, in this order. All rows of a sentence share one source."""
+        """Keep only the given batch rows, in the given order. All rows of a sentence share one source."""
         if self.source is not None:
             row_map = RowMap(len(self)) if self.source.row_map is None else self.source.row_map
             row_map, kept = row_map.select(rows)
@@ -101,7 +101,7 @@ class SourceAttention(Attends):
         self.score = score
 
     def project_source(self, source: Tensor) -> KeyValues:
-        """Return keys and values (b, 1, s, ·) of a source (b, s, m). Applies an additive score's key map."""
+        """Project a source (b, s, m) to keys and values (b, 1, s, ·), with an additive score's key map."""
         value = source.unsqueeze(-3)
         key = F.linear(value, self.score.key_map) if isinstance(self.score, Additive) else value
         return KeyValues(key, value)
@@ -255,7 +255,7 @@ class BahdanauDecoder(PlainDecoder):
 
 
 def run_rnn(rnn: Any, x: Any, state: Any = None) -> tuple[Any, Any]:
-    """Run rnn(x, state), in the dtype of the parameters if this CPU has no LSTM for the autocast dtype.
+    """Run rnn(x, state), in the parameters' dtype if this CPU does not support LSTMs in the autocast dtype.
 
     >>> import torch
     >>> from regard.models.recurrent_cells import run_rnn
@@ -271,7 +271,7 @@ def run_rnn(rnn: Any, x: Any, state: Any = None) -> tuple[Any, Any]:
 
 
 def _lstm_runs_under_autocast() -> bool:
-    """Whether CPU autocast is off, or oneDNN has an LSTM for the autocast dtype (not on AVX2)."""
+    """Whether CPU autocast is off, or oneDNN supports LSTMs in the autocast dtype (not on AVX2)."""
     if not torch.is_autocast_enabled("cpu"):
         return True
     short = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(torch.get_autocast_dtype("cpu"))

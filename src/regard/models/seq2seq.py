@@ -1,4 +1,4 @@
-"""Interface of sequence-to-sequence models: teacher forcing, loss, step-by-step decoding.
+"""Interface for sequence-to-sequence models: teacher forcing, loss, step-by-step decoding.
 
 training:   source, target → hidden → logits = hidden · output_weightᵀ + output_bias
 decoding:   state = start(source); logits = step(tokens, state); logits = step(tokens, state); …
@@ -36,7 +36,7 @@ class State:
     """
 
     def select(self, rows: Tensor) -> None:
-        """Keep only these batch rows, in this order. Rows may be repeated (for beam search)."""
+        """Keep only the given batch rows, in the given order. Rows may be repeated (for beam search)."""
         raise NotImplementedError(f"{type(self).__name__} must implement select(rows)")
 
     def record_queries(self, layer: int) -> bool:
@@ -44,13 +44,13 @@ class State:
         return False
 
     def queries(self, rows: Tensor) -> Tensor:
-        """Return the recorded queries of these rows: (rows, steps, heads · d)."""
+        """Return the recorded queries of the given rows: (rows, steps, heads · d)."""
         raise NotImplementedError(f"{type(self).__name__} does not record queries")
 
     def weights(self, sentences: Tensor, queries: Tensor) -> Tensor:
         """Return the weights (…, heads, steps, s) of recorded queries (…, steps, heads · d).
 
-        sentences: for each item, the index of its source in the batch that `start` received.
+        sentences: for each item, the index of its source in the batch passed to `start`.
         """
         raise NotImplementedError(f"{type(self).__name__} does not record queries")
 
@@ -165,7 +165,7 @@ class Seq2Seq(nn.Module):
     ) -> list[list[int]]:
         """Decode greedily until `end` or `max_new_tokens`. The results contain neither `start` nor `end`.
 
-        start: the start token, or several tokens with which every target begins.
+        start: the start token, or several tokens that start every target.
         """
         first = list(start) if isinstance(start, Sequence) else [start]
         for name, value in (

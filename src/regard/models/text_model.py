@@ -39,7 +39,7 @@ CONFIG, MODEL = "config.json", "model.safetensors"
 SHIPPED = {"stories": Path(__file__).parents[1] / "app" / "models" / "stories"}
 _KEYS = ("format", "model", "tokens", "capitalized", "sha256")
 _READ_ERRORS = (LookupError, TypeError, ValueError, OverflowError, RuntimeError, OSError, SafetensorError)
-# words may contain apostrophes; every other character that is not a space is a token
+# words may contain apostrophes; every other non-space character is a token
 _TOKEN = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
 _PLAIN = str.maketrans("‘’“”", "''\"\"")
 _SENTENCE_ENDS = (".", "!", "?")
@@ -128,7 +128,7 @@ class TextModel:
         return [0, *(self._ids[word] for word in words)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token ids, with capital letters and without start and end tokens.
+        """Convert token ids to text, with capital letters and without start and end tokens.
 
         >>> import regard
         >>> stories = regard.load_language_model("stories")
@@ -177,8 +177,8 @@ class TextModel:
 
         config: the architecture. updates: number of optimizer updates. batch_size: texts per update.
         learning_rate: peak learning rate. seed: random seed; the caller's random state is left unchanged.
-        initial: a model to continue from, instead of a random one with the architecture of `config`.
-        report: called after each update with its number and its loss.
+        initial: model to continue training; default: a randomly initialized model with this config.
+        report: called after each update with the update number and the loss.
 
         >>> from regard.models import TextModel, TransformerConfig
         >>> config = TransformerConfig(width=16, heads=2, layers=1, dropout=0.0)
@@ -259,7 +259,7 @@ def load_language_model(name: str | os.PathLike[str]) -> TextModel:
         config = TransformerConfig(**about["model"])
         with safe_open(folder / MODEL, "pt") as file:
             tensors = len(list(file.keys()))
-        if config.layers > tensors:  # checked before the layers are built
+        if config.layers > tensors:  # check this before building the layers
             raise ValueError(f"{CONFIG} has {config.layers} layers, but {MODEL} has {tensors} tensors")
         tokens, capitalized = about["tokens"], about["capitalized"]
         _check_tokens(tokens, capitalized)
@@ -289,12 +289,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
         ) from None
     except (ValueError, RecursionError, OSError) as error:
         raise ArgumentError(
-            f"The {CONFIG} of {os.fspath(folder)!r} cannot be read ({str(error)[:200].rstrip('.')}). {cure}"
+            f"The {CONFIG} in {os.fspath(folder)!r} cannot be read ({str(error)[:200].rstrip('.')}). {cure}"
         ) from None
     if not isinstance(about, dict) or about.get("format") != FORMAT or set(about) != set(_KEYS):
         actual = about.get("format") if isinstance(about, dict) else type(about).__name__
         raise ArgumentError(
-            f"The {CONFIG} of {os.fspath(folder)!r} has format {str(actual)[:80]!r}; this version reads "
+            f"The {CONFIG} in {os.fspath(folder)!r} has format {str(actual)[:80]!r}; this version reads "
             f"{FORMAT!r} with the keys {', '.join(_KEYS)}. {cure}"
         )
     return about

@@ -23,7 +23,7 @@ Log = str | os.PathLike[str] | Sequence[LogRow]
 def draw_curves(logs: Mapping[str, Log], path: str | os.PathLike[str], *, dark: bool = False) -> Path:
     """Draw training curves: training loss, validation loss and BLEU, over updates and over minutes.
 
-    logs: for each run, by name: a log.csv file, its folder, or the rows from `read_log`.
+    logs: mapping from the name of each run to a log.csv file, its folder, or the rows from `read_log`.
     path: output file, .png, .svg or .pdf.
     dark: dark background.
 
@@ -74,7 +74,7 @@ def draw_by_length(
 ) -> Path:
     """Draw scores by sentence length.
 
-    curves: for each model, the result of `by_length`: buckets with lengths, score and number of sentences.
+    curves: mapping from the name of each model to its result of `by_length`.
     path: output file, .png, .svg or .pdf.
     score: name of the score.
     title: title of the picture.
@@ -220,7 +220,7 @@ def _comparison_name(comparison: Comparison) -> str:
 
 
 def _line_colors(count: int, theme: Theme) -> list[Any]:
-    """Return distinct colors for a few lines, and evenly spaced colors of the colormap for more."""
+    """Return distinct colors for a few lines, or evenly spaced colors from the colormap for more."""
     if count <= len(theme.lines):
         return list(theme.lines[:count])
     first = 0.3  # smaller values are too close to the background
@@ -228,7 +228,7 @@ def _line_colors(count: int, theme: Theme) -> list[Any]:
 
 
 def _minutes(rows: Sequence[LogRow]) -> list[float]:
-    """Return the time of each row in minutes; rows without a time get NaN, which is not drawn."""
+    """Return the time of each row in minutes; rows without a time are NaN, which is not drawn."""
     return [float("nan") if row.seconds is None else row.seconds / 60 for row in rows]
 
 

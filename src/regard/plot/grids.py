@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
     from regard.plot.labels import AxisLabels
 
-MAX_NUMBERED = 12  # up to this many rows and columns, each cell shows its weight
+MAX_NUMBERED = 12  # maximum number of rows and columns for which each cell shows its weight
 MAX_PANELS = 1024
 # sizes in points; a matrix is as large as its labels require, within bounds
 _CELL, _NUMBERED_CELL, _BARE_CELL = 15.5, 34.0, 6.5  # with a token label; with a number; with neither
 _MIN_SIDE, _MAX_SIDE = 170.0, 1240.0  # bounds for a single matrix
-_MIN_GRID_SIDE, _MAX_GRID_WIDTH = 62.0, 1500.0  # of a matrix in a grid; of the whole grid
+_MIN_GRID_SIDE, _MAX_GRID_WIDTH = 62.0, 1500.0  # for a matrix in a grid; for the whole grid
 _PAD, _MARGIN, _GAP = 4.0, 10.0, 9.0
 _LINE, _AXIS_NAME = 15.0, 18.0  # heights of a line of text and of an axis name
-_COLORBAR = 66.0  # width, including its numbers
+_COLORBAR = 66.0  # width, including tick labels
 _LOG_RANGE = 1e4  # ratio of the largest to the smallest value on a logarithmic color scale
 _NOISE = 1e-4  # relative to the largest weight: smaller negative values are rounding errors
 
@@ -61,7 +61,7 @@ class Panel(NamedTuple):
         """Return the panel; raise a ShapeError unless there is one token for each query and key."""
         for side, tokens, size in (("queries", self.queries, self.rows), ("keys", self.keys, self.columns)):
             if tokens is not None and len(tokens) != size:
-                raise ShapeError(f"Got {len(tokens)} tokens for {size} {side}; pass one for each.")
+                raise ShapeError(f"Got {len(tokens)} tokens for {size} {side}; pass one token for each.")
         return self
 
 
@@ -161,7 +161,7 @@ def _check_limits(limits: Any, *, log: bool) -> tuple[float, float]:
 
 
 def fits_numbers(panel: Panel, width: float, height: float) -> bool:
-    """Return whether a number fits in each cell of a panel of this size in points."""
+    """Return whether numbers fit in the cells of a panel of the given size, in points."""
     few = max(panel.matrix.shape) <= MAX_NUMBERED and panel.matrix.shape == (panel.rows, panel.columns)
     return few and width / panel.columns >= 25 and height / panel.rows >= 12
 
@@ -201,7 +201,7 @@ class _Grid:
         self.cell = _CELL if has_tokens else _BARE_CELL
         if longest <= MAX_NUMBERED and not options.legend:
             self.cell = _NUMBERED_CELL
-        # with more than 160 tokens, only a few get a label, so no large matrix is needed
+        # with more than 160 tokens, only a few have labels, so the matrix can be smaller
         self.max_side = _MAX_SIDE if longest <= 160 and has_tokens else 0.4 * _MAX_SIDE
         self.fontsize = 7.0 if self.compact else 9.0
         self.panels = [
@@ -259,7 +259,7 @@ class _Grid:
 
         rows, options = self.panels, self.options
         columns = [[row[j] for row in rows if j < len(row)] for j in range(self.columns)]
-        # left edges of the columns and upper edges of the rows, without margins
+        # left edges of the columns and upper edges of the rows, excluding margins
         x_edges = _edges(columns, "left", "width", "right", _LINE if options.row_titles else 0.0)
         right = x_edges[-1]
         width = max(right + self.side_width, 220.0) + 2 * _MARGIN

@@ -72,7 +72,7 @@ def heatmap(
 
     axes: matplotlib axes, such as `plt.subplots()[1]`.
     weights: lazy weights, a tensor or an array, (q, k).
-    queries, keys: tokens of the rows and columns.
+    queries, keys: tokens for the rows and columns.
     title: title of the axes.
     names: names of the axes, shown if there are no tokens.
     limits: values of the first and last color; default: from the weights. If the first is negative, the
@@ -139,8 +139,8 @@ def draw_weights(
     matrices are drawn as block means.
 
     path: output file, .png, .svg or .pdf.
-    queries, keys: tokens of the rows and columns.
-    titles: a title for each head; default: its number.
+    queries, keys: tokens for the rows and columns.
+    titles: a title for each head; default: the head number.
     title: title of the picture.
     log: logarithmic colors.
     dark: dark background.
@@ -194,9 +194,9 @@ def draw_heads(
 
     layers: a `Seen` from `regard.watch`, or a mapping from names to weights (h, q, k).
     path: output file, .png, .svg or .pdf.
-    queries, keys: tokens of the rows and columns, the same for all layers.
+    queries, keys: tokens for the rows and columns, the same for all layers.
     first: number of the first head.
-    titles: titles of the columns; default: the numbers of the heads.
+    titles: titles of the columns; default: the head numbers.
     title: title of the picture.
     log, dark: as in `draw_weights`.
 
@@ -284,7 +284,7 @@ def draw_mask(
 
     path: output file, .png, .svg or .pdf.
     queries, keys: number of queries and keys, or their tokens. Default: the size of the mask, or 8 × 8 if it
-        has none. If only the queries are given, the keys are the same.
+        has none. If only queries are given, they are also used as keys.
     lead: leading axes of the call, such as the batch, if the mask depends on them.
     titles: a title for each entry of `lead`.
     title: title of the picture; default: the repr of the mask.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 GAPS = (4.0, 1.0, 14.0)  # points between labels: horizontal tokens, other tokens, numbers
-MAX_LABELS = 200  # more labels than this are thinned out without measuring whether all fit
+MAX_LABELS = 200  # above this number, labels are thinned out without measuring whether all fit
 ANGLES = (0, 45, 90)  # rotations of labels below a matrix, in order of preference
 
 
@@ -104,7 +104,7 @@ class AxisLabels:
 def axis_labels(
     axis: str, tokens: Sequence[str] | None, count: int, length: float, fontsize: float
 ) -> AxisLabels:
-    """Create the labels of an axis "x" or "y" of this length: tokens, or numbers if there are none."""
+    """Create the labels of an "x" or "y" axis of this length: tokens, or numbers if there are none."""
     if axis == "y" or tokens is None:
         return AxisLabels(tokens, count, fontsize, -1 if axis == "y" else 0)
     rotated = [AxisLabels(tokens, count, fontsize, angle) for angle in ANGLES]
@@ -118,7 +118,7 @@ def set_labels(axis: "Axis", labels: AxisLabels) -> None:
 
 
 def tick_fontsize(axis: str) -> float:
-    """Return the font size of the tick labels of an axis "x" or "y", in points."""
+    """Return the font size of the tick labels on an "x" or "y" axis, in points."""
     size = rcParams["xtick.labelsize"] if axis == "x" else rcParams["ytick.labelsize"]
     return float(FontProperties(size=size).get_size_in_points())
 
@@ -160,7 +160,7 @@ class _LabelFormatter(Formatter):
         return self.labels.text(position) if 0 <= position < self.labels.count else ""
 
     def format_ticks(self, values: Any) -> list[str]:
-        """Return the labels at these positions and rotate their ticks, which do not exist until drawing."""
+        """Return the labels at the given positions and rotate their ticks, which are created when drawing."""
         for tick in self.axis.get_major_ticks(len(values)):  # type: ignore[union-attr]
             tick.label1.set(**self.labels.properties())
         return [self(value) for value in values]

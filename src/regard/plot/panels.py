@@ -15,14 +15,14 @@ from regard.inspection.layer_view import pool_dense
 from regard.mechanism.weights.matrix import Weights
 from regard.plot.grids import MAX_PANELS, Panel
 
-MAX_CELLS = 512  # larger matrices are drawn as block means
-MAX_HEADS_IN_ROW = 6  # more heads of one layer are drawn as a grid
+MAX_CELLS = 512  # maximum side of a matrix; larger matrices are drawn as block means
+MAX_HEADS_IN_ROW = 6  # maximum number of heads in one row; more are drawn as a grid
 
 Tokens = Sequence[str] | None
 
 
 class AlignmentLike(Protocol):
-    """Words of two sentences, and weights with one row per target word and one column per source word."""
+    """The words of two sentences, and weights with one row per target word and one column per source word."""
 
     @property
     def source_words(self) -> Sequence[str]: ...
@@ -113,7 +113,7 @@ def check_titles(titles: Sequence[str] | None, default: list[str], what: str) ->
     if titles is None:
         return default
     if len(titles) != len(default):
-        raise ArgumentError(f"Got {len(titles)} titles for {len(default)} {what}; pass one for each.")
+        raise ArgumentError(f"Got {len(titles)} titles for {len(default)} {what}; pass one title for each.")
     for title in titles:
         if not isinstance(title, str):
             raise DTypeError(

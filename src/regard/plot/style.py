@@ -1,4 +1,4 @@
-"""Shared style of all pictures: light and dark themes, fonts, fitting text, and output files."""
+"""Shared style of all pictures: light and dark themes, fonts, text fitting, and output files."""
 
 import os
 import warnings
@@ -31,7 +31,7 @@ ON_DARK = ("#0f1820", "#11334c", "#17517a", "#2574ac", "#4c9cd9", "#91c8f4", "#d
 SIGNED_ON_LIGHT = ("#6b2a00", "#b8560f", "#e8a465", "#f7fbfd", "#93bedd", "#3a80b8", "#0a3a66")
 SIGNED_ON_DARK = ("#ffc48f", "#d07a30", "#7a3f10", "#0f1418", "#1b4a70", "#4590c8", "#a9daff")
 MARKERS = "osD^vP*X"  # distinguish lines without color
-MAX_TOKEN_LENGTH = 20  # characters
+MAX_TOKEN_LENGTH = 20  # maximum number of characters in a label
 POINTS_PER_INCH = 72
 _HINTING = 1.1  # factor by which hinting may widen text
 
@@ -162,7 +162,7 @@ def luminance(color: Sequence[float] | NDArray[Any]) -> float:
 
 @contextmanager
 def plot_style(texts: Sequence[str], *, dark: bool = False) -> Iterator[Theme]:
-    """Set the colors, and fonts that cover these texts, inside a `with` block. $ does not start math mode.
+    """Set colors, and fonts that cover the texts, inside a `with` block. A $ does not start math mode.
 
     The user's own matplotlib style does not apply inside the block.
 

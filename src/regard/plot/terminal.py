@@ -21,7 +21,7 @@ ASCII_SHADES = " .:+#"  # for terminals without Unicode
 MIN_FULL = 0.5  # weight of the darkest shade, unless the largest weight is greater
 MAX_HEIGHT = 14  # maximum height of a source word, which is written vertically
 MAX_LABEL_WIDTH = 20  # maximum width of a target word, in columns
-CELL_WIDTH = 2  # columns per weight: about square, and wide enough for a Han character
+CELL_WIDTH = 2  # columns per weight: roughly square, and wide enough for a Han character
 MIN_WIDTH = 8  # minimum width of a drawing, in columns
 
 

@@ -20,8 +20,8 @@ from regard.mechanism.quantized import Quantized
 from regard.mechanism.scores import BUILT_IN, Prepared, ScaledDot, Score, ScoreFunction
 from regard.mechanism.torch_state import concrete
 
-# Number of rows on which a custom normalizer is checked. Not 1 or 2: a wrong reduction could also produce
-# an axis of this size.
+# Number of rows on which a custom normalizer is checked. Not 1 or 2, because an incorrect reduction could
+# also produce an axis of that size.
 _CHECKED_ROWS = 7
 
 Bias = Tensor | RelativeBias | list[Tensor | RelativeBias] | tuple[Tensor | RelativeBias, ...]
@@ -103,7 +103,7 @@ class Layout(NamedTuple):
         return self._pad(x).unsqueeze(-3)
 
     def per_head(self, x: Tensor) -> Tensor:
-        """Reshape one number per head, or one for all heads: (h) or () -> … g r 1 1."""
+        """Reshape one value per head, or one value for all heads: (h) or () -> … g r 1 1."""
         return self.per_query(x.reshape(-1, 1, 1))
 
     def _pad(self, x: Tensor) -> Tensor:
@@ -117,9 +117,9 @@ class Layout(NamedTuple):
 
 
 def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
-    """Return the broadcast shape, or None if there is none.
+    """Return the broadcast shape, or None if the shapes do not broadcast.
 
-    torch.broadcast_shapes takes longer than a small attention call.
+    torch.broadcast_shapes would take longer than a small attention call.
     """
     axes = max(map(len, shapes))
     result = [1] * axes

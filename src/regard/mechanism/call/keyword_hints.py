@@ -11,7 +11,7 @@ from regard.mechanism.normalizers import BUILT_IN
 _EQUIVALENTS = {
     "is_causal": 'mask=regard.Causal(), or Causal(align="start") for torch\'s top-left alignment',
     "causal": "mask=regard.Causal()",
-    "attn_mask": "mask= for a boolean tensor (True = may attend), bias= for numbers added to the scores",
+    "attn_mask": "mask= for a boolean tensor (True = may attend), bias= for values added to the scores",
     "attention_mask": "mask=regard.Padding(lengths), or mask=attention_mask[:, None, None, :].bool()",
     "attn_bias": "bias=",
     "position_bias": "bias=",
@@ -58,12 +58,12 @@ _EQUIVALENTS = {
     "backend": "implementation=",
 }
 
-# Answers for the layers of regard.models, where they differ from those for `attention`.
+# Suggestions for layers in regard.models, where they differ from the suggestions for `attention`.
 _WATCH = "with regard.watch(layer) as seen: layer(x); then seen[0]"
 _LAYER_EQUIVALENTS = {
     **dict.fromkeys(("need_weights", "output_attentions", "return_attn", "average_attn_weights"), _WATCH),
     **dict.fromkeys(
-        ("dropout_p", "dropout", "scale", "softmax_scale"), "dropout= or score= of the constructor"
+        ("dropout_p", "dropout", "scale", "softmax_scale"), "dropout= or score= in the constructor"
     ),
     **dict.fromkeys(("past_key_value", "past_key_values", "layer_past", "use_cache"), "cache=KVCache()"),
     **dict.fromkeys(("context", "encoder_hidden_states", "memory"), "the second argument: layer(x, context)"),
@@ -90,17 +90,17 @@ _SCORES = {
 
 
 def suggest_score(name: object) -> str:
-    """Return the code for the score with this name; "Dot()" if unknown."""
+    """Return the code for the score with the given name, or "Dot()" if the name is unknown."""
     return _SCORES.get(name.lower() if isinstance(name, str) else "", "Dot()")
 
 
 def suggest_normalizer(name: object) -> str:
-    """Return the code for the normalizer with this name; "Softmax()" if unknown."""
+    """Return the code for the normalizer with the given name, or "Softmax()" if the name is unknown."""
     return _NORMALIZERS.get(name.lower() if isinstance(name, str) else "", "Softmax()")
 
 
 def suggest_mask(name: object) -> str:
-    """Return the code for the mask with this name; "Causal()" if unknown."""
+    """Return the code for the mask with the given name, or "Causal()" if the name is unknown."""
     return _MASKS.get(name.lower() if isinstance(name, str) else "", "Causal()")
 
 

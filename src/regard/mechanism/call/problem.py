@@ -1,6 +1,6 @@
 """`Problem`: a prepared call, with all tensors in one layout.
 
-All tensors of a `Problem` have the same number of axes, (…, g, r, ·, ·): batch axes, key heads g, query
+All tensors in a `Problem` have the same number of axes, (…, g, r, ·, ·): batch axes, key heads g, query
 heads r per key head, and two axes that depend on the tensor. Shared axes have size 1, so nothing is repeated
 in memory, a tile is a slice of each tensor, and `vmap` adds one batch axis.
 
@@ -34,7 +34,7 @@ KEY_AXIS = {"key": -2, "value": -2, "bias": -1, "allowed": -1, "key_token": -2}
 KEY_AXIS |= {"key_scale": -2, "value_scale": -2}
 # Tensors whose token axis is never shared: size 1 means that there is one token.
 _NEVER_SHARED = {"query", "key", "value", "key_scale", "value_scale"}
-# Number of scores. A smaller problem is one tile, so its mask intervals need not be read.
+# Problems with at most this many scores form a single tile, so their mask intervals need not be read.
 MAX_SINGLE_TILE = 2**15
 DIFFERENTIABLE = ("query", "key", "value", "vector", "bias", "line", "sink")
 
@@ -44,7 +44,7 @@ class ProblemConfig(NamedTuple):
 
     normalize: Normalizer
     family: str = "dot"  # or, for additive scores, "tanh" or "relu"
-    scale: float = 1.0  # factor of the dot product
+    scale: float = 1.0  # factor for the dot product
     softcap: float | None = None
     dropout: float = 0.0
     terms: int = 0  # number of mask terms
@@ -81,7 +81,7 @@ def deserialize(text: str) -> tuple[ProblemConfig, tuple[str, ...]]:
 
 
 def kind(name: str) -> str:
-    """Return the kind of the tensor with this name: "bias" for bias0, bias1, …"""
+    """Return the kind of a tensor from its name: "bias" for bias0, bias1, …"""
     return name.rstrip("0123456789")
 
 
@@ -101,7 +101,7 @@ class Problem:
         return self.tensors.get(name)
 
     def dequantized(self, name: str) -> Tensor:
-        """Return key or value in the query's dtype. int8 numbers are multiplied by their scales."""
+        """Return key or value in the query's dtype. int8 values are multiplied by their scales."""
         tensor, scale = self[name], self.get(f"{name}_scale")
         dtype = self["query"].dtype
         return tensor if scale is None else tensor.to(dtype) * scale.to(dtype)
@@ -131,7 +131,7 @@ class Problem:
         return Problem(self.config, dict(tensors), self.first_row, self.first_key)
 
     def with_inputs(self, inputs: Mapping[str, Tensor], grad_enabled: bool) -> "Problem":
-        """Replace tensors with the caller's tensors, converted to the shape and dtype of those they replace.
+        """Replace tensors with the caller's tensors, converted to the shapes and dtypes of the originals.
 
         grad_enabled: the grad mode of the forward pass, which may differ from the mode when weights are read.
         """
@@ -148,7 +148,7 @@ class Problem:
         It is needed if the inputs or `others` contain NaN or inf, or if a score may overflow.
         """
         scored = [self.dequantized(name) for name in ("query", "key", "vector") if name in self.tensors]
-        # a sum of finite numbers may overflow; nan_safe is then set needlessly, which only costs time
+        # a sum of finite values may overflow; nan_safe is then set unnecessarily, which only costs time
         summed = [*(t for name, t in self.tensors.items() if name == "value"), *others]
         finite = concrete(*scored, *summed) and all(math.isfinite(t.sum().item()) for t in summed)
         return self.with_config(nan_safe=not (finite and self._cannot_overflow(*map(_max_abs, scored))))
@@ -171,14 +171,14 @@ class Problem:
         """Select query rows by a slice or by their indices."""
 
         def cut(name: str, tensor: Tensor) -> Tensor:
-            # tensors shared by all rows are not cut; query and τ always have one row per query
+            # tensors shared by all rows are not sliced; query and τ always have one row per query
             has_rows = kind(name) in ("query", "tau") or (kind(name) in QUERY_AXIS and tensor.shape[-2] > 1)
             return tensor[..., rows, :] if has_rows else tensor
 
         return self.map(cut)
 
     def key_indices(self) -> Tensor:
-        """Return the index of each key of this tile in the full problem."""
+        """Return the index in the full problem of each key in this tile."""
         return torch.arange(self.first_key, self.first_key + self.keys, device=self["key"].device)
 
     def terms(self) -> list[MaskTerm]:
@@ -215,7 +215,7 @@ def empty_in_order(
 ) -> Tensor:
     """Allocate a tensor (*segments, *shape) with heads and tokens in the memory order of `like`.
 
-    Autograd then need not copy gradients, and outputs have the same memory order as those of torch.
+    Autograd then does not need to copy gradients, and outputs have the same memory order as in torch.
     """
     *batch, groups, per_group, tokens, width = shape
     sizes = zip(like.shape[-4:-2], like.stride()[-4:-2], strict=True)
@@ -252,7 +252,7 @@ class Tile(NamedTuple):
         return (*self.lead, ..., self.keys, slice(None))
 
     def slices(self, name: str, shape: Sequence[int]) -> tuple[slice, ...]:
-        """Index of this tile in a tensor with this name and shape; axes of size 1 are shared by all tiles."""
+        """Index of this tile in a tensor with the given name and shape. All tiles share axes of size 1."""
         index = [slice(None)] * len(shape)
         for axis, chosen in enumerate(self.lead):
             if shape[axis] > 1:
@@ -267,13 +267,13 @@ class Tile(NamedTuple):
 def tiles(problem: Problem, budget: int, *, all_heads: bool = False) -> Iterator[Tile]:
     """Divide a problem into tiles of about `budget` scores, each with all keys that its rows can see.
 
-    Tiles have many rows of a few heads rather than a few rows of many heads.
+    Tiles contain many rows of a few heads rather than a few rows of many heads.
 
-    all_heads: each tile contains all heads.
+    all_heads: whether each tile contains all heads.
     """
     *batch, groups, per_group = problem.lead()
     every_row, every_key = slice(0, problem.queries), slice(0, problem.keys)
-    # compiled graphs have no loops and possibly symbolic sizes; small problems are not worth dividing
+    # compiled graphs have no loops and may have symbolic sizes; small problems are not divided
     if torch.compiler.is_compiling() or _pairs(problem) <= min(budget, MAX_SINGLE_TILE):
         yield Tile(tuple(slice(0, n) for n in (*batch, groups)), every_row, every_key)
         return
@@ -315,7 +315,7 @@ def _row_blocks(problem: Problem, budget: int) -> Iterator[tuple[slice, slice]]:
             low, high = int(starts[rows].min()), int(stops[rows].max())
             visible = int(widths[rows].sum())
             pairs = count * max(high - low, 0)
-            # halve a block whose rows see different keys: most of its pairs would be masked
+            # halve a block whose rows see different keys, because most of its pairs would be masked
             if count == 1 or (pairs <= budget and (count <= 32 or pairs <= 2 * visible + 32 * count)):
                 break
             count = (count + 1) // 2
@@ -324,7 +324,7 @@ def _row_blocks(problem: Problem, budget: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _bounds(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the range of visible keys of each row over all heads, or all keys if the mask is unknown."""
+    """Return the range of keys that each row sees in any head, or all keys if the mask is unknown."""
     queries, keys, terms = problem.queries, problem.keys, problem.terms()
     if not terms or not concrete(*problem.all("start"), *problem.all("stop")):
         return np.zeros(queries, np.int64), np.full(queries, keys, np.int64)

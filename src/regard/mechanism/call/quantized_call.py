@@ -1,7 +1,7 @@
 """Run calls with quantized keys or values on the kernels, which read int8 in place.
 
-`run` returns None if the caller has to dequantize key and value, because the general path supports only
-tensors.
+`run` returns None if the kernels cannot compute a call. The caller then dequantizes key and value, because
+the general path supports only floating-point tensors.
 """
 
 from collections.abc import Hashable
@@ -58,7 +58,7 @@ def run(
 
 
 def unsupported(query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized, call: Call) -> str | None:
-    """Return the reason why a call with quantized tensors must dequantize them, or None."""
+    """Return the reason why quantized tensors must be dequantized for a call, or None."""
     if torch.compiler.is_compiling():
         return "torch.compile traces torch operations"
     if query.dtype is torch.float64:

@@ -1,6 +1,6 @@
 """Check the results of custom scores, masks, relative biases and normalizers.
 
-The implementations, especially the kernels, rely on these properties of every tensor of a `Problem`:
+The implementations, especially the kernels, rely on the following properties of every tensor in a `Problem`:
 
 - dtype: int64 for intervals, bool for `allowed`, the query's float32 or float64 for all others;
 - the query's device, and a dense layout;
@@ -26,7 +26,7 @@ from regard.mechanism.normalizers import Normalizer
 from regard.mechanism.scores import FAMILIES, Prepared, Score, check_softcap
 
 FAR = 2**40  # larger than any key index, but small enough to add without int64 overflow
-_BELOW_FAR = {torch.int8, torch.int16, torch.int32, torch.uint8}  # dtypes whose values are below FAR
+_BELOW_FAR = {torch.int8, torch.int16, torch.int32, torch.uint8}  # dtypes whose values are all below FAR
 
 
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
@@ -200,16 +200,14 @@ def interval_side(what: str, side: object, rows: Sequence[int], device: torch.de
         )
     side = _dense(what, side, device)
     if side.is_floating_point() or side.is_complex() or side.dtype is torch.bool:
-        raise DTypeError(
-            f"{what} of dtype {side.dtype}; it must contain integers, the indices of keys: return x.long()."
-        )
+        raise DTypeError(f"{what} of dtype {side.dtype}; it must contain key indices: return x.long().")
     if side.dim() == 0:
         side = side.reshape(1, 1)
     if side.dim() < 2 or not broadcasts(side.shape, rows):
         queries = rows[-2]
         noun = "query" if queries == 1 else "queries"
         raise MaskError(
-            f"{what} of shape {tuple(side.shape)} for {queries} {noun}; it must have one number per query: "
+            f"{what} of shape {tuple(side.shape)} for {queries} {noun}; it must have one value per query: "
             f"({queries}, 1), or {tuple(rows)} if the sequences differ."
         )
     int64 = side.to(torch.int64)
@@ -337,7 +335,7 @@ def _check_tensor(what: str, x: object, scores: Tensor) -> Tensor:
 
 
 def row_sums(normalize: Normalizer, sums: Tensor, visible: Tensor) -> None:
-    """Check that the rows with a visible key, those where `visible` is True, sum to one."""
+    """Check that the rows where `visible` is True sum to one."""
     off = visible & ((sums - 1).abs() > 0.01)
     if normalize.sums_to_one and bool(off.any()):
         raise ArgumentError(

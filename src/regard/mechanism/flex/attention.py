@@ -65,7 +65,7 @@ def flex_attention(
     """
     if return_lse and return_aux is not None:
         raise ArgumentError(
-            "flex_attention got return_lse=True and return_aux; pass return_aux=AuxRequest(lse=True) only."
+            "flex_attention got return_lse=True and return_aux; pass only return_aux=AuxRequest(lse=True)."
         )
     want_lse = return_lse or (return_aux is not None and return_aux.lse)
     want_max = return_aux is not None and return_aux.max_scores
@@ -171,7 +171,7 @@ def choose_route(call: FlexCall) -> _Route:
     _scale(call.scale, call.query)  # raises if the scale is not a number
     if call.block_mask is not None:
         _check_block_mask(call.block_mask, _sizes(call), call.query.device)
-    # tensors of a plan made under export, tracing or a fake mode could not be used in other calls
+    # a plan created under export, tracing or a fake mode has tensors that other calls cannot use
     cache_key = _CACHE.key(call) if plain_cpu(*call[:3]) else None
     route = None if cache_key is None else _CACHE.get(cache_key, call.block_mask)
     if route is None:
@@ -218,7 +218,7 @@ def _trace_route(call: FlexCall) -> _Route:
 def _find_mask(
     form: ScoreForm, trace: Trace, mask_mod: Any, blocks: Blocks | None, sizes: Sizes, device: torch.device
 ) -> Intervals | str | None:
-    """Return the key intervals of a call's masks, None without masks, or the reason they are unknown."""
+    """Return the key intervals of a call's masks, None if there are no masks, or why they are unknown."""
     masks: list[Intervals | None] = []
     if blocks is not None:
         condition = trace.result if isinstance(trace.result, Constant | Index) else mask_mod

@@ -18,7 +18,7 @@ from regard.mechanism.flex.intervals import Interval, Intervals, Sizes, solve
 
 _SKIPPED, _PARTIAL, _FULL = 0, 1, 2
 _BLOCK = 128  # block size for masks without a BlockMask
-_CHUNK = 2**20  # number of pairs of query and key evaluated at a time
+_CHUNK = 2**20  # number of query-key pairs evaluated at a time
 
 
 class Blocks(NamedTuple):
@@ -56,7 +56,7 @@ class Blocks(NamedTuple):
         return cls(torch.full(shape, _PARTIAL, dtype=torch.int8, device=device), _BLOCK, _BLOCK)
 
     def tile(self, batch: slice, heads: slice, rows: slice) -> Tensor:
-        """Return the kinds of the blocks that contain some queries, (b, h, query blocks, key blocks)."""
+        """Return the kinds of the blocks that contain the given rows, (b, h, query blocks, key blocks)."""
         kinds = self.kinds[batch if self.kinds.shape[0] > 1 else slice(None)]
         kinds = kinds[:, heads if kinds.shape[1] > 1 else slice(None)]
         return kinds[:, :, rows.start // self.rows : -(-rows.stop // self.rows)]
@@ -79,7 +79,7 @@ Condition = Constant | Index | Callable[..., Tensor]
 def find_intervals(blocks: Blocks, condition: Condition, sizes: Sizes) -> Intervals | None:
     """Return the intervals of keys that each query may see, or None if they are unknown or too many.
 
-    condition: which pairs of a partial block are visible: a traced expression, or a mask_mod function.
+    condition: determines the visible pairs in partial blocks; a traced expression or a mask_mod function.
     """
     if isinstance(condition, Constant | Index):
         solved = solve(condition, sizes, blocks.kinds.device)
@@ -91,7 +91,7 @@ def find_intervals(blocks: Blocks, condition: Condition, sizes: Sizes) -> Interv
 def _agree(mask: Intervals, blocks: Blocks, sizes: Sizes) -> bool:
     """Whether no query sees a key in a skipped block, and every query sees every key of a full block.
 
-    This is not guaranteed: a BlockMask may list other blocks than its mask_mod implies.
+    This is not guaranteed, because a BlockMask may list blocks that contradict its mask_mod.
     """
     begin = torch.arange(blocks.kinds.shape[-1], device=blocks.kinds.device) * blocks.columns
     end = (begin + blocks.columns).clamp(max=sizes.keys)
@@ -106,7 +106,7 @@ def _agree(mask: Intervals, blocks: Blocks, sizes: Sizes) -> bool:
 
 
 def _evaluate_blocks(blocks: Blocks, condition: Condition, sizes: Sizes) -> Intervals | None:
-    """Evaluate the condition in partial blocks; return each query's keys, or None if not one interval."""
+    """Evaluate the condition in partial blocks; return None if a query's keys are not one interval."""
     depends = _depends(condition)
     lead = [
         max(size, total if name in depends else 1)
@@ -154,7 +154,7 @@ def _partial_blocks(kinds: Tensor, blocks: Blocks, condition: Condition, sizes: 
         b, h, row_block, column_block = (x[:, None, None] for x in chunk.unbind(-1))
         queries, keys = row_block * blocks.rows + row, column_block * blocks.columns + column
         inside = (queries < sizes.queries) & (keys < sizes.keys)
-        # blocks may extend beyond the last token; there it is repeated, and `inside` excludes the repetitions
+        # blocks may extend beyond the last token, which is then repeated; `inside` excludes the repetitions
         at = {"b": b, "h": h, "q": queries.clamp(max=sizes.queries - 1), "k": keys.clamp(max=sizes.keys - 1)}
         yield at, inside & _holds(condition, at)
 

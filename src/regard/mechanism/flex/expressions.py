@@ -26,10 +26,10 @@ class Constant:
 class Index:
     """An expression of the indices and of captured tensors.
 
-    depends: the indices, of "b", "h", "q" and "k", that matter; "d" if only the distance k − q matters.
+    depends: the indices ("b", "h", "q" or "k") that affect the value; "d" if only the distance k − q does.
     slopes: coefficients of q and k if the expression is a linear function of q and k plus a function of the
         indices in `rest`, else None.
-    integer, boolean: whether the values are known to be integers, or booleans.
+    integer, boolean: whether the values are known to be integers or booleans.
     name: the name of the index, if the expression is just an index.
     """
 
@@ -49,7 +49,7 @@ Operand = Constant | Index | int | float
 
 @dataclass(frozen=True, eq=False)
 class ScoreForm:
-    """A score after the operations of a `score_mod`; see the module's formula."""
+    """A score after the operations of a `score_mod`; see the formula in the module docstring."""
 
     gain: float = 1.0
     factors: tuple[Constant | Index, ...] = ()
@@ -90,7 +90,7 @@ class ScoreForm:
 
 
 def index(name: str) -> Index:
-    """Return one of the indices "b", "h", "q" and "k"."""
+    """Return the expression for the index "b", "h", "q" or "k"."""
     slopes = {"q": (1, 0), "k": (0, 1)}.get(name, (0, 0))
     rest = frozenset() if name in "qk" else frozenset(name)
     return Index(frozenset(name), slopes=slopes, rest=rest, integer=True, name=name)
@@ -177,7 +177,7 @@ def evaluate(value: Operand, indices: Mapping[str, Tensor]) -> Tensor:
 
 def _evaluate(value: Any, indices: Mapping[str, Tensor], cache: dict[int, Tensor]) -> Any:
     if isinstance(value, Constant):
-        # add an axis, as the index tensors have: torch promotes dtypes differently for tensors without axes
+        # add an axis: torch promotes dtypes differently for tensors without axes
         return value.tensor.reshape(1) if value.tensor.dim() == 0 else value.tensor
     if not isinstance(value, Index):
         return value

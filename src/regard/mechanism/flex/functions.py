@@ -52,7 +52,7 @@ def freeze(function: Any, frozen: dict[int, Any] | None = None) -> Any:
     """Return a copy of a function that keeps the current values of the variables in its enclosing scopes.
 
     A function defined in a loop shares these variables with the functions of later iterations, which could
-    otherwise change what its backward pass computes.
+    otherwise change the result of its backward pass.
 
     frozen: id of a function → its copy, for functions that refer to themselves.
     """
@@ -119,8 +119,8 @@ def _map(
 def _checked(name: str, result: Tensor, shape: tuple[int, ...]) -> Tensor:
     if tuple(result.shape) != tuple(shape):
         raise ShapeError(
-            f"{name} returned a tensor of shape {tuple(result.shape[len(shape) :])}; it must return one "
-            "number, a tensor without axes, for each query and key."
+            f"{name} returned a tensor of shape {tuple(result.shape[len(shape) :])}; it must return a "
+            "scalar tensor, without axes, for each query and key."
         )
     return result
 

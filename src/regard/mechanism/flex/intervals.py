@@ -17,11 +17,11 @@ from torch import Tensor
 from regard.mechanism.flex.expressions import COMPARISONS, Constant, Index, evaluate, linear
 from regard.mechanism.masks.algebra import BUILT_IN, CallShape, Mask, MaskTerm
 
-MAX_TERMS = 4  # largest number of intervals per query that the kernels support
+MAX_TERMS = 4  # maximum number of intervals per query that the kernels support
 
 
 class Sizes(NamedTuple):
-    """Numbers of batches, heads, queries and keys."""
+    """Batch size and number of heads, queries and keys."""
 
     batch: int
     heads: int
@@ -30,7 +30,7 @@ class Sizes(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """The keys in [start, stop) of each query, (b, h, q, 1), within [0, keys]; none if stop <= start."""
+    """One interval of keys per query: start and stop, (b, h, q, 1), in [0, keys]; empty if stop <= start."""
 
     start: Tensor
     stop: Tensor
@@ -139,7 +139,7 @@ def _rows(visible: Tensor, sizes: Sizes) -> Intervals | None:
     if visible.dtype is not torch.bool:
         return None
     visible = visible.reshape((1,) * (4 - visible.dim()) + tuple(visible.shape))
-    # the first key stands for all keys: even an expression such as k − k has the same value for each
+    # the condition has the same value for all keys, even for k − k, so the first key suffices
     stop = torch.where(visible[..., :1], sizes.keys, 0)
     return Intervals((Interval(torch.zeros_like(stop), stop),))
 
@@ -166,7 +166,7 @@ _SWAPPED: dict[Any, Any] = {
 
 
 def _solve_comparison(condition: Index, sizes: Sizes, device: torch.device) -> Intervals | None:
-    """Solve a comparison of a function of the key with a function of the query."""
+    """Solve a comparison between a function of the key and a function of the query."""
     compare, (a, b) = condition.function, condition.args
     indices = index_vectors(sizes, device)
     slopes, _ = linear(torch.sub, condition.args, {})

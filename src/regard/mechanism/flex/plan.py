@@ -14,8 +14,8 @@ from regard.mechanism.flex.intervals import Sizes, index_vectors
 class Plan(NamedTuple):
     """Arguments of `attention` that compute a score form.
 
-    query_factor, key_factor: factors of query (b, h, q, 1) and key (b, g, k, 1), or None.
-    scale: factor of the dot product.
+    query_factor, key_factor: factors for query (b, h, q, 1) and key (b, g, k, 1), or None.
+    scale: factor for the dot product.
     softcap: see `Dot`.
     biases: terms added to the scores.
     """
@@ -28,11 +28,11 @@ class Plan(NamedTuple):
 
 
 def make_plan(form: ScoreForm, sizes: Sizes, groups: int, scale: float, like: Tensor) -> Plan | str:
-    """Return the plan of a score form, or the reason why there is none.
+    """Return the plan for a score form, or the reason why there is none.
 
     groups: number of key heads.
-    scale: scale of the call.
-    like: a tensor with the dtype and device for the plan.
+    scale: the scale passed to the call.
+    like: a tensor that determines the dtype and device of the plan.
     """
     indices = index_vectors(sizes, like.device)
     query_factor = key_factor = None
@@ -45,7 +45,7 @@ def make_plan(form: ScoreForm, sizes: Sizes, groups: int, scale: float, like: Te
             values = evaluate(factor, indices).to(like.dtype)[..., :1, :].mT
             key_factor = values if key_factor is None else key_factor * values
         else:
-            return "the score is multiplied by a different number for each pair of query and key"
+            return "the score is multiplied by a different factor for each pair of query and key"
     softcap = None
     total = scale * form.gain
     if form.inner_gain is not None:  # gain · tanh(inner · score) = softcap of gain · inner · score

@@ -31,7 +31,7 @@ _BUILTINS = {abs, divmod, isinstance, len, max, min, pow, round, sum, *_FUNCTION
 _DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 # attributes of modules and tensors whose values never change; others, such as torch.backends, read settings
 _ATTRIBUTES = {"nn", "functional", "inf", "nan", "pi", "e", "tau", *dir(Tensor), *_FUNCTIONS, *_DTYPES}
-_MAX_DEPTH = 8  # maximum nesting of functions that call functions
+_MAX_DEPTH = 8  # maximum nesting depth of functions
 _MAX_ROUTES = 32
 _UNDEFINED = object()
 _SETTINGS = ("get_", "is_")  # prefixes of torch functions that read a setting
@@ -41,7 +41,7 @@ Route = TypeVar("Route")
 
 
 def fingerprint(function: Any, depth: int = 0) -> Hashable | None:
-    """Return a value that is equal for two functions only if their results are equal; None if there is none.
+    """Return a value that is equal for two functions only if their results are equal, or None if unknown.
 
     >>> from regard.mechanism.flex.route_cache import fingerprint
     >>> def window(size):
@@ -89,7 +89,7 @@ def _fingerprint_value(value: Any, depth: int) -> Hashable | None:
 def _global_names(code: CodeType) -> tuple[str, ...] | None:
     """Return the global names that a function reads.
 
-    Returns None if the function imports, assigns outer variables, or reads torch settings.
+    Returns None if the function imports modules, assigns outer variables, or reads torch settings.
     """
     names: list[str] = []
     for instruction in dis.get_instructions(code):
@@ -130,16 +130,16 @@ class RouteCache(Generic[Route]):
         return (*functions, blocks, shapes, scale, mode)
 
     def get(self, key: Hashable, block_mask: Any) -> Route | None:
-        """Return the route of a call with an equal key and an equal block mask, or None."""
+        """Return the cached route for an equal key and an equal block mask, or None."""
         entry = self._routes.get(key)
         if entry is None or not all(map(_equal, entry[0], _block_tensors(block_mask))):
             return None
-        with suppress(KeyError):  # removed by another thread
+        with suppress(KeyError):  # another thread may have removed the entry
             self._routes.move_to_end(key)
         return entry[1]
 
     def put(self, key: Hashable, block_mask: Any, route: Route) -> None:
-        """Store a route and evict the least recently used one."""
+        """Store a route and evict the least recently used one if the cache is full."""
         tensors = [None if x is None else x.detach().clone() for x in _block_tensors(block_mask)]
         self._routes[key] = (tensors, route)
         while len(self._routes) > _MAX_ROUTES:

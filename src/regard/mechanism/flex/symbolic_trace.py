@@ -1,8 +1,8 @@
 """Trace a `score_mod` or `mask_mod` to find the formula that it computes.
 
-The function runs on example tensors without axes, under a mode that sees every torch function it calls. The
+The function runs on example tensors without axes, under a mode that intercepts its torch calls. The
 formula is derived from these calls, not from the source text or from sampled values, so it holds for all
-scores and indices. Functions with other calls have no known formula; they are evaluated tile by tile.
+scores and indices. Functions with unsupported calls have no known formula and are evaluated tile by tile.
 """
 
 import math
@@ -29,7 +29,7 @@ class Trace(NamedTuple):
     result: the formula of the returned value; None if unknown.
     reason: why the formula is unknown.
     captured: tensors that the function uses but does not create.
-    calls: the function's torch calls; empty if they are not the same every time.
+    calls: the function's torch calls; empty if they differ between runs.
     """
 
     result: Value | None
@@ -90,7 +90,7 @@ def _trace(
             recorder.unknown = recorder.unknown or "its result is not a scalar"
         recorders.append(recorder)
     first, second = recorders
-    # if a tensor is a different object in each run, a call that the mode does not see created it
+    # a tensor that is a different object in each run was created by a call that the mode did not intercept
     captured = [a for a, b in zip(first.captured, second.captured, strict=False) if a is b]
     reason = first.unknown or second.unknown
     if not reason and (first.calls != second.calls or len(captured) != len(first.captured)):
@@ -123,7 +123,7 @@ class _Recorder(TorchFunctionMode):
         try:
             with self:
                 self.output = function(*inputs)
-        except Exception as error:  # unless tracing caused the error, evaluation by tiles raises it again
+        except Exception as error:  # unless tracing caused the error, evaluation tile by tile raises it again
             self.raised = True
             self.unknown = self.unknown or f"it raised {type(error).__name__} when it was traced"
             return
@@ -168,7 +168,7 @@ class _Recorder(TorchFunctionMode):
         return self.values[id(arg)]
 
     def _give_up(self, func: Callable[..., Any]) -> None:
-        self.unknown = self.unknown or f"{getattr(func, '__name__', func)} has no rule"
+        self.unknown = self.unknown or f"{getattr(func, '__name__', func)} is not supported"
 
 
 def _leaves(tree: Any) -> list[Any]:
@@ -304,7 +304,7 @@ def _derive_factory(func: Any, values: list[Any], options: dict[str, Any]) -> Va
         return None
     if func is torch.tensor:
         return Constant(torch.tensor(*data, **options))
-    # dtype and device are the same for all indices, so one tensor stands for all
+    # dtype and device are the same for all indices, so one example tensor suffices
     source = values[0]
     if not isinstance(source, Constant) and "dtype" not in options:
         return None

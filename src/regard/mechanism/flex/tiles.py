@@ -62,7 +62,7 @@ def attention(
     functions: Functions,
     captured: tuple[Tensor, ...],
 ) -> Result:
-    """Return the attention of query (b, h, q, d) to key and value (b or 1, g, k, ·).
+    """Compute attention from query (b, h, q, d) to key and value (b or 1, g, k, ·).
 
     captured: the tensors that the functions capture. They receive gradients if they require grad.
     """
@@ -112,7 +112,7 @@ class _FlexAttention(torch.autograd.Function):
 
 
 class _OnlyOnce(torch.autograd.Function):
-    """Make a gradient raise an error if it is differentiated; the second derivative would silently be 0."""
+    """Make a gradient raise an error if it is differentiated. Otherwise, the second derivative would be 0."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, *inputs: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ def _slices(size: int, step: int) -> Iterator[slice]:
 def _visible_keys(
     blocks: Blocks | None, batch: slice, heads: slice, rows: slice, keys: int
 ) -> slice | Tensor:
-    """Return the keys in the blocks that these rows may see: a slice if they are contiguous."""
+    """Return the keys in the blocks that the given rows may see, as a slice if they are contiguous."""
     if blocks is None:
         return slice(0, keys)
     listed = (blocks.tile(batch, heads, rows) != 0).flatten(0, 2).any(0).nonzero().flatten()

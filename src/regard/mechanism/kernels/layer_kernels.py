@@ -17,7 +17,7 @@ _SOFTMAX = NORMALIZERS.get("softmax", 0)
 
 
 def supports_dropout(*tensors: Tensor) -> bool:
-    """Whether the dropout kernels support these tensors, which must have the same shape."""
+    """Whether the dropout kernels support the given tensors, which must have the same shape."""
     return KERNELS is not None and all(
         t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors
     )
@@ -91,7 +91,7 @@ def best_tokens(logits: Tensor, k: int, *, first: int) -> tuple[Tensor, Tensor]:
 
 
 class Strided(NamedTuple):
-    """A tensor of a decoding step: its address, and its strides along batch, g, r, rows and columns."""
+    """A tensor in a decoding step: its address, and its strides along batch, g, r, rows and columns."""
 
     address: int
     strides: tuple[int, int, int, int, int]

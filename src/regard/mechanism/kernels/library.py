@@ -19,7 +19,7 @@ _DTYPES = {
 
 
 def _load() -> tuple[Any, str]:
-    """Return the compiled kernels and their description, or None and a reason if they are missing."""
+    """Return the compiled kernels and their description, or None and the reason why they are missing."""
     isa = os.environ.get("REGARD_ISA")
     try:
         kernels = importlib.import_module("regard.mechanism._kernels")

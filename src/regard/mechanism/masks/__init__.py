@@ -1,4 +1,4 @@
-"""Masks: which keys a query may attend to, by position or by the lengths of sequences, and their algebra."""
+"""Masks by position and by sequence length, and mask algebra."""
 
 from regard._util.lazy import attach
 

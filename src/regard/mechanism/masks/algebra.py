@@ -23,7 +23,7 @@ Combine = Callable[[Tensor, Tensor], Tensor]
 
 
 class CallShape(NamedTuple):
-    """Shape of a call: leading axes (batch, heads), numbers of queries and keys, and the device."""
+    """Shape of a call: leading axes (batch, heads), number of queries and keys, and device."""
 
     lead: tuple[int, ...]
     queries: int
@@ -56,7 +56,7 @@ class MaskTerm(NamedTuple):
         )
 
     def visible(self, keys: Tensor) -> Tensor | None:
-        """Return a boolean tensor that is True for the allowed keys among these indices; None if all are."""
+        """Return which of the given key indices are allowed, as a boolean tensor, or None if all are."""
         visible = self.allowed
         if self.start is not None:
             visible = keys >= self.start if visible is None else visible & (keys >= self.start)
@@ -155,12 +155,12 @@ class Mask:
             return repr(self)  # drawing would take seconds
         try:
             return f"{self!r}\n{self.draw()}"
-        except (MaskError, DeviceError):  # the mask fits only certain batches, or its tensors have no values
+        except (MaskError, DeviceError):  # the mask does not fit this shape, or its tensors have no values
             return repr(self)
 
 
 def terms_of(mask: Mask, call_shape: CallShape) -> tuple[MaskTerm, ...]:
-    """Return the terms of a mask. They are checked unless the mask is a built-in class."""
+    """Return the terms of a mask. They are checked unless the mask is built in."""
     terms = mask.terms(call_shape)
     if type(mask) in BUILT_IN or getattr(mask.terms, "__func__", None) in CHECKED:
         return terms
@@ -190,7 +190,7 @@ def terms_of(mask: Mask, call_shape: CallShape) -> tuple[MaskTerm, ...]:
 
 
 def union(terms: Sequence[MaskTerm], keys: Tensor) -> Tensor | None:
-    """Return a boolean tensor that is True for keys allowed by at least one term; None if all are."""
+    """Return a boolean tensor that is True for keys allowed by at least one term, or None if all are."""
     visible: Tensor | None = None
     for term in terms:
         part = term.visible(keys)

@@ -1,4 +1,4 @@
-"""Masks by the lengths of sequences: `Padding` and `Documents`."""
+"""Masks by sequence length: `Padding` and `Documents`."""
 
 from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
@@ -18,7 +18,7 @@ _MAX_COMPARED = 4096  # masks with more lengths are compared by identity
 
 
 class _LengthMask(Immutable):
-    """A mask defined by lengths, copied from the caller's tensor.
+    """A mask defined by lengths, which are copied from the caller's tensor.
 
     Masks with equal lengths are equal. Masks with more than 4,096 lengths, and all masks while tracing, are
     compared by identity.
@@ -94,7 +94,7 @@ class Padding(_LengthMask):
 
 @hint_arguments
 class Documents(_LengthMask):
-    """Mask for packed sequences: each query sees only the keys of its own sequence.
+    """Mask for packed sequences: each query sees only the keys in its own sequence.
 
     Use `Documents(lengths)` for self-attention, and `Documents(queries, keys)`, with separate key lengths,
     for cross-attention.

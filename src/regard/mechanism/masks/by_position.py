@@ -59,7 +59,7 @@ class Rule(Mask):
 def ranges_of(
     rule: Rule, position: Tensor, keys: int | Tensor, call_shape: CallShape
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the ranges of a rule. They are checked unless the rule is a built-in class."""
+    """Return the ranges of a rule. They are checked unless the rule is built in."""
     ranges = rule.ranges(position, keys)
     if type(rule) in BUILT_IN:
         return ranges

@@ -12,7 +12,7 @@ Tokens = Sequence[str] | None
 
 
 def show(weights: "Weights", queries: Tokens, keys: Tokens, title: str) -> Any:
-    """Open the interactive view as a widget in a notebook, otherwise as a page in the browser."""
+    """Open the interactive view as a widget in a notebook, or otherwise as a page in the browser."""
     from regard.app.standalone import show
 
     return show(weights, queries=queries, keys=keys, title=title)

@@ -16,7 +16,7 @@ from regard.mechanism.weights.tensor_like import as_slice
 
 
 def select_heads(problem: Problem, batch: Sequence[slice], heads: slice | Sequence[int]) -> Problem:
-    """Select batch entries, with one slice per axis, and query heads. Each gets its own key head: r = 1."""
+    """Select batch entries (one slice per axis) and query heads. Each query head has a key head: r = 1."""
     *_, groups, per_group = problem.lead()
     indices = torch.arange(groups * per_group, device=problem["query"].device)[heads]
     all_heads = isinstance(heads, slice) and len(indices) == groups * per_group
@@ -68,7 +68,7 @@ class SelectableMatrix(LazyMatrix):
         return self._like(self.problem.select_rows(rows), self._lead)
 
     def part(self, lead: Sequence[slice], rows: slice | Tensor = slice(None)) -> Self:
-        """Select from the leading axes, with one slice per axis, and select queries. The result is lazy.
+        """Select along the leading axes, with one slice per axis, and select queries. The result is lazy.
 
         >>> import torch, regard
         >>> x = torch.randn(3, 8, 5, 4)
@@ -93,7 +93,7 @@ class SelectableMatrix(LazyMatrix):
         self._require_heads("heads")
         *batch, heads = self._lead
         with suppress(TypeError):
-            index = operator.index(index)  # type: ignore[arg-type]  # also numpy and torch integers
+            index = operator.index(index)  # type: ignore[arg-type]  # accepts numpy and torch integers
         chosen = as_slice(index, heads) if isinstance(index, int | slice) else index
         problem = select_heads(self.problem, [slice(None)] * len(batch), chosen)
         count = torch.arange(heads, device="cpu")[chosen].numel()
@@ -102,7 +102,7 @@ class SelectableMatrix(LazyMatrix):
         return self._like(problem, (*batch, count))
 
     def batch(self, index: int) -> Self:
-        """Select one sequence of a batch. The result is lazy, whereas `weights[0]` is a dense tensor.
+        """Select one sequence from a batch. The result is lazy, whereas `weights[0]` is a dense tensor.
 
         The index refers to the first leading axis.
 
@@ -120,7 +120,7 @@ class SelectableMatrix(LazyMatrix):
         return self._batch_entry(0, operator.index(index))
 
     def _batch_entry(self, axis: int, index: int) -> Self:
-        """Select one entry of a batch axis and drop the axis."""
+        """Select one entry along a batch axis and drop the axis."""
         cuts = [slice(None)] * len(self._lead)
         cuts[axis] = as_slice(index, self._lead[axis])
         problem = copy_part(self.part(cuts).problem, self.problem)
@@ -154,7 +154,7 @@ class SelectableMatrix(LazyMatrix):
         return (self.select(0, index) for index in range(len(self)))
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Any:
-        """Remove axes of size 1. The result is lazy unless the axis of queries or keys is removed.
+        """Remove axes of size 1. The result is lazy unless the query or key axis is removed.
 
         >>> import torch, regard
         >>> x = torch.randn(1, 8, 5, 4)

@@ -21,7 +21,7 @@ from regard.mechanism.masks.algebra import MaskTerm, broadcasts
 from regard.mechanism.normalizers import Softmax1, to_text
 from regard.mechanism.scores import FAMILIES
 
-# "axis": the last leading axis counts heads; "single": one head; "mean": the mean over heads.
+# "axis": the last leading axis is the heads axis; "single": one head; "mean": the mean over heads.
 Heads = Literal["axis", "single", "mean"]
 
 FORMAT = "weights 4"
@@ -54,14 +54,14 @@ def write(
         "heads": heads,
         "rows_per_key_head": rows,
     }
-    # cloned: query and key may share memory, which safetensors rejects
+    # clone, because query and key may share memory, which safetensors rejects
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in problem.tensors.items()}
     metadata["checksum"] = checksum(tensors, tensors.__getitem__, json.dumps(metadata))
     return write_atomic(path, save(tensors, {"regard": json.dumps(metadata)}))
 
 
 def checksum(names: Iterable[str], read: Callable[[str], Tensor], about: str = "") -> str:
-    """Return one SHA-256 hash of `about` and of all tensors. It does not depend on the order of the tensors.
+    """Return one SHA-256 hash of `about` and all tensors, independent of the order of the tensors.
 
     The hash covers the name, dtype, shape and values of each tensor.
 

@@ -49,8 +49,8 @@ class Reader(NamedTuple):
 
     The kernels sum a dot product in one of two orders: along the width if a key head has few rows (decoding),
     otherwise term by term. For scores of 9e4 the two sums differ by 5e-3. If τ and the scores used different
-    orders, the weights would have relative errors of this size. Each part is therefore read in the order of
-    the full matrix. If the part has too few rows to select this order, its last row is repeated.
+    orders, the weights would have relative errors of this size. Each part is therefore computed in the same
+    order as the full matrix. If the part has too few rows to select this order, its last row is repeated.
 
     rows_per_key_head: number of rows per key head in the full matrix, over all query heads of the key head.
     """
@@ -109,7 +109,7 @@ class Reader(NamedTuple):
         return None if result is None else self._cut(result)
 
     def _rows(self, per_group: int | None = None) -> Problem:
-        """Pad the problem to enough rows for the order of the full matrix.
+        """Pad the problem to enough rows to select the summation order of the full matrix.
 
         per_group: number of query heads per key head; 1 for the product kernels.
         """
@@ -294,7 +294,7 @@ class LazyMatrix(TiledMatrix):
         return self._heads == "mean"
 
     def _like(self, problem: Problem, lead: Sequence[int], heads: Heads | None = None) -> Self:
-        """Wrap a part of this matrix; its problem contains τ."""
+        """Return a matrix for a part of this one. `problem` contains τ."""
         self.check_inputs()
         return type(self)(
             problem,
@@ -352,7 +352,7 @@ class LazyMatrix(TiledMatrix):
 
 
 def kernels_support(problem: Problem) -> bool:
-    """Whether the kernels can compute these weights and no gradients are needed."""
+    """Whether the kernels can compute the weights and no gradients are needed."""
     tensors = problem.tensors.values()
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return False
@@ -374,7 +374,7 @@ def _check_versions(expected: Mapping[str, int | None], tensors: Mapping[str, Te
 
 
 def _versions(tensors: Mapping[str, Tensor]) -> dict[str, int | None]:
-    """Return the version counter of each tensor: None for inference tensors, and during compilation."""
+    """Return the version counter of each tensor, or None for inference tensors and during compilation."""
     if torch.compiler.is_compiling():
         return dict.fromkeys(tensors)
     return {name: None if tensor.is_inference() else tensor._version for name, tensor in tensors.items()}

@@ -80,7 +80,7 @@ class Weights(ReducibleMatrix):
 
     @in_own_dtype
     def dense(self) -> Tensor:
-        """Return the full matrix as a dense tensor, with q × k numbers per head."""
+        """Return the full matrix as a dense tensor, with q × k entries per head."""
         return regions.read_columns(self, slice(None))
 
     @in_own_dtype
@@ -137,7 +137,7 @@ class Weights(ReducibleMatrix):
     def show(
         self, *, queries: Sequence[str] | None = None, keys: Sequence[str] | None = None, title: str = ""
     ) -> Any:
-        """Show an interactive view as a widget in a notebook, otherwise as a page that opens in the browser.
+        """Show an interactive view as a widget in a notebook, or otherwise as a page in the browser.
 
         queries, keys: token labels. If keys is None, queries labels both axes (self-attention).
         Returns the widget, or the path of the page.
@@ -219,7 +219,7 @@ class Weights(ReducibleMatrix):
 
     @property
     def real(self) -> "Weights":
-        """These weights unchanged, because they are real numbers."""
+        """These weights, unchanged because they are real."""
         return self
 
     def clone(self) -> "Weights":
@@ -275,5 +275,5 @@ class Weights(ReducibleMatrix):
 def _restore(
     cls: type[Weights], problem: Problem, lead: Sequence[int], heads: io.Heads, rows_per_key_head: int
 ) -> Weights:
-    """Unpickle weights. τ may come from other kernels and is therefore recomputed on first use."""
+    """Unpickle weights. τ may come from different kernels and is therefore recomputed on first use."""
     return cls(problem, None, lead, heads, rows_per_key_head=rows_per_key_head)

@@ -1,4 +1,4 @@
-"""Reductions of a lazy matrix to one number per row, column or block.
+"""Reductions of a lazy matrix to one value per row, column or block.
 
 A reduction over queries or keys is computed from products or tiles, in linear memory. A reduction over
 leading axes alone results in a full matrix and needs the dense weights, except for the mean over heads.
@@ -52,7 +52,7 @@ class ReducibleMatrix(SelectableMatrix):
         dim, options = _numpy_options(dim, options)
         if isinstance(dim, str):
             if dim != "heads":
-                raise ArgumentError(f"mean got {dim!r}; pass 'heads' or the number of an axis.")
+                raise ArgumentError(f"mean got {dim!r}; pass 'heads' or an axis number.")
             self._require_heads("mean('heads')")
             return self._like(self.problem, self._lead[:-1], "mean")
         axes = self._axes(dim)
@@ -189,7 +189,7 @@ class ReducibleMatrix(SelectableMatrix):
         return regions.pool(self, (rows, columns), within or (slice(None), slice(None)))
 
     def _sum_over(self, axes: Sequence[int], keepdim: bool) -> Tensor | None:
-        """Return the sum over these axes, or None if they are all leading axes."""
+        """Return the sum over the given axes, or None if they are all leading axes."""
         inner = [axis for axis in axes if axis >= len(self._lead)]
         if not inner:
             return None
@@ -200,7 +200,7 @@ class ReducibleMatrix(SelectableMatrix):
 
 
 def _numpy_options(dim: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Convert the arguments that NumPy's functions pass: axis replaces dim, and None options are dropped."""
+    """Convert arguments from NumPy functions: axis replaces dim, and options that are None are dropped."""
     options = dict(options)
     axis = options.pop("axis", None)
     return (dim if axis is None else axis), {name: x for name, x in options.items() if x is not None}

@@ -206,7 +206,7 @@ def _weights_from_tau(matrix: SelectableMatrix, part: Problem) -> Tensor:
 
 
 def _resolve_slice(part: slice, size: int) -> slice:
-    """Clip a slice to an axis of this size."""
+    """Clip a slice to an axis of the given size."""
     if not isinstance(part, slice) or part.step not in (None, 1):
         raise ArgumentError(
             f"pool got within={part!r} for an axis of size {size}; pass two slices without steps, for rows "

@@ -110,7 +110,7 @@ class TensorLike:
     nelement = numel
 
     def element_size(self) -> int:
-        """Return the bytes per weight."""
+        """Return the size of a weight in bytes."""
         return self.dtype.itemsize
 
     @property

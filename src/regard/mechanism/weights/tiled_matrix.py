@@ -18,7 +18,7 @@ from regard.mechanism.torch_state import concrete
 from regard.mechanism.weights.tensor_like import TensorLike, dense_arguments
 from regard.mechanism.weights.transpose import TransposedWeights
 
-_MAX_KERNEL_K = 64  # largest k that the topk kernel supports
+_MAX_KERNEL_K = 64  # maximum k that the topk kernel supports
 
 
 class TopK(NamedTuple):
@@ -48,7 +48,7 @@ class TiledMatrix(TensorLike):
         raise NotImplementedError
 
     def reader(self) -> Any:
-        """Return a reader that uses the kernels, or None if no kernel reads this matrix."""
+        """Return a reader that uses the kernels, or None if they do not support this matrix."""
         return None
 
     @property
@@ -74,7 +74,7 @@ class TiledMatrix(TensorLike):
         return x.reshape(*self.shape[:-2], *x.shape[len(self.problem_lead) :])
 
     def dense(self) -> Tensor:
-        """Return the full matrix as a dense tensor, with q × k numbers per head."""
+        """Return the full matrix as a dense tensor, with q × k entries per head."""
         result = self._new(*self.shape[-2:])
         for tile, block in self.tiles():
             result[tile.rows_index][..., tile.keys] = block

@@ -170,11 +170,10 @@ class AttendedWord(NamedTuple):
 
 
 class WordEncoder(nn.Module):
-    """Base class for encoders that return one vector per layer for each word of a sentence.
+    """Base class for encoders that return one vector per layer for each word in a sentence.
 
-    A subclass sets `layers`, the number of vector layers, and implements `token_vectors`. Layer 0 holds the
-    vectors without context. `best_layer` is the layer that best separates word senses, by default the last
-    one.
+    A subclass sets `layers`, the number of vector layers, and implements `token_vectors`. Layer 0 holds
+    context-independent vectors. `best_layer` is the layer that best separates word senses; default: the last.
 
     >>> import torch
     >>> from regard.models.encoders.base import TokenVectors, WordEncoder
@@ -209,7 +208,7 @@ class WordEncoder(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must implement token_vectors(sentences)")
 
     def embed(self, sentences: str | Sequence[str]) -> list[WordVectors]:
-        """Compute word vectors of one or more sentences at each layer, averaged over the tokens of a word."""
+        """Compute word vectors for one or more sentences at each layer, as means of token vectors."""
         texts = check_sentences(sentences)
         splits = [split_words(text) for text in texts]
         for i, (text, words) in enumerate(zip(texts, splits, strict=True)):
@@ -274,7 +273,7 @@ class WordEncoder(nn.Module):
     def attended_words(
         self, sentence: str, word: WordQuery, *, layer: int | None = None, head: int | None = None
     ) -> list[AttendedWord]:
-        """Return the attention weights from a word to the words of its sentence and to special tokens.
+        """Return the attention weights from a word to the words in its sentence and to special tokens.
 
         Weights are summed over the tokens of a key word and averaged over the tokens of the query word.
         layer, head: index from 0, or −1 for the last; default: the mean over all layers or heads. Attention

@@ -1,4 +1,4 @@
-"""Read checkpoints in Hugging Face format (config.json and safetensors), validated before allocation.
+"""Read checkpoints in Hugging Face format (config.json and safetensors) and validate them.
 
 The supported models share BERT's encoder (Devlin et al. 2019) but have different tensor names; RoBERTa's
 positions also start at a different index.
@@ -208,7 +208,7 @@ def _integer(
 
 
 def read_tensors(folder: Path, layout: CheckpointLayout) -> dict[str, Tensor]:
-    """Return float32 parameters by our names. Names and shapes are validated before reading."""
+    """Return float32 parameters, keyed by our names. Names and shapes are validated before reading."""
     with open_tensors(folder) as slices:
         names = _encoder_names(folder, slices)
         _check_names(folder, names, layout)

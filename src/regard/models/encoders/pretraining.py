@@ -179,7 +179,7 @@ Encoder = TypeVar("Encoder", bound=LearnedEncoder)
 
 
 def _load(cls: type[Encoder], path: Path) -> Encoder:
-    """Load an untrusted file, validating everything in it."""
+    """Load an untrusted file and validate its contents."""
     with safe_open(path, "pt") as file:
         metadata, names = file.metadata() or {}, set(file.keys())
         about, words = (json.loads(metadata.get(part, "null")) for part in ("about", "words"))
@@ -196,7 +196,7 @@ def _load(cls: type[Encoder], path: Path) -> Encoder:
             raise ValueError(f"its options are {options} instead of {sorted(expected)}")
         layers = options["layers"]
         check_int("its options have layers", layers, min=1)
-        if layers > len(names):  # checked before a model of this size is created
+        if layers > len(names):  # check this before creating a model of this size
             raise ValueError(f"its options have {layers} layers, but there are only {len(names)} tensors")
         with meta_device():  # shapes only, until the file is validated
             encoder = cls(Vocabulary(words, special_tokens=cls.special_tokens), **options)

@@ -37,13 +37,13 @@ _MAX_LINE = 2**20  # bytes; enough for 50,000 numbers
 
 
 class StaticEncoder(WordEncoder):
-    """An encoder with one vector for each word of a vocabulary: (words, m).
+    """An encoder with one vector for each word in a vocabulary: (words, m).
 
     words: the vocabulary. vectors: one row per word. unknown: vector for all other words; default: the mean.
 
-    Words are looked up with exact spelling first, then ignoring case. In sentences, unknown words get the
-    vector `unknown` and are marked in `WordVectors.known`; comparing them or searching for their neighbors
-    raises an error.
+    Words are first looked up with their exact spelling, then ignoring case. In sentences, unknown words have
+    the vector `unknown` and are marked in `WordVectors.known`; comparing them or searching for their
+    neighbors raises an error.
 
     >>> import torch
     >>> from regard.models.encoders.static import StaticEncoder

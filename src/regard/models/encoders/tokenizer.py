@@ -1,4 +1,4 @@
-"""Tokenizers of pretrained models, loaded from untrusted files."""
+"""Tokenizers for pretrained models, loaded from untrusted files."""
 
 import base64
 import json

@@ -32,7 +32,7 @@ class Word(NamedTuple):
 class _CharacterClasses(dict[int, str]):
     """A mapping from code points to one-letter classes, filled on demand.
 
-    w: letter; d: digit; h: Han character (a word by itself, as in BERT); m: combining mark; a: apostrophe,
+    w: letter; d: digit; h: Han character (each is a word, as in BERT); m: combining mark; a: apostrophe,
     hyphen or underscore; s: separator within numbers; j: zero-width joiner; p: other; blank: whitespace.
     """
 

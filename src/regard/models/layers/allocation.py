@@ -14,7 +14,7 @@ _LARGE = 2**20
 
 
 def keep_memory() -> bool:
-    """Keep freed memory for later tensors of this process. Returns whether the C library supports this.
+    """Keep freed memory for later tensors in this process. Returns whether the C library supports this.
 
     By default, glibc returns large blocks to the system as soon as they are freed, so every large tensor in
     every training step needs new pages, which the system has to clear and map. After this call, the process
@@ -37,7 +37,7 @@ def return_memory() -> bool:
     By default, glibc raises this threshold to the size of the largest freed block, up to 32 MB, and keeps
     smaller blocks in a heap that shrinks only at its end. Tensors of different sizes and
     lifetimes then leave gaps: in a run with sharded parameters, 580 MB of a heap of 890 MB were gaps. After
-    this call, each large tensor gets new pages, which takes time. The function has no effect on systems
+    this call, each large tensor needs new pages, which takes time. The function has no effect on systems
     without glibc.
 
     `regard train --shard` calls this function; `regard.translation.train` does not:

@@ -138,7 +138,7 @@ class SelfAttention(Attends):
 
 
 class SelfAttentionOptions(TypedDict, total=False):
-    """Options of self-attention: see `MultiHeadAttention.forward`."""
+    """Options for self-attention: see `MultiHeadAttention.forward`."""
 
     mask: Mask | Tensor | None
     bias: Bias | None
@@ -231,7 +231,7 @@ class MultiHeadAttention(Attends):
         key: (…, k, ·), or the result of `project_source`; default: query. value: (…, k, ·); default: key.
         mask, bias: see `regard.attention`.
         rotation: rotation of queries and keys, from `RotaryPositions`.
-        cache: keys and values of previous calls; this call appends its own.
+        cache: keys and values from previous calls, to which this call appends its own.
         """
         if unknown:
             keyword_hints.raise_unexpected(

@@ -1,4 +1,4 @@
-"""Transformer blocks, and stacks of them: attention and feed-forward layers with norms and residuals.
+"""Transformer blocks and stacks: attention and feed-forward layers with norms and residual connections.
 
 norm_first=True:    x + f(norm(x))      pre-norm: Xiong et al. 2020
 norm_first=False:   norm(x + f(x))      post-norm: Vaswani et al. 2017, section 3.1; BERT
@@ -48,7 +48,7 @@ class TransformerConfig(TransformerSettings):
     positions: "sinusoidal", "learned", "rotary", "alibi", "t5" or "none". max_positions: size of a learned
         table. sinusoids: order of the sinusoidal features: "interleaved" (Vaswani et al. 2017),
         "concatenated" (Marian) or "fairseq" (M2M-100). buckets, max_distance: see `T5Bias`.
-    normalize: normalizer of every attention layer; each layer gets its own copy.
+    normalize: normalizer for the attention layers; each layer uses a copy.
     head_width: dimension of each head; default: width / heads.
     scale_scores: whether scores are divided by √head_width; T5 leaves them unscaled.
     scale_embedding: whether embeddings are multiplied by √width (Vaswani et al. 2017, section 3.4).

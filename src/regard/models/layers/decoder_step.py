@@ -1,7 +1,6 @@
 """One decoding step of a Transformer decoder, without the checks and views of the general layers.
 
-For a batch of a few rows, the checks and views take longer than the matrix products. Results are equal up to
-rounding.
+With a few rows, the checks and views take longer than the matrix products. Results are equal up to rounding.
 
 compiled_step   a single kernel call for all blocks: for int8 weights, or float32 with few rows
 decode_step     matrix products by torch, attention by the kernels: for float32 with many rows
@@ -78,7 +77,7 @@ class Source(NamedTuple):
         )
 
     def select(self, kept: Tensor | None, row_map: RowMap) -> "Source":
-        """Return the sources with the indices `kept`, or all sources for None, with a new row map."""
+        """Return the sources with the indices `kept` (all if None) and a new row map."""
         if kept is None:
             return self._replace(row_map=row_map)
         key_values = [source[kept] for source in self.key_values]
@@ -133,8 +132,8 @@ def compiled_step(
 ) -> Tensor | None:
     """Apply all blocks and the output projection to one token per row, (n, m) → (n, V).
 
-    x: embeddings with positions. Returns None, with unchanged caches, if the kernels do not support the
-    call or a result is not finite.
+    x: embeddings with positions. Returns None and leaves the caches unchanged if the kernels do not support
+    the call or a result is not finite.
     """
     if source.addresses is None or not _is_readable(output, len(x)):
         return None
@@ -181,7 +180,7 @@ def compiled_step(
 
 
 def _is_readable(output: nn.Linear | Int8Linear, rows: int) -> bool:
-    """Whether the kernels can read the weights of the output projection and are fast for this many rows."""
+    """Whether the kernels can read the output projection's weights and are fast for this number of rows."""
     if isinstance(output, Int8Linear):
         return True
     return rows <= MAX_ROWS and output.weight.is_contiguous() and output.weight.dtype is torch.float32
@@ -226,7 +225,7 @@ def _address(tensor: Tensor | None) -> int:
 def decode_step(stack: Stack, x: Tensor, source: Source, caches: list[KVCache]) -> Tensor | None:
     """Apply all blocks to one token per row, (n, m) → (n, m), and append to the caches.
 
-    x: embeddings with positions. Returns None, with unchanged caches, if a result is not finite.
+    x: embeddings with positions. Returns None and leaves the caches unchanged if a result is not finite.
     """
     length = caches[0].length
     for i, (block, key_values, cache) in enumerate(zip(stack.blocks, source.key_values, caches, strict=True)):
@@ -289,7 +288,7 @@ def _self_attention(layer: MultiHeadAttention, x: Tensor, cache: KVCache) -> Ten
 def _cross_attention(
     layer: MultiHeadAttention, x: Tensor, key_values: Tensor, source: Source, recorder: KVCache | None
 ) -> Tensor | None:
-    """Attend to the sources. All rows of a source are queries of one call, so its keys are read once."""
+    """Attend to the sources. One call handles all rows with the same source, so its keys are read once."""
     width, rows = layer.head_width, source.row_map
     queries = layer.heads * width
     projected = _project_queries(layer, x, queries)

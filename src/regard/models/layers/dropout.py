@@ -70,7 +70,7 @@ class Dropout(nn.Dropout):
         return _DropoutRelu.apply(y, self.p, _seed())  # type: ignore[no-untyped-call]
 
     def _fusable(self, *tensors: Tensor) -> bool:
-        """Whether dropout is active and the kernel can process these tensors."""
+        """Whether dropout is active and the kernel can process the tensors."""
         if not self.training or not 0 < self.p < 1:
             return False
         return concrete(*tensors) and not forward_mode() and layer_kernels.supports_dropout(*tensors)

@@ -46,7 +46,7 @@ class RowMap:
         self.index = None if self._full else self._index
 
     def select(self, rows: Tensor) -> "tuple[RowMap, Tensor | None]":
-        """Select batch rows; return a new map, and the source rows to keep (None if under 25% are unused)."""
+        """Select batch rows; return a new map and the source rows to keep, or None to keep all of them."""
         selected = rows.long() if self.source_of_row is None else self.source_of_row[rows]
         if self.source_of_row is not None and torch.equal(selected, self.source_of_row):
             return self, None
@@ -184,7 +184,7 @@ class KVCache:
         return self._buffer
 
     def rows(self, rows: Tensor) -> Tensor:
-        """Return a copy of everything that `append` has stored in these rows: (rows, tokens, g d + g e)."""
+        """Return a copy of the keys and values in the given rows: (rows, tokens, g d + g e)."""
         assert self._buffer is not None
         return self._buffer[:, : self.length].index_select(0, rows)
 
@@ -221,7 +221,7 @@ class KVCache:
                 )
 
     def _view(self, start: int) -> KeyValues:
-        """Return keys and values from token `start` on, as views of the buffer."""
+        """Return keys and values, starting at token `start`, as views of the buffer."""
         assert self._buffer is not None
         heads, width, value_width = self._sizes
         parts = self._buffer[..., start : self.length, :].split([heads * width, heads * value_width], -1)
@@ -239,7 +239,7 @@ class KVCache:
         return buffer
 
     def select(self, rows: Tensor) -> None:
-        """Keep only these batch rows, in this order (for beam search)."""
+        """Keep only the given batch rows, in the given order (for beam search)."""
         if self._buffer is None:
             return
         if self._buffer.requires_grad:

@@ -1,4 +1,4 @@
-"""Interface of position encodings. Without a position encoding, attention ignores the order of the keys.
+"""Interface for position encodings. Without a position encoding, attention ignores the order of the keys.
 
 An encoding is added to the embeddings, rotates queries and keys, or is a relative bias added to the scores.
 All encodings have a method `encode`. Each kind is a module in `positions/` with a function `make(sizes)`.

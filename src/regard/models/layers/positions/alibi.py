@@ -1,4 +1,4 @@
-"""ALiBi: a bias that falls linearly with the distance, added to the scores."""
+"""ALiBi: a bias that decreases linearly with the distance, added to the scores."""
 
 import math
 
