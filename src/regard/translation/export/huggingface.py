@@ -27,7 +27,7 @@ MODEL = "model.safetensors"
 
 
 def export_huggingface(plan: Plan, folder: Path, origin: PretrainedFolder | None) -> None:
-    """Write a folder that `AutoModelForSeq2SeqLM.from_pretrained` loads.
+    """Write a folder that `AutoModelForSeq2SeqLM.from_pretrained` can load.
 
     origin: the pretrained folder that the model comes from, if any.
     """
@@ -38,7 +38,7 @@ def export_huggingface(plan: Plan, folder: Path, origin: PretrainedFolder | None
 
 
 def _export_pretrained(plan: Plan, folder: Path, origin: PretrainedFolder) -> None:
-    """Write a pretrained model with the names and files of its origin."""
+    """Write a pretrained model with its original tensor names and files."""
     layout, state = origin.layout, plan.model.state_dict()
     tensors: dict[str, Tensor] = {}
     for ours, theirs, shape in layout.parameters():
@@ -163,7 +163,7 @@ def _alignment(plan: Plan) -> dict[str, Any]:
 
 
 def _write_tokenizer(plan: Plan, folder: Path) -> None:
-    """Write the files of MarianTokenizer."""
+    """Write the MarianTokenizer files."""
     for side in ("source", "target"):
         write_atomic(folder / f"{side}.spm", getattr(plan.tokens, side).content)
     separate = not plan.tokens.shared

@@ -119,7 +119,7 @@ def words_before(tag: Tag, source: Sequence[tuple[int, int]]) -> int:
 
 
 def _best_sources(sources: int, targets: int, weights: "Tensor | None") -> list[int]:
-    """Return the best source word of each target word."""
+    """Return the best source word for each target word."""
     if weights is not None and weights.numel():
         return weights.argmax(-1).tolist()
     return [row * sources // targets for row in range(targets)]

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 _WINDOW = 60.0  # seconds of training over which the recent speed is measured
 _MIN_UPDATES = 10  # minimum number of updates in this measurement
-TIMED_BATCHES, _MAX_TIMED = 5, 3.0  # batches and seconds to measure the speed before training
-_OPTIMIZER = 1.05  # time of an update, relative to its forward and backward pass
+TIMED_BATCHES, _MAX_TIMED = 5, 3.0  # maximum batches and seconds for measuring the speed before training
+_OPTIMIZER = 1.05  # time of an update, relative to its forward and backward passes
 
 
 class RunningStats:
@@ -68,7 +68,7 @@ class RunningStats:
         return result
 
     def left(self, updates: int, validations: float) -> float:
-        """Return the seconds that this many updates and validations will take at the recent speed."""
+        """Estimate the seconds for a number of updates and validations, at the recent speed."""
         return updates * self.seconds_per_update() + validations * self._last_validation
 
     def seconds_per_update(self) -> float:
