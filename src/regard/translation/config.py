@@ -34,7 +34,7 @@ Preset = Literal["tiny", "small", "base"]
 class ModelConfig(Section):
     """Architecture: the [model] section.
 
-    A Transformer uses the settings of `TransformerConfig`; the other models use those of `RecurrentConfig`.
+    Transformers use the settings in `TransformerConfig`; other models use the settings in `RecurrentConfig`.
     """
 
     kind: Model = setting(
@@ -91,7 +91,7 @@ class ModelConfig(Section):
         return {item.name for item in dataclasses.fields(architecture)} & vars(self).keys()
 
     def build(self, sizes: int | tuple[int, int]) -> "Seq2Seq":
-        """Build a new model with these vocabulary sizes; a single size ties source and target embeddings."""
+        """Build a new model. sizes: vocabulary sizes; a single size ties source and target embeddings."""
         from regard.mechanism import normalizers
         from regard.models.layers.blocks import TransformerConfig
         from regard.models.recurrent import RecurrentSeq2Seq

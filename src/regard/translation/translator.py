@@ -56,7 +56,7 @@ class Translator:
     alignment_head: the layer and heads from which alignments are read.
     config: the contents of the model folder's config.json.
     dtype: precision of the computation: "float32", "bfloat16" or "int8" (see `regard.models.quantize`); None
-        keeps the model as it is.
+        keeps the model unchanged.
     profile: statistics of the training text. Default: unknown; each line is split into sentences.
     memory: a function that loads the training pairs, for `matches`.
 

@@ -367,7 +367,7 @@ def _read_gold(path: Path, index_base: int | None, pairs: Sequence[Pair]) -> "li
 
 
 def _check_index_base(path: Path, gold: "Sequence[GoldAlignment]") -> None:
-    """Raise an error if the file seems to count from 1. Otherwise, only the error rate would be high."""
+    """Raise an error if the file seems to count from 1; otherwise, a high error rate is the only sign."""
     links = [link for pair in gold for link in pair.sure | pair.possible]
     if len(gold) >= _MIN_PAIRS and links and all(0 not in link for link in links):
         raise ArgumentError(

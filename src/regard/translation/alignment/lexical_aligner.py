@@ -121,7 +121,7 @@ class LexicalAligner:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "LexicalAligner":
-        """Read an aligner written by `save`; raise for corrupted or other files and newer versions."""
+        """Read an aligner written by `save`; raise if the file is corrupted, not an aligner or too new."""
         from regard.translation.alignment.aligner_file import read_aligner
 
         return read_aligner(path)

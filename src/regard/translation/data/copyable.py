@@ -1,7 +1,7 @@
 """Words that are the same in both languages. Hiding them in training teaches the model to copy.
 
 A hidden word is replaced by the unknown token on both sides. The model learns to generate the unknown token
-where a word is to be copied. Names, numbers and other protected text are translated this way.
+where a word should be copied. Names, numbers and other protected text are translated this way.
 """
 
 from collections.abc import Sequence

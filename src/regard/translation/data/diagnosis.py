@@ -207,7 +207,7 @@ def _misaligned(sample: _Sample) -> str | None:
 
 
 def _lexical_wins(sample: _Sample) -> numpy.ndarray:
-    """Return for each pair whether its source matches its own target better than the next target.
+    """Return, for each pair, whether its source matches its own target better than the next target.
 
     1: yes; 0: no; 0.5: tie. Words match if they co-occur in other pairs (Dice coefficient), or are equal.
     """

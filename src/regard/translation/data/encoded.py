@@ -38,7 +38,7 @@ IdArray = NDArray[np.integer[Any]]
 
 
 class IdPair(NamedTuple):
-    """Token ids of a sentence and of its translation, as read-only views of the file."""
+    """Token ids of a sentence and its translation, as read-only views of the file."""
 
     source: IdArray
     target: IdArray

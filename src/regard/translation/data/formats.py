@@ -46,7 +46,7 @@ def read_pairs(
     format: one of these names. Default: from the extension (.tsv, .tab, .txt; .csv; .jsonl, .ndjson, .json;
         .src-tgt; .tmx; also with .gz), otherwise from the first line, which cannot identify CSV or TMX. Any
         file may be gzipped, whatever its name.
-    languages: source and target language of a TMX file with more than two, such as ("de", "en").
+    languages: source and target languages for a TMX file with more than two, such as ("de", "en").
 
     Text is UTF-8; lines end with \n or \r\n. An empty line is a pair of empty sentences, which `clean_pairs`
     drops. An error is raised when its line is reached, and a mismatch in the number of lines at the end.

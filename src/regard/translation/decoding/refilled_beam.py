@@ -1,6 +1,6 @@
 """Beam search as in `transformers`: the slot of a finished hypothesis is refilled.
 
-Each step takes the 2 · size best extensions of a sentence. Those among the best `size` that end become
+Each step takes the 2 · size best extensions of a sentence. If any of the best `size` end, they become
 results; the best `size` that do not end are extended further. `Beam.early_stopping` decides when a sentence
 is finished.
 """

@@ -1,6 +1,6 @@
 """Export to Hugging Face format: config.json, model.safetensors, generation_config.json and a tokenizer.
 
-A model that regard trained becomes a Marian model (post-norm) or a Pegasus model (pre-norm), both with
+A model trained by regard becomes a Marian model (post-norm) or a Pegasus model (pre-norm), both with
 MarianTokenizer. Their sinusoidal features are ordered differently: all sin, then all cos. The
 model dimension is permuted accordingly, which does not change the output. A pretrained model keeps its
 format.

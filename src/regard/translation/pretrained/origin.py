@@ -1,4 +1,4 @@
-"""Files of the pretrained model that a folder was fine-tuned from: FOLDER/pretrained/."""
+"""Files of the pretrained model used for fine-tuning: FOLDER/pretrained/."""
 
 import hashlib
 import json

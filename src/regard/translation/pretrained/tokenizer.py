@@ -1,6 +1,6 @@
 """Tokenizers of pretrained translators, with the interface of `Tokenizer`.
 
-They read tokenizer.json, or SentencePiece models with or without a vocabulary file. Token ids do not change.
+They read tokenizer.json, or SentencePiece models with or without a vocabulary file. The model's ids are kept.
 """
 
 import json

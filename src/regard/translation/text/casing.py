@@ -111,7 +111,7 @@ class Casing:
         return word[:start] + known + word[stop:]
 
     def _rewrite_known(self, word: str) -> str:
-        """Return an all-caps or lowercase word as it appears in the training text; other words unchanged."""
+        """Return an all-caps or lowercase word as it appears in the training text; keep other words."""
         start, stop = word_core(word)
         core = word[start:stop]
         if core in self._words or not (is_all_caps(core) or core.islower()):

@@ -92,7 +92,7 @@ def words_of(texts: Iterable[str]) -> frozenset[str]:
 
 
 def calibrate(domain: Domain, sources: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
-    """Return the calibration for config.json from the scores per token of validation sentences.
+    """Compute the calibration for config.json from the scores per token of validation sentences.
 
     >>> from regard.translation.text.domain import Domain, calibrate
     >>> calibrate(Domain(frozenset({"a", "dog"}), None), ["a dog", "a cat"], [-0.2, -0.4])

@@ -84,7 +84,7 @@ def place_tags(
     targets: int,
     weights: "Tensor | None",
 ) -> list[int]:
-    """Return for each tag the number of target words before it. The order of the tags does not change.
+    """Return, for each tag, the number of target words before it. The order of the tags does not change.
 
     source: character ranges of the source words in the text without tags. targets: number of target words.
     weights: (target, source words); without weights, positions are proportional. A pair of tags encloses the

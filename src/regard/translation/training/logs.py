@@ -204,7 +204,7 @@ class SampleLog(Callback):
 
 
 def _step(line: bytes) -> int:
-    """Return the step of a line in samples.jsonl; -1 if the line is incomplete."""
+    """Return the step in a line of samples.jsonl; -1 if the line is incomplete."""
     try:
         step = json.loads(line)["step"] if line.endswith(b"\n") else -1
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -249,7 +249,7 @@ class TensorBoardLog(Callback):
 
     @contextmanager
     def _contained(self) -> Iterator[None]:
-        """Turn any failure of TensorBoard into a warning."""
+        """Turn any TensorBoard failure into a warning."""
         try:
             yield
         except Exception as error:

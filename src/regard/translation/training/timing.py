@@ -61,7 +61,7 @@ class RunningStats:
         self._before, self._start = seconds, time.monotonic()
 
     def take(self) -> tuple[float, float]:
-        """Return the mean loss and tokens per second, and start over."""
+        """Return the mean loss and tokens per second since the last report, and reset them."""
         now = self.seconds()
         result = sum(self._losses) / len(self._losses), self._size / max(now - self._reported, 1e-9)
         self._losses, self._size, self._reported = [], 0, now
