@@ -1,8 +1,8 @@
 """The command line. Only the requested command is imported, and torch only when it is needed.
 
 Each command is a function with typer annotations in its own module. `app.COMMANDS` contains its summary for
-`regard --help`. Its docstring is the text of `regard COMMAND --help`; the lines after "Examples:" come last.
-Three rules:
+`regard --help`. Its docstring is the text of `regard COMMAND --help`, where the lines after "Examples:" come
+last. Three rules:
 
 - Top-level imports are limited to the standard library, typer, and modules of regard that do not import
   torch. Options are checked by constructing library objects (`TranslationConfig`, `Beam`), most of which do
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _reopen_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # UTF-8 for files and pipes; a terminal replaces characters it cannot show
+            # UTF-8 for files and pipes; a terminal replaces characters it cannot display
             stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
     try:
         _run(sys.argv[1:] if arguments is None else list(arguments))

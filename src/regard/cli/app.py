@@ -35,7 +35,7 @@ COMMANDS = {
         "draw": "Draw attention weights, a mask or a position encoding.",
     },
 }
-# commands whose module has another name
+# commands whose module has a different name
 _MODULES = {
     **dict.fromkeys(("compare", "attention", "embed"), "words"),
     **{name: f"{name}.command" for name in ("align", "translate")},
@@ -130,7 +130,7 @@ def _not_imported() -> None:
 
 
 def _placeholder(kind: object) -> str | None:
-    """Return the placeholder for values of this type."""
+    """Return the placeholder for values of a type."""
     options = [option for option in get_args(kind) if option is not type(None)]
     if get_origin(kind) is Literal:
         return "|".join(map(str, options))

@@ -46,7 +46,7 @@ def curves(
 
 
 def _log(folder: Path) -> Path:
-    """Return the log of a model folder; a file is returned as is."""
+    """Return the log file in a model folder; a file is returned unchanged."""
     if folder.is_dir() and not (folder / LOG).is_file():
         raise ArgumentError(f"{str(folder)!r} has no {LOG}; pass a folder written by regard train.")
     if not folder.exists():

@@ -18,7 +18,7 @@ def demo(
             help="transformer, recurrent (RNN with Bahdanau attention) or plain (no attention).",
         ),
     ] = "transformer",
-    languages: Annotated[str, typer.Option(metavar="FROM-TO", help="Source and target language.")] = "en-de",
+    languages: Annotated[str, typer.Option(metavar="FROM-TO", help="Source and target languages.")] = "en-de",
     output: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="FOLDER", help="Where to save the model and the picture."),

@@ -32,8 +32,8 @@ from regard.translation.translator import Translator, load_translator
 _TOKENS = ["tokens.kind=bpe", "tokens.size=300"]
 _DURATION = {"transformer": "updates=600", "recurrent": "epochs=6", "plain": "epochs=10"}
 _DEV = 300  # validation pairs, used after every epoch
-_SHOWN = 3  # pairs and translations printed
-_ON_PAGE = 30  # translations on the HTML page
+_SHOWN = 3  # number of pairs and translations to print
+_ON_PAGE = 30  # maximum number of translations on the HTML page
 _MARKER = ".demo"  # marks a folder that the next demo may replace; contains the languages
 LANGUAGES = ("en", "de")
 
@@ -94,7 +94,7 @@ def _config(model: Model, seed: int) -> TranslationConfig:
 
 
 def _train(folder: Path, config: TranslationConfig, corpus: EmbeddedCorpus, languages: str = "") -> None:
-    """Train, replacing only the model of an earlier demo."""
+    """Train a model, replacing only a model from an earlier demo."""
     if (folder / _MARKER).is_file():
         _remove(folder)
     elif folder.exists():
@@ -113,7 +113,7 @@ def _train(folder: Path, config: TranslationConfig, corpus: EmbeddedCorpus, lang
 
 
 def _remove(folder: Path) -> None:
-    """Delete the model of an earlier demo; raise an error if its folder contains other files."""
+    """Delete the model from an earlier demo; raise an error if its folder contains other files."""
     demo_files = {path for pattern in (_MARKER, *OWN_FILES) for path in folder.glob(pattern)}
     for path in folder.rglob("*"):
         if path.is_symlink() or (not path.is_dir() and path not in demo_files):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _appearance = partial(typer.Option, rich_help_panel="Appearance")
 _with_model = partial(typer.Option, rich_help_panel="With --model")
 _WEIGHTS = "a weights file"
-_MAX_SIZE = 50_000  # maximum number of queries, and of keys, in a mask
+_MAX_SIZE = 50_000  # maximum number of queries or keys in a mask
 _DEFAULT_SIZE = {"mask": 12, "positions": 64}
 _WIDTH, _HEADS = 64, 8  # dimensions of the position encodings
 # options that apply to each kind of picture
@@ -356,7 +356,7 @@ def _shape(size: str) -> tuple[int, int]:
 
 
 def _tokens(value: str | None, option: str) -> list[str] | None:
-    """Return the lines of a file, or the words of `value`."""
+    """Return the lines of a file, or the words in `value`."""
     if value is None:
         return None
     if len(value) < 256 and Path(value).is_file():

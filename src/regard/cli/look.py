@@ -167,7 +167,7 @@ class _Demo:
 
     @property
     def available(self) -> bool:
-        """Whether training can start: the model is neither trained nor in training."""
+        """Whether training can start: the model is neither trained nor being trained."""
         return self.is_ready() is None
 
     def start(self) -> None:
@@ -185,7 +185,7 @@ class _Demo:
                 )
 
     def is_ready(self) -> bool | None:
-        """Return True if the model is trained, False if it is in training, None otherwise."""
+        """Return True if the model is trained, False if it is being trained, None otherwise."""
         from regard.translation.folder_lock import is_training
 
         if self._process is not None and self._process.poll() is None:
@@ -246,7 +246,7 @@ def _expect_defaults(registry: "Registry", demo: _Demo) -> None:
     if _has_minilm():
         registry.load_later("minilm")
     else:
-        console().print(f"To see a pretrained model: {_install_minilm()}")
+        console().print(f"To explore a pretrained model, run: {_install_minilm()}")
     registry.demo = demo
     registry.expect(_DEMO.name, _DEMO, demo.languages, demo.is_ready)
 

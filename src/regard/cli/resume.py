@@ -45,7 +45,7 @@ class TrainOptions(NamedTuple):
         return origin
 
     def _config_settings(self) -> list[str]:
-        """Return the settings of the config file as KEY=VALUE strings."""
+        """Return the settings in the config file as KEY=VALUE strings."""
         sections = {} if self.config is None else TranslationConfig.read_toml(self.config)
         return [
             f"{section}.{name}={str(value).lower() if isinstance(value, bool) else value}"
@@ -55,7 +55,7 @@ class TrainOptions(NamedTuple):
 
 
 def resumed_config(output: Path, options: TrainOptions) -> TranslationConfig | None:
-    """Return the config of the run to resume, with a longer duration or another precision if requested.
+    """Return the config of the run to resume, with a longer duration or a different precision if requested.
 
     Returns None for a new run.
 
@@ -124,7 +124,7 @@ def _check_settings(
 
 
 def _check_origin(output: Path, started: dict[str, Any], options: TrainOptions) -> None:
-    """Check that files, languages and direction match those of the run."""
+    """Check that files, languages and direction match the run."""
     requested = options.origin()
     if options.preset is None:
         requested.pop("preset")

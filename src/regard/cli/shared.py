@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from regard.models.configs import Precision
     from regard.translation.translator import Translator
 
-SIGNAL_EXIT = 128  # exit status of a process ended by signal n: 128 + n
+SIGNAL_EXIT = 128  # exit status of a process terminated by signal n: 128 + n
 _MAX_BYTES = 1 << 28  # maximum size of a text file
 
 # options shared by several commands
@@ -128,7 +128,7 @@ def read(path: Path, option: str = "--file") -> str:
 
 
 def check_output(path: Path | None, option: str = "--output") -> None:
-    """Raise an error unless a file can be written to this path; None is stdout."""
+    """Raise an error unless a file can be written to the path; None is stdout."""
     if path is None:
         return
     if path.is_dir():
@@ -143,7 +143,7 @@ def check_output(path: Path | None, option: str = "--output") -> None:
 
 
 def check_picture(path: Path, option: str = "--output") -> None:
-    """Raise an error unless a picture can be written to this path."""
+    """Raise an error unless a picture can be written to the path."""
     from regard.plot.style import check_suffix
 
     check_suffix(path)
@@ -179,14 +179,14 @@ def _check_access(path: Path, mode: int, shown: Path) -> None:
 
 
 def check_model(folder: Path) -> None:
-    """Raise an error unless this is the folder of a translation model. Does not import torch."""
+    """Raise an error unless the folder contains a translation model. Does not import torch."""
     check_folder_name(folder)
     if not is_pretrained(folder):
         read_config(folder)
 
 
 def check_encoder(name: str) -> None:
-    """Raise an error unless this is "minilm" or a folder with a config. Does not import torch."""
+    """Raise an error unless `name` is "minilm" or a folder with a config. Does not import torch."""
     if name == "minilm":
         return
     if not os.path.isdir(name):
@@ -276,7 +276,7 @@ def parse_languages(languages: str) -> tuple[str, str]:
 
 
 def index(option: str, number: int, count: int) -> int:
-    """Return the index of a layer or head; negative numbers count from the last."""
+    """Return the index of a layer or head; negative numbers count from the end."""
     if -count <= number < count:
         return number % count
     raise ArgumentError(f"{option} {number} is out of range; use 0 to {count - 1}, or −1 for the last.")

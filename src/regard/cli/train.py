@@ -102,7 +102,7 @@ def _complete_dev(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _find_setting(option: str) -> str | None:
-    """Return the setting that has this name, in regard or in other programs."""
+    """Return the setting that an option names, in regard or in other programs."""
     name = option.removeprefix("--").replace("_", "-").lower()
     for path, synonyms in _SYNONYMS.items():
         if name in synonyms.split():
@@ -333,7 +333,7 @@ def _check_start(start: Path, preset: str | None, model: Model | None, shard: bo
 
 
 def _initial(start: Path | None, languages: str | None) -> "InitialModel | None":
-    """Return the model to start from, set to these languages if it is multilingual."""
+    """Return the model to start from, set to the given languages if it is multilingual."""
     if start is None:
         return None
     from regard.translation.training.initialization import InitialModel

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from regard.models.encoders.base import WordVectors
     from regard.models.encoders.pretrained import PretrainedEncoder
 
-BAR = 20  # width in characters
-SHOWN_FEATURES = 6  # printed per vector
+BAR = 20  # width of a bar in characters
+SHOWN_FEATURES = 6  # number of features to print per vector
 
 Model = Annotated[
     str,
@@ -108,7 +108,7 @@ def compare(
     """
     check_encoder(model)
     if len(word) > 2:
-        raise ArgumentError(f"compare got {len(word)} words; pass one for both sentences, or one for each.")
+        raise ArgumentError(f"compare got {len(word)} words; pass one, or one for each sentence.")
     _check_word(first, word[0])
     _check_word(second, word[-1])
     encoder = _load(model)
@@ -183,7 +183,7 @@ def _check_word(sentence: str, word: str) -> None:
 
 
 def _check_output(path: Path) -> None:
-    """Raise an error unless vectors can be written to this path."""
+    """Raise an error unless vectors can be written to the path."""
     if path.name in _WRITERS:
         raise ArgumentError(f"--output {str(path)!r} is only an extension; use vectors{path.name}.")
     if path.suffix not in _WRITERS:

@@ -1,7 +1,7 @@
 """The preset `auto`: settings chosen from the size of the corpus. Does not import torch.
 
 A small corpus needs a small model, a small vocabulary and strong regularization; a large corpus
-needs the opposite. Sennrich and Zhang 2019 and Araabi and Monz 2020 measure the same trends.
+needs the opposite. Sennrich and Zhang 2019 and Araabi and Monz 2020 report the same trends.
 """
 
 import time
@@ -14,10 +14,10 @@ from regard.translation.data.statistics import CorpusStatistics
 
 _TOKENS_PER_ENTRY = 45  # occurrences of an average vocabulary entry in the corpus
 _MIN_VOCABULARY = 200
-_MANY_CHARACTERS = 1000  # a language with more distinct characters is written in Han characters or syllables
-_VALIDATIONS = 20  # per training run
+_MANY_CHARACTERS = 1000  # more distinct characters indicate Han characters or a syllabary
+_VALIDATIONS = 20  # number of validations per training run
 _MINUTES_PER_VALIDATION = 3  # if training time is limited; one validation takes about 10 seconds
-_MIN_UPDATES = 50  # between validations
+_MIN_UPDATES = 50  # minimum number of updates between validations
 _SHORT_UPDATES = 4000  # short runs use smaller batches to reach this number of updates
 _MIN_BATCH = 600  # tokens in the smallest batch of a short run
 _SHORT_EPOCHS, _SHORT_LEARNING_RATE = 13, 1.5e-3  # a run with fewer epochs is short
@@ -39,7 +39,7 @@ class _Row(NamedTuple):
     epochs: int
 
 
-# A head has 32 dimensions.
+# Each attention head has 32 dimensions.
 _TABLE = (
     #    tokens, layers, width, vocabulary, batch, learning rate, epochs
     _Row(200_000, 2, 128, 4000, 1500, 2e-3, 40),
@@ -59,7 +59,7 @@ def choose_config(
     epochs: int | None = None,
     minutes: float | None = None,
 ) -> TranslationConfig:
-    """Choose all settings for a corpus of this size: the preset `auto`.
+    """Choose all settings for a corpus of the given size: the preset `auto`.
 
     epochs, minutes: length of training. Default: the number of epochs in the table.
 
@@ -75,11 +75,11 @@ def choose_config(
     | up to 100 million | 6 | 512 | 16,000 | 8,000 | 0.0007 | 8 |
     | more | 6 | 512 | 32,000 | 16,000 | 0.0007 | 4 |
 
-    Regularization follows the number of epochs, because a model that sees each pair only a few times cannot
-    overfit: dropout 0.1 below 13 epochs, 0.2 below 25, then 0.3; from 13 epochs on, 10 % of the words are
-    split into random subwords. Below 13 epochs, batches are smaller if training would otherwise have fewer
-    than 4,000 updates, and the learning rate is at least 0.0015 up to a width of 256. Training stops early if
-    6 validations in a row bring no improvement. Recurrent models have one or two layers.
+    Regularization depends on the number of epochs, because a model that sees each pair only a few times
+    cannot overfit: dropout 0.1 below 13 epochs, 0.2 below 25, then 0.3; from 13 epochs on, 10 % of the words
+    are split into random subwords. Below 13 epochs, batches are smaller if training would otherwise have
+    fewer than 4,000 updates, and the learning rate is at least 0.0015 up to a width of 256. Training stops
+    early if 6 validations in a row bring no improvement. Recurrent models have one or two layers.
 
     >>> from regard.translation.automatic import choose_config
     >>> from regard.translation.data.statistics import CorpusStatistics
@@ -128,7 +128,7 @@ def _shrink_batch(row: _Row, tokens: int) -> int:
 
 
 def _plan(statistics: CorpusStatistics, epochs: int | None, minutes: float | None) -> tuple[_Row, int]:
-    """Return the table row for a corpus, and the number of epochs. If time is short, the model is smaller."""
+    """Return the table row for a corpus and the number of epochs; choose a smaller model if time is short."""
     index = next(i for i, row in enumerate(_TABLE) if statistics.tokens <= row.max_tokens)
     if epochs or not minutes:
         return _TABLE[index], epochs or _TABLE[index].epochs
@@ -139,7 +139,7 @@ def _plan(statistics: CorpusStatistics, epochs: int | None, minutes: float | Non
 
 
 def _epochs_in(minutes: float, speed: float, tokens: int, row: _Row) -> int:
-    """Estimate how many epochs fit into `minutes`; only regularization and validations depend on this."""
+    """Estimate how many epochs fit into `minutes`, to choose model size, regularization and validations."""
     # multiplications per token, on average: 12 w² per encoder layer, 16 w² per decoder layer, V w per output
     parameters = 14 * row.layers * row.width**2 + row.vocabulary * row.width / 2
     seconds = max(tokens, 1) * 6 * parameters / (_EFFICIENCY * speed)  # 6 operations: 2 forward, 4 backward
@@ -147,7 +147,7 @@ def _epochs_in(minutes: float, speed: float, tokens: int, row: _Row) -> int:
 
 
 def _operations_per_second() -> float:
-    """Return the speed of the fastest of three matrix products."""
+    """Return the number of operations per second in the fastest of three matrix products."""
     import numpy  # imported here to keep --help fast
 
     matrix = numpy.ones((_MATRIX, _MATRIX), numpy.float32)

@@ -34,7 +34,7 @@ Preset = Literal["tiny", "small", "base"]
 class ModelConfig(Section):
     """Architecture: the [model] section.
 
-    A Transformer uses the settings of `TransformerConfig`; the other models use those of `RecurrentConfig`.
+    Transformers use the settings in `TransformerConfig`; other models use the settings in `RecurrentConfig`.
     """
 
     kind: Model = setting(
@@ -77,7 +77,7 @@ class ModelConfig(Section):
             raise ArgumentError(f"[model] has {str(error).partition(' got ')[2]}") from None
 
     def architecture(self) -> TransformerSettings | RecurrentConfig:
-        """Return the config of the model class; for a Transformer, without the normalizer."""
+        """Return the config of the model class; for a Transformer, excluding the normalizer."""
         options: dict[str, Any] = {name: getattr(self, name) for name in self._used()}
         if self.kind == "transformer":
             return TransformerSettings(**options)
@@ -91,7 +91,7 @@ class ModelConfig(Section):
         return {item.name for item in dataclasses.fields(architecture)} & vars(self).keys()
 
     def build(self, sizes: int | tuple[int, int]) -> "Seq2Seq":
-        """Build a new model for these vocabulary sizes; a single size ties source and target embeddings."""
+        """Build a new model. sizes: vocabulary sizes; a single size ties source and target embeddings."""
         from regard.mechanism import normalizers
         from regard.models.layers.blocks import TransformerConfig
         from regard.models.recurrent import RecurrentSeq2Seq
@@ -202,7 +202,7 @@ class TranslationConfig:
     def from_toml(
         cls, path: str | os.PathLike[str], base: "TranslationConfig | None" = None
     ) -> "TranslationConfig":
-        """Read a TOML file; settings it does not contain come from `base`."""
+        """Read a TOML file; settings that are not in the file come from `base`."""
         return (base or cls()).replace(cls.read_toml(path))
 
     @staticmethod
@@ -211,11 +211,11 @@ class TranslationConfig:
         content = read_regular(path, MAX_TEXT_BYTES)
         try:
             return tomllib.loads(content.decode("utf-8-sig"))
-        except (ValueError, RecursionError) as error:  # ValueError: also integers with thousands of digits
+        except (ValueError, RecursionError) as error:  # ValueError: also raised for huge integers
             raise ArgumentError(f"{os.fspath(path)!r} is not a valid TOML file: {error}.") from None
 
     def to_toml(self) -> str:
-        """Return the settings as TOML with descriptions, without the settings that the model ignores."""
+        """Return the settings as TOML with descriptions, excluding settings that the model ignores."""
         ignored, lines = self.model.ignored(), []
         for section in _SECTIONS:
             lines.append(f"[{section}]")
@@ -263,7 +263,7 @@ class TranslationConfig:
         return self.replace(changes)
 
     def is_extended_by(self, other: "TranslationConfig") -> bool:
-        """Return whether `other` differs only by longer training (epochs, updates or minutes) or precision.
+        """Return whether `other` only trains longer (epochs, updates or minutes) or in another precision.
 
         >>> from regard.translation import TranslationConfig
         >>> config = TranslationConfig.preset("tiny")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # sacreBLEU tokenizers that need no download
 TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
 MAX_BINS = 8
-MIN_SENTENCES = 30  # per bin, if available: BLEU on fewer is unreliable
+MIN_SENTENCES = 30  # minimum per bin, if available; BLEU on fewer sentences is unreliable
 
 
 class LengthRange(NamedTuple):
@@ -152,7 +152,7 @@ def by_length(
     tokenize, lowercase: see `evaluate`.
     bins: the largest length of each bin; longer sentences form another bin. Default: `length_bins`.
 
-    BLEU uses effective order: n-grams longer than all sentences of a bin are not counted.
+    BLEU uses effective order: n-grams longer than all sentences in a bin are not counted.
 
     >>> from regard.translation.evaluation import by_length
     >>> sources, references = ["Hund", "Eine Katze schläft"], ["dog", "A cat is sleeping"]
@@ -180,7 +180,7 @@ def by_length(
 
 
 def count_words(sentence: str) -> int:
-    """Count the words of a sentence, without punctuation; each Han character is one word."""
+    """Count the words in a sentence, excluding punctuation; each Han character counts as one word."""
     return sum(is_word(word.text) for word in split_words(sentence))
 
 
@@ -202,7 +202,7 @@ def _edges(lengths: Sequence[int]) -> list[int]:
         if sentences >= MIN_SENTENCES:
             edges.append(min(edge, longest))
             sentences = 0
-    # the remaining sentences are too few for a bin: extend the last one
+    # too few sentences remain for another bin: extend the last one
     return [*edges[:-1], longest]
 
 

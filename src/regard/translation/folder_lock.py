@@ -1,4 +1,4 @@
-"""The lock of a model folder: one training run at a time. Does not import torch."""
+"""Lock a model folder for one training run at a time. Does not import torch."""
 
 import os
 import time
@@ -37,7 +37,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
                 with suppress(OSError):
                     path.rmdir()  # fails unless empty
     finally:
-        os.close(handle)  # unlocks, as does killing the process
+        os.close(handle)  # releases the lock, as does killing the process
 
 
 def _lock(handle: int, *, shared: bool = False) -> bool:

@@ -1,6 +1,6 @@
 """Layout of a model folder: file names and config.json. Does not import torch.
 
-FOLDER/config.json         settings, origin of the data, alignment head, calibration of scores
+FOLDER/config.json         settings, origin of the data, alignment head, score calibration
 FOLDER/text.json           statistics of the training text: line lengths, words, letter case, copied spans
 FOLDER/tokens.model        vocabulary; or source.model and target.model
 FOLDER/model.safetensors   parameters of the best model so far
@@ -11,8 +11,8 @@ FOLDER/README.md           model card
 FOLDER/initial.safetensors, pretrained/   only with --from; see training/initialization.py
 
 Files and checkpoints are written under temporary names and then renamed, so none is ever incomplete.
-Checksums are verified on reading. config.json contains its own checksum, the metadata of model.safetensors
-the checksums of the tensors and vocabularies, `ready` those of the data, SHA256SUMS those of a checkpoint.
+Checksums are verified on reading. They are stored in config.json (for itself), in the metadata of
+model.safetensors (tensors and vocabularies), in `ready` (data) and in SHA256SUMS (checkpoint).
 """
 
 import difflib
@@ -54,7 +54,7 @@ CALIBRATION = "calibration"
 CHECKSUM = "sha256"
 _KEYS = ("format", "settings", ORIGIN, ALIGNMENT, EXTENDED, CALIBRATION, CHECKSUM)
 _CURE = "Use a folder written by regard train, or one in Hugging Face format."
-# values of model_type in config.json of folders in Hugging Face format
+# supported values of model_type in a Hugging Face config.json
 TRANSLATORS = ("marian", "pegasus", "m2m_100", "mbart", "t5", "mt5")
 
 
@@ -85,7 +85,7 @@ def _model_type(folder: Path) -> object:
 
 
 def check_folder_name(folder: str | os.PathLike[str]) -> None:
-    """Raise ArgumentError unless the name is UTF-8, as safetensors requires."""
+    """Raise ArgumentError unless the name is valid UTF-8, as safetensors requires."""
     try:
         os.fspath(folder).encode()
     except UnicodeEncodeError:
@@ -96,7 +96,7 @@ def check_folder_name(folder: str | os.PathLike[str]) -> None:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Return whether the training data of a folder is complete."""
+    """Return whether the training data in a folder is complete."""
     return (folder / READY).exists()
 
 
@@ -130,7 +130,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise ArgumentError(
             f"{os.fspath(folder)!r} is not a model folder: its {CONFIG} does not contain {FORMAT!r}. {_CURE}"
         )
-    _check_config(folder_config, text, f"The {CONFIG} of {os.fspath(folder)!r}")
+    _check_config(folder_config, text, f"The {CONFIG} in {os.fspath(folder)!r}")
     return {name: value for name, value in folder_config.items() if name != CHECKSUM}
 
 

@@ -1,4 +1,4 @@
-"""Simultaneous translation by attention: target words are emitted while the source is still arriving.
+"""Simultaneous translation guided by attention: target words are emitted while the source is still arriving.
 
 AlignAtt (Papi et al. 2023): after each source word, the sentence so far is encoded again and its translation
 is continued greedily. A token is emitted unless it attends most to one of the last `lag` source words,
@@ -57,7 +57,7 @@ def translate_simultaneously(
 
     words: the words of one sentence, such as `"Zwei Hunde spielen.".split()` or a generator.
     lag: a token is held back if it attends most to one of the last `lag` words. Larger values increase
-        delay and quality; `math.inf` waits for the whole sentence, which equals greedy decoding.
+        delay and quality; `math.inf` waits for the whole sentence, which is equivalent to greedy decoding.
 
     >>> import math, torch
     >>> from regard.models import Transformer, TransformerConfig
@@ -105,7 +105,7 @@ def average_lagging(words_read: Sequence[int], source_words: int) -> float:
             "at least one of each."
         )
     ratio = len(words_read) / source_words
-    # τ: count words only up to the first one emitted after the whole sentence
+    # τ: count words only up to the first one emitted after the whole sentence was read
     counted = next((t for t, read in enumerate(words_read, 1) if read >= source_words), len(words_read))
     return sum(read - t / ratio for t, read in enumerate(words_read[:counted])) / counted
 
@@ -124,9 +124,9 @@ class _Word(NamedTuple):
 
 
 class _PrefixDecoder:
-    """Greedy decoding of a growing source; words that were emitted are never changed.
+    """Greedy decoding of a growing source; emitted words are never changed.
 
-    Protected spans appear once, unchanged. They are read in one of three ways:
+    Protected spans appear exactly once, unchanged. The model reads them in one of three ways:
     unknown: as an unknown token, which the model has learned to copy.
     text: as ordinary text, until the model generates a span that is not in the source, or a span twice.
     cut: removed from the source, and inserted before the first word that translates a later source word.
@@ -140,7 +140,7 @@ class _PrefixDecoder:
         self._tokens: list[int] = []
         self._aligned: list[int] = []  # the source word of each token
         self._copies: dict[int, str] = {}  # the text of unknown tokens, by position
-        self._copied_tokens: dict[int, tuple[int, str]] = {}  # their source words and texts, by position
+        self._copied_tokens: dict[int, tuple[int, str]] = {}  # their source words and original texts
         self._copied_spans: Counter[tuple[int, str]] = Counter()  # other copies, by source word and text
         self._words_shown = self._tags_shown = 0
 
@@ -229,7 +229,7 @@ class _PrefixDecoder:
                 del copies[at]
 
     def _with_tags(self, line: SourceLine, words: Sequence[_Word], final: bool) -> list[str]:
-        """Attach to the target words the tags that precede their source words."""
+        """Attach each tag to the target word whose source word it precedes."""
         tags, positions, last = line.tags[self._tags_shown :], list[int](), -1
         for number, word in enumerate(words):
             last = max(last, word.source)
@@ -255,7 +255,7 @@ class _PrefixDecoder:
                 recorded.append(weights)
 
         def step(token: int) -> tuple[Tensor, Weights]:
-            """Feed a token; return the logits of the next token, and the weights of the alignment layer."""
+            """Feed a token; return the logits for the next token, and the weights of the alignment layer."""
             recorded.clear()
             logits = model.step(torch.tensor([token], device=model.output_weight.device), state)[0]
             logits[list(special.never_generated)] = -math.inf
@@ -282,7 +282,7 @@ class _PrefixDecoder:
                 self._append(token, attention, source)
 
     def _attention(self, weights: Weights, source: Segmentation) -> Tensor:
-        """Return the attention of the last step over the source tokens, without special tokens."""
+        """Return the attention of the last step over the source tokens, excluding special tokens."""
         heads, first = self._head.heads, len(self._translator.tokens.special.source_prefix)
         selected = weights if heads is None else weights.heads(list(heads))
         row = selected.mean("heads").dense().reshape(-1, selected.shape[-1])[-1]

@@ -94,5 +94,5 @@ def _duplicate_stdin() -> AbstractContextManager[BinaryIO]:
     """Open a duplicate of stdin: Python locks sys.stdin at exit, and the reader thread may hold that lock."""
     try:
         return open(os.dup(sys.stdin.fileno()), "rb")
-    except io.UnsupportedOperation:  # replaced by an object without a file descriptor
+    except io.UnsupportedOperation:  # sys.stdin was replaced by an object without a file descriptor
         return nullcontext(sys.stdin.buffer)

@@ -27,7 +27,7 @@ Kind = Literal["unigram", "bpe", "words", "characters"]
 _MODEL_TYPES = {"unigram": "unigram", "bpe": "bpe", "words": "word", "characters": "char"}
 _MAX_LINES = 2_000_000  # larger corpora are sampled
 _MAX_LINE_BYTES = 1 << 16
-_MAX_FILE_BYTES = 1 << 28  # a SentencePiece model of about ten million tokens
+_MAX_FILE_BYTES = 1 << 28  # a SentencePiece model with about ten million tokens
 MIN_COVERAGE = 0.98  # SentencePiece's limit
 _LONE_SURROGATE = (
     "The text contains a lone surrogate (\\ud800 to \\udfff), which is not a character. Read it as UTF-8, or "
@@ -41,7 +41,7 @@ _NO_TEXT = (
 class Segmentation(NamedTuple):
     """A text split into tokens.
 
-    words: the words of the text, separated by whitespace.
+    words: the words in the text, separated by whitespace.
     ids, pieces: token ids, and tokens as text; ▁ marks the beginning of a word.
     word_of: index of the word that each token belongs to.
     unknown: text of the tokens that are not in the vocabulary, by position.
@@ -156,7 +156,7 @@ class Tokenizer:
         return f"Tokenizer(<{len(self):,} {'subwords' if self.kind in ('unigram', 'bpe') else self.kind}>)"
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, without special tokens."""
+        """Return the token ids of a text, excluding special tokens."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
@@ -249,7 +249,7 @@ class Tokenizer:
         return self._processor.decode([list(sentence) for sentence in ids])
 
     def token_ids(self, pieces: Sequence[str]) -> list[int]:
-        """Return the id of each token, given as text; the unknown id if there is no such token.
+        """Return the id of each piece, or the unknown id if the vocabulary does not contain it.
 
         >>> from regard.translation import Tokenizer
         >>> Tokenizer.learn(["a dog"] * 9, kind="characters").token_ids(["d", "dog"])
@@ -271,7 +271,7 @@ class Tokenizer:
             token
             for token, piece in enumerate(self._pieces)
             if token != self.special.end
-            # also combining marks, such as the vowel signs of Hindi
+            # M: combining marks, such as Hindi vowel signs
             and (self._is_control(token) or unicodedata.category(piece[:1] or " ")[0] in "LNM")
         ]
 
@@ -325,7 +325,7 @@ class Tokenizer:
 
 
 class TokenizerPair(NamedTuple):
-    """Tokenizers of source and target; the same object if they share a vocabulary.
+    """Tokenizers for source and target; the same object if they share a vocabulary.
 
     >>> from regard.translation import Tokenizer, TokenizerPair
     >>> source = Tokenizer.learn(["ein Hund bellt"], kind="words")
@@ -388,7 +388,7 @@ class _ErrorRecorder(Iterable[str]):
 
 
 def _explain(error: RuntimeError, kind: Kind, size: int) -> str:
-    """Replace SentencePiece's common errors with helpful ones."""
+    """Replace SentencePiece's common errors with more helpful messages."""
     text = str(error)
     if "Unable to cast" in text:
         return _LONE_SURROGATE
@@ -396,7 +396,7 @@ def _explain(error: RuntimeError, kind: Kind, size: int) -> str:
         return _NO_TEXT
     if "Vocabulary size is smaller" in text:
         return (
-            f"A vocabulary of {size} is too small for the characters of this text. Raise size, or lower "
+            f"A vocabulary of {size} is too small for the characters in this text. Raise size, or lower "
             "character_coverage."
         )
     return f"SentencePiece cannot learn a {kind} vocabulary of {size}: {text.strip().splitlines()[-1]}"

@@ -11,7 +11,7 @@ from regard.translation.alignment.alignment import Alignment
 class Translation:
     """A source sentence and its translation.
 
-    source, text: the sentence, and its translation. words: the words of the translation, without tags.
+    source, text: the sentence, and its translation. words: the words in the translation, excluding tags.
     score: the ranking score: log probability / length ** length_penalty; for samples, log
         probability per token.
     tokens: the generated tokens.

@@ -44,7 +44,7 @@ from regard.translation.tokens import TokenizerPair
 from regard.translation.training.checkpoint import load_model
 from regard.translation.translation import Translation
 
-MAX_TOKENS = 256  # source tokens translated at once, if the model's config has no corpus.max_tokens
+MAX_TOKENS = 256  # default for corpus.max_tokens: maximum number of source tokens to translate at once
 _SORTED_BATCHES = 8  # number of batches whose sentences are sorted by length together
 _NOTHING = Hypothesis([], 0.0, 0.0, finished=True)  # for a part without text
 
@@ -52,11 +52,11 @@ _NOTHING = Hypothesis([], 0.0, 0.0, finished=True)  # for a part without text
 class Translator:
     """A model with its vocabularies. `load_translator` loads one from a model folder.
 
-    model, tokens: a trained model, and the vocabularies of source and target.
+    model, tokens: a trained model, and its source and target vocabularies.
     alignment_head: the layer and heads from which alignments are read.
     config: the contents of the model folder's config.json.
     dtype: precision of the computation: "float32", "bfloat16" or "int8" (see `regard.models.quantize`); None
-        keeps the model as it is.
+        keeps the model unchanged.
     profile: statistics of the training text. Default: unknown; each line is split into sentences.
     memory: a function that loads the training pairs, for `matches`.
 
@@ -126,7 +126,7 @@ class Translator:
         """Translate sentences; return the translations in the same order.
 
         strategy: `Beam(5)`, `Greedy()` or `Sample()`. `Beam(5, n_best=3)` adds two alternatives per sentence.
-        batch_size: sentences decoded together.
+        batch_size: number of sentences to decode together.
         alignment, confidence: compute all alignments or word confidences now, in batches. This is faster than
             computing each on first use.
         terms: target terms by source term. Where a source term occurs, in any letter case, the translation
@@ -164,7 +164,7 @@ class Translator:
         for line, ranked in zip(lines, candidates, strict=True):
             finished = [self._finish(line, candidate, weights, rates) for candidate in ranked]
             best, *others = finished
-            if isinstance(strategy, Sample):  # a sample's probability says nothing about its source
+            if isinstance(strategy, Sample):  # a low probability is normal for samples
                 for translation in finished:
                     translation.note = translation.note.removesuffix(translation.warning).removesuffix("; ")
                     translation.warning = ""
@@ -365,7 +365,7 @@ class Translator:
         return Alignment(tuple(line.words), tuple(words), weights)
 
     def _rate(self, parts: Sequence[DecodedPart]) -> dict[int, list[float]]:
-        """Return the log probabilities of the tokens of each part by id(part)."""
+        """Return the token log probabilities of each part, by id(part)."""
         sources, targets = [part.part.ids for part in parts], [part.hypothesis.tokens for part in parts]
         values = token_log_probabilities(self.model, sources, targets)
         return {id(part): logs for part, logs in zip(parts, values, strict=True)}

@@ -98,7 +98,12 @@ def test_errors(model):
     for constraints, strategy, error, message in [
         (Constraints([]), Beam(), ShapeError, "1 sentences and constraints for 0"),
         (Constraints([[[5]]]), Sample(), ArgumentError, "cannot be forced when sampling"),
-        (Constraints([[[5] * 9]]), Beam(), ArgumentError, "have 9 tokens, but its translation has at most 8"),
+        (
+            Constraints([[[5] * 9]]),
+            Beam(),
+            ArgumentError,
+            "have 9 tokens, but its translation can have at most 8",
+        ),
     ]:
         with pytest.raises(error, match=message):
             search(model, source, strategy, max_new_tokens=9, constraints=constraints)

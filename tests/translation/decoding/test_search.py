@@ -461,7 +461,7 @@ def test_invalid_strategies(make, message):
     ("options", "error", "message"),
     [
         ({"strategy": "beam"}, regard.DTypeError, "strategy='beam'; pass Greedy"),
-        ({"max_new_tokens": [3, 4]}, regard.ShapeError, "4 sentences and 2 values of max_new_tokens"),
+        ({"max_new_tokens": [3, 4]}, regard.ShapeError, "4 sentences and 2 values for max_new_tokens"),
         ({"max_new_tokens": -1}, regard.ArgumentError, "max_new_tokens=-1"),
         ({"max_new_tokens": [1, 2, -3, 4]}, regard.ArgumentError, "max_new_tokens=-3"),
         ({"max_new_tokens": 2.5}, regard.DTypeError, "max_new_tokens=2.5"),

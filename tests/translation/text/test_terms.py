@@ -19,7 +19,7 @@ def test_errors(tmp_path):
     with pytest.raises(DTypeError, match="pass a dictionary"):
         Terms(["Hund"])
     (tmp_path / "terms.tsv").write_text("Hund\tdog\nHund\thound\n")
-    with pytest.raises(ArgumentError, match="has two translations of 'Hund': 'dog' and 'hound'"):
+    with pytest.raises(ArgumentError, match="has two translations for 'Hund': 'dog' and 'hound'"):
         Terms.load(tmp_path / "terms.tsv")
 
 

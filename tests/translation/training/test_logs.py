@@ -238,7 +238,7 @@ def test_a_missing_tensorboard_is_reported(tmp_path, monkeypatch, capsys):
     log = TensorBoardLog(tmp_path)
     train(log)
     log.on_end("done")
-    message = 'No TensorBoard files will be written. To get them: pip install "regard[tensorboard]"\n'
+    message = 'No TensorBoard files will be written. To enable them, run: pip install "regard[tensorboard]"\n'
     assert capsys.readouterr() == ("", message)
     assert list(tmp_path.iterdir()) == []
 

@@ -116,7 +116,7 @@ def align_with_attention(
 
 
 def _alignment_head(translator: "Translator", overrides: dict[str, Any]) -> "AlignmentHead":
-    """Apply the options to the model's alignment head; negative heads count from the last."""
+    """Apply the options to the model's alignment head; negative numbers count from the end."""
     from regard.translation.alignment.cross_attention import cross_attention_layers, layer_name
 
     heads = overrides.get("heads")

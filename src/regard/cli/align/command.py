@@ -44,7 +44,7 @@ _gold = partial(typer.Option, rich_help_panel="Evaluation")
 _head = partial(typer.Option, rich_help_panel="Translation model, instead of the lexical aligner")
 _input = partial(typer.Option, rich_help_panel="Input format")
 _format = partial(typer.Option, rich_help_panel="Output format")
-_MIN_PAIRS = 10  # minimum to guess the index base of a gold file
+_MIN_PAIRS = 10  # minimum number of pairs for guessing the index base of a gold file
 
 
 def align(
@@ -130,7 +130,7 @@ def align(
         Path | None,
         _gold(
             metavar="FILE",
-            help="File with the gold links of each pair: 0-1 is a sure link, 0p1 a possible one. Prints the "
+            help="File with the gold links for each pair: 0-1 is a sure link, 0p1 a possible one. Prints the "
             "alignment error rate, precision and recall instead of links.",
         ),
     ] = None,
@@ -301,7 +301,7 @@ def _check_aligner(
     symmetrize: str | None,
     threshold: float | None,
 ) -> None:
-    """Raise an error if options of the lexical aligner and of a translation model are mixed."""
+    """Raise an error if options for the lexical aligner and for a translation model are mixed."""
     for name, value in (attention if model is None else lexical).items():
         if value is not None:
             raise ArgumentError(
@@ -340,7 +340,7 @@ def _parse_head(layer: int | None, heads: str | None, shift: str | None) -> dict
 
 
 def _read_gold(path: Path, index_base: int | None, pairs: Sequence[Pair]) -> "list[GoldAlignment]":
-    """Read the gold links of all pairs; raise an error if they do not match the pairs."""
+    """Read the gold links for all pairs; raise an error if they do not match the pairs."""
     from regard.translation.alignment.aer import read_gold
 
     base = index_base or 0
@@ -367,7 +367,7 @@ def _read_gold(path: Path, index_base: int | None, pairs: Sequence[Pair]) -> "li
 
 
 def _check_index_base(path: Path, gold: "Sequence[GoldAlignment]") -> None:
-    """Raise an error if the file seems to count from 1, which would only show as a high error rate."""
+    """Raise an error if the file seems to count from 1; otherwise, a high error rate is the only sign."""
     links = [link for pair in gold for link in pair.sure | pair.possible]
     if len(gold) >= _MIN_PAIRS and links and all(0 not in link for link in links):
         raise ArgumentError(

@@ -58,7 +58,7 @@ def translate(
     format: Annotated[
         Format | None,
         typer.Option(
-            help="What the file contains: lines (one sentence per line), text (paragraphs), html or tsv. "
+            help="Format of the file: lines (one sentence per line), text (paragraphs), html or tsv. "
             "Tags, blank lines and other columns are kept.",
             show_default="by file extension, otherwise lines",
         ),
@@ -183,7 +183,7 @@ def translate(
 
 @contextmanager
 def _join_world() -> Iterator["World | _Alone"]:
-    """Join the processes of torchrun. Without torchrun, do not import torch.distributed, which is slow."""
+    """Join the processes started by torchrun; without it, skip the slow import of torch.distributed."""
     if "WORLD_SIZE" not in os.environ:
         yield _Alone()
         return
@@ -201,7 +201,7 @@ class _Alone(NamedTuple):
     device: None = None
 
     def barrier(self) -> None:
-        """Return at once: there are no other processes."""
+        """Return immediately: there are no other processes."""
 
 
 def _write(writer: Writer, sentences: list[str] | None, file: Path | None, output: Path | None) -> None:

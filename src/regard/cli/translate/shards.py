@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from regard.cli.shared import open_output
 
-MAX_LINES = 4096  # per shard
+MAX_LINES = 4096  # maximum number of lines per shard
 
 
 class Shards(NamedTuple):
@@ -55,7 +55,7 @@ class Shards(NamedTuple):
                     shutil.copyfileobj(part, file)
         for number in range(self.number):
             self.path(number).unlink()
-        with suppress(OSError):  # the folder contains other files
+        with suppress(OSError):  # the folder may contain other files
             self.folder.rmdir()
 
 

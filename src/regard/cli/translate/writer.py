@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from regard.translation.translation import Translation
     from regard.translation.translator import Translator
 
-_MAX_NOTES = 5  # notes printed
+_MAX_NOTES = 5  # maximum number of notes to print
 _SORTED_BATCHES = 16  # number of batches whose lines are sorted by length together
 
 
@@ -31,7 +31,7 @@ class OutputFormat(NamedTuple):
     def lines(
         self, number: int, translation: "Translation", matches: "Sequence[Match]" = ()
     ) -> Iterator[str]:
-        """Yield the lines of a translation; `number` is its source line, counted from 1."""
+        """Yield the output lines for a translation; `number` is its source line, counted from 1."""
         if self.json:
             values = self._to_dict(translation)
             if self.matches:
@@ -85,11 +85,11 @@ class Writer:
             "confidence": format.json,
         }
         self.notes: list[str] = []  # at most _MAX_NOTES
-        self.noted = self.number = 0  # number of lines with a note, and of all lines so far
+        self.noted = self.number = 0  # number of lines with a note, and total number of lines so far
         self.report: Callable[[str], None] = lambda text: None
 
     def write(self, lines: Iterable[str], to: IO[str]) -> None:
-        """Translate the lines of a file, in large groups sorted by length."""
+        """Translate the lines in a file, in large groups sorted by length."""
         lines = iter(lines)
         while group := list(islice(lines, self.options["batch_size"] * _SORTED_BATCHES)):
             self._write(self.translator.translate(group, **self.options), to)

@@ -86,7 +86,7 @@ def error_rate(
 def read_gold(path: str | os.PathLike[str], index_base: int = 0) -> list[GoldAlignment]:
     """Read gold links, one line per sentence pair: `1-2` is a sure link and `1p2` a possible one.
 
-    index_base: index of the first word, 0 or 1. Files of the WPT shared tasks count from 1.
+    index_base: index of the first word, 0 or 1. Files from the WPT shared tasks count from 1.
 
     >>> import pathlib, tempfile
     >>> from regard.translation.alignment.aer import read_gold

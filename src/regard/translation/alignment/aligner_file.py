@@ -23,8 +23,8 @@ _SIDES = ("source", "target")
 _DTYPES = {
     "source.words": np.uint8,  # UTF-8, separated by line breaks
     "target.words": np.uint8,
-    "pairs": np.int64,  # source word number × number of target words + target word number, ascending
-    "counts": np.float32,  # expected number of links of each pair
+    "pairs": np.int64,  # source id × target vocabulary size + target id, ascending
+    "counts": np.float32,  # expected number of links for each pair
     "source.frequencies": np.int64,  # occurrences of each word
     "target.frequencies": np.int64,
     "source.null": np.float64,  # p(word | null)
@@ -45,8 +45,8 @@ def write_aligner(path: str | os.PathLike[str], aligner: "LexicalAligner") -> No
         text = "\n".join(pairs.words[side].numbers)
         arrays[f"{name}.words"] = np.frombuffer(text.encode(), dtype=np.uint8)
         arrays[f"{name}.frequencies"] = aligner.lexicon.frequencies[side]
-        arrays[f"{name}.null"] = aligner.null[1 - side]  # direction 0 observes target words
-        arrays[f"{name}.jumps"] = aligner.jumps[side]  # direction 0 jumps between source words
+        arrays[f"{name}.null"] = aligner.null[1 - side]  # in direction 0, target words are observed
+        arrays[f"{name}.jumps"] = aligner.jumps[side]  # in direction 0, jumps are between source words
     write_atomic(path, save(arrays, {"format": FORMAT, "version": str(VERSION)}))
 
 
@@ -79,7 +79,7 @@ def read_aligner(path: str | os.PathLike[str]) -> "LexicalAligner":
 
 
 def _check_header(path: str | os.PathLike[str]) -> None:
-    """Raise unless the header identifies an aligner of this version."""
+    """Raise unless the header identifies an aligner in this version of the format."""
     name = os.fspath(path)
     with open_regular(path) as file:
         start = file.read(8 + _MAX_HEADER_BYTES)
@@ -96,7 +96,7 @@ def _check_header(path: str | os.PathLike[str]) -> None:
         )
     if version != VERSION:
         raise ArgumentError(
-            f"{name!r} has version {version} of the aligner format; this version of regard reads "
+            f"{name!r} uses version {version} of the aligner format; this version of regard reads "
             f"{VERSION}. "
             f"{'Upgrade regard' if version > VERSION else 'Train the aligner again with --save'}."
         )
@@ -134,7 +134,7 @@ def _check_values(arrays: dict[str, NDArray[Any]], words: tuple[Vocabulary, Voca
             raise ValueError(f"{side}.null, {side}.frequencies or {side}.jumps has the wrong length")
         if (frequencies < 0).any():
             raise ValueError(f"{side}.frequencies are negative")
-        if not (null > 0).all() or not (jumps > 0).all():  # also false for NaN
+        if not (null > 0).all() or not (jumps > 0).all():  # rejects NaN too
             raise ValueError(f"{side} has probabilities that are not positive")
     if not (np.isfinite(counts).all() and (counts >= 0).all()):
         raise ValueError("counts contain negative or non-finite values")

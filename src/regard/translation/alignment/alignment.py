@@ -27,8 +27,8 @@ from regard.translation.alignment.links import Links, check_threshold, to_pharao
 from regard.translation.data.pairs import check_pair, check_pairs
 from regard.translation.tokens import Segmentation, TokenizerPair
 
-DECIMALS = 4  # for weights in JSON
-_MAX_SIZE = 400_000_000  # weights per alignment
+DECIMALS = 4  # decimal places of weights in JSON
+_MAX_SIZE = 400_000_000  # maximum number of weights per alignment
 
 
 @dataclass(frozen=True, eq=False)  # == on tensors returns a tensor
@@ -38,8 +38,8 @@ class Alignment:
     source_words, target_words: the words of both sentences, in order.
     weights: (target words, source words).
 
-    Each row sums to at most 1; the remainder is the weight on the end token. Rows are not renormalized: a
-    word that attends to the end token has no clear source.
+    Each row sums to at most 1; the remainder is the weight on the end token. Rows are not renormalized,
+    because a word that attends to the end token has no clear source.
 
     >>> import torch
     >>> from regard.translation.alignment.alignment import Alignment
@@ -70,7 +70,7 @@ class Alignment:
         return cls(tuple(source.words), tuple(target.words), merge(source, target, weights))
 
     def links(self, threshold: float | None = None) -> Links:
-        """Return (source word, target word) links; by default, the best source of each target word.
+        """Return (source word, target word) links; by default, the best source word for each target word.
 
         threshold: if given, return all links with at least this weight instead.
         """
@@ -142,9 +142,9 @@ def align(
 ) -> list[Alignment]:
     """Align the words of sentence pairs with the model's cross-attention.
 
-    model, tokens: a model and its vocabularies; a `Translator` has both; see `Translator.align`.
+    model, tokens: a model and its tokenizers. A `Translator` has both; see `Translator.align`.
     pairs: (source, target), with words separated by whitespace.
-    alignment_head: layer, heads and step to read the weights from; see `select_alignment_head`.
+    alignment_head: layer, heads and decoding step to read the weights from; see `select_alignment_head`.
 
     >>> import torch
     >>> from regard.models import TransformerConfig, Transformer
@@ -191,8 +191,8 @@ def select_alignment_head(
 ) -> AlignmentHead:
     """Select the layer, head and shift with the lowest alignment error rate; see `rate_alignment_heads`.
 
-    model, tokens: a model and its vocabularies. pairs: (source, target) pairs to evaluate on.
-    gold: reference links of the pairs. Default: the confident links of a `LexicalAligner` trained on these
+    model, tokens: a model and its tokenizers. pairs: (source, target) pairs to evaluate on.
+    gold: reference links for the pairs. Default: the confident links of a `LexicalAligner` trained on these
         pairs. They can rank heads, but not measure their accuracy.
 
     >>> import torch
@@ -210,9 +210,9 @@ def select_alignment_head(
     if gold is None and any(source.split() and target.split() for source, target in pairs):
         gold = LexicalAligner.learn(pairs).links(pairs)
     if gold is None or not any(GoldAlignment.of(links).sure for links in gold):
-        return AlignmentHead()  # nothing to compare with
+        return AlignmentHead()  # no sure links to compare with
     rates = rate_alignment_heads(model, tokens, pairs, gold)
-    return min(rates, key=lambda head: rates[head].aer)  # the first if several are equal
+    return min(rates, key=lambda head: rates[head].aer)  # the first one if there is a tie
 
 
 @torch.no_grad()
@@ -222,7 +222,7 @@ def rate_alignment_heads(
     pairs: Sequence[tuple[str, str]],
     gold: Sequence[GoldAlignment | Links],
 ) -> dict[AlignmentHead, ErrorRates]:
-    """Compute the alignment error rate of each head and of the average head, for every layer and both shifts.
+    """Compute the alignment error rate of each head and of the mean head, for every layer and both shifts.
 
     gold: links between the whitespace-separated words of each pair.
     """
@@ -236,7 +236,7 @@ def rate_alignment_heads(
     for batch, recorded in watch_forced_decoding(model, sources, targets, layers):
         for layer, name in enumerate(layers):
             weights = torch.cat([call.dense() for call in recorded[name]], -2).float().cpu()  # b h t s
-            # the mean comes first: it wins ties
+            # the mean comes first so that it wins ties
             weights = torch.cat([weights.mean(1, keepdim=True), weights], 1)
             for i, heads in zip(batch, weights, strict=True):
                 for shift in shifts:

@@ -1,4 +1,4 @@
-"""Cross-attention weights of known sentence pairs (forced decoding).
+"""Cross-attention weights for known sentence pairs (forced decoding).
 
 source [END]  ┐
 [START] target┴ model → weights (heads, 1 + target, source + 1) → selected heads, without special tokens
@@ -21,7 +21,7 @@ from regard.models.seq2seq import Seq2Seq
 
 Shift = Literal["input", "output"]
 
-_BATCH_TOKENS = 8192  # source plus target, including padding
+_BATCH_TOKENS = 8192  # tokens per batch, source plus target, including padding
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class AlignmentHead:
     layer: decoder layer, counted from 0; −1 is the last. heads: heads to average; None for all.
     shift: the decoding step whose weights align a token. "output": the step that predicts it; "input": the
         next step, which reads it. "input" aligns better in a Transformer (Chen et al. 2020). Bahdanau
-        attention is computed before the token is read, so use "output" there.
+        attention is computed before the token is read, so it needs "output".
 
     >>> from regard.translation.alignment.cross_attention import AlignmentHead
     >>> AlignmentHead(layer=1, heads=(0, 2)).to_dict()
@@ -55,7 +55,7 @@ class AlignmentHead:
             and all(type(head) is int and head >= 0 for head in self.heads)
         ):
             raise ArgumentError(
-                f"AlignmentHead got heads={self.heads!r}; pass a tuple of head numbers, counted from 0, such "
+                f"AlignmentHead got heads={self.heads!r}; pass a tuple of head indices, counted from 0, such "
                 "as (0, 2), or None for all heads."
             )
         if self.shift not in get_args(Shift):
@@ -88,7 +88,7 @@ def cross_weights(
 ) -> list[Tensor]:
     """Compute the cross-attention weights (target tokens, source tokens) of each sentence pair.
 
-    sources, targets: token ids without special tokens. The weight of the source's end token is dropped
+    sources, targets: token ids without special tokens. The weight on the source's end token is dropped
     without renormalization, so rows sum to at most 1.
     """
     name, shift, special = layer_name(model, alignment_head), alignment_head.shift, model.special_tokens

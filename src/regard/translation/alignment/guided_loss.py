@@ -4,9 +4,9 @@ loss = −1/n Σ_i log Σ_j weights[i, j]
 
 i: target tokens with links. j: source tokens linked to i. n: total number of labels.
 
-After Garg et al. 2019, "Jointly learning to align and translate", eq. 5. In the paper, each link has its own
-logarithm; here, the weights of all source tokens linked to i are summed first. The links come from
-`LexicalAligner`.
+After Garg et al. 2019, "Jointly learning to align and translate", eq. 5. The paper takes the
+logarithm of each link's weight; here, the weights of all source tokens linked to i are summed first. The
+links come from `LexicalAligner`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,9 +35,9 @@ from regard.translation.tokens import Segmentation
 
 
 class GuidedLoss:
-    """Alignment loss of one attention head; created by `guide_head`.
+    """Alignment loss for one attention head; created by `guide_head`.
 
-    scaled: whether the scores of the head are scaled; see `ScaledDot`.
+    scaled: whether the head scales its scores; see `ScaledDot`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class GuidedLoss:
         self._query, self._key = _project(module, 0, self.head, query), _project(module, 1, key_head, source)
 
     def loss(self, source: Packed, target: Packed, links: Sequence[Tensor]) -> Tensor:
-        """Compute the alignment loss of the last batch, as a mean over all labels like the model's loss.
+        """Compute the alignment loss for the last batch: a mean over all labels, like the model's loss.
 
         source, target: the batch, with special tokens.
         links: for each sentence, (n, 2): source and target token indices, not counting special tokens.
@@ -72,7 +72,7 @@ class GuidedLoss:
         if not len(source) == len(target) == len(links):
             raise ArgumentError(
                 f"GuidedLoss got {len(source)} source sentences, {len(target)} target sentences and links "
-                f"for {len(links)}; pass links for each pair, of shape (0, 2) if there are none."
+                f"for {len(links)}; pass links for every pair, of shape (0, 2) if it has none."
             )
         query, key = _padded(target.inputs(), self._query), _padded(source, self._key)
         scores = query.float() @ key.float().mT  # b t s
@@ -98,7 +98,7 @@ def default_guided_head(model: Seq2Seq) -> AlignmentHead:
 
 @contextmanager
 def guide_head(model: Seq2Seq, alignment_head: AlignmentHead) -> Iterator[GuidedLoss]:
-    """Record one head of a Transformer inside a `with` block; yield its `GuidedLoss`, to add to the loss.
+    """Record one head of a Transformer inside a `with` block; yield a `GuidedLoss` to add to the loss.
 
     >>> import torch
     >>> from regard.models import Packed, TransformerConfig, Transformer

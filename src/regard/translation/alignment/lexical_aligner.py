@@ -24,18 +24,18 @@ from regard.translation.alignment.links import Links, SymmetrizationMethod
 from regard.translation.alignment.vocabulary import Floats, Integers, Vocabulary
 from regard.translation.data.pairs import check_pair, check_pairs
 
-# Tuned on the Greek-English gold links of books 40 to 44.
+# Tuned on the Greek-English gold links for books 40 to 44.
 _IBM1_ITERATIONS, _HMM_ITERATIONS = 2, 4  # with more iterations, rare words attract unrelated words
-_UNSEEN = 1e-6  # added to the expected count of each unlinked word
+_UNSEEN = 1e-6  # added to the expected null count of each word
 _NEGLIGIBLE = 0.02  # fraction of a word pair's count below which a cell's own count is not subtracted
 _MIN_COUNT = 1e-6  # word pairs with a lower expected count are dropped after training
-_CHUNK_CELLS = 1 << 22  # source words × target words in memory at a time
+_CHUNK_CELLS = 1 << 22  # maximum number of cells (source words × target words) in memory
 
 Progress = Callable[[int, int], None]
 
 
 class LexicalAligner:
-    """Aligns words without a neural model; learns from the sentence pairs to align.
+    """Word aligner without a neural model, trained on the sentence pairs to align.
 
     Create an aligner with `LexicalAligner.learn` or `LexicalAligner.load`. Memory for
     learning: about 12 bytes per cell (source words × target words, summed over sentence pairs), and 100 bytes
@@ -101,7 +101,7 @@ class LexicalAligner:
     def links(
         self, pairs: Sequence[tuple[str, str]], method: SymmetrizationMethod = "intersection"
     ) -> list[Links]:
-        """Return the links of each pair, combined from both directions. The default is most precise."""
+        """Return the links of each pair, combined from both directions. The default is the most precise."""
         return [alignment.links(method) for alignment in self.align(pairs)]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -121,13 +121,13 @@ class LexicalAligner:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "LexicalAligner":
-        """Read an aligner written by `save`; raise for corrupted files, other files and newer versions."""
+        """Read an aligner written by `save`; raise if the file is corrupted, not an aligner or too new."""
         from regard.translation.alignment.aligner_file import read_aligner
 
         return read_aligner(path)
 
     def count_known(self, texts: Sequence[str], side: int) -> tuple[int, int]:
-        """Return the number of known words and of all words in source (side 0) or target texts (side 1)."""
+        """Count the known words and all words in source texts (side 0) or target texts (side 1)."""
         known = self.lexicon.pairs.words[side]
         extended = known.extend(texts)
         numbers = [number for text in texts for number in extended.encode(text)]
@@ -160,7 +160,7 @@ class LexicalAligner:
 
 
 class _Part(NamedTuple):
-    """A part of the training text. keys: indices of its word pairs. key_of: index into `keys`, by cell."""
+    """A part of the training text. keys: indices of its word pairs. key_of: each cell's index into `keys`."""
 
     corpus: EncodedPairs
     keys: Integers
@@ -202,7 +202,7 @@ class _Trainer:
     def _leave_out(
         self, cells: list[Floats], keys: Integers, key_of: NDArray[np.int32], own: NDArray[np.float32]
     ) -> None:
-        """Recompute the probability of cells without their own counts, where these are not negligible.
+        """Recompute the probability of cells, excluding each cell's own count unless it is negligible.
 
         Otherwise, words that occur once or twice would reinforce links that arose by chance.
         """
@@ -212,7 +212,7 @@ class _Trainer:
             cells[direction][at] = self.lexicon.leave_out(direction, keys[key_of[at]], left_out)
 
     def finish(self) -> LexicalAligner:
-        """Return the aligner, without word pairs whose expected count is negligible."""
+        """Drop word pairs with a negligible expected count, and return the aligner."""
         kept = self.lexicon.counts >= _MIN_COUNT
         lexicon = Lexicon(self.lexicon.pairs.select(kept), self.lexicon.frequencies)
         lexicon.update(self.lexicon.counts[kept].astype(np.float32).astype(np.float64))  # rounded as in files
@@ -235,7 +235,7 @@ def _chunks(pairs: Sequence[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
 
 
 def _index_keys(corpora: Sequence[EncodedPairs]) -> tuple[list[_Part], Integers]:
-    """Number the distinct word pairs of all corpora."""
+    """Number the distinct word pairs in all corpora."""
     local = [np.unique(corpus.keys(), return_inverse=True) for corpus in corpora]
     keys = np.unique(np.concatenate([part_keys for part_keys, _ in local]))
     return [

@@ -16,7 +16,7 @@ from regard.translation.alignment.links import (
 )
 from regard.translation.alignment.vocabulary import Floats
 
-DECIMALS = 4  # for scores in JSON
+DECIMALS = 4  # decimal places of scores in JSON
 
 
 @dataclass(frozen=True, eq=False)  # == on arrays returns an array
@@ -26,8 +26,8 @@ class LexicalAlignment:
     source_words, target_words: the words of both sentences, in order.
     forward: (target words, source words); the probability that a source word generated a target word. Each
         row sums to at most 1; the remainder is the probability of no link.
-    backward: the same shape, for target words that generate source words; columns sum to at most 1.
-    score: log probability per word, the mean of both directions. It is low for pairs that are not
+    backward: the same for target words that generate source words; each column sums to at most 1.
+    score: log probability per word, averaged over both directions. It is low for pairs that are not
         translations of each other.
 
     >>> from regard.translation import LexicalAligner
@@ -65,7 +65,7 @@ class LexicalAlignment:
         return symmetrize(*self.best_links(), method)
 
     def best_links(self) -> tuple[Links, Links]:
-        """Return the best link of each target word and of each source word, if they have one."""
+        """Return the best link, if any, of each target word and of each source word."""
         return _best_links(self.forward), reverse_links(_best_links(self.backward.T))
 
     def to_dict(self, links: Links | None = None) -> dict[str, Any]:

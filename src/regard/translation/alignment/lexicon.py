@@ -6,7 +6,7 @@
                           / (count(s) + STEM_PRIOR)
 
 s and s' are the stems of the given and the observed word (Fraser and Marcu 2005). spelling is a factor
-that favors similar spelling, for example of names.
+that favors words with similar spelling, such as names.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from regard.translation.alignment.vocabulary import Floats, Integers, Vocabulary
 
 Vocabularies = tuple[Vocabulary, Vocabulary]
 
-# Tuned on the gold links of docs/results.md, except Greek books 45 to 66.
+# Tuned on the gold links described in docs/results.md, excluding Greek books 45 to 66.
 _PRIOR = 16.0  # weight of the stem's statistics, in links
 _STEM_PRIOR = 4.0
 _SMOOTHING = 1e-2  # added to the count of each stem pair
@@ -28,7 +28,7 @@ _UNKNOWN = 0.01  # assumed frequency of unseen words
 
 
 class WordPairs:
-    """Word pairs that occur together, as sorted keys: source number × target vocabulary + target number."""
+    """Co-occurring word pairs as sorted keys: source id × target vocabulary size + target id."""
 
     def __init__(self, words: Vocabularies, keys: Integers) -> None:
         self.words, self.keys = words, keys
@@ -53,14 +53,14 @@ class _Statistics(NamedTuple):
 
     pair: Floats
     given: Floats
-    stem_pair: Floats  # by the stem of the given word and by the observed word
+    stem_pair: Floats  # count by the given word's stem and the observed word
     stem: Floats
-    stems: Floats  # by the stems of both words
+    stems: Floats  # count by the stems of both words
     observed: Floats  # p(observed | its stem)
     spelling: NDArray[np.float32]
 
     def probability(self, observed_stems: int, own: Floats | float = 0.0) -> Floats:
-        """Return p(observed | given) of each pair.
+        """Return p(observed | given) for each pair.
 
         observed_stems: number of distinct stems of observed words.
         own: expected counts to subtract.
@@ -87,7 +87,7 @@ class _Table:
 class Lexicon:
     """Expected link counts of word pairs, and the translation probabilities that follow from them.
 
-    pairs: the word pairs of the training text. frequencies: how often each source and target word
+    pairs: the word pairs in the training text. frequencies: how often each source and target word
         occurs in it.
     """
 
@@ -100,7 +100,7 @@ class Lexicon:
         self._given_stems: list[Floats] = []
 
     def update(self, counts: Floats) -> None:
-        """Set the expected number of links of each word pair."""
+        """Set the expected number of links for each word pair."""
         self.counts = counts
         words, numbers = self.pairs.words, self.pairs.numbers
         self._given = [sums(numbers[i], counts, len(words[i])) for i in (0, 1)]
@@ -109,20 +109,20 @@ class Lexicon:
             table.sums = sums(table.index, counts, len(table.keys))
 
     def probabilities(self, direction: int) -> Floats:
-        """Return p(observed | given) of each word pair of the training text."""
+        """Return p(observed | given) for each word pair in the training text."""
         if not self._given:  # before the first update, only the spelling is known
             return self.pairs.spelling / len(self.pairs.words[1 - direction])
         return self._probability(direction, self.statistics(direction, slice(None)))
 
     def leave_out(self, direction: int, at: Integers, own: Floats) -> Floats:
-        """Return p(observed | given) of word pairs after subtracting `own` from their expected counts.
+        """Return p(observed | given) for word pairs after subtracting `own` from their expected counts.
 
-        at: indices of word pairs of the training text.
+        at: indices of word pairs in the training text.
         """
         return self._probability(direction, self.statistics(direction, at), own)
 
     def statistics(self, direction: int, at: "Integers | slice") -> _Statistics:
-        """Return the statistics of word pairs of the training text."""
+        """Return the statistics of word pairs in the training text."""
         words, stem_pairs = self.pairs.words, self._stem_pairs[direction]
         given, observed = self.pairs.numbers[direction][at], self.pairs.numbers[1 - direction][at]
         return _Statistics(
@@ -136,7 +136,7 @@ class Lexicon:
         )
 
     def lookup(self, direction: int, pairs: WordPairs) -> Floats:
-        """Return p(observed | given) of other word pairs, whose vocabularies extend the trained ones."""
+        """Return p(observed | given) for other word pairs, whose vocabularies extend the trained ones."""
         words, given, observed = pairs.words, pairs.numbers[direction], pairs.numbers[1 - direction]
         stems = words[direction].stems[given]
         statistics = _Statistics(
@@ -154,26 +154,26 @@ class Lexicon:
         return statistics.probability(self.pairs.words[1 - direction].stem_count, own)
 
     def _share_of_stem(self, side: int, vocabulary: Vocabulary) -> Floats:
-        """Return p(word | its stem) of each word of a vocabulary that extends the trained one."""
+        """Return p(word | its stem) for each word in a vocabulary that extends the trained one."""
         frequencies = np.full(len(vocabulary), _UNKNOWN)
         frequencies[: len(self.frequencies[side])] += self.frequencies[side]
         return frequencies / sums(vocabulary.stems, frequencies)[vocabulary.stems]
 
 
 def _pair_keys(pairs: WordPairs, trained: Vocabularies) -> Integers:
-    """Return the keys of word pairs in the numbering of the trained vocabularies; -1 if unknown."""
+    """Return the keys of word pairs in the trained vocabularies; -1 if unknown."""
     return _combine(*pairs.numbers, len(trained[0]), len(trained[1]))
 
 
 def _stem_pair_keys(pairs: WordPairs, trained: Vocabularies, direction: int) -> Integers:
-    """Return numbers that identify the given word's stem and the observed word; -1 if unknown."""
+    """Return keys that identify the given word's stem and the observed word; -1 if unknown."""
     stems = pairs.words[direction].stems[pairs.numbers[direction]]
     sizes = trained[direction].stem_count, len(trained[1 - direction])
     return _combine(stems, pairs.numbers[1 - direction], *sizes)
 
 
 def _stem_keys(pairs: WordPairs, trained: Vocabularies) -> Integers:
-    """Return numbers that identify the stems of source and target word; -1 if unknown."""
+    """Return keys that identify the stems of the source and target words; -1 if unknown."""
     source, target = (pairs.words[i].stems[pairs.numbers[i]] for i in (0, 1))
     return _combine(source, target, trained[0].stem_count, trained[1].stem_count)
 

@@ -13,7 +13,7 @@ Links = frozenset[tuple[int, int]]
 
 SymmetrizationMethod = Literal["intersection", "union", "grow-diag", "grow-diag-final-and"]
 
-_NEIGHBORS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))  # Moses' order
+_NEIGHBORS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))  # in Moses' order
 _LINK = re.compile(r"([0-9]{1,9})([-p])([0-9]{1,9})")
 
 
@@ -34,7 +34,7 @@ def read_links(
 ) -> tuple[Links, Links]:
     """Parse a line such as `1-2 3p4`; return its sure and possible links, with words counted from 0.
 
-    where: prefix for error messages: file and line. index_base: index of the first word in `line`.
+    where: prefix for error messages, such as file and line. index_base: index of the first word in `line`.
     possible: whether possible links (`p`) are allowed.
     """
     kinds: dict[str, set[tuple[int, int]]] = {"-": set(), "p": set()}
@@ -53,7 +53,7 @@ def read_links(
 
 
 def check_threshold(threshold: float | None) -> None:
-    """Raise unless `Alignment.links` accepts this threshold."""
+    """Raise unless the threshold is valid for `Alignment.links`."""
     if threshold is not None:
         check_number("links got threshold", threshold, above=0, max=1)
 
@@ -66,11 +66,11 @@ def reverse_links(links: Iterable[tuple[int, int]]) -> Links:
 def symmetrize(
     forward: Links, backward: Links, method: SymmetrizationMethod = "grow-diag-final-and"
 ) -> Links:
-    """Combine the alignments of two directions; both contain (source word, target word) links.
+    """Combine alignments from two directions; both contain (source word, target word) links.
 
     forward: alignment of the source-to-target model. backward: alignment of the target-to-source model, after
         `reverse_links`.
-    method: "intersection" (most precise), "union" (most complete), or, between them, "grow-diag" and
+    method: "intersection" (most precise), "union" (most complete), or, as a compromise, "grow-diag" or
         "grow-diag-final-and".
 
     >>> from regard.translation.alignment.links import symmetrize
@@ -91,7 +91,7 @@ def symmetrize(
 
 
 def _grow_diag(forward: Links, backward: Links, *, final_and: bool) -> Links:
-    """Symmetrize as in Och and Ney 2003, section 5.1, adding links in exactly the order of Moses' `symal`.
+    """Symmetrize as in Och and Ney 2003, section 5.1, adding links in the same order as Moses' `symal`.
 
     Start from the intersection and add neighboring links from the union that link an unlinked word.
     final_and: then add links between two unlinked words, first from `forward`, then from `backward`.

@@ -58,7 +58,7 @@ def write_aligned(file: IO[str], pairs: Iterable[AlignedPair], style: Style = "l
 def write_aligned_tmx(
     path: str | os.PathLike[str], pairs: Iterable[AlignedPair], languages: Languages | None = None
 ) -> None:
-    """Write sentences, links (x-alignment) and the scores of pairs (x-alignment-score) to a TMX file."""
+    """Write sentences, links (x-alignment) and pair scores (x-alignment-score) to a TMX file."""
     units = ((aligned.pair, _properties(aligned)) for aligned in pairs)
     with open_atomic(path) as file:
         write_tmx(file, units, languages or ("x-source", "x-target"))

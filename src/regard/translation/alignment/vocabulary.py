@@ -1,4 +1,4 @@
-"""Word numbers, stems and spelling for the lexical aligner."""
+"""Word ids, stems and spelling for the lexical aligner."""
 
 import unicodedata
 from collections.abc import Iterable
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Integers = NDArray[np.signedinteger[Any]]
 
-_STEM = 5  # characters
+_STEM = 5  # characters per stem
 _CJK_STEM = 1
 _GRAM = 3  # characters per n-gram
-_MAX_GRAMS = 16  # per word; the rest are ignored
+_MAX_GRAMS = 16  # maximum number of n-grams per word
 _MASKS = 4
 _MIN_ROMANIZED = 3  # shorter words match by chance: the Greek article is spelled like English words
 _BATCH_PAIRS = 1 << 14
@@ -26,7 +26,7 @@ _GREEK = {"THETA": "th", "PHI": "ph", "CHI": "ch", "PSI": "ps", "XI": "x", "ETA"
 class Vocabulary:
     """The distinct words of one side, ignoring case and accents.
 
-    words: normalized words (`normalize_word`); the n-th distinct word has number n.
+    words: normalized words (`normalize_word`); ids follow the order of first occurrence.
 
     >>> from regard.translation.alignment.vocabulary import Vocabulary
     >>> vocabulary = Vocabulary([]).extend(["Das Haus", "das Häuschen"])
@@ -43,7 +43,7 @@ class Vocabulary:
         return len(self.numbers)
 
     def extend(self, texts: Iterable[str]) -> "Vocabulary":
-        """Return a vocabulary with the words of these texts added; known words keep their numbers."""
+        """Return a vocabulary extended by the words in the given texts; known words keep their ids."""
         new = (normalize_word(word) for text in texts for word in text.split())
         return Vocabulary((*self.numbers, *new))
 
@@ -53,7 +53,7 @@ class Vocabulary:
 
     @cached_property
     def stems(self) -> Integers:
-        """The stem of each word, numbered in order of appearance, so `extend` keeps the numbers."""
+        """Stem id of each word, in order of first occurrence, so `extend` keeps the ids."""
         stems: dict[str, int] = {}
         numbers = [stems.setdefault(_stem(word), len(stems)) for word in self.numbers]
         return np.array(numbers, dtype=np.int64)
@@ -65,7 +65,7 @@ class Vocabulary:
 
     @cached_property
     def _grams(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Hashed n-grams of each word's Latin spelling, padded with 0, and their number per word."""
+        """Hashed n-grams of each word's Latin spelling, padded with 0, and the number of n-grams per word."""
         table = np.zeros((len(self), _MAX_GRAMS), dtype=np.int32)
         for row, word in zip(table, self.numbers, strict=True):
             grams = sorted(_spelling_grams(word))[:_MAX_GRAMS]
@@ -74,7 +74,7 @@ class Vocabulary:
 
     @cached_property
     def _gram_masks(self) -> NDArray[np.uint64]:
-        """Bit masks of each word's n-grams. Words that share an n-gram share a bit of each mask."""
+        """Bit masks of each word's n-grams. Words that share an n-gram have a common bit in each mask."""
         table = self._grams[0].astype(np.uint64)
         masks = np.zeros((len(self), _MASKS), dtype=np.uint64)
         for mask in range(_MASKS):
@@ -120,7 +120,7 @@ def normalize_word(word: str) -> str:
 
 
 def _stem(word: str) -> str:
-    """Return the first letters of a word; for CJK, the first character, which carries as much meaning."""
+    """Return the first five letters of a word; for CJK, one character, which carries as much meaning."""
     return word[: _CJK_STEM if "\u2e80" <= word[:1] <= "\u9fff" else _STEM]
 
 
@@ -130,12 +130,12 @@ def _spelling_grams(word: str) -> set[int]:
         return set()
     marked = f"^{spelling}$"
     grams = (marked[i : i + _GRAM] for i in range(len(marked) - _GRAM + 1))
-    return {crc32(gram.encode()) >> 1 or 1 for gram in grams}  # 31 bits; unlike hash(), always the same
+    return {crc32(gram.encode()) >> 1 or 1 for gram in grams}  # 31 bits; deterministic, unlike hash()
 
 
 @lru_cache(1 << 12)
 def _romanize(letter: str) -> str:
-    """Spell a Greek or Cyrillic letter in Latin letters, by its Unicode name; other letters are unchanged."""
+    """Spell a Greek or Cyrillic letter in Latin letters, using its Unicode name; keep other letters."""
     if letter.isascii():
         return letter
     script, _, name = unicodedata.name(letter, "").partition(" ")

@@ -24,7 +24,7 @@ from regard.translation.tokens import SPECIAL_TOKENS, UNKNOWN
 
 Ids = Sequence[int] | NDArray[numpy.integer]
 Indices = NDArray[numpy.int64]
-_BUCKET = 50  # batches sorted together: enough for similar lengths, few enough to stay random
+_BUCKET = 50  # batches sorted together: enough for similar lengths, few enough to keep the order random
 
 
 class EncodedPairs(Protocol):
@@ -82,7 +82,7 @@ class Batch(NamedTuple):
         pairs: Sequence[tuple[Ids, Ids]],
         special: SpecialTokens = SpecialTokens(),  # noqa: B008 (a frozen value)
     ) -> "Batch":
-        """Pack pairs of token ids; adds start and end tokens."""
+        """Pack pairs of token ids, adding start and end tokens."""
         return cls(
             _pack([special.source(source) for source, _ in pairs]),
             _pack([special.target(target) for _, target in pairs]),
@@ -105,7 +105,7 @@ class Batches:
         contain such words, the unknown token replaces one or two; these pairs are chosen five times as
         often. In other pairs, an unknown token is appended to both sides.
     links: alignment links of each pair, as source and target token indices.
-    samplers: split some words of source and target into other subwords; a batch may then exceed
+    samplers: for source and target, split some words into other subwords; a batch may then exceed
         `batch_tokens`.
     special: the special tokens around each sentence.
 
@@ -138,7 +138,7 @@ class Batches:
         random = numpy.random.default_rng((self.seed, epoch))
         sizes = self.pairs.sizes
         order = random.permutation(len(sizes))
-        total = sizes.sum(1) + 2  # two end tokens; the start token does not count
+        total = sizes.sum(1) + 2  # + 2: end tokens; the start token does not count
         mean = max(float(total.mean()), 1.0)
         bucket = max(1, int(_BUCKET * self.batch_tokens / mean))
         batches: list[Indices] = []
@@ -149,7 +149,7 @@ class Batches:
         return [batches[i] for i in random.permutation(len(batches))]
 
     def get(self, indices: Sequence[int] | Indices, epoch: int) -> Batch:
-        """Return the pairs at these indices as a batch.
+        """Return the pairs at the given indices as a batch.
 
         Each epoch splits different words into other subwords, and replaces different tokens with the unknown
         token.
@@ -172,7 +172,7 @@ class Batches:
     def _resegment(
         self, pair: tuple[Ids, Ids], links: Tensor | None, random: numpy.random.Generator
     ) -> tuple[tuple[Ids, Ids], Tensor | None]:
-        """Sample the subwords of a pair; links between words are kept."""
+        """Resample the subwords of a pair, keeping the links between words."""
         assert self.samplers is not None
         words = [sampler.words(ids) for sampler, ids in zip(self.samplers, pair, strict=True)]
         sampled = [
@@ -228,9 +228,10 @@ class Batches:
 def _move_links(
     links: Tensor, words: Sequence[Sequence[list[int]]], sampled: Sequence[Sequence[list[int]]]
 ) -> Tensor:
-    """Convert token links of `words` to token links of `sampled`; each has source words and target words.
+    """Convert links between tokens of `words` to links between tokens of `sampled`.
 
-    If two tokens are linked in `words`, all tokens of their words are linked in the result.
+    Both contain source words and target words. If two tokens are linked in `words`, all tokens of their words
+    are linked in the result.
     """
     word_of = [numpy.repeat(numpy.arange(len(side)), [len(word) for word in side]) for side in words]
     last = [numpy.cumsum([0, *map(len, side)]) for side in sampled]

@@ -1,7 +1,7 @@
 """Greek-English New Testament with manual word alignments, from the package `bible-alignments`.
 
 Greek: SBLGNT, Society of Biblical Literature and Logos Bible Software. English: Berean Standard Bible. Links:
-Clear-Bible/Alignments (Biblica), CC BY 4.0. 7,919 verses, 189,473 links between words of the same verse.
+Clear-Bible/Alignments (Biblica), CC BY 4.0. 7,919 verses, 189,473 links between words in the same verse.
 
 Only the package's data is read, so its dependencies are not needed: `pip install --no-deps bible-alignments`.
 """

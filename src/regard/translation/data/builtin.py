@@ -8,7 +8,7 @@
 (day and month, "ago" and "vor"), even within numbers: German puts units before tens.
 
 Values are held out: no date, time or number in dev or test occurs in a training sentence. Numbers up to 20
-are never held out because larger numbers contain them. The grammar is that of the libraries: numbers do not
+are never held out because larger numbers contain them. The libraries do not make numbers
 agree with their nouns in gender or case.
 """
 
@@ -29,7 +29,7 @@ from regard.translation.data.pairs import Pair, fingerprint, normalize_spaces
 # Spoken forms of dates and times that the libraries lack.
 _DATES = {"de": {"full": "EEEE, 'der' d. MMMM y", "long": "'der' d. MMMM y"}}
 _TIMES = {"de": "h 'Uhr' m BBBB"}
-_ORDINAL_DAYS = {"en", "sv"}  # besides the languages that write a period after the day
+_ORDINAL_DAYS = {"en", "sv"}  # in addition to languages that write a period after the day
 _YEARS_IN_HUNDREDS = {"da", "de", "en", "nl", "no"}  # nineteen eighty-four
 _BEFORE_NOUN = {"de": ("eins", "ein")}  # zweihunderteins, but zweihundertein Euro
 
@@ -39,8 +39,8 @@ _SPANS = ("minute", "hour", "day", "week")
 _FIRST, _DAYS = date(1600, 1, 1), 500 * 365
 _NEVER_HELD_OUT = 20  # larger numbers contain these words
 _HELD_OUT = 2**64 // 20  # width of the fingerprint ranges of dev and test
-_MAX_HELD_OUT = 1000  # sentences in dev, and in test
-_MAX_TRIES = 100_000  # attempts to generate a new sentence
+_MAX_HELD_OUT = 1000  # maximum number of sentences in dev and in test
+_MAX_TRIES = 100_000  # maximum number of attempts to generate a new sentence
 
 _Part = Literal["train", "dev", "test"]
 
@@ -88,7 +88,7 @@ def embedded_corpus(
     low, high = _check_values(values)
     sentences = _Sentences(Language.of(source), Language.of(target), seed)
     held_out = max(1, min(_MAX_HELD_OUT, size // 10))
-    # held-out parts first: they do not depend on size
+    # generated first so that the held-out parts do not depend on the training pairs
     return EmbeddedCorpus(
         test=sentences.generate(held_out, "test", low, high),
         dev=sentences.generate(held_out, "dev", low, high),
@@ -109,7 +109,7 @@ def languages() -> list[str]:
 
 @dataclass(frozen=True)
 class Language:
-    """Formats dates, times and numbers in the words of a language.
+    """Formats dates, times and numbers as words in one language.
 
     >>> from datetime import date, time
     >>> from regard.translation.data.builtin import Language
@@ -204,7 +204,7 @@ class Language:
         return self._in_words(format_timedelta(delta, add_direction=True, locale=self._locale, **exact))
 
     def moment(self, day: str, hour: str) -> str:
-        """Join a date and a time, in the order of the language."""
+        """Join a date and a time in the language's order."""
         pattern = str(self._locale.datetime_formats["full"])
         return normalize_spaces(pattern.replace("'", "").format(hour, day))
 
@@ -279,7 +279,7 @@ class _Random(Random):
         return choices[self.below(len(choices))]
 
     def number(self, *digits: int) -> tuple[int, str]:
-        """Return a number with one of these digit counts (2: up to two digits), and its key."""
+        """Return a number with one of the given digit counts (2: up to two digits), and its key."""
         low, bound = {2: (2, 100), 3: (100, 1000), 4: (1000, 10_000)}[self.pick(digits)]
         number = low + self.below(bound - low)
         return number, f"number {number}" if number > _NEVER_HELD_OUT else ""
@@ -367,7 +367,7 @@ class _Sentences:
     def _value(
         self, random: _Random, part: _Part, kind: Callable[[_Random], _Value]
     ) -> Callable[[Language], str]:
-        """Draw values of a kind until one of them belongs to the part."""
+        """Draw values of one kind until one belongs to the given part."""
         while True:
             key, say = kind(random)
             if part == (self._part(key) if key else "train"):

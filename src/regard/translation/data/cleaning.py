@@ -36,7 +36,7 @@ class LengthFilter:
         return self.empty + self.long + self.unequal
 
     def keeps(self, source: int, target: int) -> bool:
-        """Count a pair with these lengths; return whether it is kept."""
+        """Count a pair with the given lengths; return whether to keep it."""
         shorter, longer = sorted((source, target))
         self.seen += 1
         if not shorter:

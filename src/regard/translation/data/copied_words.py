@@ -1,7 +1,7 @@
 """Words that are the same in both languages. Hiding them in training teaches the model to copy.
 
 A hidden word is replaced by the unknown token on both sides. The model learns to generate the unknown token
-where a word is to be copied. Names, numbers and other protected text are translated this way.
+where a word should be copied. Names, numbers and other protected text are translated this way.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from regard.translation.tokens import SPACE, UNKNOWN
 
 Ids = Sequence[int] | NDArray[numpy.integer]
 COPY_FACTOR = 5  # pairs with copyable words are chosen this many times as often as others
-_MIN_COPIED = 3  # letters; shorter words are mostly function words
+_MIN_COPIED = 3  # minimum number of letters; shorter words are mostly function words
 _TWO_WORDS = 0.3  # probability of hiding a second word
 
 
 class Copyable(NamedTuple):
     """Tokens that can be copied: words with the same letters in both vocabularies, ignoring case.
 
-    source, target: for each token id, a number that identifies its letters; 0 if the token is not a word.
+    source, target: for each token id, a key that identifies its letters; 0 if the token is not a word.
     source_inner, target_inner: whether a token continues a word, so the token before it is not a whole word.
     """
 

@@ -16,16 +16,16 @@ from regard.models.encoders.words import fold, is_word, split_words
 from regard.translation.data.pairs import Pair
 from regard.translation.data.statistics import CorpusStatistics, NumberedPair
 
-_MIN_PAIRS = 100  # with fewer, the measurements are too noisy
-_MAX_WORDS = 60  # per sentence, in the lexical check
+_MIN_PAIRS = 100  # with fewer pairs, the measurements are too noisy
+_MAX_WORDS = 60  # maximum number of words per sentence in the lexical check
 # Real corpora are far from these thresholds. tests/translation/data/test_diagnosis.py checks several corpora.
 _MIN_WINS = 0.58  # fraction of pairs that outscore shifted pairs; 0.5 by chance, at least 0.8 in real corpora
 _MIN_CORRELATION = 0.25  # correlation of source and target lengths; 0 by chance, at least 0.5 in real corpora
-_BLOCKS = 10  # parts of the sample, to locate the start of a misalignment
+_BLOCKS = 10  # number of parts of the sample, to locate the start of a misalignment
 _MAX_EQUAL = 0.2  # fraction of pairs with equal sides
-_MAX_OVERLAP = 0.7  # overlap of the word distributions of both sides; German and English: 0.05
+_MAX_OVERLAP = 0.7  # overlap between the word distributions of both sides; German and English: 0.05
 _MAX_DUPLICATES = 0.3
-_MAX_FOREIGN = 0.05  # fraction of lines in another script than the rest
+_MAX_FOREIGN = 0.05  # fraction of lines in a different script from the rest
 _MAX_SWAPPED = 0.02  # fraction of pairs
 _SWAP_MARGIN = 3.0  # log odds per side
 _MAX_GARBLED = 0.01  # fraction of pairs
@@ -116,7 +116,7 @@ def _scripts(sample: _Sample) -> Iterator[str]:
         (main, _), (other, count) = scripts.most_common(2)
         if count > _MAX_FOREIGN * len(sample.pairs):
             yield (
-                f"{_of(count, sample)} have a {name} in {other} script, the others in {main}. Are lines of "
+                f"{_of(count, sample)} have a {name} in {other} script, the others in {main}. Are lines in "
                 "different languages mixed?"
             )
 
@@ -188,7 +188,7 @@ def _misaligned(sample: _Sample) -> str | None:
     lengths = numpy.array([[len(text) for text in pair] for _, pair in sample.pairs], float)
     if wins.mean() < _MIN_WINS and _correlation(lengths) < _MIN_CORRELATION:
         return (
-            "Source and target look unrelated: their words and lengths match no better than those of "
+            "Source and target look unrelated: their words and lengths match no better than in "
             "shuffled lines. Line n of one side must translate line n of the other."
         )
     blocks = numpy.array_split(numpy.arange(len(wins)), _BLOCKS)
@@ -207,9 +207,9 @@ def _misaligned(sample: _Sample) -> str | None:
 
 
 def _lexical_wins(sample: _Sample) -> numpy.ndarray:
-    """Return for each pair whether its source matches its own target better than the next target.
+    """Return, for each pair, whether its source matches its own target better than the next target.
 
-    1: yes; 0: no; 0.5: equal. Words match if they co-occur in other pairs (Dice coefficient), or are equal.
+    1: yes; 0: no; 0.5: tie. Words match if they co-occur in other pairs (Dice coefficient), or are equal.
     """
     counts, together = (Counter[str](), Counter[str]()), Counter[tuple[str, str]]()
     for words in sample.words:

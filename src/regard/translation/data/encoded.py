@@ -29,8 +29,8 @@ from regard.errors import ArgumentError
 _FORMAT = "regard store 2"
 _HEADER = 4096  # bytes: one page
 _RECORD = 24  # bytes
-_CHUNK = 1024  # pairs written at once
-_BLOCK = 1 << 20  # bytes, records or ids read at once
+_CHUNK = 1024  # pairs to write at a time
+_BLOCK = 1 << 20  # bytes, records or ids to read at a time
 
 _CURE = "Write it again with EncodedCorpus.write."
 
@@ -38,7 +38,7 @@ IdArray = NDArray[np.integer[Any]]
 
 
 class IdPair(NamedTuple):
-    """Token ids of a sentence and of its translation, as read-only views of the file."""
+    """Token ids of a sentence and its translation, as read-only views of the file."""
 
     source: IdArray
     target: IdArray
@@ -186,7 +186,7 @@ def _put(content: bytes, file: BinaryIO, digest: "hashlib._Hash") -> None:
 def _flatten(
     chunk: list[tuple[Sequence[int], Sequence[int]]], vocabulary: int, first: int
 ) -> NDArray[np.int64]:
-    """Concatenate and check the ids of some pairs; `first` is the index of the first pair."""
+    """Concatenate and check the ids in a chunk of pairs; `first` is the index of the first pair."""
     flat = np.fromiter(chain.from_iterable(chain.from_iterable(chunk)), np.int64)
     if len(flat) and not 0 <= flat.min() <= flat.max() < vocabulary:
         index, wrong = next(

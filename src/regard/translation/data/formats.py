@@ -33,7 +33,7 @@ def read_pairs(
     format: Format | None = None,
     languages: Languages | None = None,
 ) -> Iterator[Pair]:
-    r"""Yield the sentence pairs of a corpus.
+    r"""Yield the sentence pairs in a corpus.
 
     Two files: line n of `target` translates line n of `source`. One file, or "-" for standard input:
 
@@ -46,10 +46,10 @@ def read_pairs(
     format: one of these names. Default: from the extension (.tsv, .tab, .txt; .csv; .jsonl, .ndjson, .json;
         .src-tgt; .tmx; also with .gz), otherwise from the first line, which cannot identify CSV or TMX. Any
         file may be gzipped, whatever its name.
-    languages: source and target language of a TMX file with more than two, such as ("de", "en").
+    languages: source and target languages for a TMX file with more than two, such as ("de", "en").
 
     Text is UTF-8; lines end with \n or \r\n. An empty line is a pair of empty sentences, which `clean_pairs`
-    drops. Errors are raised when their line is reached; a mismatch in the number of lines, at the end.
+    drops. An error is raised when its line is reached, and a mismatch in the number of lines at the end.
 
     >>> import pathlib, tempfile
     >>> from regard.translation.data.formats import read_pairs
@@ -81,14 +81,14 @@ def read_pairs(
 
 
 def read_lines(path: _Path) -> Iterator[str]:
-    """Yield the lines of a text file, or of standard input for "-", with the same rules as `read_pairs`."""
+    """Yield the lines of a text file, or of standard input for "-", by the same rules as `read_pairs`."""
     path = os.fsdecode(path)
     _check_readable(path)
     return _lines(path)
 
 
 def write_pairs(path: _Path, pairs: Iterable[tuple[str, str]], *, languages: Languages | None = None) -> int:
-    """Write pairs to a file atomically and return their number.
+    """Write pairs to a file atomically; return the number of pairs.
 
     path: output file; the format is Moses (source ||| target) for .src-tgt, CSV for .csv, TMX for .tmx,
         otherwise TSV. The file is compressed if its name ends in .gz.
@@ -259,7 +259,7 @@ def _from_moses(text: str, where: str) -> Pair:
     return Pair(sides[0].strip(), sides[1].strip())
 
 
-_PARSERS: dict[Format, Callable[[str, str], Pair]] = {  # each takes a line and its location, for errors
+_PARSERS: dict[Format, Callable[[str, str], Pair]] = {  # each takes a line, and its location for errors
     "tsv": _from_tsv,
     "jsonl": _from_json,
     "moses": _from_moses,
@@ -278,7 +278,7 @@ _FORMAT_OF: dict[str, Format] = {
 
 
 def _lines(path: str) -> Iterator[str]:
-    """Yield lines without line breaks; str.splitlines would also split at U+2028 and similar."""
+    """Yield lines without line breaks; str.splitlines would also split at U+2028 and similar characters."""
     with _open(path) as file:
         number = 0
         while line := _next_line(file, path, number + 1):

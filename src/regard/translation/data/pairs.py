@@ -64,8 +64,8 @@ def split_pairs(
     pairs: a list, or a function that reads the pairs: `lambda: clean_pairs(read_pairs("a.en", "a.de"))`.
     dev, test: number of distinct source sentences in each part, capped at a tenth of the corpus.
 
-    Dev and test are the sentences with the lowest hashes of sentence and seed, so the order of the corpus
-    does not matter. Only dev and test are held in memory.
+    Dev and test contain the sentences with the lowest hashes (of sentence and seed), so the order of the
+    corpus does not matter. Only dev and test are held in memory.
 
     >>> from regard.translation.data.pairs import Pair, split_pairs
     >>> splits = split_pairs([Pair(f"{n // 2} dogs", f"{n} Hunde") for n in range(100)], dev=3, test=1000)
@@ -84,7 +84,7 @@ def split_pairs(
 
 
 class Splitter:
-    """Selects the dev and test sentences of a corpus while it is being read; see `split_pairs`."""
+    """Selects dev and test sentences from a corpus while it is being read; see `split_pairs`."""
 
     def __init__(self, dev: int, test: int = 0, seed: int = 0) -> None:
         check_int("split_pairs got dev", dev)
@@ -100,7 +100,7 @@ class Splitter:
             key = fingerprint(pair.source, self._seed)
             if key < bound:
                 self._held.setdefault(key, []).append(pair)
-                if len(self._held) > 2 * size:  # prune rarely
+                if len(self._held) > 2 * size:  # prune only occasionally
                     bound = sorted(self._held)[size]
                     self._held = {key: group for key, group in self._held.items() if key < bound}
             yield pair

@@ -32,10 +32,10 @@ _LANGUAGES = frozenset(_LANGUAGE_NAMES.split())
 
 
 def parse_csv(lines: Iterable[str], name: str) -> Iterator[Pair]:
-    r"""Yield the pairs of a CSV file, given its lines without line breaks.
+    r"""Yield the pairs in a CSV file, given its lines without line breaks.
 
     The separator (comma, semicolon, tab or |) is the one that splits the first rows into the same number of
-    columns. A first row with names of languages, or "source" and "target", is a header that selects the two
+    columns. A first row with language names, or "source" and "target", is a header that selects the two
     columns. Without a header, the first two are used. Empty rows are pairs of empty sentences.
 
     >>> from regard.translation.data.spreadsheet import parse_csv
@@ -64,7 +64,7 @@ def parse_csv(lines: Iterable[str], name: str) -> Iterator[Pair]:
 
 
 def write_csv(file: IO[bytes], pairs: Iterable[tuple[str, str]]) -> int:
-    r"""Write pairs as CSV with a header, for a spreadsheet; return their number.
+    r"""Write pairs as CSV with a header, for a spreadsheet; return the number of pairs.
 
     >>> import io
     >>> from regard.translation.data.spreadsheet import write_csv
@@ -96,11 +96,11 @@ def _find_separator(lines: Sequence[str]) -> str:
         common = max(set(widths), key=widths.count) if widths else 0
         return widths.count(common) if common else 0, -common
 
-    return max(_SEPARATORS, key=consistency)  # the first if several are equal
+    return max(_SEPARATORS, key=consistency)  # the first one if there is a tie
 
 
 def _header_columns(row: Sequence[str]) -> tuple[int, int] | None:
-    """Return the columns of source and target if the row is a header; None otherwise."""
+    """Return the source and target columns if the row is a header, otherwise None."""
     names = [cell.strip().casefold().replace("_", "-").partition("-")[0] for cell in row]  # "en_US" is "en"
     for sources, targets in ((_SOURCE, _TARGET), (_LANGUAGES, _LANGUAGES)):
         source = next((i for i, name in enumerate(names) if name in sources), None)

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from regard.translation.data.pairs import Pair
 
-_SAMPLE = 2000  # pairs
-_MAX_HASHES = 2_000_000  # distinct pairs that are recognized as duplicates
-_CHARACTERS_PER_TOKEN = 4.5  # for the subwords of a small vocabulary
+_SAMPLE = 2000  # maximum number of sampled pairs
+_MAX_HASHES = 2_000_000  # maximum number of distinct pairs stored to detect duplicates
+_CHARACTERS_PER_TOKEN = 4.5  # for subwords from a small vocabulary
 _FIRST_WIDE = "\u2e80"  # characters from here on are mostly Han, kana and hangul
-_WIDE = 3.0  # each of these characters counts as this many
+_WIDE = 3.0  # each wide character counts as this many characters
 
 
 class NumberedPair(NamedTuple):
@@ -27,10 +27,10 @@ class NumberedPair(NamedTuple):
 class CorpusStatistics:
     """Size of a corpus, after cleaning.
 
-    pairs: number of pairs. characters: number of characters in both sides; a Chinese character counts
+    pairs: number of pairs. characters: number of characters on both sides; a Chinese character counts
         as three.
     alphabet: how often each character occurs. duplicates: number of repeated pairs.
-    sample: up to 2,000 random pairs, in the order of the corpus.
+    sample: up to 2,000 random pairs, in corpus order.
 
     >>> from regard.translation.data.pairs import Pair
     >>> from regard.translation.data.statistics import CorpusStatistics

@@ -13,13 +13,13 @@ import numpy
 
 from regard.translation.tokens import SPACE, SPECIAL_TOKENS, Tokenizer, TokenizerPair
 
-_CANDIDATES = 32  # most probable segmentations of a word
+_CANDIDATES = 32  # number of most probable segmentations to sample from
 _ALPHA = 0.2  # candidates are sampled in proportion to probability ** alpha (Kudo 2018, section 3.3)
-_MAX_CACHED = 1_000_000  # words
+_MAX_CACHED = 1_000_000  # maximum number of words in the cache
 
 
 class SubwordSampler:
-    """Splits random words of a sentence into other subwords of a unigram vocabulary.
+    """Splits random words in a sentence into other subwords from a unigram vocabulary.
 
     rate: fraction of words whose segmentation is sampled.
 
@@ -49,18 +49,18 @@ class SubwordSampler:
     def create_pair(
         cls, tokens: TokenizerPair, rate: float
     ) -> "tuple[SubwordSampler, SubwordSampler] | None":
-        """Create samplers for source and target; the same one for a shared vocabulary. None if rate is 0."""
+        """Create samplers for source and target (one for both if shared); return None if the rate is 0."""
         if not rate:
             return None
         source = cls(tokens.source, rate)
         return source, source if tokens.shared else cls(tokens.target, rate)
 
     def sample(self, ids: Sequence[int], random: numpy.random.Generator) -> list[int]:
-        """Return the token ids of the same text, with the segmentation of some words sampled."""
+        """Return token ids for the same text, resampling the segmentation of some words."""
         return [token for word in self.sample_words(self.words(ids), random) for token in word]
 
     def sample_words(self, words: Sequence[list[int]], random: numpy.random.Generator) -> list[list[int]]:
-        """Sample the segmentation of some words, each given as token ids."""
+        """Resample the segmentation of some words, each given as token ids."""
         draws = random.random((len(words), 2)).tolist()
         return [
             self._sample(word, draw) if chosen < self.rate else word

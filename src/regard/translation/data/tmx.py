@@ -1,4 +1,4 @@
-"""Read and write TMX 1.4b, the XML format of translation memories. Files are streamed."""
+"""Read and write TMX 1.4b, the XML format for translation memories. Files are streamed."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
@@ -14,18 +14,18 @@ Languages = tuple[str, str]
 _CHUNK_BYTES = 1 << 16
 _MAX_UNIT_CHARACTERS = 1 << 24  # a longer translation unit is not a sentence and could exhaust memory
 _MAX_DEPTH = 100
-_CODES = frozenset({"bpt", "ept", "ph", "it", "ut", "sub"})  # codes of the original document inside <seg>
+_CODES = frozenset({"bpt", "ept", "ph", "it", "ut", "sub"})  # codes from the original document in a <seg>
 _INVALID = dict.fromkeys({*range(32), 0xFFFE, 0xFFFF} - {9, 10, 13})  # XML 1.0 cannot represent these
 
 
 def read_tmx(file: BinaryIO, name: str, languages: Languages | None = None) -> Iterator[Pair]:
-    """Yield the sentence pairs of a TMX file.
+    """Yield the sentence pairs in a TMX file.
 
     file: a file opened for reading bytes. name: file name for error messages.
     languages: source and target, such as ("de", "en"); "en" also matches "en-US" and "EN". Units that lack
         one of the languages are skipped. Default: the header's source language and the only other language.
 
-    Whitespace in segments is normalized, and formatting codes are removed. Entity declarations are refused;
+    Whitespace in segments is normalized, and formatting codes are removed. Entity declarations are rejected;
     external files are never read.
 
     >>> import io
@@ -46,7 +46,7 @@ def read_tmx(file: BinaryIO, name: str, languages: Languages | None = None) -> I
             yield Pair(source, target)
         elif languages is None:
             raise ArgumentError(
-                f"{name}: translation unit {units:,} has {_list(unit)}, but the units before it have "
+                f"{name}: translation unit {units:,} has {_list(unit)}, but previous units have "
                 f"{selected[0]} and {selected[1]}. To skip units that lack one of them, pass the languages, "
                 "such as --languages de-en."
             )
@@ -58,7 +58,7 @@ def read_tmx(file: BinaryIO, name: str, languages: Languages | None = None) -> I
 
 
 def tmx_languages(file: BinaryIO, name: str) -> Languages | None:
-    """Return source and target language of a TMX file with two languages; None if it has no units.
+    """Return the source and target languages of a bilingual TMX file; None if it has no units.
 
     file: a file opened for reading bytes. name: file name for error messages.
 
@@ -80,7 +80,7 @@ def write_tmx(
     units: Iterable[tuple[tuple[str, str], Mapping[str, str]]],
     languages: Languages = ("x-source", "x-target"),
 ) -> int:
-    """Write sentence pairs as TMX and return their number.
+    """Write sentence pairs as TMX; return the number of pairs.
 
     file: a file opened for writing bytes. languages: language tags of source and target.
     units: sentence pairs, each with values to store in `<prop>` elements, such as {"x-alignment": "0-0 1-2"}.

@@ -1,9 +1,9 @@
 """Lexically constrained search: phrases that a translation must contain, and a limit on unknown tokens.
 
-Dynamic beam allocation (Post and Vilar 2018): besides its best extensions, every hypothesis is extended by
-the next tokens of the phrases that it lacks. The beam is divided into banks by the number of phrase tokens
-that a hypothesis contains, so hypotheses with and without phrases survive side by side. A hypothesis can end
-only when it contains all its phrases.
+Dynamic beam allocation (Post and Vilar 2018): in addition to its best extensions, every hypothesis is
+extended by the next tokens of its missing phrases. The beam is divided into banks by the number of phrase
+tokens that a hypothesis contains, so hypotheses with and without phrases survive side by side. A hypothesis
+can end only when it contains all its phrases.
 """
 
 import math
@@ -17,11 +17,11 @@ from regard.errors import ArgumentError, ShapeError
 from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
 from regard.translation.tokens import END
 
-_MIN_BEAM = 5  # for sentences with phrases, to try several positions for each phrase
+_MIN_BEAM = 5  # minimum beam size for sentences with phrases, to try several positions for each phrase
 
 
 class Constraints(NamedTuple):
-    """Constraints of each sentence in a batch.
+    """Constraints for each sentence in a batch.
 
     phrases: token sequences that the translation must contain; a phrase may be listed several times.
     max_unknown: maximum number of unknown tokens in the translation; None for no limit.
@@ -55,17 +55,17 @@ class Constraints(NamedTuple):
             needed = sum(map(len, phrases)) + 1
             if phrases and needed > limit:
                 raise ArgumentError(
-                    f"The phrases of a sentence have {needed - 1} tokens, but its translation has at most "
-                    f"{limit - 1}. Use fewer or shorter phrases."
+                    f"The phrases for a sentence have {needed - 1} tokens, but its translation can have at "
+                    f"most {limit - 1}. Use fewer or shorter phrases."
                 )
 
     def take(self, sentences: Sequence[int]) -> "Constraints":
-        """Select the constraints of these sentences."""
+        """Select the constraints for the given sentences."""
         unknown = None if self.max_unknown is None else [self.max_unknown[i] for i in sentences]
         return Constraints([self.phrases[i] for i in sentences], unknown, self.inner)
 
     def beam_sizes(self, strategy: Greedy | Beam) -> list[int]:
-        """Return the beam size of each sentence; larger where there are phrases."""
+        """Return the beam size for each sentence, which is larger for sentences with phrases."""
         size = strategy.size if isinstance(strategy, Beam) else 1
         return [max(size, _MIN_BEAM) if phrases else size for phrases in self.phrases]
 
@@ -111,7 +111,7 @@ def allocate(banks: Sequence[int], slots: int) -> list[int]:
 
     banks: the bank of each candidate, best candidate first. slots: number of candidates to choose.
 
-    Each bank gets an equal share of the slots; shares that a bank cannot fill go to the best remaining
+    Each bank receives an equal share of the slots; slots that a bank cannot fill go to the best remaining
     candidates.
 
     >>> from regard.translation.decoding.constraints import allocate
@@ -144,7 +144,7 @@ def extend_constrained(
 ) -> tuple[list[int], list[int], list[float]]:
     """Extend the hypotheses of one sentence; return parents, tokens and log probabilities, best first.
 
-    tokens: token ids of each hypothesis, without the start token. totals: their log probabilities, (n).
+    tokens: token ids of each hypothesis, excluding the start token. totals: their log probabilities, (n).
     log_probabilities: log probabilities of the next token, (n, V).
     limit: maximum length including the end token. Near it, only the missing phrase tokens are added.
     inner: tokens that may not follow a phrase. end: the end token.
@@ -176,7 +176,7 @@ def _forbid(
 ) -> None:
     """Set the scores of `inner` tokens to −∞ after a whole phrase, unless they continue another phrase.
 
-    For example, "fire" is not continued to "fires", but it may become "firefighter" if that is a phrase.
+    For example, "fire" may not become "fires", but it may become "firefighter" if that is a phrase.
     """
     if not inner:
         return

@@ -25,11 +25,11 @@ class LiveHypotheses(NamedTuple):
     sentences: Array  # n
     origins: Array  # n: the initial row of each hypothesis
     totals: Array  # n: log probabilities, in float64
-    tokens: Array  # n t, with the start token
+    tokens: Array  # n t, including the start token
 
     @classmethod
     def start(cls, sentences: int, rows: int, special: SpecialTokens) -> "LiveHypotheses":
-        """Create `rows` hypotheses per sentence, each with only the tokens that start a target."""
+        """Create `rows` hypotheses per sentence that contain only the target start tokens."""
         origins = numpy.arange(sentences * rows)
         first = numpy.tile(numpy.array(special.target_start), (len(origins), 1))
         return cls(origins // rows, origins, numpy.zeros(len(origins)), first)
@@ -55,13 +55,13 @@ class Extender(Protocol):
         """Return the extended hypotheses, grouped by sentence, and the rows of their parents."""
 
     def finish(self, sentences: Array) -> None:
-        """Handle finished hypotheses; `sentences` has the sentence of each."""
+        """Handle finished hypotheses; `sentences` contains the sentence index of each."""
 
 
 class BeamExtender(Extender):
-    """Keeps the best extensions of each sentence, one for each remaining beam slot."""
+    """Keeps the best extensions for each sentence, one per remaining beam slot."""
 
-    rows = 1  # more hypotheses would be identical
+    rows = 1  # additional hypotheses would be identical
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class BeamExtender(Extender):
             values = numpy.where(full[:, None] & (tokens == self.special.unknown), -math.inf, values)
             order = (-values).argsort(axis=1, kind="stable")[:, :max_slots]
             values, tokens = (numpy.take_along_axis(x, order, 1) for x in (values, tokens))
-        if not (values[:, :1] > -math.inf).all():  # also false for NaN
+        if not (values[:, :1] > -math.inf).all():  # NaN also fails this check
             raise _not_a_distribution()
         totals, parents, ranks = _best_extensions(live.totals, values, first, max_slots)
         kept = (numpy.arange(totals.shape[1]) < slots[:, None]) & (totals > -math.inf)
@@ -150,7 +150,7 @@ class ConstrainedExtender(BeamExtender):
 
 
 class Sampler(Extender):
-    """Extends each hypothesis by a sampled token; each has its own random generator."""
+    """Extends each hypothesis by a sampled token, using one random generator per hypothesis."""
 
     length_penalty = 1.0  # the score is the mean log probability per token
 
@@ -170,7 +170,7 @@ class Sampler(Extender):
         full = _without_unknown(self.constraints, live, self.special)
         if full is not None:
             log_probabilities[torch.from_numpy(full), self.special.unknown] = -math.inf
-        if not bool((log_probabilities.amax(-1) > -math.inf).all()):  # also false for NaN
+        if not bool((log_probabilities.amax(-1) > -math.inf).all()):  # NaN also fails this check
             raise _not_a_distribution()
         probabilities = (log_probabilities.double() / self.strategy.temperature).softmax(-1)
         order = None
@@ -232,10 +232,11 @@ def _first_rows(sentences: Array) -> Array:
 
 
 def _best_extensions(totals: Array, values: Array, first: Array, k: int) -> tuple[Array, Array, Array]:
-    """Return the k best extensions of each sentence: log probabilities, parent rows and ranks, all (s, ≤ k).
+    """Return the k best extensions for each sentence: log probabilities, parent rows and ranks, all (s, ≤ k).
 
-    values: log probabilities of the best tokens of each row, (n, ·), best first. first: the first row of
-    each sentence. If a sentence has fewer extensions than another, the rest have log probability −∞.
+    values: log probabilities of the best tokens for each row, (n, ·), best first. first: the first row of
+    each sentence. If a sentence has fewer extensions than others, the remaining entries have log
+    probability −∞.
     """
     n, tokens = values.shape
     extended = totals[:, None] + values
@@ -252,7 +253,7 @@ def _best_extensions(totals: Array, values: Array, first: Array, k: int) -> tupl
 
 
 def _best_tokens(logits: Tensor, k: int, suppressed: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the log probabilities and ids of the k most probable tokens of each row, (n, k), best first."""
+    """Return the log probabilities and ids of the k most probable tokens in each row, (n, k), best first."""
     first = len(suppressed)  # the kernel suppresses the ids below `first`
     is_prefix = sorted(suppressed) == list(range(first))
     if is_prefix and fused.available() and logits.dtype is torch.float32 and logits.device.type == "cpu":

@@ -12,8 +12,9 @@ class Hypothesis(NamedTuple):
     score: the ranking score; for samples, the log probability per token.
     log_probability: sum over all tokens, including the end token.
     finished: whether the end token was generated.
-    weights: cross-attention weights (heads, steps, source tokens) of the requested layer, or None. A step
-        reads one token, the start token first; an unfinished hypothesis has not read its last token.
+    weights: cross-attention weights (heads, steps, source tokens) of the requested layer, or None. Each
+        step reads one token, beginning with the start token; an unfinished hypothesis has not read its last
+        token.
 
     >>> from regard.translation.decoding.hypothesis import Hypothesis
     >>> Hypothesis([5, 6], score=-0.5, log_probability=-1.5, finished=True).tokens

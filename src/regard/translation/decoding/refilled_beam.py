@@ -1,6 +1,6 @@
 """Beam search as in `transformers`: the slot of a finished hypothesis is refilled.
 
-Each step takes the 2 · size best extensions of a sentence. Those among the best `size` that end become
+Each step takes the 2 · size best extensions of a sentence. If any of the best `size` end, they become
 results; the best `size` that do not end are extended further. `Beam.early_stopping` decides when a sentence
 is finished.
 """
@@ -61,7 +61,7 @@ class _Sentence:
         del self.results[self.beam.size :]
 
     def is_finished(self, best_total: float, length: int) -> bool:
-        """Return whether the search ends.
+        """Return whether the search for this sentence is over.
 
         best_total: log probability of the best unfinished hypothesis.
         """
@@ -97,7 +97,7 @@ def search_refilled(
         totals = torch.zeros(len(source), 1, dtype=torch.float64, device=device)
         while active:
             interrupt.check()
-            length = tokens.shape[2]  # number of tokens after extension, without the start token
+            length = tokens.shape[2]  # number of tokens after extension, excluding the start token
             logits = model.step(tokens[:, :, -1].flatten(), state).float()
             scores = logits.log_softmax(-1).index_fill_(1, suppressed, -math.inf)
             scores = scores.unflatten(0, (len(active), -1))
@@ -140,7 +140,7 @@ def force_end(scores: Tensor, end: int, is_last: Sequence[bool] | NDArray[numpy.
 
 
 def _best(totals: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log probability, slot and token of the k best extensions: (b, slots, V) → (b, k)."""
+    """Return the log probabilities, slots and tokens of the k best extensions: (b, slots, V) → (b, k)."""
     vocabulary = totals.shape[2]
     values, at = totals.flatten(1).topk(min(k, totals[0].numel()))
     return values, at // vocabulary, at % vocabulary

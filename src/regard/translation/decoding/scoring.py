@@ -1,4 +1,4 @@
-"""Log probabilities of the tokens of given translations (forced decoding)."""
+"""Token log probabilities of given translations (forced decoding)."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from regard.models.layers.dropout import eval_mode
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
 
-_BATCH_TOKENS = 4096  # target tokens
+_BATCH_TOKENS = 4096  # target tokens per batch
 
 
 @torch.no_grad()

@@ -1,10 +1,10 @@
 """Greedy decoding, beam search and sampling.
 
-All sentences of a batch are extended together, one token per step. Finished sentences leave the batch.
+All sentences in a batch are extended together, one token per step. Finished sentences leave the batch.
 
 beam:    every hypothesis is extended by every token and the best extensions are kept. A finished hypothesis
          keeps its slot, so the beam of its sentence shrinks.
-score:   log probability / length ** length_penalty (Wu et al. 2016, eq. 14, without the constant 5)
+score:   log probability / length ** length_penalty (Wu et al. 2016, eq. 14, omitting the constant 5)
 """
 
 import math
@@ -40,9 +40,9 @@ def search(
 ) -> list[list[Hypothesis]]:
     """Decode each sentence; return its hypotheses, finished before unfinished, then by score.
 
-    max_new_tokens: maximum length including the end token: one number, or one per sentence.
-    attention_layer: decoder layer whose cross-attention weights to return with the hypotheses. They are None
-        if the model's state cannot record its queries.
+    max_new_tokens: maximum length including the end token: one value, or one per sentence.
+    attention_layer: decoder layer whose cross-attention weights to return with the hypotheses. The weights
+        are None if the model's state cannot record its queries.
     constraints: phrases that each translation must contain, and limits on unknown tokens.
 
     Padding and start tokens are never generated; probabilities are not renormalized. A hypothesis is dropped
@@ -225,7 +225,7 @@ def _limits(max_new_tokens: int | Sequence[int], sentences: int) -> list[int]:
     limits = list(max_new_tokens) if isinstance(max_new_tokens, Sequence) else [max_new_tokens] * sentences
     if len(limits) != sentences:
         raise ShapeError(
-            f"search got {sentences} sentences and {len(limits)} values of max_new_tokens; pass one number, "
+            f"search got {sentences} sentences and {len(limits)} values for max_new_tokens; pass one value, "
             "or one per sentence."
         )
     for limit in limits:

@@ -8,8 +8,8 @@ from regard._util.name_hints import hint_arguments
 from regard.errors import ArgumentError
 from regard.models.generation import EarlyStopping
 
-MAX_HYPOTHESES = 10_000  # beam size, or samples per sentence
-MAX_BATCH_SIZE = 100_000  # sentences decoded together
+MAX_HYPOTHESES = 10_000  # maximum beam size, and maximum number of samples per sentence
+MAX_BATCH_SIZE = 100_000  # maximum number of sentences to decode together
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6  # beyond these, probabilities are all 0 or 1, or all equal
 
 
@@ -111,6 +111,6 @@ Strategy = Greedy | Beam | Sample
 
 
 def check_batch_size(batch_size: int) -> None:
-    """Raise unless this is a valid number of sentences to decode together."""
+    """Raise unless the batch size is valid."""
     check_int("translate got batch_size", batch_size, min=1)
     check_number("translate got batch_size", batch_size, max=MAX_BATCH_SIZE)

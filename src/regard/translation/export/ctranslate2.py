@@ -26,7 +26,7 @@ _GATED = ("reglu", "geglu", "geglu_tanh", "swiglu")
 
 
 def export_ctranslate2(plan: Plan, folder: Path) -> None:
-    """Write a model that `ctranslate2.Translator` loads."""
+    """Write a model that `ctranslate2.Translator` can load."""
     _check(plan)
     require("ctranslate2", "export --to ctranslate2")
     common_spec, transformer_spec = (
@@ -126,7 +126,7 @@ def _set_attention(spec: Any, attention: MultiHeadAttention, norm: nn.Module, *,
 
 
 def _projections(attention: MultiHeadAttention, cross: bool) -> Iterator[tuple[Array, Array | None]]:
-    """Yield weight and bias of each fused projection: q-k-v, or q and k-v (cross), then output."""
+    """Yield the weight and bias of each fused projection: q-k-v, or q and k-v (cross), then output."""
     assert isinstance(attention.in_proj, nn.Linear)
     size = attention.heads * attention.head_width
     parts = (slice(0, size), slice(size, None)) if cross else (slice(None),)

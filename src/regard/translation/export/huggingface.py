@@ -1,6 +1,6 @@
 """Export to Hugging Face format: config.json, model.safetensors, generation_config.json and a tokenizer.
 
-A model that regard trained becomes a Marian model (post-norm) or a Pegasus model (pre-norm), both with
+A model trained by regard becomes a Marian model (post-norm) or a Pegasus model (pre-norm), both with
 MarianTokenizer. Their sinusoidal features are ordered differently: all sin, then all cos. The
 model dimension is permuted accordingly, which does not change the output. A pretrained model keeps its
 format.
@@ -27,7 +27,7 @@ MODEL = "model.safetensors"
 
 
 def export_huggingface(plan: Plan, folder: Path, origin: PretrainedFolder | None) -> None:
-    """Write a folder that `AutoModelForSeq2SeqLM.from_pretrained` loads.
+    """Write a folder that `AutoModelForSeq2SeqLM.from_pretrained` can load.
 
     origin: the pretrained folder that the model comes from, if any.
     """
@@ -38,7 +38,7 @@ def export_huggingface(plan: Plan, folder: Path, origin: PretrainedFolder | None
 
 
 def _export_pretrained(plan: Plan, folder: Path, origin: PretrainedFolder) -> None:
-    """Write a pretrained model with the names and files of its origin."""
+    """Write a pretrained model with its original tensor names and files."""
     layout, state = origin.layout, plan.model.state_dict()
     tensors: dict[str, Tensor] = {}
     for ours, theirs, shape in layout.parameters():
@@ -163,7 +163,7 @@ def _alignment(plan: Plan) -> dict[str, Any]:
 
 
 def _write_tokenizer(plan: Plan, folder: Path) -> None:
-    """Write the files of MarianTokenizer."""
+    """Write the MarianTokenizer files."""
     for side in ("source", "target"):
         write_atomic(folder / f"{side}.spm", getattr(plan.tokens, side).content)
     separate = not plan.tokens.shared

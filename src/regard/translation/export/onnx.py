@@ -1,10 +1,10 @@
 """Export to ONNX: encoder.onnx, decoder.onnx and the tokenizers, written with the package onnx.
 
-encoder.onnx   input_ids (b, s), attention_mask (b, s) → cross_key.i, cross_value.i (b, h, s, d) of each layer
+encoder.onnx   input_ids (b, s), attention_mask (b, s) → cross_key.i, cross_value.i (b, h, s, d) per layer
 decoder.onnx   input_ids (b, t), attention_mask (b, s), cross_*.i, past_key.i, past_value.i (b, h, p, d)
                → logits (b, t, V), present_*.i (b, h, p + t, d), alignment (b, t, s)
 
-At the first step, past_* have length 0; afterwards, they are the present_* of the previous step. Beam
+At the first step, past_* have length 0; afterwards, they are the present_* from the previous step. Beam
 search reorders their rows.
 """
 
@@ -117,11 +117,11 @@ class _Graph:
         return self.onnx.helper.make_tensor_value_info(name, kind, list(shape))
 
     def size(self, value: str, axis: int) -> str:
-        """Return the length of an axis, as a vector of one integer."""
+        """Return the length of an axis, as a one-element vector."""
         return self.op("Gather", self.op("Shape", value), self.integers(axis), axis=0)
 
     def serialize(self) -> bytes:
-        """Return the model as bytes, after checking it."""
+        """Check the model and return it as bytes."""
         helper = self.onnx.helper
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.initializers)
         opset = [helper.make_opsetid("", _OPSET)]
@@ -131,12 +131,12 @@ class _Graph:
         return model.SerializeToString()
 
     def linear(self, x: str, weight: Any, bias: Any) -> str:
-        """x Wᵀ + b."""
+        """Apply a linear layer: x Wᵀ + b."""
         result = self.op("MatMul", x, self.tensor(array(weight.T)))
         return result if bias is None else self.op("Add", result, self.tensor(array(bias)))
 
     def norm(self, x: str, module: nn.Module, eps: float) -> str:
-        """Layer norm or RMS norm."""
+        """Apply layer norm or RMS norm."""
         if isinstance(module, nn.Identity):
             return x
         weight = self.tensor(array(module.weight))  # type: ignore[arg-type]
@@ -166,7 +166,7 @@ class _Graph:
         return self.op("Mul", self.op("Mul", x, half), self.op("Add", inner, one))
 
     def feed_forward(self, x: str, module: Any) -> str:
-        """Feed-forward layer, gated or not."""
+        """Apply a feed-forward layer, gated or not."""
         hidden = self.linear(x, module.in_proj.weight, module.in_proj.bias)
         if module.activation in _GATES:
             gate, hidden = self.op("Split", hidden, axis=-1, outputs=2)
@@ -176,7 +176,7 @@ class _Graph:
         return self.linear(hidden, module.out_proj.weight, module.out_proj.bias)
 
     def heads(self, x: str, attention: MultiHeadAttention) -> str:
-        """b n (h d) -> b h n d."""
+        """Split into heads: b n (h d) -> b h n d."""
         shape = self.integers(0, 0, attention.heads, attention.head_width)
         return self.op("Transpose", self.op("Reshape", x, shape), perm=[0, 2, 1, 3])
 
@@ -197,7 +197,7 @@ class _Graph:
         return self.linear(merged, attention.out_proj.weight, attention.out_proj.bias), weights
 
     def residual(self, module: Any, x: str, sublayer: Any, eps: float) -> str:
-        """x + f(norm(x)), or norm(x + f(x))."""
+        """Apply a residual sublayer: x + f(norm(x)), or norm(x + f(x))."""
         if module.norm_first:
             return self.op("Add", x, sublayer(self.norm(x, module.norm, eps)))
         return self.norm(self.op("Add", x, sublayer(x)), module.norm, eps)
@@ -237,7 +237,7 @@ class _Graph:
         return self.op("Sub", self.op("Unsqueeze", key, self.integers(0)), query)
 
     def relative_bias(self, stack: Any, distances: str, limit: int) -> str:
-        """Look up T5's bias of each distance, (1, h, n, k); distances beyond the limit share a bucket."""
+        """Look up T5's bias for each distance, (1, h, n, k); distances beyond the limit share a bucket."""
         with torch.no_grad():
             table = array(stack.positions(torch.arange(-limit, limit + 1)))  # h distances
         bound = self.tensor(numpy.int64(limit))

@@ -24,11 +24,11 @@ from regard.translation.translator import Translator
 
 Array = NDArray[numpy.float32]
 MAX_POSITIONS = 2048  # rows in an exported table of sinusoidal positions; regard has no limit
-SUPPRESSED = -1e9  # bias of tokens that are never generated
+SUPPRESSED = -1e9  # bias for tokens that are never generated
 
 
 class Plan(NamedTuple):
-    """A translator to export to one format."""
+    """A translator and the format to export it to."""
 
     model: Transformer
     tokens: TokenizerPair
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
 
     @property
     def configs(self) -> tuple[TransformerConfig, TransformerConfig]:
-        """The architectures of encoder and decoder."""
+        """The configs of the encoder and the decoder."""
         return self.model.encoder.config, self.model.decoder.config
 
     def require(self, name: str, value: Any, *supported: Any) -> None:
@@ -67,7 +67,7 @@ class Plan(NamedTuple):
             )
 
     def require_same(self, *names: str) -> None:
-        """Raise unless these settings are the same in encoder and decoder."""
+        """Raise unless the given settings are the same in encoder and decoder."""
         encoder, decoder = self.configs
         for name in names:
             if getattr(encoder, name) != getattr(decoder, name):
@@ -78,7 +78,7 @@ class Plan(NamedTuple):
                 )
 
     def output_bias(self) -> Array:
-        """Return the bias of the logits, which also suppresses tokens that are never generated."""
+        """Return the bias to add to the logits, which also suppresses tokens that are never generated."""
         bias = self.model.output_bias
         values = torch.zeros(len(self.model.output_weight)) if bias is None else bias.detach().clone()
         values[list(self.tokens.special.never_generated)] = SUPPRESSED
@@ -95,7 +95,7 @@ class Plan(NamedTuple):
             return array(stack.positions(torch.arange(rows)))
 
     def alignment(self) -> tuple[int, list[int]]:
-        """Return the layer and the heads of the alignment head, counted from 0."""
+        """Return the layer and heads to read alignments from, counted from 0."""
         layer_name(self.model, self.head)  # raises if the head does not exist
         layers = len(self.model.decoder.blocks)
         heads = self.head.heads
@@ -113,7 +113,7 @@ def array(tensor: Tensor) -> Array:
 
 
 def first_heads(attention: MultiHeadAttention, heads: Sequence[int]) -> MultiHeadAttention:
-    """Return a copy of a layer with these heads first. The order of heads does not change the output."""
+    """Return a copy of a layer with the given heads first. The order of heads does not change the output."""
     order = [*heads, *(head for head in range(attention.heads) if head not in heads)]
     reordered = copy.deepcopy(attention)
     width = attention.head_width
@@ -131,7 +131,7 @@ def first_heads(attention: MultiHeadAttention, heads: Sequence[int]) -> MultiHea
 
 
 def write_vocabulary(tokenizer: Tokenizer, path: Path) -> str:
-    """Write the tokenizer next to `path` as .spm or .json; return the name of the file."""
+    """Write the tokenizer to `path` with the suffix .spm or .json; return the file name."""
     if isinstance(tokenizer, JsonTokenizer):
         path = path.with_suffix(".json")
         write_atomic(path, tokenizer.to_json().encode())

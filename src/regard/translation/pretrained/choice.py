@@ -13,7 +13,7 @@ from regard.translation.pretrained.settings import Settings
 class Choice:
     """The languages to translate between, and the settings in a folder.
 
-    source, target: language codes, or None for the default of the folder.
+    source, target: language codes, or None for the folder's default.
     config, generation, tokenizer: config.json, generation_config.json and tokenizer_config.json.
     """
 

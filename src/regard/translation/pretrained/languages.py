@@ -11,7 +11,7 @@ def _codes(text: str) -> list[str]:
     return text.split()
 
 
-_MAX_LISTED = 8  # codes in an error message
+_MAX_LISTED = 8  # maximum number of codes in an error message
 _WELL_KNOWN = _codes("ar arb cs ces de deu en eng es spa fr fra hi hin it ita ja jpn pt por ru rus zh zho")
 # for folders that do not list their languages: the order of the language tokens after the vocabulary
 M2M_100 = _codes(

@@ -19,7 +19,7 @@ _CONVERT = "AutoModelForSeq2SeqLM"  # the class that converts pickled weights
 
 
 class Mapped(NamedTuple):
-    """A parameter: our name, the names of the tensors that are concatenated, and the shape of each."""
+    """A parameter: our name, the names of the tensors to concatenate, and the shape of each tensor."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -33,7 +33,7 @@ class Layout:
     path: config.json, for error messages. family: the model type, such as "marian".
     encoder, decoder: the two stacks. vocab_sizes: source and target.
     share, tie_output, output_bias, output_scale: see `Transformer`.
-    parameters: yields our parameters and their names in the file; called after the layers are counted.
+    parameters: yields our parameters and their names in the file; called after checking the number of layers.
     stacks: name prefixes of the encoder and decoder layers, up to the layer number.
     copies: alternative tensor names that files may contain: name → the name in `parameters`.
     ignored: names that files may contain, but that the model does not use.

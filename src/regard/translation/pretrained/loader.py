@@ -33,7 +33,7 @@ assert set(FAMILIES) == set(TRANSLATORS)
 
 
 class PretrainedFolder(NamedTuple):
-    """A folder in Hugging Face format: architecture, vocabularies and settings, without the parameters."""
+    """A folder in Hugging Face format: architecture, vocabularies and settings, excluding the parameters."""
 
     path: Path
     layout: Layout
@@ -41,7 +41,7 @@ class PretrainedFolder(NamedTuple):
     choice: Choice
 
     def build(self, dropout: float | None = None) -> Transformer:
-        """Build the model without its parameters."""
+        """Build the model without reading its parameters."""
         return self._equip(self.layout.build(dropout))
 
     def load(self) -> Transformer:
@@ -53,7 +53,7 @@ class PretrainedFolder(NamedTuple):
         return model
 
     def files(self) -> list[Path]:
-        """Return the files of the folder, without the parameters."""
+        """Return the files in the folder, excluding the parameters."""
         names = (CONFIG, GENERATION, *FAMILIES[self.layout.family].FILES)
         return [path for path in (self.path / name for name in dict.fromkeys(names)) if path.exists()]
 
@@ -62,8 +62,8 @@ def check_no_languages(folder: str | os.PathLike[str], source: str | None, targe
     """Raise if languages are chosen for a model trained by regard, which has one language pair."""
     if source is not None or target is not None:
         raise ArgumentError(
-            f"{os.fspath(folder)!r} translates one language pair; it got source={source!r} and "
-            f"target={target!r}. Omit them: they choose the languages of a multilingual model."
+            f"{os.fspath(folder)!r} translates one language pair; got source={source!r} and "
+            f"target={target!r}. Omit them: they select the languages of a multilingual model."
         )
 
 

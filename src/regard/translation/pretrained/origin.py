@@ -1,4 +1,4 @@
-"""Files of the pretrained model that a folder was fine-tuned from: FOLDER/pretrained/."""
+"""Files of the pretrained model used for fine-tuning: FOLDER/pretrained/."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ def read_origin(folder: Path) -> PretrainedFolder | None:
 
 
 def build_model(config: ModelConfig, tokens: TokenizerPair) -> Seq2Seq:
-    """Build a new model: with regard's architecture, or that of a pretrained model."""
+    """Build a new model with regard's architecture, or with a pretrained model's."""
     origin = tokens.target.origin
     if isinstance(origin, PretrainedFolder):
         return origin.build(config.dropout)
@@ -43,7 +43,7 @@ def build_model(config: ModelConfig, tokens: TokenizerPair) -> Seq2Seq:
 
 
 def origin_checksums(folder: Path) -> dict[str, str]:
-    """Return the checksums of the files of a pretrained model, by name."""
+    """Return the checksum of each file in FOLDER/pretrained/, by name."""
     path = folder / PRETRAINED
     names = sorted(file.name for file in path.iterdir()) if path.is_dir() else []
     return {

@@ -11,7 +11,7 @@ from regard.models.layers.blocks import TransformerConfig
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 _MAX_BYTES = 2**20
-# keys of config.json that do not change the model's output
+# keys in config.json that do not change the model's output
 _INERT = frozenset(
     {
         *("_name_or_path", "_num_labels", "architectures", "classif_dropout", "classifier_dropout", "dtype"),
@@ -115,7 +115,7 @@ class Settings:
         return value
 
     def number(self, name: str, default: float, *, below: float = 1.0) -> float:
-        """Return a number from 0 to `below`."""
+        """Return a number from 0 up to, but not including, `below`."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
             raise ArgumentError(
@@ -147,14 +147,14 @@ class Settings:
             raise ArgumentError(f"{self.path} is invalid: {error}") from None
 
     def require(self, name: str, *allowed: Any) -> None:
-        """Raise unless a setting is missing or has one of these values."""
+        """Raise unless a setting is missing or has one of the allowed values."""
         value = self.get(name)
         if value is not None and value not in allowed:
             expected = " or ".join(map(repr, allowed))
             raise ArgumentError(f"{self.path} has {name}={short(value)}; regard supports only {expected}.")
 
     def check_rest(self, inert: Collection[str] = frozenset()) -> None:
-        """Raise for a setting that was not read and could change the output: neither null nor false."""
+        """Raise for a setting that was not read and could change the output, unless it is null or false."""
         if self.values.get("quantization_config"):
             raise ArgumentError(
                 f"{self.path} has a quantization_config; regard needs floating-point weights. Save the model "

@@ -1,6 +1,6 @@
 """Tokenizers of pretrained translators, with the interface of `Tokenizer`.
 
-They read tokenizer.json, or SentencePiece models with or without a vocabulary file, and keep the ids.
+They read tokenizer.json, or SentencePiece models with or without a vocabulary file. The model's ids are kept.
 """
 
 import json
@@ -26,7 +26,7 @@ _MAX_VOCABULARY_BYTES = 1 << 26
 
 
 class Token(NamedTuple):
-    """A token of a text: its id, its piece, the index of its word, and its characters in the text."""
+    """A token in a text: its id, its piece, the index of its word, and its characters in the text."""
 
     id: int
     piece: str
@@ -49,7 +49,7 @@ class PretrainedTokenizer(Tokenizer):
         self.controls |= {i for piece, i in ids.items() if _CONTROL.fullmatch(piece)}
 
     def tokens(self, text: str, words: Sequence[str]) -> Iterator[Token]:
-        """Yield the tokens of a text, which consists of `words`."""
+        """Tokenize a text that consists of `words`."""
         raise NotImplementedError(f"{type(self).__name__} must implement tokens(text, words)")
 
     def _is_control(self, token: int) -> bool:
@@ -199,7 +199,7 @@ def read_vocabulary(path: Path, vocab_size: int) -> dict[str, int]:
 
 
 def read_tokenizer_json(path: Path, vocab_size: int) -> Any:
-    """Read tokenizer.json of a subword tokenizer that marks the beginning of a word with ▁."""
+    """Read the tokenizer.json of a subword tokenizer that marks the beginning of a word with ▁."""
     settings = read_json(path)
     tokenizer = check_tokenizer_json(path, settings)
     decoder = settings.get("decoder")
@@ -210,5 +210,5 @@ def read_tokenizer_json(path: Path, vocab_size: int) -> Any:
             f"regard supports BPE and Unigram with Metaspace, which marks word beginnings with {SPACE}."
         )
     SubwordTokenizer(tokenizer, vocab_size, path.parent)  # checks the ids
-    tokenizer.encode_special_tokens = True  # special tokens in a text are ordinary text
+    tokenizer.encode_special_tokens = True  # treat special tokens in a text as ordinary text
     return tokenizer

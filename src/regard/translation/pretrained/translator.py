@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class PretrainedTranslator(Translator):
     """A translator loaded from a folder in Hugging Face format.
 
-    model, folder: the model, and the settings and vocabularies of its folder.
+    model, folder: the model, and the settings and vocabularies in its folder.
 
     Its alignment head is guessed on first use; see `guess_alignment_head`. To select it with sentence pairs:
     `translator.alignment_head = select_alignment_head(translator.model, translator.tokens, pairs)`.

@@ -8,7 +8,7 @@ from regard.translation.decoding.hypothesis import Hypothesis
 from regard.translation.text.source_part import SourceLine, SourcePart
 from regard.translation.text.target import DecodedPart, TargetPart
 
-_MAX_LISTED = 5  # copied words listed in a note
+_MAX_LISTED = 5  # maximum number of copied words listed in a note
 
 
 class Candidate(NamedTuple):
@@ -31,7 +31,7 @@ class Candidate(NamedTuple):
         return sum(hypothesis.log_probability for hypothesis in translated) / max(length, 1)
 
     def notes(self, line: SourceLine, texts: Sequence[TargetPart]) -> Iterator[str]:
-        """Yield a note for anything unusual. texts: the translated parts."""
+        """Yield notes about anything unusual. texts: the translated parts."""
         if len(self.parts) > 1:
             lengths = [len(part.source.ids) for part in self.parts]
             sentences = f"{line.sentences} sentences, " if line.sentences > 1 else ""
@@ -67,7 +67,7 @@ def rank_candidates(parts: Sequence[tuple[SourcePart, Sequence[Hypothesis]]]) ->
 
 
 def join_parts(texts: Sequence[TargetPart], words: Sequence[str]) -> str:
-    """Join words with spaces, and parts with the whitespace of the source.
+    """Join words with spaces, and parts with the whitespace from the source.
 
     words: the target words of all parts, with tags.
     """

@@ -41,10 +41,10 @@ def is_all_caps(text: str) -> bool:
 class Casing:
     """How the training text capitalizes words.
 
-    words: counts of the words of the training text, as written.
-    lowercase, uppercase: fraction of the training lines without capitals, and of those in capitals only.
-    initial: fraction of the training lines that begin with a capital.
-    turkish: whether dotless ı is a letter of the language.
+    words: counts of the words in the training text, as written.
+    lowercase, uppercase: fraction of training lines without capitals, and fraction in capitals only.
+    initial: fraction of training lines that begin with a capital.
+    turkish: whether the language uses dotless ı.
 
     >>> from regard.translation.text.casing import Casing
     >>> casing = Casing({"Ein": 9, "Mann": 8, "geht": 7, "Straße": 2, "ein": 10})
@@ -89,7 +89,7 @@ class Casing:
         ]
 
     def _rewrite(self, words: Sequence[str], first: bool) -> list[str]:
-        """Return each word in its most frequent spelling; the first word with a capital."""
+        """Return each word in its most frequent spelling, and capitalize the first word."""
         result = [self._most_frequent(word) for word in words]
         if first and result and self._initial > 0.5:
             start, _ = word_core(result[0])
@@ -111,7 +111,7 @@ class Casing:
         return word[:start] + known + word[stop:]
 
     def _rewrite_known(self, word: str) -> str:
-        """Return an all-caps or lowercase word as it appears in the training text; other words unchanged."""
+        """Return an all-caps or lowercase word as it appears in the training text; keep other words."""
         start, stop = word_core(word)
         core = word[start:stop]
         if core in self._words or not (is_all_caps(core) or core.islower()):

@@ -49,7 +49,7 @@ class Piece(NamedTuple):
     """A piece of a document.
 
     translated: whether it is text to translate. width: line width of the translation; 0 for no wrapping.
-    separator: text between its lines. start: column of its first line.
+    separator: text between its lines. start: column at which its first line starts.
     """
 
     text: str
@@ -185,7 +185,7 @@ def _html(text: str) -> Iterator[Piece]:
 
 
 def _unescape(text: str) -> str:
-    """Replace character references, except those of markup characters; escape a bare "<"."""
+    """Replace character references, except those for markup characters; escape a bare "<"."""
     text = text.replace("<", "&lt;")
     return _KEPT_ENTITY.sub(lambda match: html.unescape(match[0]), text) if "&" in text else text
 
@@ -210,8 +210,8 @@ def _tsv(text: str, column: int) -> Iterator[Piece]:
             continue
         if len(cells) < column:
             raise ArgumentError(
-                f"Line {number:,} has {len(cells)} columns, but column {column} is to be translated. Add the "
-                "missing tabs, or choose another column."
+                f"Line {number:,} has {len(cells)} columns, but column {column} should be translated. Add "
+                "the missing tabs, or choose another column."
             )
         before = "".join(f"{cell}\t" for cell in cells[: column - 1])
         after = "".join(f"\t{cell}" for cell in cells[column:])

@@ -10,7 +10,7 @@ from regard.translation.text.protected_spans import find_spans
 
 _MAX_LISTED = 5
 _MARGIN = 0.1  # a score is low if below factor × the lowest validation score − margin
-_FALLBACK = -0.5  # lowest expected score per token of a model that was not calibrated
+_FALLBACK = -0.5  # lowest expected score per token for an uncalibrated model
 _FALLBACK_UNSEEN = 1 / 3  # expected fraction of unseen words
 _WORD = re.compile(r"[^\W_]+")
 _NUMERIC = frozenset(["number", "code", "currency"])
@@ -19,8 +19,8 @@ _NUMERIC = frozenset(["number", "code", "currency"])
 class Domain(NamedTuple):
     """The domain of a translator: the expected words and scores.
 
-    words: lowercase source words of the training data; None if unknown or too many to collect.
-    lowest: the lowest score per token of validation sentences, ignoring the lowest 1 %; None if unknown.
+    words: lowercase source words in the training data; None if unknown or too many to collect.
+    lowest: the lowest score per token among validation sentences, ignoring the lowest 1 %; None if unknown.
     unseen: the largest fraction of words in a validation sentence that the training data does not contain.
     factor: scores below factor × lowest are low; 1 if `lowest` comes from many sentences, otherwise 2.
     translated: kinds of spans that are translated, so their words count; others, such as URLs, are copied.
@@ -55,7 +55,7 @@ class Domain(NamedTuple):
         return cls(words, lowest, unseen, 1.0, profile.unprotected)
 
     def unseen_words(self, source: str) -> tuple[list[str], float]:
-        """Return the distinct words of a sentence that are not in the training data, and their fraction."""
+        """Return the distinct words in a sentence that are not in the training data, and their fraction."""
         for span in reversed(find_spans(source, self.translated)):
             source = f"{source[: span.start]} {source[span.stop :]}"
         words = _WORD.findall(source)
@@ -63,7 +63,7 @@ class Domain(NamedTuple):
         return list(dict.fromkeys(unseen)), len(unseen) / max(len(words), 1)
 
     def warning(self, source: str, score: float) -> str:
-        """Return a warning about a translation with this score per token; empty if nothing looks wrong."""
+        """Return a warning about a translation with the given score per token; "" if nothing looks wrong."""
         unseen, fraction = self.unseen_words(source)
         if unseen and fraction > self.unseen:
             named = [f"“{shorten(word, 40)}”" for word in unseen]
@@ -82,7 +82,7 @@ class Domain(NamedTuple):
 
 
 def words_of(texts: Iterable[str]) -> frozenset[str]:
-    """Return the lowercase words of some texts.
+    """Return the lowercase words in the given texts.
 
     >>> from regard.translation.text.domain import words_of
     >>> sorted(words_of(["Two dogs", "a T-shirt, 5"]))
@@ -92,7 +92,7 @@ def words_of(texts: Iterable[str]) -> frozenset[str]:
 
 
 def calibrate(domain: Domain, sources: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
-    """Return the calibration for config.json from the scores per token of validation sentences.
+    """Compute the calibration for config.json from the scores per token of validation sentences.
 
     >>> from regard.translation.text.domain import Domain, calibrate
     >>> calibrate(Domain(frozenset({"a", "dog"}), None), ["a dog", "a cat"], [-0.2, -0.4])

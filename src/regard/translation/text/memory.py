@@ -14,8 +14,8 @@ from regard.translation.data.encoded import EncodedCorpus
 from regard.translation.model_folder import IDS
 from regard.translation.tokens import TokenizerPair
 
-_CANDIDATES = 64  # pairs with the most shared tokens; only their words are compared
-_MAX_WORDS = 400  # longer texts are compared by their first words
+_CANDIDATES = 64  # number of pairs with the most shared tokens to compare word by word
+_MAX_WORDS = 400  # longer texts are truncated before comparison
 
 
 class Match(NamedTuple):
@@ -62,7 +62,7 @@ class TranslationMemory:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], tokens: TokenizerPair) -> "TranslationMemory":
-        """Open the training pairs of a model folder."""
+        """Open the training pairs in a model folder."""
         if not (Path(folder) / IDS).exists():
             raise missing_pairs(repr(os.fspath(folder)))
         return cls(tokens, EncodedCorpus(Path(folder) / IDS))
@@ -71,7 +71,7 @@ class TranslationMemory:
         return len(self._corpus)
 
     def matches(self, text: str, n: int = 3) -> list[Match]:
-        """Return up to n pairs, most similar first; pairs without a common word are left out."""
+        """Return up to n pairs, most similar first; pairs without a common word are omitted."""
         check_int("matches got n", n, min=1)
         words = text.split()[:_MAX_WORDS]
         candidates = self._candidates(self._tokens.source.encode(text), max(_CANDIDATES, 4 * n))

@@ -1,7 +1,7 @@
-"""Find the paragraphs of a plain text by recognizing wrapped lines.
+"""Find the paragraphs in a plain text by recognizing wrapped lines.
 
 A line was wrapped if the first word of the next line would not have fit. A list marker,
-another indentation or a table begins a new paragraph.
+a different indentation or a table begins a new paragraph.
 """
 
 import re
@@ -24,9 +24,8 @@ _AFTER_HYPHEN = frozenset("and or to und oder bis et ou y o e".split())  # noqa:
 class Paragraph(NamedTuple):
     """Lines that are translated together.
 
-    prefix: quote markers, indentation and list marker of the first line. indent: those of the other lines.
-    text: the joined text. lines: number of lines. width: maximum width of a line; 0 if
-        there is only one.
+    prefix: quote markers, indentation and list marker of the first line. indent: the same for other lines.
+    text: the joined text. lines: number of lines. width: maximum width of a line; 0 for a single line.
     """
 
     prefix: str
@@ -77,7 +76,7 @@ def is_blank(line: str) -> bool:
 
 
 def find_paragraphs(lines: Sequence[str], typical_width: int = 0) -> Iterator[Paragraph]:
-    """Yield the paragraphs in consecutive lines, none of which is blank.
+    """Yield the paragraphs in consecutive non-blank lines.
 
     typical_width: typical line width of the document, to recognize a heading above a single line.
 
@@ -123,7 +122,7 @@ def _continues(paragraph: Sequence[_Line], line: _Line, width: int) -> bool:
     if not line.text or not last.text or _TABLE.search(line.text) or _TABLE.search(last.text):
         return False
     if not any(map(str.isalnum, line.text)) or not any(map(str.isalnum, last.text)):
-        return False  # a rule, such as "-----"
+        return False  # a horizontal rule, such as "-----"
     indent = len(line.mark.expandtabs())
     if len(paragraph) > 1:
         same_indent = indent == len(last.mark.expandtabs())
@@ -137,7 +136,7 @@ def _continues(paragraph: Sequence[_Line], line: _Line, width: int) -> bool:
 
 
 def _paragraphs(lines: Sequence[_Line]) -> Iterator[Paragraph]:
-    """Yield the lines as one paragraph, or each line as its own if they are not running text."""
+    """Yield the lines as one paragraph, or as one paragraph each if they are not running text."""
     if len(lines) > 1 and _is_text(lines):
         prefix, indent = (line.quotes + line.mark for line in lines[:2])
         text = lines[0].text

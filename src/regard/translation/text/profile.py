@@ -25,9 +25,9 @@ from regard.translation.tokens import TokenizerPair
 
 FORMAT = "regard text 1"
 _MAX_BYTES = 1 << 25
-_MAX_LINES = 200_000  # lines examined; enough for every statistic
-_MAX_EXAMINED = 10_000  # training pairs examined when an older folder is loaded
-_MAX_WORDS = 300_000  # distinct words kept: the most frequent
+_MAX_LINES = 200_000  # maximum number of lines to examine; enough for all statistics
+_MAX_EXAMINED = 10_000  # maximum number of training pairs to examine when loading an older folder
+_MAX_WORDS = 300_000  # maximum number of distinct words to keep, preferring frequent words
 _MIN_SPANS = 20  # with fewer spans of a kind, the copied fraction is too noisy
 _COPIED = 0.5  # a kind of span is copied if at least this fraction is copied in the training text
 _CONTENT = 0.25  # a kind of span that makes up this fraction of the words is ordinary text, not protected
@@ -41,13 +41,13 @@ class TextProfile:
 
     lines: number of lines examined; 0 if the training text is unknown.
     max_sentences: sentences per line; 95 % of the lines have at most this many.
-    max_tokens: tokens of the longest source line; 0 if unknown.
+    max_tokens: number of tokens in the longest source line; 0 if unknown.
     characters_per_token: mean length of a token in characters.
-    lowercase, uppercase, initial: fraction of the source lines without capitals, in capitals only, and with a
+    lowercase, uppercase, initial: fraction of source lines without capitals, in capitals only, and with a
         capital at the beginning.
     turkish, target_turkish: whether source and target use dotless ı.
     spans: for each kind of span, how often it occurs in the source and how often it is copied to the target.
-    words: counts of the source words. complete: whether these are all words of the training text.
+    words: counts of the source words. complete: whether they include all words in the training text.
 
     >>> from regard.translation.text.profile import TextProfile
     >>> profile = TextProfile.of([("Ein Hund.", "A dog."), ("Zwei Hunde.", "Two dogs.")])
@@ -72,7 +72,7 @@ class TextProfile:
     def of(cls, pairs: Iterable[tuple[str, str]], max_tokens: int = 0, tokens: int = 0) -> "TextProfile":
         """Examine sentence pairs.
 
-        max_tokens: number of tokens in the longest source line. tokens: number in all source lines.
+        max_tokens: number of tokens in the longest source line. tokens: total number in all source lines.
         """
         builder = ProfileBuilder()
         for source, target in pairs:
@@ -107,7 +107,7 @@ class TextProfile:
 
     @cached_property
     def letters(self) -> frozenset[str]:
-        """The lowercase letters of the language: those that occur in at least one of 5,000 words."""
+        """The lowercase letters of the language: those that occur in at least one in 5,000 words."""
         counts: Counter[str] = Counter()
         for word, count in self.words.items():
             for letter in set(word.lower()):
@@ -139,7 +139,7 @@ class TextProfile:
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             raise ArgumentError(
                 f"{os.fspath(path)!r} is corrupted, or from another version of regard. Copy the model "
-                "folder again, or delete this file to translate without statistics of the training text."
+                "folder again, or delete this file to translate without training text statistics."
             ) from None
 
 
@@ -166,7 +166,7 @@ _FLAGS = ("turkish", "target_turkish", "complete")
 
 
 class ProfileBuilder:
-    """Collects the statistics of a `TextProfile` while the pairs are read."""
+    """Collects the statistics for a `TextProfile` while the pairs are read."""
 
     def __init__(self) -> None:
         self.lines = self.seen = 0
@@ -230,7 +230,7 @@ class ProfileBuilder:
 def load_profile(folder: str | os.PathLike[str], tokens: TokenizerPair) -> TextProfile:
     """Load the profile of a model folder.
 
-    A folder of an earlier version has no profile. Its training pairs are examined instead, if it has them;
+    A folder from an earlier version has no profile. Its training pairs are examined instead, if it has them;
     otherwise the training text is unknown.
     """
     path = Path(folder) / PROFILE

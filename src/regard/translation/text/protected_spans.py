@@ -19,7 +19,7 @@ _NUMBER = r"\d+(?:[.,:/'’·×-]\d+)*"
 _TOP_LEVEL = (
     "com|org|net|edu|gov|info|io|de|at|ch|fr|uk|eu|nl|it|es|pl|cz|ru|cn|jp|ro|gr|se|dk|no|fi|be|pt|us"
 )
-_KINDS = {  # the first that matches wins
+_KINDS = {  # the first match wins
     "url": r"(?:[a-z][a-z0-9+.-]{1,15}://|www\.)[^\s<>\"“”„«»\x00-\x1f]+",
     "email": r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
     "placeholder": (
@@ -35,14 +35,14 @@ _KINDS = {  # the first that matches wins
     "currency": r"[$€£¥₹₽₩](?!\w)",
 }
 _PATTERN = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _KINDS.items()), re.IGNORECASE)
-# every span contains one of these; a line without any of them, like most, is not searched further
+# every span contains one of these, so most lines need no further search
 _TRIGGER = re.compile(rf"[\d@#{{%&$€£¥₹₽₩]|://|www\.|\[\[|__|\.(?:{_TOP_LEVEL})\b|{_EMOJI}", re.IGNORECASE)
-_TRAILING = ".,;:!?…'’)]}*"  # punctuation after a URL, not part of it
+_TRAILING = ".,;:!?…'’)]}*"  # punctuation that may follow a URL
 KINDS = (*_KINDS, "unknown")
 
 
 class Span(NamedTuple):
-    """Characters [start, stop) of a text that are copied. kind: the kind of span, such as "url".
+    """Characters [start, stop) of a text, to be copied unchanged. kind: the kind of span, such as "url".
 
     >>> from regard.translation.text.protected_spans import Span
     >>> Span(4, 9, "number").of("Um  15:30")
@@ -59,7 +59,7 @@ class Span(NamedTuple):
 
 
 def find_spans(text: str, unprotected: Collection[str] = ()) -> list[Span]:
-    """Return the spans of a text to copy, in order.
+    """Return the spans to copy from a text, in order.
 
     unprotected: kinds of spans to translate like other text.
 
@@ -112,7 +112,7 @@ def merge_spans(spans: Sequence[Span]) -> list[Span]:
 
 
 def split_words(text: str, spans: Sequence[Span]) -> list[tuple[int, int]]:
-    """Return the character ranges of the words of a text; whitespace inside a span does not separate words.
+    """Return the character ranges of the words in a text; whitespace inside a span does not separate words.
 
     >>> from regard.translation.text.protected_spans import find_spans, split_words
     >>> text = "Hallo {{ user.name }}!"

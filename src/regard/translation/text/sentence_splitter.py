@@ -1,4 +1,4 @@
-"""Find sentence ends by language-independent rules: punctuation, abbreviations, ordinals, quotes, CJK."""
+"""Find sentence ends with language-independent rules: punctuation, abbreviations, ordinals, quotes, CJK."""
 # ruff: noqa: SIM905 (words are easier to read without quotes)
 
 import re
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from regard.translation.text.protected_spans import Span
 
 _CLOSING = "\"'»«”“’‘)\\]}›‹」』）】》"
-_SPACED = re.compile(rf"(?<![.!?…‽])[.!?…‽]++[{_CLOSING}*]*+(?=\s)")  # a sentence end only before whitespace
+_SPACED = re.compile(rf"(?<![.!?…‽])[.!?…‽]++[{_CLOSING}*]*+(?=\s)")  # ends a sentence only before whitespace
 _UNSPACED = re.compile(rf"[。！？｡．؟۔।॥։።၊။។]++[{_CLOSING}]*+")
 _MISSING_SPACE = re.compile(rf"(?<=[^\W\d_]{{2}})[.!?][{_CLOSING}]*+(?=[^\W\d_]{{2}})")  # "end.Next"
 _OPENING = "\"'»«”“„’‘([{‹›¿¡「『（-–—•"
@@ -95,8 +95,8 @@ def _starts_word(text: str, match: re.Match[str]) -> bool:
 def group_sentences(lengths: Sequence[int], max_sentences: int, max_length: int) -> list[int]:
     """Group consecutive sentences; return the number of sentences in each group.
 
-    lengths: the length of each sentence. A group has at most `max_sentences`, and at most `max_length` in
-    total unless it is a single sentence.
+    lengths: the length of each sentence. A group has at most `max_sentences` sentences and a total length
+    of at most `max_length`, unless it is a single sentence.
 
     >>> from regard.translation.text.sentence_splitter import group_sentences
     >>> group_sentences([5, 5, 5, 30, 5], max_sentences=2, max_length=20)

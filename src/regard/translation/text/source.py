@@ -91,7 +91,7 @@ class SourceReader:
     def _parts(
         self, text: str, spans: list[Span], ranges: list[tuple[int, int]], starts: list[int]
     ) -> Iterator[tuple[list[tuple[int, int]], list[Span], int, str]]:
-        """Yield the word ranges, spans and first word of each part, and the space before it."""
+        """Yield the word ranges, spans and first word of each part, and the whitespace before it."""
         word = 0
         for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
             while word < len(ranges) and ranges[word][1] <= start:
@@ -289,7 +289,7 @@ def _insert_terms(
 def _spans_by_word(
     words: Sequence[str], ranges: Sequence[tuple[int, int]], spans: Sequence[Span]
 ) -> dict[int, list[tuple[int, int, str]]]:
-    """Return the spans of each word, relative to its start; brackets around a span belong to it."""
+    """Return the spans in each word, relative to its start; brackets around a span belong to it."""
     result: dict[int, list[tuple[int, int, str]]] = {}
     word = 0
     for start, stop, kind in merge_spans(spans):

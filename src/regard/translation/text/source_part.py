@@ -36,7 +36,7 @@ class SourcePart:
 
     @cached_property
     def has_text(self) -> bool:
-        """Whether there is anything to translate besides the protected spans."""
+        """Whether there is anything to translate apart from the protected spans."""
         return bool(self.ids) and any(
             any(map(str.isalnum, without_copies(word, self.copies.get(number, ()))))
             for number, word in enumerate(self.normalized)
@@ -131,7 +131,7 @@ def _continuation(tokenizer: Tokenizer, text: str, at_start: bool) -> tuple[list
 
 
 def cut_spans(part: SourcePart, tokenizer: Tokenizer) -> SourcePart:
-    """Remove the protected spans from the input of the model; they remain in `copies`.
+    """Remove the protected spans from the model's input; they remain in `copies`.
 
     Final punctuation is kept and attached to the previous word.
     """

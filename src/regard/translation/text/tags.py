@@ -84,7 +84,7 @@ def place_tags(
     targets: int,
     weights: "Tensor | None",
 ) -> list[int]:
-    """Return for each tag the number of target words before it. The order of the tags does not change.
+    """Return, for each tag, the number of target words before it. The order of the tags does not change.
 
     source: character ranges of the source words in the text without tags. targets: number of target words.
     weights: (target, source words); without weights, positions are proportional. A pair of tags encloses the
@@ -119,7 +119,7 @@ def words_before(tag: Tag, source: Sequence[tuple[int, int]]) -> int:
 
 
 def _best_sources(sources: int, targets: int, weights: "Tensor | None") -> list[int]:
-    """Return the best source word of each target word."""
+    """Return the best source word for each target word."""
     if weights is not None and weights.numel():
         return weights.argmax(-1).tolist()
     return [row * sources // targets for row in range(targets)]

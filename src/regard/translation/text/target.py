@@ -46,11 +46,11 @@ class DecodedPart(NamedTuple):
         return drop_special_tokens(selected.mean(0), target, source, head.shift, special)
 
     def is_unknown(self, word: int) -> bool:
-        """Whether a copied word is unknown, rather than protected for another reason, such as a number."""
+        """Return whether a copied word is unknown, rather than otherwise protected, such as a number."""
         return word in self.part.unknown or word not in self.part.copies
 
     def needs_weights(self, unknown: int) -> bool:
-        """Whether the text depends on the alignment: something is copied, or some words are in capitals.
+        """Return whether the text depends on the alignment: text is copied, or some words are in capitals.
 
         unknown: the unknown token of the target.
         """
@@ -66,7 +66,7 @@ class TargetPart(NamedTuple):
     segmentation: Segmentation
     words: list[TargetWord]
     weights: Tensor | None
-    copies: dict[int, int]  # for each generated word that is a copy, its source word
+    copies: dict[int, int]  # source word of each generated word that is a copy
 
     def word_weights(self, weights: Tensor) -> Tensor:
         """Convert token weights to word weights (target, source); a copy has weight 1 on its source word."""
@@ -88,7 +88,7 @@ class TargetPart(NamedTuple):
         return result
 
     def mean_over_words(self, values: Sequence[float]) -> list[float]:
-        """Return the mean of the token values of each word; 0 for a copied word."""
+        """Return the mean token value for each word; 0 for a copied word."""
         sums, counts = [0.0] * len(self.segmentation.words), [0] * len(self.segmentation.words)
         for word, value in zip(self.segmentation.word_of, values, strict=True):
             if sums:
@@ -115,7 +115,7 @@ def count_span(text: str, span: str) -> int:
 
 
 def lost_spans(part: SourcePart, text: str) -> bool:
-    """Return whether a translation lacks one of the protected spans of its source, or repeats one."""
+    """Return whether a translation lacks one of the protected spans in its source, or repeats one."""
     copies = Counter(copy for texts in part.copies.values() for copy in texts)
     return any(count_span(text, copy) != count for copy, count in copies.items())
 

@@ -12,7 +12,7 @@ from regard.translation.tokens import Tokenizer
 
 
 class Terms:
-    """Target terms by source term; source terms match whole words, in any letter case.
+    """A terminology dictionary. Source terms match whole words, in any letter case.
 
     terms: target terms by source term. Terms that contradict each other raise ArgumentError.
 
@@ -51,7 +51,7 @@ class Terms:
                 continue
             if terms.setdefault(source.strip(), target.strip()) != target.strip():
                 raise ArgumentError(
-                    f"{os.fspath(path)!r} has two translations of {source!r}: {terms[source.strip()]!r} and "
+                    f"{os.fspath(path)!r} has two translations for {source!r}: {terms[source.strip()]!r} and "
                     f"{target!r}. Remove one of them."
                 )
         return cls(terms)

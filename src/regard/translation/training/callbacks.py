@@ -32,7 +32,7 @@ class Report(NamedTuple):
 class SampleTranslation(NamedTuple):
     """A dev sentence, its translation by the model, and its reference translation.
 
-    alignment: `Alignment.to_dict` of the translation; None for a model without cross-attention.
+    alignment: `Alignment.to_dict` for the translation; None for a model without cross-attention.
     """
 
     source: str
@@ -65,7 +65,7 @@ class ValidationResult(NamedTuple):
 
 
 class Callback:
-    """Receives the events of a training run. Every method does nothing by default.
+    """Receives the events of a training run. By default, all methods do nothing.
 
     >>> from regard.translation.training.callbacks import Callback
     >>> class Count(Callback):

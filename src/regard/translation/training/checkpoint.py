@@ -60,7 +60,7 @@ class LoadedModel(NamedTuple):
 
 
 def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
-    """Load the model, the vocabularies and the config of a folder."""
+    """Load the model, the vocabularies and the config from a folder."""
     check_folder_name(folder)
     folder_config = read_config(folder)
     path = Path(folder)
@@ -96,12 +96,12 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
 
 
 def token_files(shared: bool) -> tuple[str, str]:
-    """Return the vocabulary files of source and target; the same file if shared."""
+    """Return the vocabulary files for source and target; the same file if shared."""
     return (SHARED, SHARED) if shared else (SOURCE, TARGET)
 
 
 def read_tokens(folder: Path, config: TokensConfig) -> TokenizerPair:
-    """Load the vocabularies of a folder."""
+    """Load the vocabularies from a folder."""
     origin = read_origin(folder)
     if origin is not None:
         return origin.tokens
@@ -110,7 +110,7 @@ def read_tokens(folder: Path, config: TokensConfig) -> TokenizerPair:
 
 
 def write_tokens(folder: Path, tokens: TokenizerPair) -> None:
-    """Save the vocabularies in a folder; those of a pretrained model are already there."""
+    """Save the vocabularies in a folder, unless they come from a pretrained model and are already there."""
     if tokens.target.origin is not None:
         return
     for name, side in dict(zip(token_files(tokens.shared), tokens, strict=True)).items():
@@ -167,7 +167,7 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def all(cls, folder: Path) -> list["Checkpoint"]:
-        """Return the checkpoints of a folder, sorted by step."""
+        """Return the checkpoints in a folder, sorted by step."""
         paths = [path for path in (folder / CHECKPOINTS).glob("step-*") if _is_checkpoint(path)]
         return sorted(
             (cls(path, int(path.name[5:])) for path in paths), key=lambda checkpoint: checkpoint.step
@@ -175,7 +175,7 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def at(cls, folder: Path, step: int) -> "Checkpoint":
-        """Return the checkpoint of a step, whether or not it exists."""
+        """Return the checkpoint for a step, whether or not it exists."""
         return cls(folder / CHECKPOINTS / f"step-{step:08}", step)
 
     @property
@@ -223,7 +223,7 @@ class Checkpoint(NamedTuple):
             raise damaged_checkpoint(self.path, error) from None
 
     def state(self) -> dict[str, Any]:
-        """Return the training state, except tensors."""
+        """Return the training state, excluding tensors."""
         self._check(STATE)
         try:
             return json.loads(read_regular(self.path / STATE, MAX_TEXT_BYTES))
@@ -235,7 +235,7 @@ _FILES = (MODEL, OPTIMIZER, STATE, CHECKSUMS)
 
 
 def _check_size(path: Path) -> None:
-    """Raise ValueError unless a file's size matches its header: hashing a sparse file could take hours."""
+    """Raise ValueError unless a file's size matches its header. Hashing a sparse file could take hours."""
     check_loadable(path)
     try:
         with safe_open(path, "pt"):
@@ -275,7 +275,7 @@ def restore_optimizer(
         # a fused optimizer would write past the end of smaller tensors
         shapes = {kind: value.shape for kind, value in states.get(index, {}).items()}
         if shapes != {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}:
-            raise ValueError(f"the optimizer state of {names[index]} is missing or has a different shape")
+            raise ValueError(f"the optimizer state for {names[index]} is missing or has a different shape")
     optimizer.load_state_dict(optimizer.state_dict() | {"state": states})
 
 

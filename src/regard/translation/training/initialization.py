@@ -23,8 +23,8 @@ from regard.translation.pretrained.origin import write_origin
 from regard.translation.tokens import TokenizerPair
 from regard.translation.training.checkpoint import LoadedModel, load_model
 
-LEARNING_RATE = 1e-4  # peak, instead of 1e-3 or more: larger steps would overwrite what the model has learned
-_FREE = {"dropout"}  # settings of a model that fine-tuning can change
+LEARNING_RATE = 1e-4  # peak; a larger value, such as 1e-3, would overwrite what the model has learned
+_FREE = {"dropout"}  # model settings that fine-tuning can change
 
 
 class InitialModel(NamedTuple):
@@ -52,7 +52,7 @@ class InitialModel(NamedTuple):
         return load_model(self.folder)
 
     def config(self, base: TranslationConfig) -> TranslationConfig:
-        """Return `base` with the architecture and vocabulary of the folder, and settings for fine-tuning."""
+        """Return `base` with the folder's architecture and vocabulary, and settings for fine-tuning."""
         loaded = self._settings()
         config = TranslationConfig.from_dict(loaded)
         training = dataclasses.replace(base.training, learning_rate=LEARNING_RATE)
@@ -70,7 +70,7 @@ class InitialModel(NamedTuple):
         return read_config(self.folder)["settings"]
 
     def check(self, config: TranslationConfig) -> None:
-        """Raise unless the config has the architecture and vocabulary of the folder."""
+        """Raise unless the config matches the folder's architecture and vocabulary."""
         initial = TranslationConfig.from_dict(self._settings())
         for section in ("model", "tokens"):
             ours, theirs = (dataclasses.asdict(getattr(part, section)) for part in (config, initial))
@@ -98,7 +98,7 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _settings(contents: PretrainedFolder) -> dict[str, Any]:
-    """Return the settings of a pretrained model, as far as regard has equivalents."""
+    """Return the settings of a pretrained model that have an equivalent in regard."""
     config, tokens = contents.layout.encoder, contents.tokens
     names = {item.name for item in dataclasses.fields(ModelConfig)}
     model = {name: value for name, value in vars(config).items() if name in names and name != "normalize"}

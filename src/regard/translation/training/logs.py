@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 _FLUSH_INTERVAL = 60.0  # seconds between flushes of the TensorBoard files
-_MAX_LOG_BYTES = 1 << 28  # millions of rows
+_MAX_LOG_BYTES = 1 << 28  # enough for millions of rows
 _MAX_VALUE = 1e15  # largest valid step or measurement
 
 
 class LogRow(NamedTuple):
-    """A row of log.csv, with columns from `Report` and `ValidationResult`; missing values are None.
+    """A row in log.csv, with columns from `Report` and `ValidationResult`; missing values are None.
 
     A validation without a report has the `seconds` of the previous report.
     """
@@ -47,13 +47,13 @@ class LogRow(NamedTuple):
 
 
 def best_row(rows: Sequence[LogRow]) -> LogRow | None:
-    """Return the row with the best BLEU; ties go to the lower loss. None if no row has a BLEU score."""
+    """Return the row with the best BLEU, with ties broken by lower loss; None if no row has a BLEU score."""
     scored = [
         (selection_score(row.dev_bleu, row.dev_loss or 0.0), row)
         for row in rows
         if row.dev_bleu is not None and math.isfinite(row.dev_bleu)
     ]
-    return max(scored, key=lambda item: item[0])[1] if scored else None  # the first if several are equal
+    return max(scored, key=lambda item: item[0])[1] if scored else None  # the first in a tie
 
 
 def read_log(path: str | os.PathLike[str]) -> list[LogRow]:
@@ -126,7 +126,7 @@ def _line(row: LogRow) -> bytes:
 class CsvLog(Callback):
     """Writes one row to FOLDER/log.csv immediately after each reported or validated step.
 
-    When training resumes after a step, the rows of later steps are removed.
+    When training resumes after a step, the rows for later steps are removed.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -180,7 +180,7 @@ class SampleLog(Callback):
     """Writes FOLDER/samples.jsonl: the translation of one dev sentence at each validation.
 
     Each line has step, source, text, reference and alignment (`Alignment.to_dict`, or null). As in `CsvLog`,
-    resuming removes the lines of later steps.
+    resuming removes the lines for later steps.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -204,7 +204,7 @@ class SampleLog(Callback):
 
 
 def _step(line: bytes) -> int:
-    """Return the step of a line in samples.jsonl; -1 if the line is incomplete."""
+    """Return the step in a line of samples.jsonl; -1 if the line is incomplete."""
     try:
         step = json.loads(line)["step"] if line.endswith(b"\n") else -1
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -233,7 +233,7 @@ class TensorBoardLog(Callback):
         self.on_end("")
         if find_spec("tensorboard") is None:
             command = install_command("tensorboard")
-            print(f"No TensorBoard files will be written. To get them: {command}", file=sys.stderr)
+            print(f"No TensorBoard files will be written. To enable them, run: {command}", file=sys.stderr)
             return
         with warnings.catch_warnings():  # from tensorboard's dependencies
             warnings.simplefilter("ignore")
@@ -249,7 +249,7 @@ class TensorBoardLog(Callback):
 
     @contextmanager
     def _contained(self) -> Iterator[None]:
-        """Turn any failure of TensorBoard into a warning."""
+        """Turn any TensorBoard failure into a warning."""
         try:
             yield
         except Exception as error:

@@ -1,6 +1,6 @@
 """The training loop: updates, validation and checkpoints.
 
-The batch, the learning rate and the dropout seed of an update are functions of its number. A run that is
+The batch, the learning rate and the dropout seed of an update depend only on its number. A run that is
 killed and resumed from a checkpoint therefore gives the same result as an uninterrupted one.
 """
 
@@ -42,10 +42,10 @@ from regard.translation.training.preparation import TrainingData
 from regard.translation.training.timing import TIMED_BATCHES, RunningStats, format_minutes, measure_speed
 from regard.translation.training.validation import DevSet, OverfittingMonitor, validate
 
-_REPORT_EVERY = 50  # updates
-_MAX_SILENCE = 30.0  # seconds without a report
+_REPORT_EVERY = 50  # updates between reports
+_MAX_SILENCE = 30.0  # maximum seconds between reports
 _COMPLETE = 0.9  # a run that used this fraction of training.minutes counts as complete
-_MIN_PERIOD = 50  # updates between validations, unless validate_every is set
+_MIN_PERIOD = 50  # minimum number of updates between validations, unless validate_every is set
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Progress:
     without_improvement: int = 0
     validation_seconds: float = 0.0
     steps: int = 0  # planned number of updates if training.minutes is set
-    precision: str = ""  # measured at the start if training.precision is "auto"
+    precision: str = ""  # chosen at the start if training.precision is "auto"
 
     @property
     def state(self) -> dict[str, Any]:
@@ -102,11 +102,11 @@ class TrainingResult(NamedTuple):
 
 
 class Trainer:
-    """Trains a model in a model folder, from its last checkpoint if there is one.
+    """Trains a model in a model folder, starting from its last checkpoint if there is one.
 
     `run` returns when training has finished, or after Ctrl-C, once a checkpoint is saved.
 
-    extended_at: updates at which training was extended; patience starts over there.
+    extended_at: updates at which training was extended; each one resets patience.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Trainer:
             self._prune()  # the run may have been killed before pruning
 
     def _set_precision(self) -> None:
-        """Use the configured precision; for "auto", that of the checkpoint, if any, or the faster one."""
+        """Use the configured precision; for "auto", the checkpoint's precision, if any, or the faster one."""
         progress, configured = self.progress, self.config.training.precision
         self._about_precision = ""
         if configured != "auto":
@@ -205,7 +205,7 @@ class Trainer:
         elapsed = progress.seconds + progress.validation_seconds
         if minutes and speed and not progress.steps:
             self._fit_steps()
-        elif progress.step >= progress.steps > 0 and elapsed < _COMPLETE * 60 * minutes:  # run extended
+        elif progress.step >= progress.steps > 0 and elapsed < _COMPLETE * 60 * minutes:  # extended run
             self.steps = max(progress.step + 1, round(progress.steps * 60 * minutes / max(elapsed, 1.0)))
 
     def _measure_speed(self) -> float:
@@ -344,7 +344,7 @@ class Trainer:
         with self.world.candidate(self.folder, self.model, others) as candidate, self.world.sync_errors():
             if candidate is not None:
                 value = self._validate_candidate(candidate)
-        value = self.world.sum(value)  # 0 except in rank 0
+        value = self.world.sum(value)  # 0 except on rank 0
         if value > progress.best:
             progress.best, progress.best_step, progress.without_improvement = value, progress.step, 0
         else:
@@ -440,8 +440,8 @@ class Trainer:
             with suppress(RuntimeError, OSError):  # raised during another print, or if the terminal is closed
                 self.callbacks.on_message("stopping after this update …")
 
-        # torchrun forwards Ctrl-C to all processes. It sends SIGTERM when a process is lost; then no update
-        # can finish.
+        # torchrun forwards Ctrl-C to all processes. It sends SIGTERM when a process has died; then no
+        # update can finish.
         numbers = [signal.SIGINT] if self.world.size > 1 else [signal.SIGINT, signal.SIGTERM]
         hangup = getattr(signal, "SIGHUP", None)  # not available on every system
         if self.world.size == 1 and hangup and signal.getsignal(hangup) != signal.SIG_IGN:

@@ -15,7 +15,7 @@ from regard.translation.training.logs import best_row, read_log
 from regard.translation.training.preparation import TrainingData
 
 _MARK = "<!-- Written by regard train. Remove this line to keep your changes. -->"
-_MAX_EXAMPLE = 200  # characters
+_MAX_EXAMPLE = 200  # maximum length of the example sentence in characters
 
 _CARD = """\
 ---
@@ -69,8 +69,8 @@ def write_model_card(
 ) -> bool:
     """Write README.md, unless it was edited; return whether it was written.
 
-    entries: the other entries of config.json: origin of the data, and alignment head. A card counts as edited
-    if it lacks the comment below its header.
+    entries: the other entries in config.json, such as the origin of the data and the alignment head. A card
+    counts as edited if it lacks the comment below its header.
     """
     path = Path(folder) / CARD
     if path.exists() and _MARK not in path.read_text("utf-8", errors="replace"):
@@ -175,7 +175,7 @@ def _describe_data(data: TrainingData, origin: Mapping[str, Any]) -> str:
         f"- Corpus: {files}\n"
         f"- Training pairs: {len(data.pairs):,}; validation pairs: {len(data.dev):,} ({dev})\n"
         f"- Vocabulary: {vocabulary}\n"
-        "- License: that of the corpus; the model may reproduce text from it"
+        "- License: the license of the corpus; the model may reproduce text from it"
     )
 
 

@@ -9,7 +9,7 @@ from regard.translation.training.optimization import TrainingConfig
 
 
 class Objective(nn.Module):
-    """The training loss of one process's part of a batch.
+    """The training loss on one process's part of a batch.
 
     The loss is the mean over the labels of the whole batch, plus the alignment loss of one head if the batch
     has links (Garg et al. 2019).
@@ -20,7 +20,7 @@ class Objective(nn.Module):
         self.model, self.config = model, config
 
     def forward(self, batch: Batch, labels: int) -> Tensor:
-        """Return the loss of this part; `labels` is the number of labels in all parts."""
+        """Return the loss on this part; `labels` is the number of labels in all parts."""
         weight, smoothing = self.config.guided_alignment_weight, self.config.label_smoothing
         if not weight or not batch.links:
             loss = self.model.loss(batch.source, batch.target, label_smoothing=smoothing)

@@ -108,7 +108,7 @@ def create_optimizer(config: TrainingConfig, parameters: "Iterable[nn.Parameter]
 
 
 def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
-    """Return the learning rate of update `step`, counted from 0: linear warmup, then the schedule.
+    """Return the learning rate for update `step`, counted from 0: linear warmup, then the schedule.
 
     >>> from regard.translation.training.optimization import TrainingConfig, learning_rate
     >>> config = TrainingConfig(learning_rate=1.0, warmup=2, schedule="inverse-sqrt")
@@ -130,7 +130,7 @@ def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
 
 
 def dropout_seed(seed: int, step: int, rank: int, size: int) -> int:
-    """Return the seed of torch's random numbers for one update in process `rank` of `size`.
+    """Return torch's random seed for one update in process `rank` of `size`.
 
     Seeds are unique within a training run. torch's CPU generator uses only 32 bits: enough for 67 million
     updates with up to 64 processes, or for 4 million with 1,000.

@@ -16,9 +16,9 @@ from torch import nn
 from regard.models.quantization import runs_bfloat16
 from regard.translation.training.optimization import Precision
 
-MIN_SPEEDUP = 1.15  # bfloat16 rounds more, so a smaller speedup is not worth it
+MIN_SPEEDUP = 1.15  # a smaller speedup does not justify the coarser rounding of bfloat16
 TOKENS = 512  # number of tokens in a timed training step
-_ROWS = (64, TOKENS)  # rows of the timed products; the smaller show whether the larger are worth timing
+_ROWS = (64, TOKENS)  # rows of the timed products; the small product shows whether to time the large one
 _ROUNDS, _SECONDS = 4, 0.2  # maximum rounds and seconds per measurement
 _MAX_STEP = 0.15  # seconds; products dominate longer training steps, so timing the products is enough
 _PRECISIONS: tuple[Precision, Precision] = ("float32", "bfloat16")
@@ -51,7 +51,7 @@ class PrecisionChoice(NamedTuple):
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context manager that computes matrix products in this precision.
+    """Return a context manager that computes matrix products in the given precision.
 
     >>> import torch
     >>> from regard.translation.training.precision import autocast
@@ -71,13 +71,13 @@ def choose_precision(
     device: torch.device,
     sums: Callable[[Sequence[float]], list[float]] = list,
 ) -> PrecisionChoice:
-    """Choose the faster precision by measurements that take less than a second.
+    """Choose the faster precision with measurements that take less than a second.
 
     Matrix products with the width of the model are timed first. If bfloat16 is faster, whole training steps
     are timed too, unless the model is so large that matrix products dominate.
 
     run_step: runs a training step on about `TOKENS` tokens. width, parameters: size of the model.
-    sums: sums numbers over all processes, so that all choose the same precision.
+    sums: sums values over all processes, so that all choose the same precision.
     """
     if sums([0.0 if runs_bfloat16(device) else 1.0])[0]:
         return PrecisionChoice("float32", "this processor has no bfloat16 instructions")

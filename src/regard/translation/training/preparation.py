@@ -46,16 +46,16 @@ from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.training.checkpoint import read_tokens, token_files, write_tokens
 from regard.translation.training.distributed.rendezvous import first_sentence
 
-_LINES = 1000  # lines tokenized at once
-_GUIDE_PAIRS = 50_000  # training pairs for the lexical aligner of guided alignment
+_LINES = 1000  # lines to tokenize at a time
+_GUIDE_PAIRS = 50_000  # training pairs for the lexical aligner used in guided alignment
 _HEAD_PAIRS = 5000  # training pairs for the lexical aligner whose links select the alignment head
-_MAX_LINKED = 300  # dev pairs with links
-_SAMPLED, _SAMPLE_LENGTH = 100, 50  # dev sentences to choose an example from, and its ideal length
-_SLACK = 10  # tokens by which short sentences may differ, whatever the ratio
-_MAX_CHARACTERS = 16  # per token: drops sentences that are far too long before they are tokenized
+_MAX_LINKED = 300  # maximum number of dev pairs with links
+_SAMPLED, _SAMPLE_LENGTH = 100, 50  # number of dev sentences to choose an example from; its ideal length
+_SLACK = 10  # tokens by which lengths may differ regardless of the ratio
+_MAX_CHARACTERS = 16  # per token; drops sentences that are far too long before they are tokenized
 
 _MIN_OCCURRENCES = 20  # minimum mean frequency of vocabulary entries in the text
-_LARGE_VOCABULARY = 1000  # smaller vocabularies are never too large
+_LARGE_VOCABULARY = 1000  # smaller vocabularies never cause a warning
 
 _Ids = tuple[list[int], list[int]]
 ConfigChoice = Callable[[CorpusStatistics], TranslationConfig]
@@ -92,7 +92,7 @@ def load_data(folder: Path, config: TranslationConfig) -> TrainingData:
             EncodedCorpus(folder / LINKS) if config.training.guided_alignment_weight else None,
             [] if config.model.kind == "plain" else read_pharaoh(folder / DEV_LINKS),
         )
-        if (folder / PROFILE).exists():  # not in folders of earlier versions
+        if (folder / PROFILE).exists():  # missing in folders from earlier versions
             TextProfile.load(folder / PROFILE)
         _check_consistent(data, with_dev_links=config.model.kind != "plain")
     except MissingExtraError:
@@ -106,7 +106,7 @@ def load_data(folder: Path, config: TranslationConfig) -> TrainingData:
 
 
 def _check_version(folder: Path, config: TranslationConfig) -> None:
-    """Raise ArgumentError for a folder of an earlier version, whose `ready` does not mention dev.links."""
+    """Raise ArgumentError for a folder from an earlier version, whose `ready` does not mention dev.links."""
     if config.model.kind == "plain" or (folder / DEV_LINKS).exists():
         return
     ready = b""
@@ -163,7 +163,7 @@ def prepare(
     """Clean and split the pairs, learn vocabularies, and write everything into a model folder.
 
     dev: validation pairs. Default: held out from `pairs`. notify: called with messages about the data.
-    tokens: the vocabularies of a model to start from; default: learn them.
+    tokens: vocabularies of the initial model. Default: learned from the pairs.
     """
     return prepare_with(folder, lambda statistics: config, pairs, dev, notify, tokens)[1]
 
@@ -176,9 +176,9 @@ def prepare_with(
     notify: Callable[[str], None],
     tokens: TokenizerPair | None = None,
 ) -> tuple[TranslationConfig, TrainingData]:
-    """Like `prepare`, but choose the config after the pairs are counted; also return it.
+    """Like `prepare`, but choose the config after counting the pairs, and return it too.
 
-    choose: returns a config for the statistics of the corpus, such as `choose_config`. The [corpus] section
+    choose: returns a config for the given corpus statistics, such as `choose_config`. The [corpus] section
         and the seed must not depend on the statistics, because both are needed to read the corpus.
     """
     statistics = CorpusStatistics()
@@ -236,7 +236,7 @@ def _check_vocabulary(tokens: TokenizerPair, corpus: EncodedCorpus, config: Toke
         return None
     better = max(total // (2 * _MIN_OCCURRENCES), _LARGE_VOCABULARY // 2)
     return (
-        f"the vocabulary of {size:,} tokens is large for a text of {total:,} tokens: each occurs only "
+        f"a vocabulary of {size:,} is too large for a text of {total:,} tokens: each entry occurs only "
         f"{total / size:.0f} times on average, too rarely to learn. Set tokens.size={round(better, -2)}, or "
         "use --preset auto."
     )

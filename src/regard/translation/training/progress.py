@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-SHOWN_VALIDATIONS = 4  # in the live display
+SHOWN_VALIDATIONS = 4  # number of validations in the live display
 FRAMES_PER_SECOND = 2
 MIN_INTERVAL = 5.0  # seconds between plain progress lines
 INTERVAL_DIVISOR = 50  # later, the interval is the elapsed time divided by this
 MAX_INTERVAL = 20.0  # a trainer reports at least every 30 seconds
-MAX_SAMPLE_LENGTH = 60  # characters of a sample sentence in a plain line
+MAX_SAMPLE_LENGTH = 60  # maximum length of a sample sentence in a plain line
 
 
 def create_display(console: "Console | None" = None) -> Callback:
@@ -197,7 +197,7 @@ class LiveDisplay(Callback):
         return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
 
     def _table(self) -> "RenderableType":
-        """Return a table of the last validations, and of the best one if it is older."""
+        """Return a table of the last validations, including the best one if it is older."""
         from rich.table import Table
 
         best = max((result.step for result in self._results if result.best), default=None)

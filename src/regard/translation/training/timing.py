@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 _WINDOW = 60.0  # seconds of training over which the recent speed is measured
 _MIN_UPDATES = 10  # minimum number of updates in this measurement
-TIMED_BATCHES, _MAX_TIMED = 5, 3.0  # batches and seconds to measure the speed before training
-_OPTIMIZER = 1.05  # time of an update, relative to its forward and backward pass
+TIMED_BATCHES, _MAX_TIMED = 5, 3.0  # maximum batches and seconds for measuring the speed before training
+_OPTIMIZER = 1.05  # time of an update, relative to its forward and backward passes
 
 
 class RunningStats:
@@ -61,14 +61,14 @@ class RunningStats:
         self._before, self._start = seconds, time.monotonic()
 
     def take(self) -> tuple[float, float]:
-        """Return the mean loss and tokens per second, and start over."""
+        """Return the mean loss and tokens per second since the last report, and reset them."""
         now = self.seconds()
         result = sum(self._losses) / len(self._losses), self._size / max(now - self._reported, 1e-9)
         self._losses, self._size, self._reported = [], 0, now
         return result
 
     def left(self, updates: int, validations: float) -> float:
-        """Return the seconds that this many updates and validations will take at the recent speed."""
+        """Estimate the seconds for a number of updates and validations, at the recent speed."""
         return updates * self.seconds_per_update() + validations * self._last_validation
 
     def seconds_per_update(self) -> float:

@@ -45,11 +45,11 @@ from regard.translation.training.model_card import write_model_card
 from regard.translation.training.optimization import TrainingConfig
 from regard.translation.training.preparation import ConfigChoice, TrainingData, load_data, prepare_with
 
-_CALIBRATED = 200  # validation sentences translated to calibrate the scores
+_CALIBRATED = 200  # number of validation sentences to translate for calibrating the scores
 
 
 class Run(NamedTuple):
-    """A training run: its config, its data, and the other entries of config.json."""
+    """A training run: its config, its data, and the other entries in config.json."""
 
     config: TranslationConfig
     data: TrainingData
@@ -62,7 +62,7 @@ class Run(NamedTuple):
         return cls(config, load_data(folder, config), entries)
 
     def extended_at(self) -> list[int]:
-        """Return the updates at which training was extended; patience starts over there."""
+        """Return the updates at which training was extended; each one resets patience."""
         steps = self.entries.get(EXTENDED)
         return [step for step in steps if type(step) is int] if isinstance(steps, list) else []
 
@@ -87,8 +87,8 @@ def train(
     dev: validation pairs. Default: held out from `pairs`.
     config: all settings, or a function that chooses them from `CorpusStatistics`. Default: `choose_config`.
     resume: continue from the last checkpoint in the folder, if there is one, with the folder's config. If
-        `config` differs only by more epochs or updates, train longer, even after training has finished. The
-        precision may also differ.
+        `config` differs only in having more epochs or updates, train longer, even after training has
+        finished. The precision may also differ.
     callbacks: each receives all training events. log.csv, samples.jsonl and, if installed, TensorBoard files
         are always written.
     world: the processes that train together; see `join_world`.
@@ -279,7 +279,7 @@ def _config_choice(
 
 
 def _extend(folder: Path, run: Run, config: TranslationConfig | None, callbacks: Callback) -> Run:
-    """Continue with this config if it only changes duration or precision, and store it in the folder."""
+    """Switch to the given config if it only changes duration or precision, and store it in the folder."""
     if config is None or not run.config.is_extended_by(config):
         return run
     entries, old, new = dict(run.entries), run.config.training, config.training
@@ -300,7 +300,7 @@ def _describe_extension(old: TrainingConfig, new: TrainingConfig) -> str:
     if new.schedule == "cosine":
         message += (
             "; the cosine schedule is stretched, so the learning rate rises again and the result differs "
-            "slightly from that of an unextended run of this length"
+            "slightly from the result of an unextended run of this length"
         )
     if new.patience:
         message += "; patience starts over"

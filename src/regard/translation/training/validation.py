@@ -23,12 +23,12 @@ from regard.translation.tokens import TokenizerPair
 from regard.translation.training.callbacks import SampleTranslation, ValidationResult
 
 _BATCH_TOKENS = 4096
-_BATCH_SENTENCES = 100  # translated together
-_MAX_TRANSLATED = 1000  # dev sentences
+_BATCH_SENTENCES = 100  # sentences translated together
+_MAX_TRANSLATED = 1000  # maximum number of dev sentences to translate
 # the model is overfitting if all three hold
 _WORSE = 3  # validations in a row without a lower loss
-_RISE = 0.02  # minimum relative increase of the validation loss
-_FALL = 1.0  # minimum decrease of BLEU
+_RISE = 0.02  # minimum relative increase in validation loss
+_FALL = 1.0  # minimum decrease in BLEU
 
 
 class DevSet(NamedTuple):
@@ -92,7 +92,7 @@ def translate_greedy(model: Seq2Seq, tokens: TokenizerPair, sources: Sequence[Se
 
 
 class OverfittingMonitor:
-    """Detects overfitting from the validations of a training run.
+    """Detects overfitting from the validation results of a training run.
 
     >>> from regard.translation import TranslationConfig
     >>> from regard.translation.training.validation import OverfittingMonitor

@@ -18,7 +18,7 @@ def read_stacks(
 ) -> tuple[TransformerConfig, TransformerConfig]:
     """Return the configs of encoder and decoder.
 
-    activation, scale_embedding: defaults of the family. options: further settings of both configs.
+    activation, scale_embedding: defaults of the family. options: additional settings for both configs.
     """
     for name, value in (("normalize_before", options["norm_first"]), ("add_bias_logits", False)):
         settings.require(name, value)
@@ -53,7 +53,7 @@ def shared_layout(
 ) -> Layout:
     """Return the layout of a model whose encoder and decoder share their embeddings.
 
-    options: further fields of `Layout`: output_bias, position_offset and ignored.
+    options: additional fields of `Layout`: output_bias, position_offset and ignored.
     """
     tied = settings.flag("tie_word_embeddings", True)
     size, width = settings.integer("vocab_size"), encoder.width
@@ -112,6 +112,6 @@ def map_stacks(encoder: TransformerConfig, decoder: TransformerConfig) -> Iterat
 
 
 def copies(*, tied: bool) -> dict[str, str]:
-    """Return the other names of the shared embeddings, including the output's if it is `tied` to them."""
+    """Return the other names of the shared embeddings, including lm_head if it is `tied` to them."""
     names = ["model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"]
     return dict.fromkeys([*names, *(["lm_head.weight"] if tied else [])], SHARED)

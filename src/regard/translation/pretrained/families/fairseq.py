@@ -1,4 +1,4 @@
-"""Tokenizers of NLLB and mBART: tokenizer.json, or a SentencePiece model with fairseq's numbering."""
+"""Tokenizers of NLLB and mBART: tokenizer.json, or a SentencePiece model with fairseq's ids."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def read_tokenizer(
 ) -> tuple[PretrainedTokenizer, dict[str, int]]:
     """Return the tokenizer, and the ids of the language tokens.
 
-    codes: the languages that follow the vocabulary, unless the folder lists them.
+    codes: languages whose tokens follow the vocabulary, used if the folder does not list its languages.
     """
     size, special = layout.vocab_sizes[0], SpecialTokens(unknown=UNKNOWN)
     listed = _listed(folder, choice)
@@ -64,7 +64,7 @@ def read_tokenizer(
 
 
 def target_language(choice: Choice, languages: Mapping[str, int]) -> int:
-    """Return the id of the target language: the caller's choice, or the default of the folder."""
+    """Return the id of the target language: the caller's choice, or the folder's default."""
     forced = choice.generation.get("forced_bos_token_id")
     if choice.target is None and isinstance(forced, int) and forced in languages.values():
         return forced

@@ -36,7 +36,7 @@ def read_layout(settings: Settings) -> Layout:
 
 
 def read_tokens(folder: Path, layout: Layout, choice: Choice) -> TokenizerPair:
-    """Read vocab.json and sentencepiece.bpe.model (M2M-100), or the files of NLLB."""
+    """Read vocab.json and sentencepiece.bpe.model (M2M-100), or NLLB's tokenizer files."""
     size = layout.vocab_sizes[0]
     if (folder / "vocab.json").exists():
         ids = read_vocabulary(folder / "vocab.json", size)
@@ -61,7 +61,7 @@ def _languages(folder: Path, ids: Mapping[str, int], choice: Choice, size: int) 
     if codes is None or len(ids) + len(codes) > size:
         raise ArgumentError(
             f"{folder} has language_codes={kind!r}, a vocabulary of {len(ids)} and vocab_size={size}; regard "
-            "supports m2m100 and wmt21, whose languages must fit after the vocabulary."
+            "supports m2m100 and wmt21, and vocab_size must leave room for their language tokens."
         )
     return {code: len(ids) + i for i, code in enumerate(codes)}
 

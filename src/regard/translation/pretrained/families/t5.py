@@ -24,7 +24,7 @@ from regard.translation.tokens import TokenizerPair
 
 FILES = ("tokenizer.json", "spiece.model", "tokenizer_config.json", "special_tokens_map.json")
 _SHARED = "shared.weight"
-_UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"  # in the first T5 files
+_UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"  # in early T5 files
 _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
     "gelu": "gelu",
@@ -153,7 +153,7 @@ def read_tokens(folder: Path, layout: Layout, choice: Choice) -> TokenizerPair:
 
 
 def _prefix(choice: Choice) -> str:
-    """Return the text that starts every source, such as "translate English to German:"."""
+    """Return the prefix of every source text, such as "translate English to German:"."""
     tasks = choice.config.get("task_specific_params", {})
     prefixes: dict[tuple[str, str], str] = {}
     for name, task in tasks.items() if isinstance(tasks, dict) else ():

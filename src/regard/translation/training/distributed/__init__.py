@@ -1,4 +1,4 @@
-"""Training in several processes, and models sharded over them."""
+"""Training in several processes, and models sharded across them."""
 
 from regard._util.lazy import attach
 

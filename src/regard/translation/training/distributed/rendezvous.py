@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import distributed
 
-_TIMEOUT = timedelta(minutes=30)  # for all processes to connect
-_POLL_INTERVAL = 0.02  # seconds
+_TIMEOUT = timedelta(minutes=30)  # time limit for all processes to connect
+_POLL_INTERVAL = 0.02  # seconds between checks
 
 
 def init_process_group(backend: str) -> None:
-    """Initialize torch.distributed with the other processes of this launch."""
+    """Initialize torch.distributed with the other processes in this launch."""
     from torch.distributed.rendezvous import rendezvous
 
     store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
@@ -22,10 +22,10 @@ def init_process_group(backend: str) -> None:
 
 
 def _session_key(store: Any, rank: int, size: int) -> str:
-    """Agree on a key that only the processes of this launch know.
+    """Agree on a key that only the processes in this launch know.
 
     After a restart, torchrun's store still holds the addresses of dead processes. Each process therefore
-    sends rank 0 a request with a new random name, and waits for the reply to this name.
+    sends rank 0 a request with a new random name, and waits for a reply to this name.
     """
     name = secrets.token_hex(8)
     if rank:

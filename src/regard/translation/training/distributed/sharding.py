@@ -28,7 +28,7 @@ from regard.models.seq2seq import Seq2Seq
 from regard.translation.model_folder import damaged_checkpoint
 
 BLOCKS = (EncoderBlock, DecoderBlock)  # gathered one at a time; all other parameters together
-_ALIGNMENT = 64  # bytes; alignment of the tensor data
+_ALIGNMENT = 64  # alignment of the tensor data in bytes
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -49,7 +49,7 @@ class Share(NamedTuple):
     size: int
 
     def rows(self, length: int) -> slice:
-        """Return the rows of this process in a tensor of `length` rows; possibly none."""
+        """Return this process's rows in a tensor with `length` rows; possibly none."""
         step = -(-length // self.size)
         return slice(min(self.rank * step, length), min((self.rank + 1) * step, length))
 
@@ -58,7 +58,7 @@ ALONE = Share(0, 1)  # a single process
 
 
 class Shard(NamedTuple):
-    """The rows of a tensor in one process; all of them if the tensor is not sharded.
+    """The rows of a tensor that one process holds; all rows if the tensor is not sharded.
 
     shape: shape of the whole tensor.
     """
@@ -81,7 +81,7 @@ class Shard(NamedTuple):
 
 
 def build_sharded(build: Callable[[], Module], share: Share) -> tuple[Module, dict[str, Tensor]]:
-    """Build a module with parameters on the meta device, and return this process's rows of their values.
+    """Build a module on the meta device; return it with this process's rows of its parameters, by name.
 
     `build` initializes every layer as usual, with the same random numbers as in one process. As soon as a
     layer is assigned to its parent, the rows of other processes are freed.
@@ -154,7 +154,7 @@ def write_sharded(
 
 
 def _gather(shards: Mapping[str, Shard], share: Share, group: Any) -> Iterator[Tensor]:
-    """In rank 0, yield the rows of all processes, tensor by tensor; other ranks send theirs."""
+    """On rank 0, yield the rows from all processes, tensor by tensor; other ranks send theirs."""
     for shard in shards.values():
         for rank in range(share.size if shard.sharded else 1):
             rows = Share(rank, share.size).rows(shard.shape[0]) if shard.sharded else slice(None)
@@ -198,14 +198,14 @@ def read_rows(path: Path, name: str, shard: Shard, share: Share) -> Tensor:
 
 
 def map_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file by name, as views of the memory-mapped file."""
+    """Return the tensors in a safetensors file by name, as views of the memory-mapped file."""
     with _open(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """Open a file of a checkpoint."""
+    """Open a checkpoint file."""
     try:
         with safe_open(path, "pt") as file:
             yield file
@@ -221,7 +221,7 @@ def read_into(path: Path, name: str, tensor: Tensor, share: Share) -> None:
 
 
 def average(shards: Mapping[str, Shard], paths: Sequence[Path], share: Share) -> Iterator[tuple[str, Shard]]:
-    """Yield each tensor averaged with its versions in these safetensors files."""
+    """Yield each tensor averaged with its versions in the given safetensors files."""
     for name, shard in shards.items():
         total = shard.local.double()
         for path in paths:
@@ -279,7 +279,7 @@ def _load(module: nn.Module, path: Path, device: Device, names: Mapping[str, str
 
 
 def _assign(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Replace parameters and buffers of a module."""
+    """Replace a module's parameters and buffers."""
     for name, tensor in tensors.items():
         path, _, attribute = name.rpartition(".")
         owner = module.get_submodule(path)

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 4 --max-restarts 5 -m regard train a.en a.de --output FOLDER --resume [--shard]
 
-Each process computes the loss of its part of a batch, and the gradients are summed. The updates are the same
+Each process computes the loss on its part of a batch, and the gradients are summed. The updates are the same
 for any number of processes, except for rounding and dropout, which each process samples independently.
 
 - World: each process has the whole model (torch's DistributedDataParallel).
@@ -67,7 +67,7 @@ class RemoteError(RegardError):
 
 
 class Candidate(NamedTuple):
-    """A model to validate; `keep` saves it as the best model of the folder."""
+    """A model to validate; `keep` saves it as the best model in the folder."""
 
     model: Seq2Seq
     keep: Callable[[], None]
@@ -129,7 +129,7 @@ class World:
     def candidate(
         self, folder: Path, model: Seq2Seq, checkpoints: Sequence[Checkpoint]
     ) -> Iterator[Candidate | None]:
-        """Yield the average of model and checkpoints for validation in rank 0, and None in other ranks."""
+        """Yield the average of model and checkpoints for validation on rank 0, and None on other ranks."""
         candidate = None
         with self.sync_errors():
             if self.rank == 0:
@@ -174,7 +174,7 @@ class World:
             restore_optimizer(optimizer, _names(model), tensors)
 
     def _optimizer_tensor(self, path: Path, name: str, whole: Tensor, model: Seq2Seq) -> Tensor:
-        """Read a tensor of the optimizer state, sharded like its parameter."""
+        """Read an optimizer state tensor, sharded like its parameter."""
         kind, _, parameter = name.partition(":")
         if kind == "step":
             return whole.clone()
@@ -209,7 +209,7 @@ class World:
 
 
 class Sharded(World):
-    """Sharded training: each process holds a part of parameters, gradients and optimizer state."""
+    """Sharded training: each process holds a part of the parameters, gradients and optimizer state."""
 
     def build(self, build: Callable[[], Objective]) -> tuple[Seq2Seq, nn.Module]:
         from torch.distributed.device_mesh import init_device_mesh
@@ -268,8 +268,8 @@ def join_world(*, shard: bool = False) -> Iterator[World]:
     process fails, it reports the error and all exit; with torchrun --max-restarts and --resume they restart
     from the last checkpoint.
 
-    torch.distributed neither encrypts nor authenticates. Assume that anyone who can reach its ports can
-    execute code, and open them only to the training machines.
+    torch.distributed neither encrypts nor authenticates connections. Assume that anyone who can reach its
+    ports can execute code, and open them only to the training machines.
 
     >>> from regard.translation.training.distributed.world import join_world
     >>> with join_world() as world:
@@ -297,7 +297,7 @@ def join_world(*, shard: bool = False) -> Iterator[World]:
         ) from None
     try:
         with _report_once(distributed.get_rank()):
-            # this group exchanges numbers and errors, with a long timeout
+            # this group exchanges values and errors, with a long timeout
             group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
             yield Sharded(device, group) if shard else World(device, group)
     finally:
