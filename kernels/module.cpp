@@ -14,6 +14,7 @@
 
 #include "isas.h"
 #include "abi.h"
+#include "calls.h"
 
 namespace nb = nanobind;
 
@@ -257,6 +258,9 @@ class Prepared {
     return (chosen->*kernel)(p, threads);
   }
 
+  const Problem& problem() const { return problem_; }
+  const std::vector<ptrdiff_t>& offsets() const { return offsets_; }
+
  private:
   Problem problem_;
   std::vector<ptrdiff_t> offsets_;
@@ -391,6 +395,22 @@ NB_MODULE(_kernels, m) {
       .def(nb::init<nb::handle, nb::handle, const std::vector<int64_t>&>())
       .def("forward", &Prepared::run<&Kernels::forward>)
       .def("backward", &Prepared::run<&Kernels::backward>);
+  nb::class_<Calls>(m, "Calls")
+      .def(nb::init<const nb::dict&>())
+      .def("clear", &Calls::clear)
+      .def("add",
+           [](Calls& calls, nb::handle query, nb::handle key, nb::handle value, nb::handle score, nb::handle mask,
+              nb::handle normalize, const Prepared& call, nb::handle prepared, nb::handle shapes) {
+             calls.add(query, key, value, score, mask, normalize, call.problem(), call.offsets(), prepared, shapes);
+           },
+           nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
+      .def("run",
+           [](const Calls& calls, nb::handle query, nb::handle key, nb::handle value, nb::handle score, nb::handle mask,
+              nb::handle normalize, bool need_tau) {
+             return calls.run(chosen, query, key, value, score, mask, normalize, need_tau);
+           },
+           nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
+           nb::arg());
   m.def("weights", &call<&Kernels::weights>);
   m.def("entropy", &call<&Kernels::entropy>);
   m.def("dropout", &drop);

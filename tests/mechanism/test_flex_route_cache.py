@@ -154,12 +154,60 @@ def test_functions_that_may_change_have_no_fingerprint():
         drawing,
         mutable([1]),
         functools.partial(window(3)),
-        window(torch.tensor(3)),
+        window(torch.tensor(3.0, requires_grad=True)),
+        window(torch.zeros(5000)),
+        window(torch.zeros(3).to(torch.float32)._neg_view()),
         *unset,
     ]
     assert [fingerprint(function) for function in functions] == [None] * len(functions)
     assert fingerprint(window(1)) != fingerprint(window(True))
     assert fingerprint(window(0.0)) != fingerprint(window(-0.0))
+
+
+def test_the_fingerprint_contains_the_values_of_tensors():
+    size = torch.tensor([3.0, 0.0])
+    before = fingerprint(window(size))
+    assert before == fingerprint(window(size.clone()))
+    assert before != fingerprint(window(torch.tensor([3.0, -0.0])))
+    assert before != fingerprint(window(size.double()))
+    assert before != fingerprint(window(size[:, None]))
+    size.data[0] = 4.0  # changes no version counter
+    assert before != fingerprint(window(size))
+    assert fingerprint(window(size), tensors=False) is None
+
+
+def slope_of(slopes):
+    return lambda s, b, h, q, k: s - slopes[h] * (q - k).abs()
+
+
+def table_of(bias):
+    return lambda s, b, h, q, k: s + bias[q, k]
+
+
+def test_captured_tensors_are_traced_once(traces):
+    x, slopes = torch.randn(1, 2, 9, 4), torch.tensor([0.5, 0.25])
+    for _ in range(3):
+        regard.flex_attention(x, x, x, slope_of(slopes))
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "tensor"),
+    [(slope_of, torch.tensor([0.5, 0.25])), (table_of, torch.randn(9, 9))],
+    ids=["slopes", "table"],
+)
+def test_a_cached_route_has_the_values_of_its_own_call(make, tensor):
+    """A later call with the earlier values must not read a tensor that has changed since."""
+    x, earlier = torch.randn(1, 2, 9, 4), tensor.clone()
+    score_mod = make(tensor)
+    before = regard.flex_attention(x, x, x, score_mod)
+    tensor.mul_(3)
+    changed = regard.flex_attention(x, x, x, score_mod)
+    assert not torch.allclose(before, changed, atol=1e-3)
+    assert torch.equal(regard.flex_attention(x, x, x, make(earlier)), before)
+    fresh, lse = regard.flex_attention(x, x, x, make(earlier), return_lse=True)
+    torch.testing.assert_close(fresh, before, rtol=1e-5, atol=1e-5)
+    assert torch.equal(lse, regard.flex_attention(x, x, x, make(earlier.clone()), return_lse=True)[1])
 
 
 def test_export_does_not_poison_later_calls(traces):

@@ -7,7 +7,8 @@ finite. The caller then recomputes the result with `tiled`, which is NaN-safe.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from regard.mechanism.call.problem import Problem, empty_in_order, empty_results
 from regard.mechanism.kernels.library import DESCRIPTION as DESCRIPTION
 from regard.mechanism.kernels.library import KERNELS, MATCHES, NORMALIZERS, SCORES, SLOTS, TYPES
 from regard.mechanism.normalizers import BUILT_IN_TYPES, Normalizer, Sigmoid, Softmax
+from regard.mechanism.torch_state import probes
 
 _COUNTED = {"dense biases": "bias", "relative biases": "line", "mask terms": "start"}
 _LIMITS = {name: sum(kind(slot) == part for slot in SLOTS) for name, part in _COUNTED.items()}
@@ -261,8 +263,8 @@ class Prepared:
     """
 
     def __init__(self, encoded: Encoded, names: Sequence[str], kept: Sequence[Tensor]) -> None:
-        handle = KERNELS.Prepared(encoded.numbers, encoded.factors, [SLOTS[name] for name in names])
-        self._forward, self._backward = handle.forward, handle.backward
+        self.handle = KERNELS.Prepared(encoded.numbers, encoded.factors, [SLOTS[name] for name in names])
+        self._forward, self._backward = self.handle.forward, self.handle.backward
         self._kept = kept  # keeps alive the tensors whose addresses are part of the call
 
     def forward(self, *tensors: Tensor | None) -> bool:
@@ -273,6 +275,15 @@ class Prepared:
     def backward(self, *tensors: Tensor) -> bool:
         """Compute the gradients; return whether they are finite."""
         return bool(self._backward([tensor.data_ptr() for tensor in tensors], torch.get_num_threads()))
+
+
+def cached_calls() -> Any:
+    """Return an empty cache for prepared calls in the kernels, or None if the kernels or torch lack it."""
+    state = probes() if available() else None
+    if state is not None:
+        with suppress(ValueError):  # torch has another version of DLPack
+            return KERNELS.Calls(state)
+    return None
 
 
 def prepare_call(problem: Problem, extra: Mapping[str, Tensor], names: Sequence[str]) -> Prepared:

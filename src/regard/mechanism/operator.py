@@ -6,7 +6,8 @@ output  = weights · value                      … h q e
 
 The kernels finish a small call in a few microseconds; preparing it takes much longer. A call whose score,
 mask and normalizer are immutable is therefore prepared once, and its encoding for the kernels is cached. The
-next call with the same score, mask, normalizer, shapes and strides only fills in five addresses.
+next call with the same score, mask, normalizer, shapes and strides only fills in five addresses. In float32,
+the kernels look it up themselves (kernels/calls.h), with the same checks as `_run_cached`.
 """
 
 from collections.abc import Hashable
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, Never, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from regard.mechanism import autograd, dispatch, fused, reference
 from regard.mechanism.autocast import autocast_off, autocasts
@@ -44,7 +46,19 @@ _MASKS = {type(None), Causal, Window, Documents, Padding}  # immutable and hasha
 _INPUTS = ("query", "key", "value")
 _MAX_CACHED_ROWS = 4096  # masked calls with more queries are not cached: their intervals are too large
 _CACHE_SIZE = 256  # maximum number of cached calls
-_CACHE: dict[Hashable, "_PreparedCall | None"] = {}  # None: the call must take the general path
+_CALLS = fused.cached_calls()  # the float32 calls in `_CACHE`, or None
+
+
+class _Cache(dict[Hashable, "_PreparedCall | None"]):
+    """Prepared calls; None if the call must take the general path."""
+
+    def clear(self) -> None:
+        super().clear()
+        if _CALLS is not None:
+            _CALLS.clear()
+
+
+_CACHE = _Cache()
 
 
 def attention(
@@ -83,8 +97,13 @@ def attention(
     """
     if positional or unknown:
         keyword_hints.raise_unexpected("attention", positional, unknown)
+    ready = None
+    if bias is None and generator is None and implementation is None and _kernels_decide(dropout):
+        ready = _CALLS.run(query, key, value, score, mask, normalize, False)
+        if type(ready) is Tensor:
+            return ready
     call = Call(score, mask, bias, normalize, dropout, generator)
-    return _run(query, key, value, call, implementation, need_tau=False).output
+    return _run(query, key, value, call, implementation, ready, need_tau=False).output
 
 
 def attend(
@@ -116,16 +135,23 @@ def attend(
     """
     if positional or unknown:
         keyword_hints.raise_unexpected("attend", positional, unknown)
-    call = Call(score, mask, bias, normalize, dropout, generator)
-    output, tau, fused_tau, problem, cached = _run(query, key, value, call, implementation, need_tau=True)
-    lead = output.shape[:-2]
-    if problem is not None:
-        return output, Weights(problem.without("value"), tau, lead, tau_from_kernels=fused_tau)
+    ready = None
+    if bias is None and generator is None and implementation is None and _kernels_decide(dropout):
+        ready = _CALLS.run(query, key, value, score, mask, normalize, True)
+    if ready is not None and not ready[3]:  # it needs no gradients
+        output, tau, cached = ready[0], ready[1], ready[2].weights
+    else:
+        call = Call(score, mask, bias, normalize, dropout, generator)
+        result = _run(query, key, value, call, implementation, ready, need_tau=True)
+        output, tau, fused_tau, problem, cached = result
+        if problem is not None:
+            weights = Weights(problem.without("value"), tau, output.shape[:-2], tau_from_kernels=fused_tau)
+            return output, weights
     assert cached is not None
     assert isinstance(key, Tensor)  # calls with a quantized key are not cached if τ is needed
     inputs = {"query": query, "key": key}  # masks of cached calls are immutable
     build = partial(cached.with_inputs, inputs, torch.is_grad_enabled())
-    return output, Weights(build, tau, lead, inputs=inputs, tau_from_kernels=fused_tau)
+    return output, Weights(build, tau, output.shape[:-2], inputs=inputs, tau_from_kernels=True)
 
 
 def self_attention(x: Tensor, *positional: Never, **options: Unpack[Options]) -> Tensor:
@@ -148,16 +174,33 @@ class _Result(NamedTuple):
     cached: Problem | None = None  # for the weights of a cached call; query and key are placeholders
 
 
+def _kernels_decide(dropout: float) -> bool:
+    """Whether the kernels may look up a call without bias, generator and implementation in their cache."""
+    return (
+        type(dropout) is float
+        and dropout == 0
+        and _CALLS is not None
+        and dispatch.FROM_ENVIRONMENT in (None, "fused")
+        and not is_compiling()
+    )
+
+
 def _run(
     query: Tensor,
     key: Tensor | Quantized,
     value: Tensor | Quantized,
     call: Call,
     implementation: str | None,
+    ready: tuple[Tensor, Tensor, "_PreparedCall", bool] | None,
     *,
     need_tau: bool,
 ) -> _Result:
-    """Run a cached call, or prepare the call, select an implementation and run it."""
+    """Run a cached call, or prepare the call, select an implementation and run it.
+
+    ready: output, τ, the cached call and whether it needs gradients, if the kernels found it in their cache.
+    """
+    if ready is not None:
+        return _differentiable(*ready, call, query, key, value)  # type: ignore[arg-type]
     if implementation is None and dispatch.FROM_ENVIRONMENT in (None, "fused"):
         # `_run_cached` returns None for quantized tensors
         result = _run_cached(query, key, value, call, need_tau=need_tau)  # type: ignore[arg-type]
@@ -223,7 +266,7 @@ def _run_cached(query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_t
         or type(call.dropout) not in (float, int)
         or call.dropout
         or call.generator is not None
-        or torch.compiler.is_compiling()
+        or is_compiling()
         or not plain_cpu(query, key, value)
         or (type(mask) in (Padding, Documents) and mask.cache_key is None)  # type: ignore[union-attr]
     ):
@@ -238,6 +281,8 @@ def _run_cached(query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_t
             _CACHE.clear()
         if mask is None or query.shape[-2] <= _MAX_CACHED_ROWS:
             _CACHE[cache_key] = prepared
+            if _CALLS is not None and prepared is not None and query.dtype is torch.float32:
+                _add_to_kernels(query, key, value, call, prepared)
     if prepared is None:
         return None
     requires_grad = torch.is_grad_enabled() and (
@@ -245,19 +290,42 @@ def _run_cached(query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_t
     )
     if requires_grad and query.dtype is not torch.float32:
         return None
-    output = torch.empty_strided(prepared.output_shape, prepared.output_stride, dtype=torch.float32)
+    output = torch.empty_strided(
+        prepared.output_shape, prepared.output_stride, dtype=torch.float32, device="cpu"
+    )
     tau = None
     if need_tau or requires_grad:
         tau = torch.empty(prepared.tau_shape, dtype=torch.float32, device="cpu")
     if not prepared.call.forward(query, key, value, output, tau):
         return None
-    if not requires_grad:
-        output = output if query.dtype is torch.float32 else output.to(query.dtype)
-        return _Result(output, tau, True, None, prepared.weights)
-    # avoids the overhead of `_FastAttention.apply`, which first binds default arguments
-    apply = super(torch.autograd.Function, _FastAttention).apply
-    output, tau = apply((output, tau), prepared, call, query, key, value)  # type: ignore[no-untyped-call]
+    output = output if query.dtype is torch.float32 else output.to(query.dtype)
+    return _differentiable(output, tau, prepared, requires_grad, call, query, key, value)
+
+
+def _differentiable(
+    output: Tensor,
+    tau: Tensor | None,
+    prepared: "_PreparedCall",
+    requires_grad: bool,
+    call: Call,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+) -> _Result:
+    """Return the result of a cached call, with its backward pass if gradients are required."""
+    if requires_grad:
+        # avoids the overhead of `_FastAttention.apply`, which first binds default arguments
+        apply = super(torch.autograd.Function, _FastAttention).apply
+        output, tau = apply((output, tau), prepared, call, query, key, value)  # type: ignore[no-untyped-call]
     return _Result(output, tau, True, None, prepared.weights)
+
+
+def _add_to_kernels(query: Tensor, key: Tensor, value: Tensor, call: Call, prepared: _PreparedCall) -> None:
+    """Add a float32 call to the kernels' own cache."""
+    tau_stride = torch.empty(prepared.tau_shape, device="meta").stride()
+    shapes = (prepared.output_shape, prepared.output_stride, prepared.tau_shape, tau_stride)
+    parts = (call.score, call.mask, call.normalize)
+    _CALLS.add(query, key, value, *parts, prepared.call.handle, prepared, shapes)
 
 
 def _prepare(query: Tensor, key: Tensor, value: Tensor, call: Call) -> _PreparedCall | None:

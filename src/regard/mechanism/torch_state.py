@@ -98,6 +98,28 @@ _PLAIN_CPU_KEYS = {_keys(_empty(inference)) for inference in (False, True)}
 _PROBES_AVAILABLE = None not in (_transforms_active, _tracing_state, _dispatch_modes, _dispatch_keys)
 
 
+def probes() -> dict[str, Any] | None:
+    """Return the functions and constants with which the kernels make the checks of `plain_cpu` themselves.
+
+    Returns None if this version of torch lacks one of them.
+    """
+    any_autocast = private("_C._is_any_autocast_enabled")
+    exchange = private("Tensor.__dlpack_c_exchange_api__")
+    if not _PROBES_AVAILABLE or any_autocast is None or exchange is None:
+        return None
+    return {
+        "types": (Tensor, nn.Parameter),
+        "plain_keys": tuple(_PLAIN_CPU_KEYS),
+        "probes": (_dispatch_modes, _transforms_active, _tracing_state, any_autocast),
+        "forward_ad": _FORWARD,
+        "dispatch_keys": _dispatch_keys,
+        "is_grad_enabled": torch.is_grad_enabled,
+        "get_num_threads": torch.get_num_threads,
+        "new_empty_strided": Tensor.new_empty_strided,
+        "dlpack": exchange,
+    }
+
+
 def plain_cpu(*tensors: Tensor) -> bool:
     """Whether all tensors are dense and on the CPU, with no transform, tracing, autocast or mode active."""
     if (

@@ -135,8 +135,9 @@ def _run(call: FlexCall, want_lse: bool, want_max: bool) -> tiles.Result:
         dtype = torch.get_autocast_dtype(device) if dtype is not torch.float64 else dtype
         query, key, value = (x.to(dtype) for x in (query, key, value))
     with autocast_off(device):
-        route = choose_route(call._replace(query=query, key=key, value=value))
-        if route.plan is not None and not want_lse and not want_max:
+        statistics = want_lse or want_max
+        route = choose_route(call._replace(query=query, key=key, value=value), need_functions=statistics)
+        if route.plan is not None and not statistics:
             output = _attend(query, key, value, route.plan, route.mask)
             return tiles.Result(output.to(dtype), output, output)
         working = dtype if dtype is torch.float64 else torch.float32
@@ -166,17 +167,23 @@ def _options(plan: Plan, mask: Intervals | None) -> operator.Options:
 _CACHE: RouteCache[_Route] = RouteCache()
 
 
-def choose_route(call: FlexCall) -> _Route:
-    """Decide how a call is computed; reuse the decision of an earlier call with the same functions."""
+def choose_route(call: FlexCall, *, need_functions: bool = False) -> _Route:
+    """Decide how a call is computed; reuse the decision of an earlier call with the same functions.
+
+    need_functions: whether the caller evaluates the functions of the route, even if it has a plan.
+    """
     _scale(call.scale, call.query)  # raises if the scale is not a number
     if call.block_mask is not None:
         _check_block_mask(call.block_mask, _sizes(call), call.query.device)
     # a plan created under export, tracing or a fake mode has tensors that other calls cannot use
-    cache_key = _CACHE.key(call) if plain_cpu(*call[:3]) else None
+    cache_key = _CACHE.key(call, tensors=not need_functions) if plain_cpu(*call[:3]) else None
     route = None if cache_key is None else _CACHE.get(cache_key, call.block_mask)
     if route is None:
         route = _trace_route(call)
-        if cache_key is not None and route.plan is not None and not route.captured:
+        if cache_key is not None and route.plan is not None:
+            if route.captured:  # these tensors may change later; the key contains their current values
+                mask = None if route.mask is None else route.mask.copy()
+                route = route._replace(plan=route.plan.copy(), mask=mask)
             _CACHE.put(cache_key, call.block_mask, route)
     return route
 

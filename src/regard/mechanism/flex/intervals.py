@@ -57,6 +57,10 @@ class Intervals(Mask):
         pairs = [a.intersect(b) for a in self.parts for b in other.parts]
         return _union(pairs)
 
+    def copy(self) -> "Intervals":
+        """Return a mask with its own memory."""
+        return Intervals(tuple(Interval(start.clone(), stop.clone()) for start, stop in self.parts))
+
     def complement(self, keys: int) -> "Intervals | None":
         """Return the keys that this mask does not allow."""
         result: Intervals | None = None

@@ -1,7 +1,7 @@
 """Express a FlexAttention call as a call to `attention`, if its functions have known formulas."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,14 @@ class Plan(NamedTuple):
     scale: float
     softcap: float | None
     biases: list[Tensor | RelativeBias]
+
+    def copy(self) -> "Plan":
+        """Return a plan that shares no memory with the tensors that its functions capture."""
+        factors = [None if x is None else x.clone() for x in (self.query_factor, self.key_factor)]
+        biases: list[Tensor | RelativeBias] = [
+            x.copy() if isinstance(x, _Line) else cast(Tensor, x).clone() for x in self.biases
+        ]
+        return self._replace(query_factor=factors[0], key_factor=factors[1], biases=biases)
 
 
 def make_plan(form: ScoreForm, sizes: Sizes, groups: int, scale: float, like: Tensor) -> Plan | str:
@@ -122,6 +130,9 @@ class _Line(RelativeBias):
 
     def line(self, queries: int, keys: int, device: Any) -> Tensor:
         return self._values
+
+    def copy(self) -> "_Line":
+        return _Line(self._values.clone())
 
 
 def _distance_indices(sizes: Sizes, device: torch.device) -> dict[str, Tensor]:

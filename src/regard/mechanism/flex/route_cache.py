@@ -1,8 +1,8 @@
 """Cache the routes of FlexAttention calls, so that a layer does not trace its functions in every call.
 
-A route is reused only if nothing that determines it can have changed: its functions use no tensors and no
-objects other than numbers, strings and functions of the same kind, and the tensors of the block mask have the
-same values.
+A route is reused only if nothing that determines it can have changed: its functions use no objects other than
+numbers, strings, functions of the same kind and small tensors without gradients. These tensors, and those of
+the block mask, must have the same values.
 """
 
 import builtins
@@ -16,7 +16,9 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from regard.mechanism.torch_state import plain_cpu
 
 _NUMBERS = (int, float, bool, str, type(None), torch.dtype)
 _MODULES = (torch, math, torch.nn.functional)
@@ -29,10 +31,14 @@ _FUNCTIONS = {
 }
 _BUILTINS = {abs, divmod, isinstance, len, max, min, pow, round, sum, *_FUNCTIONS.values()}
 _DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+# methods of tensors that read only their elements and change nothing
+_MEMORY = {"as_strided", "storage", "untyped_storage", "data_ptr", "grad", "grad_fn"}
+_METHODS = {name for name in dir(Tensor) if not name.startswith("_") and not name.endswith("_")} - _MEMORY
 # attributes of modules and tensors whose values never change; others, such as torch.backends, read settings
-_ATTRIBUTES = {"nn", "functional", "inf", "nan", "pi", "e", "tau", *dir(Tensor), *_FUNCTIONS, *_DTYPES}
+_ATTRIBUTES = {"nn", "functional", "inf", "nan", "pi", "e", "tau", *_METHODS, *_FUNCTIONS, *_DTYPES}
 _MAX_DEPTH = 8  # maximum nesting depth of functions
 _MAX_ROUTES = 32
+_MAX_ELEMENTS = 4096  # maximum size of a captured tensor, whose bytes are part of the key
 _UNDEFINED = object()
 _SETTINGS = ("get_", "is_")  # prefixes of torch functions that read a setting
 _BLOCK_TENSORS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
@@ -40,8 +46,10 @@ _BLOCK_TENSORS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_
 Route = TypeVar("Route")
 
 
-def fingerprint(function: Any, depth: int = 0) -> Hashable | None:
+def fingerprint(function: Any, depth: int = 0, *, tensors: bool = True) -> Hashable | None:
     """Return a value that is equal for two functions only if their results are equal, or None if unknown.
+
+    The values of captured tensors are part of it. tensors: whether functions that capture tensors have one.
 
     >>> from regard.mechanism.flex.route_cache import fingerprint
     >>> def window(size):
@@ -63,18 +71,18 @@ def fingerprint(function: Any, depth: int = 0) -> Hashable | None:
     values += [scope[name] if name in scope else getattr(builtins, name, _UNDEFINED) for name in names]
     parts: list[Hashable] = [function.__code__]
     for value in values:
-        part = _fingerprint_value(value, depth)
+        part = _fingerprint_value(value, depth, tensors=tensors)
         if part is None:
             return None
         parts.append(part)
     return tuple(parts)
 
 
-def _fingerprint_value(value: Any, depth: int) -> Hashable | None:
+def _fingerprint_value(value: Any, depth: int, *, tensors: bool) -> Hashable | None:
     if type(value) in _NUMBERS or isinstance(value, torch.dtype):
         return type(value), value, math.copysign(1, value) if isinstance(value, float) else 0
     if type(value) is tuple:
-        parts = tuple(_fingerprint_value(item, depth + 1) for item in value)
+        parts = tuple(_fingerprint_value(item, depth + 1, tensors=tensors) for item in value)
         return None if None in parts or depth > _MAX_DEPTH else parts
     if isinstance(value, ModuleType):
         return value.__name__ if value in _MODULES else None
@@ -82,7 +90,22 @@ def _fingerprint_value(value: Any, depth: int) -> Hashable | None:
         return value.__name__ if value in _TYPES else None  # attributes of other classes may change
     if isinstance(value, BuiltinFunctionType):
         return id(value) if value in _BUILTINS else None  # a method's result depends on its object
-    return fingerprint(value, depth + 1)
+    if isinstance(value, Tensor):
+        return _fingerprint_tensor(value) if tensors else None
+    return fingerprint(value, depth + 1, tensors=tensors)
+
+
+def _fingerprint_tensor(tensor: Tensor) -> Hashable | None:
+    if (
+        type(tensor) not in (Tensor, nn.Parameter)
+        or not plain_cpu(tensor)
+        or tensor.requires_grad
+        or tensor.grad is not None
+        or tensor.numel() > _MAX_ELEMENTS
+    ):
+        return None
+    content = tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.dtype, tensor.shape, tensor.stride(), content
 
 
 @lru_cache(maxsize=256)
@@ -115,12 +138,16 @@ class RouteCache(Generic[Route]):
     def __init__(self) -> None:
         self._routes: OrderedDict[Hashable, tuple[list[Tensor | None], Route]] = OrderedDict()
 
-    def key(self, call: Any) -> Hashable | None:
-        """Return the key of a call, or None if its route must not be reused."""
+    def key(self, call: Any, *, tensors: bool) -> Hashable | None:
+        """Return the key of a call, or None if its route must not be reused.
+
+        tensors: whether the route may be reused if its functions capture tensors. The functions of the route
+        are those of an earlier call, whose tensors may have changed since.
+        """
         query, key, _, score_mod, block_mask, scale, _ = call
         functions: list[Hashable] = []
         for function in (score_mod, None if block_mask is None else block_mask.mask_mod):
-            part = 0 if function is None else fingerprint(function)
+            part = 0 if function is None else fingerprint(function, tensors=tensors)
             if part is None:
                 return None
             functions.append(part)

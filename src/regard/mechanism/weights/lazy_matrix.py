@@ -377,4 +377,7 @@ def _versions(tensors: Mapping[str, Tensor]) -> dict[str, int | None]:
     """Return the version counter of each tensor, or None for inference tensors and during compilation."""
     if torch.compiler.is_compiling():
         return dict.fromkeys(tensors)
-    return {name: None if tensor.is_inference() else tensor._version for name, tensor in tensors.items()}
+    try:
+        return {name: tensor._version for name, tensor in tensors.items()}
+    except RuntimeError:  # one of them is an inference tensor
+        return {name: None if x.is_inference() else x._version for name, x in tensors.items()}
