@@ -126,6 +126,8 @@ def _response(
 ) -> bytes:
     attends = state.registry.entry(request.model).attends
     reason = "" if attends or not request.alignment else _NO_ATTENTION
+    for translation in translations:  # the page shows the warning above the view, not in it
+        translation.note = translation.note.removesuffix(translation.warning).removesuffix("; ")
     view = None
     if request.view and attends:
         view = state.views.add(look_at_translations(translator, translations, title=request.model))
@@ -144,11 +146,13 @@ def _info(translation: Translation, aligned: bool, reason: str, domain: Domain) 
         text=translation.text,
         score=translation.score,
         tokens=translation.tokens,
-        note=translation.note.removesuffix(translation.warning).removesuffix("; "),
+        note=translation.note,
         alternatives=[Alternative(text=other.text, score=other.score) for other in translation.alternatives],
         alignment=Alignment(**translation.alignment.to_dict()) if aligned else None,
         reason=reason,
-        warning=domain.warning(translation.source, math.log(max(translation.confidence, 1e-30))),
+        warning=f"{translation.warning}."
+        if translation.warning
+        else domain.warning(translation.source, math.log(max(translation.confidence, 1e-30))),
     )
 
 
