@@ -134,6 +134,8 @@ def _response(
     entry = state.registry.entry(request.model)
     folder = state.registry.folders.get(request.model)
     domain = domain_of(translator, folder, list(entry.examples))
+    if domain.words is None and translator.domain is not None:  # no training data, but a profile of it
+        domain = domain._replace(words=translator.domain.words, unseen=translator.domain.unseen)
     infos = [
         _info(translation, request.alignment and attends, reason, domain) for translation in translations
     ]
@@ -150,9 +152,7 @@ def _info(translation: Translation, aligned: bool, reason: str, domain: Domain) 
         alternatives=[Alternative(text=other.text, score=other.score) for other in translation.alternatives],
         alignment=Alignment(**translation.alignment.to_dict()) if aligned else None,
         reason=reason,
-        warning=f"{translation.warning}."
-        if translation.warning
-        else domain.warning(translation.source, math.log(max(translation.confidence, 1e-30))),
+        warning=domain.warning(translation.source, math.log(max(translation.confidence, 1e-30))),
     )
 
 
