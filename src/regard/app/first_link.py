@@ -1,14 +1,14 @@
 """The link that a view shows first: from a pronoun to the word it attends to most, or another strong link."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from regard.inspection.layer_view import Floats, InputView, TextView
 
-_MAX_TOKENS = 128  # longer texts have no first link, because finding it takes a pass over all weights
+_MAX_TOKENS = 128  # only links between the first tokens are considered: a pass over all weights takes too long
 _MIN_DISTANCE = 2  # links between neighbors are uninformative: some heads have them in every text
 _PRONOUN = re.compile("it|he|she|they|him|her|them|its|his|their", re.IGNORECASE)
 _FUNCTION_WORD = re.compile(
@@ -39,8 +39,8 @@ def first_link(view: InputView) -> Link | None:
     """Return the strongest link from the first pronoun to an earlier content word, over all layers and heads.
 
     In a text without a pronoun, return the strongest link between two content words. The two words of a link
-    are not neighbors. Return None if there is no such link, if the text is long, or if the layers link
-    different texts.
+    are not neighbors. Only the beginning of a long text is searched. Return None if there is no such link, or
+    if the layers link different texts.
 
     >>> import torch
     >>> from regard.app.first_link import first_link
@@ -57,27 +57,26 @@ def first_link(view: InputView) -> Link | None:
     allowed = _allowed_links(text)
     if not allowed.any():
         return None
-    return max(_strongest(view, allowed), key=lambda link: link.weight, default=None)
+    link = max(_strongest(view, allowed), key=lambda link: link.weight, default=None)
+    return link if link and link.weight > 0 else None
 
 
 def _strongest(view: InputView, allowed: "np.ndarray") -> Iterator[Link]:
     """Yield the strongest allowed link in each layer."""
-    n = len(allowed)
+    n, start = len(allowed), slice(len(allowed))
     for number, layer in enumerate(view.layers):
-        if layer.size == allowed.shape:
-            weights: Floats = np.where(allowed, layer.tile(slice(None), slice(None), n, n), -1.0)
+        if min(layer.size) >= n:
+            weights: Floats = np.where(allowed, layer.tile(start, start, n, n), -1.0)
             head, query, key = np.unravel_index(int(weights.argmax()), weights.shape)
             yield Link(number, int(head), int(query), int(key), float(weights[head, query, key]))
 
 
 def _allowed_links(text: TextView) -> "np.ndarray":
     """Return which links may be shown first, as a boolean matrix (queries, keys)."""
-    n = len(text.tokens)
-    allowed = np.zeros((n, n), bool)
-    if n > _MAX_TOKENS:
-        return allowed
-    words = _content_words(text)
-    for position, token in enumerate(text.tokens):
+    tokens = text.tokens[:_MAX_TOKENS]
+    allowed = np.zeros((len(tokens), len(tokens)), bool)
+    words = _content_words(tokens, set(text.special))
+    for position, token in enumerate(tokens):
         if not _PRONOUN.fullmatch(token):
             continue
         if earlier := [word for word in words if word <= position - _MIN_DISTANCE]:
@@ -88,10 +87,9 @@ def _allowed_links(text: TextView) -> "np.ndarray":
     return allowed
 
 
-def _content_words(text: TextView) -> Sequence[int]:
-    special = set(text.special)
+def _content_words(tokens: Sequence[str], special: Container[int]) -> Sequence[int]:
     return [
         position
-        for position, token in enumerate(text.tokens)
+        for position, token in enumerate(tokens)
         if position not in special and token.isalpha() and not _FUNCTION_WORD.fullmatch(token)
     ]

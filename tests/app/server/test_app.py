@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from regard.app.server.app import STATIC, STATIC_FOLDERS
+from regard.app.server.registry import Registry
 from regard.app.server.routes import lessons
 from regard.app.server.security import CONTENT_SECURITY_POLICY
+from regard.app.server.state import AppState
 from regard.models.encoders.words import split_words
 from regard.translation.decoding.strategies import Beam
 from tests.app.server.client import Client, error
@@ -65,6 +67,18 @@ def test_a_model_without_attention_gives_a_reason(client):
     assert result["alignment"] is None
     assert "no attention" in result["reason"]
     assert "no attention" in client.refused("/api/look", model="plain", texts=["ein Hund"])
+
+
+def test_the_warning_names_unknown_words_once(one_thread):
+    state = AppState(Registry.load(["dates"]))
+    try:
+        answer = Client(state).post("/api/translate", model="dates", sentences=["The weather"], view=True)
+    finally:
+        state.close()
+    (result,) = answer["translations"]
+    assert "“weather” does not occur" in result["warning"]
+    assert result["warning"].endswith("translation.")
+    assert "weather" not in result["note"] + answer["view"]["inputs"][0]["note"]
 
 
 def test_alignments_and_word_vectors_equal_the_models(client, registry):
@@ -163,6 +177,11 @@ def test_the_stories_model_reads_a_long_text(client):
     part = {"layer": 1, "rows": [5, 9], "columns": [0, len(item["texts"][0]["tokens"])], "width": 2048}
     rows = client.post(f"/api/views/{shown['id']}/tile", **part)
     assert np.abs(rows.sum(-1) - 1).max() < 1e-4
+    layer, head, query, key, weight = (
+        shown["first"][name] for name in ("layer", "head", "query", "key", "weight")
+    )
+    cell = {"layer": layer, "rows": [query, query + 1], "columns": [key, key + 1], "heads": [head]}
+    assert client.post(f"/api/views/{shown['id']}/tile", **cell).item() == pytest.approx(weight, abs=1e-4)
     assert "'algebra'" in client.refused("/api/long", model="stories", text="Tom had algebra.")
 
 

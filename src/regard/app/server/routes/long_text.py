@@ -15,8 +15,8 @@ from regard.app.long_text import (
 )
 from regard.app.server.endpoints import endpoint
 from regard.app.server.registry import Entry
-from regard.app.server.routes.views import view_texts
-from regard.app.server.schema import Name, Request, Response, ViewResponse
+from regard.app.server.routes.views import LookResponse, add_view, view_texts
+from regard.app.server.schema import Name, Request, Response
 from regard.app.server.state import AppState
 from regard.app.view_model import ViewModel
 from regard.errors import ArgumentError
@@ -51,7 +51,7 @@ class SampleResponse(Response, kw_only=True):
 
 
 @endpoint("POST", "/api/long", "View a long text.", pool="model", max_body=MAX_BODY)
-def long_text(state: AppState, request: LongTextRequest) -> ViewResponse:
+def long_text(state: AppState, request: LongTextRequest) -> LookResponse:
     """Run a long text through a model."""
     if request.model in state.registry.entries:
         view = _view(state.registry.entry(request.model), request.text)
@@ -61,7 +61,7 @@ def long_text(state: AppState, request: LongTextRequest) -> ViewResponse:
         view = look_at_stories(request.text)
     else:
         view = _view(state.registry.entry(request.model), request.text)  # raises if the model is unknown
-    return state.views.add(view)
+    return add_view(state, view)
 
 
 @endpoint("POST", "/api/long/sample", "Sample text for the long-text models.")

@@ -126,12 +126,16 @@ def _response(
 ) -> bytes:
     attends = state.registry.entry(request.model).attends
     reason = "" if attends or not request.alignment else _NO_ATTENTION
+    for translation in translations:  # the page shows the warning above the view, not in it
+        translation.note = translation.note.removesuffix(translation.warning).removesuffix("; ")
     view = None
     if request.view and attends:
         view = state.views.add(look_at_translations(translator, translations, title=request.model))
     entry = state.registry.entry(request.model)
     folder = state.registry.folders.get(request.model)
     domain = domain_of(translator, folder, list(entry.examples))
+    if domain.words is None and translator.domain is not None:  # no training data, but a profile of it
+        domain = domain._replace(words=translator.domain.words, unseen=translator.domain.unseen)
     infos = [
         _info(translation, request.alignment and attends, reason, domain) for translation in translations
     ]
@@ -144,7 +148,7 @@ def _info(translation: Translation, aligned: bool, reason: str, domain: Domain) 
         text=translation.text,
         score=translation.score,
         tokens=translation.tokens,
-        note=translation.note.removesuffix(translation.warning).removesuffix("; "),
+        note=translation.note,
         alternatives=[Alternative(text=other.text, score=other.score) for other in translation.alternatives],
         alignment=Alignment(**translation.alignment.to_dict()) if aligned else None,
         reason=reason,

@@ -49,7 +49,11 @@ class LookResponse(ViewResponse, kw_only=True):
 @endpoint("POST", "/api/look", "Run texts through a model and view its attention.", pool="model")
 def look(state: AppState, request: LookRequest) -> LookResponse:
     """Run texts through a model."""
-    view = view_texts(state.registry.entry(request.model), request.texts)
+    return add_view(state, view_texts(state.registry.entry(request.model), request.texts))
+
+
+def add_view(state: AppState, view: ViewModel) -> LookResponse:
+    """Store a view and find the link to show first."""
     link = first_link(view.inputs[0])
     added = state.views.add(view)
     return LookResponse(

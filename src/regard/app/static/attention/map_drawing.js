@@ -100,7 +100,7 @@ function labelPositions(frame, axis) {
   const [start, stop] = frame.visibleRange(axis);
   const tokens = minStep <= 4;
   const step = tokens ? Math.max(1, Math.ceil(minStep)) : niceStep(minStep * (axis === "x" ? 2 : 2.5));
-  const first = tokens ? Math.ceil(start / step) * step : Math.ceil((start + 1) / step) * step - 1; // position 99 has number 100
+  const first = Math.ceil(start / step) * step;
   const positions = [];
   for (let position = first; position < stop; position += step) positions.push(position);
   return { tokens, positions };
@@ -124,7 +124,7 @@ export function drawLabels(context, frame, theme, texts, { highlighted, hidden }
       if (middle < frame.gutter[axis] || middle > frame.gutter[axis] + frame.plot[axis]) continue;
       const isHighlighted = position === highlighted[side];
       context.fillStyle = isHighlighted ? theme.accent : tokens ? theme.ink : theme.quiet;
-      const text = tokens || isHighlighted ? visible(texts[side].tokens[position] ?? "") : formatCount(position + 1);
+      const text = tokens || isHighlighted ? visible(texts[side].tokens[position] ?? "") : formatCount(position);
       drawLabel(context, frame, axis, middle, shortened(context, text, maxWidth));
     }
   }

@@ -200,7 +200,7 @@ export class MatrixView {
   describe(cell) {
     const { pane, block } = this;
     const weight = this.weightAt(cell);
-    const name = (side, position) => `${pane.sides[side]} ${formatCount(position + 1)} “${visible(pane.textOf(side).tokens[position] ?? "")}”`;
+    const name = (side, position) => `${pane.sides[side]} ${formatCount(position)} “${visible(pane.textOf(side).tokens[position] ?? "")}”`;
     const value = weight === null ? "…" : `${percent(weight)} %`;
     const pooled = block.x * block.y > 1 ? ` (mean of ${block.y} × ${block.x})` : "";
     return `${name("query", cell.query)} → ${name("key", cell.key)}: ${value}${pooled}`;

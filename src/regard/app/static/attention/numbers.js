@@ -1,6 +1,6 @@
 // The computation of one weight: the features of a query and a key, their products, and the steps to the weight.
 import { checkbox, decimals, labeledSelect, make, percent, visible } from "../shared/dom.js";
-import { formatExact, formatNumber } from "../shared/format.js";
+import { formatExact, formatNumber, formatShort } from "../shared/format.js";
 import { LatestQuestion } from "./state.js";
 import { TokenList } from "./tokens.js";
 
@@ -118,7 +118,7 @@ export class NumbersView {
     const body = table.createTBody();
     for (const index of order) {
       const cells = [barCell(query[index], featureMax), barCell(key[index], featureMax), barCell(products[index], maxAbs(products))];
-      body.insertRow().append(make("th", { scope: "row" }, String(index + 1)), ...cells);
+      body.insertRow().append(make("th", { scope: "row" }, String(index)), ...cells);
     }
     const sum = products.reduce((total, product) => total + product, 0);
     table.createTFoot().insertRow().append(make("th", { scope: "row", colspan: 3 }, "sum of the products: q · k"), make("td", { class: "sum", title: formatExact(sum) }, decimals(sum, 2)));
@@ -132,13 +132,13 @@ export class NumbersView {
     const product = query.reduce((sum, feature, index) => sum + feature * key[index], 0);
     const rows = [["q · k", `sum of ${query.length} products`, product]];
     let current = product * scale;
-    rows.push(["× scale", `${decimals(product, 2)} × ${decimals(scale, 2)}`, current]);
+    rows.push(["× scale", `${formatShort(product, 4)} × ${formatShort(scale, 4)}`, current]);
     if (softcap) {
       const capped = softcap * Math.tanh(current / softcap);
-      rows.push(["softcap", `${softcap} · tanh(${decimals(current, 2)} / ${softcap})`, capped]);
+      rows.push(["softcap", `${softcap} · tanh(${formatShort(current, 4)} / ${softcap})`, capped]);
       current = capped;
     }
-    if (bias) rows.push(["+ bias", `${decimals(current, 2)} ${bias < 0 ? "−" : "+"} ${decimals(Math.abs(bias), 2)}`, current + bias]);
+    if (bias) rows.push(["+ bias", `${formatShort(current, 4)} ${bias < 0 ? "−" : "+"} ${formatShort(Math.abs(bias), 4)}`, current + bias]);
     const differs = score !== null && Math.abs(current + (bias || 0) - score) > 0.01 * Math.max(1, Math.abs(score));
     rows.push(["score", differs ? "computed with a different formula" : "", score ?? "not a number", "strong"]);
     if (masked) rows.push(["mask", "the mask excludes this key", "−∞", "strong"]);
@@ -153,15 +153,15 @@ export class NumbersView {
     if (formula === "exp(score − τ)" && name === "Softmax" && score !== null && Math.max(Math.abs(score), Math.abs(tau ?? Infinity)) < MAX_EXPONENT) {
       const [part, sum] = [Math.exp(score), Math.exp(tau)];
       return [
-        ["exp", `exp(${decimals(score, 2)})`, part],
+        ["exp", `exp(${formatShort(score, 4)})`, part],
         ["Σ exp", "over all keys of this query", sum],
-        ["softmax", `${decimals(part, 2)} / ${decimals(sum, 2)}`, weight],
+        ["softmax", `${formatShort(part, 4)} / ${formatShort(sum, 4)}`, weight],
       ];
     }
     if (score === null || !Number.isFinite(tau ?? NaN) || !formula?.includes("τ")) return [[name, formula || "", weight]];
     const difference = score - tau;
-    const rows = [["− τ", `${decimals(score, 2)} ${tau < 0 ? "+" : "−"} ${decimals(Math.abs(tau), 2)}; τ ${name === "Softmax" ? "= log Σ exp(score) over all keys" : "makes the weights of this query sum to 1"}`, difference]];
-    rows.push([name, formula === "exp(score − τ)" ? `exp(${decimals(difference, 2)})` : formula, weight]);
+    const rows = [["− τ", `${formatShort(score, 4)} ${tau < 0 ? "+" : "−"} ${formatShort(Math.abs(tau), 4)}; τ ${name === "Softmax" ? "= log Σ exp(score) over all keys" : "makes the weights of this query sum to 1"}`, difference]];
+    rows.push([name, formula === "exp(score − τ)" ? `exp(${formatShort(difference, 4)})` : formula, weight]);
     return rows;
   }
 

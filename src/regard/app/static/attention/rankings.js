@@ -30,7 +30,7 @@ export function makeRankings(pane, goTo, { deferred = false, ranked = (_side, _p
     if (!pane.heads.length) return;
     for (const [side, position] of [["query", query], ["key", key]]) {
       const token = position === null ? "" : visible(pane.textOf(side).tokens[position] ?? "");
-      const title = `“${token}” (${sides[side]} ${formatCount(position + 1)}) ${side === "query" ? "attends to" : "is attended to by"}`;
+      const title = `“${token}” (${sides[side]} ${formatCount(position)}) ${side === "query" ? "attends to" : "is attended to by"}`;
       lists[side].node.hidden = position === null;
       if (position !== null) lists[side].load(title, "topk", { heads, side, position, k: LIST_LENGTH }, selection, ({ positions }) => ranked(side, positions));
     }
@@ -72,9 +72,9 @@ function makeRanking(pane, side, select, total = () => 1, average = () => 0) {
     bar.style.setProperty("--share", max > 0 ? weight / max : 0);
     const token = visible(pane.textOf(side).tokens[position] ?? "");
     const text = make("span", { class: "text", dir: "auto" }, token);
-    const where = make("span", { class: "where" }, formatCount(position + 1));
+    const where = make("span", { class: "where" }, formatCount(position));
     const share = make("span", { class: "share" }, isSmall(average()) ? `${(weight / total() / average()).toFixed(1)} ×` : `${percent(weight / total())} %`);
-    const title = `Go to ${token}, ${pane.sides[side]} ${formatCount(position + 1)}`;
+    const title = `Go to ${token}, ${pane.sides[side]} ${formatCount(position)}`;
     return make("li", {}, make("button", { type: "button", class: "row", title, click: () => select(position) }, bar, text, where, share));
   };
   return {

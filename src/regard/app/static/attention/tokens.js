@@ -48,7 +48,7 @@ export class TokenList {
 
   makeToken(position, text, special) {
     const className = special ? "token special" : "token";
-    const title = `${visible(text)}: ${this.pane.sides[this.side]} ${position + 1}`;
+    const title = `${visible(text)}: ${this.pane.sides[this.side]} ${position}`;
     const node = button(make("span", { class: "text" }, visible(text)), () => this.on.select(position), { class: className, title, "aria-pressed": "false" });
     node.addEventListener("pointerenter", (event) => event.pointerType !== "touch" && this.on.highlight(position, "hovered"));
     node.addEventListener("pointerleave", () => this.on.highlight(null, "hovered"));
@@ -65,12 +65,12 @@ export class TokenList {
     if (!this.long) return;
     const [start, stop] = this.range;
     const step = (by) => () => this.scrollTo(start + by);
-    const number = make("input", { type: "number", min: 1, max: this.length, value: start + 1, "aria-label": `First visible ${this.pane.sides[this.side]}, from 1 to ${this.length}` });
-    number.addEventListener("change", () => this.scrollTo(Number(number.value) - 1));
+    const number = make("input", { type: "number", min: 0, max: this.length - 1, value: start, "aria-label": `First visible ${this.pane.sides[this.side]}, from 0 to ${this.length - 1}` });
+    number.addEventListener("change", () => this.scrollTo(Number(number.value)));
     this.pager.replaceChildren(
       button("‹", step(-WINDOW), { "aria-label": "Previous tokens", disabled: start === 0 }),
       number,
-      make("span", {}, `–${formatCount(stop)} of ${formatCount(this.length)}`),
+      make("span", {}, `–${formatCount(stop - 1)} of ${formatCount(this.length)}`),
       button("›", step(WINDOW), { "aria-label": "Next tokens", disabled: stop >= this.length }),
     );
   }

@@ -1,6 +1,6 @@
 // The link that a view shows first; the same rules as in regard.app.first_link.
 
-const MAX_TOKENS = 128;
+const MAX_TOKENS = 128; // the link is between two of the first tokens
 const MIN_DISTANCE = 2; // links between neighbors are uninformative: some heads have them in every text
 
 // words: { pronoun, function_word }, regular expressions. Returns { layer, head, query, key, weight } or null
@@ -11,15 +11,15 @@ export function firstLink(words, { layers, texts }) {
   layers.forEach(({ step }, layer) => step.weights.forEach((matrix, head) => {
     for (const [query, key] of allowed) {
       const weight = matrix.data[query * matrix.columns + key];
-      if (!best || weight > best.weight) best = { layer, head, query, key, weight };
+      if (weight > (best?.weight ?? 0)) best = { layer, head, query, key, weight };
     }
   }));
   return best;
 }
 
 // The links that may be shown first, as [query, key]
-function allowedLinks({ pronoun, function_word: functionWord }, { tokens, special }) {
-  if (tokens.length > MAX_TOKENS) return [];
+function allowedLinks({ pronoun, function_word: functionWord }, { tokens: all, special }) {
+  const tokens = all.slice(0, MAX_TOKENS);
   const [isPronoun, isFunctionWord] = [pronoun, functionWord].map((pattern) => new RegExp(`^(?:${pattern})$`, "iu"));
   const isContent = (token, position) => !special.includes(position) && /^\p{L}+$/u.test(token) && !isFunctionWord.test(token);
   const content = tokens.flatMap((token, position) => (isContent(token, position) ? [position] : []));

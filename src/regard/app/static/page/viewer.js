@@ -2,7 +2,7 @@
 
 import { http } from "../attention/sources.js";
 import { mount } from "../attention/view.js";
-import { make, pick } from "../shared/dom.js";
+import { make, percent, pick, visible } from "../shared/dom.js";
 
 const SELECTION = ["view", "layer", "heads", "special"]; // state that is kept when the next view is shown
 
@@ -40,4 +40,13 @@ export function viewer(options, signal) {
 
   signal.addEventListener("abort", clear);
   return { element, show, clear };
+}
+
+// The link that is shown first, in words
+export function describeLink({ first, inputs }) {
+  if (!first) return [];
+  const { texts, layers } = inputs[0];
+  const { label, queries } = layers[first.layer];
+  const token = (position) => make("b", { dir: "auto" }, visible(texts[queries].tokens[position]));
+  return [make("p", { class: "first-link" }, `In ${label}, head ${first.head}, `, token(first.query), ` gives ${percent(first.weight)} % of its attention to `, token(first.key), ", more than in any other head.")];
 }

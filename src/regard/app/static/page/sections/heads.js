@@ -1,10 +1,10 @@
 // Every layer and head of a model for one or more texts.
 
 import { get, post } from "../../shared/client.js";
-import { button, make, percent, select, visible } from "../../shared/dom.js";
+import { button, make, select } from "../../shared/dom.js";
 import { announce, field, submitOnEnter } from "../controls.js";
 import { emptyState, inTraining, makePanel, modelLine } from "../panel.js";
-import { viewer } from "../viewer.js";
+import { describeLink, viewer } from "../viewer.js";
 
 export const about = { place: 1, title: "Heads", text: "Run text through a model and see what every head attends to.", chapters: ["self-attention", "looking-inside"] };
 
@@ -76,13 +76,4 @@ export function open({ element, state, save, models, pending, recordings, minilm
     make("div", { class: "card" }, about, panel.element),
   );
   update();
-}
-
-// The link that is shown first, in words
-function describeLink({ first, inputs }) {
-  if (!first) return [];
-  const { texts, layers } = inputs[0];
-  const { label, queries } = layers[first.layer];
-  const token = (position) => make("b", { dir: "auto" }, visible(texts[queries].tokens[position]));
-  return [make("p", { class: "first-link" }, `In ${label}, head ${first.head}, `, token(first.query), ` gives ${percent(first.weight)} % of its attention to `, token(first.key), ", more than in any other head.")];
 }

@@ -5,7 +5,7 @@ import { button, formatCount, make, select } from "../../shared/dom.js";
 import { announce, debounce, field } from "../controls.js";
 import { makePanel, notice } from "../panel.js";
 import { sampleText } from "../sample_text.js";
-import { viewer } from "../viewer.js";
+import { describeLink, viewer } from "../viewer.js";
 
 export const about = { place: 6, title: "Long text", text: "A model's attention over a whole document, exact at every zoom level.", chapters: ["how-it-is-fast"] };
 
@@ -67,8 +67,9 @@ export function open({ element, state, save, models, signal }) {
     if (!text.value.trim()) return showEmpty();
     if (text.value.length > MAX_CHARACTERS) return refuse(`The text is too long: ${formatCount(text.value.length)} characters. The limit is ${formatCount(MAX_CHARACTERS)}.`);
     panel.run((abort) => post("api/long", { model, text: text.value }, abort), (answer, body) => {
-      body.replaceChildren(make("div", { class: "card" }, view.element));
-      view.show(answer);
+      const link = model === CO_OCCURRENCE ? [] : describeLink(answer);
+      body.replaceChildren(make("div", { class: "card" }, ...link, view.element));
+      view.show(answer, model === CO_OCCURRENCE ? null : answer.first);
       announce(`Attention map of ${formatCount(words)} words`);
     });
   }
@@ -96,6 +97,10 @@ export function open({ element, state, save, models, signal }) {
       make("p", {}, "Paste one, choose a file, or try the sample. The model reads the text in passages; each appears as a square on the diagonal.")));
   }
 
+  const wide = (node) => {
+    node.classList.add("wide");
+    return node;
+  };
   text.addEventListener("input", showSizeSoon);
   element.replaceChildren(
     make("div", { class: "long-text" }, field("Text", text, "A model reads up to 16,384 tokens. Files are sent only to your own server.")),
@@ -103,13 +108,13 @@ export function open({ element, state, save, models, signal }) {
       make("label", { class: "upload" }, "Choose a text file", file),
       sampleButton, size),
     make("div", { class: "controls" },
-      field("Model", select(options, model, (value) => {
+      wide(field("Model", select(options, model, (value) => {
         const replaced = sample !== null && text.value === sample && (value === CO_OCCURRENCE) !== (model === CO_OCCURRENCE);
         model = value;
         labelSample();
         if (replaced) showSample();
         else update();
-      })),
+      }))),
       button("Show the map", update, { class: "primary" })),
     panel.element,
   );

@@ -1,10 +1,10 @@
 // Word order: the effect of shuffling words, without positions and with each position encoding.
 
 import { get, post } from "../../shared/client.js";
-import { button, make, select } from "../../shared/dom.js";
+import { button, make, percent, select } from "../../shared/dom.js";
 import { chips } from "../chips.js";
 import { announce, debounce, field } from "../controls.js";
-import { formatExact, formatNumber, formatShort } from "../format.js";
+import { formatExact, formatNumber } from "../format.js";
 import { bars, heat, matrix, scrollable } from "../matrix.js";
 import { makePanel } from "../panel.js";
 
@@ -119,7 +119,7 @@ function summarize({ change, before }, kind, order) {
   const [title] = KINDS[kind];
   if (isIdentity(order)) return "The words are in their original order. Move one.";
   if (max < TOLERANCE) return `With ${title}, only the order changes: each word’s output stays the same. Largest difference: ${formatExact(max)}.`;
-  return `With ${title} positions, each word’s output changes by ${formatShort(mean(change))} on average. The mean norm of the outputs is ${formatShort(meanNorm(before))}.`;
+  return `With ${title} positions, each word’s output changes by ${formatNumber(mean(change))} on average. The mean norm of the outputs is ${formatNumber(meanNorm(before))}.`;
 }
 
 function showResult(answers, kind, order, signal) {
@@ -127,7 +127,7 @@ function showResult(answers, kind, order, signal) {
   const unchanged = Math.max(...answer.change) < TOLERANCE;
   const byKind = Object.entries(answers).map(([name, { change, before }]) => {
     const ratio = mean(change) / meanNorm(before);
-    return [KINDS[name][0], ratio, mean(change) < TOLERANCE ? "none" : `${formatShort(100 * ratio, 0)} %`];
+    return [KINDS[name][0], ratio, mean(change) < TOLERANCE ? "·" : `${percent(ratio)} %`];
   });
   const max = Math.max(...answer.change, TOLERANCE);
   const byWord = answer.words.map((word, index) => [`${word}  ${index + 1} → ${order.indexOf(index) + 1}`, answer.change[index], formatNumber(answer.change[index])]);

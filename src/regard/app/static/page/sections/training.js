@@ -84,7 +84,7 @@ function follow(container, name, updateLabel, state, save, signal) {
     values.replaceChildren(...currentValues(rows));
     running = answer.state === "running";
     updateLabel(answer.steps, answer.state);
-    status.textContent = STATES[answer.state];
+    status.textContent = STATES[answer.state] + (running && !rows.length ? " Curves appear after the first updates." : "");
     status.classList.toggle("on", running);
     player.update(samples);
   }
