@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.errors import ArgumentError, DTypeError, ShapeError
+from tests.cases import looped
 from tests.inspection import hosts
 from tests.inspection.memory import SQUARE, peak_at_16384_tokens
 from tests.inspection.test_interventions import MODELS
@@ -239,6 +240,48 @@ def test_a_captured_text_is_patched_into_a_generation():
         cache = model(input_ids=text[:, :7], use_cache=True)
         step = model(input_ids=text[:, 7:8], past_key_values=cache.past_key_values).logits
     torch.testing.assert_close(step[:, 0], clean[:, 7], atol=1e-5, rtol=1e-4)
+
+
+@looped("name", ["llama", "t5"])
+def test_captured_weights_are_patched_into_a_generation(name):
+    """Generation with the weights of another text equals one pass over all tokens with these weights."""
+    model, head = hosts.make(name, "sdpa"), [1]
+    text, other = torch.randint(3, 50, (2, 1, 9)).unbind()
+    layers = "decoder.*" if name == "t5" else None
+
+    def call(tokens):
+        texts = {"input_ids": text, "decoder_input_ids": tokens} if name == "t5" else {"input_ids": tokens}
+        return model(**texts).logits
+
+    run, whole = regard.Capture(weights=True), regard.Capture(weights=True)
+    with torch.no_grad():
+        with regard.edit(model, layers, None, run):
+            call(other)
+        with regard.edit(model, layers, head, regard.Patch(run, weights=True)):
+            prompt = {"decoder_input_ids": text[:, :4]} if name == "t5" else {}
+            steps = model.generate(
+                text if name == "t5" else text[:, :4], **prompt, max_new_tokens=5, do_sample=False,
+                return_dict_in_generate=True, output_logits=True,
+            )  # fmt: skip
+        tokens = steps.sequences[:, :-1]
+        with regard.edit(model, layers, None, whole):
+            call(other[:, : tokens.shape[1]])
+        with regard.edit(model, layers, head, regard.Patch(whole, weights=True)):
+            expected = call(tokens)[:, -5:]
+        logits = torch.stack(steps.logits, 1)
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+        assert not torch.allclose(logits, call(tokens)[:, -5:], atol=1e-3)
+
+
+def test_captured_weights_on_keys_that_this_run_lacks_raise():
+    model, x, run = Direct(causal=False), torch.randn(2, 5, 16), regard.Capture(weights=True)
+    with regard.edit(model, None, None, run):
+        model(x)
+    with (
+        pytest.raises(ShapeError, match="its weights need all of its keys"),
+        regard.edit(model, None, None, regard.Patch(run, weights=True)),
+    ):
+        model(x[:, :3])
 
 
 def test_wrong_patches_raise():

@@ -26,6 +26,12 @@ def with_bmm(query, key, value):
     return torch.bmm(scores.softmax(-1), value).unflatten(0, (B, H))
 
 
+def with_heads_first(query, key, value):
+    query, key, value = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))
+    weights = masked(torch.bmm(query, key.mT) / D**0.5).softmax(-1)
+    return torch.bmm(weights, value).unflatten(0, (H, B)).transpose(0, 1)
+
+
 def with_einsum(query, key, value):
     scores = masked(torch.einsum("bhid,bhjd->bhij", query, key) / D**0.5)
     return torch.einsum("bhij,bhjd->bihd", scores.softmax(-1), value).transpose(1, 2)
@@ -79,7 +85,7 @@ INTERVENTIONS = (
 )
 
 
-@looped("function", [with_matmul, with_bmm, with_einsum, with_transposes])
+@looped("function", [with_matmul, with_bmm, with_heads_first, with_einsum, with_transposes])
 @looped("intervention", INTERVENTIONS, ids=lambda x: type(x).__name__)
 @looped("heads", [None, [0, 2]])
 def test_edits_by_hand_equal_edits_of_sdpa(function, intervention, heads) -> None:

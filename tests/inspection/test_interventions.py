@@ -482,6 +482,20 @@ def test_sdpa_imported_by_name_is_edited(intervention):
     assert not _get_current_function_mode_stack()
 
 
+@looped("hidden", [0.0, -torch.inf, -1e9])
+def test_uniform_attention_ignores_a_position_bias_passed_to_sdpa(hidden):
+    mask = torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), hidden)
+    bias = 3 * torch.randn(2, 5, 5) + mask
+
+    class Biased(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=bias)
+
+    model, x, visible = Biased(), torch.randn(3, 2, 5, 4), (mask == 0).float()
+    with regard.edit(model, "", None, regard.UniformAttention()):
+        torch.testing.assert_close(model(x), visible / visible.sum(-1, keepdim=True) @ x)
+
+
 @looped("module", [ByName, Direct])
 @looped("intervention", INTERVENTIONS, ids=lambda x: type(x).__name__)
 @looped("watch_first", [True, False])

@@ -9,6 +9,7 @@ import regard
 from regard.errors import ArgumentError
 from regard.inspection import key_scores, value_zeroing
 from regard.models import LanguageModel, Transformer, TransformerConfig
+from tests.cases import looped
 from tests.inspection import hosts
 from tests.inspection.memory import SQUARE, peak_at_16384_tokens
 
@@ -189,6 +190,50 @@ def test_value_zeroing_of_direct_calls():
 
     changes = value_zeroing(nn.Sequential(Direct(), Direct()), torch.randn(1, 2, 5, 4))
     assert [change.shape for change in changes.values()] == [(1, 2, 5, 5)] * 2
+
+
+@looped("name", ["gpt2", "t5"])
+def test_value_zeroing_reads_whole_layers_without_caches(name):
+    """Against a run with zeroed values: GPT-2 passes its cache by position, T5 nests layers in lists."""
+    model, inputs = hosts.make(name, "eager"), hosts.batch(name, size=2, length=6)
+    changes = value_zeroing(model, inputs)
+    assert len(changes) == {"gpt2": 2, "t5": 6}[name]
+    for layer, change in changes.items():
+        block = model.get_submodule(".".join(layer.split(".")[:3]))
+        keys = (
+            inputs["input_ids"]
+            if "decoder" not in layer or "EncDec" in layer
+            else inputs["decoder_input_ids"]
+        )
+        before = _output(model, inputs, block)
+        for key in range(keys.shape[1]):
+            with regard.edit(model, layer, None, regard.ZeroValues(key)):
+                after = _output(model, inputs, block)
+            torch.testing.assert_close(change[..., key], 1 - F.cosine_similarity(before, after, dim=-1))
+        assert change.shape[-1] == keys.shape[1]
+
+
+def _output(model, inputs, block):
+    outputs = []
+    hook = block.register_forward_hook(lambda _, args, output: outputs.append(output))
+    with torch.no_grad():
+        model(**inputs)
+    hook.remove()
+    return outputs[0][0] if isinstance(outputs[0], tuple) else outputs[0]
+
+
+def test_value_zeroing_of_windows_and_caches_raises():
+    class Windows(nn.Module):
+        def forward(self, x):
+            windows = x.unflatten(1, (2, -1)).flatten(0, 1).unsqueeze(1)
+            return F.scaled_dot_product_attention(windows, windows, windows).reshape(x.shape)
+
+    with pytest.raises(ArgumentError, match="has 3 queries per call, but its layer returns 6 tokens"):
+        value_zeroing(nn.Sequential(Windows()), torch.randn(2, 6, 4))
+    model = hosts.make("gpt2", "sdpa")
+    cache = model(torch.tensor([[5, 6]]), use_cache=True).past_key_values
+    with pytest.raises(ArgumentError, match="'past_key_values'"):
+        value_zeroing(model, {"input_ids": torch.tensor([[7]]), "past_key_values": cache})
 
 
 @pytest.mark.slow

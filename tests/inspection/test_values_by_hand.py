@@ -80,6 +80,12 @@ def by_dense_weights(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor,
     return weights, weights @ value
 
 
+def by_bmm_of_heads_first(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    query, key, value = (x.transpose(0, 1).reshape(H * B, *x.shape[2:]) for x in (query, key, value))
+    weights = torch.softmax(torch.bmm(query, key.transpose(1, 2)) * D**-0.5, -1)
+    return weights, torch.bmm(weights, value).unflatten(0, (H, B)).transpose(0, 1)
+
+
 BY_HAND: dict[str, Function] = {
     "matmul": by_matmul,
     "bmm of merged heads": by_bmm,
@@ -131,6 +137,15 @@ def test_norms_equal_the_norms_of_the_vectors(name: str) -> None:
     vectors = model.weights.reshape(B, H, Q, K, 1) * vectors
     torch.testing.assert_close(vectors.sum((1, 3)) + model.out_proj.bias, output)
     torch.testing.assert_close(seen.norms()[""].dense(), vectors.norm(dim=-1))
+
+
+def test_heads_before_the_batch_keep_their_values() -> None:
+    measured = []
+    for function in (by_matmul, by_bmm_of_heads_first):
+        torch.manual_seed(0)
+        seen = watch_and_differentiate(Projected(function), *inputs())
+        measured.append((seen.gradients()[""].dense(), seen.norms()[""].dense()))
+    torch.testing.assert_close(*measured)
 
 
 @pytest.mark.parametrize("name", ["matmul", "shared values", "dense weights", "by name"])

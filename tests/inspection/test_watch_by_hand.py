@@ -237,7 +237,52 @@ def with_pseudoinverse(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tenso
     return weights, inverse @ value
 
 
-FORMS = [flattened, with_baddbmm, with_einsum, sequence_first, twice_used, masked_afterwards, with_sink]
+def heads_before_the_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    query, key, value = (x.transpose(0, 1).reshape(H * B, Q, D) for x in (query, key, value))
+    weights = torch.bmm(query, key.mT).softmax(-1)
+    return weights.view(H, B, Q, Q).transpose(0, 1), torch.bmm(weights, value)
+
+
+def heads_concatenated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """As in the Set Transformer."""
+    features = (x.transpose(1, 2).flatten(2) for x in (query, key, value))
+    query, key, value = (torch.cat(x.split(D, 2), 0) for x in features)
+    weights = torch.bmm(query, key.mT).clamp(-1, 1).softmax(-1)
+    return weights.view(H, B, Q, Q).transpose(0, 1), torch.bmm(weights, value)
+
+
+def by_log_softmax(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (query @ key.mT).masked_fill(~causal(), -math.inf).log_softmax(-1).exp()
+    return weights, weights @ value
+
+
+def by_exponentials(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    scores = query @ key.mT
+    exponentials = (scores - scores.amax(-1, keepdim=True)).exp()
+    weights = exponentials / exponentials.sum(-1, keepdim=True)
+    return weights, weights @ value
+
+
+def by_masked_exponentials(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    exponentials = (query @ key.mT).exp() * causal()
+    weights = exponentials / exponentials.sum(-1, keepdim=True)
+    return weights, weights @ value
+
+
+def without_nan(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    hidden = torch.arange(Q)[:, None] >= Q - 2  # the last queries are padding and have no keys
+    weights = torch.nan_to_num((query @ key.mT).masked_fill(hidden, -math.inf).softmax(-1))
+    return weights, weights @ value
+
+
+def by_addmm(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    weights = torch._softmax(torch.addmm(BIAS[0], query[0, 0], key[0, 0].T, beta=2, alpha=0.3), -1, False)
+    return weights, weights.mm(value[0, 0])
+
+
+FORMS = [heads_before_the_batch, heads_concatenated, by_log_softmax, by_exponentials]
+FORMS += [by_masked_exponentials, without_nan, by_addmm]
+FORMS += [flattened, with_baddbmm, with_einsum, sequence_first, twice_used, masked_afterwards, with_sink]
 FORMS += [shared_key, tied_rows, heads_last, keys_first, of_distances, heads_mixed_afterwards]
 FORMS += [blended, signed_afterwards, with_pseudoinverse, transposed_by_property, keys_first_transposed]
 

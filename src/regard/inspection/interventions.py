@@ -57,8 +57,8 @@ def edit(
     Works with regard's layers, `nn.MultiheadAttention`, Hugging Face models that use the attention interface
     of transformers, modules that call torch's `scaled_dot_product_attention`, and attention in plain tensor
     operations: softmax(query · keyᵀ) · value, where weights of 0 count as masked. Blocks can be nested, and
-    affect only calls in their own thread. Attention weights returned by the model do not reflect the
-    intervention.
+    affect only calls in their own thread. The weights of an edited layer that the model returns or `watch`
+    records are the weights before the intervention.
 
     layers: a number, name or pattern, a list of these, or None for all layers.
     heads: a head, a list of heads, or None for all heads.

@@ -5,12 +5,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.editing.edges import Positions, _check, _selection
 from regard.inspection.editing.replacements import AttentionCall, Inputs, Intervention
 from regard.mechanism.masks.algebra import broadcasts
+
+_ROUNDING = 1e-6  # weight that masked keys may have
 
 
 class _CapturedHeads(NamedTuple):
@@ -127,16 +130,27 @@ class Patch(Intervention):
         return captured.output[..., start : start + call.output.shape[-2], :]
 
     def _from_weights(self, captured: _CapturedHeads, call: AttentionCall) -> Tensor:
-        value = call.inputs().value
-        inputs = captured.call.inputs()
-        if inputs.key.shape[-2] != value.shape[-2] or inputs.query.shape[-2] != call.output.shape[-2]:
-            raise ShapeError(
-                f"Patch: {call.layer!r} has {call.output.shape[-2]} queries and {value.shape[-2]} keys, but "
-                f"the captured call has {inputs.query.shape[-2]} and {inputs.key.shape[-2]}. Use inputs "
-                "of equal length in both runs."
-            )
-        output = captured.call.recompute(value=value)
-        return output[..., captured.heads, :, :]
+        value, inputs = call.inputs().value, captured.call.inputs()
+        queries, keys, known = call.output.shape[-2], value.shape[-2], inputs.key.shape[-2]
+        first_row = call.first_query - captured.call.first_query
+        before = call.first_key - captured.call.first_key  # number of captured keys before those of this call
+        after = known - before - keys
+        if before == after == first_row == 0 and inputs.query.shape[-2] == queries:
+            return captured.call.recompute(value=value)[..., captured.heads, :, :]
+        # the captured text may be longer: a step of generate has one query, and the keys up to it
+        if before >= 0 and after >= 0:
+            weights = captured.call.lazy_weights().rows(slice(first_row, first_row + queries))
+            outside = value.new_ones(known, 1)
+            outside[before : before + keys] = 0.0
+            if bool(((weights @ outside).abs() <= _ROUNDING).all()):
+                value = F.pad(value, (0, 0, before, after))
+                value = value.repeat_interleave(call.heads // value.shape[-3], -3)
+                return (weights @ value)[..., captured.heads, :, :]
+        raise ShapeError(
+            f"Patch: {call.layer!r} has {queries} queries and {keys} keys, but the captured call has "
+            f"{inputs.query.shape[-2]} and {known}, and its weights need all of its keys. Use inputs of "
+            "equal length in both runs."
+        )
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from regard.inspection.layers import head_numbers
 from regard.mechanism.masks.algebra import Mask, as_mask
 from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.scores import Dot
+from regard.mechanism.weights.matrix import Weights
 
 
 class Inputs(NamedTuple):
@@ -57,8 +58,12 @@ class AttentionCall:
 
     def weights(self) -> Tensor:
         """Return the dense weights, (…, h, q, k)."""
+        return self.lazy_weights().dense()
+
+    def lazy_weights(self) -> Weights:
+        """Return the weights, (…, h, q, k), without computing them."""
         inputs = self.inputs()
-        return attend(*inputs[:3], **self._options(inputs))[1].dense()
+        return attend(*inputs[:3], **self._options(inputs))[1]
 
     def uniform(self) -> Tensor:
         """Return the output with uniform weights on the keys that the mask allows, (…, h, q, e)."""

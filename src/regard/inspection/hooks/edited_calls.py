@@ -41,6 +41,8 @@ from regard.mechanism.scores import ScaledDot
 from regard.mechanism.sdpa import SDPACall
 from regard.models.layers.attention import Attends, is_cross_attention
 
+_HIDES = -1e4  # masks add this or less; position biases are smaller
+
 
 class Edit(NamedTuple):
     """An intervention, the heads that it changes (None for all), and the name of the edited module."""
@@ -261,11 +263,17 @@ def _sdpa(original: Function) -> Function:
             boolean = None if bias is None or bias.requires_grad else as_boolean(bias)
             mask, bias = (mask, bias) if boolean is None else (boolean, None)
             options = Options(score=ScaledDot(call.scale), mask=mask, bias=bias, dropout=0.0)
-            return Inputs(*call[:3], options, bias)
+            return Inputs(*call[:3], options, None if bias is None else _hiding_part(bias))
 
         return _apply(module, output, call.value, inputs, positions)
 
     return scaled_dot_product_attention
+
+
+def _hiding_part(bias: Tensor) -> Tensor | None:
+    """Return the mask in a bias that combines a mask with position biases, or None if it hides no key."""
+    hidden = bias <= _HIDES
+    return torch.zeros_like(bias).masked_fill(hidden, -torch.inf) if bool(hidden.any()) else None
 
 
 class _EditMode(TorchFunctionMode):

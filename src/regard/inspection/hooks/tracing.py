@@ -21,6 +21,7 @@ from regard.inspection.calls.capture import CapturedCall, dense_call
 from regard.inspection.calls.windows import add_window_positions
 from regard.inspection.hooks import interception
 from regard.inspection.hooks.handwritten.chains import Chains
+from regard.inspection.hooks.handwritten.merged_heads import split_heads
 from regard.inspection.hooks.handwritten.operations import Operation, Softmaxed
 from regard.inspection.hooks.handwritten.products import Values, values
 from regard.inspection.hooks.handwritten.scores import Scores
@@ -110,10 +111,16 @@ def _capture(node: Softmaxed, product: Values | None, module: nn.Module, frame: 
     if type(module).__name__.endswith("BlockSparseAttention"):  # BigBird
         raise ArgumentError(_BLOCK_SPARSE)
     heads = head_count(module)
-    scores = None if node.scores is None else _scores_with_heads(node.scores, heads)
+    node = checked_heads(node, heads)
+    if node.heads_first is not None:
+        scores = None if node.scores is None else node.scores.with_heads_first(node.heads_first.heads)
+        weights = split_heads(node.weights, node.heads_first.heads)
+    else:
+        scores = None if node.scores is None else _scores_with_heads(node.scores, heads)
+        weights = with_heads(node.weights, heads)
     call = None if scores is None else scores.captured(heads)
     if call is None:
-        call = dense_call(with_heads(node.weights, heads))
+        call = dense_call(weights)
     call = add_window_positions(call, node.tokens)
     product = None if has_swapped_heads(node, heads) else product
     return located(call if product is None else _with_values(call, node, product), module, frame)
@@ -128,7 +135,10 @@ def _with_values(call: CapturedCall, node: Softmaxed, product: Values) -> Captur
     value, width = value.detach(), value.shape[-1]
 
     def heads(gradient: Tensor) -> Tensor:
-        return product.heads(gradient).reshape(*size, queries, width)
+        gradient = product.heads(gradient)
+        if node.heads_first is not None:
+            return split_heads(gradient, node.heads_first.heads)
+        return gradient.reshape(*size, queries, width)
 
     heads_width = (size[-1] if size else 1) * width
     return replace(call, value=value, output=AttentionOutput(product.output, heads, heads_width))
@@ -143,6 +153,8 @@ def values_in(size: torch.Size, queries: int, node: Softmaxed, product: Values) 
     value = product.value
     if math.prod(size) != math.prod(lead) or queries != rows:
         return None
+    if node.heads_first is not None:
+        return split_heads(value.expand(*lead, *value.shape[-2:]), node.heads_first.heads)
     if list(size) != lead and sorted(size) == sorted(lead):  # permuted
         return None
     if list(size) == lead:  # heads may share values
@@ -155,6 +167,12 @@ def head_count(module: nn.Module) -> int | None:
         if type(count := getattr(module, name, None)) is int and count > 0:
             return count
     return None
+
+
+def checked_heads(node: Softmaxed, heads: int | None) -> Softmaxed:
+    """Assume b·h instead of h·b if the module has another number of heads."""
+    first = node.heads_first
+    return node if first is None or first.agrees_with(heads) else replace(node, heads_first=None)
 
 
 def head_order(lead: Sequence[int], heads: int | None, hint: int | None = None) -> list[int] | None:

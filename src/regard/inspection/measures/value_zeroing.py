@@ -1,6 +1,5 @@
 """Value zeroing: how much a layer's output for each token depends on every other token."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from torch.nn import functional as F
 
 from regard.errors import ArgumentError
 from regard.inspection.editing.edges import ZeroValues
+from regard.inspection.editing.replacements import AttentionCall, Intervention
 from regard.inspection.interventions import attentions, call_model, edit
 from regard.inspection.layers import Layers, matching_names
 from regard.models.layers.dropout import eval_mode
@@ -28,7 +28,7 @@ def value_zeroing(
     of one run of the model. Memory per run is linear; the result has one value per query and key.
 
     batch: the model's arguments: a dictionary, a tuple, or one tensor. layers: as in `regard.edit`.
-    keys: positions of the keys; default: all.
+    keys: positions of the keys; default: all. In cross-attention, keys are the tokens of the other text.
 
     >>> import torch, regard
     >>> model = regard.models.LanguageModel(50, regard.models.TransformerConfig(width=8, heads=2, layers=2))
@@ -36,6 +36,11 @@ def value_zeroing(
     >>> {name: matrix.shape for name, matrix in changes.items()}
     {'decoder.blocks.0.attention': torch.Size([1, 3, 3]), 'decoder.blocks.1.attention': torch.Size([1, 3, 3])}
     """
+    if isinstance(batch, Mapping) and (cached := [name for name, x in batch.items() if _is_cache(x)]):
+        raise ArgumentError(
+            f"value_zeroing got a cache in {cached[0]!r}, so the model would not read the whole text. Pass "
+            "all tokens and no cache."
+        )
     modules = attentions(model)
     chosen = [layers] if isinstance(layers, int | str) else ["*"] if layers is None else list(layers)
     names = [name for layer in chosen for name in matching_names("value_zeroing", layer, list(modules))]
@@ -57,20 +62,50 @@ def _changes(
     keys: Sequence[int] | None,
 ) -> Tensor:
     args, kwargs = calls[block]
-    before = _hidden(block(*args, **kwargs), name)
     inner = next(child for child, m in block.named_modules() if m is module)
+    sizes = _Sizes()
+    with edit(block, inner or None, None, sizes):
+        before = _hidden(block(*args, **kwargs), name)
+    if sizes.queries != before.shape[-2]:
+        raise ArgumentError(
+            f"value_zeroing: {name!r} has {sizes.queries} queries per call, but its layer returns "
+            f"{before.shape[-2]} tokens, so keys have no position in the text, as in windows of an image. "
+            "Exclude it: layers=…."
+        )
     columns = []
-    for key in range(before.shape[-2]) if keys is None else keys:
+    for key in range(sizes.keys) if keys is None else keys:
         with edit(block, inner or None, None, ZeroValues(key)):
             after = _hidden(block(*args, **kwargs), name)
         columns.append(1 - F.cosine_similarity(before, after, dim=-1))
     return torch.stack(columns, -1)
 
 
+class _Sizes(Intervention):
+    """Counts queries and keys, and changes nothing."""
+
+    queries, keys = 0, 0
+
+    def __call__(self, call: AttentionCall, heads: list[int]) -> Tensor:
+        return self.apply(call, heads).output[..., heads, :, :]
+
+    def apply(self, call: AttentionCall, heads: list[int]) -> AttentionCall:
+        self.queries, self.keys = call.output.shape[-2], call.value.shape[-2]
+        return call
+
+
 def _block(model: nn.Module, name: str) -> nn.Module:
-    """Return the layer that contains an attention module: the innermost numbered module around it."""
-    match = re.match(r"(.*\d)(\.|$)", name)
-    return model.get_submodule(match.group(1)) if match else model.get_submodule(name)
+    """Return the layer that contains an attention module: the innermost element of a list of equal layers.
+
+    The parts of one layer may form a list too (T5: self-attention, cross-attention, feed-forward network);
+    unlike layers, they are of different classes.
+    """
+    parts = name.split(".")
+    numbered = [".".join(parts[: i + 1]) for i in reversed(range(len(parts))) if parts[i].isdigit()]
+    for path in numbered:
+        siblings = model.get_submodule(path.rpartition(".")[0]).children()
+        if len({type(sibling) for sibling in siblings}) == 1:
+            return model.get_submodule(path)
+    return model.get_submodule(numbered[0] if numbered else name)
 
 
 @contextmanager
@@ -81,7 +116,8 @@ def _inputs(
     calls: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
     def on_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.setdefault(module, (args, {**kwargs, **{n: None for n in _CACHES if n in kwargs}}))
+        without = {name: None if _is_cache(x) else x for name, x in kwargs.items()}
+        calls.setdefault(module, (tuple(None if _is_cache(x) else x for x in args), without))
 
     hooks = [block.register_forward_pre_hook(on_call, with_kwargs=True) for block in blocks]
     try:
@@ -91,7 +127,9 @@ def _inputs(
             hook.remove()
 
 
-_CACHES = ("past_key_values", "past_key_value", "layer_past")  # running a layer again must not extend them
+def _is_cache(x: Any) -> bool:
+    """Return whether `x` is a cache of transformers; running a layer again must not extend it."""
+    return hasattr(x, "get_seq_length") and hasattr(x, "update")
 
 
 def _hidden(output: Any, name: str) -> Tensor:

@@ -8,9 +8,16 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.inspection.editing.replacements import Inputs
+from regard.inspection.hooks.handwritten.merged_heads import join_heads, split_heads
 from regard.inspection.hooks.handwritten.operations import Operation, Softmaxed
 from regard.inspection.hooks.handwritten.products import values
-from regard.inspection.hooks.tracing import has_swapped_heads, head_count, values_in, with_heads
+from regard.inspection.hooks.tracing import (
+    checked_heads,
+    has_swapped_heads,
+    head_count,
+    values_in,
+    with_heads,
+)
 from regard.mechanism.operator import Options
 from regard.mechanism.scores import Dot
 from regard.mechanism.torch_state import transformed
@@ -36,7 +43,11 @@ class HandwrittenCall:
                 f"edit cannot change {layer or 'the model'} inside a torch.func transform (vmap, grad, …): "
                 "its attention is written in plain tensor operations. Run the model without the transform."
             )
-        weights = with_heads(_operand(operation, node), head_count(module))
+        weights, node = _operand(operation, node), checked_heads(node, head_count(module))
+        if node.heads_first is not None:
+            weights = split_heads(weights, node.heads_first.heads)
+        else:
+            weights = with_heads(weights, head_count(module))
         factor = None if has_swapped_heads(node, head_count(module)) else values(operation, node)
         size, queries = weights.shape[:-2], weights.shape[-2]
         value = None if factor is None else values_in(size, queries, node, factor)
@@ -54,8 +65,11 @@ class HandwrittenCall:
                 "1. Change its output with a forward hook."
             )
         lead, width = node.weights.shape[:-2], value.shape[-1]
-        output = factor.heads(operation.output).reshape(*size, queries, width)
-        merge = factor.merge
+        merge, output = factor.merge, factor.heads(operation.output)
+        if node.heads_first is not None:
+            output = split_heads(output, node.heads_first.heads)
+            return cls(weights, value, output, lambda x: merge(join_heads(x)))
+        output = output.reshape(*size, queries, width)
         return cls(weights, value, output, lambda x: merge(x.reshape(*lead, queries, width)))
 
     def inputs(self) -> Inputs:
@@ -72,6 +86,7 @@ def _operand(operation: Operation, node: Softmaxed) -> Tensor:
     """Return the weights with their autograd graph, unless dropout has changed them."""
     for operand, other in zip(operation.operands, operation.nodes, strict=True):
         weights = operand.mT if node.order == "transposed" else operand
-        if other is node and weights.shape == node.weights.shape and torch.equal(weights, node.weights):
+        same_shape = isinstance(other, Softmaxed) and weights.shape == node.weights.shape
+        if same_shape and torch.equal(weights, node.weights):
             return weights
     return node.weights

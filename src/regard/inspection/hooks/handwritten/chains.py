@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from regard.inspection.hooks.handwritten.merged_heads import MERGING, merged_heads
 from regard.inspection.hooks.handwritten.operations import (
     UNKNOWN,
     Node,
@@ -43,10 +44,19 @@ class Chains:
         self._on_attention, self._on_softmax = on_attention, on_softmax
         self._nodes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor → node, version
         self._softmaxes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # softmax outputs outside chains
+        self._merged: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # (h·b, n, e) → MergedHeads
         self.tokens: TokenTracker | None = None  # set while a model with windows is observed
 
     def call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a torch function, follow it, and return its output."""
+        output = self._call(name, func, args, kwargs)
+        if name in MERGING:
+            heads = merged_heads(name, args, kwargs, output)
+            if heads is not None:
+                self._merged[output] = heads
+        return output
+
+    def _call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         rule = RULES.get(name)
         if rule is None or not (self._nodes or self._softmaxes or rule in (product, softmax)):
             return func(*args, **kwargs)
@@ -74,6 +84,9 @@ class Chains:
         if rule is product:
             weights = next(filter(None, (_weights(operation, node) for node in operation.nodes)), None)
             if weights is not None:
+                heads = next(filter(None, map(self._merged.get, operation.operands)), None)
+                if heads is not None and weights.weights.dim() == 3:
+                    weights = replace(weights, heads_first=heads)
                 return self._on_attention(operation, weights)
         try:
             node = rule(operation)
@@ -107,6 +120,7 @@ class Chains:
         """Forget all tensors."""
         self._nodes.clear()
         self._softmaxes.clear()
+        self._merged.clear()
         if self.tokens is not None:
             self.tokens.clear()
 

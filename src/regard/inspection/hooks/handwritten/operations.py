@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from regard.inspection.hooks.handwritten.merged_heads import MergedHeads
 from regard.inspection.hooks.handwritten.scores import Scores
 from regard.inspection.hooks.token_tracker import Tokens
 from regard.mechanism.torch_state import transformed
@@ -21,6 +22,7 @@ class Softmaxed:
     origin: the output of the softmax, if the weights have been changed since.
     tokens: as in `Scores`.
     others: weights of other softmaxes that were subtracted, as in differential attention.
+    heads_first: the heads, if the first axis may be h·b instead of b·h.
     """
 
     scores: Scores | None
@@ -29,6 +31,7 @@ class Softmaxed:
     origin: Tensor | None = None
     tokens: tuple[Tokens, Tokens] | None = None
     others: "tuple[Softmaxed, ...]" = ()
+    heads_first: MergedHeads | None = None
 
     def copies(self) -> list[Tensor]:
         """Return the weights, and the output of the softmax if it has the same shape."""
@@ -51,7 +54,18 @@ class SoftmaxedAxis:
     axis: int
 
 
-Node = Scores | Softmaxed | SoftmaxedAxis | str
+@dataclass(frozen=True)
+class Exponentials:
+    """exp(scores), whose rows are not normalized yet, or log softmax(scores), whose exponentials are weights.
+
+    scores: None if they are computed by operations that are not followed.
+    """
+
+    scores: Scores | None
+    logarithm: bool = False
+
+
+Node = Scores | Softmaxed | SoftmaxedAxis | Exponentials | str
 
 
 @dataclass(frozen=True)
@@ -68,7 +82,7 @@ class Operation:
     @property
     def node(self) -> Node:
         """The most informative node of the operands: weights, otherwise known scores, otherwise `UNKNOWN`."""
-        for kind in (Softmaxed, SoftmaxedAxis, Scores, str):
+        for kind in (Softmaxed, SoftmaxedAxis, Exponentials, Scores, str):
             for node in self.nodes:
                 if isinstance(node, kind):
                     return node

@@ -7,8 +7,17 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from regard.inspection.hooks.handwritten.merged_heads import adjacent_axis
 from regard.inspection.hooks.handwritten.operations import UNKNOWN, Node, Operation, Softmaxed, SoftmaxedAxis
-from regard.inspection.hooks.handwritten.scores import Scores, adjacent_axis
+from regard.inspection.hooks.handwritten.scores import Scores
+
+# products to which a bias is added, and the names of their factors
+_ADDING = {
+    "baddbmm": ("batch1", "batch2"),
+    "baddbmm_": ("batch1", "batch2"),
+    "addmm": ("mat1", "mat2"),
+    "addmm_": ("mat1", "mat2"),
+}
 
 
 def product(operation: Operation) -> Node | None:
@@ -20,8 +29,8 @@ def product(operation: Operation) -> Node | None:
         factors = _einsum_factors(operation)
         if factors is None:
             return UNKNOWN if _is_outer(operation) else None
-    elif name in ("baddbmm", "baddbmm_"):
-        factors = operation.argument(1, "batch1"), operation.argument(2, "batch2")
+    elif name in _ADDING:
+        factors = operation.argument(1, _ADDING[name][0]), operation.argument(2, _ADDING[name][1])
     elif name == "__rmatmul__":
         factors = args[1], args[0]
     else:
@@ -34,7 +43,7 @@ def product(operation: Operation) -> Node | None:
     scores = Scores.of(query, key)
     if name == "einsum":
         scores = replace(scores, head_axis=_einsum_head_axis(operation))
-    if name in ("baddbmm", "baddbmm_"):
+    if name in _ADDING:
         alpha, beta = operation.kwargs.get("alpha", 1), operation.kwargs.get("beta", 1)
         scaled = scores.scaled(float(alpha))
         bias = operation.argument(0, "input")

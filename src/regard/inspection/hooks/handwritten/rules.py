@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.inspection.hooks.handwritten.operations import UNKNOWN, Node, Operation, Softmaxed, SoftmaxedAxis
+from regard.inspection.hooks.handwritten.operations import (
+    UNKNOWN,
+    Exponentials,
+    Node,
+    Operation,
+    Softmaxed,
+    SoftmaxedAxis,
+)
 from regard.inspection.hooks.handwritten.products import product
 from regard.inspection.hooks.handwritten.scores import Scores
 from regard.inspection.hooks.token_tracker import rule_table
@@ -25,6 +32,8 @@ def _changes(change: Callable[[Scores, Operation], Scores | None]) -> Rule:
 
     def rule(operation: Operation) -> Node | None:
         node = operation.node
+        if isinstance(node, Exponentials):
+            return _normalized(node, operation.output)
         changed = change(node, operation) if isinstance(node, Scores) else None
         if changed is None or changed.shape != tuple(operation.output.shape):
             return operation.unfollowed()
@@ -84,6 +93,42 @@ def _clamp(scores: Scores, operation: Operation) -> Scores | None:
 def _same(operation: Operation) -> Node | None:
     """The rule for casts, copies and dropout."""
     return operation.node if operation.nodes[0] else None  # in x.type_as(weights), x has no node
+
+
+def _replace_nan(operation: Operation) -> Node | None:
+    """The rule for nan_to_num: in eager attention, the weights of a row without visible keys are NaN."""
+    node = operation.node
+    changed = isinstance(node, Softmaxed) and concrete(node.weights) and bool(node.weights.isnan().any())
+    return operation.unfollowed() if changed else _same(operation)
+
+
+def _exp(operation: Operation) -> Node | None:
+    node = operation.node
+    if isinstance(node, Exponentials) and node.logarithm:
+        return _weights(node.scores, operation.output)
+    if not _is_scored(node):
+        return operation.unfollowed()
+    return Exponentials(node if isinstance(node, Scores) else None)
+
+
+def _log_softmax(operation: Operation) -> Node | None:
+    node, dim = operation.node, operation.argument(1, "dim")
+    if not _is_scored(node) or dim not in (-1, operation.output.dim() - 1):
+        return operation.unfollowed()
+    return Exponentials(node if isinstance(node, Scores) else None, logarithm=True)
+
+
+def _is_scored(node: Node) -> bool:
+    return isinstance(node, Scores) or node is UNKNOWN
+
+
+def _normalized(node: Exponentials, output: Tensor) -> Node | None:
+    """Return the weights if exponentials were divided by their sum."""
+    total = output.detach().sum(-1) if concrete(output) else output.new_zeros(1)
+    sums_to_one = not node.logarithm and bool(((total - 1).abs() <= 1e-3).all())
+    if sums_to_one:
+        return _weights(node.scores, output)
+    return UNKNOWN if node.logarithm else Exponentials(None)  # such as exponentials times a mask
 
 
 def _reshape(operation: Operation) -> Node | None:
@@ -148,7 +193,10 @@ def softmax(operation: Operation) -> Node | None:
         return None
     if dim not in (-1, output.dim() - 1):
         return SoftmaxedAxis(output.detach(), dim % output.dim())
-    scores = operation.node if isinstance(operation.node, Scores) else None
+    return _weights(operation.node if isinstance(operation.node, Scores) else None, output)
+
+
+def _weights(scores: Scores | None, output: Tensor) -> Softmaxed:
     tokens = None if scores is None else scores.tokens
     if scores is not None and not _reproduces(scores, output):
         scores = None
@@ -171,8 +219,11 @@ def _reproduces(scores: Scores, weights: Tensor) -> bool:
 
 
 RULES: dict[str, Rule] = rule_table(
-    ("matmul __rmatmul__ bmm mm einsum baddbmm cdist", product),
-    ("softmax", softmax),
+    ("matmul __rmatmul__ bmm mm einsum baddbmm addmm cdist", product),
+    ("softmax _softmax", softmax),
+    ("log_softmax", _log_softmax),
+    ("exp", _exp),
+    ("nan_to_num", _replace_nan),
     ("mul multiply __rmul__", _changes(_scale)),
     ("div divide true_divide", _changes(_divide)),
     ("add __radd__", _changes(_add)),
@@ -181,7 +232,7 @@ RULES: dict[str, Rule] = rule_table(
     ("where", _changes(_where)),
     ("clamp clamp_min clip max maximum", _changes(_clamp)),
     ("tanh", _changes(lambda scores, _: scores.tanh())),
-    ("float half bfloat16 double to type type_as contiguous clone detach dropout nan_to_num", _same),
+    ("float half bfloat16 double to type type_as contiguous clone detach dropout", _same),
     ("view reshape view_as reshape_as flatten unflatten unsqueeze squeeze __getitem__", _reshape),
     ("transpose swapaxes swapdims permute mT mH T H", _permute),
     (
@@ -193,7 +244,7 @@ RULES: dict[str, Rule] = rule_table(
         _unfollowed,
     ),
     ("__setitem__ copy minimum min scatter scatter_add masked_scatter index_put index_add", _unfollowed),
-    ("rsub __rsub__ neg exp log pow relu leaky_relu sigmoid diagonal", _unfollowed),
+    ("rsub __rsub__ neg log pow relu leaky_relu sigmoid diagonal", _unfollowed),
     ("abs sign square sqrt log1p softplus logsigmoid cumsum __rpow__ __rtruediv__", _unfollowed),
     ("linear conv1d conv2d", _mix),
 )

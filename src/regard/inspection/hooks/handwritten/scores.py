@@ -6,7 +6,7 @@ axes, and on the masks and biases, so that the n × n scores need not be stored.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.inspection.calls.capture import CapturedCall
 from regard.inspection.calls.mask_reading import RowMask, row_mask
+from regard.inspection.hooks.handwritten.merged_heads import adjacent_axis
 from regard.inspection.hooks.token_tracker import Tokens
 
 _HIDDEN = -5e4  # a fill value of at most this hides a key: exp(score - max) is zero
@@ -144,6 +145,11 @@ class Scores:
         head_axis = None if self.head_axis is None else axes.index(self.head_axis)
         return replace(moved, terms=terms, tokens=None, head_axis=head_axis)
 
+    def with_heads_first(self, heads: int) -> "Scores | None":
+        """Split the leading axis h·b and move the heads last: (b, h)."""
+        split = self.reshaped((heads, self.lead[0] // heads, *self.shape[-2:]))
+        return None if split is None else split.permuted([1, 0, 2, 3])
+
     def captured(self, heads: int | None = None) -> CapturedCall | None:
         """Return the scores as a captured call, or None if a call cannot store their terms.
 
@@ -196,23 +202,6 @@ class Scores:
             mask=mask,
             biases=tuple(b.to(self.query.dtype) for b in biases),
         )
-
-
-def adjacent_axis(x: Tensor, axes: Iterable[int], features: int) -> int | None:
-    """Return the only axis among `axes` that lies next to the features in memory, or None.
-
-    A projection writes the features of each head side by side, so the heads can be distinguished from an
-    axis of the same size, unless the tensor was copied in another order.
-
-    >>> import torch
-    >>> from regard.inspection.hooks.handwritten.scores import adjacent_axis
-    >>> query = torch.zeros(2, 5, 2, 4).transpose(1, 2)  # b n h d -> b h n d
-    >>> adjacent_axis(query, (0, 1), 3)
-    1
-    """
-    step = x.shape[features] * x.stride(features)
-    matching = [axis for axis in axes if x.shape[axis] > 1 and x.stride(axis) == step]
-    return matching[0] if len(matching) == 1 else None
 
 
 def _additive(hidden: Tensor, query: Tensor) -> Tensor:
