@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.inspection.layer_view import Floats, InputView, TextView
 
-_MAX_TOKENS = 128  # only links between the first tokens are considered: a pass over all weights takes too long
+_MAX_TOKENS = 128  # only the first tokens are searched: a pass over all weights takes too long
 _MIN_DISTANCE = 2  # links between neighbors are uninformative: some heads have them in every text
 _PRONOUN = re.compile("it|he|she|they|him|her|them|its|his|their", re.IGNORECASE)
 _FUNCTION_WORD = re.compile(
