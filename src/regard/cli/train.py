@@ -282,9 +282,10 @@ def train(
 
 def _advise(output: Path) -> str:
     """Return advice if the validation scores of the best model are poor, otherwise an empty string."""
+    from regard.translation.model_folder import LOG
     from regard.translation.training.logs import best_row, read_log
 
-    best = best_row(read_log(output))
+    best = best_row(read_log(output)) if (output / LOG).exists() else None
     # the BLEU of very short sentences is 0 even if they are right, but their loss is then low
     if best is None or (best.dev_bleu or 0.0) >= _LOW_BLEU or (best.dev_loss or 0.0) < _HIGH_LOSS:
         return ""

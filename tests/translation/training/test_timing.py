@@ -81,4 +81,4 @@ def test_a_run_for_some_minutes_ends_in_time(tmp_path):
     recorder = Recorder()
     again = small_trainer(tmp_path, config, callbacks=[recorder]).run()
     assert again.progress.step == progress.step
-    assert any("training.minutes=0.03 is the total" in message for message in recorder.messages)
+    assert any("training.minutes=0.03 is the total" in message for message in recorder.texts)
