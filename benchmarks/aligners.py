@@ -6,9 +6,11 @@ Each aligner is trained only on the sentences of the gold set, without the links
 A gold set is two files: NAME.src-tgt (source ||| target) and NAME.gold (1-2 sure, 1p2 possible, counted from
 1), such as those of https://github.com/neulab/awesome-align, folder examples. Greek-English needs
 `pip install --no-deps bible-alignments`; punctuation is excluded there. Guided attention is included if
-`python -m benchmarks.greek` has trained its two models.
+`python -m benchmarks.greek` has trained its two models. With --threshold, the lexical aligner is also rated
+as in `regard align --threshold`, which does not combine two directions: both columns show the same links.
 
     python -m benchmarks.aligners --gold FOLDER [--sets roen,enfr,greek] [--peers eflomal,fast_align]
+        [--threshold 0.6,0.8]
 """
 
 import argparse
@@ -17,6 +19,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -63,8 +66,13 @@ def main() -> None:
     parser.add_argument(
         "--models", type=Path, default=Path("greek"), help="folder of benchmarks.greek [default: greek]"
     )
+    parser.add_argument("--threshold", help="minimum scores of links, separated by commas [default: off]")
     args = parser.parse_args()
     aligners: dict[str, Callable[[Pairs], Directions]] = {"lexical aligner": align_lexically}
+    for threshold in args.threshold.split(",") if args.threshold else []:
+        aligners[f"lexical aligner, threshold {threshold}"] = partial(
+            align_lexically, threshold=float(threshold)
+        )
     for name, run, program in (
         ("eflomal", run_eflomal, "eflomal-align"),
         ("fast_align", run_fast_align, "fast_align"),
@@ -121,10 +129,12 @@ def rate(gold_set: GoldSet, links: Directions, method: SymmetrizationMethod) -> 
     return f"{100 * rates.aer:.1f} ({100 * rates.precision:.1f}, {100 * rates.recall:.1f})"
 
 
-def align_lexically(pairs: Pairs) -> Directions:
-    """Align with regard's lexical aligner."""
+def align_lexically(pairs: Pairs, threshold: float | None = None) -> Directions:
+    """Align with regard's lexical aligner; with a threshold, both directions have the same links."""
     alignments = LexicalAligner.learn(pairs).align(pairs)
-    return [alignment.best_links() for alignment in alignments]
+    if threshold is None:
+        return [alignment.best_links() for alignment in alignments]
+    return [(links, links) for links in (alignment.links(threshold=threshold) for alignment in alignments)]
 
 
 def align_with_attention(pairs: Pairs, folder: Path) -> Directions:

@@ -14,9 +14,11 @@ import pytest
 pytest.importorskip("typer")
 
 from regard.cli.resume import TrainOptions
-from regard.cli.train import _SYNONYMS, _check_direction, _find_setting
+from regard.cli.train import _SYNONYMS, _advise, _check_direction, _find_setting
 from regard.translation.config import TranslationConfig
 from regard.translation.model_folder import read_config
+from regard.translation.training.callbacks import ValidationResult
+from regard.translation.training.logs import CsvLog
 from regard.translation.training.loop import TrainingResult
 from regard.translation.training.train import Run
 from tests.cli.running import error_of, run
@@ -236,3 +238,16 @@ def test_a_folder_named_after_the_other_direction_gives_a_warning():
         options = TrainOptions(None, None, None, [], source, target, None, swap, "en-de")
         warning = _check_direction(options, Path("models", folder))
         assert (warning is not None) == warns, (source, target, folder)
+
+
+@pytest.mark.parametrize(
+    ("bleu", "loss", "is_poor"), [(0.0, 4.9, True), (31.4, 2.5, False), (0.0, 0.3, False)]
+)
+def test_a_poor_model_gives_advice(bleu, loss, is_poor, tmp_path):
+    log = CsvLog(tmp_path)
+    log.on_begin("", 0, 100)
+    log.on_validation(ValidationResult(50, loss, bleu, None, None, True))
+    log.on_end("")
+    advice = _advise(tmp_path)
+    assert bool(advice) == is_poor
+    assert not advice or ("only 0.0" in advice and "--resume" in advice)

@@ -107,6 +107,16 @@ class TestOutput:
         )
         assert (tmp_path / "pipe").is_fifo()
 
+    def test_columns_count_words_by_whitespace(self, model, capsys):
+        """Indices of links must fit the text beside them, even where a span contains a space."""
+        run("translate", "-m", model, "ein 3,5 % Hund", "ein Hund.\tZwei Hunde.", "--alignment")
+        for line in capsys.readouterr().out.splitlines():
+            text, links = line.split("\t")
+            assert all(int(link.split("-")[1]) < len(text.split()) for link in links.split())
+            if "3,5 %" in text:
+                at = text.split().index("3,5")
+                assert {f"{i}-{j}" for i in (1, 2) for j in (at, at + 1)} <= set(links.split())
+
     def test_scores_and_alignments_follow_tabs(self, model, translator, capsys):
         run("translate", "-m", model, *LINES, "--scores", "--alignment")
         lines = capsys.readouterr().out.splitlines()

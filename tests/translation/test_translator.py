@@ -349,7 +349,19 @@ class TestUnknown:
 
 
 class TestInput:
-    SPANS = ("15:30", "https://a.de/b?c=1&d=2", "x.y@z.org", "3,50", "{name}", "%s", "🍕", "漢字", "Łódź")
+    SPANS = (
+        "15:30",
+        "https://a.de/b?c=1&d=2",
+        "x.y@z.org",
+        "3,50",
+        "{name}",
+        "%s",
+        "🍕",
+        "漢字",
+        "Łódź",
+        "10–12",
+        "/usr/bin/ls",
+    )
 
     @pytest.mark.parametrize("kind", ["translator", "plain"])
     def test_protected_text_survives_once(self, kind, request):

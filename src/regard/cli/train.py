@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _model_option = partial(typer.Option, rich_help_panel="Model")
 _data_option = partial(typer.Option, rich_help_panel="Data and length")
 _BUILT_IN = ("embedded", "bible")  # names of built-in corpora
+_LOW_BLEU, _HIGH_LOSS = 5.0, 2.0  # validation scores of a model that has hardly learned anything
 _UNSET = 10**11  # marks an unset number of epochs
 _EXAMPLE_PAIRS, _EXAMPLE_CHARACTERS = 29_000, 3_900_000  # Multi30k; for --print-config without a corpus
 # names of our settings in other programs
@@ -273,8 +274,25 @@ def train(
         with suppress(OSError):  # the terminal may be closed
             console().print(f"Resume with: {_resume_command(output)}")
         raise SystemExit(status)
+    if advice := _advise(output):
+        console().print(advice)
     sentence = shlex.quote(printable(result.example))
     console().print(f"Now try: regard translate --model {_quoted(output)} {sentence}")
+
+
+def _advise(output: Path) -> str:
+    """Return advice if the validation scores of the best model are poor, otherwise an empty string."""
+    from regard.translation.model_folder import LOG
+    from regard.translation.training.logs import best_row, read_log
+
+    best = best_row(read_log(output)) if (output / LOG).exists() else None
+    # the BLEU of very short sentences is 0 even if they are right, but their loss is then low
+    if best is None or (best.dev_bleu or 0.0) >= _LOW_BLEU or (best.dev_loss or 0.0) < _HIGH_LOSS:
+        return ""
+    return (
+        f"BLEU on the validation pairs is only {best.dev_bleu:.1f}: expect poor translations. Train longer, "
+        f"with a larger --minutes or --epochs ({_resume_command(output)}), or add sentence pairs."
+    )
 
 
 def _check_files(

@@ -1,6 +1,8 @@
 """Reading lines: a span is never split, and a term belongs to the part in which it begins."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from regard.translation import Tokenizer
 from regard.translation.text.profile import TextProfile
@@ -40,3 +42,55 @@ def test_terms_of_a_long_sentence(tokenizer):
     for part in parts:
         expected = {"lacht": "laughs", "laut": "loudly"}
         assert list(part.terms) == [expected[w] for w in part.segmentation.words if w in expected]
+
+
+def read(tokenizer: Tokenizer, line: str, profile: TextProfile | None = None) -> list[str]:
+    """Return what the model reads."""
+    reader = SourceReader(tokenizer, profile or TextProfile(), max_tokens=99)
+    return [piece for part in reader.read(line).parts for piece in part.segmentation.pieces]
+
+
+@given(st.sampled_from("„“”«»‚‘’*_…—¿"), st.sampled_from("„“”«»‚‘’*_…—!"))
+def test_punctuation_does_not_make_a_word_unknown(before, after):
+    tokenizer = Tokenizer.learn(['ein Hund bellt: "laut."', "eine Frau lacht"] * 9, kind="characters")
+    reader = SourceReader(tokenizer, TextProfile(), max_tokens=99)
+    (part,) = reader.read(f"ein {before}Hund{after} bellt").parts
+    assert not part.copies
+    assert not part.segmentation.unknown
+    assert "Hund" in "".join(part.segmentation.pieces)
+    assert part.segmentation.words[1] == f"{before}Hund{after}"
+
+
+@given(st.sampled_from("\u200b\u200c\u200d\u200e\u202e\u2066\u00ad\ufeff\x07\x1b"), st.integers(0, 9))
+def test_invisible_characters_are_not_read(tokenizer, character, at):
+    line = "ein Hund bellt"
+    if character != "\u200b" or line[at].isspace():  # a zero-width space separates words
+        assert read(tokenizer, line[:at] + character + line[at:]) == read(tokenizer, line)
+    assert read(tokenizer, "ein \x1b[31mHund\x1b[0m bellt") == read(tokenizer, line)
+
+
+@pytest.mark.parametrize("text", ["👨‍👩‍👧‍👦", "👍🏽", "🏴󠁧󠁢󠁥󠁮󠁧󠁿", "می‌خواهم"])
+def test_joiners_that_join_are_kept(tokenizer, text):
+    reader = SourceReader(tokenizer, TextProfile(), max_tokens=99)
+    assert [copy for part in reader.read(f"ein {text} bellt").parts for copy in part.copies[1]] == [text]
+
+
+@pytest.mark.parametrize("text", ["x=1", "<3", "10~12", "[a](http://x.de/1)", "a=b=3"])
+def test_a_span_beside_unknown_symbols_is_copied_whole(tokenizer, text):
+    reader = SourceReader(tokenizer, TextProfile(), max_tokens=99)
+    (part,) = reader.read(f"ein {text} bellt").parts
+    assert part.copies == {1: [text]}
+
+
+def test_unknown_words_are_copied_as_written():
+    lines = ["Ein Hund der Frau aus Kassel bellt.", "NASA KRÓW BELLT HUND"]
+    tokenizer = Tokenizer.learn(lines * 9, kind="characters")
+    profile = TextProfile.of([(lines[0], "A dog barks.")] * 9, 40, 40)
+    reader = SourceReader(tokenizer, profile, max_tokens=99)
+    for line, copies in (
+        ("Ein Hund der NASA bellt", {3: ["NASA"]}),  # an acronym
+        ("EIN HUND DER FRAU BELLT", {}),  # a line in capitals has no acronyms
+        ("EIN HUND AUS (KRAKÓW).", {3: ["KRAKÓW"]}),
+        ("ein hund aus kraków", {3: ["kraków"]}),
+    ):
+        assert reader.read(line).parts[0].copies == copies

@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from regard.translation.text.tags import place_tags, strip_tags, write_tags
 
 PIECES = st.lists(
-    st.sampled_from(["<b>", "</b>", "<i class='x'>", "</i>", "<br/>", "<!-- a -->", "Hund ", "zwei. ", " "]),
+    st.sampled_from(
+        [
+            *("<b>", "</b>", "<i class='x'>", "</i>", "<br/>", "<!-- a -->", "&lt;b&gt;", "&lt;/b&gt;"),
+            *("Hund ", "zwei. ", " "),
+        ]
+    ),
     max_size=12,
 )
 
@@ -29,7 +34,28 @@ def translate(text: str, order: list[int]) -> str:
 def test_pairs_enclose_the_aligned_words():
     assert translate("Ein <b>Mann</b> geht.", [0, 1, 2]) == "Ein <b>Mann</b> geht."
     assert translate("<i>heute <b>bellt</b></i> er", [2, 1, 0]) == "er <i><b>bellt</b> heute</i>"
-    assert translate("Ein Mann<br> geht", [0, 1, 2]) == "Ein Mann <br>geht"
+    assert translate("Ein &lt;b&gt;Mann&lt;/b&gt; geht.", [1, 0, 2]) == "&lt;b&gt;Mann&lt;/b&gt; Ein geht."
+
+
+def test_whitespace_and_punctuation_stay_where_they_were():
+    for text in (
+        "<b> Hund </b> bellt",
+        "Hund <br> <br> bellt.",
+        "<b> </b> Hund",
+        "<p>Hund.</p> <p>Katze</p>.",
+        "Hund <unk>",
+        "<b> 😀",
+        "<s> </s> <pad>",
+    ):
+        assert translate(text, list(range(len(strip_tags(text)[0].split())))) == text
+
+
+@given(st.sampled_from(["<br>", "<br/>", "</p><p>", "</td><td>", "</b><br>", "<hr><i>"]))
+def test_block_tags_separate_words(tags):
+    plain, found = strip_tags(f"Hund{tags}bellt")
+    assert plain.split() == ["Hund", "bellt"]
+    assert "".join(tag.text for tag in found) == tags
+    assert strip_tags("Hu<b>nd</b>")[0] == "Hund"
 
 
 @given(PIECES, st.randoms(use_true_random=False))
@@ -44,5 +70,5 @@ def test_tags_and_words_survive_in_any_order(pieces, random):
 
 
 def test_no_tags():
-    for text in ("a < b und c > d", "<3", "x<y", ""):
+    for text in ("a < b und c > d", "<3", "x<y", "", "a &lt; b &gt; c", "&lt;3", "&lt;b"):
         assert strip_tags(text) == (text, [])

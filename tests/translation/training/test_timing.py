@@ -78,5 +78,7 @@ def test_a_run_for_some_minutes_ends_in_time(tmp_path):
     assert 0.5 < progress.seconds + progress.validation_seconds < 15
     assert recorder.reports[-1].step == progress.step
     assert recorder.reports[-1].learning_rate < 0.5 * config.training.learning_rate
-    again = small_trainer(tmp_path, config).run()
+    recorder = Recorder()
+    again = small_trainer(tmp_path, config, callbacks=[recorder]).run()
     assert again.progress.step == progress.step
+    assert any("training.minutes=0.03 is the total" in message for message in recorder.texts)

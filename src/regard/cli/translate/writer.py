@@ -3,14 +3,16 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from regard._util.text import printable, shorten
+from regard.translation.alignment.links import to_pharaoh
 from regard.translation.decoding.strategies import Strategy
 from regard.translation.text.documents import Format
 
 if TYPE_CHECKING:
+    from regard.translation.alignment.alignment import Alignment
     from regard.translation.text.memory import Match
     from regard.translation.translation import Translation
     from regard.translation.translator import Translator
@@ -39,14 +41,15 @@ class OutputFormat(NamedTuple):
             yield json.dumps(values, ensure_ascii=False)
             return
         for alternative in [translation, *translation.alternatives]:
-            yield "\t".join(
-                [
-                    *([str(number)] if self.n_best else []),
-                    alternative.text,
-                    *([f"{alternative.score:.4f}"] if self.scores else []),
-                    *([alternative.alignment.to_pharaoh()] if self.alignment else []),
-                ]
-            )
+            columns = [
+                *([str(number)] if self.n_best else []),
+                alternative.text,
+                *([f"{alternative.score:.4f}"] if self.scores else []),
+                *([_whitespace_links(alternative.alignment)] if self.alignment else []),
+            ]
+            if len(columns) > 1:  # a tab in the text would look like a new column
+                columns = [column.replace("\t", " ") for column in columns]
+            yield "\t".join(columns)
         for match in matches:
             yield "\t".join([f"# {match.similarity:.0%}", match.source, match.target])
 
@@ -69,6 +72,19 @@ class OutputFormat(NamedTuple):
         if self.n_best:
             values["alternatives"] = [self._to_dict(alternative) for alternative in translation.alternatives]
         return values
+
+
+def _whitespace_links(alignment: "Alignment") -> str:
+    """Return the links between words as separated by whitespace; a span such as "3,5 %" is two of them."""
+    sources, targets = map(_whitespace_words, (alignment.source_words, alignment.target_words))
+    links = ((i, j) for source, target in alignment.links() for i in sources[source] for j in targets[target])
+    return to_pharaoh(links)
+
+
+def _whitespace_words(words: Sequence[str]) -> list[range]:
+    """Return for each word the indices of its parts that are separated by whitespace."""
+    stops = list(accumulate(len(word.split()) for word in words))
+    return [range(start, stop) for start, stop in pairwise([0, *stops])]
 
 
 class Writer:

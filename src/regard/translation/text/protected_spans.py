@@ -1,6 +1,6 @@
 """Find text that a translation must keep unchanged: URLs, e-mail addresses, numbers, placeholders, emoji.
 
-A span never crosses whitespace, except inside braces, such as `{{ user.name }}`.
+A span never crosses whitespace, except inside braces, such as `{{ user.name }}`, and before a unit: `3,5 %`.
 """
 
 import re
@@ -15,13 +15,15 @@ _EMOJI = (
     "\u2b05-\u2b55\u3030\u303d\u3297\u3299\U0001f000-\U0001faff]"
     "[\ufe0e\ufe0f]?[\U0001f3fb-\U0001f3ff]?[\U000e0020-\U000e007f]*\u200d?)+"
 )
-_NUMBER = r"\d+(?:[.,:/'’·×-]\d+)*"
+_NUMBER = r"\d+(?:[.,:/'’·×–-]\d+)*"
+_UNIT = r"[ \u00a0\u202f]?(?:[%‰]|°[CFK]?|[€$£¥₹](?!\w))"
 _TOP_LEVEL = (
     "com|org|net|edu|gov|info|io|de|at|ch|fr|uk|eu|nl|it|es|pl|cz|ru|cn|jp|ro|gr|se|dk|no|fi|be|pt|us"
 )
 _KINDS = {  # the first match wins
     "url": r"(?:[a-z][a-z0-9+.-]{1,15}://|www\.)[^\s<>\"“”„«»\x00-\x1f]+",
     "email": r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
+    "path": r"(?<!\w)[a-z]:\\[^\s\"<>|]+|(?<![\w/.~])(?:~|\.\.?)?/(?:[\w.-]+/)+[\w.-]*",
     "placeholder": (
         r"\$?\{\{[^{}\n]*\}\}|\$?\{[^{}\s]*\}|%\(\w+\)[a-z]|%\d*\$?[sdifxX@](?![^\W_])|%%|\[\[[^\[\]\s]*\]\]"
         r"|__\w+__"
@@ -31,12 +33,14 @@ _KINDS = {  # the first match wins
     "emoji": _EMOJI,
     "mention": r"(?<![\w&])[@#][^\W\d_]\w*",
     "code": r"(?<!\w)(?=[^\W_]*\d)(?=[^\W_]*[^\W\d_])[^\W_]+(?!\w)",
-    "number": rf"(?<![^\W\d_])[+−-]?(?<![\d.,])(?:[$€£¥₹§]?{_NUMBER})(?:\s?[%‰]|°[CFK]?|[€$£¥₹])?(?![^\W_])",
+    "number": rf"(?<![^\W\d_])[+−-]?(?<![\d.,])(?:[$€£¥₹§]?{_NUMBER})(?:{_UNIT})?(?![^\W_])",
     "currency": r"[$€£¥₹₽₩](?!\w)",
 }
 _PATTERN = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _KINDS.items()), re.IGNORECASE)
 # every span contains one of these, so most lines need no further search
-_TRIGGER = re.compile(rf"[\d@#{{%&$€£¥₹₽₩]|://|www\.|\[\[|__|\.(?:{_TOP_LEVEL})\b|{_EMOJI}", re.IGNORECASE)
+_TRIGGER = re.compile(
+    rf"[\d@#{{%&$€£¥₹₽₩]|://|www\.|:\\|/[\w.-]+/|\[\[|__|\.(?:{_TOP_LEVEL})\b|{_EMOJI}", re.IGNORECASE
+)
 _TRAILING = ".,;:!?…'’)]}*"  # punctuation that may follow a URL
 KINDS = (*_KINDS, "unknown")
 
@@ -75,7 +79,7 @@ def find_spans(text: str, unprotected: Collection[str] = ()) -> list[Span]:
     while match := _PATTERN.search(text, position):
         kind = match.lastgroup or ""
         start, stop = match.span()
-        if kind in ("url", "domain"):
+        if kind in ("url", "domain", "path"):
             stop -= _trailing(match[0])
         position = max(stop, start + 1)
         if kind not in unprotected and start < stop:

@@ -3,6 +3,7 @@
 line → text without tags → words and spans → sentences → parts, each with the tokens that the model reads
 """
 
+import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,20 @@ from regard.translation.text.terms import Terms
 from regard.translation.tokens import Tokenizer
 
 _BRACKETS = {"(": ")", "[": "]", "{": "}", "„": "“", "“": "”", '"': '"', "'": "'", "«": "»", "»": "«"}
-_INVISIBLE = "\ufeff\u2060\u00ad"  # byte order mark, word joiner, soft hyphen
+# soft hyphen, byte order mark, and marks of direction: they have no translation
+_INVISIBLE = re.compile(
+    "[\u00ad\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\ufff9-\ufffb]"
+)
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")  # colors of a terminal
+_JOINER = re.compile(r"(?<![\u0590-\U0010ffff])[\u200c\u200d]|[\u200c\u200d](?![\u0590-\U0010ffff])")
+# how to write punctuation that the vocabulary lacks
+_SIMILAR = (
+    dict.fromkeys("„“”«»‟〝〞", "\"'")
+    | dict.fromkeys("‚‘’‹›‛", "'\"")
+    | dict.fromkeys("‐‑‒–—−―", "-")
+    | {"…": "."}
+)
+_MAX_ACRONYM = 5  # letters
 _MIN_NAME = 3  # minimum number of letters in an unknown name
 _NAME_TOKENS = 0.5  # a name's tokens are shorter than this fraction of the mean token length
 
@@ -45,6 +59,9 @@ class SourceReader:
     ) -> None:
         self._tokenizer, self._profile, self.copies = tokenizer, profile, copies
         self.max_tokens = min(max_tokens, profile.max_tokens or max_tokens)
+        self._unknown_marks: dict[
+            str, bool
+        ] = {}  # for each punctuation mark, whether the vocabulary lacks it
 
     def read(self, text: str, terms: Terms | None = None) -> SourceLine:
         """Split a line into parts and protect text to copy.
@@ -141,10 +158,11 @@ class SourceReader:
         words = [text[start:stop] for start, stop in ranges]
         by_word = _spans_by_word(words, ranges, spans)
         normalized, was_upper = self._normalize(words, by_word)
+        normalized = [self._simplify(word, by_word.get(i, ())) for i, word in enumerate(normalized)]
         found_terms = terms.find(words) if terms is not None else []
         if self.copies:
             _insert_terms(normalized, by_word, found_terms)
-        self._protect_unknown(normalized, by_word)
+        self._protect_unknown(words, normalized, by_word)
         copies = {
             word: [normalized[word][start:stop] for start, stop, _ in word_spans]
             for word, word_spans in by_word.items()
@@ -186,20 +204,81 @@ class SourceReader:
             result[number], was_upper[number] = word, is_upper
         return result, was_upper
 
-    def _protect_unknown(self, words: list[str], by_word: dict[int, list[tuple[int, int, str]]]) -> None:
-        """Protect words that the model cannot know: they have unknown tokens, or look like names."""
+    def _simplify(self, word: str, spans: Sequence[tuple[int, int, str]]) -> str:
+        """Rewrite punctuation that the vocabulary lacks, so that it does not make a known word unknown.
+
+        Quotes, dashes and ellipses become similar ones. Without spans, other unknown punctuation around the
+        word is removed.
+        """
+        if word.isalnum() or self._tokenizer.kind == "words":
+            return word
+        inside = {at for start, stop, _ in spans for at in range(start, stop)}
+        letters = [
+            letter if at in inside or not self._is_unknown(letter) else self._similar(letter)
+            for at, letter in enumerate(word)
+        ]
+        start, stop = word_core(word)
+        if not spans and any(map(str.isalnum, word[start:stop])):
+            letters[:start] = [letter for letter in letters[:start] if not self._is_unknown(letter)]
+            letters = letters[: len(letters) - len(word) + stop] + [
+                letter
+                for letter in letters[len(letters) - len(word) + stop :]
+                if not self._is_unknown(letter)
+            ]
+        return "".join(letters)
+
+    def _similar(self, mark: str) -> str:
+        """Return a similar punctuation mark that the vocabulary contains, or the mark itself."""
+        return next((other for other in _SIMILAR.get(mark, "") if not self._is_unknown(other)), mark)
+
+    def _is_unknown(self, character: str) -> bool:
+        """Return whether the vocabulary lacks a character that is not a letter or digit."""
+        if character.isalnum():
+            return False
+        if character not in self._unknown_marks:
+            self._unknown_marks[character] = self._tokenizer.special.unknown in self._tokenizer.encode(
+                character
+            )
+        return self._unknown_marks[character]
+
+    def _join_spans(self, word: str, spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+        """Extend the spans of a word over symbols that the vocabulary lacks: "1" in "x=1" to all of it."""
+        inside = {at for start, stop, _ in spans for at in range(start, stop)}
+        unknown = [at for at, symbol in enumerate(word) if at not in inside and self._is_unknown(symbol)]
+        if not unknown or any(kind == "term" for *_, kind in spans):
+            return spans
+        start, stop = min(unknown[0], spans[0][0]), max(unknown[-1] + 1, spans[-1][1])
+        while start and word[start - 1].isalnum():
+            start -= 1
+        while stop < len(word) and word[stop].isalnum():
+            stop += 1
+        return [(start, stop, spans[0][2])]
+
+    def _protect_unknown(
+        self, written: Sequence[str], words: list[str], by_word: dict[int, list[tuple[int, int, str]]]
+    ) -> None:
+        """Protect words that the model cannot know: they have unknown tokens, or look like names.
+
+        written: the words as in the source, in their own letter case.
+        """
         if not self.copies or self._tokenizer.kind == "words":
             return
+        for number, spans in by_word.items():
+            by_word[number] = self._join_spans(words[number], spans)
         free = [number for number in range(len(words)) if number not in by_word]
         ids = self._tokenizer.encode_batch([words[number] for number in free])
         unknown = self._tokenizer.special.unknown
         for number, tokens in zip(free, ids, strict=True):
             start, stop = word_core(words[number])
             if unknown in tokens or self._is_name(words[number][start:stop], len(tokens)):
-                by_word[number] = [(start, stop, "unknown")]
+                words[number] = written[number]
+                by_word[number] = [(*word_core(written[number]), "unknown")]
 
     def _is_name(self, word: str, tokens: int) -> bool:
-        """Return whether a word looks like an unknown name: foreign letters, or a capital and many tokens."""
+        """Return whether a word looks like an unknown name.
+
+        It has foreign letters, is an acronym, or begins with a capital and consists of many tokens.
+        """
         profile = self._profile
         if (
             len(word) < _MIN_NAME
@@ -212,8 +291,9 @@ class SourceReader:
             letter.isalpha() and letter not in profile.letters for letter in word.lower()
         ):
             return True
-        is_split = len(word) < _NAME_TOKENS * profile.characters_per_token * tokens
-        return word[0].isupper() and not word.isupper() and is_split
+        if word.isupper():  # in a line that is not in capitals
+            return word.isalpha() and len(word) <= _MAX_ACRONYM
+        return word[0].isupper() and len(word) < _NAME_TOKENS * profile.characters_per_token * tokens
 
 
 def _split(whole: SourcePart, max_tokens: int) -> list[SourcePart]:
@@ -261,13 +341,17 @@ def _divide_terms(
 
 
 def _remove_controls(text: str) -> str:
-    """Remove control characters and byte order marks, which have no translation; keep whitespace."""
+    """Remove control characters and invisible marks, which have no translation; keep whitespace.
+
+    Joiners remain only between characters that they can join: emoji, and letters such as Persian ones.
+    """
     if text.isprintable():
         return text
+    text = _JOINER.sub("", _INVISIBLE.sub("", _ESCAPE.sub("", text)))
     return "".join(
         " " if character == "\u200b" else character
         for character in text
-        if character.isspace() or (unicodedata.category(character) != "Cc" and character not in _INVISIBLE)
+        if character.isspace() or unicodedata.category(character) != "Cc"
     )
 
 

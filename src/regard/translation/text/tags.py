@@ -23,19 +23,33 @@ OPAQUE = (
 )  # elements whose content is not translated
 _TAG = re.compile(
     rf"<!--.*?-->|<(?P<opaque>{'|'.join(OPAQUE)})\b[^<>]*(?<!/)>.*?</(?P=opaque)\s*>|"
-    r"</?[A-Za-z][\w:.-]*(?:\s+[^\s<>\"'/=]+(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s\"'<>]+))?)*\s*/?>",
+    r"</?[A-Za-z][\w:.-]*(?:\s+[^\s<>\"'/=]+(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s\"'<>]+))?)*\s*/?>|"
+    r"&lt;/?[A-Za-z][\w:.-]*(?:\s(?:[^<>&]|&(?!lt;|gt;))*)?/?&gt;",  # an escaped tag, such as &lt;b&gt;
     re.S,
 )
-_NAME = re.compile(r"</?([A-Za-z][\w:.-]*)")
+_NAME = re.compile(r"(?:<|&lt;)/?([A-Za-z][\w:.-]*)")
 _PUNCTUATION = ".,;:!?…。！？"  # stays outside an end tag
+# elements that separate words even without whitespace: "Hund<br>bellt"
+_SEPARATORS = frozenset(
+    "address article aside blockquote br caption dd details div dl dt figcaption figure footer form "
+    "h1 h2 h3 h4 h5 h6 header hr legend li main nav ol option p section summary table tbody td tfoot "
+    "th thead title tr ul".split()
+)
 _EMPTY = frozenset("area base br col embed hr img input link meta param source track wbr".split())
 
 
 class Tag(NamedTuple):
-    """A tag in a line: its text, and its position in the text without tags."""
+    """A tag in a line: its text, and its position in the text without tags.
+
+    space_before, space_after: whether the tag follows or precedes whitespace.
+    encloses_punctuation: whether it follows punctuation, or no text follows it.
+    """
 
     text: str
     position: int
+    space_before: bool = False
+    space_after: bool = False
+    encloses_punctuation: bool = False
 
     @property
     def name(self) -> str:
@@ -46,36 +60,53 @@ class Tag(NamedTuple):
     @property
     def opens(self) -> bool:
         """Whether this is a start tag that needs an end tag."""
-        return bool(self.name) and not self.text.startswith("</") and not self.stands_alone
+        return bool(self.name) and not self.closes and not self.stands_alone
 
     @property
     def closes(self) -> bool:
         """Whether this is an end tag."""
-        return self.text.startswith("</")
+        return self.text.startswith(("</", "&lt;/"))
 
     @property
     def stands_alone(self) -> bool:
         """Whether this element has no content, such as <br>."""
-        return not self.name or self.text.endswith("/>") or self.name in _EMPTY or self.text.count("<") > 1
+        has_content = self.text.count("<") > 1  # the whole element
+        return not self.name or self.text.endswith(("/>", "/&gt;")) or self.name in _EMPTY or has_content
 
 
 def strip_tags(text: str) -> tuple[str, list[Tag]]:
     """Remove the tags from a text; return the text and the tags.
 
     >>> from regard.translation.text.tags import strip_tags
-    >>> strip_tags("Ein <b>Mann</b>.")
-    ('Ein Mann.', [Tag(text='<b>', position=4), Tag(text='</b>', position=8)])
+    >>> text, tags = strip_tags("Ein <b>Mann</b>.")
+    >>> text, [(tag.text, tag.position) for tag in tags]
+    ('Ein Mann.', [('<b>', 4), ('</b>', 8)])
     """
-    if "<" not in text:
+    if "<" not in text and "&lt;" not in text:
         return text, []
-    plain, tags, last, size = [], [], 0, 0
+    plain, tags, last, size, previous = [], [], 0, 0, " "
     for match in _TAG.finditer(text):
         before = text[last : match.start()]
         plain.append(before)
         size += len(before)
-        tags.append(Tag(match[0], size))
-        last = match.end()
-    return "".join([*plain, text[last:]]), tags
+        previous = before[-1:] or previous
+        start, last = match.span()
+        tag = Tag(
+            match[0],
+            size,
+            text[max(start - 1, 0) : start].isspace(),
+            text[last : last + 1].isspace(),
+            before.endswith(tuple(_PUNCTUATION)),
+        )
+        joins = not previous.isspace() and not text.startswith(tuple(_PUNCTUATION), last)
+        if tag.name in _SEPARATORS and joins and not tag.space_after:
+            plain.append(" ")
+            previous, size = " ", size + 1
+            tag = tag if tag.closes else tag._replace(position=size)
+        tags.append(tag)
+    stripped = "".join([*plain, text[last:]])
+    end = len(stripped.rstrip())
+    return stripped, [tag if tag.position < end else tag._replace(encloses_punctuation=True) for tag in tags]
 
 
 def place_tags(
@@ -157,7 +188,7 @@ def write_tags(tags: Sequence[Tag], positions: Sequence[int], words: Sequence[st
     ['<b>dogs</b>', 'bark']
     """
     if not words:
-        return ["".join(tag.text for tag in tags)] if tags else []
+        return [_join(tags)] if tags else []
     result = list(words)
     for at in sorted(set(positions), reverse=True):
         group = [tag for tag, position in zip(tags, positions, strict=True) if position == at]
@@ -166,13 +197,19 @@ def write_tags(tags: Sequence[Tag], positions: Sequence[int], words: Sequence[st
         if at == len(words):
             closing, opening = group, []
         if opening:
-            result[at] = "".join(tag.text for tag in opening) + result[at]
+            result[at] = _join(opening) + (" " if opening[-1].space_after else "") + result[at]
         if closing:
             word = words[at - 1]
             core = len(word.rstrip(_PUNCTUATION)) or len(word)
             inside = result[at - 1].rfind(word)
-            cut = inside + (core if all(tag.closes for tag in closing) else len(word))
-            result[at - 1] = (
-                result[at - 1][:cut] + "".join(tag.text for tag in closing) + result[at - 1][cut:]
-            )
+            before_punctuation = all(tag.closes and not tag.encloses_punctuation for tag in closing)
+            cut = inside + (core if before_punctuation else len(word))
+            space = " " if closing[0].space_before else ""
+            result[at - 1] = result[at - 1][:cut] + space + _join(closing) + result[at - 1][cut:]
     return result
+
+
+def _join(tags: Sequence[Tag]) -> str:
+    """Join adjacent tags, with a space where the source has whitespace."""
+    text = "".join(tag.text + (" " if tag.space_after else "") for tag in tags[:-1])
+    return text + "".join(tag.text for tag in tags[-1:])

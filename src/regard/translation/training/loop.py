@@ -260,6 +260,12 @@ class Trainer:
         training, progress = self.config.training, self.progress
         batches = self.batches.from_step(progress.step * training.accumulate)
         stats, silent = self.stats, False
+        if training.minutes and progress.step >= self.steps:
+            minutes = (progress.seconds + progress.validation_seconds) / 60
+            self.callbacks.on_message(
+                f"already trained for {minutes:.1f} minutes; training.minutes={training.minutes:g} is the "
+                "total. Choose a larger value to train longer."
+            )
         while progress.step < self.steps:
             if progress.step in self.extended_at:  # the checkpoint may be older than the extension
                 progress.without_improvement = 0
