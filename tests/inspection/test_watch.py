@@ -440,3 +440,56 @@ def test_recordings_of_own_layers_do_not_keep_the_graph() -> None:
     with regard.watch(layer, gradients=True) as seen:
         layer(x)
     assert seen[0].requires_grad
+
+
+# regard's functions in other modules
+
+
+class OwnModule(nn.Module):
+    def __init__(self, function: Any = regard.attention, **options: Any) -> None:
+        super().__init__()
+        self.function, self.options = function, options
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = self.function(query, key, value, **self.options)
+        return output if isinstance(output, Tensor) else output[0]
+
+
+@pytest.mark.parametrize("function", [regard.attention, regard.attend, regard.flex_attention])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [5, 700])  # 700 queries take several tiles in float64
+def test_functions_are_recorded_once_per_call(function: Any, dtype: torch.dtype, n: int) -> None:
+    query, key, value = torch.randn(3, 1, 2, n, 8, dtype=dtype)
+    model = nn.Sequential()
+    model.attention = OwnModule(function)  # called directly below
+    expected = model.attention(query, key, value)
+    for _ in range(2):  # the second call is cached
+        with regard.watch(model) as seen:
+            output = model.attention(query, key, value)
+        assert torch.equal(output, expected)
+        assert list(seen) == ["attention"]
+        weights = torch.softmax(query @ key.mT / 8**0.5, -1)
+        torch.testing.assert_close(seen[0].dense(), weights, rtol=0, atol=1e-6)
+
+
+def test_functions_record_masks_normalizers_values_and_gradients() -> None:
+    model = OwnModule(mask=regard.Causal(), normalize=regard.Sparsemax())
+    query, key, value = torch.randn(3, 1, 2, 6, 8).unbind()
+    with regard.watch(model, values=True, gradients=True) as seen:
+        model(query.requires_grad_(), key, value).square().sum().backward()
+    expected, weights = regard.attend(query, key, value, **model.options)
+    torch.testing.assert_close(seen[0].dense(), weights.dense())
+    torch.testing.assert_close(
+        seen.norms(project=False)[""].dense(), weights.dense() * value.norm(dim=-1)[:, :, None]
+    )
+    torch.testing.assert_close(seen.gradients()[""].dense(), 2 * expected @ value.mT)
+
+
+def test_functions_outside_the_watched_model_are_not_recorded() -> None:
+    query, key, value = torch.randn(3, 2, 5, 8).unbind()
+    model = OwnModule()
+    with regard.watch(model) as seen:
+        model(query, key, value)
+        regard.attention(query, key, value)
+        ThreadPoolExecutor().submit(regard.attention, query, key, value).result()
+    assert len(seen) == 1

@@ -45,13 +45,13 @@ def watch(
 ) -> "Watch":
     """Record the weights of every attention layer of a model inside a `with` block.
 
-    Supports regard's layers, torch's `nn.MultiheadAttention` and Transformer layers, SDPA, FlexAttention, the
-    attention interface of Hugging Face transformers with any kernel, and attention in plain tensor
-    operations: a softmax of query · keyᵀ, times values. The weights are stored as query, key and mask, in
-    memory linear in the sequence length, or densely if these do not determine the weights (`Seen.storage`).
-    They are recorded before dropout, before layers that mix heads, and before factors that make them
-    negative. Windows of tokens (Swin, Qwen2.5-VL) become one map per image; `Seen.windows` returns the
-    weights of each window.
+    Supports regard's layers and functions, torch's `nn.MultiheadAttention` and Transformer layers, SDPA,
+    FlexAttention, the attention interface of Hugging Face transformers with any kernel, and attention in
+    plain tensor operations: a softmax of query · keyᵀ, times values. The weights are stored as query, key and
+    mask, in memory linear in the sequence length, or densely if these do not determine the weights
+    (`Seen.storage`). They are recorded before dropout, before layers that mix heads, and before factors that
+    make them negative. Windows of tokens (Swin, Qwen2.5-VL) become one map per image; `Seen.windows` returns
+    the weights of each window.
 
     The model's outputs remain bit-identical. Compiled models run uncompiled inside the block and
     return the outputs of the uncompiled model. Only calls inside the block and in the same thread are

@@ -10,7 +10,8 @@ next call with the same score, mask, normalizer, shapes and strides only fills i
 the kernels look it up themselves (kernels/calls.h), with the same checks as `_run_cached`.
 """
 
-from collections.abc import Hashable
+import threading
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple, Never, Unpack
 
@@ -61,6 +62,18 @@ class _Cache(dict[Hashable, "_PreparedCall | None"]):
 _CACHE = _Cache()
 
 
+class _Observer(threading.local):
+    """Intercepts the calls of one thread: `run` is called with query, key, value and options of each call.
+
+    It returns output and weights, or None if the call should run unobserved.
+    """
+
+    run: Callable[[Tensor, Any, Any, Options], tuple[Tensor, Weights] | None] | None = None
+
+
+OBSERVER = _Observer()
+
+
 def attention(
     query: Tensor,
     key: Tensor | Quantized,
@@ -97,6 +110,13 @@ def attention(
     """
     if positional or unknown:
         keyword_hints.raise_unexpected("attention", positional, unknown)
+    if OBSERVER.run is not None:
+        options = Options(
+            score=score, mask=mask, bias=bias, normalize=normalize, dropout=dropout, generator=generator,
+            implementation=implementation,
+        )  # fmt: skip
+        if (observed := OBSERVER.run(query, key, value, options)) is not None:
+            return observed[0]
     ready = None
     if bias is None and generator is None and implementation is None and _kernels_decide(dropout):
         ready = _CALLS.run(query, key, value, score, mask, normalize, False)
@@ -135,6 +155,13 @@ def attend(
     """
     if positional or unknown:
         keyword_hints.raise_unexpected("attend", positional, unknown)
+    if OBSERVER.run is not None:
+        options = Options(
+            score=score, mask=mask, bias=bias, normalize=normalize, dropout=dropout, generator=generator,
+            implementation=implementation,
+        )  # fmt: skip
+        if (observed := OBSERVER.run(query, key, value, options)) is not None:
+            return observed
     ready = None
     if bias is None and generator is None and implementation is None and _kernels_decide(dropout):
         ready = _CALLS.run(query, key, value, score, mask, normalize, True)

@@ -20,7 +20,9 @@ from torch import Tensor, nn, overrides
 from regard.errors import ArgumentError, RegardError
 from regard.inspection.calls.capture import CapturedCall
 from regard.inspection.measures.call_record import AttentionOutput
+from regard.mechanism.operator import OBSERVER
 from regard.mechanism.torch_state import transformed
+from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import is_cross_attention
 
 Function = Callable[..., Any]
@@ -34,8 +36,11 @@ class Observer(Protocol):
     def on_attention(self, module: nn.Module, call: CapturedCall) -> None:
         """Called when one of the modules has computed attention."""
 
+    def on_own_attention(self, name: str, weights: Weights) -> None:
+        """Called when one of the modules has called `regard.attention` or `regard.attend`."""
+
     def on_own_values(self, module: nn.Module, value: Tensor, output: AttentionOutput) -> None:
-        """Called when a regard layer has computed attention and reported its weights."""
+        """Called after `on_own_attention` with the value and the output."""
 
     @property
     def values(self) -> bool:
@@ -378,11 +383,13 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 def _enter_tracer() -> None:
+    from regard.inspection.hooks.torch import run_observed
     from regard.inspection.hooks.tracing import Tracer
 
     if THREAD.tracer is None:
         THREAD.tracer = Tracer()
         overrides._push_mode(THREAD.tracer)
+        OBSERVER.run = run_observed
 
 
 def _update_tokens() -> None:
@@ -397,6 +404,7 @@ def _update_tokens() -> None:
 def _exit_tracer() -> None:
     tracer, THREAD.tracer = THREAD.tracer, None
     if tracer is not None:
+        OBSERVER.run = None
         remove_mode(tracer)
         tracer.clear()
 

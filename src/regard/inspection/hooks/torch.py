@@ -1,4 +1,4 @@
-"""Capture attention in torch's layers: `nn.MultiheadAttention`, and encoder layers on their fast path."""
+"""Capture attention in regard's layers and in torch's: `nn.MultiheadAttention`, fast encoder layers."""
 
 import inspect
 from collections.abc import Iterable
@@ -19,11 +19,15 @@ from regard.inspection.hooks.interception import (
     Patch,
     inside_attention,
     is_observed,
+    observed_module,
     records_values,
     report,
     without_tracer,
 )
 from regard.inspection.measures.call_record import AttentionOutput
+from regard.mechanism.operator import Options, attend
+from regard.mechanism.quantized import dequantize
+from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import Attends
 
 
@@ -37,12 +41,13 @@ def patches() -> list[Patch]:
     ]
 
 
-# regard's layers, which report their weights themselves
+# regard's layers, which report their weights themselves, and its operator in other modules
 
 
 def _own(original: Function) -> Function:
     def attention(self: Attends, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        output: Tensor = original(self, query, key, value, **options)
+        with inside_attention():
+            output: Tensor = original(self, query, key, value, **options)
         if is_observed() and records_values():
             for observer in THREAD.observers:
                 if self in observer.names:
@@ -50,6 +55,24 @@ def _own(original: Function) -> Function:
         return output
 
     return attention
+
+
+def run_observed(query: Tensor, key: Any, value: Any, options: Options) -> tuple[Tensor, Weights] | None:
+    """Run a call to `regard.attention` or `regard.attend` in an observed module, and report it.
+
+    Returns None if the call is not observed.
+    """
+    module = observed_module()[0] if is_observed() else None
+    if module is None:
+        return None
+    with inside_attention():
+        output, weights = attend(query, key, value, **options)
+    for observer in THREAD.observers:
+        if module in observer.names:
+            observer.on_own_attention(observer.names[module], weights)
+            if records_values():
+                observer.on_own_values(module, dequantize(value).detach(), AttentionOutput.of_heads(output))
+    return output, weights
 
 
 # nn.MultiheadAttention
