@@ -527,3 +527,29 @@ def test_an_edit_without_effect_raises():
         regard.edit(model, None, None, regard.ZeroAblation()),
     ):
         model(torch.randn(1, 2, 3, 5))
+
+
+# regard's functions in other modules
+
+
+class CallsOperator(nn.Module):
+    def forward(self, x):
+        return regard.attention(x, x, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_calls_to_the_operator_are_edited_whole(dtype):
+    """In float64, 1,500 queries take several tiles."""
+    model, x = nn.Sequential(CallsOperator()), torch.randn(1, 4, 1500, 4, dtype=dtype)
+    before = model(x)
+    with regard.edit(model, "0", [1], regard.ZeroAblation()), regard.watch(model) as seen:
+        after = model(x)
+    assert not after[:, 1].any()
+    assert torch.equal(after[:, [0, 2, 3]], before[:, [0, 2, 3]])
+    torch.testing.assert_close(seen[0][0, 1, 7], torch.softmax(x[0, 1, 7] @ x[0, 1].T / 2, -1))
+    with regard.edit(model, "0", None, regard.Block(queries=1499, keys=0)):
+        after = model(x)
+    assert torch.equal(after[:, :, :-1], before[:, :, :-1])
+    weights = torch.softmax((x @ x.mT / 2)[:, :, -1, 1:], -1)
+    torch.testing.assert_close(after[:, :, -1], (weights.unsqueeze(-2) @ x[:, :, 1:]).squeeze(-2))
+    assert torch.equal(model(x), before)

@@ -248,3 +248,9 @@ seen.heads(frame=False), seen.spans({"all": (0, n)}, frame=False)
 [seen.key_scores(method) for method in ("h2o", "snapkv", "tova")]
 """
     assert peak_at_16384_tokens(lines) < SQUARE / 2
+
+
+def test_value_zeroing_requires_batch_first() -> None:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 1, enable_nested_tensor=False).eval()
+    with pytest.raises(ArgumentError, match="Create the model with batch_first=True"):
+        value_zeroing(model, torch.randn(4, 4, 8))

@@ -129,7 +129,7 @@ def test_a_shared_module_is_recorded_once_per_call() -> None:
 def test_errors_for_unknown_names() -> None:
     model = language_model()
     with regard.watch(model) as seen:
-        with pytest.raises(KeyError, match="nothing yet: call the model inside the with block"):
+        with pytest.raises(KeyError, match=r"nothing yet\. Call the model inside the with block"):
             seen["decoder"]
         model(TOKENS)
     for access in (seen.__getitem__, seen.calls):
@@ -493,3 +493,31 @@ def test_functions_outside_the_watched_model_are_not_recorded() -> None:
         regard.attention(query, key, value)
         ThreadPoolExecutor().submit(regard.attention, query, key, value).result()
     assert len(seen) == 1
+
+
+def test_recordings_of_functions_do_not_change_with_the_inputs() -> None:
+    class Overwrites(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            output = regard.attention(x, x, x)
+            x.mul_(3)
+            return output
+
+    with torch.inference_mode():
+        x = torch.randn(1, 2, 3, 4)
+        expected = torch.softmax(x @ x.mT / 2, -1)
+        model = Overwrites()
+        with regard.watch(model) as seen:
+            model(x)
+    torch.testing.assert_close(seen[0].dense(), expected)
+
+
+def test_a_recording_that_fails_does_not_stop_the_model() -> None:
+    model, query, shared = OwnModule(), torch.randn(2, 3, 4, 8), torch.randn(4, 8)
+    with regard.watch(model, values=True, heads=[2]) as seen:
+        model(query, shared, shared)
+    torch.testing.assert_close(seen[0].dense()[:, 0], torch.softmax(query @ shared.T / 8**0.5, -1)[:, 2])
+    with regard.watch(model, heads=[1]) as seen:
+        output = model(shared, shared, shared)
+    assert torch.equal(output, regard.attention(shared, shared, shared))
+    with pytest.raises(regard.errors.ArgumentError, match="could not be read"):
+        seen[0].dense()

@@ -354,7 +354,7 @@ def test_a_warning_names_unseen_attention() -> None:
 def test_a_model_that_did_not_run() -> None:
     with regard.watch(Direct()) as seen:
         pass
-    with pytest.raises(IndexError, match="nothing yet: call the model inside the with block"):
+    with pytest.raises(IndexError, match=r"nothing yet\. Call the model inside the with block"):
         seen[0]
 
 

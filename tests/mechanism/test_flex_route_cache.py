@@ -229,3 +229,15 @@ def test_functions_that_read_settings_have_no_fingerprint():
     assert fingerprint(lambda s, b, h, q, k: s * torch.backends.cudnn.deterministic) is None
     assert fingerprint(lambda s, b, h, q, k: s * eval("2")) is None
     assert fingerprint(lambda s, b, h, q, k: torch.where(q >= k, s.float(), -torch.inf)) is not None
+
+
+@pytest.mark.parametrize(
+    "slopes", [torch.rand(4, 3)[:, 0], torch.tensor([0.1]).expand(4), torch.rand(8)[::2]]
+)
+def test_captured_tensors_may_have_any_stride(slopes):
+    x = torch.randn(1, 4, 6, 8)
+    for _ in range(2):
+        output = regard.flex_attention(x, x, x, score_mod=lambda s, b, h, q, k: s - slopes[h] * (q - k).abs())
+        distance = (torch.arange(6)[:, None] - torch.arange(6)).abs()
+        bias = -slopes[:, None, None] * distance
+        torch.testing.assert_close(output, regard.attention(x, x, x, bias=bias))

@@ -50,7 +50,7 @@ DTYPE, WITHIN = torch.float64, 1e-10  # set by the running implementation
 
 @pytest.fixture(params=["reference", "tiled", "fused"])
 def attend(request, monkeypatch) -> Attend:
-    """Call `regard.attend` on one implementation, with small tiles so that there are several."""
+    """Return `regard.attend` with a fixed implementation and tiles so small that a call needs several."""
     monkeypatch.setattr(tiled, "TILE", 64)
     if request.param == "fused":
         if not fused.available():

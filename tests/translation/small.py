@@ -60,7 +60,7 @@ def small_trainer(
 
 
 def train_small(folder: Path, config: TranslationConfig | None = None) -> TrainingResult:
-    """Train in a folder, from its last checkpoint."""
+    """Train a small model in `folder`, resuming from the last checkpoint if there is one."""
     return small_trainer(folder, config).run()
 
 

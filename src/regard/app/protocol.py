@@ -77,7 +77,7 @@ class Question(Struct, forbid_unknown_fields=True, kw_only=True):
     layer: Index = 0
 
     def on(self, layer: LayerView) -> Work:
-        """Return the work of answering for a layer; raise ArgumentError if an argument is out of range."""
+        """Return the computation for a layer; raise ArgumentError if an argument is out of range."""
         raise NotImplementedError
 
 

@@ -122,7 +122,7 @@ def look(
             )
 
         def ready() -> None:
-            console().print(f"Look at {address} (Ctrl-C to stop)")
+            console().print(f"Open {address} (Ctrl-C to stop)")
             sys.stdout.flush()
             if browser:
                 _open(address)

@@ -49,7 +49,8 @@ def watch(
     FlexAttention, the attention interface of Hugging Face transformers with any kernel, and attention in
     plain tensor operations: a softmax of query · keyᵀ, times values. The weights are stored as query, key and
     mask, in memory linear in the sequence length, or densely if these do not determine the weights
-    (`Seen.storage`). They are recorded before dropout, before layers that mix heads, and before factors that
+    (`Seen.storage`). They are recorded before dropout (in regard's layers and
+    functions: after dropout), before layers that mix heads, and before factors that
     make them negative. Windows of tokens (Swin, Qwen2.5-VL) become one map per image; `Seen.windows` returns
     the weights of each window.
 

@@ -63,12 +63,17 @@ _CACHE = _Cache()
 
 
 class _Observer(threading.local):
-    """Intercepts the calls of one thread: `run` is called with query, key, value and options of each call.
+    """Intercepts the calls of one thread.
 
-    It returns output and weights, or None if the call should run unobserved.
+    Each function is called with query, key, value and options, and returns output and weights, or None if it
+    does not handle the call.
     """
 
-    run: Callable[[Tensor, Any, Any, Options], tuple[Tensor, Weights] | None] | None = None
+    functions: tuple[Callable[[Tensor, Any, Any, Options], tuple[Tensor, Weights] | None], ...] = ()
+
+    def run(self, *call: Any) -> tuple[Tensor, Weights] | None:
+        """Return the result of the first function that handles the call."""
+        return next((result for run in self.functions if (result := run(*call)) is not None), None)
 
 
 OBSERVER = _Observer()
@@ -110,7 +115,7 @@ def attention(
     """
     if positional or unknown:
         keyword_hints.raise_unexpected("attention", positional, unknown)
-    if OBSERVER.run is not None:
+    if OBSERVER.functions:
         options = Options(
             score=score, mask=mask, bias=bias, normalize=normalize, dropout=dropout, generator=generator,
             implementation=implementation,
@@ -155,7 +160,7 @@ def attend(
     """
     if positional or unknown:
         keyword_hints.raise_unexpected("attend", positional, unknown)
-    if OBSERVER.run is not None:
+    if OBSERVER.functions:
         options = Options(
             score=score, mask=mask, bias=bias, normalize=normalize, dropout=dropout, generator=generator,
             implementation=implementation,
@@ -299,7 +304,10 @@ def _run_cached(query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_t
     ):
         return None
     shapes = (query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride())
-    cache_key = (shapes, query.dtype, key.dtype, value.dtype, call.score, call.normalize, mask)
+    normalize = call.normalize
+    # with the type, which the kernels compare too: Entmax(1.5) == Entmax15()
+    settings = (call.score, type(normalize), normalize, mask)
+    cache_key = (shapes, query.dtype, key.dtype, value.dtype, *settings)
     try:
         prepared = _CACHE[cache_key]
     except KeyError:

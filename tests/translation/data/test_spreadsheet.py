@@ -54,7 +54,7 @@ def test_files_with_bom_line_breaks_and_empty_rows(tmp_path):
     [
         (["ein Hund,a dog", "eine Katze"], "line 2: expected texts in columns 1 and 2"),
         (["ein Hund,a dog", '"eine Katze,a cat'], "not valid CSV"),
-        (["ein Hund"], "got 1 columns: 'ein Hund'"),
+        (["ein Hund"], "got 1 column: 'ein Hund'"),
     ],
 )
 def test_errors_name_the_line_and_the_cure(lines, message):

@@ -70,5 +70,14 @@ def test_tags_and_words_survive_in_any_order(pieces, random):
 
 
 def test_no_tags():
-    for text in ("a < b und c > d", "<3", "x<y", "", "a &lt; b &gt; c", "&lt;3", "&lt;b"):
+    for text in (
+        "a < b und c > d",
+        "<3",
+        "x<y",
+        "",
+        "a &lt; b &gt; c",
+        "&lt;3",
+        "&lt;b",
+        "x &lt;y und z&gt;0",
+    ):
         assert strip_tags(text) == (text, [])

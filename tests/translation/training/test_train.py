@@ -73,7 +73,7 @@ def test_pairs_become_a_translator(tmp_path, model):
 
 def test_a_nonempty_folder_is_not_changed(folder, tmp_path):
     before = content(folder)
-    with pytest.raises(ArgumentError, match=r"is not empty\. Resume its training \(--resume\)"):
+    with pytest.raises(ArgumentError, match=r"is not empty\. Resume training with --resume"):
         train(folder, PAIRS, config=small_config())
     assert content(folder) == before
     (tmp_path / "photos").mkdir()
@@ -582,7 +582,7 @@ def test_an_interrupted_command_saves_and_resuming_ends_with_the_same_bits(
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     assert ("checkpoint saved" in done.stdout) == (how == "ctrl-c")
-    assert (f"regard train --output {cut} --resume" in done.stdout) == (how == "ctrl-c")
+    assert (f"Resume with: regard train --output {cut} --resume" in done.stdout) == (how == "ctrl-c")
     assert Checkpoint.all(cut)[-1].step == (4 if how == "nohup" else 3)
     run("train", "--output", cut, "--resume")
     assert same(cut, trained)

@@ -35,10 +35,11 @@ from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords
 from regard.inspection.hooks.tracing import function_name
 from regard.mechanism.masks.algebra import Mask
 from regard.mechanism.normalizers import Softmax, Softmax1
-from regard.mechanism.operator import Options
+from regard.mechanism.operator import OBSERVER, Options, attend
 from regard.mechanism.quantized import dequantize
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.sdpa import SDPACall
+from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import Attends, is_cross_attention
 
 _HIDES = -1e4  # masks add this or less; position biases are smaller
@@ -309,6 +310,34 @@ def edit_product(operation: Operation, node: Softmaxed) -> Any:
         return call.merge(_apply(module, call.output, call.value, call.inputs, positions))
 
 
+def run_edited(query: Tensor, key: Any, value: Any, options: Options) -> tuple[Tensor, Weights] | None:
+    """Run a call to `regard.attention` or `regard.attend` in an edited module, and edit its output.
+
+    Returns None if the call is not edited. The weights are those before the intervention.
+    """
+    if _THREAD.depth or torch.compiler.is_compiling():
+        return None
+    module = calling_module(lambda module: bool(_edits(module)))
+    if module is None:
+        return None
+    with _inside():
+        output, weights = attend(query, key, value, **options)
+    if output.dim() < 3:
+        raise ArgumentError(
+            f"edit cannot change {_edits(module)[0].layer!r}: its query has shape {tuple(query.shape)}, "
+            "without an axis for heads. Add one: query.unsqueeze(-3)."
+        )
+    key, value = dequantize(key), dequantize(value)
+    cross = is_cross_attention(_edits(module)[0].layer)
+    positions = _cross_positions(query) if cross else _self_positions(query, key)
+
+    def inputs() -> Inputs:
+        repeated: Any = {**options, "dropout": 0.0}
+        return Inputs(query, key, value, repeated)
+
+    return _apply(module, output, value, inputs, positions), weights
+
+
 def _update_mode() -> None:
     """Enter the mode only while modules of other libraries are edited: it disables torch's fast paths."""
     own = Attends | nn.MultiheadAttention
@@ -316,8 +345,10 @@ def _update_mode() -> None:
     if needed and _THREAD.mode is None:
         _THREAD.mode = _EditMode()
         overrides._push_mode(_THREAD.mode)
+        OBSERVER.functions = (run_edited, *OBSERVER.functions)
     elif not needed and _THREAD.mode is not None:
         remove_mode(_THREAD.mode)
+        OBSERVER.functions = tuple(run for run in OBSERVER.functions if run is not run_edited)
         _THREAD.mode = None
 
 

@@ -389,7 +389,7 @@ def _enter_tracer() -> None:
     if THREAD.tracer is None:
         THREAD.tracer = Tracer()
         overrides._push_mode(THREAD.tracer)
-        OBSERVER.run = run_observed
+        OBSERVER.functions = (*OBSERVER.functions, run_observed)  # after those of edits
 
 
 def _update_tokens() -> None:
@@ -402,9 +402,11 @@ def _update_tokens() -> None:
 
 
 def _exit_tracer() -> None:
+    from regard.inspection.hooks.torch import run_observed
+
     tracer, THREAD.tracer = THREAD.tracer, None
     if tracer is not None:
-        OBSERVER.run = None
+        OBSERVER.functions = tuple(run for run in OBSERVER.functions if run is not run_observed)
         remove_mode(tracer)
         tracer.clear()
 

@@ -66,13 +66,24 @@ def run_observed(query: Tensor, key: Any, value: Any, options: Options) -> tuple
     if module is None:
         return None
     with inside_attention():
-        output, weights = attend(query, key, value, **options)
+        output, weights = attend(_unchanging(query), _unchanging(key), value, **options)
     for observer in THREAD.observers:
-        if module in observer.names:
+        if module not in observer.names:
+            continue
+        try:
             observer.on_own_attention(observer.names[module], weights)
             if records_values():
-                observer.on_own_values(module, dequantize(value).detach(), AttentionOutput.of_heads(output))
+                values = _unchanging(dequantize(value).detach())
+                values = values[(None,) * (3 - values.dim())] if values.dim() < 3 else values
+                observer.on_own_values(module, values, AttentionOutput.of_heads(output))
+        except Exception as error:  # watching must not stop the model
+            observer.on_error(module, f"its call could not be read: {type(error).__name__}: {error}")
     return output, weights
+
+
+def _unchanging(x: Any) -> Any:
+    """Copy a tensor that the model may overwrite unnoticed, as in a static cache."""
+    return x.clone() if isinstance(x, Tensor) and (x.is_inference() or x._version > 0) else x
 
 
 # nn.MultiheadAttention

@@ -164,7 +164,8 @@ def quantized_cache(model: nn.Module) -> Any:
     and the kernels read the int8 values in place. Each query attends to the quantized keys, so
     `watch`, `edit` and returned weights show the attention that was actually computed.
 
-    The model must run on regard. Layers with full attention and with a sliding window are supported.
+    The model must use attn_implementation="regard". Layers with full attention and with a sliding window are
+    supported.
 
     >>> import regard, torch, transformers
     >>> regard.huggingface.enable()

@@ -107,7 +107,7 @@ class BlockMeter:
         return values * inside, (positions >= 0) & (positions < self.keys)
 
     def first_key(self, at: Tile, device: torch.device) -> Tensor:
-        """Return the first key that any query may attend to, (…, 1, 1); not key 0 in left-padded texts."""
+        """Return the first key that any query may attend to, (…, 1, 1). In left-padded texts, it is not 0."""
         zero = torch.zeros(1, 1, dtype=torch.long, device=device)
         starts = []
         for term in self.weights.problem.terms() if isinstance(self.weights, Weights) else ():

@@ -66,6 +66,11 @@ def _changes(
     sizes = _Sizes()
     with edit(block, inner or None, None, sizes):
         before = _hidden(block(*args, **kwargs), name)
+    if getattr(module, "batch_first", True) is False and before.dim() == 3:  # n b m, as in torch's layers
+        raise ArgumentError(
+            f"value_zeroing: {name!r} has batch_first=False: the first axis of its output is the sequence. "
+            "Create the model with batch_first=True; the parameters are the same."
+        )
     if sizes.queries != before.shape[-2]:
         raise ArgumentError(
             f"value_zeroing: {name!r} has {sizes.queries} queries per call, but its layer returns "

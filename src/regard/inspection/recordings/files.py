@@ -97,7 +97,7 @@ def load(cls: type[Seen], folder: str | os.PathLike[str]) -> Seen:
         raise ArgumentError(
             f"Cannot read the recording {os.fspath(folder)!r}: {str(error)[:200]}. Record it again."
         ) from None
-    seen._empty = "nothing: the recording is empty"
+    seen._empty = "nothing"
     return seen
 
 

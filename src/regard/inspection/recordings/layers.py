@@ -43,7 +43,7 @@ class RecordedLayers(Mapping[str, Weights]):
         self._modules: dict[str, tuple[str, int]] = {}  # by entry: module name and number of the model call
         self._records: dict[str, CallRecord | NoValues] = {}  # values and gradients, by entry
         self._windowed: dict[str, WindowedLayer] = {}  # layers with windows, by entry
-        self._empty = "nothing yet: call the model inside the with block"
+        self._empty = "nothing yet. Call the model inside the with block"
         self._unseen = ""  # attention that ran but could not be recorded
         self._texts = RecordedTexts() if texts is None else texts
 
@@ -111,7 +111,7 @@ class RecordedLayers(Mapping[str, Weights]):
         """
         if isinstance(layer, int):
             if not self._weights:
-                raise IndexError(f"seen[{layer}] is out of range for 0 layers: {self._empty}.")
+                raise IndexError(f"seen[{layer}]: watch recorded {self._empty}.")
             if not -len(self) <= layer < len(self):
                 raise IndexError(
                     f"seen[{layer}] is out of range for {len(self)} layers, 0 to {len(self) - 1}."
@@ -257,8 +257,10 @@ class RecordedLayers(Mapping[str, Weights]):
     # Mapping
 
     def _missing(self, name: str) -> str:
-        unseen = f" Not recorded: {self._unseen}." if self._unseen and self._weights else ""
-        return f"{name!r} was not recorded. Recorded: {', '.join(self._weights) or self._empty}.{unseen}"
+        if not self._weights:
+            return f"{name!r} was not recorded: watch recorded {self._empty}."
+        unseen = f" Not recorded: {self._unseen}." if self._unseen else ""
+        return f"{name!r} was not recorded. Recorded: {', '.join(self._weights)}.{unseen}"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)

@@ -104,7 +104,9 @@ def _fingerprint_tensor(tensor: Tensor) -> Hashable | None:
         or tensor.numel() > _MAX_ELEMENTS
     ):
         return None
-    content = tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+    # a copy, because only elements without gaps can be viewed as bytes
+    copied = tensor.detach().clone(memory_format=torch.contiguous_format)
+    content = copied.reshape(-1).view(torch.uint8).numpy().tobytes()
     return tensor.dtype, tensor.shape, tensor.stride(), content
 
 

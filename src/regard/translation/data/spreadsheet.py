@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import IO
 
-from regard._util.text import shorten
+from regard._util.text import pluralize, shorten
 from regard.errors import ArgumentError
 from regard.translation.data.pairs import Pair
 
@@ -116,7 +116,7 @@ def _pair(row: Sequence[str], columns: tuple[int, int], separator: str, where: s
     if len(row) <= max(columns):
         raise ArgumentError(
             f"{where}: expected texts in columns {columns[0] + 1} and {columns[1] + 1}, separated by "
-            f"{separator!r}, got {len(row)} columns: {shorten(separator.join(row))!r}. Each row needs a "
-            "sentence and its translation."
+            f"{separator!r}, got {pluralize(len(row), 'column')}: {shorten(separator.join(row))!r}. Each row "
+            "needs a sentence and its translation."
         )
     return Pair(row[columns[0]], row[columns[1]])

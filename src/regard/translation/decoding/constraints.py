@@ -65,7 +65,7 @@ class Constraints(NamedTuple):
         return Constraints([self.phrases[i] for i in sentences], unknown, self.inner)
 
     def beam_sizes(self, strategy: Greedy | Beam) -> list[int]:
-        """Return the beam size for each sentence, which is larger for sentences with phrases."""
+        """Return the beam size for each sentence, which is at least 5 for sentences with phrases."""
         size = strategy.size if isinstance(strategy, Beam) else 1
         return [max(size, _MIN_BEAM) if phrases else size for phrases in self.phrases]
 

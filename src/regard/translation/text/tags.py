@@ -24,7 +24,8 @@ OPAQUE = (
 _TAG = re.compile(
     rf"<!--.*?-->|<(?P<opaque>{'|'.join(OPAQUE)})\b[^<>]*(?<!/)>.*?</(?P=opaque)\s*>|"
     r"</?[A-Za-z][\w:.-]*(?:\s+[^\s<>\"'/=]+(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s\"'<>]+))?)*\s*/?>|"
-    r"&lt;/?[A-Za-z][\w:.-]*(?:\s(?:[^<>&]|&(?!lt;|gt;))*)?/?&gt;",  # an escaped tag, such as &lt;b&gt;
+    # an escaped tag, such as &lt;b&gt;; attributes need a value, because "x &lt;y und z&gt;" is a comparison
+    r"&lt;/?[A-Za-z][\w:.-]*(?:\s+[^\s<>&\"'/=]+\s*=\s*(?:\"[^\"<>]*\"|'[^'<>]*'|(?:[^\s<>&\"']|&(?!lt;|gt;))+))*\s*/?&gt;",
     re.S,
 )
 _NAME = re.compile(r"(?:<|&lt;)/?([A-Za-z][\w:.-]*)")
@@ -202,9 +203,9 @@ def write_tags(tags: Sequence[Tag], positions: Sequence[int], words: Sequence[st
             word = words[at - 1]
             core = len(word.rstrip(_PUNCTUATION)) or len(word)
             inside = result[at - 1].rfind(word)
-            before_punctuation = all(tag.closes and not tag.encloses_punctuation for tag in closing)
-            cut = inside + (core if before_punctuation else len(word))
             space = " " if closing[0].space_before else ""
+            outside = all(tag.closes and not tag.encloses_punctuation for tag in closing)
+            cut = inside + (core if outside and not space else len(word))  # a space would split "word."
             result[at - 1] = result[at - 1][:cut] + space + _join(closing) + result[at - 1][cut:]
     return result
 

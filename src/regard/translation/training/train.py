@@ -235,8 +235,8 @@ def _prepare(
     if any(not path.name.startswith(".") for path in folder.glob("*")):
         if not resume and not _preparation_was_cut_off(folder):
             raise ArgumentError(
-                f"The folder {os.fspath(folder)!r} is not empty. Resume its training (--resume), or choose "
-                "a new folder."
+                f"The folder {os.fspath(folder)!r} is not empty. Resume training with --resume, or choose a "
+                "new folder."
             )
         read_config(folder)  # raises unless this is a model folder
         remove_partial_files(folder)  # left by a killed run
