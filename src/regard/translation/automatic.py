@@ -76,7 +76,7 @@ def choose_config(
     | more | 6 | 512 | 32,000 | 16,000 | 0.0007 | 4 |
 
     Regularization depends on the number of epochs, because a model that sees each pair only a few times
-    cannot overfit: dropout 0.1 below 13 epochs, 0.2 below 25, then 0.3; from 13 epochs on, 10 % of the words
+    cannot overfit: dropout 0.1 below 13 epochs, 0.2 below 25, then 0.3; from 13 epochs on, 10% of the words
     are split into random subwords. Below 13 epochs, batches are smaller if training would otherwise have
     fewer than 4,000 updates, and the learning rate is at least 0.0015 up to a width of 256. Training stops
     early if 6 validations in a row bring no improvement. Recurrent models have one or two layers.

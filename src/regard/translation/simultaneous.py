@@ -140,7 +140,7 @@ class _PrefixDecoder:
         self._tokens: list[int] = []
         self._aligned: list[int] = []  # the source word of each token
         self._copies: dict[int, str] = {}  # the text of unknown tokens, by position
-        self._copied_tokens: dict[int, tuple[int, str]] = {}  # their source words and original texts
+        self._copied_tokens: dict[int, tuple[int, str]] = {}  # their source words and source texts
         self._copied_spans: Counter[tuple[int, str]] = Counter()  # other copies, by source word and text
         self._words_shown = self._tags_shown = 0
 

@@ -142,7 +142,7 @@ def watch_forced_decoding(
         inputs = [special.target_inputs(targets[i]) for i in batch]
         target, target_lengths = as_padded(Packed.of(inputs, device))
         with torch.no_grad(), eval_mode(model), watch_layers(model, record):
-            # padded, not packed: a recurrent model pads anyway, and a batch has one dense tensor of weights
+            # padded, not packed, to get one dense tensor of weights per batch; a recurrent model pads anyway
             model.hidden(source, target, source_lengths=source_lengths, target_lengths=target_lengths)
         yield batch, recorded
 

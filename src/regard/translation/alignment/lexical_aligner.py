@@ -37,9 +37,9 @@ Progress = Callable[[int, int], None]
 class LexicalAligner:
     """Word aligner without a neural model, trained on the sentence pairs to align.
 
-    Create an aligner with `LexicalAligner.learn` or `LexicalAligner.load`. Memory for
-    learning: about 12 bytes per cell (source words × target words, summed over sentence pairs), and 100 bytes
-    per distinct word pair.
+    Create an aligner with `LexicalAligner.learn` or `LexicalAligner.load`. Learning needs about 12 bytes of
+    memory per cell (source words × target words, summed over sentence pairs) and 100 bytes per distinct
+    word pair.
 
     >>> from regard.translation import LexicalAligner
     >>> pairs = [("ein Hund", "a dog"), ("ein Haus", "a house"), ("Hund und Haus", "dog and house")]
@@ -101,7 +101,7 @@ class LexicalAligner:
     def links(
         self, pairs: Sequence[tuple[str, str]], method: SymmetrizationMethod = "intersection"
     ) -> list[Links]:
-        """Return the links of each pair, combined from both directions. The default is the most precise."""
+        """Return the links of each pair, combined from both directions; see `symmetrize` for `method`."""
         return [alignment.links(method) for alignment in self.align(pairs)]
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -24,7 +24,7 @@ from regard.translation.tokens import SPECIAL_TOKENS, UNKNOWN
 
 Ids = Sequence[int] | NDArray[numpy.integer]
 Indices = NDArray[numpy.int64]
-_BUCKET = 50  # batches sorted together: enough for similar lengths, few enough to keep the order random
+_BUCKET = 50  # batches per bucket: enough for similar lengths, few enough to keep the order random
 
 
 class EncodedPairs(Protocol):
@@ -96,17 +96,17 @@ class Batches:
     batch_tokens: maximum batch size in tokens, source plus target with end tokens. A longer pair forms a
         batch of its own.
     seed: determines the order.
-    unknown_rate: fraction of pairs in which one token is replaced by the unknown token on both sides. The
-        model learns to predict this token for unknown words; the alignment then determines which word to
-        copy (Luong et al. 2015b). If no token occurs on both sides, an unknown token is appended to both; the
-        batch may then exceed `batch_tokens`.
+    unknown_rate: fraction of pairs in which a token that occurs once on each side is replaced by the unknown
+        token. The model learns to predict this token for unknown words; the alignment then determines which
+        word to copy (Luong et al. 2015b). If there is no such token, or the vocabularies are separate, the
+        unknown token is appended to both sides; the batch may then exceed `batch_tokens`.
     shared: whether source and target share a vocabulary.
     copyable: words with the same letters in both languages; see `find_copyable`. In pairs that
         contain such words, the unknown token replaces one or two; these pairs are chosen five times as
         often. In other pairs, an unknown token is appended to both sides.
     links: alignment links of each pair, as source and target token indices.
-    samplers: for source and target, split some words into other subwords; a batch may then exceed
-        `batch_tokens`.
+    samplers: source and target samplers, which split some words into different subwords; a batch may then
+        exceed `batch_tokens`.
     special: the special tokens around each sentence.
 
     >>> from regard.translation.data.batches import Batches, InMemoryPairs
@@ -266,7 +266,7 @@ def _replace_by_unknown(
 ) -> tuple[list[int], list[int]]:
     """Replace one token that occurs exactly once on each side with the unknown token.
 
-    If there is no such token, append the unknown token to both sides.
+    If there is no such token, or `by_token` is False, append the unknown token to both sides.
     """
     common = [
         token

@@ -1,6 +1,6 @@
 """Warnings about a corpus that looks wrong: misaligned, swapped, copied or repeated lines, the wrong script.
 
-All checks read a sample of the pairs. Each warning states the measurement and the cure.
+All checks read a sample of the pairs. Each warning states the measurement and suggests a fix.
 """
 
 import unicodedata

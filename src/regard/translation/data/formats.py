@@ -49,7 +49,8 @@ def read_pairs(
     languages: source and target languages for a TMX file with more than two, such as ("de", "en").
 
     Text is UTF-8; lines end with \n or \r\n. An empty line is a pair of empty sentences, which `clean_pairs`
-    drops. An error is raised when its line is reached, and a mismatch in the number of lines at the end.
+    drops. An invalid line raises an error when it is reached. If the two files have different numbers of
+    lines, the error is raised at the end.
 
     >>> import pathlib, tempfile
     >>> from regard.translation.data.formats import read_pairs

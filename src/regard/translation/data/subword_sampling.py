@@ -1,4 +1,4 @@
-"""Subword regularization: in training, some words are split into other subwords in each epoch.
+"""Subword regularization: in each training epoch, some words are split into different subwords.
 
 A model that has also seen "Hund" as "H und" translates rare words better, which matters most for small
 corpora (Kudo 2018). No token crosses a space, so the segmentation of each word is sampled independently.

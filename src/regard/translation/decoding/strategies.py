@@ -80,8 +80,8 @@ class Sample:
     The result depends on the source sentence and the seed, not on the rest of the batch.
 
     temperature: below 1 sharpens the distribution, above 1 flattens it.
-    top_p: nucleus sampling: sample only from the most probable tokens, whose total probability is `top_p`
-        (Holtzman et al. 2020).
+    top_p: nucleus sampling: sample only from the smallest set of most probable tokens whose total probability
+        is at least `top_p` (Holtzman et al. 2020).
     seed: random seed. n_samples: samples per sentence; some may be identical.
 
     >>> from regard.translation.decoding.strategies import Sample

@@ -1,7 +1,7 @@
 """Export to Hugging Face format: config.json, model.safetensors, generation_config.json and a tokenizer.
 
 A model trained by regard becomes a Marian model (post-norm) or a Pegasus model (pre-norm), both with
-MarianTokenizer. Their sinusoidal features are ordered differently: all sin, then all cos. The
+MarianTokenizer. Both order the sinusoidal features differently: all sines, then all cosines. The
 model dimension is permuted accordingly, which does not change the output. A pretrained model keeps its
 format.
 """

@@ -5,7 +5,7 @@ decoder.onnx   input_ids (b, t), attention_mask (b, s), cross_*.i, past_key.i, p
                → logits (b, t, V), present_*.i (b, h, p + t, d), alignment (b, t, s)
 
 At the first step, past_* have length 0; afterwards, they are the present_* from the previous step. Beam
-search reorders their rows.
+search must reorder their rows.
 """
 
 from collections.abc import Sequence

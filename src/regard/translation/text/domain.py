@@ -11,7 +11,7 @@ from regard.translation.text.protected_spans import find_spans
 _MAX_LISTED = 5
 _MARGIN = 0.1  # a score is low if below factor × the lowest validation score − margin
 _FALLBACK = -0.5  # lowest expected score per token for an uncalibrated model
-_FALLBACK_UNSEEN = 1 / 3  # expected fraction of unseen words
+_FALLBACK_UNSEEN = 1 / 3  # maximum expected fraction of unseen words
 _WORD = re.compile(r"[^\W_]+")
 _NUMERIC = frozenset(["number", "code", "currency"])
 
@@ -20,9 +20,9 @@ class Domain(NamedTuple):
     """The domain of a translator: the expected words and scores.
 
     words: lowercase source words in the training data; None if unknown or too many to collect.
-    lowest: the lowest score per token among validation sentences, ignoring the lowest 1 %; None if unknown.
+    lowest: the lowest score per token among validation sentences, ignoring the lowest 1%; None if unknown.
     unseen: the largest fraction of words in a validation sentence that the training data does not contain.
-    factor: scores below factor × lowest are low; 1 if `lowest` comes from many sentences, otherwise 2.
+    factor: scores below factor × lowest − 0.1 are low; 1 if `lowest` is from a calibration, otherwise 2.
     translated: kinds of spans that are translated, so their words count; others, such as URLs, are copied.
 
     >>> from regard.translation.text.domain import Domain

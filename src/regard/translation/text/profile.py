@@ -40,7 +40,7 @@ class TextProfile:
     """Statistics of a training text. The defaults describe an unknown text: one sentence per line.
 
     lines: number of lines examined; 0 if the training text is unknown.
-    max_sentences: sentences per line; 95 % of the lines have at most this many.
+    max_sentences: sentences per line; 95% of the lines have at most this many.
     max_tokens: number of tokens in the longest source line; 0 if unknown.
     characters_per_token: mean length of a token in characters.
     lowercase, uppercase, initial: fraction of source lines without capitals, in capitals only, and with a

@@ -37,7 +37,7 @@ _KINDS = {  # the first match wins
     "currency": r"[$€£¥₹₽₩](?!\w)",
 }
 _PATTERN = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _KINDS.items()), re.IGNORECASE)
-# every span contains one of these, so most lines need no further search
+# every span contains one of these; a line without them needs no further search
 _TRIGGER = re.compile(
     rf"[\d@#{{%&$€£¥₹₽₩]|://|www\.|:\\|/[\w.-]+/|\[\[|__|\.(?:{_TOP_LEVEL})\b|{_EMOJI}", re.IGNORECASE
 )

@@ -19,11 +19,11 @@ from regard.translation.text.terms import Terms
 from regard.translation.tokens import Tokenizer
 
 _BRACKETS = {"(": ")", "[": "]", "{": "}", "„": "“", "“": "”", '"': '"', "'": "'", "«": "»", "»": "«"}
-# soft hyphen, byte order mark, and marks of direction: they have no translation
+# soft hyphens, byte order marks and direction marks, which have no translation
 _INVISIBLE = re.compile(
     "[\u00ad\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\ufff9-\ufffb]"
 )
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")  # colors of a terminal
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")  # such as terminal colors
 _JOINER = re.compile(r"(?<![\u0590-\U0010ffff])[\u200c\u200d]|[\u200c\u200d](?![\u0590-\U0010ffff])")
 # how to write punctuation that the vocabulary lacks
 _SIMILAR = (
@@ -32,7 +32,7 @@ _SIMILAR = (
     | dict.fromkeys("‐‑‒–—−―", "-")
     | {"…": "."}
 )
-_MAX_ACRONYM = 5  # letters
+_MAX_ACRONYM = 5  # maximum number of letters
 _MIN_NAME = 3  # minimum number of letters in an unknown name
 _NAME_TOKENS = 0.5  # a name's tokens are shorter than this fraction of the mean token length
 
@@ -207,8 +207,8 @@ class SourceReader:
     def _simplify(self, word: str, spans: Sequence[tuple[int, int, str]]) -> str:
         """Rewrite punctuation that the vocabulary lacks, so that it does not make a known word unknown.
 
-        Quotes, dashes and ellipses become similar ones. Without spans, other unknown punctuation around the
-        word is removed.
+        Quotes, dashes and ellipses are replaced by similar marks. Without spans, other unknown punctuation
+        around the word is removed.
         """
         if word.isalnum() or self._tokenizer.kind == "words":
             return word
@@ -242,7 +242,7 @@ class SourceReader:
         return self._unknown_marks[character]
 
     def _join_spans(self, word: str, spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-        """Extend the spans of a word over symbols that the vocabulary lacks: "1" in "x=1" to all of it."""
+        """Extend a word's spans over symbols that the vocabulary lacks: from "1" to "x=1" if it lacks "="."""
         inside = {at for start, stop, _ in spans for at in range(start, stop)}
         unknown = [at for at, symbol in enumerate(word) if at not in inside and self._is_unknown(symbol)]
         if not unknown or any(kind == "term" for *_, kind in spans):
@@ -259,7 +259,7 @@ class SourceReader:
     ) -> None:
         """Protect words that the model cannot know: they have unknown tokens, or look like names.
 
-        written: the words as in the source, in their own letter case.
+        written: the words as in the source, before their letter case was normalized.
         """
         if not self.copies or self._tokenizer.kind == "words":
             return
@@ -343,7 +343,7 @@ def _divide_terms(
 def _remove_controls(text: str) -> str:
     """Remove control characters and invisible marks, which have no translation; keep whitespace.
 
-    Joiners remain only between characters that they can join: emoji, and letters such as Persian ones.
+    Joiners remain only between characters that they can join: emoji, and letters in Persian, Hindi, …
     """
     if text.isprintable():
         return text

@@ -70,8 +70,8 @@ class Tag(NamedTuple):
 
     @property
     def stands_alone(self) -> bool:
-        """Whether this element has no content, such as <br>."""
-        has_content = self.text.count("<") > 1  # the whole element
+        """Whether this is neither a start nor an end tag: <br>, a comment, or a whole <code>…</code>."""
+        has_content = self.text.count("<") > 1  # includes the end tag
         return not self.name or self.text.endswith(("/>", "/&gt;")) or self.name in _EMPTY or has_content
 
 
