@@ -31,7 +31,7 @@ from regard.translation.translator import Translator, load_translator
 # Sized for a minute and a half on two cores. The vocabulary is small, so all numbers share the same tokens.
 _TOKENS = ["tokens.kind=bpe", "tokens.size=300"]
 _DURATION = {"transformer": "updates=600", "recurrent": "epochs=6", "plain": "epochs=10"}
-_DEV = 300  # validation pairs, used after every epoch
+_DEV = 300  # number of validation pairs; few, because validation runs after every epoch
 _SHOWN = 3  # number of pairs and translations to print
 _ON_PAGE = 30  # maximum number of translations on the HTML page
 _MARKER = ".demo"  # marks a folder that the next demo may replace; contains the languages

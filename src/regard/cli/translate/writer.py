@@ -75,14 +75,14 @@ class OutputFormat(NamedTuple):
 
 
 def _whitespace_links(alignment: "Alignment") -> str:
-    """Return the links between words as separated by whitespace; a span such as "3,5 %" is two of them."""
+    """Return the links between whitespace-separated words; a span such as "3,5 %" counts as two."""
     sources, targets = map(_whitespace_words, (alignment.source_words, alignment.target_words))
     links = ((i, j) for source, target in alignment.links() for i in sources[source] for j in targets[target])
     return to_pharaoh(links)
 
 
 def _whitespace_words(words: Sequence[str]) -> list[range]:
-    """Return for each word the indices of its parts that are separated by whitespace."""
+    """Return the indices of each word's whitespace-separated parts."""
     stops = list(accumulate(len(word.split()) for word in words))
     return [range(start, stop) for start, stop in pairwise([0, *stops])]
 

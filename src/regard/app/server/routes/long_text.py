@@ -30,7 +30,7 @@ MAX_BODY = 4_000_000  # bytes of a request
 class LongTextRequest(Request, kw_only=True):
     """A long text, and the model that reads it in passages.
 
-    Besides the loaded models there are "stories", the small model shipped with regard, and
+    Besides the loaded models, there are "stories", the small model shipped with regard, and
     "co-occurrence", which is not a model: it compares words by their co-occurrence in the text itself.
     """
 

@@ -7,7 +7,7 @@ import { TokenList } from "./tokens.js";
 
 const MIN_WEIGHT = 0.02; // lines with smaller weights are hidden
 const MIN_SELECTED_WEIGHT = 0.005; // the same limit for lines of a selected token
-const STRONG_WEIGHT = 0.05; // smaller weights of a selected token are labelled less prominently
+const STRONG_WEIGHT = 0.05; // smaller weights of a selected token are labeled less prominently
 const MAX_LINES = 1200;
 const MAX_LINE_WIDTH = 7; // pixels, at weight 1
 

@@ -42,7 +42,7 @@ export class PaneBox extends Pane {
     if (this.failures.delete(source)) this.showFailures();
   }
 
-  // source: name of the request that failed; its next error replaces this one
+  // source: identifies the request that failed; the next error from the same source replaces this one
   showError(source, error, retry) {
     this.failures.set(source, { error, retry });
     this.showFailures();

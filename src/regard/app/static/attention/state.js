@@ -6,7 +6,7 @@ export const VIEWS = { lines: "Lines", matrix: "Matrix", heads: "Heads", numbers
 const EXPENSIVE = 2 ** 27; // above this number of weights, only one head is shown at first
 const DEFAULTS = { view: "lines", input: 0, compare: null, layer: 0, heads: null, mean: false, special: true, log: null, sort: "natural", query: null, key: null };
 
-// values: heads is a list or null for all; special: show special tokens; log: whether the scale is logarithmic; null: only for long texts.
+// values: heads: a list, or null for all; special: whether special tokens are shown; log: whether the scale is logarithmic, or null for only in long texts.
 export class State {
   constructor(source, viewModel, options) {
     this.source = source;

@@ -1,4 +1,4 @@
-// The tokens of one side as buttons with roving focus. For a long text, only a window is shown.
+// The tokens of one side as buttons with a roving tabindex. For a long text, only a window is shown.
 import { button, clamp, formatCount, make, setTabStop, visible } from "../shared/dom.js";
 
 export const MAX_TOKENS = 300; // for longer texts, only a window is shown

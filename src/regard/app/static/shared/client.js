@@ -6,7 +6,7 @@ const MAX_TRIES = 3; // maximum number of tries if the server is busy
 const MAX_RETRY_DELAY = 5; // seconds
 
 class RequestError extends Error {
-  // final: repeating the request would fail again
+  // final: whether repeating the request would fail again
   constructor(message, { disconnected = false, final = false } = {}) {
     super(message);
     this.disconnected = disconnected;

@@ -50,7 +50,7 @@ export function decimals(number, digits = 3) {
   return Number(number).toFixed(digits).replace("-", "−");
 }
 
-// Makes empty tokens and white space visible
+// Makes empty tokens and whitespace visible
 export function visible(token) {
   if (token === "") return "∅";
   return token.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/^ +$/, (spaces) => "␣".repeat(spaces.length));

@@ -5,7 +5,7 @@ const maximum = (scores) => scores.reduce((a, b) => Math.max(a, b), -Infinity);
 const sumOf = (values) => values.reduce((sum, value) => sum + value, 0);
 const mapVisible = (scores, f) => scores.map((score) => (score === -Infinity ? 0 : f(score)));
 
-// τ = log Σ exp(s), with the score of a sink if there is one
+// τ = log Σ exp(s), including the score of the sink if there is one
 function softmax(scores, sink = -Infinity) {
   const max = Math.max(maximum(scores), sink);
   if (max === -Infinity) return { weights: scores.map(() => 0), tau: 0 };

@@ -1,6 +1,6 @@
 // Position encodings: vectors added to the embeddings, rotations of queries and keys, biases of the scores.
 
-// sin and cos of position · base^(−2i / width)
+// The angle whose sine and cosine encode a position: position · base^(−2i / width)
 function angle(position, pair, width, base = 10_000) {
   return position * base ** ((-2 * pair) / width);
 }
@@ -30,7 +30,7 @@ export function rotate(vector, position) {
   }
 }
 
-// −slope · |distance| (Press et al. 2022, section 3)
+// The slope of each head; the bias is −slope · |distance| (Press et al. 2022, section 3)
 export function alibiSlopes(heads) {
   const power = 2 ** Math.floor(Math.log2(heads));
   const slopes = Array.from({ length: power }, (_, head) => 2 ** ((-8 * (head + 1)) / power));

@@ -54,7 +54,7 @@ function fromRows(list) {
 
 const distance = (a, b) => Math.sqrt(a.reduce((sum, value, index) => sum + (value - b[index]) ** 2, 0));
 
-// Normal weights with the standard deviation 1/√inputs, zero biases, and norms that change nothing
+// Normally distributed weights with standard deviation 1/√inputs, no biases, and norms without learned parameters
 function randomBlock({ width, ffn_dim: hidden }, generator) {
   const shapes = {
     "attention.in_proj": [3 * width, width], "attention.out_proj": [width, width],

@@ -6,7 +6,7 @@ const SPECIAL_TOKENS = 4;
 const UNKNOWN = 3;
 const UNKNOWN_PENALTY = 10; // an unknown character scores this much less than the lowest piece
 // deno-lint-ignore no-control-regex
-const WHITESPACE = /[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+/u; // as str.split in Python
+const WHITESPACE = /[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+/u; // like str.split in Python
 // SentencePiece's nmt_nfkc rules: control characters are removed, and these become spaces
 // deno-lint-ignore no-control-regex
 const REMOVED = /[\x01-\x08\x0b\x0e-\x1f\x7f\x8f\x9f]/gu;

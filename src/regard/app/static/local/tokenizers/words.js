@@ -4,7 +4,7 @@ const TOKEN = /[\p{L}\p{N}_]+(?:'[\p{L}\p{N}_]+)*|[^\p{L}\p{N}_\s]/gu;
 const SENTENCE_ENDS = [".", "!", "?"];
 const NO_SPACE_BEFORE = [...SENTENCE_ENDS, ",", ";", ":"];
 const MAX_DISTANCE = 2; // edits between a word and a suggestion; 1 for short words
-const SHORT = 4; // maximum letters of a short word
+const SHORT = 4; // maximum number of letters in a short word
 
 export function splitTokens(text) {
   return text.replace(/[‘’]/gu, "'").replace(/[“”]/gu, '"').toLowerCase().match(TOKEN) ?? [];

@@ -1,4 +1,4 @@
-// Drawing of the world: boxes, arrows, titles, and the matrices that are large enough on the screen.
+// Draws the world: boxes, arrows, titles, and the matrices that are large enough on the screen.
 
 import { percent } from "../../shared/dom.js";
 import { drawLabels, drawMatrix, plain } from "./draw_matrix.js";

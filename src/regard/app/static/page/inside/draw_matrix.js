@@ -1,4 +1,4 @@
-// Drawing of matrices: an image of colors, then lines between tokens, then the numbers themselves.
+// Draws a matrix as an image; when zoomed in, also lines between the tokens, and the numbers in the cells.
 
 import { colorOf, imageOf, isMasked, valueAt } from "./matrix.js";
 

@@ -10,13 +10,13 @@ const factor = (value) => (value < 0 ? `(${number(value)})` : number(value));
 
 const ACTIVATIONS = { relu: ["max(0, W x + b)", "negative numbers become 0"], gelu: ["gelu(W x + b)", "negative numbers are damped to nearly 0"], swiglu: ["silu(W x) · (V x)", "one half gates the other"] };
 
-// Sentences and formulas by role; `answer` is the response of api/inside
 const NORMS = {
   layer: ["Each row is shifted and scaled to mean 0 and variance 1, then multiplied by learned factors, so that no row dominates.", "(x − mean) / deviation · g + b"],
   rms: ["Each row is divided by its root mean square, then multiplied by learned factors, so that no row dominates.", "x / √mean(x²) · g"],
   none: ["This model has no norm: the rows stay as they are.", "x"],
 };
 
+// Sentences and formulas by role; `answer` is the response of api/inside
 function describe(node, answer) {
   const keys = node.sublayer === "cross" ? "source tokens" : "tokens";
   const [activation, effect] = ACTIVATIONS[answer.activation] ?? [`${answer.activation}(W x + b)`, "a nonlinear function"];

@@ -9,7 +9,7 @@ export const VECTOR = 84; // width of a model vector
 const HEAD_VECTOR = 48; // width of a query, key or value
 const HIDDEN = 128; // width of the feed-forward activations
 const CAPTIONS = { mixed: "sum", residual: "sum", feed_forward: "output" }; // for boxes that are too narrow for their title
-const WEIGHTS = { min: 5, max: 12, total: 150 }; // width of a weight, and of all weights of a row
+const WEIGHTS = { min: 5, max: 12, total: 150 }; // limits of the width of a weight, and the preferred width of a row
 
 // A group contains other nodes; `row` or `grid` sets its size
 export function group(kind, title, more = {}) {
