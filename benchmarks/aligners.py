@@ -49,7 +49,7 @@ BOOKS = {"greek": range(40, 45), "greek-letters": range(45, 67)}
 
 
 class GoldSet(NamedTuple):
-    """Sentence pairs, their gold links, and the links to evaluate, by pair."""
+    """Sentence pairs and their gold links. counted: selects the links of a pair to evaluate, by its index."""
 
     name: str
     pairs: Pairs

@@ -1,4 +1,4 @@
-"""Slowdown next to a process that occupies one core. The goal is a factor of at most 2.5.
+"""Slowdown while another process occupies one core. The goal is a factor of at most 2.5.
 
 One of two cores remains, so work on two threads takes at least 1.5 to 2 times as long. Threads that wait for
 each other add to this: OpenMP threads spin by default, so a thread that is not running delays the others by a

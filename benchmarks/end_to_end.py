@@ -1,4 +1,4 @@
-"""Translation from text to text, without start-up: `Translator.translate` and CTranslate2, float32 and int8.
+"""Text-to-text translation, excluding start-up: `Translator.translate` and CTranslate2, float32 and int8.
 
 Both libraries use the same parameters, the same SentencePiece model and two threads. Each entry runs in its
 own process; only one works at a time, in random order. regard is measured with and without alignments.

@@ -1,7 +1,7 @@
 """Agreement of attention measures with true ablation.
 
-For minilm (the similarity of two sentences) and the language model of stories (the loss per token of
-unseen stories), each head, token and edge is actually removed, and the absolute change is compared with the
+For minilm (similarity of two sentences) and the stories language model (loss per token on unseen
+stories), each head, token and edge is actually removed, and the absolute change is compared with the
 prediction of each measure. The table shows Spearman's rank correlation (1 means the same order): its mean and
 standard error over texts.
 

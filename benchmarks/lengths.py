@@ -1,8 +1,8 @@
 """BLEU by sentence length, with and without attention.
 
 Without attention, a sentence of any length must fit into one vector. Three models are trained on dates, times
-and numbers in words: 95 % of the training sentences contain up to four of them, the others 5 to 12. They are
-tested on held-out sentences with up to 12 (Bahdanau et al. 2015, figure 2; Cho et al. 2014).
+and numbers in words: 95% of the training sentences contain up to four such values, the others 5 to 12. The
+test sentences are held out and contain up to 12 (Bahdanau et al. 2015, figure 2; Cho et al. 2014).
 
     python -m benchmarks.lengths [--folder lengths] [--epochs 6] [--output lengths.png]
 """

@@ -30,7 +30,7 @@ ADAM = {"lr": 5e-4, "betas": (0.9, 0.98), "eps": 1e-9}
 
 
 class Entry(NamedTuple):
-    """A model and its kind of batches. tuned: with a fused Adam and `keep_memory`.
+    """A model and its kind of batches. tuned: whether it uses a fused Adam and `keep_memory`.
 
     JoeyNMT builds its own Adam, so its tuned version only adds `keep_memory`.
     """

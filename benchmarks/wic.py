@@ -23,7 +23,7 @@ from regard.models.configs import Precision
 from regard.models.encoders.base import WordVectors
 from regard.models.encoders.pretrained import PretrainedEncoder, load_encoder
 
-BATCH_SIZE = 256  # pairs per batch; limits memory, which holds the vectors of all layers and words of a batch
+BATCH_SIZE = 256  # pairs per batch; bounds the memory for the vectors of all layers and words
 
 
 class Pair(NamedTuple):

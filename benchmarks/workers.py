@@ -15,7 +15,7 @@ def start_workers(
 ) -> Iterator[dict[Name, Connection]]:
     """Start a process for each name, which runs work(pipe, *arguments[name]); yield the pipes by name.
 
-    At the end of the block the pipes are closed, which ends the processes.
+    At the end of the block, the pipes are closed, which ends the processes.
     """
     context = multiprocessing.get_context("spawn")
     pipes: dict[Name, Connection] = {}

@@ -1,4 +1,4 @@
-"""python -m pages.animation: record the moving picture of the README from the page of `regard look`.
+"""python -m pages.animation: record the animation in the README from the page of `regard look`.
 
 Needs chromium, and minilm, whose attention the page shows: one head, from each word of a sentence.
 """
@@ -21,7 +21,7 @@ from regard._util.files import write_atomic
 TARGET = Path(__file__).parents[1] / "docs/pictures/first.webp"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SIZE = {"width": 860, "height": 1400}
-HEIGHT = 730  # from the sentence that names the head
+HEIGHT = 730  # pixels, starting at the sentence that names the head
 WORDS = ("animal", "cross", "street", "because", "was", "tired", "it")  # the mouse points at them in turn
 SHORT, LONG = 700, 2500  # milliseconds
 

@@ -131,7 +131,7 @@ def undrawn(page: Path, folder: Path) -> list[str]:
 
 
 def outputs_match(expected: str, printed: str, *, varies: bool = False) -> bool:
-    """Compare two outputs: equal words and integers, decimals within 1 % or one unit of the last digit."""
+    """Compare two outputs: equal words and integers, decimals within 1% or one unit of the last digit."""
     if [NUMBER.sub("#", line).split() for line in expected.strip().splitlines()] != [
         NUMBER.sub("#", line).split() for line in printed.strip().splitlines()
     ]:

@@ -56,7 +56,7 @@ def sdpa_weights(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute the weights of a call of scaled_dot_product_attention by its definition, in float64."""
+    """Compute the weights of a call to scaled_dot_product_attention from its definition, in float64."""
     key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3) if enable_gqa else key
     scores = query.double() @ key.double().mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
