@@ -343,12 +343,12 @@ def pairs(
     biases: Iterable[str] = BIASES,
     sizes: Shape | None = None,
 ) -> list[Case]:
-    """Return few combinations, in which any two names of different kinds meet at least once."""
+    """Return a small set of combinations that contains every pair of names of different kinds."""
     return [Case(*names, sizes=sizes) for names in pairwise(shapes, scores, normalizers, masks, biases)]
 
 
 def pairwise(*axes: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return few combinations of one name per axis, in which any two names of different axes meet.
+    """Return a small set of combinations, one name per axis, that contains every pair of names of two axes.
 
     >>> pairwise("ab", "cd", "ef")
     [('a', 'c', 'e'), ('a', 'd', 'f'), ('b', 'c', 'f'), ('b', 'd', 'e')]
@@ -416,7 +416,7 @@ def rotated(sampled: int = 1, **axes: Iterable[Any]) -> Decorator:
 def _extended(
     names: Iterable[str], values: list[list[Any]], quick: list[tuple[int, ...]], sampled: int
 ) -> Decorator:
-    """Loop over the combinations with these indices; `make test-slow`: over the others, too."""
+    """Loop over the combinations with these indices; `make test-slow`: over all of them."""
     others = sorted({*itertools.product(*(range(len(axis)) for axis in values))} - {*quick})
     chosen, rest = (
         [tuple(axis[i] for axis, i in zip(values, row, strict=True)) for row in rows]
@@ -435,8 +435,8 @@ def looped(
 ) -> Decorator:
     """Like `pytest.mark.parametrize`, but all cases are one test, whose error names the case.
 
-    For cases of a few milliseconds, about pytest's overhead per test. Every case starts with the same random
-    numbers; fixtures are shared.
+    Use it for cases that take a few milliseconds, about as long as pytest's overhead per test. Every case
+    starts with the same random numbers; fixtures are shared.
 
     sampled: `make test` runs every n-th case, `make test-slow` all of them.
     slow: cases that only `make test-slow` runs.

@@ -69,7 +69,7 @@ def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collecto
 
 
 def pytest_collection_finish() -> None:
-    """Make garbage collections rare and cheap; at Python's default threshold they take 5 % of the time."""
+    """Make garbage collections rare and cheap; at Python's default threshold, they take 5% of the time."""
     gc.collect()
     gc.freeze()  # exclude all modules and tests
     gc.set_threshold(20_000, 10, 10)

@@ -338,7 +338,7 @@ def test_an_active_run_is_polled(visit: Visit) -> None:
 
 
 def test_changes_of_training_state_are_shown(visit: Visit) -> None:
-    """The page shows the current state when a training finishes, resumes, is killed or restarts."""
+    """The page shows the current state when a training run finishes, resumes, is killed or restarts."""
     now = {"steps": 2, "state": "finished"}
 
     def answer(route) -> None:

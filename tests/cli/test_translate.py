@@ -108,7 +108,7 @@ class TestOutput:
         assert (tmp_path / "pipe").is_fifo()
 
     def test_columns_count_words_by_whitespace(self, model, capsys):
-        """Indices of links must fit the text beside them, even where a span contains a space."""
+        """Link indices must match the text in the same line, even if a span contains a space."""
         run("translate", "-m", model, "ein 3,5 % Hund", "ein Hund.\tZwei Hunde.", "--alignment")
         for line in capsys.readouterr().out.splitlines():
             text, links = line.split("\t")

@@ -1,4 +1,4 @@
-"""Random calls of `attention`: shapes, options and numbers."""
+"""Random calls to `attention`: shapes, options and numbers."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ RELATIVE = ("relative", "alibi", "t5")
 
 
 class Call:
-    """A call of `attention`, whose numbers are available in any dtype.
+    """A call to `attention`, whose numbers are available in any dtype.
 
     seen: the mask as a boolean tensor, from its definition.
     """

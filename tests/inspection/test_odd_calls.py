@@ -1,4 +1,4 @@
-"""Unusual calls of a model: torch.func transforms and half precision."""
+"""Unusual calls to a model: torch.func transforms and half precision."""
 
 import pytest
 import torch

@@ -5,7 +5,7 @@ import torch
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Ignore torch's own warning: it loads forward-mode rules and inductor through torch.jit."""
+    """Ignore torch.jit's warning: torch itself uses torch.jit to load forward-mode rules and inductor."""
     item.add_marker(pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"))
 
 

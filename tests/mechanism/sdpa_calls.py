@@ -1,4 +1,4 @@
-"""Calls of scaled_dot_product_attention, and comparisons with torch."""
+"""Calls to scaled_dot_product_attention, and comparisons with torch."""
 
 import math
 import re
@@ -36,7 +36,7 @@ def boolean(*shape: int) -> Tensor:
 
 
 def minus_infinity(*shape: int) -> Tensor:
-    """Return the same as an additive mask: −inf where masked."""
+    """Return a random additive mask, −inf where masked; every row sees its first key."""
     return draw(*shape).masked_fill(~boolean(*shape), -math.inf)
 
 

@@ -1,4 +1,4 @@
-"""The kernels' own cache of calls: it serves plain tensors in a plain state of torch, and nothing else."""
+"""The kernels' cache of calls is used only for plain tensors, outside autocast, transforms and modes."""
 
 import threading
 

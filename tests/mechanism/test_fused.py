@@ -146,9 +146,9 @@ def computed(
 def agree(compute: Callable[[torch.dtype, str], dict[str, Tensor]], roundings: float = 4) -> None:
     """Check that the kernels' error is at most twice the dense formula's in float32, plus a few roundings.
 
-    Inputs have size 1, and so do the terms of a sum, even if the sum is small; the terms of gradients are
-    products with a value. A sum over many pairs rounds more often, and the relative error of a weight is the
-    absolute error of its score.
+    Inputs have magnitude 1, and so do the terms of a sum, even if the sum is small; the terms of gradients
+    are products with a value. A sum over many pairs rounds more often, and the relative error of a weight is
+    the absolute error of its score.
     """
     exact = compute(torch.float64, "reference")
     plain = compute(torch.float32, "reference")
@@ -266,7 +266,7 @@ def shapes(draw: st.DrawFn) -> Shape:
 )
 def test_results_do_not_depend_on_sizes_and_strides(sizes, score, normalize, mask, bias, layout, above):
     assume(score != "cosine" or sizes.query[-1] > 3)  # vectors with few features may be nearly zero
-    # a few of thousands of such calls are ill-conditioned
+    # a few in thousands of these calls are ill-conditioned
     check(Case("heads", score, normalize, mask, bias, sizes=sizes), layout, above, roundings=12)
 
 

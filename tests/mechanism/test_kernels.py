@@ -341,7 +341,7 @@ def test_quadratic_memory_is_detected():
 
 
 def test_the_gradient_of_a_dense_bias_is_held_once():
-    # not once per segment
+    # the segments of the backward pass share one gradient
     query, key = (numbers(2, 2048, 4).requires_grad_() for _ in range(2))
     bias = torch.zeros(2, 2048, 128, requires_grad=True)
     output = regard.attention(query, key[:, :128], key[:, :128], bias=bias)

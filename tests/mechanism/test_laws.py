@@ -536,7 +536,7 @@ def test_more_than_int32_pairs():
     bias = torch.tensor([0.5, -0.5, 0.0, 0.0, 0.0])
     output, weights = regard.attend(
         *(x, x, x),
-        mask=regard.Window(3) & regard.Padding(9, side="left"),  # most rows see no key, at no cost
+        mask=regard.Window(3) & regard.Padding(9, side="left"),  # most rows see no key, so they are skipped
         bias=regard.ClippedRelativeBias(bias),
         dropout=0.5,
         generator=torch.Generator().manual_seed(0),

@@ -71,7 +71,7 @@ def compiled(
     drivers: Drivers,
     *more: str,
 ) -> Path:
-    """Link the driver with the kernels for one instruction set; to save time, only they are sanitized."""
+    """Link the driver with the kernels for one instruction set; only the kernels are sanitized (faster)."""
     # the driver can make allocations fail
     watched = ["-O1", *flags(isa), *sanitizers, "-Dposix_memalign=allocate", "-I", kernels]
     sources = kernels / "kernels.cpp", kernels / "backward.cpp"

@@ -562,7 +562,7 @@ def test_embeddings_and_positions_have_similar_norms() -> None:
     close(embedding(torch.tensor([3])), embedding.weight[[3]] * math.sqrt(64), within=1e-6)
 
 
-# Gaps
+# Masked tokens
 
 
 def test_mask_tokens_proportions() -> None:

@@ -72,7 +72,7 @@ def test_failing_block_is_reported_with_page_and_line(text, message, tmp_path):
         ("torch.Size([2, 8])\n", "torch.Size([2, 7])\n", False),  # integers must be equal
         ("[1,2]\n", "[12]\n", False),
         ("3 heads\n", "3 rows\n", False),
-        ("one\n\ntwo\n", "one\n\n  two\n", True),  # white space is ignored
+        ("one\n\ntwo\n", "one\n\n  two\n", True),  # whitespace is ignored
         ("one\n", "one\ntwo\n", False),
     ],
 )

@@ -23,7 +23,7 @@ def train_killed(folder: Path, model: str, settings: Sequence[str], *, at: str) 
 
 
 def kill_and_train(folder: str, model: str, settings: Sequence[str], at: str) -> None:
-    """Fork, train and kill repeatedly; finally, train without a kill."""
+    """Fork, train and kill repeatedly; finally, train to the end."""
     rng, kills = random.Random(f"{model} {settings}" if at == "changes" else None), 0
     for events, seconds in [*((rng.randint(1, 40), rng.uniform(0.01, 0.3)) for _ in range(4)), (0, 0.0)]:
         child = os.fork()

@@ -65,7 +65,7 @@ def train_small(folder: Path, config: TranslationConfig | None = None) -> Traini
 
 
 class Recorder(Callback):
-    """Records all events of a training."""
+    """Records all events of a training run."""
 
     def __init__(self) -> None:
         self.reports: list[Report] = []

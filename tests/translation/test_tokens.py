@@ -162,7 +162,7 @@ def test_a_truncated_vocabulary_is_rejected(kind, part, file):
     content = LEARNED[kind].content
     file.write_bytes(content[: int(part * len(content))])
     with suppress(ArgumentError):
-        # loads only if cut right after a token; no model has this size
+        # a file that is cut right after a token can be loaded, but has fewer tokens
         assert len(Tokenizer.load(file, kind)) < len(LEARNED[kind])
 
 

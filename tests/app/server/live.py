@@ -24,7 +24,7 @@ def connected(address: str) -> httpx.Client:
 
 @contextmanager
 def serving(state: AppState, host: str | None = None, limit: int | None = None) -> Iterator[Server]:
-    """Run a server in a thread, at `server.port` and `server.address`. limit: maximum of open connections."""
+    """Run a server in a thread, at `server.port` and `server.address`. limit: maximum connection count."""
     listening, ready = listen("127.0.0.1", 0), threading.Event()
     server = Server(state, listening, ready.set, host)
     if limit is not None:

@@ -68,7 +68,7 @@ def test_headers_time_out(monkeypatch):
         with connect(server, HALF) as slower, pytest.raises(ConnectionError):
             trickle(slower)
         assert not any(map(received, slow))
-        assert b"HTTP/1.1" not in received(again)  # except maybe the rest of the first response
+        assert b"HTTP/1.1" not in received(again)  # at most the rest of the first response
         until(lambda: server.open_connections.open == 0)
 
 

@@ -30,7 +30,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 def training(folder: Path) -> Path:
-    """Create the folder of a started training."""
+    """Create the folder of a training run that has started."""
     folder.mkdir(parents=True, exist_ok=True)
     log = CsvLog(folder)
     log.on_begin("A small Transformer", 0, 2000)
@@ -110,7 +110,7 @@ def test_a_run_without_parameters_is_listed_and_loaded_later(folder, tmp_path, a
 
 
 def state(client: Client) -> str:
-    """Return the state of the only training; the list and the log must agree."""
+    """Return the state of the only training run; the list and the log must agree."""
     (item,) = client.get("/api/training")["trainings"]
     rows = client.get(f"/api/training/{item['name']}")
     assert (rows["state"], rows["steps"]) == (item["state"], item["steps"])

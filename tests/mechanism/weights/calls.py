@@ -1,4 +1,4 @@
-"""Calls of `attend` for the tests of lazy weights, with scores and weights computed from the formulas."""
+"""Calls to `attend` for the tests of lazy weights, with scores and weights computed from the formulas."""
 
 import functools
 import math
@@ -22,7 +22,7 @@ def randn(*shape: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `attend`: a case from the table in a dtype, with dropout and an implementation."""
+    """A call to `attend`: a case from the table in a dtype, with dropout and an implementation."""
 
     case: Case = Case()  # noqa: RUF009 (it is frozen)
     dtype: torch.dtype = torch.float64

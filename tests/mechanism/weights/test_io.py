@@ -298,4 +298,4 @@ def test_no_flipped_bit_of_a_file_goes_unnoticed(tmp_path: Path) -> None:
             again = regard.Weights.load(tmp_path / "damaged")
         except regard.ArgumentError:
             continue
-        assert torch.equal(again.dense(), weights.dense())  # the changed byte is white space in the header
+        assert torch.equal(again.dense(), weights.dense())  # the changed byte is whitespace in the header

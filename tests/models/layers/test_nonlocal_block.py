@@ -278,7 +278,7 @@ def test_one_channel() -> None:
 
 
 class Pixels(nn.Module):
-    """Predicts at each marked pixel whether the other one has the same colour."""
+    """Predicts at each marked pixel whether the other one has the same color."""
 
     def __init__(self, middle: nn.Module) -> None:
         super().__init__()
@@ -326,7 +326,7 @@ def test_distant_pixels_are_compared(kind: Kind) -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_convolution_does_not_compare_distant_pixels() -> None:
     torch.manual_seed(0)
-    assert accuracy(nn.Conv2d(16, 16, 3, padding=1)) < 0.8  # it sees only its own colour and perhaps a border
+    assert accuracy(nn.Conv2d(16, 16, 3, padding=1)) < 0.8  # it sees only its own color and perhaps a border
 
 
 def test_invalid_input_is_rejected() -> None:

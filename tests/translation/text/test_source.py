@@ -45,7 +45,7 @@ def test_terms_of_a_long_sentence(tokenizer):
 
 
 def read(tokenizer: Tokenizer, line: str, profile: TextProfile | None = None) -> list[str]:
-    """Return what the model reads."""
+    """Return the tokens that the model reads."""
     reader = SourceReader(tokenizer, profile or TextProfile(), max_tokens=99)
     return [piece for part in reader.read(line).parts for piece in part.segmentation.pieces]
 

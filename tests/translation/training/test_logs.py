@@ -35,7 +35,7 @@ def train(log: Callback, after: int = 0, validation_first: bool = False) -> None
 
 
 def begun(folder: Path) -> CsvLog:
-    """Return the log of a new training."""
+    """Return the log of a new training run."""
     log = CsvLog(folder)
     log.on_begin("a model", 0, 1000)
     return log

@@ -1,4 +1,4 @@
-"""The training loop: an interrupted training gives the same final result."""
+"""The training loop: an interrupted run gives the same final result."""
 
 import errno
 import json
@@ -46,7 +46,7 @@ Whole = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """Return the files of an uninterrupted training."""
+    """Return the files of an uninterrupted training run."""
     known: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def find(model: str = "transformer", *settings: str) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def three_updates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def short(three_updates: Path, tmp_path: Path) -> Path:
-    """Return a copy of a training of three updates."""
+    """Return a copy of a training run of three updates."""
     return Path(shutil.copytree(three_updates, tmp_path / "short"))
 
 
@@ -422,7 +422,7 @@ def test_dropout_differs_between_layers_of_a_thousand_processes():
 
 
 def test_each_update_has_its_own_stable_dropout_seed(tmp_path, monkeypatch):
-    """Trainings from earlier versions resume with the same bits."""
+    """Runs that were started by earlier versions resume bit for bit."""
     used: list[int] = []
     forward = Objective.forward
     monkeypatch.setattr(

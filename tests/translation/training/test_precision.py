@@ -23,7 +23,7 @@ AUTO = ("precision=auto", "updates=4", "save_every=2", "validate_every=4", "aver
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, products: float, step: float, parameters: int = 1000) -> Any:
-    """Choose for given speedups of products and training steps; return the choice and the steps run."""
+    """Choose the precision for given speedups; return the choice and the training steps that were timed."""
     run = list[str]()
     monkeypatch.setattr(precision, "_time_products", lambda width, device: (1e-3 * products, 1e-3))
 

@@ -28,7 +28,7 @@ QUICK = ("updates=4", "validate_every=2", "accumulate=1")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished training."""
+    """A folder with a finished training run."""
     folder = tmp_path_factory.mktemp("trained") / "model"
     assert train(folder, PAIRS, config=small_config("transformer", *QUICK)).finished
     return folder
@@ -41,7 +41,7 @@ def folder(trained: Path, tmp_path: Path) -> Path:
 
 
 def same(folder: Path, other: Path) -> bool:
-    """Return whether two trainings wrote the same files, except for logs, file names and the model card."""
+    """Return whether two runs wrote the same files, except for logs, file names and the model card."""
     varying = ("log", "tensorboard", "README.md")
     first, second = (
         {name: file for name, file in bits(path).items() if not name.startswith(varying)}
@@ -111,7 +111,7 @@ def test_a_run_deletes_only_its_own_files(folder):
 
 
 class Harms(Callback):
-    """Corrupts the folder of a training at an event."""
+    """Corrupts the folder of a training run at an event."""
 
     def __init__(self, event: str, harm: Callable[[], object]) -> None:
         def happens(*given: object) -> None:
@@ -410,7 +410,7 @@ def test_patience_starts_over_when_a_run_is_extended(tmp_path):
 
 
 class Killed(Callback):
-    """Ends a training at its start."""
+    """Ends a training run at its start."""
 
     def on_begin(self, about: str, step: int, steps: int) -> None:
         raise RuntimeError("killed")
@@ -458,7 +458,7 @@ def test_the_command_extends_a_run_and_does_not_shorten_it(tmp_path, files, caps
 
 @pytest.fixture
 def interrupted(folder: Path) -> Path:
-    """A folder with an interrupted training, which has no alignment head."""
+    """A folder with an interrupted training run, which has no alignment head."""
     folder_config = read_config(folder)
     del folder_config["alignment"]
     (folder / CONFIG).write_text(json.dumps(folder_config))

@@ -74,7 +74,7 @@ def together(folder: Path, *options: object, processes: int = 2, restarts: int =
 
 
 def begun(alone: Path, folder: Path) -> Path:
-    """Copy the checkpoints of a single process, up to the middle of its training."""
+    """Copy the checkpoints of a single-process run, up to the middle of the run."""
     shutil.copytree(alone / "checkpoints", folder / "checkpoints")
     for checkpoint in Checkpoint.all(folder):
         if checkpoint.step > BEGUN:
@@ -173,7 +173,7 @@ def test_a_world_of_one_equals_a_single_process(world, trained_alone, tmp_path):
 @SHARD
 @pytest.mark.usefixtures("one_of_one", "one_thread")
 def test_checkpoints_are_interchangeable(shard, trained_alone, tmp_path):
-    """A single-process training is resumed in a world, then in a single process again."""
+    """A single-process run is resumed in several processes, then in a single process again."""
     begun(trained_alone(), tmp_path)
     with join_world(shard=shard) as world:
         train(tmp_path, config(), world)
