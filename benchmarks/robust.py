@@ -1,4 +1,4 @@
-"""Translate input unlike the training lines: joined lines, capitals, lower case, and protected text.
+"""Translate input unlike the training lines: joined lines, uppercase, lowercase, and protected text.
 
     python -m benchmarks.robust --model de-en --lines 200
 

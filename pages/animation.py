@@ -62,7 +62,7 @@ def record(page: Any, address: str) -> Iterator[tuple[bytes, int]]:
 
 
 def main() -> None:
-    """Record the page and write the picture."""
+    """Record the page and write the animation."""
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         sys.exit(f"Recording the page needs one of {', '.join(BROWSERS)}, and none is installed.")

@@ -15,7 +15,7 @@ from benchmarks.architectures.models import build
 from benchmarks.architectures.references import references
 from regard.errors import ArgumentError
 
-ROUNDED = 1e-4  # output differences up to this count as rounding without a further check
+ROUNDED = 1e-4  # smaller output differences count as rounding, without a further check
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Result:
     dense: int = 0  # attentions stored as weights
     reference: str = ""  # "attentions" or "softmax"
     expected: int = 0  # attentions in the reference
-    matched: int = 0  # reference attentions recorded within 1e-5
+    matched: int = 0  # reference attentions that equal a recorded one within 1e-5
     weights: float | None = None  # largest difference from the reference
     same: bool | None = None  # whether the output is bitwise equal while watched
     on_regard: float | None = None  # largest difference from eager's output

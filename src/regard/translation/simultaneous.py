@@ -53,7 +53,7 @@ class Emission(NamedTuple):
 def translate_simultaneously(
     translator: Translator, words: Iterable[str], *, lag: float = 2
 ) -> Iterator[Emission]:
-    """Translate a sentence as its words arrive; yield target words as soon as the model is confident enough.
+    """Translate a sentence as its words arrive; yield target words as early as `lag` allows.
 
     words: the words of one sentence, such as `"Zwei Hunde spielen.".split()` or a generator.
     lag: a token is held back if it attends most to one of the last `lag` words. Larger values increase

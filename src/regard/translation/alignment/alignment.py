@@ -109,7 +109,7 @@ class Alignment:
         return f"Alignment({sizes}: {self.to_pharaoh() or 'no links'})"
 
     def __str__(self) -> str:
-        """Format a table with one column per source word: weights in percent, blank below 1."""
+        """Format a table with one column per source word: weights in percent, blank below 1%."""
         name_width = max((len(word) for word in self.target_words), default=0)
         widths = [max(len(word), 3) for word in self.source_words]
         rows = [list(self.source_words)]

@@ -68,7 +68,7 @@ def symmetrize(
 ) -> Links:
     """Combine alignments from two directions; both contain (source word, target word) links.
 
-    forward: alignment of the source-to-target model. backward: alignment of the target-to-source model, after
+    forward: links from the source-to-target model. backward: links from the target-to-source model, after
         `reverse_links`.
     method: "intersection" (most precise), "union" (most complete), or, as a compromise, "grow-diag" or
         "grow-diag-final-and".

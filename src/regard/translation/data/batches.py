@@ -1,4 +1,4 @@
-"""Batches of a given size in tokens. Their order depends only on the seed; iteration can start at any step.
+"""Batches limited by token count. Their order depends only on the seed; iteration can start at any step.
 
 Each epoch shuffles all pairs, sorts them by length within buckets, splits the buckets into batches of similar
 lengths, and shuffles the batches. No padding is added.
@@ -151,8 +151,8 @@ class Batches:
     def get(self, indices: Sequence[int] | Indices, epoch: int) -> Batch:
         """Return the pairs at the given indices as a batch.
 
-        Each epoch splits different words into other subwords, and replaces different tokens with the unknown
-        token.
+        The words that are split into other subwords, and the tokens that are replaced with the unknown token,
+        differ between epochs.
         """
         examples = [self._example(int(index), epoch) for index in indices]
         batch = Batch.of([pair for pair, _ in examples], self.special)

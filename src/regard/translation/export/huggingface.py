@@ -1,9 +1,8 @@
 """Export to Hugging Face format: config.json, model.safetensors, generation_config.json and a tokenizer.
 
 A model trained by regard becomes a Marian model (post-norm) or a Pegasus model (pre-norm), both with
-MarianTokenizer. Both order the sinusoidal features differently: all sines, then all cosines. The
-model dimension is permuted accordingly, which does not change the output. A pretrained model keeps its
-format.
+MarianTokenizer. Unlike regard, both order sinusoidal features as all sines, then all cosines. The model
+dimension is permuted accordingly, which does not change the output. A pretrained model keeps its format.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Letter case: adapt the source to the training text, and restore capitals in the translation."""
+"""Letter case: adapt the source to the training text, and restore uppercase words in the translation."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -19,7 +19,7 @@ def fold(word: str, turkish: bool = False) -> str:
 
 
 def capitals(text: str, turkish: bool = False) -> str:
-    """Return a text in capitals.
+    """Return a text in uppercase.
 
     >>> from regard.translation.text.casing import capitals
     >>> capitals("Straße im Kies"), capitals("izmir", turkish=True)
@@ -29,7 +29,7 @@ def capitals(text: str, turkish: bool = False) -> str:
 
 
 def is_all_caps(text: str) -> bool:
-    """Return whether a text has at least two capital letters and no lowercase letters.
+    """Return whether a text has at least two uppercase letters and no lowercase letters.
 
     >>> from regard.translation.text.casing import is_all_caps
     >>> is_all_caps("ACHTUNG!"), is_all_caps("A"), is_all_caps("Ein TV"), is_all_caps("漢字")
@@ -42,8 +42,8 @@ class Casing:
     """How the training text capitalizes words.
 
     words: counts of the words in the training text, as written.
-    lowercase, uppercase: fraction of training lines without capitals, and fraction in capitals only.
-    initial: fraction of training lines that begin with a capital.
+    lowercase, uppercase: fractions of training lines that are all lowercase and all uppercase.
+    initial: fraction of training lines that begin with an uppercase letter.
     turkish: whether the language uses dotless ı.
 
     >>> from regard.translation.text.casing import Casing
@@ -69,12 +69,12 @@ class Casing:
         self._lowercase, self._uppercase, self._initial = lowercase, uppercase, initial
 
     def normalize(self, words: Sequence[str], first: bool = True) -> tuple[list[str], list[bool]]:
-        """Return the words as they appear in the training text, and whether each was in capitals.
+        """Return the words as they appear in the training text, and whether each was uppercase.
 
         first: whether the first word begins a sentence.
 
-        A sentence in capitals or without capitals is rewritten, unless the training text has such lines. In
-        other sentences, a word is rewritten if the training text contains it only in another letter case.
+        An all-caps or lowercase sentence is rewritten, unless the training text has such lines. In other
+        sentences, a word is rewritten if the training text contains it only in another letter case.
         """
         text = " ".join(words)
         if self._lowercase > 1 - _RARE:  # an uncased corpus
@@ -94,7 +94,7 @@ class Casing:
         if first and result and self._initial > 0.5:
             start, _ = word_core(result[0])
             initial = capitals(result[0][start : start + 1], self._turkish)
-            if len(initial) == 1:  # false for "ß", whose capital is "SS"
+            if len(initial) == 1:  # false for "ß", whose uppercase form is "SS"
                 result[0] = result[0][:start] + initial + result[0][start + 1 :]
         return result
 

@@ -43,8 +43,8 @@ class TextProfile:
     max_sentences: sentences per line; 95% of the lines have at most this many.
     max_tokens: number of tokens in the longest source line; 0 if unknown.
     characters_per_token: mean length of a token in characters.
-    lowercase, uppercase, initial: fraction of source lines without capitals, in capitals only, and with a
-        capital at the beginning.
+    lowercase, uppercase, initial: fractions of source lines that are all lowercase, are all uppercase, and
+        begin with an uppercase letter.
     turkish, target_turkish: whether source and target use dotless ı.
     spans: for each kind of span, how often it occurs in the source and how often it is copied to the target.
     words: counts of the source words. complete: whether they include all words in the training text.

@@ -277,7 +277,7 @@ class SourceReader:
     def _is_name(self, word: str, tokens: int) -> bool:
         """Return whether a word looks like an unknown name.
 
-        It has foreign letters, is an acronym, or begins with a capital and consists of many tokens.
+        It has foreign letters, is an acronym, or begins with an uppercase letter and has many tokens.
         """
         profile = self._profile
         if (
@@ -291,7 +291,7 @@ class SourceReader:
             letter.isalpha() and letter not in profile.letters for letter in word.lower()
         ):
             return True
-        if word.isupper():  # in a line that is not in capitals
+        if word.isupper():  # in a line that is not all-caps
             return word.isalpha() and len(word) <= _MAX_ACRONYM
         return word[0].isupper() and len(word) < _NAME_TOKENS * profile.characters_per_token * tokens
 

@@ -16,7 +16,7 @@ class SourcePart:
     first_word: index of its first word in the line. segmentation: the words, and the tokens the model reads.
     normalized: the words in the letter case of the training text.
     copies: the text of each protected span, by the word that it belongs to. unknown: the unknown words.
-    was_upper: whether each word was in capitals. separator: the whitespace before the part.
+    was_upper: whether each word was uppercase. separator: the whitespace before the part.
     terms: the terms that the translation must contain, if they are not in `copies`.
     """
 
@@ -44,7 +44,7 @@ class SourcePart:
 
     @property
     def all_upper(self) -> bool:
-        """Whether the whole part was in capitals."""
+        """Whether the whole part was uppercase."""
         return all(
             upper or not any(map(str.isalpha, word))
             for upper, word in zip(self.was_upper, self.segmentation.words, strict=True)

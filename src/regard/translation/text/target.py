@@ -1,4 +1,4 @@
-"""Write a translated part: copy unknown words and protected spans, and restore capitals."""
+"""Write a translated part: copy unknown words and protected spans, and restore uppercase."""
 
 import re
 from collections import Counter
@@ -50,7 +50,7 @@ class DecodedPart(NamedTuple):
         return word in self.part.unknown or word not in self.part.copies
 
     def needs_weights(self, unknown: int) -> bool:
-        """Return whether the text depends on the alignment: text is copied, or some words are in capitals.
+        """Return whether the text depends on the alignment: text is copied, or some words are uppercase.
 
         unknown: the unknown token of the target.
         """
@@ -123,7 +123,7 @@ def lost_spans(part: SourcePart, text: str) -> bool:
 def write_part(
     decoded: DecodedPart, weights: Tensor | None, tokenizer: Tokenizer, *, turkish: bool = False
 ) -> TargetPart:
-    """Convert token ids to words, copy unknown words and protected spans, and restore capitals."""
+    """Convert token ids to words, copy unknown words and protected spans, and restore uppercase."""
     source, ids = decoded.source, decoded.hypothesis.tokens
     if not decoded.part.has_text:
         verbatim = [TargetWord(printable_text(word), copied=i) for i, word in enumerate(source.words)]
@@ -195,7 +195,7 @@ def _missing_copies(part: SourcePart, text: str, copied: set[int]) -> dict[int, 
 
 
 def _restore_capitals(part: TargetPart, weights: Tensor | None, turkish: bool) -> list[TargetWord]:
-    """Capitalize the words whose source words were in capitals."""
+    """Convert each word to uppercase if its source word was uppercase."""
     source = part.decoded.part
     if not any(source.was_upper):
         return part.words

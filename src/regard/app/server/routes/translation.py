@@ -134,7 +134,7 @@ def _response(
     entry = state.registry.entry(request.model)
     folder = state.registry.folders.get(request.model)
     domain = domain_of(translator, folder, list(entry.examples))
-    if domain.words is None and translator.domain is not None:  # a profile without the training data
+    if domain.words is None and translator.domain is not None:  # without training data, use the profile
         domain = domain._replace(words=translator.domain.words, unseen=translator.domain.unseen)
     infos = [
         _info(translation, request.alignment and attends, reason, domain) for translation in translations

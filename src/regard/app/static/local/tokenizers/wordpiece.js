@@ -6,7 +6,7 @@ const HAN = /[\u4e00-\u9fff\u3400-\u4dbf\u{20000}-\u{2a6df}\u{2a700}-\u{2b73f}\u
 const PUNCTUATION = /([!-/:-@[-`{-~\p{P}])/gu;
 
 export class WordPiece {
-  // tokens: the tokens by id. special: the tokens { cls, sep, unknown }. lowercase: lowercase letters and remove accents
+  // tokens: the tokens by id. special: the tokens { cls, sep, unknown }. lowercase: whether to lowercase letters and remove accents
   constructor({ tokens, special, lowercase = true }) {
     this.tokens = tokens;
     this.special = special;
