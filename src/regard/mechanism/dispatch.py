@@ -234,6 +234,6 @@ def _prepare_without_computing(query: Tensor, key: Tensor, value: Tensor, call: 
         with torch.no_grad(), fake_mode() as fake:
             inputs = [fake.from_tensor(tensor) for tensor in (query, key, value)]
             return prepare(inputs[0], inputs[1], inputs[2], layout, call)
-    except RuntimeError:  # from torch, if an operation needs values; regard's errors have other types
+    except RuntimeError:  # raised by torch if an operation needs values; regard's errors have other types
         with torch.no_grad():  # dropout does not matter here and would advance the generator
             return prepare(query, key, value, layout, call._replace(dropout=0.0, generator=None))

@@ -24,7 +24,7 @@ _COUNTED = {"dense biases": "bias", "relative biases": "line", "mask terms": "st
 _LIMITS = {name: sum(kind(slot) == part for slot in SLOTS) for name, part in _COUNTED.items()}
 _MAX_AXES = 11
 FLOAT_TYPES = {torch.float32, torch.bfloat16, torch.float16}
-_MAX_SEGMENTS = 8  # maximum number of parallel parts in the backward pass, whatever the thread count
+_MAX_SEGMENTS = 8  # maximum number of parallel parts in the backward pass, for any number of threads
 _MIN_SEGMENT_ROWS = 256
 
 
@@ -34,7 +34,7 @@ def available() -> bool:
 
 
 def lanes() -> int:
-    """Return the number of floats in a vector of the current instruction set."""
+    """Return the number of float32 values in a SIMD vector of the current instruction set."""
     return KERNELS.lanes()
 
 
@@ -144,7 +144,7 @@ def sums(problem: Problem, tau: Tensor) -> Tensor | None:
 
     center: (…, q, 1), a key position for each row.
     span: (…, q, 2s), start and stop of s intervals of keys.
-    token: (…, q, 2m), where m = `MATCHES`: m tokens, each followed by the end of the keys compared with it.
+    token: (…, q, 2m), where m = `MATCHES`: m pairs of a token and the end of the keys to compare with it.
     key_token: (…, k, m), the token of each key.
 
     The columns are Σ w, the entropy, Σ w |key − center| and the largest weight; then Σ w over each span;
@@ -203,8 +203,9 @@ def _grad_buffer(problem: Problem, name: str, lead: tuple[int, ...], segments: i
         width = -(-problem[name].shape[-1] // width_of_vector) * width_of_vector
         buffer = empty_in_order((*units, 1, tokens, width), problem[name], segments=(segments,))
         return _GradBuffer(buffer, buffer.stride(0))
-    # zeros, because masked pairs are not written; one copy, because segments have disjoint rows
+    # zeros, because the kernels do not write masked pairs
     if kind(name) == "bias" and _is_dense(problem, name):
+        # segments have disjoint rows, so they can share one buffer
         return _GradBuffer(query.new_zeros(*lead, *problem[name].shape[-2:]))
     buffer = query.new_zeros(segments, *lead, *problem[name].shape[-2:])
     return _GradBuffer(buffer, buffer.stride(0))
@@ -278,10 +279,10 @@ class Prepared:
 
 
 def cached_calls() -> Any:
-    """Return an empty cache for prepared calls in the kernels, or None if the kernels or torch lack it."""
+    """Return an empty cache of prepared calls in the kernels, or None if this is not supported."""
     state = probes() if available() else None
     if state is not None:
-        with suppress(ValueError):  # torch has another version of DLPack
+        with suppress(ValueError):  # torch uses an incompatible version of DLPack
             return KERNELS.Calls(state)
     return None
 

@@ -256,7 +256,7 @@ class Entmax15(Entmax):
 
 
 class _Unnormalized(Normalizer):
-    """Base class: each weight depends only on its own score and the number of visible keys."""
+    """Base class for normalizers whose weights depend only on the score and the number of visible keys."""
 
     sums_to_one = False
 

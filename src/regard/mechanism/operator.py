@@ -7,7 +7,7 @@ output  = weights · value                      … h q e
 The kernels finish a small call in a few microseconds; preparing it takes much longer. A call whose score,
 mask and normalizer are immutable is therefore prepared once, and its encoding for the kernels is cached. The
 next call with the same score, mask, normalizer, shapes and strides only fills in five addresses. In float32,
-the kernels look it up themselves (kernels/calls.h), with the same checks as `_run_cached`.
+the kernels look up the encoding themselves (kernels/calls.h), with the same checks as `_run_cached`.
 """
 
 import threading
@@ -47,11 +47,11 @@ _MASKS = {type(None), Causal, Window, Documents, Padding}  # immutable and hasha
 _INPUTS = ("query", "key", "value")
 _MAX_CACHED_ROWS = 4096  # masked calls with more queries are not cached: their intervals are too large
 _CACHE_SIZE = 256  # maximum number of cached calls
-_CALLS = fused.cached_calls()  # the float32 calls in `_CACHE`, or None
+_CALLS = fused.cached_calls()  # the kernels' own cache of the float32 calls in `_CACHE`, or None
 
 
 class _Cache(dict[Hashable, "_PreparedCall | None"]):
-    """Prepared calls; None if the call must take the general path."""
+    """Cache of prepared calls, with None for calls that must take the general path."""
 
     def clear(self) -> None:
         super().clear()
@@ -63,7 +63,7 @@ _CACHE = _Cache()
 
 
 class _Observer(threading.local):
-    """Intercepts the calls of one thread.
+    """Functions that intercept the attention calls of the current thread.
 
     Each function is called with query, key, value and options, and returns output and weights, or None if it
     does not handle the call.
@@ -170,7 +170,7 @@ def attend(
     ready = None
     if bias is None and generator is None and implementation is None and _kernels_decide(dropout):
         ready = _CALLS.run(query, key, value, score, mask, normalize, True)
-    if ready is not None and not ready[3]:  # it needs no gradients
+    if ready is not None and not ready[3]:  # no gradients are needed
         output, tau, cached = ready[0], ready[1], ready[2].weights
     else:
         call = Call(score, mask, bias, normalize, dropout, generator)
@@ -207,7 +207,7 @@ class _Result(NamedTuple):
 
 
 def _kernels_decide(dropout: float) -> bool:
-    """Whether the kernels may look up a call without bias, generator and implementation in their cache."""
+    """Whether the kernels may look up a call in their cache. Callers have checked all other arguments."""
     return (
         type(dropout) is float
         and dropout == 0
@@ -229,7 +229,8 @@ def _run(
 ) -> _Result:
     """Run a cached call, or prepare the call, select an implementation and run it.
 
-    ready: output, τ, the cached call and whether it needs gradients, if the kernels found it in their cache.
+    ready: output, τ, the cached call, and whether gradients are needed, if the kernels found the call in
+        their cache; otherwise None.
     """
     if ready is not None:
         return _differentiable(*ready, call, query, key, value)  # type: ignore[arg-type]
@@ -305,7 +306,7 @@ def _run_cached(query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_t
         return None
     shapes = (query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride())
     normalize = call.normalize
-    # with the type, which the kernels compare too: Entmax(1.5) == Entmax15()
+    # the key includes the type, as in the kernels, because Entmax(1.5) == Entmax15()
     settings = (call.score, type(normalize), normalize, mask)
     cache_key = (shapes, query.dtype, key.dtype, value.dtype, *settings)
     try:

@@ -144,7 +144,7 @@ class Quantized:
     def __repr__(self) -> str:
         return f"Quantized(shape={tuple(self.shape)}, dtype={self.dtype})"
 
-    # All other operations would need the dequantized tensor. Models that do not run on regard raise here.
+    # Other operations would need the dequantized tensor. A model that does not run on regard fails here.
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Never:

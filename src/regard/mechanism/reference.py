@@ -43,12 +43,12 @@ def attention(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def invalid_rows(scores: Tensor) -> Tensor:
-    """Return which rows have a visible score of NaN or +inf, as a boolean tensor (…, q, 1)."""
+    """Return a boolean tensor (…, q, 1): True for rows with a visible score of NaN or +inf."""
     return (scores.isnan() | (scores == math.inf)).any(-1, keepdim=True)
 
 
 def _has_bias(problem: Problem) -> bool:
-    """Whether there are biases, which may contain +inf or NaN."""
+    """Whether the problem has biases, which may contain +inf or NaN."""
     return bool(problem.all("bias") or problem.all("line"))
 
 

@@ -22,14 +22,14 @@ from regard.mechanism.torch_state import private
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
 
-# torch's own function; `torch.nn.functional` may already contain a wrapper around the function below.
+# torch's own function, because the attribute of `torch.nn.functional` may already be patched.
 _torch_attention: Callable[..., Tensor] = (
     private("_C._nn.scaled_dot_product_attention") or torch.nn.functional.scaled_dot_product_attention
 )
 
 
 class SDPACall(NamedTuple):
-    """The arguments of one call, under torch's names."""
+    """The arguments of an SDPA call, with torch's names."""
 
     query: Tensor
     key: Tensor

@@ -136,7 +136,7 @@ def _score_gradients(tile: Problem, dS: Tensor, wanted: set[str]) -> dict[str, T
     activation = ACTIVATIONS[tile.config.family]
     hidden = activation.apply(sum_)
     slope = activation.slope(sum_, hidden)
-    # where, not multiplication: zero times the NaN of a masked pair must be zero
+    # torch.where instead of a product, because a masked pair may contain NaN, and 0 · NaN is NaN
     pair = dS.unsqueeze(-1)
     inner = torch.where(pair == 0, 0.0, pair * slope * tile["vector"].unsqueeze(-2))
     return {

@@ -99,7 +99,7 @@ _PROBES_AVAILABLE = None not in (_transforms_active, _tracing_state, _dispatch_m
 
 
 def probes() -> dict[str, Any] | None:
-    """Return the functions and constants with which the kernels make the checks of `plain_cpu` themselves.
+    """Return the functions and constants that the kernels need to perform the checks of `plain_cpu`.
 
     Returns None if this version of torch lacks one of them.
     """

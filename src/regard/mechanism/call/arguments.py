@@ -20,8 +20,8 @@ from regard.mechanism.quantized import Quantized
 from regard.mechanism.scores import BUILT_IN, Prepared, ScaledDot, Score, ScoreFunction
 from regard.mechanism.torch_state import concrete
 
-# Number of rows on which a custom normalizer is checked. Not 1 or 2, because an incorrect reduction could
-# also produce an axis of that size.
+# Number of rows on which a custom normalizer is checked: more than 2, because an incorrect reduction could
+# also produce an axis of size 1 or 2.
 _CHECKED_ROWS = 7
 
 Bias = Tensor | RelativeBias | list[Tensor | RelativeBias] | tuple[Tensor | RelativeBias, ...]

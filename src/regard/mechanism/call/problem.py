@@ -87,7 +87,7 @@ def kind(name: str) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """Configuration, named tensors, and the position of this tile in the full problem."""
+    """A prepared call, or a tile of it: configuration, named tensors, and the tile's first row and key."""
 
     config: ProblemConfig
     tensors: Mapping[str, Tensor]

@@ -100,7 +100,7 @@ def build_problem(
 
 
 def _stand_in(x: Tensor | Quantized) -> Tensor:
-    """Return a tensor with the shape of x, which takes no memory if x is quantized."""
+    """Return a tensor with the shape of x. It takes no memory if x is quantized."""
     return torch.zeros(()).expand(x.shape) if isinstance(x, Quantized) else x.detach()
 
 

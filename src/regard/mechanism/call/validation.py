@@ -8,7 +8,8 @@ The implementations, especially the kernels, rely on the following properties of
 - key indices that can be added without int64 overflow.
 
 Every result of a user-defined method passes through one of these functions before it becomes part of a
-`Problem`. Built-in classes without state are exempt, but their subclasses are not.
+`Problem`. Built-in scores, masks and normalizers are exempt, except for the score of a sink. Subclasses of
+built-in classes are not exempt.
 """
 
 import math

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._util.checks import check_dense, check_device, check_number
-from regard._util.text import format_bytes, type_name
+from regard._util.text import format_bytes, pluralize, type_name
 from regard.errors import ArgumentError, DTypeError, MaskError, ShapeError
 from regard.mechanism import dispatch, operator
 from regard.mechanism.autocast import autocast_off, autocasts
@@ -43,7 +43,7 @@ def flex_attention(
     *,
     return_aux: "AuxRequest | None" = None,
 ) -> "Tensor | tuple[Tensor, Tensor] | tuple[Tensor, AuxOutput]":
-    """Drop-in replacement for `torch.nn.attention.flex_attention.flex_attention` that can train on a CPU.
+    """Drop-in replacement for torch's `flex_attention` that also computes gradients on the CPU.
 
     query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, return_aux: see torch's
         documentation.
@@ -51,8 +51,8 @@ def flex_attention(
 
     Memory is linear in the number of tokens. Tensors that score_mod captures, such as a table of biases,
     receive gradients. Score functions with a known formula (a factor, a softcap, biases that depend on the
-    head, the query, the key or their distance) and masks with one interval of keys per query run on the
-    kernels. Others are evaluated tile by tile, with `torch.vmap`. `explain` shows which case applies.
+    head, the query, the key or their distance) and masks with up to four intervals of keys per query run on
+    the kernels. Others are evaluated tile by tile, with `torch.vmap`. `explain` shows which case applies.
 
     >>> import torch, regard
     >>> slopes = torch.nn.Parameter(torch.tensor([0.5, 0.25]))
@@ -104,10 +104,9 @@ def explain(*args: Any, **options: Any) -> dispatch.Explanation:
     query, key, value = call[:3]
     if route.plan is not None:
         explanation = dispatch.explain(query, key, value, **_options(route.plan, route.mask))
-        intervals = (
-            "" if route.mask is None else f", with {len(route.mask.parts)} intervals of keys per query"
-        )
-        why = f"score_mod and mask_mod have known formulas{intervals}"
+        why = "score_mod and mask_mod have known formulas"
+        if route.mask is not None:
+            why += f", with {pluralize(len(route.mask.parts), 'interval')} of keys per query"
         return dispatch.Explanation(explanation.implementation, (*explanation.reasons, why))
     dense = format_bytes(math.prod(query.shape[:3]) * key.shape[2] * max(query.element_size(), 4))
     reasons = (
@@ -147,7 +146,7 @@ def _run(call: FlexCall, want_lse: bool, want_max: bool) -> tiles.Result:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, plan: Plan, mask: Intervals | None) -> Tensor:
-    """Run a plan on `attention`."""
+    """Run a plan with `attention`."""
     if plan.query_factor is not None or plan.key_factor is not None:
         dtype = query.dtype if query.dtype is torch.float64 else torch.float32
         query, key, value = (x.to(dtype) for x in (query, key, value))

@@ -1,4 +1,4 @@
-"""Solve the condition of a mask for the keys: which intervals of keys may each query see?
+"""Solve the condition of a mask for the intervals of keys that each query may see.
 
     q >= k              keys [0, q + 1)
     q - k <= window     keys [q − window, …)

@@ -56,7 +56,7 @@ def make_plan(form: ScoreForm, sizes: Sizes, groups: int, scale: float, like: Te
             return "the score is multiplied by a different factor for each pair of query and key"
     softcap = None
     total = scale * form.gain
-    if form.inner_gain is not None:  # gain · tanh(inner · score) = softcap of gain · inner · score
+    if form.inner_gain is not None:  # gain · tanh(inner · score) is gain · inner · score with softcap |gain|
         softcap, total = abs(form.gain), scale * form.gain * form.inner_gain
         if not 1e-30 <= softcap < 1e31:
             return f"the softcap {form.gain} is out of range"

@@ -1,8 +1,8 @@
 """Cache the routes of FlexAttention calls, so that a layer does not trace its functions in every call.
 
 A route is reused only if nothing that determines it can have changed: its functions use no objects other than
-numbers, strings, functions of the same kind and small tensors without gradients. These tensors, and those of
-the block mask, must have the same values.
+numbers, strings, small tensors without gradients, and functions that meet the same condition. These
+tensors, and those of the block mask, must have the same values.
 """
 
 import builtins
@@ -31,14 +31,15 @@ _FUNCTIONS = {
 }
 _BUILTINS = {abs, divmod, isinstance, len, max, min, pow, round, sum, *_FUNCTIONS.values()}
 _DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
-# methods of tensors that read only their elements and change nothing
+# tensor attributes that depend on more than the elements
 _MEMORY = {"as_strided", "storage", "untyped_storage", "data_ptr", "grad", "grad_fn"}
+# tensor methods that modify nothing and whose results depend only on the elements
 _METHODS = {name for name in dir(Tensor) if not name.startswith("_") and not name.endswith("_")} - _MEMORY
-# attributes of modules and tensors whose values never change; others, such as torch.backends, read settings
+# attributes whose values never change, unlike torch.backends, which depends on global settings
 _ATTRIBUTES = {"nn", "functional", "inf", "nan", "pi", "e", "tau", *_METHODS, *_FUNCTIONS, *_DTYPES}
 _MAX_DEPTH = 8  # maximum nesting depth of functions
 _MAX_ROUTES = 32
-_MAX_ELEMENTS = 4096  # maximum size of a captured tensor, whose bytes are part of the key
+_MAX_ELEMENTS = 4096  # per captured tensor, because its bytes are part of the key
 _UNDEFINED = object()
 _SETTINGS = ("get_", "is_")  # prefixes of torch functions that read a setting
 _BLOCK_TENSORS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
@@ -47,9 +48,11 @@ Route = TypeVar("Route")
 
 
 def fingerprint(function: Any, depth: int = 0, *, tensors: bool = True) -> Hashable | None:
-    """Return a value that is equal for two functions only if their results are equal, or None if unknown.
+    """Return a value that is equal for two functions only if they compute the same results.
 
-    The values of captured tensors are part of it. tensors: whether functions that capture tensors have one.
+    It contains the elements of captured tensors. Returns None if the results may depend on other state.
+
+    tensors: if False, return None for functions that capture tensors.
 
     >>> from regard.mechanism.flex.route_cache import fingerprint
     >>> def window(size):
@@ -143,8 +146,8 @@ class RouteCache(Generic[Route]):
     def key(self, call: Any, *, tensors: bool) -> Hashable | None:
         """Return the key of a call, or None if its route must not be reused.
 
-        tensors: whether the route may be reused if its functions capture tensors. The functions of the route
-        are those of an earlier call, whose tensors may have changed since.
+        tensors: whether the route may be reused if its functions capture tensors. A reused route holds the
+        functions of an earlier call, whose captured tensors may have changed since.
         """
         query, key, _, score_mod, block_mask, scale, _ = call
         functions: list[Hashable] = []

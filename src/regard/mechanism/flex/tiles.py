@@ -23,7 +23,7 @@ from regard.mechanism.tiled import TILE
 
 
 class Functions(NamedTuple):
-    """The functions of a call, and their traces.
+    """The score_mod and mask_mod of a call, and their traces.
 
     blocks: the visible blocks; None if every query sees every key.
     """
@@ -112,7 +112,7 @@ class _FlexAttention(torch.autograd.Function):
 
 
 class _OnlyOnce(torch.autograd.Function):
-    """Make a gradient raise an error if it is differentiated. Otherwise, the second derivative would be 0."""
+    """Raise an error if a gradient is differentiated, because its derivative would silently be 0."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, *inputs: Tensor) -> Tensor:

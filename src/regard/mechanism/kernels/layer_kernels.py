@@ -1,4 +1,4 @@
-"""Kernels for layers and decoding: dropout, linear layers, the most probable tokens, and decoding steps.
+"""Kernels for layers and decoding: dropout, linear layers, top-k tokens and decoding steps.
 
 These functions do not check their arguments; the layers that call them do.
 """

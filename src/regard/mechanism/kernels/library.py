@@ -39,12 +39,12 @@ def _load() -> tuple[Any, str]:
 
 
 KERNELS, DESCRIPTION = _load()
-# The tables of kernels/abi.h; empty if the kernels are missing.
+# Numeric codes from kernels/abi.h; empty if the kernels are missing.
 SLOTS: dict[str, int] = getattr(KERNELS, "SLOTS", {})
 SCORES: dict[str, int] = getattr(KERNELS, "SCORES", {})
 NORMALIZERS: dict[str | None, int] = getattr(KERNELS, "NORMALIZERS", {})
 TYPES = {_DTYPES[name]: i for name, i in getattr(KERNELS, "TYPES", {}).items() if name in _DTYPES}
-MATCHES: int = getattr(KERNELS, "MATCHES", 0)  # number of token matches in `fused.sums`
+MATCHES: int = getattr(KERNELS, "MATCHES", 0)  # token matches per row in `fused.sums`
 
 
 def peak_flops(threads: int) -> float:

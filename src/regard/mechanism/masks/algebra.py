@@ -65,9 +65,8 @@ class MaskTerm(NamedTuple):
         return visible
 
 
-BUILT_IN: set[type] = (
-    set()
-)  # built-in masks, whose terms need no check; terms of their subclasses are checked
+# Built-in masks, whose terms are not checked. The terms of their subclasses are checked.
+BUILT_IN: set[type] = set()
 CHECKED: set[object] = set()  # `terms` methods that check the results of subclass methods
 
 

@@ -204,7 +204,7 @@ class Documents(_LengthMask):
 
 
 def _as_lengths(mask: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
-    """Copy the lengths to a regular tensor: the backward pass may need it and rejects inference tensors."""
+    """Copy the lengths to a regular tensor, because autograd cannot save inference tensors for backward."""
     inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
     with torch.inference_mode(False) if inference else nullcontext():
         try:

@@ -1,4 +1,4 @@
-"""Display weights. Only this module and `inspection/display.py` import the packages `app` and `plot`."""
+"""Display weights with `app` and `plot`, which no other module in `mechanism` may import."""
 
 import os
 from collections.abc import Sequence

@@ -16,7 +16,10 @@ from regard.mechanism.weights.tensor_like import as_slice
 
 
 def select_heads(problem: Problem, batch: Sequence[slice], heads: slice | Sequence[int]) -> Problem:
-    """Select batch entries (one slice per axis) and query heads. Each query head has a key head: r = 1."""
+    """Select batch entries (one slice per axis) and query heads.
+
+    If not all heads are selected, each selected query head gets its own key head: r = 1.
+    """
     *_, groups, per_group = problem.lead()
     indices = torch.arange(groups * per_group, device=problem["query"].device)[heads]
     all_heads = isinstance(heads, slice) and len(indices) == groups * per_group

@@ -47,10 +47,11 @@ class Reader(NamedTuple):
 
     A row is bitwise identical in every part that contains it.
 
-    The kernels sum a dot product in one of two orders: along the width if a key head has few rows (decoding),
-    otherwise term by term. For scores of 9e4 the two sums differ by 5e-3. If τ and the scores used different
-    orders, the weights would have relative errors of this size. Each part is therefore computed in the same
-    order as the full matrix. If the part has too few rows to select this order, its last row is repeated.
+    The kernels sum a dot product in one of two orders: vectorized over features if a key head has few rows
+    (decoding), otherwise feature by feature. For scores of 9e4 the two sums differ by 5e-3. If τ and the
+    scores used different orders, the weights would have relative errors of this size. Each part is therefore
+    computed in the same order as the full matrix. If the part has too few rows to select this order, its last
+    row is repeated.
 
     rows_per_key_head: number of rows per key head in the full matrix, over all query heads of the key head.
     """

@@ -26,7 +26,7 @@ from regard.mechanism.weights.index import SelectableMatrix
 from regard.mechanism.weights.lazy_matrix import Reader, kernels_support
 from regard.mechanism.weights.tensor_like import Index
 
-_BAND = 32  # number of rows; narrower bands are summed from dense weights
+_BAND = 32  # minimum number of rows per band (output row) for pooling with the kernels
 _ROUNDING = 2e-5  # accepted rounding error of a score computed by torch
 
 

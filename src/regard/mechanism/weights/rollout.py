@@ -58,9 +58,8 @@ def rollout(
                 f"between {-size} and {size - 1}."
             )
         contribution = torch.zeros(size, chosen.numel(), dtype=last.dtype, device=last.device)
-        contribution[chosen.flatten(), torch.arange(chosen.numel(), device=last.device)] = (
-            1  # one column per query
-        )
+        columns = torch.arange(chosen.numel(), device=last.device)
+        contribution[chosen.flatten(), columns] = 1
     for layer in reversed(layers):
         averaged = layer.mean("heads") if layer.has_heads else layer
         contribution = residual * contribution + (1 - residual) * (averaged.T @ contribution)

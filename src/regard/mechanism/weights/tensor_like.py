@@ -255,7 +255,7 @@ def _read_only(operation: str) -> ArgumentError:
 
 
 class SplitIndex(NamedTuple):
-    """An index as slices of the leading axes, queries and keys, and a second index to drop integer axes."""
+    """An index split into one slice per axis, and a second index that drops axes indexed by integers."""
 
     lead: tuple[slice, ...]
     rows: slice
