@@ -7,9 +7,8 @@ from regard._util.checks import check_bool, check_choice, check_int, check_numbe
 from regard.errors import ArgumentError
 from regard.models.layers.positions import Positions
 
-Activation = Literal[
-    "relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"
-]  # activations that end in "glu" or "glu_tanh" have a gate
+# "reglu", "geglu", "geglu_tanh" and "swiglu" have a gate
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"]
 Sinusoids = Literal["interleaved", "concatenated", "fairseq"]
 Norm = Literal["layer", "rms", "none"]
 Cell = Literal["lstm", "gru"]

@@ -82,7 +82,7 @@ class Packed:
         return torch.repeat_interleave(x, self.lengths, dim=0, output_size=len(self.tokens))
 
     def mask(self, within: Rule | None = None) -> Documents:
-        """Return a mask that restricts attention to the same sentence, with the rule `within` inside it."""
+        """Return a mask that restricts attention to the same sentence and applies the rule `within` in it."""
         return Documents(self.lengths, within=within)
 
     def __len__(self) -> int:
@@ -166,7 +166,7 @@ def full_lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def reversed_order(tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Return indices (b, l) that reverse each sentence but not its padding, as their own inverse."""
+    """Return indices (b, l) that reverse each sentence but not its padding. They are their own inverse."""
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
     if lengths is None:
         return positions.flip(1)

@@ -28,7 +28,7 @@ def quantize(module: Model, dtype: Precision) -> Model:
         int8 weights and one scale per output; everything else stays in float32. "bfloat16" or "float32"
         converts all parameters.
 
-    Parameters that do not change are shared with the original, which is not modified. An int8 model
+    The original is not modified. An int8 model shares its unchanged float32 parameters with the original,
     runs on the CPU, needs the compiled kernels, and cannot be trained.
 
     >>> import torch

@@ -69,7 +69,7 @@ class RecurrentEncoder(nn.Module):
         self.rnn = _rnn(cell, width, width // self.directions, layers, dropout, bidirectional)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Cells]:
-        """Return the outputs (b, s, m), 0 for padding, and the last states. Directions are concatenated."""
+        """Return outputs (b, s, m), zero for padding, and the last states. Directions are concatenated."""
         if lengths is None or lengths.is_meta or _full(x, lengths):
             x, last = run_rnn(self.rnn, x)
         else:  # the backward direction must start at the last word, not in the padding
@@ -101,7 +101,10 @@ class SourceAttention(Attends):
         self.score = score
 
     def project_source(self, source: Tensor) -> KeyValues:
-        """Project a source (b, s, m) to keys and values (b, 1, s, ·), with an additive score's key map."""
+        """Return the keys and values (b, 1, s, ·) of a source (b, s, m).
+
+        The key map of an additive score is already applied to the keys.
+        """
         value = source.unsqueeze(-3)
         key = F.linear(value, self.score.key_map) if isinstance(self.score, Additive) else value
         return KeyValues(key, value)

@@ -19,7 +19,7 @@ from regard.models.layers.dropout import eval_mode
 from regard.models.loss import IGNORE, vocabulary_loss
 from regard.models.packed import Packed, check_batch, token_mask
 
-INT8_OUTPUT = "int8_output"  # the module that replaces output_weight and output_bias: see `quantize`
+INT8_OUTPUT = "int8_output"  # name of the module that replaces output_weight and output_bias; see `quantize`
 StateType = TypeVar("StateType", bound="State")
 
 

@@ -1,7 +1,7 @@
 """Word-level language models, and the folders in which they are saved.
 
 FOLDER/config.json         format, architecture, vocabulary, and the checksum of the parameters
-FOLDER/model.safetensors   parameters, stored as float16 and converted to float32
+FOLDER/model.safetensors   parameters, stored as float16 and loaded as float32
 
 Each file is written under a temporary name and then renamed.
 """

@@ -54,7 +54,7 @@ class TransformerState(State):
         return True
 
     def record_missing_queries(self, like: Tensor) -> None:
-        """Record NaN queries, one per row of `like`, for a step whose result is not finite."""
+        """Record NaN queries, one per row of `like`, for a step that `decoder_step` did not compute."""
         if self.fast is not None and self.fast.recorded is not None:
             recorder, layer = self.fast.recorded[1], self.fast.layers[0]
             heads, width = layer.heads, layer.head_width

@@ -126,7 +126,7 @@ class PretrainedEncoder(WordEncoder):
             self.norm = config.make_norm()
             self.dropout = nn.Dropout(config.dropout)
             self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
-        if "types" in tensors:  # add them to the positions, because all tokens have type 0
+        if "types" in tensors:  # add type 0 to the positions, because all tokens have this type
             tensors["positions.vectors"] += tensors.pop("types")[0]
         self.load_state_dict(tensors, assign=True)
         self.eval()
@@ -153,7 +153,7 @@ class PretrainedEncoder(WordEncoder):
         return states
 
     def _position_ids(self, inputs: ModelInput) -> Tensor:
-        """Return position ids, which start at 0, or for RoBERTa after the padding id, skipping padding."""
+        """Return position ids. RoBERTa's start after the padding id and skip padding; others start at 0."""
         if self._pad_id is None:
             return inputs.positions
         is_token = inputs.tokens != self._pad_id

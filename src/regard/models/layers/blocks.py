@@ -122,12 +122,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
 }
-_GATES = {
-    "reglu": "relu",
-    "geglu": "gelu",
-    "geglu_tanh": "gelu_tanh",
-    "swiglu": "silu",
-}  # activation applied to the gate
+# gated activation → activation function of the gate
+_GATES = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
 
 
 class FeedForward(nn.Module):

@@ -120,7 +120,7 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _is_position_encoding(module: object) -> bool:
-    """Whether a module encodes positions in the input of the first block only, which the caller prepares."""
+    """Whether a module encodes positions only in the input of the first block, which the caller prepares."""
     from regard.models.layers.position_encoding import PositionEncoding
     from regard.models.layers.positions.rotary import RotaryPositions
 

@@ -135,7 +135,7 @@ class KVCache:
 
     def __init__(self) -> None:
         self.length = 0
-        # … k (g d + g e), with spare capacity. One tensor for keys and values: beam search copies whole rows.
+        # … k (g d + g e), with spare capacity; one tensor, because beam search copies whole rows
         self._buffer: Tensor | None = None
         self._sizes = 0, 0, 0  # g, d, e
         self._spare: Tensor | None = None  # the buffer before the last `select`, if no views of it exist
