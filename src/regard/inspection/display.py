@@ -1,4 +1,4 @@
-"""Show recordings. Only this module and `mechanism/weights/display.py` import `app`."""
+"""Display recordings with `app`, which no other module in `inspection` may import."""
 
 import os
 from pathlib import Path

@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, DTypeError
 from regard.models.layers.attention import Attends, is_cross_attention
 
 Layers = int | str | Sequence[int | str]
-_BASE_CLASSES = ("transformers.modeling_", "transformers.generation")  # modules that all models share
+_BASE_CLASSES = ("transformers.modeling_", "transformers.generation")  # Python modules that all models share
 _ATTENTION_CALLS = {"ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"}
 
 
@@ -96,7 +96,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def own_attention(model: nn.Module, is_known: Callable[[nn.Module], bool] = attends) -> list[str]:
-    """Return the names of "…Attention…" classes whose modules contain no known attention module."""
+    """Return the names of classes named like attention whose modules contain no known attention module."""
     classes = {
         type(module).__name__
         for module in model.modules()

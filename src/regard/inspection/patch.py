@@ -1,4 +1,4 @@
-"""Replace torch's SDPA with regard's, for models that call SDPA directly: diffusers, timm, own code."""
+"""Replace torch's SDPA with regard's, for models that call SDPA directly, as in diffusers and timm."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -51,7 +51,7 @@ class CallHook:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
-        # torch registers the hook before with_kwargs, so another thread may call it without kwargs
+        # torch registers the hook before its with_kwargs flag, so another thread may call it without kwargs
         observed = self.observer in THREAD.observers
         if self.observer is not None and (kwargs is not None or not observed):
             self.report(observed, args, kwargs or {})
@@ -64,8 +64,8 @@ class UnrecordedModules:
     """Finds the attention modules of a model that ran without being recorded.
 
     A module counts as attention if its class name matches `_ATTENTION_NAME` or it computes a softmax in
-    TorchScript. torch's modules are excluded, because they are always recorded and a hook would disable their
-    fast path.
+    TorchScript. Modules of torch and regard are excluded, because they are always recorded, and a hook would
+    disable the fast path of torch's modules.
     """
 
     def __init__(self, model: nn.Module, selection: LayerSelection) -> None:
@@ -85,7 +85,7 @@ class UnrecordedModules:
         self.names = {module: clean(name) for name, module in model.named_modules()}
 
     def hooks(self, observer: Any) -> list[Any]:
-        """Register hooks that notice which candidates run; return their handles."""
+        """Register hooks that record which candidates run; return their handles."""
         handles = []
         for module in self.candidates:
             if isinstance(module, torch.jit.ScriptModule):
@@ -117,7 +117,7 @@ class UnrecordedModules:
 
     @staticmethod
     def _is_recorded(name: str, names: set[str]) -> bool:
-        """Return whether a module was recorded, or one of its submodules, or a module that contains it."""
+        """Return whether a module, one of its submodules or a module that contains it was recorded."""
         if any(other == name or other.startswith(f"{name}.") or not name for other in names):
             return True
         parts = name.split(".")

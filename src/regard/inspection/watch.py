@@ -49,16 +49,14 @@ def watch(
     FlexAttention, the attention interface of Hugging Face transformers with any kernel, and attention in
     plain tensor operations: a softmax of query · keyᵀ, times values. The weights are stored as query, key and
     mask, in memory linear in the sequence length, or densely if these do not determine the weights
-    (`Seen.storage`). They are recorded before dropout (in regard's layers and
-    functions: after dropout), before layers that mix heads, and before factors that
-    make them negative. Windows of tokens (Swin, Qwen2.5-VL) become one map per image; `Seen.windows` returns
-    the weights of each window.
+    (`Seen.storage`). They are recorded before dropout (after dropout in regard's layers and functions),
+    before layers that mix heads, and before factors that make them negative. Windows of tokens (Swin,
+    Qwen2.5-VL) become one map per image; `Seen.windows` returns the weights of each window.
 
-    The model's outputs remain bit-identical. Compiled models run uncompiled inside the block and
-    return the outputs of the uncompiled model. Only calls inside the block and in the same thread are
-    recorded; a warning and `Seen.unseen` name attention that ran but was not recorded. Reading weights raises
-    an error if query or key was modified in place after the call. Modifications through `.data` are not
-    detected.
+    The model's outputs remain bit-identical. Compiled models run uncompiled inside the block and return the
+    outputs of the uncompiled model. Only calls inside the block and in the same thread are recorded; a
+    warning and `Seen.unseen` name attention that ran but was not recorded. Reading weights raises an error if
+    query or key was modified in place after the call. Modifications through `.data` are not detected.
 
     layers: record only these layers, by number (0 is the first, -1 the last), name or pattern: [0, -1],
         "decoder.*".

@@ -1,1 +1,1 @@
-"""Captured attention calls: their masks, their windows, and the steps of a generation."""
+"""Captured attention calls, their masks and windows, and the steps of `generate`."""

@@ -69,9 +69,9 @@ class Generation:
     def __init__(self) -> None:
         self.layers: dict[str, LayerSteps] = {}
         self.unreadable: dict[str, str] = {}  # layers with an unreadable call, and the reason
-        self.single_calls: list[tuple[str, CapturedCall]] = []  # calls outside the steps, as in encoders
+        self.single_calls: list[tuple[str, CapturedCall]] = []  # calls outside the steps, e.g. of an encoder
         self.inputs: list[Tensor | None] = []  # new tokens of each forward pass, b n
-        self.parents: list[Tensor | None] = []  # for each row, its row in the previous forward pass
+        self.parents: list[Tensor | None] = []  # for each row, the row of the previous pass that it continues
         self.caches: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that hold the keys of these steps
         self._next_parents: Tensor | None = None
 
@@ -214,7 +214,7 @@ class Generation:
             if tokens is None:
                 if current or len(self.inputs) < 2 or self.inputs[1] is None:
                     return last
-                histories = self.inputs[1].cpu()[:, :0]  # the sequence excludes a prompt of embeddings
+                histories = self.inputs[1].cpu()[:, :0]  # a prompt of embeddings is not in the sequence
                 continue
             if current == 0:
                 histories = tokens.cpu()

@@ -40,7 +40,7 @@ class Intervals(Mask):
         return (MaskTerm(start, stop.clamp(max=call_shape.keys)),)
 
 
-BUILT_IN.add(Intervals)  # never copied: all layers of a model share the instance
+BUILT_IN.add(Intervals)  # its terms need no validation
 
 
 _RESULTS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # mask → results, by function and arguments
@@ -207,7 +207,7 @@ class CompactMask(NamedTuple):
 
 
 def read(mask: Tensor) -> CompactMask:
-    """Compact a boolean mask, True = may attend; the result is cached.
+    """Compact a boolean mask (True = may attend). The result is cached.
 
     >>> import torch
     >>> from regard.inspection.calls.mask_reading import read

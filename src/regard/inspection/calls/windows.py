@@ -1,4 +1,4 @@
-"""Windowed attention, as in Swin: each layer as one map over all tokens of an image.
+"""Windowed attention, as in Swin, stored as one map per layer over all tokens of an image.
 
 A model with windows computes attention within each window, as a batch of small matrices. The map of the layer
 is zero for pairs of tokens in different windows, so it is block-diagonal up to the order of the tokens. It
@@ -150,7 +150,7 @@ class WindowedLayer:
         ]
 
     def _problem(self) -> Problem:
-        """Prepare the map, when it is first read."""
+        """Build the problem of the map, on first use."""
         with torch.no_grad():
             mask = Segments(*self._segments())
             if all(map(_is_dot, self.calls)) and len({_options(call) for call in self.calls}) == 1:
@@ -158,7 +158,7 @@ class WindowedLayer:
             return self._weights_problem(mask)
 
     def _dot_problem(self, mask: Mask) -> Problem:
-        """Prepare a map whose weights are computed from query and key, in the order of the tokens."""
+        """Build the problem of a map whose weights are computed from query and key, in token order."""
         call = self.calls[0]
         query = self._summed(lambda call, at: at.scatter_queries(call.query))
         key = self._summed(lambda call, at: at.scatter_keys(call.key))
@@ -166,7 +166,7 @@ class WindowedLayer:
         return lazy_problem(query, key, Call(ScaledDot(call.scale, call.softcap), mask, None, normalize))
 
     def _weights_problem(self, mask: Mask) -> Problem:
-        """Prepare a map of stored weights.
+        """Build the problem of a map with stored weights.
 
         The query is a row of weights, and the key is the one-hot vector of its index in the window, so their
         product is the weight.

@@ -13,7 +13,7 @@ from regard.inspection.editing.edges import Positions, _check, _selection
 from regard.inspection.editing.replacements import AttentionCall, Inputs, Intervention
 from regard.mechanism.masks.algebra import broadcasts
 
-_ROUNDING = 1e-6  # weight that masked keys may have
+_ROUNDING = 1e-6  # keys with at most this total weight are treated as masked
 
 
 class _CapturedHeads(NamedTuple):
@@ -137,7 +137,7 @@ class Patch(Intervention):
         after = known - before - keys
         if before == after == first_row == 0 and inputs.query.shape[-2] == queries:
             return captured.call.recompute(value=value)[..., captured.heads, :, :]
-        # the captured text may be longer: a step of generate has one query, and the keys up to it
+        # the captured call may cover more positions: a step of generate has one query and the keys up to it
         if before >= 0 and after >= 0:
             weights = captured.call.lazy_weights().rows(slice(first_row, first_row + queries))
             outside = value.new_ones(known, 1)

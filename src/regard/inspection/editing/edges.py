@@ -44,7 +44,7 @@ class Block(_EdgeIntervention):
     """Attention knockout: hide keys from queries; the weights of the other keys grow accordingly.
 
     Sets the scores of these query-key pairs to −inf before the softmax (Geva et al. 2023). The pairs are
-    stored as a mask, in linear memory. A query whose keys are all hidden outputs zero.
+    stored as a mask, in linear memory. If all keys of a query are hidden, its output is zero.
 
     queries, keys: positions in the sequence: a number, a list, a range, or a slice such as slice(40, None).
         None: all positions.
@@ -92,8 +92,8 @@ class ZeroValues(_EdgeIntervention):
 class HiddenEdges(Mask):
     """A mask that hides some keys from some query rows of some heads, in linear memory.
 
-    All arguments are boolean. heads: the affected heads, (h, 1, 1); None for all. rows: the affected queries,
-    (q,). visible: the keys that these queries may still read, (k,).
+    All arguments are boolean tensors. heads: the affected heads, (h, 1, 1); None for all. rows: the affected
+    queries, (q,). visible: the keys that these queries may still read, (k,).
 
     >>> import torch
     >>> from regard.inspection.editing.edges import HiddenEdges

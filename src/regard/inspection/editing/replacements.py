@@ -35,7 +35,8 @@ class AttentionCall:
     """One attention call: output (…, h, q, e), value (…, g, k, e), and a function that returns its inputs.
 
     layer: name of the layer. first_query, first_key: positions of the first query and key in the sequence;
-    not 0 while a model generates with a cache. hidden: the query-key pairs that outer edits hide, or None.
+    nonzero while a model generates with a cache. hidden: a mask that hides the query-key pairs blocked by
+    outer edits, or None.
     """
 
     output: Tensor
@@ -61,7 +62,7 @@ class AttentionCall:
         return self.lazy_weights().dense()
 
     def lazy_weights(self) -> Weights:
-        """Return the weights, (…, h, q, k), without computing them."""
+        """Return the lazy weights, (…, h, q, k)."""
         inputs = self.inputs()
         return attend(*inputs[:3], **self._options(inputs))[1]
 
@@ -80,7 +81,7 @@ class AttentionCall:
 
 
 class Intervention(ABC):
-    """Base class of interventions for `edit`: computes the new output of the selected heads.
+    """Base class for interventions. Subclasses compute the new output of the heads selected by `edit`.
 
     >>> import torch, regard
     >>> class Half(regard.inspection.editing.replacements.Intervention):

@@ -42,7 +42,7 @@ from regard.mechanism.sdpa import SDPACall
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import Attends, is_cross_attention
 
-_HIDES = -1e4  # masks add this or less; position biases are smaller
+_HIDES = -1e4  # biases of at most this value hide keys; position biases have a smaller magnitude
 
 
 class Edit(NamedTuple):
@@ -110,13 +110,13 @@ def _apply(
     _THREAD.edited.add(module)
     call = AttentionCall(output, value, inputs, edits[0].layer, *positions)
     with _inside(), inside_attention():  # calls made by interventions are neither edited nor recorded
-        for edit in edits:  # the innermost block last
+        for edit in edits:  # the innermost block is applied last
             call = intervene(call, edit.heads, edit.intervention)
     return call.output
 
 
 def _self_positions(query: Tensor, key: Tensor, length: int | None = None) -> tuple[int, int]:
-    """Return the positions of the first query and key. length: token count of a cache, if it has one."""
+    """Return the positions of the first query and key. length: number of tokens in the cache, if any."""
     queries, keys = query.shape[-2], key.shape[-2]
     length = max(keys, queries) if length is None else length
     _THREAD.positions = length - queries, queries
@@ -385,7 +385,7 @@ def _slow_path(original: Function) -> Function:
 
 
 def _fast_path_enabled(original: Function) -> Function:
-    """Report the fast path as disabled in this thread only."""
+    """Report the fast path as disabled while this thread edits a torch layer."""
 
     def get_fastpath_enabled() -> bool:
         if torch.compiler.is_compiling():

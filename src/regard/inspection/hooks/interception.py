@@ -54,7 +54,7 @@ class Observer(Protocol):
         """Called when an attention call of one of the modules cannot be read."""
 
     def on_softmax(self, module: nn.Module, pools: bool) -> None:
-        """Called when one of the modules has computed a softmax that is not followed.
+        """Called when one of the modules has computed a softmax that cannot be traced to attention.
 
         pools: whether the output of the softmax was multiplied by activations.
         """
@@ -389,7 +389,7 @@ def _enter_tracer() -> None:
     if THREAD.tracer is None:
         THREAD.tracer = Tracer()
         overrides._push_mode(THREAD.tracer)
-        OBSERVER.functions = (*OBSERVER.functions, run_observed)  # after those of edits
+        OBSERVER.functions = (*OBSERVER.functions, run_observed)  # edits come first
 
 
 def _update_tokens() -> None:

@@ -33,7 +33,7 @@ def capture_sdpa(output: Tensor, *args: Any, **kwargs: Any) -> CapturedCall | No
 
 
 def _capture_nested(call: SDPACall, output: Tensor) -> CapturedCall:
-    """Pad nested queries and keys (b, h, n, d), whose lengths n differ; padded rows have no weights."""
+    """Pad nested queries and keys (b, h, n, d), whose lengths n differ. Padded queries have zero weights."""
     query, query_lengths = _padded(call.query)
     key, key_lengths = _padded(call.key)
     rows = torch.arange(query.shape[-2], device=query.device)[:, None]

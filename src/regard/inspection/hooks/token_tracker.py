@@ -1,8 +1,8 @@
 """Follow tokens through a model that divides them into windows, to find the position of each query and key.
 
 Each tensor of activations has an index: a tensor of the same shape that holds the number of the token to
-which each activation belongs. A convolution, an embedding, a linear layer or a norm numbers the
-tokens of its output if they have no index. Operations that rearrange a tensor (view, permute, roll, pad, …)
+which each activation belongs. Convolutions and embeddings number the tokens of their output, and so do linear
+layers and norms if their input has no index. Operations that rearrange a tensor (view, permute, roll, pad, …)
 are repeated on its index. Functions that act on each token separately keep the index, and the output of
 attention takes the index of the query. The output of any other operation has no index.
 """
@@ -195,7 +195,7 @@ def _joined(tracker: TokenTracker, func: Any, args: Any, kwargs: Any, output: Te
 
 
 def rule_table(*rows: tuple[str, RuleType]) -> dict[str, RuleType]:
-    """Return the rule of each function and of its in-place version. rows: names and a rule."""
+    """Return the rule of each function and of its in-place version. rows: function names and their rule."""
     rules = {name: rule for names, rule in rows for name in names.split()}
     return rules | {f"{name}_": rule for name, rule in rules.items() if not name.startswith("__")}
 

@@ -1,4 +1,4 @@
-"""Capture attention in regard's layers and in torch's: `nn.MultiheadAttention`, fast encoder layers."""
+"""Capture attention in regard's layers, `nn.MultiheadAttention` and torch's Transformer encoder layers."""
 
 import inspect
 from collections.abc import Iterable

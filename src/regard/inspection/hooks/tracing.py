@@ -1,9 +1,9 @@
-"""Follow the torch functions that a watched model calls, to see attention that no other hook reports.
+"""Follow the torch functions that a watched model calls, to find attention that no other hook reports.
 
 `Tracer` is a TorchFunctionMode: it sees every call to a torch function in its thread, under whatever name
-the function was imported. It reports SDPA, FlexAttention and attention in plain tensor operations
-(`handwritten`). The weights of the latter are lazy if query, key and masks reproduce them on a few rows, and
-dense otherwise. The functions run unchanged.
+the function was imported. It reports calls to torch's attention functions, and attention in plain tensor
+operations (`handwritten`). The weights of the latter are lazy if query, key and masks reproduce them on a few
+rows, and dense otherwise. The functions run unchanged.
 """
 
 import math
@@ -170,7 +170,7 @@ def head_count(module: nn.Module) -> int | None:
 
 
 def checked_heads(node: Softmaxed, heads: int | None) -> Softmaxed:
-    """Assume b·h instead of h·b if the module has another number of heads."""
+    """Assume that the first axis is b·h, not h·b, if the module has a different number of heads."""
     first = node.heads_first
     return node if first is None or first.agrees_with(heads) else replace(node, heads_first=None)
 
@@ -178,8 +178,8 @@ def checked_heads(node: Softmaxed, heads: int | None) -> Softmaxed:
 def head_order(lead: Sequence[int], heads: int | None, hint: int | None = None) -> list[int] | None:
     """Return the order of leading axes that puts the heads last; None if they are last or unknown.
 
-    If several axes have this size, `hint` selects one of them. Without a hint, the last one is used, because
-    the batch usually comes first.
+    If several axes have size `heads`, `hint` selects one of them. Without a hint, the last one is used,
+    because the batch usually comes first.
 
     >>> from regard.inspection.hooks.tracing import head_order
     >>> head_order((4, 2, 3), 4), head_order((2, 4), 4), head_order((4, 4, 2), 4), head_order((4, 4), 4, 0)

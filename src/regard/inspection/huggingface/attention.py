@@ -1,4 +1,4 @@
-"""The attention implementation "regard" of transformers, and the functions that run models on it."""
+"""The attention implementation "regard" for transformers, and the functions that run models on it."""
 
 import math
 import weakref
@@ -32,7 +32,7 @@ from regard.models.layers.dropout import eval_mode
 NAME = "regard"
 _CAUSAL, _SOFTMAX = Causal(align="start"), Softmax()
 _cached_score = lru_cache(maxsize=256)(ScaledDot)
-_COLLECTOR: Any = None  # transformers' context variable: the outputs collected by the running model
+_COLLECTOR: Any = None  # transformers' context variable for the outputs that the running model collects
 
 
 @hint_arguments
@@ -342,7 +342,7 @@ def _is_overwritten(key: Tensor | Quantized, query: Tensor) -> bool:
 
 
 def _needs_weights(options: dict[str, Any]) -> bool:
-    """Return whether the model was called with output_attentions=True, even if the layers do not see it."""
+    """Return whether the model was called with output_attentions=True, even if it is not passed to layers."""
     if options.get("output_attentions"):
         return True
     collected = None if _COLLECTOR is None else _COLLECTOR.get()

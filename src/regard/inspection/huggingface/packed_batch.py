@@ -79,7 +79,7 @@ class Packing:
         batch, length = self.shape
         padded = x.new_zeros(batch * length, *x.shape[2:]).index_copy(0, self.index, x[0])
         padded = padded.unflatten(0, (batch, length))
-        # inference tensors have no version, so a change in place would go unnoticed
+        # inference tensors have no version counter, so an in-place change would go unnoticed
         self._last = None if padded.is_inference() else (padded, padded._version, x)
         return padded
 

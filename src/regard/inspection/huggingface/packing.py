@@ -2,7 +2,7 @@
 
 Each layer of a packed model receives the tokens of all sequences in a batch as one sequence of length
 Σ lengths, and attends with a `Documents` mask. Its output is padded again, so that the rest of the model,
-such as a pooling layer, works unchanged. The time depends on the number of real tokens only.
+such as a pooling layer, works unchanged. The time depends only on the number of real tokens.
 """
 
 import inspect
@@ -164,7 +164,7 @@ def _layers(
 
 
 def _is_group(module: nn.Module) -> bool:
-    """Return whether a module only contains a list of layers, as in Albert."""
+    """Return whether a module contains only a list of layers, as in Albert."""
     children = list(module.children())
     return len(children) == 1 and isinstance(children[0], nn.ModuleList)
 
@@ -280,7 +280,7 @@ def _packing(model: nn.Module, values: dict[str, Any]) -> Packing | None:
 
 
 def _has_gaps(visible: Tensor) -> bool:
-    """Return whether padding lies between tokens (b, n): packing would change distances in a window."""
+    """Return whether a mask (b, n) has padding between tokens. Packing would change distances in a window."""
     starts = visible[:, 1:] & ~visible[:, :-1]
     return bool((starts.sum(-1) + visible[:, 0] > 1).any())
 

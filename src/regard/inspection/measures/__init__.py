@@ -1,1 +1,1 @@
-"""Measures of what attention contributes: norms, gradients, spans, scores of keys, value zeroing."""
+"""Measures of attention: head statistics, norms, gradients, spans, key scores and value zeroing."""

@@ -1,4 +1,4 @@
-"""Gradients of attention weights as lazy matrices of low rank, dA = dO · Vᵀ; no kernel returns them."""
+"""Gradients of attention weights, dA = dO · Vᵀ, as lazy low-rank matrices."""
 
 from collections.abc import Sequence
 

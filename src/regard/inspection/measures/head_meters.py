@@ -18,11 +18,11 @@ STREAMING = (4, 64)  # number of first and of most recent keys that a streaming 
 MATCHES = ("duplicate", "induction", "copying")
 _NO_TOKEN = -2  # a rank that no token has
 
-Measured = dict[str, tuple[Tensor, Tensor]]  # by measure: its sum and row count in a block, both … h
+Measured = dict[str, tuple[Tensor, Tensor]]  # measure → sum over a block and number of rows, both (…, h)
 
 
 class BlockMeter:
-    """Measures the blocks of a matrix."""
+    """Computes head measures from blocks of a weight matrix."""
 
     def __init__(self, weights: Weights | Tensor, cross: bool, ids: Tensor | None) -> None:
         self.weights, self.cross, self.ids = weights, cross, ids
@@ -61,7 +61,7 @@ class BlockMeter:
 
     @property
     def radius(self) -> float:
-        """Distance from the diagonal that counts as near."""
+        """Maximum distance from the diagonal that counts as near."""
         return max(1.0, 0.1 * self.keys)
 
     @property
@@ -114,9 +114,8 @@ class BlockMeter:
             if term.start is None or term.stop is None:
                 return zero
             cut = tuple(i if n > 1 else slice(None) for i, n in zip(at.lead, term.start.shape, strict=False))
-            start, stop = torch.broadcast_tensors(
-                term.start.clamp(min=0), term.stop
-            )  # the intervals of sliding windows start before 0
+            # the intervals of sliding windows start before 0
+            start, stop = torch.broadcast_tensors(term.start.clamp(min=0), term.stop)
             start = torch.where(start < stop, start, 2**40)[cut if start.shape == term.start.shape else ...]
             starts.append(start.amin(-2, keepdim=True))
         first = starts[0] if starts else zero

@@ -10,7 +10,7 @@ Self-attention has these measures:
 previous, same, next: mean weight on the previous, same and next token.
 distance: mean distance in tokens.
 
-Given token ids, self-attention also has these measures, over the rows that have such a key:
+Given token ids, self-attention also has these measures:
 duplicate: mean weight on earlier occurrences of the query's token (Wang et al. 2023, duplicate token heads).
 induction: mean weight on the tokens after earlier occurrences (Olsson et al. 2022).
 copying: mean weight on earlier occurrences of the token that follows the query: the token to copy.
@@ -23,7 +23,8 @@ Cross-attention has these measures:
 distance: mean distance from the diagonal, which maps the queries linearly to the keys.
 diagonal: mean weight within 10% of the keys on either side of the diagonal.
 
-Means are over the nonzero rows that have such a key; NaN if there are none.
+Means and fractions are over the nonzero rows for which the measured key exists; they are NaN if there are
+none.
 """
 
 import math

@@ -31,7 +31,7 @@ _TOTALS = ("total", "entropy", "distance", "largest")  # the first columns of `f
 
 
 class KernelMeter:
-    """Measures lazy weights with the kernels."""
+    """Computes head measures of lazy weights with the kernels."""
 
     def __init__(self, meter: BlockMeter, weights: Weights) -> None:
         self.meter, self.weights = meter, weights

@@ -1,4 +1,4 @@
-"""Lazy matrices (…, q, k) that are products of attention weights and matrices of low rank.
+"""Lazy low-rank matrices (…, q, k), and their elementwise products with attention weights.
 
     LowRank         left · rightᵀ                     such as the gradient of the weights, dO · Vᵀ
     WeightProduct   weights ∘ (left · rightᵀ)         such as norms (rank 1) and gradient × weight

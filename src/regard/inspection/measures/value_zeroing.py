@@ -99,10 +99,10 @@ class _Sizes(Intervention):
 
 
 def _block(model: nn.Module, name: str) -> nn.Module:
-    """Return the layer that contains an attention module: the innermost element of a list of equal layers.
+    """Return the layer that contains an attention module: the innermost item of a list of layers.
 
-    The parts of one layer may form a list too (T5: self-attention, cross-attention, feed-forward network);
-    unlike layers, they are of different classes.
+    All items of such a list have the same class. The parts of one layer may form a list too, but their
+    classes differ (T5: self-attention, cross-attention, feed-forward network).
     """
     parts = name.split(".")
     numbered = [".".join(parts[: i + 1]) for i in reversed(range(len(parts))) if parts[i].isdigit()]

@@ -1,1 +1,1 @@
-"""Recordings of `watch`, their layers, their texts and their files."""
+"""Recordings made by `watch`: layers, texts and files."""

@@ -157,7 +157,7 @@ class RecordedLayers(Mapping[str, Weights]):
         return self.kind(name) == "self" and is_causal(self[name])
 
     def storage(self, name: str | int) -> Literal["lazy", "dense"]:
-        """Return how a layer is stored: "lazy" as query and key, "dense" as a matrix of weights.
+        """Return "lazy" if a layer is stored as query and key, or "dense" if it is stored as a weight matrix.
 
         Layers are dense if their weights cannot be computed from query, key and masks alone.
 

@@ -11,7 +11,7 @@ from regard.errors import ArgumentError
 
 
 class CallTokens(NamedTuple):
-    """The token ids of one call, each (b, n): the source or only text, and the decoder's input, `target`."""
+    """The token ids of one call, each (b, n): the model's input, and the decoder's input, if separate."""
 
     source: Tensor | None
     target: Tensor | None = None

@@ -1,6 +1,6 @@
-"""Values whose heads are merged before the batch, (h·b, n, e), as in the Set Transformer (Lee et al. 2019).
+"""Values with a merged axis h·b instead of b·h, (h·b, n, e), as in the Set Transformer (Lee et al. 2019).
 
-Most models merge batch and heads as b·h. Shapes alone do not tell the two apart.
+Most models merge batch and heads as b·h. The shape alone does not distinguish the two orders.
 """
 
 from collections.abc import Iterable
@@ -12,18 +12,18 @@ MERGING = ("cat", "concat", "reshape", "view", "flatten")
 
 
 class MergedHeads(NamedTuple):
-    """The number of heads in an axis h·b; not certain if the axis may also be b·h, with h as batch size."""
+    """The number of heads in a merged axis h·b. `certain` is False if the axis may also be b·h."""
 
     heads: int
     certain: bool
 
     def agrees_with(self, heads: int | None) -> bool:
-        """Return whether the heads are first in a module with this number of heads; None if it is unknown."""
+        """Return whether the order is h·b. heads: the module's number of heads; None if unknown."""
         return self.certain if heads is None else heads == self.heads
 
 
 def merged_heads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> MergedHeads | None:
-    """Return the heads of an output (h·b, n, e), or None if the function does not create one.
+    """Return the heads of an output (h·b, n, e), or None if the function does not merge heads.
 
     >>> import torch
     >>> from regard.inspection.hooks.handwritten.merged_heads import merged_heads

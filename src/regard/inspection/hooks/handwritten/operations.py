@@ -10,7 +10,7 @@ from regard.inspection.hooks.handwritten.scores import Scores
 from regard.inspection.hooks.token_tracker import Tokens
 from regard.mechanism.torch_state import transformed
 
-UNKNOWN = "unknown"  # node of scores computed by operations that are not followed
+UNKNOWN = "unknown"  # node of scores that were computed by operations without a rule
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Softmaxed:
         return [self.weights, self.origin]
 
     def unchanged(self) -> "Softmaxed":
-        """Return the output of the softmax."""
+        """Return a node for the original output of the softmax."""
         if self.origin is None:
             return replace(self, order="other")
         return replace(self, scores=None, weights=self.origin, order="other", origin=None)
@@ -58,7 +58,7 @@ class SoftmaxedAxis:
 class Exponentials:
     """exp(scores), whose rows are not normalized yet, or log softmax(scores), whose exponentials are weights.
 
-    scores: None if they are computed by operations that are not followed.
+    scores: None if they were computed by operations without a rule.
     """
 
     scores: Scores | None
@@ -92,7 +92,7 @@ class Operation:
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
     def unfollowed(self) -> Node | None:
-        """Return the node for the output of an operation that is not followed."""
+        """Return the node for the output of an operation without a rule."""
         softmaxed = [node for node in self.nodes if isinstance(node, Softmaxed)]
         if not softmaxed:
             return UNKNOWN

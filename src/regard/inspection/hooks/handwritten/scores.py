@@ -23,7 +23,7 @@ Axes = tuple[int, ...]
 
 
 class Term(NamedTuple):
-    """A tensor added to the scores, times `factor`; or a mask whose True entries are replaced by `fill`."""
+    """A tensor that is added to the scores, times `factor`; or a mask of the scores that `fill` replaces."""
 
     tensor: Tensor
     factor: float = 1.0
@@ -34,8 +34,9 @@ class Term(NamedTuple):
 class Scores:
     """Scores (*lead, q, k): query (*frame, q, d) · key (*frame, k, d), with scale, softcap and terms.
 
-    frame: the finest leading axes so far, such as (b, h). lead: the current ones, possibly merged: (b·h,).
-    capped: c · tanh(x · scale) has been applied to the product, where c is `softcap`.
+    frame: the leading axes before any of them were merged, such as (b, h). lead: the current leading axes,
+    such as (b·h,).
+    softcap: if not None, the scores are softcap · tanh(scale · product).
     sources: the operands of the product, with the version counters they had when it was computed.
     tokens: the tokens of the queries and keys in each window, if they are known.
     head_axis: the leading axis that lies next to the features in the memory of the query, as heads do.
@@ -68,7 +69,7 @@ class Scores:
 
     @property
     def is_current(self) -> bool:
-        """Whether query and key have not been modified since their product was computed."""
+        """Whether query and key are unmodified since their product was computed."""
         return all(_version(x) == version for x, version in self.sources)
 
     def scaled(self, factor: float | Tensor) -> "Scores | None":
