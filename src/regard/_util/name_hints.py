@@ -119,7 +119,7 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
             "seen[layer].heads(head)",
         ),
         **dict.fromkeys(("to_dataframe", "to_df", "to_pandas", "summary", "stats"), "seen.heads()"),
-        **dict.fromkeys(("cpu", "cuda", "to"), "seen[0].to(device), one layer at a time"),
+        **dict.fromkeys(("cpu", "cuda"), "seen.to(device)"),
         "hidden_states": "the model's output_hidden_states=True: watch records only attention",
         "mean": 'seen[0].mean("heads"), one layer at a time',
         "topk": "seen[0].topk(k), one layer at a time",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SMOOTHING = 25  # the training loss is averaged over 1/25 of the curve
+SMOOTHING = 25  # the training loss is smoothed over 1/25 of the curve
 
 Log = str | os.PathLike[str] | Sequence[LogRow]
 

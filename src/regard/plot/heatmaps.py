@@ -79,10 +79,10 @@ def heatmap(
         colors for signed values are used.
     log: logarithmic color scale, down to 1/10,000 of the largest weight.
 
-    Large matrices are drawn as block means; lazy weights are never made dense. The smallest weights are close
-    to the background color, light or dark. For signed values, 0 has the background color; negative values are
-    orange and positive values blue. Tokens that do not fit are omitted; zooming in shows them. To add a color
-    bar, call `figure.colorbar(image)`.
+    Large matrices are drawn as block means, in linear memory if the weights are lazy. The smallest weights
+    are close to the background color, light or dark. For signed values, 0 has the background color; negative
+    values are orange and positive values blue. Tokens that do not fit are omitted; zooming in shows them. To
+    add a color bar, call `figure.colorbar(image)`.
 
     >>> import matplotlib.pyplot as plt, torch, regard
     >>> from regard.plot.heatmaps import heatmap

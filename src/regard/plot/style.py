@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg", ".pdf")
 DPI = 150  # resolution of PNG files
 # Weights: shades of blue whose lightness changes evenly from the background to its opposite, so color-blind
-# readers can distinguish them. The page uses the same colors.
+# readers can distinguish them. The interactive view uses the same colors.
 ON_LIGHT = ("#f7fbfd", "#bedef8", "#86c0ef", "#4e9edb", "#1b77b5", "#07517f", "#002e4d")
 ON_DARK = ("#0f1820", "#11334c", "#17517a", "#2574ac", "#4c9cd9", "#91c8f4", "#def1ff")
 # Signed values: 0 has the background color, negative values are orange, positive values blue
 SIGNED_ON_LIGHT = ("#6b2a00", "#b8560f", "#e8a465", "#f7fbfd", "#93bedd", "#3a80b8", "#0a3a66")
 SIGNED_ON_DARK = ("#ffc48f", "#d07a30", "#7a3f10", "#0f1418", "#1b4a70", "#4590c8", "#a9daff")
-MARKERS = "osD^vP*X"  # distinguish lines without color
+MARKERS = "osD^vP*X"  # so lines differ in more than their color
 MAX_TOKEN_LENGTH = 20  # maximum number of characters in a label
 POINTS_PER_INCH = 72
 _HINTING = 1.1  # factor by which hinting may widen text
@@ -95,7 +95,7 @@ class Theme(NamedTuple):
         return self.background < self.text
 
 
-# Okabe and Ito 2008: distinct for color-blind readers; black on white becomes white on black
+# Okabe and Ito 2008: color-blind readers can distinguish these colors
 _OKABE_ITO = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #999933"
 _BLUE, _ORANGE, _GREEN, _PINK, _AMBER, _SKY, _OLIVE = _OKABE_ITO.split()
 LIGHT = Theme(
@@ -322,7 +322,7 @@ def line_style(number: int, theme: Theme) -> dict[str, Any]:
 
 
 def style_axes(axes: "Axes") -> None:
-    """Add a faint grid, and remove the frame."""
+    """Add a faint grid, and remove the top and right spines."""
     axes.grid(True, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

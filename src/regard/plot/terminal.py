@@ -60,7 +60,7 @@ def draw_alignment(alignment: AlignmentLike, console: "Console | None" = None) -
 def alignment_lines(alignment: AlignmentLike, *, width: int = 80, shades: str = SHADES) -> list[str]:
     """Return an alignment as lines of text without color, at most `width` columns wide.
 
-    Source words are written vertically above their columns; columns that do not fit follow below. Each row
+    Source words are written vertically above their columns; columns that do not fit continue below. Each row
     ends with the source word that has the largest weight, if there is room.
 
     >>> import torch
