@@ -78,7 +78,7 @@ class LayerView:
     queries: int = 0
     keys: int = 0
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
-    _selections: dict[Any, Weights] = field(default_factory=dict, repr=False)  # by heads, each with its τ
+    _selections: dict[Any, Weights] = field(default_factory=dict, repr=False)  # weights by head numbers
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(LayerKind):
@@ -159,7 +159,7 @@ class LayerView:
         heads: Sequence[int] | None = None,
         mean: bool = False,
     ) -> Floats:
-        """Return at most height × width block means of part of the matrix, per head or for their mean."""
+        """Pool part of the matrix to at most height × width block means, per head or for their mean."""
         weights = self.select_heads(heads)
         if isinstance(weights, Tensor):
             count = int(weights.shape[-3]) if has_heads(weights) else 1
@@ -176,7 +176,7 @@ class LayerView:
 
 @dataclass(frozen=True, eq=False)
 class InputView:
-    """One input of a model: its texts, and the layers between them.
+    """One input of a model: its texts, and the attention layers between them.
 
     >>> import torch
     >>> from regard.app.view_model import InputView, LayerView, TextView

@@ -51,7 +51,7 @@ class Quantized:
     def __post_init__(self) -> None:
         for name, tensor in (("values", self.values), ("scale", self.scale)):
             if not isinstance(tensor, Tensor):
-                raise DTypeError(f"Quantized got {name} of type {type_name(tensor)}; pass a tensor.")
+                raise DTypeError(f"Quantized got {name} of type {type(tensor).__name__}; pass a tensor.")
             check_dense(name, tensor)
         expected = _scale_dtype(self.dtype)
         if self.values.dtype is not torch.int8 or self.scale.dtype is not expected:

@@ -91,7 +91,7 @@ def check_softcap(what: str, softcap: float | None) -> None:
     """Raise unless softcap is positive, inf or None."""
     if softcap is not None and not (isinstance(softcap, float) and softcap == math.inf):
         check_number(what, softcap, above=0, cure="Use None for no cap.")
-        check_number(what, softcap, min=1e-30, below=1e31, cure="Use None for no cap.")  # float32 range
+        check_number(what, softcap, min=1e-30, below=1e31, cure="Use None for no cap.")  # fits in float32
 
 
 def _map_finite_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ class Gaussian(Score):
 
     def __post_init__(self) -> None:
         check_number("Gaussian got sigma", self.sigma, above=0)
-        check_number("Gaussian got sigma", self.sigma, min=1e-15, below=1e16)  # 1 / σ² in float32
+        check_number("Gaussian got sigma", self.sigma, min=1e-15, below=1e16)  # 1 / σ² fits in float32
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _same_width(query, key)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError
 from regard.inspection.editing.replacements import AttentionCall, Intervention
 from regard.mechanism.masks.algebra import BUILT_IN, CallShape, Mask, MaskTerm
@@ -171,7 +170,7 @@ def _check(name: str, *arguments: Positions) -> None:
         for number in numbers:
             if isinstance(number, bool) or not isinstance(number, int):
                 raise DTypeError(
-                    f"{name} got the position {number!r} of type {type_name(number)}; pass integers, a "
+                    f"{name} got the position {number!r} of type {type(number).__name__}; pass integers, a "
                     "slice, or None for all positions."
                 )
             if number < 0:

@@ -393,7 +393,7 @@ def _enter_tracer() -> None:
 
 
 def _update_tokens() -> None:
-    """Follow the tokens if a model with windows is observed."""
+    """Track tokens while a model with windows is observed."""
     from regard.inspection.hooks.token_tracker import TokenTracker
 
     needed = any(observer.has_windows for observer in THREAD.observers)

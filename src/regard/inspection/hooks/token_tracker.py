@@ -50,7 +50,7 @@ class TokenTracker:
         self._numberings = 0
 
     def follow(self, name: str, func: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Set the tokens of a function's output."""
+        """Determine the tokens of a function's output."""
         rule = _RULES.get(name)
         if rule is None:
             return

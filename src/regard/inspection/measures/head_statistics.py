@@ -118,7 +118,7 @@ def head_statistics(
 def _statistics(
     sums: dict[str, Tensor], counts: dict[str, Tensor], heads: int, keys: int, cross: bool
 ) -> list[HeadStatistics]:
-    """Divide the sums by the counts, over the batch, and label the heads."""
+    """Sum over the batch, divide the sums by the counts, and label the heads."""
     if not counts or not bool(counts["entropy"].any()):  # everything is masked
         return [HeadStatistics("mixed", {})] * heads
     means = {

@@ -22,7 +22,7 @@ _MAX_BYTES = 2**28  # maximum size of the description
 
 
 def save(seen: Seen, folder: str | os.PathLike[str]) -> Path:
-    """Write a recording. The description is written last, so an interrupted save is not a valid recording."""
+    """Write a recording. The description comes last, so an interrupted save leaves no valid recording."""
     home = Path(folder)
     if home.exists() and (not home.is_dir() or (any(home.iterdir()) and not (home / _DESCRIPTION).exists())):
         raise ArgumentError(f"{os.fspath(folder)!r} exists and is not a recording. Choose a new folder.")

@@ -22,7 +22,10 @@ _CHUNK = 2**20  # number of query-key pairs evaluated at a time
 
 
 class Blocks(NamedTuple):
-    """The kind of each block, (b, h, query blocks, key blocks), and the block size."""
+    """The kind of each block (skipped, partial or full) and the block size.
+
+    kinds: (b, h, query blocks, key blocks).
+    """
 
     kinds: Tensor
     rows: int

@@ -29,7 +29,7 @@ from regard.inspection.hooks.token_tracker import TokenTracker, tensors
 
 
 class Chains:
-    """Follows the chains in one thread.
+    """Tracks the attention chains of one thread, from query · keyᵀ to weights · value.
 
     on_attention: called with each product of weights and values; returns the output to use.
     on_softmax: called with False after a softmax outside of a chain, and with True if its output is used for
@@ -48,7 +48,7 @@ class Chains:
         self.tokens: TokenTracker | None = None  # set while a model with windows is observed
 
     def call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call a torch function, follow it, and return its output."""
+        """Call a torch function, set the node of its output, and return the output."""
         output = self._call(name, func, args, kwargs)
         if name in MERGING:
             heads = merged_heads(name, args, kwargs, output)
@@ -105,7 +105,7 @@ class Chains:
         return operation.output
 
     def _follow_pooling(self, rule: Rule, operands: list[Tensor], output: Any) -> None:
-        """Follow the output of a softmax outside of chains to a product."""
+        """Detect pooling: a product with the output of a softmax that is not part of a chain."""
         assert self._on_softmax is not None
         if not any(operand in self._softmaxes for operand in operands):
             return
