@@ -52,8 +52,8 @@ struct Gradients {
   }
 
   static void see(const Sums& sums, int64_t rows, int64_t width, Finite& finite) {
-    for (int64_t i = 0; sums.at && i < rows; ++i)
-      for (int64_t t = 0; t < width; t += W) finite.see(load(sums.at + i * sums.row + t));
+    if (sums.at && sums.row == width) return finite.see(sums.at, rows * width);
+    for (int64_t i = 0; sums.at && i < rows; ++i) finite.see(sums.at + i * sums.row, width);
   }
 
   static void clear(const Sums& sums, int64_t rows, int64_t width) {
@@ -64,33 +64,51 @@ struct Gradients {
 // Per-row data of a block for the backward pass: dO as rows and as columns, queries, dQ, τ and c.
 struct BackwardRows {
   const Block& b;
-  int64_t width, stride;     // value width, and padded value width
-  float *rows, *columns;     // dO: [lane][stride], [t][lane]
-  float* queries = nullptr;  // query · scale: [lane][padded width]
-  float* sums = nullptr;     // dQ / scale: [lane][padded width]
+  int64_t width, stride;  // value width, and padded value width
+  Rows rows, queries{};   // dO, query
+  float* columns;         // dO: [t][lane]
+  // dQ; dot scores write to the gradient itself if they can, and `begun` is false until the first keys are added
+  float* sums = nullptr;
+  ptrdiff_t sums_step = 0;
+  bool in_place = false, begun = false;
   Tau tau;
   PerLane c;
 
   explicit BackwardRows(const Block& b) : b(b), width(b.p.value_width), stride(padded(b.p.value_width)) {
     const Problem& p = b.p;
-    const int64_t offset = p.offset_of(p.grad, b.unit), wide = padded(p.width);
-    rows = arena.take(b.count * stride);
-    for (int i = 0; i < b.count; ++i) stage_row(rows + i * stride, p.grad, b.at(p.grad, offset, i), width, stride);
+    const int64_t wide = padded(p.width);
+    rows = rows_of_block(p.grad, p.offset_of(p.grad, b.unit), width);
     columns = arena.take(width * b.lanes);
-    to_columns(columns, b.lanes, b.count, width, 1.0f, [&](int lane) { return rows + lane * stride; });
-    if (p.d_key || p.family != Family::dot) {
-      const float scale = p.family == Family::dot ? p.scale : 1.0f;
-      queries = arena.take(b.count * wide);
-      for (int i = 0; i < b.count; ++i) {
-        stage_row(queries + i * wide, p.query, b.at(p.query, b.query_at, i), p.width, wide);
-        for (int64_t t = 0; t < wide; t += W) store(queries + i * wide + t, load(queries + i * wide + t) * scale);
-      }
-    }
+    to_columns(columns, b.lanes, b.count, width, 1.0f, [&](int lane) { return rows.at + lane * rows.step; });
+    if (p.d_key || p.family != Family::dot) queries = rows_of_block(p.query, b.query_at, p.width);
     if (p.d_query) {
-      sums = arena.take(b.count * wide);
-      memset(sums, 0, size_t(b.count * wide) * sizeof(float));
+      in_place = p.family == Family::dot && b.one_head() && stays(p.d_query, p.width, true);
+      sums_step = in_place ? p.d_query.row : wide;
+      sums = in_place ? first_of(p.d_query) : arena.take(b.count * wide);
+      if (p.family != Family::dot) memset(sums, 0, size_t(b.count * wide) * sizeof(float)), begun = true;
     }
     read_tau(b, tau);
+  }
+
+  float* first_of(const View& view) const {
+    return reinterpret_cast<float*>(view.data) + b.at(view, b.p.offset_of(view, b.unit), 0);
+  }
+
+  // Returns the block's rows of a tensor, in place if possible.
+  Rows rows_of_block(const View& view, int64_t offset, int64_t width) const {
+    if (b.one_head() && stays(view, width, true))
+      return {reinterpret_cast<const float*>(view.data) + b.at(view, offset, 0), ptrdiff_t(view.row)};
+    float* copy = arena.take(b.count * padded(width));
+    for (int i = 0; i < b.count; ++i)
+      stage_row(copy + i * padded(width), view, b.at(view, offset, i), width, padded(width));
+    return {copy, ptrdiff_t(padded(width))};
+  }
+
+  // dQ (+)= dS · key
+  void add_to_query(const float* ds, Rows keys, int n) {
+    const int vectors = int(padded(b.p.width) / W);
+    multiply<Walk::down>({ds, b.lanes, keys.at, keys.step, sums, sums_step, b.ahead}, b.count, vectors, n, begun);
+    begun = true;
   }
 
   // c = Σ w dP / Σ w, where Σ w includes the sink.
@@ -113,7 +131,7 @@ struct BackwardRows {
       c.at[i] = 0;
       if (i >= b.count) continue;
       const float* o = reinterpret_cast<const float*>(p.output.data) + b.at(p.output, offset, i);
-      const float* d = rows + i * stride;
+      const float* d = rows.at + i * rows.step;
       vec total{};
       int64_t t = 0;
       for (; t + W <= width; t += W) total += load(o + t) * load(d + t);
@@ -123,17 +141,17 @@ struct BackwardRows {
     }
   }
 
+  // Writes dQ, unless it was computed in place.
   void write(Finite& finite) const {
     const Problem& p = b.p;
     const int64_t offset = p.offset_of(p.d_query, b.unit), wide = padded(p.width);
-    const float scale = p.family == Family::dot ? p.scale : 1.0f;
     for (int i = 0; p.d_query && i < b.count; ++i) {
+      float* row = sums + i * sums_step;
+      if (!begun) memset(row, 0, size_t(wide) * sizeof(float));
+      finite.see(row, wide);
+      if (in_place) continue;
       float* to = reinterpret_cast<float*>(p.d_query.data) + b.at(p.d_query, offset, i);
-      for (int64_t t = 0; t < wide; t += W) {
-        const vec x = load(sums + i * wide + t) * scale;
-        finite.see(x);
-        store_some(to + t, x, int(p.width - t < W ? p.width - t : W));
-      }
+      for (int64_t t = 0; t < wide; t += W) store_some(to + t, load(row + t), int(p.width - t < W ? p.width - t : W));
     }
   }
 
@@ -203,14 +221,14 @@ inline void add_to_biases(const Block& b, const Gradients& g, int64_t from, int 
 // Additive scores, h = act(query + key): adds dS · act′ · vector to the gradients of query and key, and dS · h to the
 // gradient of vector.
 template <class Activation>
-void add_to_added(const BackwardRows& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds) {
+void add_to_added(BackwardRows& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds) {
   const Block& b = a.b;
   const int64_t wide = padded(b.p.width);
   for (int64_t t = 0; t < wide; t += W) {
     const vec v = load(b.vector + t);
     vec of_vector{};
     for (int i = 0; i < b.count; ++i) {
-      const vec q = load(a.queries + i * wide + t);
+      const vec q = load(a.queries.at + i * a.queries.step + t);
       vec of_query{}, of_row{};
       for (int j = 0; j < n; ++j) {
         const float d = ds[j * b.lanes + i];
@@ -225,14 +243,14 @@ void add_to_added(const BackwardRows& a, const Gradients& g, Rows keys, int64_t 
         }
       }
       of_vector += of_row;
-      if (a.sums) store(a.sums + i * wide + t, load(a.sums + i * wide + t) + of_query * v);
+      if (a.sums) store(a.sums + i * a.sums_step + t, load(a.sums + i * a.sums_step + t) + of_query * v);
     }
     if (g.vector.at) store(g.vector.at + t, load(g.vector.at + t) + of_vector);
   }
 }
 
-// Adds the gradients of query, key and the additive score's vector, from dS.
-inline void add_to_inputs(const BackwardRows& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds) {
+// Adds the gradients of query, key and the additive score's vector. For dot scores, dS includes the factor `scale`.
+inline void add_to_inputs(BackwardRows& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds) {
   const Block& b = a.b;
   const Problem& p = b.p;
   const ptrdiff_t wide = padded(p.width);
@@ -243,10 +261,11 @@ inline void add_to_inputs(const BackwardRows& a, const Gradients& g, Rows keys, 
     case Family::dot: break;
   }
 #undef CASE
-  if (a.sums) multiply<Walk::down>({ds, b.lanes, keys.at, keys.step, a.sums, wide}, b.count, int(wide / W), n, true);
+  if (a.sums) a.add_to_query(ds, keys, n);
   if (g.key.at)
-    multiply<Walk::along>({ds, b.lanes, a.queries, wide, g.key.at + from * g.key.row, ptrdiff_t(g.key.row)}, n,
-                          int(wide / W), b.count, !g.fresh);
+    multiply<Walk::along>(
+        {ds, b.lanes, a.queries.at, a.queries.step, g.key.at + from * g.key.row, ptrdiff_t(g.key.row), b.ahead}, n,
+        int(wide / W), b.count, !g.fresh);
 }
 
 // A tile of scores and, if anything other than value needs a gradient, a tile of dP.
@@ -279,7 +298,8 @@ struct Tiles {
     b.adjust(from, n, s, slopes);
     if (!scores_too) return;
     const Rows values = stage(p.value, b.value_at, from, n, a.width, false, buffer);
-    multiply<Walk::along>({values.at, values.step, a.columns, b.lanes, dp, b.lanes}, n, b.vectors, int(a.width), false);
+    multiply<Walk::along>({values.at, values.step, a.columns, b.lanes, dp, b.lanes, b.ahead}, n, b.vectors,
+                          int(a.width), false);
   }
 
   INLINE Statistic row(int v) const { return read_row(policy, a.tau, v); }
@@ -307,9 +327,9 @@ struct Tiles {
     }
   }
 
-  // Turns scores, or kept weights, into weights after dropout, and dP into dS.
+  // Turns scores, or kept weights, into weights after dropout, and dP into dS · factor.
   template <bool kept_weights>
-  void differentiate(int64_t from, int n) const {
+  void differentiate(int64_t from, int n, float factor) const {
     for (int v = 0; v < b.lanes; v += W) {
       const Statistic tau = row(v);
       const vec c = Policy::sums_to_one ? a.c.get(v) : vec{};
@@ -318,7 +338,7 @@ struct Tiles {
         const vec score = load(s + at), weight = kept_weights ? score : policy.weight(score, tau);
         const vec kept = b.p.threshold ? b.keep(from + j, v) : splat(1);
         store(s + at, weight * kept);
-        if (scores_too) store(dp + at, policy.slope(score, weight, tau) * (load(dp + at) * kept - c));
+        if (scores_too) store(dp + at, policy.slope(score, weight, tau) * factor * (load(dp + at) * kept - c));
       }
     }
   }
@@ -333,6 +353,8 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
   if constexpr (Policy::fit == Fit::counted) count_keys(b, tiles.s, a.tau.count);
   Tally tally(b);
   const bool single_tile = b.high - b.low <= KEYS;
+  // dQ and dK of dot scores include the factor `scale`; dS itself, which biases need, does not
+  const float scale = p.family == Family::dot ? p.scale : 1, factor = p.adds_up() ? 1 : scale;
   const bool exact = Policy::sums_to_one && tiles.scores_too && (single_tile || p.adds_up());
   if (Policy::sums_to_one && tiles.scores_too && !exact) a.center();
   if (exact) {
@@ -350,20 +372,22 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
     const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
     if (b.hidden(from, from + n)) continue;
     if (exact && single_tile) {  // the tile already holds weights, from which the slopes of softmax follow
-      tiles.template differentiate<true>(from, n);
+      tiles.template differentiate<true>(from, n, factor);
     } else {
       tiles.fill(from, n);
       if (Policy::fit == Fit::counted) tally.add(b, n, tiles.s);
-      tiles.template differentiate<false>(from, n);
+      tiles.template differentiate<false>(from, n, factor);
     }
     if (g.value.at)
       multiply<Walk::along>(
-          {tiles.s, b.lanes, a.rows, ptrdiff_t(a.stride), g.value.at + from * g.value.row, ptrdiff_t(g.value.row)}, n,
+          {tiles.s, b.lanes, a.rows.at, a.rows.step, g.value.at + from * g.value.row, ptrdiff_t(g.value.row), b.ahead}, n,
           int(a.stride / W), b.count, !g.fresh);
     if (!tiles.scores_too) continue;
     if (p.adds_up())
       for (int i = 0; i < n * b.lanes; i += W) finite.see(load(tiles.dp + i));
     add_to_biases(b, g, from, n, tiles.dp);
+    if (p.adds_up())
+      for (int i = 0; i < n * b.lanes; i += W) store(tiles.dp + i, load(tiles.dp + i) * scale);
     if (tiles.capped)
       for (int i = 0; i < n * b.lanes; i += W) store(tiles.dp + i, load(tiles.dp + i) * load(tiles.slopes + i));
     add_to_inputs(a, g, tiles.keys, from, n, tiles.dp);
@@ -434,7 +458,7 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
       }
     }
     if (g.value.at) {
-      multiply<Walk::along>({w, b.lanes, a.rows, ptrdiff_t(a.stride), rows, ptrdiff_t(a.stride)}, n, int(a.stride / W),
+      multiply<Walk::along>({w, b.lanes, a.rows.at, a.rows.step, rows, ptrdiff_t(a.stride)}, n, int(a.stride / W),
                             b.count, false);
       for (int i = 0; i < n; ++i)
         for (int64_t t = 0; t < a.stride; t += W) {
@@ -452,11 +476,10 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
           store(to, load(to) * load(slopes + support[at + i] * b.lanes + v));
         }
     if (p.family == Family::dot) {
-      if (a.sums)
-        multiply<Walk::down>({tile, b.lanes, own_keys, ptrdiff_t(wide), a.sums, ptrdiff_t(wide)}, b.count,
-                             int(wide / W), n, true);
+      for (int i = 0; i < n * b.lanes; i += W) store(tile + i, load(tile + i) * p.scale);
+      if (a.sums) a.add_to_query(tile, {own_keys, ptrdiff_t(wide)}, n);
       if (g.key.at) {
-        multiply<Walk::along>({tile, b.lanes, a.queries, ptrdiff_t(wide), rows, ptrdiff_t(wide)}, n, int(wide / W),
+        multiply<Walk::along>({tile, b.lanes, a.queries.at, a.queries.step, rows, ptrdiff_t(wide)}, n, int(wide / W),
                               b.count, false);
         for (int i = 0; i < n; ++i)
           for (int64_t t = 0; t < wide; t += W) {
@@ -472,15 +495,6 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
   a.write(finite);
 }
 
-inline void fetch_unit(const Problem& p, int64_t unit) {
-  if (unit >= p.units() || !small(p)) return;
-  const Unit next = p.unit(unit);
-  fetch(p.key, p.offset_of(p.key, next), 0, p.keys, p.width);
-  fetch(p.value, p.offset_of(p.value, next), 0, p.keys, p.value_width);
-  fetch(p.query, p.offset_of(p.query, next), 0, p.queries, p.width);
-  fetch(p.grad, p.offset_of(p.grad, next), 0, p.queries, p.value_width);
-}
-
 template <class Policy>
 void backward_item(void* context, int64_t index) {
   Job& job = *static_cast<Job*>(context);
@@ -492,7 +506,14 @@ void backward_item(void* context, int64_t index) {
   const ItemScratch item;
   Finite finite;
   Gradients gradients(p, p.unit(unit), segment);
-  if (p.segments == 1) fetch_unit(p, unit + 1);
+  NextUnit next(p, p.segments == 1 ? unit + 1 : p.units());
+  next.add(p.key, p.keys, p.width);
+  next.add(p.query, p.queries, p.width);
+  next.add(p.grad, p.queries, p.value_width);
+  next.add(p.value, p.keys, p.value_width);
+  next.add(p.d_value, p.keys, p.value_width, true);
+  next.add(p.d_query, p.queries, p.width, true);
+  next.add(p.d_key, p.keys, p.width, true);
   for (int64_t head = 0; head < (per_head ? heads : 1); ++head) {
     const int64_t rows = per_head ? p.queries : heads * p.queries;
     const int64_t first = head * rows + rows * segment / p.segments,
@@ -500,6 +521,7 @@ void backward_item(void* context, int64_t index) {
     for (int64_t row = first; row < last;) {
       const BlockScratch scratch;
       Block block(p, unit, row, last - row);
+      block.ahead = &next.ahead;
       if constexpr (Policy::fit == Fit::root)
         backward_sparse<Policy>(block, gradients, finite);
       else
@@ -507,6 +529,7 @@ void backward_item(void* context, int64_t index) {
       row += block.count;
     }
   }
+  next.ahead.finish();
   gradients.see(finite);
   job.report(finite);
 }

@@ -42,6 +42,7 @@ struct Block {
   int64_t key_at, value_at, query_at;
   float *rows, *columns, *staged, *spare, *packed;
   float* vector = nullptr;  // vector of the additive score
+  Ahead* ahead = nullptr;   // memory to prefetch during products
   const float* row_at[LANES];
   mutable bool overflowed = false;   // a row sees a key whose score is not finite
   mutable float* visible = nullptr;  // scratch memory for check_overflow
@@ -81,6 +82,9 @@ struct Block {
   }
 
   int64_t tile_keys() const { return p.keys < KEYS ? p.keys : KEYS; }
+
+  // Whether all rows belong to one head, so the distance between them is constant.
+  bool one_head() const { return head[0] == head[lanes - 1]; }
 
   // Whether keys are read in whole vectors along their width.
   bool whole_keys() const { return few || p.family != Family::dot; }
@@ -219,7 +223,7 @@ struct Block {
     if (few)
       match_few(keys, n, s, lanes, 1);
     else
-      multiply<Walk::along>({keys.at, keys.step, columns, lanes, s, lanes}, n, vectors, int(p.width), false);
+      multiply<Walk::along>({keys.at, keys.step, columns, lanes, s, lanes, ahead}, n, vectors, int(p.width), false);
   }
 
   // Multiplies scores [key][lane] by the scales of int8 keys.

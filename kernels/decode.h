@@ -50,7 +50,7 @@ inline void split_item(void* context, int64_t index) {
   Output output(b);
   const int64_t tiles = (b.high - b.low + KEYS - 1) / KEYS;
   const int64_t low = b.low + tiles * part / job.parts * KEYS, high = b.low + tiles * (part + 1) / job.parts * KEYS;
-  sum_softly(b, policy, low, high < b.high ? high : b.high, Ahead(job.p), run, output);
+  sum_softly(b, policy, low, high < b.high ? high : b.high, run, output);
   float* to = job.at(item, part);
   for (int64_t i = 0; i < b.count * job.stride; ++i) to[i] = output.begun ? output.sums[i] : 0;
   to += LANES * job.stride;

@@ -50,6 +50,9 @@ struct Plan {
 struct Finite {
   vec zero{};
   INLINE void see(vec x) { zero += x * 0.0f; }
+  INLINE void see(const float* x, int64_t count) {
+    if (!all_finite(x, count)) fail();
+  }
   void fail() { zero += INF * 0.0f; }
   bool all() const { return sum(zero) == 0; }
 };
@@ -65,7 +68,7 @@ struct Output {
 
   void add(const Block& b, const float* weights, Rows values, int n) {
     if (stride)
-      multiply<Walk::down>({weights, b.lanes, values.at, values.step, sums, ptrdiff_t(stride)}, b.count,
+      multiply<Walk::down>({weights, b.lanes, values.at, values.step, sums, ptrdiff_t(stride), b.ahead}, b.count,
                            int(stride / W), n, begun);
     begun = true;
   }
@@ -91,14 +94,24 @@ struct Output {
 
   void write(const Block& b, const float* factors, Finite& finite) const {
     const int64_t offset = b.p.offset_of(b.p.output, b.unit);
+    vec zero[4] = {};  // independent sums, because each addition waits for the one before
     for (int i = 0; i < b.count; ++i) {
       float* to = reinterpret_cast<float*>(b.p.output.data) + b.at(b.p.output, offset, i);
-      for (int64_t t = 0; t < stride; t += W) {
+      int64_t t = 0;
+      for (; begun && t + 4 * W <= width; t += 4 * W)
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; ++k) {
+          const vec x = load(sums + i * stride + t + k * W) * factors[i];
+          zero[k] += x * 0.0f;
+          store(to + t + k * W, x);
+        }
+      for (; t < stride; t += W) {
         const vec x = begun ? load(sums + i * stride + t) * factors[i] : vec{};
-        finite.see(x);
+        zero[0] += x * 0.0f;
         store_some(to + t, x, int(width - t < W ? width - t : W));
       }
     }
+    finite.see((zero[0] + zero[1]) + (zero[2] + zero[3]));
   }
 };
 
@@ -180,36 +193,28 @@ INLINE Rows values_from(const Block& b, int64_t from, int n, float* buffer) {
   return stage(b.p.value, b.value_at, from, n, b.p.value_width, true, buffer);
 }
 
-// Whether units are so small that the next one can be prefetched into the L2 cache.
-INLINE bool small(const Problem& p) {
-  return p.heads() == 1 && p.keys * (p.width + p.value_width) + p.queries * p.width < (1 << 13);
-}
-
-// Prefetches the next unit while a block computes, if units are small.
-struct Ahead {
+// The tensors of the next unit, to be prefetched while this one is computed, if units are so small that both fit into
+// the L2 cache.
+struct NextUnit {
   const Problem& p;
-  bool next = false;
-  int64_t key = 0, value = 0, query = 0;
+  const Unit unit;
+  Ahead ahead;
+  const bool fits;
 
-  explicit Ahead(const Problem& p) : p(p) {}
-  Ahead(const Problem& p, int64_t unit) : p(p) {
-    next = unit < p.units() && small(p);
-    if (!next) return;
-    const Unit following = p.unit(unit);
-    key = p.offset_of(p.key, following);
-    value = p.offset_of(p.value, following);
-    query = p.offset_of(p.query, following);
+  NextUnit(const Problem& p, int64_t index)
+      : p(p),
+        unit(p.unit(index)),
+        fits(index < p.units() && p.heads() == 1 &&
+             p.keys * (p.width + p.value_width) + p.queries * p.width <= MAX_FLOATS) {}
+
+  void add(const View& view, int64_t rows, int64_t width, bool writes = false) {
+    const int64_t size = bytes_of(view.type);
+    if (fits && view && view.column == 1)
+      ahead.add(view.data + p.offset_of(view, unit) * size, rows, width * size, view.row * size, writes);
   }
 
-  INLINE void keys() const {
-    if (next) fetch(p.key, key, 0, p.keys, p.width);
-  }
-  INLINE void values() const {
-    if (next) fetch(p.value, value, 0, p.keys, p.value_width);
-  }
-  INLINE void queries() const {
-    if (next) fetch(p.query, query, 0, p.queries, p.width);
-  }
+ private:
+  static constexpr int64_t MAX_FLOATS = 1 << 14;
 };
 
 // Softmax vectorized over the keys, [lane][key]: with few rows, most lanes would be empty otherwise.
@@ -272,22 +277,19 @@ INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t 
   }
 }
 
-INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64_t high, const Ahead& ahead,
-                       Running& run, Output& output) {
+INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run,
+                       Output& output) {
   if (b.few) return sum_few(b, policy, low, high, run, output);
   float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b);
   PerLane factor;
   for (int64_t from = low; from < high; from += KEYS) {
     const int n = int(high - from < KEYS ? high - from : KEYS);
     if (b.hidden(from, from + n)) continue;
-    ahead.values();
     b.scores(from, n, s);
-    ahead.keys();
     soften(b, policy, n, s, run.top, run.total, factor);
     output.scale(b, factor.at);
     if (b.p.threshold) drop(b, from, n, s);
     b.scale_values(from, n, s);
-    ahead.queries();
     output.add(b, s, values_from(b, from, n, buffer), n);
   }
 }
@@ -360,14 +362,14 @@ INLINE void see_tau(const Block& b, const Tau& tau, Finite& finite) {
 }
 
 template <class Policy>
-void forward_block(const Block& b, const Ahead& ahead, Finite& finite) {
+void forward_block(const Block& b, Finite& finite) {
   const Policy policy(b.p);
   Output output(b);
   Tau tau;
   PerLane factor;
   if constexpr (Policy::fit == Fit::online) {
     Running run(b, bool(b.p.sink));
-    sum_softly(b, policy, b.low, b.high, ahead, run, output);
+    sum_softly(b, policy, b.low, b.high, run, output);
     run.finish(b, policy, tau, factor);
   } else {
     if constexpr (Policy::fit == Fit::counted)
@@ -396,15 +398,22 @@ template <class Policy>
 void forward_item(void* context, int64_t index) {
   Job& job = *static_cast<Job*>(context);
   const Span span = job.plan.item(index);
-  const Ahead ahead(job.p, span.unit + 1);
+  const Problem& p = job.p;
+  NextUnit next(p, span.unit + 1);
+  next.add(p.key, p.keys, p.width);
+  next.add(p.value, p.keys, p.value_width);
+  next.add(p.query, p.queries, p.width);
+  next.add(p.output, p.queries, p.value_width, true);
   const ItemScratch item;
   Finite finite;
   for (int64_t row = span.first; row < span.last;) {
     const BlockScratch scratch;
-    const Block block(job.p, span.unit, row, span.last - row);
-    forward_block<Policy>(block, ahead, finite);
+    Block block(p, span.unit, row, span.last - row);
+    block.ahead = &next.ahead;
+    forward_block<Policy>(block, finite);
     row += block.count;
   }
+  next.ahead.finish();
   job.report(finite);
 }
 

@@ -12,9 +12,65 @@ namespace {
 
 enum class Walk { along, down };
 
-template <int R, int V, Walk walk>
+// Memory that is needed soon, prefetched one cache line at a time: one line per step of a product's inner loop, which
+// leaves the processor enough time for each. A burst of prefetches would make it wait.
+class Ahead {
+ public:
+  // Adds `count` rows of `bytes` bytes, `stride` bytes apart. `writes`: whether they will be written.
+  void add(const char* at, int64_t count, int64_t bytes, int64_t stride, bool writes) {
+    if (stride == bytes) bytes *= count, count = 1;
+    if (count < 1 || bytes < 1 || size_ == MAX) return;
+    ranges_[size_++] = {at, count, bytes, stride, writes};
+    if (size_ == 1) begin();
+  }
+
+  bool done() const { return now_ == size_; }
+
+  INLINE void step() {
+    if (writes_)
+      __builtin_prefetch(at_, 1, 2);
+    else
+      __builtin_prefetch(at_, 0, 2);
+    at_ += by_;
+    if (at_ >= end_) next();
+  }
+
+  void finish() {
+    while (!done()) step();
+  }
+
+ private:
+  static constexpr int MAX = 8;
+  struct Range {
+    const char* at;
+    int64_t count, bytes, stride;
+    bool writes;
+  };
+
+  void begin() {
+    at_ = ranges_[now_].at;
+    end_ = at_ + ranges_[now_].bytes;
+    writes_ = ranges_[now_].writes;
+  }
+
+  __attribute__((noinline)) void next() {
+    Range& range = ranges_[now_];
+    range.at += range.stride;
+    if (--range.count || ++now_ < size_) return begin();
+    at_ = end_ - 1;  // nothing is left: repeat the last line until the product ends
+    by_ = 0;
+  }
+
+  Range ranges_[MAX];
+  int size_ = 0, now_ = 0;
+  int64_t by_ = 64;
+  const char *at_ = nullptr, *end_ = nullptr;
+  bool writes_ = false;
+};
+
+template <int R, int V, Walk walk, bool prefetches = false>
 INLINE void tile(const float* a, ptrdiff_t step, const float* b, ptrdiff_t b_step, float* c, ptrdiff_t c_step,
-                 int depth, bool add) {
+                 int depth, bool add, Ahead* ahead = nullptr) {
   vec sums[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
@@ -29,6 +85,7 @@ INLINE void tile(const float* a, ptrdiff_t step, const float* b, ptrdiff_t b_ste
         __builtin_prefetch(b + v * W + 16 * b_step);  // tiles with few rows are bound by memory latency
       x[v] = load(b + v * W);
     }
+    if constexpr (prefetches) ahead->step();
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const vec y = splat(walk == Walk::along ? a[r * step] : a[r]);
@@ -54,6 +111,7 @@ struct Product {
   ptrdiff_t b_step;
   float* c;
   ptrdiff_t c_step;
+  Ahead* ahead = nullptr;
 };
 
 template <int R, int V, Walk walk>
@@ -62,7 +120,10 @@ INLINE void rows_of(Product& p, int& rows, int depth, bool add) {
     if (V == 1 && walk == Walk::along)  // little work per row of A: prefetch the next rows
       for (int r = 0; r < R; ++r)
         for (int t = 0; t < depth; t += 16) __builtin_prefetch(p.a + (2 * R + r) * p.a_step + t);
-    tile<R, V, walk>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add);
+    if (R == tall(V) && p.ahead && !p.ahead->done())
+      tile<R, V, walk, R == tall(V)>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add, p.ahead);
+    else
+      tile<R, V, walk>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add);
     p.a += walk == Walk::along ? R * p.a_step : R;
     p.c += R * p.c_step;
   }

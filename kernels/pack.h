@@ -96,18 +96,6 @@ INLINE int64_t bytes_of(Type type) {
   return type == Type::int64 ? 8 : type == Type::float32 ? 4 : type == Type::boolean || type == Type::int8 ? 1 : 2;
 }
 
-// Prefetches rows.
-INLINE void fetch(const View& view, int64_t offset, int64_t first, int64_t count, int64_t width) {
-  const int64_t size = bytes_of(view.type), row = view.row * size, wide = width * size;
-  const char* at = view.data + (offset + first * view.row) * size;
-  if (row == wide) {
-    for (const char* end = at + count * wide; at < end; at += 64) __builtin_prefetch(at, 0, 2);
-  } else {
-    for (int64_t i = 0; i < count; ++i, at += row)
-      for (int64_t t = 0; t < wide; t += 64) __builtin_prefetch(at + t, 0, 2);
-  }
-}
-
 // Whether rows can be read in place; if `whole` is set, in whole vectors.
 INLINE bool stays(const View& view, int64_t width, bool whole) {
   return view.type == Type::float32 && view.column == 1 && !(whole && width % W);

@@ -31,9 +31,9 @@ INLINE uvec load(const uint32_t* from) { return *reinterpret_cast<const uvec*>(f
 INLINE vec splat(float x) { return x - vec{}; }
 
 // Whether all values are finite.
-INLINE bool all_finite(const float* x, int count) {
+INLINE bool all_finite(const float* x, int64_t count) {
   vec zero[4] = {};
-  int i = 0;
+  int64_t i = 0;
   for (; i + 4 * W <= count; i += 4 * W)
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) zero[k] += load(x + i + k * W) * 0.0f;
