@@ -96,7 +96,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def own_attention(model: nn.Module, is_known: Callable[[nn.Module], bool] = attends) -> list[str]:
-    """Return the names of classes named like attention whose modules contain no known attention module."""
+    """Return the names of attention classes whose modules contain no known attention module."""
     classes = {
         type(module).__name__
         for module in model.modules()
@@ -196,7 +196,7 @@ def matching_names(function: str, layer: int | str, names: Sequence[str]) -> lis
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return whether a pattern matches a name: it is the name, the name of a parent module, or a glob."""
+    """Return whether a name matches a pattern, which is a name, the name of a parent module, or a glob."""
     return name == pattern or name.startswith(f"{pattern}.") or fnmatchcase(name, pattern)
 
 

@@ -129,7 +129,7 @@ def _uncompiled(model: nn.Module) -> nn.Module:
 
 
 def _matrix_products(module: nn.Module) -> int:
-    """Count the multiplications per token in the matrix products of the module itself."""
+    """Count the multiplications per token in the matrix products of a module, excluding its submodules."""
     if isinstance(module, nn.RNNBase | nn.RNNCellBase | nn.MultiheadAttention):
         return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() == 2)
     # Conv1D is the linear layer of Hugging Face's GPT-2

@@ -1,8 +1,8 @@
 """Intercept the attention calls of other libraries by temporarily wrapping their functions.
 
 Wrappers are installed when the first thread starts watching and removed when the last one stops. They always
-call the original function with unchanged arguments. Observers are per thread, and so is the tracer, which
-follows torch's functions. torch's attention modules have no forward hooks, because hooks would disable
+call the original function with unchanged arguments. Each thread has its own observers and its own tracer,
+which follows torch's functions. torch's attention modules have no forward hooks, because hooks would disable
 the fast path of its encoder layers.
 """
 
@@ -285,7 +285,7 @@ class PatchSet:
         self._patched_hub = False
 
     def add(self, patch: Callable[[], Patch]) -> None:
-        """Install another patch, until the last thread stops."""
+        """Install another patch, which stays until the last thread stops."""
         with self._lock:
             if self._users:
                 self._patches.append(patch())

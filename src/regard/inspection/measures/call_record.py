@@ -117,7 +117,7 @@ class CallRecord:
 def output_projection(model: nn.Module, name: str, width: int) -> OutputProjection | None:
     """Find the linear layer that is applied to the merged heads of an attention module.
 
-    Searches the module for a child with a usual name, then its parent if the module has no parameters, then
+    Searches the module for a child with a common name, then its parent if the module has no parameters, then
     the module's sibling `output`, as in BERT. Returns None if there is no such layer.
 
     width: total number of features of the merged heads.
@@ -141,7 +141,7 @@ def output_projection(model: nn.Module, name: str, width: int) -> OutputProjecti
         weight = getattr(candidate, "weight", None)
         if not isinstance(weight, Tensor) or weight.dim() != 2:
             continue
-        if type(candidate).__name__ == "Conv1D":  # transformers: the transpose of a linear layer
+        if type(candidate).__name__ == "Conv1D":  # its weight is the transpose of a linear layer's
             weight = weight.mT
         if weight.shape[-1] == width:
             weight = weight.detach()

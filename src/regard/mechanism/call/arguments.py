@@ -92,7 +92,7 @@ class Layout(NamedTuple):
         return (*self.batch, self.heads) if self.has_heads else ()
 
     def per_query(self, x: Tensor) -> Tensor:
-        """Reshape query, bias or mask: … h q · -> … g r q ·. If all heads share it, g and r are 1."""
+        """Reshape query, bias or mask: … h q · -> … g r q ·. If all heads share x, g and r are 1."""
         x = self._pad(x)
         if x.shape[-3] == 1 and self.heads != 1:
             return x.unsqueeze(-3)

@@ -119,7 +119,7 @@ class Problem:
         return self["key"].shape[-2]
 
     def lead(self) -> tuple[int, ...]:
-        """Return (…, g, r): the leading axes of all tensors, broadcast."""
+        """Return the leading axes (…, g, r) to which all tensors broadcast."""
         lead = [1] * (self["query"].dim() - 2)
         for tensor in self.tensors.values():
             for axis, size in enumerate(tensor.shape[:-2]):

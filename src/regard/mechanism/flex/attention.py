@@ -117,7 +117,7 @@ def explain(*args: Any, **options: Any) -> dispatch.Explanation:
 
 
 class _Route(NamedTuple):
-    """How a call is computed: by `attention` with a plan and a mask, or tile by tile, and the reason."""
+    """The route of a call: `attention` with a plan and a mask, or tile by tile; and the reason."""
 
     plan: Plan | None
     mask: Intervals | None

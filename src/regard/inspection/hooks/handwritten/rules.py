@@ -96,7 +96,7 @@ def _same(operation: Operation) -> Node | None:
 
 
 def _replace_nan(operation: Operation) -> Node | None:
-    """The rule for nan_to_num: in eager attention, the weights of a row without visible keys are NaN."""
+    """The rule for nan_to_num, which replaces the NaN weights of rows without visible keys."""
     node = operation.node
     changed = isinstance(node, Softmaxed) and concrete(node.weights) and bool(node.weights.isnan().any())
     return operation.unfollowed() if changed else _same(operation)

@@ -23,7 +23,7 @@ Axes = tuple[int, ...]
 
 
 class Term(NamedTuple):
-    """A tensor that is added to the scores, times `factor`; or a mask of the scores that `fill` replaces."""
+    """A tensor to add to the scores, times `factor`, or a mask; scores where it is True become `fill`."""
 
     tensor: Tensor
     factor: float = 1.0
@@ -69,7 +69,7 @@ class Scores:
 
     @property
     def is_current(self) -> bool:
-        """Whether query and key are unmodified since their product was computed."""
+        """Whether neither query nor key has been modified since their product was computed."""
         return all(_version(x) == version for x, version in self.sources)
 
     def scaled(self, factor: float | Tensor) -> "Scores | None":
@@ -152,7 +152,7 @@ class Scores:
         return None if split is None else split.permuted([1, 0, 2, 3])
 
     def captured(self, heads: int | None = None) -> CapturedCall | None:
-        """Return the scores as a captured call, or None if a call cannot store their terms.
+        """Return the scores as a captured call, or None if it cannot represent their terms.
 
         heads: number of heads, used to split a single leading axis (b·h).
         """
