@@ -334,9 +334,14 @@ class Translator:
         return translation
 
     def _warning(self, line: SourceLine, candidate: Candidate) -> str:
-        if self.domain is None or not any(part.part.has_text for part in candidate.parts):
+        if not any(part.part.has_text for part in candidate.parts):
             return ""
-        return self.domain.warning(" ".join(line.words), candidate.mean_log_probability()).rstrip(".")
+        warning = ""
+        if self.domain is not None:
+            warning = self.domain.warning(" ".join(line.words), candidate.mean_log_probability()).rstrip(".")
+        if not warning and self.profile.max_tokens and len(candidate.parts) > line.sentences:
+            return "Longer than any training sentence: translated in parts, which may not fit together"
+        return warning
 
     def _place(self, line: SourceLine, texts: Sequence[TargetPart], words: list[str]) -> list[str]:
         """Insert the line's tags between the words."""

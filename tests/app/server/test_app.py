@@ -69,16 +69,23 @@ def test_a_model_without_attention_gives_a_reason(client):
     assert "no attention" in client.refused("/api/look", model="plain", texts=["ein Hund"])
 
 
-def test_the_warning_names_unknown_words_once(one_thread):
+def test_the_warning_names_what_is_outside_the_training_data_once(one_thread):
+    known = "in three hundred and thirty-five days"
+    long = ", and ".join([known] * 8)  # longer than any sentence in the training data
     state = AppState(Registry.load(["dates"]))
     try:
-        answer = Client(state).post("/api/translate", model="dates", sentences=["The weather"], view=True)
+        sentences = ["The weather", long, known]
+        answer = Client(state).post("/api/translate", model="dates", sentences=sentences, view=True)
     finally:
         state.close()
-    (result,) = answer["translations"]
-    assert "“weather” does not occur" in result["warning"]
-    assert result["warning"].endswith("translation.")
-    assert "weather" not in result["note"] + answer["view"]["inputs"][0]["note"]
+    unknown, cut, usual = answer["translations"]
+    assert "“weather” does not occur" in unknown["warning"]
+    assert unknown["warning"].endswith("translation.")
+    assert "weather" not in unknown["note"] + answer["view"]["inputs"][0]["note"]
+    assert cut["warning"]
+    assert "parts of up to" in cut["note"]
+    assert cut["warning"].rstrip(".") not in cut["note"]
+    assert usual["warning"] == ""
 
 
 def test_alignments_and_word_vectors_equal_the_models(client, registry):

@@ -143,6 +143,9 @@ def _response(
 
 
 def _info(translation: Translation, aligned: bool, reason: str, domain: Domain) -> TranslationInfo:
+    warning = domain.warning(translation.source, math.log(max(translation.confidence, 1e-30)))
+    if not warning and translation.warning:
+        warning = f"{translation.warning}."
     return TranslationInfo(
         source=translation.source,
         text=translation.text,
@@ -152,7 +155,7 @@ def _info(translation: Translation, aligned: bool, reason: str, domain: Domain) 
         alternatives=[Alternative(text=other.text, score=other.score) for other in translation.alternatives],
         alignment=Alignment(**translation.alignment.to_dict()) if aligned else None,
         reason=reason,
-        warning=domain.warning(translation.source, math.log(max(translation.confidence, 1e-30))),
+        warning=warning,
     )
 
 
