@@ -31,7 +31,7 @@ from regard.translation.long_lines import max_translation_tokens
 from regard.translation.model_folder import CALIBRATION, is_pretrained
 from regard.translation.pretrained.loader import check_no_languages, read_pretrained
 from regard.translation.streaming import batch_lines
-from regard.translation.text.candidate import Candidate, join_parts, rank_candidates
+from regard.translation.text.candidate import TOO_LONG, Candidate, join_parts, rank_candidates
 from regard.translation.text.domain import Domain
 from regard.translation.text.memory import Match, TranslationMemory, missing_pairs
 from regard.translation.text.profile import TextProfile, load_profile
@@ -340,7 +340,7 @@ class Translator:
         if self.domain is not None:
             warning = self.domain.warning(" ".join(line.words), candidate.mean_log_probability()).rstrip(".")
         if not warning and self.profile.max_tokens and len(candidate.parts) > line.sentences:
-            return "Longer than any training sentence: translated in parts, which may not fit together"
+            return TOO_LONG
         return warning
 
     def _place(self, line: SourceLine, texts: Sequence[TargetPart], words: list[str]) -> list[str]:

@@ -25,6 +25,7 @@ from regard.app.server.state import AppState
 from regard.app.view_model import look_at_translations
 from regard.errors import ArgumentError
 from regard.translation.decoding.strategies import Beam
+from regard.translation.text.candidate import TOO_LONG
 from regard.translation.text.domain import Domain
 from regard.translation.translation import Translation
 from regard.translation.translator import Translator
@@ -144,8 +145,8 @@ def _response(
 
 def _info(translation: Translation, aligned: bool, reason: str, domain: Domain) -> TranslationInfo:
     warning = domain.warning(translation.source, math.log(max(translation.confidence, 1e-30)))
-    if not warning and translation.warning:
-        warning = f"{translation.warning}."
+    if not warning and translation.warning == TOO_LONG:
+        warning = f"{TOO_LONG}."
     return TranslationInfo(
         source=translation.source,
         text=translation.text,
