@@ -217,7 +217,10 @@ def test_words_in_context(visit: Visit) -> None:
     visit.look("words-without-special")
     page.get_by_label("Second sentence").fill("nothing else")
     visit.until("document.body.innerText.includes('no word in common')")
-    assert page.locator(".answer.stale .chart, .answer.stale .bars").count() == 3  # dimmed
+    visit.until("!document.querySelector('.answer .chart, .answer .bars')")  # cleared
+    assert visit.text("#section").count("Enter two sentences that share a word.") == 2
+    page.get_by_role("button", name="bank", exact=True).first.click()
+    page.wait_for_selector(".answer .chart path")
 
 
 def test_order(visit: Visit) -> None:
@@ -244,13 +247,16 @@ def test_order(visit: Visit) -> None:
 
 
 def test_long_text(visit: Visit) -> None:
-    visit.enter("long")
     page = visit.page
-    assert "No text yet" in visit.text("#section")
-    visit.look("long-empty", SIZES[:1])
     page.route(
         "**/api/long/sample", lambda route: route.continue_(post_data='{"words": 600}')
     )  # two passages
+    visit.enter("long")  # opens on the sample
+    page.wait_for_selector(".regard-attention canvas", timeout=120_000)
+    page.get_by_label("Text", exact=True).fill("")
+    page.get_by_role("button", name="Show the map").click()
+    assert "No text yet" in visit.text("#section")
+    visit.look("long-empty", SIZES[:1])
     page.get_by_role("button", name="Sample of 4,000 words").click()
     page.wait_for_selector(".regard-attention canvas", timeout=120_000)
     assert "tokens attend only within their passage" in visit.text("#section")
@@ -273,7 +279,7 @@ def test_long_text(visit: Visit) -> None:
 
 
 def test_the_sample_text_is_deterministic_and_has_the_requested_length(visit: Visit) -> None:
-    visit.enter("long")
+    visit.enter("long", text="one two")
     texts = visit.page.evaluate(
         "import('./static/page/sample_text.js').then(({ sampleText }) => [32000, 32000, 100].map(sampleText))"
     )

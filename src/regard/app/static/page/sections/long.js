@@ -120,6 +120,6 @@ export function open({ element, state, save, models, signal }) {
   );
   labelSample();
   signal.addEventListener("abort", () => showSizeSoon.stop());
-  if (state.example) showSample();
+  if (state.example || (!state.text && model !== CO_OCCURRENCE)) showSample();
   else setText(state.text ?? "");
 }

@@ -62,6 +62,7 @@ function follow(container, name, updateLabel, state, save, signal) {
   const samples = [];
   const loss = makeChart({ label: "Loss by update", x: "updates", integers: true, fromZero: true, signal });
   const bleu = makeChart({ label: "Validation BLEU by update", x: "updates", integers: true, fromZero: true, signal });
+  const waiting = make("p", { class: "hint" }, "No values yet. The first follows at the first validation.");
   const values = make("dl", { class: "numbers" });
   const status = make("p", { class: "live", "aria-live": "off" });
   const player = makePlayer(state, save);
@@ -77,10 +78,12 @@ function follow(container, name, updateLabel, state, save, signal) {
     }
     rows.push(...answer.rows.filter(({ step }) => step > (rows.at(-1)?.step ?? -1)));
     samples.push(...answer.samples.filter(({ step, source }) => !samples.some((sample) => sample.step === step && sample.source === source)));
-    if (!body.hasChildNodes()) body.replaceChildren(...layout(loss, bleu, values, status, player));
+    if (!body.hasChildNodes()) body.replaceChildren(...layout(loss, bleu, waiting, values, status, player));
     const points = (column) => rows.filter((row) => row[column] !== null).map((row) => [row.step, row[column]]);
     loss.update([{ name: "training loss", points: points("loss") }, { name: "validation loss", points: points("dev_loss"), dots: true }]);
     bleu.update([{ name: "validation BLEU", points: points("dev_bleu"), dots: true, color: 2 }]);
+    waiting.hidden = rows.some((row) => row.dev_bleu !== null);
+    [loss.element.hidden, bleu.element.hidden] = [!rows.length, !waiting.hidden]; // axes without a curve would look like a result
     values.replaceChildren(...currentValues(rows));
     running = answer.state === "running";
     updateLabel(answer.steps, answer.state);
@@ -106,12 +109,12 @@ function follow(container, name, updateLabel, state, save, signal) {
   announce(`Training run ${name}`);
 }
 
-function layout(loss, bleu, values, status, player) {
+function layout(loss, bleu, waiting, values, status, player) {
   return [
     make("div", { class: "card" }, make("div", { class: "headline" }, make("h2", {}, "Current values"), status), values),
     make("div", { class: "pair" },
       make("div", { class: "card" }, make("h2", {}, "Loss"), loss.element),
-      make("div", { class: "card" }, make("h2", {}, "Validation BLEU"), bleu.element)),
+      make("div", { class: "card" }, make("h2", {}, "Validation BLEU"), waiting, bleu.element)),
     player.element,
   ];
 }

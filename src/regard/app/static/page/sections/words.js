@@ -75,8 +75,10 @@ export function open({ element, state, save, models, signal }) {
     save({ ...settings });
     const { first, second, third, word } = settings;
     if (!commonWords(first, second).includes(word)) {
-      similarity.markStale();
-      attention.markStale();
+      for (const panel of [similarity, attention]) {
+        panel.clear();
+        panel.body.replaceChildren(make("p", { class: "hint" }, "Enter two sentences that share a word."));
+      }
       return;
     }
     const others = commonWords(first, third).includes(word) ? [second, third] : [second];
