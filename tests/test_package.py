@@ -49,6 +49,14 @@ def test_addresses_agree():
     ]
 
 
+def test_the_readme_is_short_and_starts_with_six_lines_of_code():
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 120
+    assert text.startswith("# regard\n\n**The attention weights of any PyTorch model, exactly, at any length, ")
+    code = text.split("```python\n")[1].split("```")[0]
+    assert len([line for line in code.splitlines() if line.strip()]) == 6
+
+
 def test_supported_pythons_and_torch_are_tested():
     classifiers = {
         text.rpartition(" ")[2] for text in PROJECT["project"]["classifiers"] if "Python :: 3." in text
