@@ -19,6 +19,24 @@ _SHOW = "seen.show() after regard.watch(model), or weights.show()"
 _LOAD = 'regard.load_encoder("minilm") or regard.load_translator(folder)'
 _EDIT = "with regard.edit(model, layer, heads, regard.ZeroAblation()): ..."
 _ROTARY = 'regard.models.RotaryPositions(width), or TransformerConfig(positions="rotary")'
+_LAYERS_OF_OTHERS = {
+    **dict.fromkeys(
+        ("Bahdanau", "BahdanauAttention", "AdditiveAttention"),
+        "regard.attention with score=regard.Additive(query_width, key_width)",
+    ),
+    **dict.fromkeys(
+        ("Luong", "LuongAttention", "Bilinear", "BilinearAttention"),
+        "regard.attention with score=regard.General(query_width, key_width)",
+    ),
+    **dict.fromkeys(
+        ("MultiQueryAttention", "GroupedQueryAttention"),
+        "regard.models.MultiHeadAttention(width, heads, key_heads=n)",
+    ),
+    **dict.fromkeys(
+        ("CrossAttention", "FlashAttention", "multi_head_attention_forward"),
+        "regard.models.MultiHeadAttention(width, heads): layer(x), or layer(x, source)",
+    ),
+}
 
 # attributes: last part of a module's name, or name of a class → unknown attribute → answer
 _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
@@ -56,6 +74,44 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
             ("TransformerWrapper", "Decoder", "LanguageModel"), "regard.models.LanguageModel(vocab_size)"
         ),
         "Attention": "regard.models.MultiHeadAttention(width, heads)",
+        **dict.fromkeys(
+            ("Watcher", "inspect", "get_attention", "get_attentions", "attention_maps", "extract"), _WATCH
+        ),
+        **dict.fromkeys(("bertviz", "circuitsvis"), _SHOW),
+        **dict.fromkeys(
+            ("attention_weights", "weights"),
+            "output, weights = regard.attend(query, key, value), or regard.watch(model)",
+        ),
+        **_LAYERS_OF_OTHERS,
+        **dict.fromkeys(
+            ("BlockDiagonalMask", "BlockDiagonalCausalMask", "varlen_attn"),
+            "regard.attention with mask=regard.Documents(lengths)",
+        ),
+        **dict.fromkeys(
+            ("sdpa_kernel", "SDPBackend", "set_backend", "backends"),
+            "implementation= in regard.attention; regard.explain names the one that runs",
+        ),
+        **dict.fromkeys(
+            ("Global", "Dilated", "BlockSparse", "Not", "LogicalNot", "Random"), "mask= with a boolean tensor"
+        ),
+        **dict.fromkeys(("ReLU", "LogSoftmax", "GumbelSoftmax"), "a class derived from regard.Normalizer"),
+        **dict.fromkeys(("RelativePositionBias", "RelativePositionalBias"), "bias=regard.T5Bias(heads)"),
+        **dict.fromkeys(
+            ("embed", "encode", "SentenceTransformer"), 'regard.load_encoder("minilm").embed(text)'
+        ),
+        "similarity": 'regard.load_encoder("minilm").compare(first, second, word=word)',
+        **dict.fromkeys(
+            ("ActivationPatch", "activation_patching", "patching"),
+            "with regard.edit(model, layer, heads, regard.Patch(captured)): ...",
+        ),
+        **dict.fromkeys(("hf", "transformers"), "regard.huggingface, or regard.watch(model) for any model"),
+        **dict.fromkeys(("topk", "entropy"), "weights.topk(k), weights.entropy() and others"),
+        "attention_flow": "seen.rollout()",
+        "save": "seen.save(folder)",
+        **dict.fromkeys(("load_seen", "load_recording"), "regard.Seen.load(folder)"),
+        "bleu": "regard.translation.evaluate(…)",
+        "demo": "regard demo in a terminal",
+        "compile": "torch.compile(model)",
         "look": "seen.show(), or run regard look in a terminal",
         "neuron_view": _SHOW,
         "enable": "regard.huggingface.enable()",
@@ -86,6 +142,15 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("Rotary", "RoPE", "RotaryEmbedding"), _ROTARY),
         "PositionalEncoding": "regard.models.SinusoidalPositions(width)",
         "Attention": "regard.models.MultiHeadAttention(width, heads)",
+        **_LAYERS_OF_OTHERS,
+        "Bert": "regard.models.MaskedLanguageModel, or regard.load_encoder for a pretrained model",
+        "TransformerEncoderLayer": "regard.models.EncoderBlock(regard.models.TransformerConfig(width=…))",
+        "TransformerDecoderLayer": "regard.models.DecoderBlock(regard.models.TransformerConfig(width=…))",
+        **dict.fromkeys(
+            ("ViT", "VisionTransformer"),
+            "a model of timm or transformers with regard.watch(model)",
+        ),
+        **dict.fromkeys(("LayerNorm", "RMSNorm"), "torch.nn, or TransformerConfig(norm=…)"),
     },
     "translation": {
         **dict.fromkeys(("load", "load_model", "from_pretrained"), "regard.load_translator(folder)"),
@@ -120,6 +185,12 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         ),
         **dict.fromkeys(("to_dataframe", "to_df", "to_pandas", "summary", "stats"), "seen.heads()"),
         **dict.fromkeys(("cpu", "cuda"), "seen.to(device)"),
+        **dict.fromkeys(
+            ("cross_attentions", "encoder_attentions", "decoder_attentions"),
+            "seen[name], with a name in list(seen)",
+        ),
+        **dict.fromkeys(("logits", "output", "outputs"), "output = model(…) inside the with block"),
+        "last": "seen[-1]",
         "hidden_states": "the model's output_hidden_states=True: watch records only attention",
         "mean": 'seen[0].mean("heads"), one layer at a time',
         "topk": "seen[0].topk(k), one layer at a time",
@@ -143,7 +214,10 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("encode", "get_embeddings", "vectors", "transform"), "encoder.embed(text)"),
         **dict.fromkeys(("tokenize", "convert_ids_to_tokens"), "encoder.tokens(text)"),
         **dict.fromkeys(("similarity", "cosine_similarity"), "encoder.compare(first, second, word=word)"),
-        "attentions": "with regard.watch(encoder) as seen: encoder.embed(text)",
+        **dict.fromkeys(
+            ("attentions", "attention", "attention_weights"),
+            "with regard.watch(encoder) as seen: encoder.embed(text)",
+        ),
     },
     "Translator": {
         **dict.fromkeys(("generate", "predict", "decode", "__call__"), "translator.translate(sentences)"),
@@ -184,24 +258,72 @@ _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         ),
         "temperature": "normalize=regard.Softmax(temperature)",
     },
-    "Causal": {"diagonal": "regard.Window(left=n, right=m) for other diagonals"},
-    "Window": dict.fromkeys(
-        ("window_size", "size", "sliding_window"), "Window(keys), or Window(left=n, right=m)"
+    "Causal": dict.fromkeys(
+        ("diagonal", "offset", "k"), "regard.Window(left=None, right=m) for other diagonals"
     ),
-    "Padding": dict.fromkeys(("mask", "attention_mask", "key_padding_mask"), _PADDING),
+    "Window": {
+        **dict.fromkeys(
+            ("window_size", "size", "sliding_window", "window", "width"),
+            "Window(keys), or Window(left=n, right=m)",
+        ),
+        **dict.fromkeys(("causal", "is_causal"), "Omit it: Window(keys) looks only back"),
+    },
+    "Padding": {
+        **dict.fromkeys(("mask", "attention_mask"), _PADDING),
+        # True marks padding in torch
+        "key_padding_mask": "regard.Padding((~key_padding_mask).sum(-1)), or "
+        "mask=~key_padding_mask[:, None, None, :]",
+        "padding_side": "side=",
+    },
     "Documents": {
         "cu_seqlens": "the lengths: regard.Documents(torch.diff(cu_seqlens))",
-        "ids": "the lengths: regard.Documents(torch.unique_consecutive(ids, return_counts=True)[1])",
+        **dict.fromkeys(
+            ("ids", "document_ids", "segment_ids", "seq_ids"),
+            "the lengths: regard.Documents(torch.unique_consecutive(ids, return_counts=True)[1])",
+        ),
+        **dict.fromkeys(("lengths", "seqlens", "lens"), "regard.Documents(lengths)"),
+        "": "regard.Documents(lengths)",
     },
-    "ALiBi": {**_HEADS, "slopes": "heads=", "": "regard.ALiBi(heads)"},
-    "Additive": {**_WIDTH, "": "regard.Additive(query_width, key_width)"},
+    "ALiBi": {
+        **_HEADS,
+        **dict.fromkeys(
+            ("slopes", "alibi_slopes"),
+            "regard.ALiBi(heads), or for other slopes a class derived from regard.RelativeBias",
+        ),
+        "": "regard.ALiBi(heads)",
+    },
+    "Additive": {
+        **_WIDTH,
+        **dict.fromkeys(("hidden", "hidden_dim", "units", "attn_dim"), "width="),
+        "": "regard.Additive(query_width, key_width)",
+    },
+    "Cosine": {"temperature": "scale=, which is 1 / temperature", "": "regard.Cosine(scale)"},
+    "Sink": {**_HEADS, "": "regard.Sink(heads)"},
+    "ReducibleMatrix.entropy": dict.fromkeys(
+        ("dim", "axis"), "Omit it: the entropy is always taken over the keys, for each query"
+    ),
     "General": {"": "regard.General(query_width, key_width)"},
     "MultiHeadAttention": {
         **_MODEL,
         **dict.fromkeys(("kdim", "vdim"), "source_width="),
         **dict.fromkeys(("dim_head", "head_dim"), "head_width="),
         "batch_first": "Omit it: the axes are always (batch, tokens, width)",
-        "causal": "mask=regard.Causal() in the call: layer(x, mask=regard.Causal())",
+        **dict.fromkeys(
+            ("causal", "is_causal", "is_decoder"),
+            "mask=regard.Causal() in the call: layer(x, mask=regard.Causal())",
+        ),
+        **dict.fromkeys(("qkv_bias", "attention_bias", "use_bias"), "linear_bias="),
+        **dict.fromkeys(
+            ("rotary", "rotary_emb", "rotary_pos_emb"),
+            "rotation= in the call, with regard.models.RotaryPositions",
+        ),
+        **dict.fromkeys(
+            ("flash", "attn_flash", "use_flash", "attn_implementation"),
+            "Omit it: regard.explain names the implementation",
+        ),
+        **dict.fromkeys(("device", "dtype"), "Omit it, and convert the layer: layer.to(…)"),
+        **dict.fromkeys(("add_bias_kv", "add_zero_attn"), "normalize=regard.Softmax1(), or Sink(heads)"),
+        **dict.fromkeys(("scale", "qk_norm", "softcap"), "score=, e.g. regard.ScaledDot(scale, softcap=…)"),
         "": "regard.models.MultiHeadAttention(width, heads)",
     },
     "TransformerConfig": {**_MODEL, "vocab_size": "regard.models.Transformer(vocab_size, config)"},
@@ -379,7 +501,8 @@ def _describe(function: Any, name: str, options: Mapping[str, object], message: 
     if unknown is None:
         return f"{name}: {message}." + (f" {as_sentence(answers[''])}" if "" in answers else "")
     similar = get_close_matches(unknown, known, 1)
-    default = f"{similar[0]}=" if similar else f"one of {', '.join(f'{parameter}=' for parameter in known)}"
+    names = ", ".join(f"{parameter}=" for parameter in known)
+    default = f"{similar[0]}=" if similar else names if len(known) == 1 else f"one of {names}"
     answer = as_sentence(answers.get(unknown, default))
     return f"{name} got an unexpected keyword argument {unknown!r}. {answer}"
 

@@ -146,6 +146,7 @@ class Softmax1(Normalizer):
         return self.score
 
 
+@hint_arguments
 class Sink(nn.Module):
     """`Softmax1` with a learned sink per head (gpt-oss, 2025).
 

@@ -155,6 +155,7 @@ class ScaledDot(Score):
         return Prepared(query, key, scale=float(scale), softcap=self.softcap)
 
 
+@hint_arguments
 @dataclass(frozen=True)
 class Cosine(Score):
     """Cosine similarity, scale · cos(query, key).

@@ -221,9 +221,10 @@ def check_batch(tokens: Tensor | Packed, lengths: Tensor | None = None, name: st
             )
         return
     if not isinstance(tokens, Tensor):
+        text = " For text, use encoder.embed(text) or translator.translate(text)."
         raise DTypeError(
             f"{name} {'are' if plural else 'is'} {type_name(tokens)}; pass a tensor (b, l), or "
-            "Packed.of(lists)."
+            f"Packed.of(lists).{text if isinstance(tokens, str) else ''}"
         )
     if tokens.dim() != 2:
         raise ShapeError(

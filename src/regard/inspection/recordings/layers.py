@@ -117,6 +117,8 @@ class RecordedLayers(Mapping[str, Weights]):
                     f"seen[{layer}] is out of range for {len(self)} layers, 0 to {len(self) - 1}."
                 )
             return list(self._weights)[layer]
+        if isinstance(layer, slice):
+            raise TypeError("seen is indexed by one layer: seen[0]. Use list(seen.values())[start:stop].")
         if isinstance(layer, tuple):
             rest = ", ".join(map(str, layer[1:]))
             raise KeyError(f"seen takes one layer; for its heads, use seen[{layer[0]!r}][..., {rest}, :, :].")

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from torch import Tensor
+
 from regard._util.name_hints import as_sentence
 from regard.mechanism.normalizers import BUILT_IN
 
@@ -16,16 +18,29 @@ _EQUIVALENTS = {
     "attn_bias": "bias=",
     "position_bias": "bias=",
     "mask_mod": "mask=, with masks combined by & and |",
+    **dict.fromkeys(
+        ("context_mask", "input_mask"), "mask=regard.Padding(lengths), or a mask of shape (batch, 1, 1, keys)"
+    ),
     "key_padding_mask": "mask=regard.Padding(lengths), or mask=~key_padding_mask[:, None, None, :]",
     "dropout_p": "dropout=",
     "attn_dropout": "dropout=",
     "scale": "score=regard.ScaledDot(scale)",
     "scaling": "score=regard.ScaledDot(scaling)",
     "softmax_scale": "score=regard.ScaledDot(softmax_scale)",
-    "softcap": "score=regard.ScaledDot(softcap=softcap)",
+    "scale_factor": "score=regard.ScaledDot(scale_factor)",
+    **dict.fromkeys(
+        ("softcap", "logits_soft_cap", "logit_softcap", "softclamp_value"),
+        "score=regard.ScaledDot(softcap=softcap)",
+    ),
+    "qk_norm": "score=regard.Cosine(scale)",
+    **dict.fromkeys(
+        ("rotary_emb", "rotary_pos_emb", "rotary", "cos", "sin"),
+        "regard.models.RotaryPositions to rotate query and key before the call",
+    ),
     "temperature": "normalize=regard.Softmax(temperature)",
     "window_size": "mask=regard.Window(left=left, right=right)",
     "sliding_window": "mask=regard.Window(sliding_window)",
+    "local_window_size": "mask=regard.Window(local_window_size)",
     "alibi_slopes": "bias=regard.ALiBi(heads)",
     "score_mod": "regard.flex_attention(query, key, value, score_mod=score_mod), or bias= for an added term",
     "block_mask": "regard.flex_attention(query, key, value, block_mask=block_mask)",
@@ -34,12 +49,27 @@ _EQUIVALENTS = {
     "output_attentions": "output, weights = regard.attend(query, key, value)",
     "average_attn_weights": 'output, weights = regard.attend(query, key, value); weights.mean("heads")',
     "enable_gqa": "Omit it: the number of query heads may be a multiple of the number of key heads",
-    "cu_seqlens": "mask=regard.Documents(lengths)",
-    "cu_seqlens_q": "mask=regard.Documents(lengths)",
-    "lengths": "mask=regard.Padding(lengths)",
+    **dict.fromkeys(
+        ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_kv"),
+        "mask=regard.Documents(lengths), with lengths = torch.diff(cu_seqlens)",
+    ),
+    **dict.fromkeys(
+        ("max_seqlen", "max_seqlen_q", "max_seqlen_k"), "Omit it: regard.Documents(lengths) is enough"
+    ),
+    **dict.fromkeys(
+        ("lengths", "seqlens", "seq_lens", "cache_seqlens", "kv_lens", "key_lengths"),
+        "mask=regard.Padding(lengths)",
+    ),
     "window": "mask=regard.Window(window)",
     "head_mask": "with regard.edit(model, layer, heads, regard.ZeroAblation()) to switch off heads",
-    "rel_pos_bias": "bias=, e.g. regard.T5Bias(heads)",
+    **dict.fromkeys(
+        ("rel_pos_bias", "rel_pos", "relative_position", "relative_position_bias"),
+        "bias=, e.g. regard.T5Bias(heads)",
+    ),
+    **dict.fromkeys(
+        ("past_key_value", "past_key_values", "layer_past", "use_cache", "kv_cache"),
+        "regard.models.MultiHeadAttention, called with cache=KVCache()",
+    ),
     "alpha": "normalize=regard.Entmax(alpha)",
     "topk": "normalize=regard.Sparsemax() for sparse weights, or weights.topk(k) to read the largest weights",
     "sparse_topk": "normalize=regard.Sparsemax()",
@@ -48,6 +78,7 @@ _EQUIVALENTS = {
     "p": "dropout=",
     "training": "dropout=0.0 for evaluation",
     **dict.fromkeys(("num_heads", "heads", "n_heads"), "Omit it: heads are axis -3 of the tensors"),
+    **dict.fromkeys(("dim_head", "head_dim", "d_k"), "Omit it: the width of a head is the last axis"),
     **dict.fromkeys(
         ("return_weights", "return_attention", "return_attn", "return_attn_weights", "return_lse"),
         "output, weights = regard.attend(query, key, value)",
@@ -115,10 +146,11 @@ def raise_unexpected(
     known: the keywords that the function accepts.
     """
     if positional:
+        mask = "mask=mask" if isinstance(positional[0], Tensor) else "mask=Causal()"
         raise TypeError(
             f"{function} takes query, key and value as positional arguments, but got "
             f"{len(positional)} more ({', '.join(type(x).__name__ for x in positional)}). Pass options by "
-            "name: mask=Causal()."
+            f"name: {mask}."
         )
     name = next(iter(unknown))
     hint = _LAYER_EQUIVALENTS.get(name) if "rotation" in known else None

@@ -7,7 +7,7 @@ optionally a dense boolean tensor (True = may attend). `&` is the intersection o
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Never
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from regard.mechanism.call import keyword_hints, validation
 from regard.mechanism.call.validation import broadcasts as broadcasts
 
 Combine = Callable[[Tensor, Tensor], Tensor]
+_COMBINE = "Combine masks with & (a key that both allow) or | (a key that either allows)."
 
 
 class CallShape(NamedTuple):
@@ -113,6 +114,18 @@ class Mask:
 
     def __ror__(self, other: "Mask | Tensor") -> "Mask":
         return _Any(as_mask(other), self)
+
+    def __bool__(self) -> bool:
+        """Raise an error: `first and second` would silently drop the first mask."""
+        raise TypeError(f"{self!r} is neither true nor false. {_COMBINE}")
+
+    def __add__(self, other: object) -> Never:
+        raise TypeError(f"Masks cannot be added or multiplied. {_COMBINE}")
+
+    __radd__ = __mul__ = __rmul__ = __add__
+
+    def __invert__(self) -> Never:
+        raise TypeError(f"{self!r} has no complement. Use mask=~mask.dense(queries, keys).")
 
     def dense(self, queries: int, keys: int | None = None, lead: Sequence[int] = ()) -> Tensor:
         """Return the mask as a boolean tensor (*lead, queries, keys).
@@ -228,6 +241,8 @@ def as_mask(mask: "Mask | Tensor") -> Mask:
         return mask
     if isinstance(mask, type) and issubclass(mask, Mask):
         raise DTypeError(f"mask is the class {mask.__name__}; pass an instance: mask={mask.__name__}(…).")
+    if isinstance(mask, list | tuple) and any(isinstance(item, Mask) for item in mask):
+        raise DTypeError(f"mask is {type_name(mask)} of masks; combine them with &: mask=Causal() & other.")
     if not isinstance(mask, Tensor):
         raise DTypeError(
             f"mask is {type_name(mask)}; pass a mask, such as {keyword_hints.suggest_mask(mask)}, or a "
@@ -243,9 +258,11 @@ class _Dense(Mask):
 
     def __post_init__(self) -> None:
         if self.tensor.dtype is not torch.bool:
+            cure = "To add numbers to the scores, use bias=."
+            if self.tensor.dim() == 1 and not self.tensor.is_floating_point():
+                cure = "For the lengths of sequences, use mask=Padding(lengths)."
             raise DTypeError(
-                f"mask has dtype {self.tensor.dtype}; it must be torch.bool (True = may attend). To add "
-                "numbers to the scores, use bias=."
+                f"mask has dtype {self.tensor.dtype}; it must be torch.bool (True = may attend). {cure}"
             )
 
     def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
@@ -257,6 +274,11 @@ class _Dense(Mask):
                 cure = "For a mask of shape (batch, keys), use Padding(lengths), or " + (
                     f"mask[:, {'None, ' * len(call_shape.lead)}:]."
                 )
+            elif len(call_shape.lead) == 2 and self.tensor.shape == (
+                call_shape.lead[0] * call_shape.lead[1],
+                *shape[2:],
+            ):
+                cure = f"For torch's shape (batch · heads, …), use mask.unflatten(0, {call_shape.lead})."
             raise MaskError(
                 f"mask has shape {tuple(self.tensor.shape)}, which does not broadcast to the shape of "
                 f"the weights, {shape}. {cure}"

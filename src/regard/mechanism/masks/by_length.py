@@ -217,7 +217,8 @@ def _as_lengths(mask: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
         if tensor.numel() and (
             tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool
         ):  # an empty list becomes a float tensor
-            cure = f": {mask}(mask.sum(-1))" if tensor.dtype is torch.bool else ""
+            cure = f": {mask}(mask.sum(-1)), or (~mask).sum(-1) if True marks padding, as in torch"
+            cure = cure if tensor.dtype is torch.bool else ""
             raise DTypeError(f"{mask} got lengths of dtype {tensor.dtype}; they must be integers{cure}.")
         tensor = tensor.to(torch.int64, copy=True)
     if concrete(tensor) and tensor.numel() and int(tensor.min()) < 0:

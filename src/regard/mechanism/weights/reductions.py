@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._util.name_hints import hint_arguments
 from regard.errors import ArgumentError
 from regard.mechanism.autocast import in_own_dtype
 from regard.mechanism.weights import regions, spectrum
@@ -145,6 +146,7 @@ class ReducibleMatrix(SelectableMatrix):
         """
         return spectrum.linear_operator(self)
 
+    @hint_arguments
     @in_own_dtype
     def entropy(self) -> Tensor:
         """Return the entropy −Σ w log w of each row, in nats: (…, q).

@@ -219,7 +219,7 @@ class MultiHeadAttention(Attends):
         query: Tensor,
         key: Tensor | KeyValues | None = None,
         value: Tensor | None = None,
-        *,
+        *positional: Never,
         mask: Mask | Tensor | None = None,
         bias: Bias | None = None,
         rotation: Rotation | None = None,
@@ -233,9 +233,9 @@ class MultiHeadAttention(Attends):
         rotation: rotation of queries and keys, from `RotaryPositions`.
         cache: keys and values from previous calls, to which this call appends its own.
         """
-        if unknown:
+        if unknown or positional:
             keyword_hints.raise_unexpected(
-                "MultiHeadAttention", (), unknown, ("mask", "bias", "rotation", "cache")
+                "MultiHeadAttention", positional, unknown, ("mask", "bias", "rotation", "cache")
             )
         self._check("query", query, self.width)
         if isinstance(key, KeyValues) and (value is not None or cache is not None):
