@@ -52,7 +52,9 @@ def test_addresses_agree():
 def test_the_readme_is_short_and_starts_with_six_lines_of_code():
     text = (ROOT / "README.md").read_text("utf-8")
     assert len(text.splitlines()) <= 120
-    assert text.startswith("# regard\n\n**The attention weights of any PyTorch model, exactly, at any length, ")
+    assert text.startswith(
+        "# regard\n\n**The attention weights of any PyTorch model, exactly, at any length, "
+    )
     code = text.split("```python\n")[1].split("```")[0]
     assert len([line for line in code.splitlines() if line.strip()]) == 6
 
@@ -84,6 +86,29 @@ def test_workflows_are_well_formed(path):
             assert "${{" not in step.get("run", ""), step
     for reference in re.findall(r"needs\.(\w+)", path.read_text("utf-8")):
         assert reference in workflow["jobs"]
+
+
+def test_paths_in_workflows_exist():
+    texts = [path.read_text("utf-8") for path in WORKFLOWS]
+    paths = {path for text in texts for path in re.findall(r"(?<![\w/.])(?:tests|\.github)/[\w./]+\w", text)}
+    assert {"tests/mechanism", ".github/project_urls.py"} <= paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    wheel = (ROOT / ".github/test_wheel.py").read_text("utf-8")
+    for name in re.findall(r'"([\w/]+\.py)"', wheel):
+        assert (ROOT / "tests/mechanism" / name).exists(), name
+
+
+def test_packages_name_the_repository_that_builds_them(tmp_path):
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text("utf-8"), "utf-8")
+    script = [sys.executable, str(ROOT / ".github/project_urls.py"), str(tmp_path)]
+    repository = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "Owner/regard"}
+    for _ in range(2):  # the second run changes nothing
+        subprocess.run(script, env=os.environ | repository, check=True)
+        project = tomllib.loads((tmp_path / "pyproject.toml").read_text("utf-8"))
+        urls = project["project"]["urls"]
+        assert urls["Source"] == "https://github.com/Owner/regard"
+        assert urls["Documentation"] == "https://owner.github.io/regard/"
+        assert project["tool"] == PROJECT["tool"]
 
 
 def test_the_checker_of_workflows_can_fail(tmp_path):
