@@ -48,7 +48,7 @@ constexpr int MATCHES = 3;  // token matches per row in write_sums (inspect.h)
   X(row, WHOLE) \
   X(head, WHOLE) \
   X(tau, FLOAT) \
-  X(output, FLOAT) \
+  X(output, REAL) \
   X(grad, REAL) \
   X(result, FLOAT) \
   X(indices, WHOLE) \

@@ -66,7 +66,8 @@ struct BackwardRows {
   const Block& b;
   int64_t width, stride;  // value width, and padded value width
   Rows rows, queries{};   // dO, query
-  float* columns;         // dO: [t][lane]
+  bool pairs;             // dP is a product of bfloat16 pairs
+  float* columns;         // dO: [t][lane], or columns of pairs
   // dQ; dot scores write to the gradient itself if they can, and `begun` is false until the first keys are added
   float* sums = nullptr;
   ptrdiff_t sums_step = 0;
@@ -74,12 +75,20 @@ struct BackwardRows {
   Tau tau;
   PerLane c;
 
-  explicit BackwardRows(const Block& b) : b(b), width(b.p.value_width), stride(padded(b.p.value_width)) {
+  // in_pairs: whether dP may be computed from pairs
+  BackwardRows(const Block& b, bool in_pairs) : b(b), width(b.p.value_width), stride(padded(b.p.value_width)) {
     const Problem& p = b.p;
     const int64_t wide = padded(p.width);
-    rows = rows_of_block(p.grad, p.offset_of(p.grad, b.unit), width);
-    columns = arena.take(width * b.lanes);
-    to_columns(columns, b.lanes, b.count, width, 1.0f, [&](int lane) { return rows.at + lane * rows.step; });
+    const int64_t grad_at = p.offset_of(p.grad, b.unit);
+    rows = rows_of_block(p.grad, grad_at, width);
+    pairs = in_pairs && are_pairs(p, p.grad, width) && are_pairs(p, p.value, width) && width / 2 % W == 0;
+    columns = arena.take((pairs ? width / 2 : width) * b.lanes);
+    if (pairs)
+      to_columns<false>(columns, b.lanes, b.count, width / 2, 1.0f, [&](int lane) {
+        return reinterpret_cast<const float*>(p.grad.data + 2 * b.at(p.grad, grad_at, lane));
+      });
+    else
+      to_columns(columns, b.lanes, b.count, width, 1.0f, [&](int lane) { return rows.at + lane * rows.step; });
     if (p.d_key || p.family != Family::dot) queries = rows_of_block(p.query, b.query_at, p.width);
     if (p.d_query) {
       in_place = p.family == Family::dot && b.one_head() && stays(p.d_query, p.width, true);
@@ -284,7 +293,7 @@ struct Tiles {
     s = arena.take(KEYS * b.lanes);
     dp = arena.take(KEYS * b.lanes);
     slopes = capped ? arena.take(KEYS * b.lanes) : nullptr;
-    buffer = stays(p.value, a.width, false) ? nullptr : arena.take(b.tile_keys() * a.stride);
+    buffer = a.pairs || stays(p.value, a.width, false) ? nullptr : arena.take(b.tile_keys() * a.stride);
     whole = stays(p.key, p.width, true) ? nullptr : arena.take(b.tile_keys() * padded(p.width));
   }
 
@@ -293,10 +302,15 @@ struct Tiles {
     keys = stage(p.key, b.key_at, from, n, p.width, true, whole);
     if (b.few)
       for (int i = 0; i < n * b.lanes; i += W) store(s + i, vec{});
-    b.match(keys, n, s);
+    b.match(keys, from, n, s);
     b.scale_keys(from, n, s);
     b.adjust(from, n, s, slopes);
     if (!scores_too) return;
+    if (a.pairs) {
+      const auto* pairs = reinterpret_cast<const float*>(p.value.data + 2 * (b.value_at + from * p.value.row));
+      return multiply<Walk::along, Pair>({pairs, ptrdiff_t(p.value.row / 2), a.columns, b.lanes, dp, b.lanes, b.ahead}, n,
+                                         b.vectors, int(a.width / 2), false);
+    }
     const Rows values = stage(p.value, b.value_at, from, n, a.width, false, buffer);
     multiply<Walk::along>({values.at, values.step, a.columns, b.lanes, dp, b.lanes, b.ahead}, n, b.vectors,
                           int(a.width), false);
@@ -347,7 +361,7 @@ struct Tiles {
 template <class Policy>
 void backward_block(const Block& b, Gradients& g, Finite& finite) {
   const Problem& p = b.p;
-  BackwardRows a(b);
+  BackwardRows a(b, b.pairs);
   Tiles<Policy> tiles(b, a);
   see_tau(b, a.tau, finite);
   if constexpr (Policy::fit == Fit::counted) count_keys(b, tiles.s, a.tau.count);
@@ -403,7 +417,7 @@ template <class Policy>
 void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
   const Problem& p = b.p;
   const Policy policy(p);
-  BackwardRows a(b);
+  BackwardRows a(b, false);
   const int64_t keys = b.high - b.low, wide = padded(p.width);
   const bool capped = p.softcap > 0;
   see_tau(b, a.tau, finite);

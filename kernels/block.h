@@ -35,6 +35,7 @@ struct Block {
   int64_t low, high;  // range of the keys that any row sees
   bool few;           // at most FEW rows in the unit
   bool in_step;       // the rows are consecutive rows of one head
+  bool pairs;         // scores are products of bfloat16 pairs
   int64_t head[LANES], query[LANES], number[LANES];
   Term term[MAX_TERMS];
   alignas(64) int32_t start[MAX_TERMS][LANES], stop[MAX_TERMS][LANES];
@@ -56,6 +57,7 @@ struct Block {
     lanes = vectors * W;
     count = int(max_rows < lanes ? max_rows : lanes);
     few = p.heads() * p.queries <= FEW && p.family == Family::dot;
+    pairs = PAIRS && !few && p.family == Family::dot && are_pairs(p, p.query, p.width) && are_pairs(p, p.key, p.width);
     head[0] = first / p.queries;
     query[0] = first % p.queries;
     for (int i = 1; i < lanes; ++i) {
@@ -72,7 +74,7 @@ struct Block {
     query_at = p.offset_of(p.query, unit);
     set_mask();
     if (p.threshold) set_dropout();
-    staged = stays(p.key, p.width, whole_keys()) ? nullptr : arena.take(tile_keys() * padded(p.width));
+    staged = pairs || stays(p.key, p.width, whole_keys()) ? nullptr : arena.take(tile_keys() * padded(p.width));
     spare = packed = nullptr;
     if (p.biases || p.terms) {
       spare = arena.take(lanes * (KEYS + W));
@@ -143,8 +145,24 @@ struct Block {
     }
   }
 
+  // Stores the queries as columns of pairs.
+  void set_query_pairs() {
+    const int64_t words = p.width / 2, width = padded(words);
+    rows = width == words ? nullptr : arena.take(count * width);
+    for (int i = 0; i < count; ++i) {
+      const char* from = p.query.data + 2 * at(p.query, query_at, i);
+      row_at[i] = rows ? rows + i * width : reinterpret_cast<const float*>(from);
+      if (!rows) continue;
+      memcpy(rows + i * width, from, size_t(words) * 4);
+      memset(rows + i * width + words, 0, size_t(width - words) * 4);
+    }
+    columns = arena.take(words * lanes);
+    to_columns<false>(columns, lanes, lanes, words, 1, [&](int lane) { return row_at[lane < count ? lane : count - 1]; });
+  }
+
   // Stores the scaled queries: as rows for few rows and for additive scores, otherwise as columns.
   void set_query() {
+    if (pairs) return set_query_pairs();
     const int64_t width = padded(p.width);
     const bool in_place = p.query.type == Type::float32 && p.query.column == 1 && p.width % W == 0;
     rows = nullptr;
@@ -194,7 +212,7 @@ struct Block {
   void scores(int64_t from, int n, float* s, float* slopes = nullptr) const {
     if (few)
       for (int i = 0; i < n * lanes; i += W) store(s + i, vec{});
-    match(keys_from(from, n, whole_keys()), n, s);
+    match(pairs ? Rows{} : keys_from(from, n, whole_keys()), from, n, s);
     scale_keys(from, n, s);
     if (!all_finite(s, n * lanes)) check_overflow(from, n, s);
     adjust(from, n, s, slopes);
@@ -212,7 +230,9 @@ struct Block {
       for (int i = 0; i < count; ++i) overflowed |= !(s[j * lanes + i] * 0 == 0) && visible[j * lanes + i] != -INF;
   }
 
-  void match(Rows keys, int n, float* s) const {
+  // Computes the scores of n keys before softcap, biases and mask. Pairs are read in place, starting at key `from`.
+  void match(Rows keys, int64_t from, int n, float* s) const {
+    if (pairs) return match_pairs(from, n, s);
 #define CASE(name, Activation) \
   case Family::name: return match_added<Activation>(keys, n, s);
     switch (p.family) {
@@ -224,6 +244,13 @@ struct Block {
       match_few(keys, n, s, lanes, 1);
     else
       multiply<Walk::along>({keys.at, keys.step, columns, lanes, s, lanes, ahead}, n, vectors, int(p.width), false);
+  }
+
+  void match_pairs(int64_t from, int n, float* s) const {
+    const auto* keys = reinterpret_cast<const float*>(p.key.data + 2 * (key_at + from * p.key.row));
+    multiply<Walk::along, Pair>({keys, ptrdiff_t(p.key.row / 2), columns, lanes, s, lanes, ahead}, n, vectors,
+                                int(p.width / 2), false);
+    for (int i = 0; p.scale != 1 && i < n * lanes; i += W) store(s + i, load(s + i) * p.scale);
   }
 
   // Multiplies scores [key][lane] by the scales of int8 keys.

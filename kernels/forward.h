@@ -61,9 +61,29 @@ struct Output {
   float* sums;            // [lane][stride]
   int64_t width, stride;  // value width, and padded value width
   bool begun = false;
+  float *weight_pairs = nullptr, *value_pairs = nullptr;  // [key pair][lane], [key pair][stride]
 
   Output(const Block& b) : width(b.p.value_width), stride(padded(b.p.value_width)) {
     sums = arena.take(b.lanes * stride);
+    // pairs round the weights to bfloat16, which suffices for an output of that type
+    if (!b.pairs || b.p.output.type != Type::bfloat16 || !are_pairs(b.p, b.p.value, 2)) return;
+    weight_pairs = arena.take(KEYS / 2 * b.lanes);
+    value_pairs = arena.take((b.tile_keys() + 1) / 2 * stride);
+  }
+
+  // Adds the values of n keys, starting at `from`, in pairs if possible. buffer: see `values_buffer`.
+  void add(const Block& b, const float* weights, int64_t from, int n, float* buffer) {
+    if (!value_pairs) return add(b, weights, stage(b.p.value, b.value_at, from, n, width, true, buffer), n);
+    for (int j = 0; j < n; j += 2)
+      for (int v = 0; v < b.lanes; v += W) {
+        const float* at = weights + j * b.lanes + v;
+        store(weight_pairs + j / 2 * b.lanes + v, (vec)to_pairs(load(at), j + 1 < n ? load(at + b.lanes) : vec{}));
+      }
+    stage_pairs(value_pairs, b.p.value, b.value_at + from * b.p.value.row, n, width);
+    if (stride)
+      multiply<Walk::down, Pair>({weight_pairs, b.lanes, value_pairs, ptrdiff_t(stride), sums, ptrdiff_t(stride), b.ahead},
+                                 b.count, int(stride / W), (n + 1) / 2, begun);
+    begun = true;
   }
 
   void add(const Block& b, const float* weights, Rows values, int n) {
@@ -93,10 +113,12 @@ struct Output {
   }
 
   void write(const Block& b, const float* factors, Finite& finite) const {
-    const int64_t offset = b.p.offset_of(b.p.output, b.unit);
+    const View& view = b.p.output;
+    const int64_t offset = b.p.offset_of(view, b.unit);
+    if (view.type != Type::float32) return write_halves(b, factors, finite);
     vec zero[4] = {};  // independent sums, because each addition waits for the one before
     for (int i = 0; i < b.count; ++i) {
-      float* to = reinterpret_cast<float*>(b.p.output.data) + b.at(b.p.output, offset, i);
+      float* to = reinterpret_cast<float*>(view.data) + b.at(view, offset, i);
       int64_t t = 0;
       for (; begun && t + 4 * W <= width; t += 4 * W)
 #pragma GCC unroll 4
@@ -112,6 +134,19 @@ struct Output {
       }
     }
     finite.see((zero[0] + zero[1]) + (zero[2] + zero[3]));
+  }
+
+  void write_halves(const Block& b, const float* factors, Finite& finite) const {
+    const View& view = b.p.output;
+    const int64_t offset = b.p.offset_of(view, b.unit);
+    vec zero{};
+    for (int i = 0; i < b.count; ++i)
+      for (int64_t t = 0; t < stride; t += W) {
+        const vec x = begun ? load(sums + i * stride + t) * factors[i] : vec{};
+        zero += x * 0.0f;
+        store_as(view, b.at(view, offset, i) + t, x, int(width - t < W ? width - t : W));
+      }
+    finite.see(zero);
   }
 };
 
@@ -184,13 +219,9 @@ struct Running {
 };
 
 // Returns a buffer for a tile of values, or nullptr if the values can be read in place.
-INLINE float* values_buffer(const Block& b) {
+INLINE float* values_buffer(const Block& b, const Output& output) {
   const int64_t width = b.p.value_width;
-  return stays(b.p.value, width, true) ? nullptr : arena.take(b.tile_keys() * padded(width));
-}
-
-INLINE Rows values_from(const Block& b, int64_t from, int n, float* buffer) {
-  return stage(b.p.value, b.value_at, from, n, b.p.value_width, true, buffer);
+  return output.value_pairs || stays(b.p.value, width, true) ? nullptr : arena.take(b.tile_keys() * padded(width));
 }
 
 // The tensors of the next unit, to be prefetched while this one is computed, if units are so small that both fit into
@@ -237,7 +268,7 @@ INLINE float soften_row(const Power power, int n, float* row, float& top, float&
 }
 
 INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run, Output& output) {
-  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b), *rows = arena.take(FEW * MANY);
+  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b, output), *rows = arena.take(FEW * MANY);
   PerLane factor;
   // use longer tiles if nothing has to be copied: long sequential reads are faster
   const bool plain = b.plain(low, high);
@@ -273,14 +304,14 @@ INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t 
     else if (real)
       output.add_in_place<float>(b, rows, from, n);
     else
-      output.add_rows(b, rows, values_from(b, from, n, buffer), n);
+      output.add_rows(b, rows, stage(b.p.value, b.value_at, from, n, b.p.value_width, true, buffer), n);
   }
 }
 
 INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run,
                        Output& output) {
   if (b.few) return sum_few(b, policy, low, high, run, output);
-  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b);
+  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b, output);
   PerLane factor;
   for (int64_t from = low; from < high; from += KEYS) {
     const int n = int(high - from < KEYS ? high - from : KEYS);
@@ -290,13 +321,13 @@ INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64
     output.scale(b, factor.at);
     if (b.p.threshold) drop(b, from, n, s);
     b.scale_values(from, n, s);
-    output.add(b, s, values_from(b, from, n, buffer), n);
+    output.add(b, s, from, n, buffer);
   }
 }
 
 template <class Policy>
 void sum_counted(const Block& b, const Policy& policy, Tau& tau, Output& output, Finite& finite) {
-  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b);
+  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b, output);
   fit_counted(b, s, tau);
   Tally tally(b);
   for (int64_t from = b.low; from < b.high; from += KEYS) {
@@ -310,7 +341,7 @@ void sum_counted(const Block& b, const Policy& policy, Tau& tau, Output& output,
     }
     if (b.p.threshold) drop(b, from, n, s);
     b.scale_values(from, n, s);
-    output.add(b, s, values_from(b, from, n, buffer), n);
+    output.add(b, s, from, n, buffer);
   }
   if (!tally.agrees(b, tau.count)) finite.fail();
 }

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "isas.h"
@@ -40,6 +41,11 @@ namespace {
 #define HAS_avx512bw __builtin_cpu_supports("avx512bw")
 #define HAS_avx512dq __builtin_cpu_supports("avx512dq")
 #define HAS_avx512vl __builtin_cpu_supports("avx512vl")
+#define HAS_avx512bf16 __builtin_cpu_supports("avx512bf16")
+// Products of bfloat16 pairs run at twice the rate of float32 on AMD's processors, and at half the rate on Intel's.
+#define FAST_PAIRS __builtin_cpu_is("amd")
+#else
+#define FAST_PAIRS true
 #endif
 
 // Returns the processor features that an instruction set's kernels use, according to their compiler flags.
@@ -77,6 +83,7 @@ std::vector<std::string> available() {
   std::vector<std::string> names;
   for (const Kernels* kernels : built())
     if (runs(kernels->name)) names.push_back(kernels->name);
+  if (names.size() > 1 && names[0] == "avx512bf16" && !FAST_PAIRS) std::swap(names[0], names[1]);
   return names;
 }
 

@@ -1,5 +1,8 @@
 // The matrix product used by all kernels:  C[r][v] (+)= Σ_t A(r, t) · B[t][v].
 //
+// An element of A or B is a float or, if `Element` is Pair, two bfloat16 numbers, whose products with the other pair are
+// both added.
+//
 // Columns of B and C are vector lanes. Elements of A are broadcast. They are read along rows (Walk::along,
 // A(r, t) = a[r·step + t]) or down columns (Walk::down, A(r, t) = a[t·step + r]), so neither A nor its transpose needs
 // packing. A tile of C stays in registers for all t.
@@ -68,7 +71,23 @@ class Ahead {
   bool writes_ = false;
 };
 
-template <int R, int V, Walk walk, bool prefetches = false>
+struct Float {
+  using lanes = vec;
+  INLINE static vec broadcast(const float* x) { return splat(*x); }
+  INLINE static vec add(vec sum, vec y, vec x) { return sum + y * x; }
+};
+
+struct Pair {
+  using lanes = uvec;
+  INLINE static uvec broadcast(const float* x) {
+    uint32_t word;  // not a float, which would be changed if it is NaN
+    memcpy(&word, x, 4);
+    return uvec{} + word;
+  }
+  INLINE static vec add(vec sum, uvec y, uvec x) { return add_pairs(sum, y, x); }
+};
+
+template <int R, int V, Walk walk, bool prefetches = false, class Element = Float>
 INLINE void tile(const float* a, ptrdiff_t step, const float* b, ptrdiff_t b_step, float* c, ptrdiff_t c_step,
                  int depth, bool add, Ahead* ahead = nullptr) {
   vec sums[R][V];
@@ -78,19 +97,19 @@ INLINE void tile(const float* a, ptrdiff_t step, const float* b, ptrdiff_t b_ste
     for (int v = 0; v < V; ++v) sums[r][v] = vec{};
 #pragma GCC unroll 2
   for (int t = 0; t < depth; ++t) {
-    vec x[V];
+    typename Element::lanes x[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       if (R <= 4 && R < tall(V))
         __builtin_prefetch(b + v * W + 16 * b_step);  // tiles with few rows are bound by memory latency
-      x[v] = load(b + v * W);
+      x[v] = (typename Element::lanes)load(b + v * W);
     }
     if constexpr (prefetches) ahead->step();
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const vec y = splat(walk == Walk::along ? a[r * step] : a[r]);
+      const auto y = Element::broadcast(walk == Walk::along ? a + r * step : a + r);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sums[r][v] += y * x[v];
+      for (int v = 0; v < V; ++v) sums[r][v] = Element::add(sums[r][v], y, x[v]);
     }
     a += walk == Walk::along ? 1 : step;
     b += b_step;
@@ -114,44 +133,44 @@ struct Product {
   Ahead* ahead = nullptr;
 };
 
-template <int R, int V, Walk walk>
+template <int R, int V, Walk walk, class Element>
 INLINE void rows_of(Product& p, int& rows, int depth, bool add) {
   for (; rows >= R; rows -= R) {
     if (V == 1 && walk == Walk::along)  // little work per row of A: prefetch the next rows
       for (int r = 0; r < R; ++r)
         for (int t = 0; t < depth; t += 16) __builtin_prefetch(p.a + (2 * R + r) * p.a_step + t);
     if (R == tall(V) && p.ahead && !p.ahead->done())
-      tile<R, V, walk, R == tall(V)>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add, p.ahead);
+      tile<R, V, walk, R == tall(V), Element>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add, p.ahead);
     else
-      tile<R, V, walk>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add);
+      tile<R, V, walk, false, Element>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add);
     p.a += walk == Walk::along ? R * p.a_step : R;
     p.c += R * p.c_step;
   }
 }
 
-template <int V, Walk walk>
+template <int V, Walk walk, class Element>
 __attribute__((noinline)) void columns_of(Product p, int rows, int depth, bool add) {
-  rows_of<tall(V), V, walk>(p, rows, depth, add);
-  if constexpr (tall(V) > 8) rows_of<8, V, walk>(p, rows, depth, add);
-  if constexpr (tall(V) > 4) rows_of<4, V, walk>(p, rows, depth, add);
-  rows_of<2, V, walk>(p, rows, depth, add);
-  rows_of<1, V, walk>(p, rows, depth, add);
+  rows_of<tall(V), V, walk, Element>(p, rows, depth, add);
+  if constexpr (tall(V) > 8) rows_of<8, V, walk, Element>(p, rows, depth, add);
+  if constexpr (tall(V) > 4) rows_of<4, V, walk, Element>(p, rows, depth, add);
+  rows_of<2, V, walk, Element>(p, rows, depth, add);
+  rows_of<1, V, walk, Element>(p, rows, depth, add);
 }
 
 // C (+)= A · B with `vectors` vectors of columns.
-template <Walk walk>
+template <Walk walk, class Element = Float>
 void multiply(Product p, int rows, int vectors, int depth, bool add) {
   if (rows < 4 && vectors == 2 * MAX_VECTORS)  // few rows: read B once, in whole rows
-    return rows_of<1, 2 * MAX_VECTORS, walk>(p, rows, depth, add);
+    return rows_of<1, 2 * MAX_VECTORS, walk, Element>(p, rows, depth, add);
   while (vectors > 0) {
     // split evenly: 5 vectors become 3 + 2, not 4 + 1
     const int parts = (vectors + MAX_VECTORS - 1) / MAX_VECTORS, now = (vectors + parts - 1) / parts;
     switch (now) {
-      case 1: columns_of<1, walk>(p, rows, depth, add); break;
-      case 2: columns_of<2, walk>(p, rows, depth, add); break;
-      case 3: columns_of<3, walk>(p, rows, depth, add); break;
+      case 1: columns_of<1, walk, Element>(p, rows, depth, add); break;
+      case 2: columns_of<2, walk, Element>(p, rows, depth, add); break;
+      case 3: columns_of<3, walk, Element>(p, rows, depth, add); break;
       default:
-        if constexpr (MAX_VECTORS > 3) columns_of<4, walk>(p, rows, depth, add);
+        if constexpr (MAX_VECTORS > 3) columns_of<4, walk, Element>(p, rows, depth, add);
     }
     p.b += now * W;
     p.c += now * W;

@@ -111,14 +111,60 @@ INLINE Rows stage(const View& view, int64_t offset, int64_t first, int64_t count
   return {buffer, ptrdiff_t(padded(width))};
 }
 
-// columns[t][lane] = rows[lane][t] · factor, for `lanes` lanes, the first `count` of which have a row.
-template <class Row>
+// Whether rows can be read in place as pairs of bfloat16.
+INLINE bool are_pairs(const Problem& p, const View& view, int64_t width) {
+  bool even = view.type == Type::bfloat16 && view.column == 1 && width % 2 == 0 && view.row % 2 == 0 &&
+              reinterpret_cast<uintptr_t>(view.data) % 4 == 0;
+  for (int i = 0; i < p.axes; ++i) even &= view.lead[i] % 2 == 0;
+  return even;
+}
+
+// Interleaves rows 2i and 2i + 1 of a bfloat16 tensor, so each element is a pair: (row 2i, row 2i + 1). The last row of
+// an odd number of rows is paired with zeros.
+INLINE void stage_pairs(float* to, const View& view, int64_t at, int64_t count, int64_t width) {
+  typedef uint16_t halves __attribute__((vector_size(2 * W), aligned(2), may_alias));
+  const auto* data = reinterpret_cast<const uint16_t*>(view.data) + at;
+  for (int64_t i = 0; i < count; i += 2, to += padded(width)) {
+    const uint16_t *even = data + i * view.row, *odd = even + view.row;
+    const bool both = i + 1 < count;
+    int64_t t = 0;
+    for (; t + W <= width; t += W) {
+      uvec pair = __builtin_convertvector(*reinterpret_cast<const halves*>(even + t), uvec);
+      if (both) pair |= __builtin_convertvector(*reinterpret_cast<const halves*>(odd + t), uvec) << 16;
+      store(to + t, (vec)pair);
+    }
+    for (; t < padded(width); ++t) {
+      const uint32_t pair = t >= width ? 0 : even[t] | (both ? uint32_t(odd[t]) << 16 : 0);
+      memcpy(to + t, &pair, 4);
+    }
+  }
+}
+
+// Converts values to the tensor's type and stores them.
+INLINE void store_as(const View& view, int64_t at, vec x, int count) {
+  alignas(64) uint16_t halves[W];
+  if (view.type == Type::float16) {
+    narrow_halves(halves, x);
+  } else {
+    typedef uint16_t narrow __attribute__((vector_size(2 * W)));
+    const narrow bits = __builtin_convertvector(round_to_bfloat16(x) >> 16, narrow);
+    memcpy(halves, &bits, sizeof bits);
+  }
+  memcpy(reinterpret_cast<uint16_t*>(view.data) + at, halves, size_t(count) * 2);
+}
+
+// columns[t][lane] = rows[lane][t] · factor, for `lanes` lanes, the first `count` of which have a row. If not `scaled`,
+// the elements are copied bit by bit.
+template <bool scaled = true, class Row>
 INLINE void to_columns(float* columns, int lanes, int count, int64_t width, float factor, Row row) {
   for (int first = 0; first < lanes; first += W)
     for (int64_t t = 0; t < width; t += W) {
       vec block[W];
 #pragma GCC unroll 16
-      for (int i = 0; i < W; ++i) block[i] = first + i < count ? load(row(first + i) + t) * factor : vec{};
+      for (int i = 0; i < W; ++i) {
+        block[i] = first + i < count ? load(row(first + i) + t) : vec{};
+        if constexpr (scaled) block[i] *= factor;
+      }
       transpose(block);
       const int valid = width - t < W ? int(width - t) : W;
       if (valid == W) {

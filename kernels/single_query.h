@@ -16,7 +16,8 @@ INLINE bool is_single(const Problem& p) {
   const int64_t vectors = p.width / W;
   const bool plain = p.family == Family::dot && p.softcap == 0 && p.biases + p.lines == 0 && !p.threshold && !p.sink;
   const bool open = p.terms == 0 || (p.terms == 1 && !p.allowed[0]);
-  return plain && open && p.heads() * p.queries == 1 && p.keys <= SINGLE_KEYS && p.output && p.width % W == 0 &&
+  return plain && open && p.heads() * p.queries == 1 && p.keys <= SINGLE_KEYS && p.output &&
+         p.output.type == Type::float32 && p.width % W == 0 &&
          (vectors == 1 || vectors == 2 || vectors == 4 || vectors == 8) && p.value_width == p.width &&
          stays(p.query, p.width, true) && stays(p.key, p.width, true) && stays(p.value, p.width, true);
 }

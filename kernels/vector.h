@@ -8,7 +8,8 @@
 // isa/NAME.h defines W, the number of lanes in a vector; MAX_VECTORS, the maximum number of vectors in a tile; tall(V),
 // the number of rows that fit into registers for a tile of V vectors; vec, ivec, uvec and shorts (2 W values); max and
 // min, which return their second argument if the first is NaN; any, square_root, scale_by_power, widen_halves,
-// widen_bytes, widen_int8 and add_pairs; and reciprocal, 1 / x for values that are neither tiny nor huge.
+// narrow_halves, widen_bytes, widen_int8 and add_pairs; and reciprocal, 1 / x for values that are neither tiny nor huge.
+// If it defines MULTIPLIES_PAIRS, it also defines add_pairs and to_pairs for pairs of bfloat16.
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
 // clang-format off
@@ -29,6 +30,20 @@ INLINE void store(float* to, vec x) { *reinterpret_cast<loose*>(to) = x; }
 INLINE ivec load(const int32_t* from) { return *reinterpret_cast<const ivec*>(from); }
 INLINE uvec load(const uint32_t* from) { return *reinterpret_cast<const uvec*>(from); }
 INLINE vec splat(float x) { return x - vec{}; }
+
+// Rounds to bfloat16, to nearest even, in the upper half of each lane. Not for NaN.
+INLINE uvec round_to_bfloat16(vec x) {
+  const uvec bits = (uvec)x;
+  return (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+}
+
+#ifdef MULTIPLIES_PAIRS
+constexpr bool PAIRS = true;
+#else
+constexpr bool PAIRS = false;  // these functions are not called
+INLINE vec add_pairs(vec sum, uvec, uvec) { return sum; }
+INLINE uvec to_pairs(vec even, vec odd) { return round_to_bfloat16(even) >> 16 | round_to_bfloat16(odd); }
+#endif
 
 // Whether all values are finite.
 INLINE bool all_finite(const float* x, int64_t count) {

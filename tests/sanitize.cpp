@@ -608,6 +608,27 @@ struct Trial {
     if (!r.poisoned) judge.expect(finite, "all is finite, and the kernel does not say so");
   }
 
+  // An output of another type equals the float32 output, rounded.
+  void narrow() {
+    if (!p.output || r.poisoned) return;
+    Tensor half;
+    half.make(r.dice.chance(0.5) ? Type::bfloat16 : Type::float16, r.whole(p.value_width));
+    Problem other = p;
+    other.output = half.view();
+    if (exhausting) exhaust(kernels.forward, other);
+    run(kernels.forward, other, {&half, &r.tau}, [] {});
+    // kernels that multiply pairs also round the weights to bfloat16
+    const bool pairs = std::string(kernels.name) == "avx512bf16" && p.query.type == Type::bfloat16;
+    const double size = pairs ? 0x1p-6 : half.type == Type::bfloat16 ? 0x1p-8 : 0x1p-11;
+    each_row([&](const std::vector<int64_t>& at, int64_t i, const Row&) {
+      for (int64_t e = 0; e < p.value_width; ++e) {
+        const double wanted = r.output.get(at, i, e);
+        if (std::fabs(wanted) > 60000) continue;  // infinite in float16
+        judge.near(half.get(at, i, e), wanted, size / 3e-5 * (pairs ? 4 : std::fabs(wanted)) + 0x1p-24 / 3e-5, "narrow output");
+      }
+    });
+  }
+
   // Lets each allocation of a kernel fail once, and counts them.
   void exhaust(bool (*kernel)(const Problem&, int), const Problem& problem) {
     const int64_t failed = ::exhaust([&] { kernel(problem, 4); });
@@ -903,6 +924,7 @@ int main(int count, char** arguments) {
     Trial trial{round, {uint64_t(number), round}, exhaust};
     trial.forward();
     if (!poison) {
+      trial.narrow();
       trial.fit();
       trial.look();
       trial.add_up();

@@ -36,6 +36,11 @@ INLINE int64_t widen_halves(float* to, const uint16_t* from, int64_t count) {
   return i;
 }
 
+// Converts to float16, rounding to nearest even.
+INLINE void narrow_halves(uint16_t* to, vec x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+}
+
 // Reads W pairs of int8 as W pairs of int16.
 INLINE shorts widen_bytes(const int8_t* from) {
   return (shorts)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));

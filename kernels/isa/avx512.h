@@ -41,6 +41,11 @@ INLINE int64_t widen_halves(float* to, const uint16_t* from, int64_t count) {
   return i;
 }
 
+// Converts to float16, rounding to nearest even.
+INLINE void narrow_halves(uint16_t* to, vec x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+}
+
 // Reads W pairs of int8 as W pairs of int16.
 INLINE shorts widen_bytes(const int8_t* from) {
   return (shorts)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));

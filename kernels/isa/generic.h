@@ -1,6 +1,8 @@
 // Any processor: 4 floats per vector, 16 registers.
 #pragma once
 
+#include <cstring>
+
 #include "../abi.h"
 
 namespace regard {

@@ -1,6 +1,8 @@
 // NEON (AArch64): 4 floats per vector, 32 registers.
 #pragma once
 
+#include <cstring>
+
 #include "../abi.h"
 
 namespace regard {

@@ -29,6 +29,24 @@ INLINE vec scale_by_power(vec fraction, vec, vec shifted, vec x, float lowest) {
 // Returns 0: no float16 values are converted, and the caller converts them one by one.
 INLINE int64_t widen_halves(float*, const uint16_t*, int64_t) { return 0; }
 
+INLINE uint16_t narrow_half(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  const uint32_t sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+  if (size >= 0x47800000) return uint16_t(sign | (size > 0x7f800000 ? 0x7e00 : 0x7c00));  // at least 65,536, or NaN
+  if (size >= 0x38800000) return uint16_t(sign | (size + 0xfff + (size >> 13 & 1) - 0x38000000) >> 13);
+  float small;  // subnormal: adding 0.5 rounds to a multiple of 2^−24
+  memcpy(&small, &size, 4);
+  small += 0.5f;
+  memcpy(&bits, &small, 4);
+  return uint16_t(sign | (bits - 0x3f000000));
+}
+
+// Converts to float16, rounding to nearest even.
+INLINE void narrow_halves(uint16_t* to, vec x) {
+  for (int i = 0; i < W; ++i) to[i] = narrow_half(x[i]);
+}
+
 // Reads W pairs of int8 as W pairs of int16.
 INLINE shorts widen_bytes(const int8_t* from) {
   typedef int8_t bytes __attribute__((vector_size(2 * W), aligned(1), may_alias));

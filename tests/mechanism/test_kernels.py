@@ -415,7 +415,7 @@ def test_tensors_of_the_wrong_dtype_are_rejected():
     for tensor in range(5):  # query, key, value, output, tau
         at = first + tensor * size
         for kind in range(-1, 8):
-            if kind in ((1,) if tensor >= 3 else (1, 2, 3)):
+            if kind in ((1,) if tensor == 4 else (1, 2, 3)):
                 continue
             changed = call.numbers.copy()
             changed[at + 1] = kind
@@ -473,7 +473,8 @@ def test_instruction_sets_differ_by_roundings_only():
                 if a.is_floating_point():  # keys of equal weight may be in either order
                     close(a, b, rtol=1e-4, atol=1e-4, msg=lambda text, at=(name, i): f"{at}\n{text}")
         outputs = ([actual[isa][name][1] for name in THREADED] for isa in (one, other))
-        assert not all(map(torch.equal, *outputs))  # otherwise both instruction sets run the same code
+        if {one, other} != {"avx512", "avx512bf16"}:  # these differ in bfloat16 only
+            assert not all(map(torch.equal, *outputs))  # otherwise both instruction sets run the same code
 
 
 def test_a_cached_call_runs_with_another_instruction_set():

@@ -20,7 +20,7 @@ KERNELS, DRIVERS = ROOT / "kernels", sorted((ROOT / "tests").glob("sanitize*.cpp
 CMAKE = (KERNELS / "CMakeLists.txt").read_text()
 OPTIONS = ["-std=c++17", "-g", "-Wno-psabi"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-ISAS = ("avx512", "avx2", "generic") if platform.machine() in ("x86_64", "AMD64") else ("neon",)
+ISAS = ("avx512bf16", "avx512", "avx2", "generic") if platform.machine() in ("x86_64", "AMD64") else ("neon",)
 COMPILER = shutil.which("c++")
 CROSS, QEMU = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
 Drivers = Callable[[str, str], list[Path]]

@@ -326,15 +326,13 @@ def _run_cached(query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_t
     )
     if requires_grad and query.dtype is not torch.float32:
         return None
-    output = torch.empty_strided(
-        prepared.output_shape, prepared.output_stride, dtype=torch.float32, device="cpu"
-    )
+    shape, stride = prepared.output_shape, prepared.output_stride
+    output = torch.empty_strided(shape, stride, dtype=query.dtype, device="cpu")
     tau = None
     if need_tau or requires_grad:
         tau = torch.empty(prepared.tau_shape, dtype=torch.float32, device="cpu")
     if not prepared.call.forward(query, key, value, output, tau):
         return None
-    output = output if query.dtype is torch.float32 else output.to(query.dtype)
     return _differentiable(output, tau, prepared, requires_grad, call, query, key, value)
 
 
@@ -374,7 +372,7 @@ def _prepare(query: Tensor, key: Tensor, value: Tensor, call: Call) -> _Prepared
     addresses = [problem[name].data_ptr() for name in _INPUTS]
     if "sink" in problem.tensors or addresses != [x.data_ptr() for x in (query, key, value)]:
         return None  # the encoding would contain the address of a copy
-    output, tau = empty_results(problem)
+    output, tau = empty_results(problem, keep_dtype=True)
     merged = layout.merge(output)
     if merged.data_ptr() != output.data_ptr():
         return None

@@ -202,11 +202,15 @@ class Problem:
         )
 
 
-def empty_results(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Allocate output and τ, in float32 or float64. The output has the query's memory order."""
+def empty_results(problem: Problem, *, keep_dtype: bool = False) -> tuple[Tensor, Tensor]:
+    """Allocate output and τ, in float32 or float64. The output has the query's memory order.
+
+    keep_dtype: allocate the output in the query's dtype.
+    """
     query, tokens = problem["query"], problem.queries
     dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
-    output = empty_in_order((*problem.lead(), tokens, problem["value"].shape[-1]), query, dtype=dtype)
+    shape = (*problem.lead(), tokens, problem["value"].shape[-1])
+    output = empty_in_order(shape, query, dtype=query.dtype if keep_dtype else dtype)
     return output, query.new_empty(*problem.lead(), tokens, 2, dtype=dtype)
 
 
