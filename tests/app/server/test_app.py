@@ -36,7 +36,10 @@ def test_translations_equal_the_translators(client, registry):
     for result, item in zip(answer["translations"], expected, strict=True):
         assert result["source"] == item.source
         assert result["alternatives"][0]["text"] == item.alternatives[0].text
-        assert result["alignment"] == item.alignment.to_dict()
+        alignment, wanted = result["alignment"], item.alignment.to_dict()
+        # torch's products may round differently at other addresses, and weights are rounded to four digits
+        assert np.allclose(alignment.pop("weights"), wanted.pop("weights"), rtol=0, atol=1.5e-4)
+        assert alignment == wanted
     assert answer["view"] is None
 
 
