@@ -20,7 +20,7 @@ export function chapterLinks(base, names) {
   if (!names.length) return [];
   const nodes = names.map((name) => {
     const title = CHAPTERS[name].replace(". ", ".\u00a0"); // no line break after the number
-    return base ? make("a", { href: `${base.replace(/\/$/, "")}/path/${name}.html`, target: "_blank", rel: "noopener" }, title) : make("span", {}, title);
+    return base ? make("a", { href: `${base.replace(/\/$/, "")}/path/${name}.html`, target: "_blank", rel: "noopener" }, title) : make("span", { title: `docs/path/${name}.md in the repository; make docs builds the guide` }, title);
   });
   return ["Guide: ", ...nodes.flatMap((node, index) => (index ? [", ", node] : [node]))];
 }
