@@ -3,7 +3,7 @@
 import { UNKNOWN } from "./engine/search.js";
 import { SPACE } from "./tokenizers/sentencepiece.js";
 
-const MIN_KNOWN = 2; // minimum number of known characters by which a copied word is recognized
+const MIN_KNOWN = 3; // minimum number of known characters by which a copied word is recognized
 
 // The mean of the selected heads, excluding special tokens: rows of target tokens, columns of source tokens
 // steps: steps of the decoder. head: { layer, heads, shift } of the alignment

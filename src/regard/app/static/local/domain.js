@@ -14,7 +14,7 @@ export function domainWarning({ words, lowest, unseen = 0, factor = 2 }, source,
   const unknown = words ? sourceWords.filter((word) => !words.includes(word.toLowerCase())) : [];
   if (unknown.length > unseen * sourceWords.length) {
     let named = [...new Set(unknown)].map((word) => `“${shorten(word)}”`);
-    if (named.length > MAX_LISTED) named = [...named.slice(0, MAX_LISTED), `${named.length - MAX_LISTED} others`];
+    if (named.length > MAX_LISTED + 1) named = [...named.slice(0, MAX_LISTED), `${named.length - MAX_LISTED} others`];
     const list = [named.slice(0, -1).join(", "), named.at(-1)].filter(Boolean).join(" and ");
     return `Outside the training data: ${list} ${named.length === 1 ? "does" : "do"} not occur in it. Do not trust this translation.`;
   }
