@@ -32,8 +32,8 @@ constexpr int MATCHES = 3;  // token matches per row in write_sums (inspect.h)
 #define TYPES(X) X(none) X(float32) X(bfloat16) X(float16) X(int64) X(boolean) X(int8)
 
 // The tensors of a call: name, and allowed types (see module.cpp). `key_scale` and `value_scale` are the factors of
-// int8 keys and values, one per token (see few_queries.h). `row` and `head` are the row and head indices, for biases and
-// dropout. `center`, `span`, `token` and `key_token` define the sums over sets of keys in inspect.h, whose kernels
+// int8 keys and values, one per token (see few_queries.h). `row` and `head` are the row and head indices, for biases
+// and dropout. `center`, `span`, `token` and `key_token` define the sums over sets of keys in inspect.h, whose kernels
 // write `result` and `indices`.
 // clang-format off
 #define TENSORS(X) \

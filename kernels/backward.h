@@ -308,8 +308,8 @@ struct Tiles {
     if (!scores_too) return;
     if (a.pairs) {
       const auto* pairs = reinterpret_cast<const float*>(p.value.data + 2 * (b.value_at + from * p.value.row));
-      return multiply<Walk::along, Pair>({pairs, ptrdiff_t(p.value.row / 2), a.columns, b.lanes, dp, b.lanes, b.ahead}, n,
-                                         b.vectors, int(a.width / 2), false);
+      return multiply<Walk::along, Pair>({pairs, ptrdiff_t(p.value.row / 2), a.columns, b.lanes, dp, b.lanes, b.ahead},
+                                         n, b.vectors, int(a.width / 2), false);
     }
     const Rows values = stage(p.value, b.value_at, from, n, a.width, false, buffer);
     multiply<Walk::along>({values.at, values.step, a.columns, b.lanes, dp, b.lanes, b.ahead}, n, b.vectors,
@@ -394,8 +394,8 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
     }
     if (g.value.at)
       multiply<Walk::along>(
-          {tiles.s, b.lanes, a.rows.at, a.rows.step, g.value.at + from * g.value.row, ptrdiff_t(g.value.row), b.ahead}, n,
-          int(a.stride / W), b.count, !g.fresh);
+          {tiles.s, b.lanes, a.rows.at, a.rows.step, g.value.at + from * g.value.row, ptrdiff_t(g.value.row), b.ahead},
+          n, int(a.stride / W), b.count, !g.fresh);
     if (!tiles.scores_too) continue;
     if (p.adds_up())
       for (int i = 0; i < n * b.lanes; i += W) finite.see(load(tiles.dp + i));

@@ -157,7 +157,8 @@ struct Block {
       memset(rows + i * width + words, 0, size_t(width - words) * 4);
     }
     columns = arena.take(words * lanes);
-    to_columns<false>(columns, lanes, lanes, words, 1, [&](int lane) { return row_at[lane < count ? lane : count - 1]; });
+    to_columns<false>(columns, lanes, lanes, words, 1,
+                      [&](int lane) { return row_at[lane < count ? lane : count - 1]; });
   }
 
   // Stores the scaled queries: as rows for few rows and for additive scores, otherwise as columns.

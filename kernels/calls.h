@@ -1,5 +1,5 @@
-// Cached calls. A call that has the same shapes, strides, score, mask and normalizer as an earlier one, and that torch's
-// state allows, runs here without executing Python code.
+// Cached calls. A call that has the same shapes, strides, score, mask and normalizer as an earlier one, and that
+// torch's state allows, runs here without executing Python code.
 //
 // Nothing here links against torch. Its state is read with torch's own Python functions, and shapes, strides and
 // addresses with the functions of DLPack's C exchange API, which torch publishes as Tensor.__dlpack_c_exchange_api__.
@@ -64,7 +64,8 @@ class Calls {
     export_ = exchange->export_borrowed;
   }
 
-  // Adds a call. prepared: an object that `run` returns with τ. shapes: shape and strides of output and τ, in this order.
+  // Adds a call. prepared: an object that `run` returns with τ. shapes: shape and strides of output and τ, in this
+  // order.
   void add(nb::handle query, nb::handle key, nb::handle value, nb::handle score, nb::handle mask, nb::handle normalize,
            const Problem& problem, const std::vector<ptrdiff_t>& offsets, nb::handle prepared, nb::handle shapes) {
     if (offsets.size() != TENSORS_OF_A_CALL) throw std::invalid_argument("a cached call has five tensors");
@@ -78,7 +79,8 @@ class Calls {
     std::memcpy(call->offsets, offsets.data(), sizeof call->offsets);
     call->prepared = nb::borrow(prepared);
     for (const nb::handle shape : shapes) call->shapes.push_back(nb::borrow(shape));
-    if (call->shapes.size() != 4) throw std::invalid_argument("a cached call has two results, each with shape and strides");
+    if (call->shapes.size() != 4)
+      throw std::invalid_argument("a cached call has two results, each with shape and strides");
     calls_.emplace(signature.hash, std::move(call));
   }
 
@@ -98,8 +100,8 @@ class Calls {
       return nb::none();
     const std::shared_ptr<const Call> call = find(signature, score, mask, normalize);
     if (!call) return nb::none();
-    const bool needs_grad = truth(ask(grad_enabled_)) &&
-                            (requires_grad(query) || requires_grad(key) || requires_grad(value));
+    const bool needs_grad =
+        truth(ask(grad_enabled_)) && (requires_grad(query) || requires_grad(key) || requires_grad(value));
     const nb::object output = empty(query, call->shapes[0], call->shapes[1], &data[3]);
     const bool with_tau = need_tau || needs_grad;
     const nb::object tau = with_tau ? empty(query, call->shapes[2], call->shapes[3], &data[4]) : nb::none();

@@ -49,8 +49,8 @@ INLINE View view(const float* data, const int64_t (&sizes)[5], const int64_t (&s
 
 // query, out: batch · queries rows of (groups · per_group · head). keys: batch entries of (capacity, row); in each
 // row, the values follow the keys.
-INLINE bool attend(const Step& s, const float* query, int64_t query_row, const float* keys, int64_t capacity, float* out,
-                   int64_t batch, int64_t queries, int64_t length, const int64_t* stop, int threads) {
+INLINE bool attend(const Step& s, const float* query, int64_t query_row, const float* keys, int64_t capacity,
+                   float* out, int64_t batch, int64_t queries, int64_t length, const int64_t* stop, int threads) {
   const int64_t heads = s.groups * s.per_group, row = 2 * s.groups * s.head, width = heads * s.head;
   Problem p;
   p.axes = 3;
@@ -101,31 +101,34 @@ bool step(const Step& s, int threads) {
       for (int64_t r = 0; r < s.rows; ++r)
         memcpy(b.cache + (r * s.capacity + s.length) * row, s.projected + r * (heads + row) + heads,
                size_t(row) * sizeof(float));
-      if (!attend(s, s.projected, heads + row, b.cache, s.capacity, s.attended, s.rows, 1, s.length + 1, nullptr, threads))
+      if (!attend(s, s.projected, heads + row, b.cache, s.capacity, s.attended, s.rows, 1, s.length + 1, nullptr,
+                  threads))
         return false;
       apply(b.out_proj, s.attended, s.y, s.rows, heads, s.width, threads);
       return true;
     });
     finite = finite && residual(s, b.norms[1], [&](const float* x) {
-      float* queries = s.index ? s.spread : s.projected;
-      apply(b.query, x, s.projected, s.rows, s.width, heads, threads);
-      const int64_t count = s.sources * s.slots;
-      if (s.index) {
-        memset(queries, 0, size_t(count * heads) * sizeof(float));
-        for (int64_t r = 0; r < s.rows; ++r)
-          memcpy(queries + s.index[r] * heads, s.projected + r * heads, size_t(heads) * sizeof(float));
-      }
-      float* out = s.index ? s.spread + count * heads : s.attended;
-      if (!attend(s, queries, heads, b.source, s.keys, out, s.sources, s.slots, s.keys, s.lengths, threads)) return false;
-      if (b.queries)
-        for (int64_t r = 0; r < s.rows; ++r)
-          memcpy(b.queries + (r * s.capacity + s.length) * heads, s.projected + r * heads, size_t(heads) * sizeof(float));
-      if (s.index)
-        for (int64_t r = 0; r < s.rows; ++r)
-          memcpy(s.attended + r * heads, out + s.index[r] * heads, size_t(heads) * sizeof(float));
-      apply(b.cross_out, s.attended, s.y, s.rows, heads, s.width, threads);
-      return true;
-    });
+               float* queries = s.index ? s.spread : s.projected;
+               apply(b.query, x, s.projected, s.rows, s.width, heads, threads);
+               const int64_t count = s.sources * s.slots;
+               if (s.index) {
+                 memset(queries, 0, size_t(count * heads) * sizeof(float));
+                 for (int64_t r = 0; r < s.rows; ++r)
+                   memcpy(queries + s.index[r] * heads, s.projected + r * heads, size_t(heads) * sizeof(float));
+               }
+               float* out = s.index ? s.spread + count * heads : s.attended;
+               if (!attend(s, queries, heads, b.source, s.keys, out, s.sources, s.slots, s.keys, s.lengths, threads))
+                 return false;
+               if (b.queries)
+                 for (int64_t r = 0; r < s.rows; ++r)
+                   memcpy(b.queries + (r * s.capacity + s.length) * heads, s.projected + r * heads,
+                          size_t(heads) * sizeof(float));
+               if (s.index)
+                 for (int64_t r = 0; r < s.rows; ++r)
+                   memcpy(s.attended + r * heads, out + s.index[r] * heads, size_t(heads) * sizeof(float));
+               apply(b.cross_out, s.attended, s.y, s.rows, heads, s.width, threads);
+               return true;
+             });
     if (!finite) return false;
     residual(s, b.norms[2], [&](const float* x) {
       apply(b.ffn_in, x, s.hidden, s.rows, s.width, s.inner, threads);

@@ -81,8 +81,9 @@ struct Output {
       }
     stage_pairs(value_pairs, b.p.value, b.value_at + from * b.p.value.row, n, width);
     if (stride)
-      multiply<Walk::down, Pair>({weight_pairs, b.lanes, value_pairs, ptrdiff_t(stride), sums, ptrdiff_t(stride), b.ahead},
-                                 b.count, int(stride / W), (n + 1) / 2, begun);
+      multiply<Walk::down, Pair>(
+          {weight_pairs, b.lanes, value_pairs, ptrdiff_t(stride), sums, ptrdiff_t(stride), b.ahead}, b.count,
+          int(stride / W), (n + 1) / 2, begun);
     begun = true;
   }
 
@@ -95,8 +96,8 @@ struct Output {
 
   void add_rows(const Block& b, const float* weights, Rows values, int n) {  // [lane][MANY]
     if (stride)
-      multiply<Walk::along>({weights, MANY, values.at, values.step, sums, ptrdiff_t(stride)}, b.count,
-                            int(stride / W), n, begun);
+      multiply<Walk::along>({weights, MANY, values.at, values.step, sums, ptrdiff_t(stride)}, b.count, int(stride / W),
+                            n, begun);
     begun = true;
   }
 
@@ -308,8 +309,7 @@ INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t 
   }
 }
 
-INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run,
-                       Output& output) {
+INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run, Output& output) {
   if (b.few) return sum_few(b, policy, low, high, run, output);
   float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b, output);
   PerLane factor;

@@ -17,11 +17,11 @@
 namespace regard {
 namespace {
 
-constexpr int COLUMNS = 16, VECTORS = COLUMNS / W;      // columns and vectors per block of weights
-constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;      // rows per tile: their sums fit into registers
-constexpr int FLOAT_ROWS = 5;                            // rows per tile of two float32 columns
-constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21;       // minimum number of products that justifies a second thread
-constexpr float TINY = 1e-30f;                           // rows whose values are all below this are treated as zero
+constexpr int COLUMNS = 16, VECTORS = COLUMNS / W;   // columns and vectors per block of weights
+constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;  // rows per tile: their sums fit into registers
+constexpr int FLOAT_ROWS = 5;                        // rows per tile of two float32 columns
+constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21;   // minimum number of products that justifies a second thread
+constexpr float TINY = 1e-30f;                       // rows whose values are all below this are treated as zero
 typedef int16_t narrow __attribute__((vector_size(2 * W), aligned(2), may_alias));
 
 // Computes R rows and C columns of a float32 product.
@@ -127,8 +127,7 @@ INLINE void int8_tile(const Linear& l, const int32_t* x, const float* scales, in
     for (int v = 0; v < VECTORS; ++v) {
       const vec scale = scales[r] * load(l.scales + first + v * W);
       const vec result = __builtin_convertvector(sums[r][v], vec) * scale;
-      store(columns == COLUMNS ? out + v * W : y + v * W,
-            l.bias ? result + load(l.bias + first + v * W) : result);
+      store(columns == COLUMNS ? out + v * W : y + v * W, l.bias ? result + load(l.bias + first + v * W) : result);
     }
     if (columns < COLUMNS) memcpy(out, y, size_t(columns) * sizeof(float));
   }
@@ -168,8 +167,8 @@ void linear_int8(const Linear& l, int threads) {
     const Work& w = *static_cast<const Work*>(context);
     const int64_t end = (item + 1) * QUANTIZED < w.l.rows ? (item + 1) * QUANTIZED : w.l.rows;
     for (int64_t row = item * QUANTIZED; row < end; ++row)
-      w.scales[row] = quantize_row(w.l.x + row * w.l.depth, w.l.depth,
-                                   reinterpret_cast<int16_t*>(w.x + row * w.pairs), w.limit);
+      w.scales[row] =
+          quantize_row(w.l.x + row * w.l.depth, w.l.depth, reinterpret_cast<int16_t*>(w.x + row * w.pairs), w.limit);
   };
   parallel((l.rows + QUANTIZED - 1) / QUANTIZED, l.rows * l.depth < MIN_PRODUCTS / 16 ? 1 : threads, quantize, &work);
   const auto multiply = [](void* context, int64_t item) {

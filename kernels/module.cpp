@@ -249,7 +249,8 @@ bool call(nb::handle numbers, nb::handle factors, int threads) {
 // A call that is decoded once and run many times, with new addresses for some of its tensors.
 class Prepared {
  public:
-  Prepared(nb::handle numbers, nb::handle factors, const std::vector<int64_t>& names) : problem_(read(numbers, factors)) {
+  Prepared(nb::handle numbers, nb::handle factors, const std::vector<int64_t>& names)
+      : problem_(read(numbers, factors)) {
     for (int64_t name : names)
       offsets_.push_back(reinterpret_cast<char*>(slot(problem_, name).view) - reinterpret_cast<char*>(&problem_));
   }
@@ -405,19 +406,20 @@ NB_MODULE(_kernels, m) {
   nb::class_<Calls>(m, "Calls")
       .def(nb::init<const nb::dict&>())
       .def("clear", &Calls::clear)
-      .def("add",
-           [](Calls& calls, nb::handle query, nb::handle key, nb::handle value, nb::handle score, nb::handle mask,
-              nb::handle normalize, const Prepared& call, nb::handle prepared, nb::handle shapes) {
-             calls.add(query, key, value, score, mask, normalize, call.problem(), call.offsets(), prepared, shapes);
-           },
-           nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
-      .def("run",
-           [](const Calls& calls, nb::handle query, nb::handle key, nb::handle value, nb::handle score, nb::handle mask,
-              nb::handle normalize, bool need_tau) {
-             return calls.run(chosen, query, key, value, score, mask, normalize, need_tau);
-           },
-           nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
-           nb::arg());
+      .def(
+          "add",
+          [](Calls& calls, nb::handle query, nb::handle key, nb::handle value, nb::handle score, nb::handle mask,
+             nb::handle normalize, const Prepared& call, nb::handle prepared, nb::handle shapes) {
+            calls.add(query, key, value, score, mask, normalize, call.problem(), call.offsets(), prepared, shapes);
+          },
+          nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
+      .def(
+          "run",
+          [](const Calls& calls, nb::handle query, nb::handle key, nb::handle value, nb::handle score, nb::handle mask,
+             nb::handle normalize,
+             bool need_tau) { return calls.run(chosen, query, key, value, score, mask, normalize, need_tau); },
+          nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
+          nb::arg());
   m.def("weights", &call<&Kernels::weights>);
   m.def("entropy", &call<&Kernels::entropy>);
   m.def("dropout", &drop);

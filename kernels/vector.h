@@ -8,8 +8,8 @@
 // isa/NAME.h defines W, the number of lanes in a vector; MAX_VECTORS, the maximum number of vectors in a tile; tall(V),
 // the number of rows that fit into registers for a tile of V vectors; vec, ivec, uvec and shorts (2 W values); max and
 // min, which return their second argument if the first is NaN; any, square_root, scale_by_power, widen_halves,
-// narrow_halves, widen_bytes, widen_int8 and add_pairs; and reciprocal, 1 / x for values that are neither tiny nor huge.
-// If it defines MULTIPLIES_PAIRS, it also defines add_pairs and to_pairs for pairs of bfloat16.
+// narrow_halves, widen_bytes, widen_int8 and add_pairs; and reciprocal, 1 / x for values that are neither tiny nor
+// huge. If it defines MULTIPLIES_PAIRS, it also defines add_pairs and to_pairs for pairs of bfloat16.
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
 // clang-format off

@@ -53,9 +53,7 @@ INLINE vec widen_int8(const int8_t* from) {
 }
 
 // Adds the products of two pairs of int16 to each lane.
-INLINE ivec add_pairs(ivec sum, shorts a, shorts b) {
-  return sum + (ivec)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-}
+INLINE ivec add_pairs(ivec sum, shorts a, shorts b) { return sum + (ivec)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
 
 }  // namespace
 }  // namespace regard

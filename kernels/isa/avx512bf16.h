@@ -10,9 +10,7 @@ namespace regard {
 namespace {
 
 // Adds the products of two pairs of bfloat16 to each lane.
-INLINE vec add_pairs(vec sum, uvec a, uvec b) {
-  return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-}
+INLINE vec add_pairs(vec sum, uvec a, uvec b) { return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
 
 // Rounds two vectors to bfloat16 and interleaves them: (even[0], odd[0]), (even[1], odd[1]), …
 INLINE uvec to_pairs(vec even, vec odd) {
