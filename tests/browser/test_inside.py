@@ -53,6 +53,32 @@ def test_each_architecture_is_drawn(visit: Visit, model: str) -> None:
     visit.look(f"inside-{model}", SIZES)
 
 
+@needs_encoder
+def test_an_encoder_does_not_show_the_prediction_of_the_previous_model(visit: Visit) -> None:
+    visit.page.evaluate(
+        """() => {
+            const { fillText } = CanvasRenderingContext2D.prototype;
+            window.drawn = [];
+            CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+                window.drawn.push(text);
+                fillText.call(this, text, ...rest);
+            };
+        }"""
+    )
+    predicted = "window.drawn.some((text) => / %$/.test(text))"
+    enter(visit, model="stories", text=TEXT)
+    visit.until(predicted)
+    visit.page.get_by_label("Model", exact=True).select_option("minilm")
+    visit.until("document.querySelector('.inside-canvas')?.ariaLabel.startsWith('minilm')")
+    visit.settle()
+    redraw(visit.page)
+    visit.page.evaluate("window.drawn.length = 0")
+    visit.page.locator(".inside-canvas").focus()
+    visit.page.keyboard.press("0")
+    visit.until("window.drawn.includes('Output')")
+    assert not visit.page.evaluate(predicted)
+
+
 def test_the_language_model_is_shown_first_and_recurrent_models_are_not_offered(visit: Visit) -> None:
     enter(visit)
     options = visit.page.get_by_label("Model").locator("option").all_inner_texts()

@@ -49,6 +49,7 @@ export function open({ element, state, save, models, pending, signal }) {
       body.replaceChildren(layout);
       stage.scene.selected = null;
       predictions.element.hidden = !answer.predictions;
+      stage.scene.predictions = null; // those of the previous model
       if (answer.predictions) showPredictions();
       stage.canvas.setAttribute("aria-label", `${settings.model} reads “${request().text}”. ${describe({ kind: "model" })}`);
       stage.show(answer, request(), at);
