@@ -248,6 +248,9 @@ _PADDING = "regard.Padding(attention_mask.sum(-1)), or mask=attention_mask[:, No
 # arguments: function or class → unknown keyword → answer; the key "" holds the answer for a missing argument
 _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "Softmax": {**_NO_DIM, "scale": "score=regard.ScaledDot(scale)"},
+    "Softmax1": {**_NO_DIM, **dict.fromkeys(("sink", "sinks", "s_aux"), "score=")},
+    "Sigmoid": {**_NO_DIM, "temperature": "score=regard.ScaledDot(scale)"},
+    "Hard": _NO_DIM,
     "Sparsemax": _NO_DIM,
     "Entmax": _NO_DIM,
     "Entmax15": _NO_DIM,
@@ -299,6 +302,22 @@ _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
     "Cosine": {"temperature": "scale=, which is 1 / temperature", "": "regard.Cosine(scale)"},
     "Sink": {**_HEADS, "": "regard.Sink(heads)"},
+    "Gaussian": dict.fromkeys(("bandwidth", "std", "scale", "width"), "sigma="),
+    "Prefix": {
+        **dict.fromkeys(("prefix_len", "prefix_length", "n", "size"), "length="),
+        "": "regard.Prefix(length)",
+    },
+    "T5Bias": {
+        **_HEADS,
+        **dict.fromkeys(("num_buckets", "relative_attention_num_buckets"), "buckets="),
+        "": "regard.T5Bias(heads)",
+    },
+    "RotaryPositions": {
+        **_WIDTH,
+        **dict.fromkeys(("head_dim", "dim_head"), "width="),
+        **dict.fromkeys(("theta", "rope_theta"), "base="),
+        "": "regard.models.RotaryPositions(width)",
+    },
     "ReducibleMatrix.entropy": dict.fromkeys(
         ("dim", "axis"), "Omit it: the entropy is always taken over the keys, for each query"
     ),
@@ -346,6 +365,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
     "edit": {"ablate": "the intervention regard.ZeroAblation()", "": _EDIT},
     "patch": {"": "regard.patch(), or with regard.patched(): to replace torch's function everywhere"},
+    "patched": {"": "with regard.patched(): model(…), which replaces torch's function everywhere"},
     "enable": {"": 'regard.huggingface.enable(), then model.set_attn_implementation("regard")'},
     "heatmap": {"": "regard.heatmap(axes, weights), or weights.to_png(path)"},
     "self_attention": {"": "regard.attention(query, key, value), or self_attention(x, mask=mask)"},

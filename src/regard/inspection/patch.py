@@ -64,6 +64,7 @@ def unpatch() -> None:
                 setattr(module, name, original)
 
 
+@hint_arguments
 @contextmanager
 def patched() -> Iterator[None]:
     """Apply `patch` inside a `with` block.

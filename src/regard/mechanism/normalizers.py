@@ -105,6 +105,7 @@ class Softmax(Normalizer):
         return self.phi(x) if self.temperature == 1.0 else self.phi(x) / self.temperature
 
 
+@hint_arguments
 @dataclass(frozen=True, eq=False)
 class Softmax1(Normalizer):
     """Softmax with an attention sink, exp(s) / (exp(sink) + Σ exp(s)). Rows may sum to less than one.
@@ -311,6 +312,7 @@ class Relu(_Unnormalized):
         return _count_keys(visible, x)
 
 
+@hint_arguments
 @dataclass(frozen=True)
 class Sigmoid(_Unnormalized):
     """1 / (1 + exp(−s − bias)) (Ramapuram et al. 2024, section 2).
@@ -344,6 +346,7 @@ class Sigmoid(_Unnormalized):
         return torch.sigmoid(x) * torch.sigmoid(-x)
 
 
+@hint_arguments
 @dataclass(frozen=True)
 class Hard(Normalizer):
     """Hard attention, like a dictionary lookup: all weight is on the largest score, shared equally by ties.

@@ -182,6 +182,7 @@ class Cosine(Score):
         return Prepared(query * self.scale, key, softcap=self.softcap)
 
 
+@hint_arguments
 @dataclass(frozen=True)
 class Gaussian(Score):
     """−‖query − key‖² / 2σ². With softmax, this is Nadaraya-Watson regression (Watson 1964).

@@ -197,6 +197,7 @@ class Window(Immutable, Rule):
         return f"Window({sides})" if self.align == "end" else f"Window({sides}, align='start')"
 
 
+@hint_arguments
 @dataclass(frozen=True)
 class Prefix(Rule):
     """Prefix-LM mask: all queries see the first `length` keys, and attention to the other keys is causal.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard._util.checks import check_int, check_number
+from regard._util.name_hints import hint_arguments
 from regard.errors import ArgumentError, ShapeError
 from regard.models.layers.position_encoding import PositionEncoding, PositionSizes, waves
 
@@ -41,6 +42,7 @@ class Rotation(NamedTuple):
         return torch.cat([rotated, rest], -1) if rest.shape[-1] else rotated
 
 
+@hint_arguments
 class RotaryPositions(PositionEncoding):
     """Rotary position embedding (Su et al. 2021, eq. 34). Scores depend only on relative positions.
 

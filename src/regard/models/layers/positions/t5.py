@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._util.checks import check_int
+from regard._util.name_hints import hint_arguments
 from regard.mechanism.biases import RelativeBias
 from regard.models.layers.position_encoding import PositionSizes
 
@@ -14,6 +15,7 @@ def make(sizes: PositionSizes) -> "T5Bias":
     return T5Bias(sizes.heads, sizes.buckets, sizes.max_distance, bidirectional=not sizes.causal)
 
 
+@hint_arguments
 class T5Bias(RelativeBias):
     """A learned bias for each head and distance bucket (Raffel et al. 2020, section 2.1).
 
