@@ -290,7 +290,7 @@ struct Tiles {
   Tiles(const Block& b, BackwardRows& a) : b(b), policy(b.p), a(a), capped(b.p.softcap > 0) {
     const Problem& p = b.p;
     scores_too = p.d_query || p.d_key || p.adds_up();
-    s = arena.take(KEYS * b.lanes);
+    s = b.keeps ? b.kept_weights() : arena.take(KEYS * b.lanes);
     dp = arena.take(KEYS * b.lanes);
     slopes = capped ? arena.take(KEYS * b.lanes) : nullptr;
     buffer = a.pairs || stays(p.value, a.width, false) ? nullptr : arena.take(b.tile_keys() * a.stride);
@@ -300,11 +300,13 @@ struct Tiles {
   void fill(int64_t from, int n) {
     const Problem& p = b.p;
     keys = stage(p.key, b.key_at, from, n, p.width, true, whole);
-    if (b.few)
-      for (int i = 0; i < n * b.lanes; i += W) store(s + i, vec{});
-    b.match(keys, from, n, s);
-    b.scale_keys(from, n, s);
-    b.adjust(from, n, s, slopes);
+    if (!b.keeps) {
+      if (b.few)
+        for (int i = 0; i < n * b.lanes; i += W) store(s + i, vec{});
+      b.match(keys, from, n, s);
+      b.scale_keys(from, n, s);
+      b.adjust(from, n, s, slopes);
+    }
     if (!scores_too) return;
     if (a.pairs) {
       const auto* pairs = reinterpret_cast<const float*>(p.value.data + 2 * (b.value_at + from * p.value.row));
@@ -318,7 +320,9 @@ struct Tiles {
 
   INLINE Statistic row(int v) const { return read_row(policy, a.tau, v); }
 
-  // Adds the tile's Σ w and Σ w dP to `weights` and `products`. If `keep` is set, the weights replace the scores.
+  // Adds the tile's Σ w and Σ w dP to `weights` and `products`. If `keep` is set, the weights replace the scores. If
+  // `kept` is set, they already have.
+  template <bool kept>
   void add_up(int64_t from, int n, bool keep, PerLane& weights, PerLane& products) const {
     for (int v = 0; v < b.lanes; v += W) {
       const Statistic tau = row(v);
@@ -327,9 +331,9 @@ struct Tiles {
         const int end = j + 8 < n ? j + 8 : n;
         vec total{}, product{};
         for (; j < end; ++j) {
-          const vec weight = policy.weight(load(s + j * b.lanes + v), tau);
+          const vec score = load(s + j * b.lanes + v), weight = kept ? score : policy.weight(score, tau);
           const vec d = load(dp + j * b.lanes + v);
-          if (keep) store(s + j * b.lanes + v, weight);
+          if (keep && !kept) store(s + j * b.lanes + v, weight);
           total += weight;
           product += weight * (b.p.threshold ? d * b.keep(from + j, v) : d);
         }
@@ -351,7 +355,7 @@ struct Tiles {
         const int64_t at = j * b.lanes + v;
         const vec score = load(s + at), weight = kept_weights ? score : policy.weight(score, tau);
         const vec kept = b.p.threshold ? b.keep(from + j, v) : splat(1);
-        store(s + at, weight * kept);
+        if (!kept_weights || b.p.threshold) store(s + at, weight * kept);
         if (scores_too) store(dp + at, policy.slope(score, weight, tau) * factor * (load(dp + at) * kept - c));
       }
     }
@@ -378,7 +382,10 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
       const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
       if (b.hidden(from, from + n)) continue;
       tiles.fill(from, n);
-      tiles.add_up(from, n, single_tile, weights, products);
+      if (b.keeps)
+        tiles.template add_up<true>(from, n, true, weights, products);
+      else
+        tiles.template add_up<false>(from, n, single_tile, weights, products);
     }
     a.divide(weights, products);
   }
@@ -387,6 +394,8 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
     if (b.hidden(from, from + n)) continue;
     if (exact && single_tile) {  // the tile already holds weights, from which the slopes of softmax follow
       tiles.template differentiate<true>(from, n, factor);
+    } else if (b.keeps) {  // only the gradient of value is needed
+      tiles.fill(from, n);
     } else {
       tiles.fill(from, n);
       if (Policy::fit == Fit::counted) tally.add(b, n, tiles.s);
@@ -525,6 +534,7 @@ void backward_item(void* context, int64_t index) {
   next.add(p.query, p.queries, p.width);
   next.add(p.grad, p.queries, p.value_width);
   next.add(p.value, p.keys, p.value_width);
+  next.add(p.kept_weights, p.keys, padded(p.queries));
   next.add(p.d_value, p.keys, p.value_width, true);
   next.add(p.d_query, p.queries, p.width, true);
   next.add(p.d_key, p.keys, p.width, true);
@@ -534,7 +544,7 @@ void backward_item(void* context, int64_t index) {
                   last = head * rows + rows * (segment + 1) / p.segments;
     for (int64_t row = first; row < last;) {
       const BlockScratch scratch;
-      Block block(p, unit, row, last - row);
+      Block block(p, unit, row, last - row, true);
       block.ahead = &next.ahead;
       if constexpr (Policy::fit == Fit::root)
         backward_sparse<Policy>(block, gradients, finite);

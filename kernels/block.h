@@ -36,6 +36,7 @@ struct Block {
   bool few;           // at most FEW rows in the unit
   bool in_step;       // the rows are consecutive rows of one head
   bool pairs;         // scores are products of bfloat16 pairs
+  bool keeps;         // the backward pass reads the weights that the forward pass kept
   int64_t head[LANES], query[LANES], number[LANES];
   Term term[MAX_TERMS];
   alignas(64) int32_t start[MAX_TERMS][LANES], stop[MAX_TERMS][LANES];
@@ -49,7 +50,7 @@ struct Block {
   mutable float* visible = nullptr;  // scratch memory for check_overflow
 
   // Creates a block of at most `rows_left` rows of a unit, starting at row `first`.
-  Block(const Problem& problem, int64_t which, int64_t first, int64_t rows_left)
+  Block(const Problem& problem, int64_t which, int64_t first, int64_t rows_left, bool backward = false)
       : p(problem), unit(problem.unit(which)), first(first) {
     const int64_t max_rows = until_break(rows_left);
     const int64_t needed = (max_rows + W - 1) / W, parts = (needed + MAX_VECTORS - 1) / MAX_VECTORS;
@@ -80,7 +81,15 @@ struct Block {
       spare = arena.take(lanes * (KEYS + W));
       packed = arena.take(2 * KEYS * lanes);
     }
-    set_query();
+    keeps = p.kept_weights && p.normalizer == Normalizer::softmax && p.family == Family::dot && p.softcap == 0 &&
+            !p.threshold && p.heads() == 1 && !few && count == p.queries && high - low <= KEYS &&
+            p.kept_weights.row == lanes;
+    if (!keeps || !backward) set_query();
+  }
+
+  // The weights of the block, if `keeps`.
+  float* kept_weights() const {
+    return reinterpret_cast<float*>(p.kept_weights.data) + p.offset_of(p.kept_weights, unit);
   }
 
   int64_t tile_keys() const { return p.keys < KEYS ? p.keys : KEYS; }

@@ -39,8 +39,9 @@ struct DLExchange {
 
 class Calls {
  public:
-  // Positions of a call's tensors inside its Problem, in the order query, key, value, output, tau.
-  static constexpr size_t TENSORS_OF_A_CALL = 5;
+  // Positions of a call's tensors inside its Problem, in the order query, key, value, output, tau,
+  // kept_weights.
+  static constexpr size_t TENSORS_OF_A_CALL = 6;
 
   // state: torch's functions and constants, by name; see `torch_state.probes`.
   explicit Calls(const nb::dict& state) {
@@ -64,11 +65,12 @@ class Calls {
     export_ = exchange->export_borrowed;
   }
 
-  // Adds a call. prepared: an object that `run` returns with τ. shapes: shape and strides of output and τ, in this
-  // order.
+  // Adds a call. prepared: an object that `run` returns with τ. shapes: shape and strides of output, τ and
+  // kept weights, in this order; None if no weights are kept.
   void add(nb::handle query, nb::handle key, nb::handle value, nb::handle score, nb::handle mask, nb::handle normalize,
-           const Problem& problem, const std::vector<ptrdiff_t>& offsets, nb::handle prepared, nb::handle shapes) {
-    if (offsets.size() != TENSORS_OF_A_CALL) throw std::invalid_argument("a cached call has five tensors");
+           const Problem& problem, const std::vector<ptrdiff_t>& offsets, nb::handle prepared, nb::handle shapes,
+           int lanes) {
+    if (offsets.size() != TENSORS_OF_A_CALL) throw std::invalid_argument("a cached call has six tensors");
     Signature signature;
     char* data[3];
     if (!signature.read(export_, query, key, value, data)) return;
@@ -78,9 +80,10 @@ class Calls {
     call->problem = problem;
     std::memcpy(call->offsets, offsets.data(), sizeof call->offsets);
     call->prepared = nb::borrow(prepared);
+    call->lanes = lanes;
     for (const nb::handle shape : shapes) call->shapes.push_back(nb::borrow(shape));
-    if (call->shapes.size() != 4)
-      throw std::invalid_argument("a cached call has two results, each with shape and strides");
+    if (call->shapes.size() != 6)
+      throw std::invalid_argument("a cached call has three results, each with shape and strides");
     calls_.emplace(signature.hash, std::move(call));
   }
 
@@ -90,7 +93,8 @@ class Calls {
   }
 
   // Runs a call. Returns None if it is not in the cache, needs the general path or has an output that is not finite,
-  // the output if neither τ nor a gradient is needed, else (output, τ, prepared, whether a gradient is needed).
+  // the output if neither τ nor a gradient is needed, else (output, τ, prepared, whether a gradient is needed, kept
+  // weights or None).
   nb::object run(const Kernels* kernels, nb::handle query, nb::handle key, nb::handle value, nb::handle score,
                  nb::handle mask, nb::handle normalize, bool need_tau) const {
     Signature signature;
@@ -105,9 +109,12 @@ class Calls {
     const nb::object output = empty(query, call->shapes[0], call->shapes[1], &data[3]);
     const bool with_tau = need_tau || needs_grad;
     const nb::object tau = with_tau ? empty(query, call->shapes[2], call->shapes[3], &data[4]) : nb::none();
+    nb::object kept = nb::none();
+    if (needs_grad && kernels->lanes == call->lanes && !call->shapes[4].is_none())
+      kept = empty(query, call->shapes[4], call->shapes[5], &data[5]);
     const int threads = nb::cast<int>(ask(num_threads_));
     if (!compute(kernels, *call, data, threads)) return nb::none();
-    return with_tau ? nb::object(nb::make_tuple(output, tau, call->prepared, needs_grad)) : output;
+    return with_tau ? nb::object(nb::make_tuple(output, tau, call->prepared, needs_grad, kept)) : output;
   }
 
  private:
@@ -153,6 +160,7 @@ class Calls {
     ptrdiff_t offsets[TENSORS_OF_A_CALL];
     nb::object prepared;
     std::vector<nb::object> shapes;
+    int lanes;  // vector width for which the shape of the kept weights was determined
   };
 
   static bool compute(const Kernels* kernels, const Call& call, char** data, int threads) {

@@ -58,12 +58,22 @@ struct Finite {
 };
 
 struct Output {
-  float* sums;            // [lane][stride]
+  float* sums;            // [lane][step]
   int64_t width, stride;  // value width, and padded value width
-  bool begun = false;
+  ptrdiff_t step;
+  bool begun = false, written = false;
   float *weight_pairs = nullptr, *value_pairs = nullptr;  // [key pair][lane], [key pair][stride]
 
-  Output(const Block& b) : width(b.p.value_width), stride(padded(b.p.value_width)) {
+  // in_place: compute the sums in the output itself, if its layout allows it. Their factors must be 1.
+  explicit Output(const Block& b, bool in_place = false)
+      : width(b.p.value_width), stride(padded(b.p.value_width)), step(ptrdiff_t(stride)) {
+    const View& view = b.p.output;
+    if (in_place && b.one_head() && view && stays(view, width, true)) {
+      sums = reinterpret_cast<float*>(view.data) + b.at(view, b.p.offset_of(view, b.unit), 0);
+      step = view.row;
+      written = true;
+      return;
+    }
     sums = arena.take(b.lanes * stride);
     // pairs round the weights to bfloat16, which suffices for an output of that type
     if (!b.pairs || b.p.output.type != Type::bfloat16 || !are_pairs(b.p, b.p.value, 2)) return;
@@ -89,8 +99,8 @@ struct Output {
 
   void add(const Block& b, const float* weights, Rows values, int n) {
     if (stride)
-      multiply<Walk::down>({weights, b.lanes, values.at, values.step, sums, ptrdiff_t(stride), b.ahead}, b.count,
-                           int(stride / W), n, begun);
+      multiply<Walk::down>({weights, b.lanes, values.at, values.step, sums, step, b.ahead}, b.count, int(stride / W), n,
+                           begun);
     begun = true;
   }
 
@@ -114,6 +124,8 @@ struct Output {
   }
 
   void write(const Block& b, const float* factors, Finite& finite) const {
+    for (int i = 0; written && i < b.count; ++i) finite.see(sums + i * step, width);
+    if (written) return;
     const View& view = b.p.output;
     const int64_t offset = b.p.offset_of(view, b.unit);
     if (view.type != Type::float32) return write_halves(b, factors, finite);
@@ -392,8 +404,36 @@ INLINE void see_tau(const Block& b, const Tau& tau, Finite& finite) {
   for (int v = 0; v < b.lanes; v += W) finite.see(tau.top.get(v)), finite.see(tau.rest.get(v));
 }
 
+// Softmax over a single tile: the weights are normalized before they are multiplied with the values.
+inline void forward_tile(const Block& b, Finite& finite) {
+  const Softmax policy(b.p);
+  Output output(b, true);
+  Running run(b, bool(b.p.sink));
+  Tau tau;
+  PerLane factor, inverse;
+  const int n = int(b.high - b.low);
+  float* s = b.keeps ? b.kept_weights() : arena.take(n * b.lanes);
+  b.scores(b.low, n, s);
+  soften(b, policy, n, s, run.top, run.total, factor);
+  run.finish(b, policy, tau, inverse);
+  for (int v = 0; v < b.lanes; v += W) {
+    const vec x = inverse.get(v);
+    for (int j = 0; j < n; ++j) store(s + j * b.lanes + v, load(s + j * b.lanes + v) * x);
+    factor.set(v, splat(1));
+  }
+  if (b.p.threshold) drop(b, b.low, n, s);
+  b.scale_values(b.low, n, s);
+  output.add(b, s, b.low, n, values_buffer(b, output));
+  see_tau(b, tau, finite);
+  if (b.overflowed) finite.fail();
+  write_tau(b, tau);
+  output.write(b, factor.at, finite);
+}
+
 template <class Policy>
 void forward_block(const Block& b, Finite& finite) {
+  if constexpr (Policy::fit == Fit::online)
+    if (!b.few && b.low < b.high && b.high - b.low <= KEYS && b.p.output) return forward_tile(b, finite);
   const Policy policy(b.p);
   Output output(b);
   Tau tau;
@@ -435,6 +475,7 @@ void forward_item(void* context, int64_t index) {
   next.add(p.value, p.keys, p.value_width);
   next.add(p.query, p.queries, p.width);
   next.add(p.output, p.queries, p.value_width, true);
+  next.add(p.kept_weights, p.keys, padded(p.queries), true);
   const ItemScratch item;
   Finite finite;
   for (int64_t row = span.first; row < span.last;) {

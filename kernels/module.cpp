@@ -396,6 +396,7 @@ NB_MODULE(_kernels, m) {
   m.def("features", &features, nb::arg("name"), "The processor features that an instruction set requires.");
   m.def("use", &use, nb::arg("name"));
   m.def("lanes", [] { return chosen->lanes; });
+  m.def("rows", [] { return chosen->rows; });
   m.def("peak", &peak, nb::arg("threads"));
   m.def("forward", &call<&Kernels::forward>);
   m.def("backward", &call<&Kernels::backward>);
@@ -410,7 +411,8 @@ NB_MODULE(_kernels, m) {
           "add",
           [](Calls& calls, nb::handle query, nb::handle key, nb::handle value, nb::handle score, nb::handle mask,
              nb::handle normalize, const Prepared& call, nb::handle prepared, nb::handle shapes) {
-            calls.add(query, key, value, score, mask, normalize, call.problem(), call.offsets(), prepared, shapes);
+            calls.add(query, key, value, score, mask, normalize, call.problem(), call.offsets(), prepared, shapes,
+                      chosen->lanes);
           },
           nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
       .def(

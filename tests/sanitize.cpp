@@ -171,7 +171,7 @@ struct Round {
   Problem p;
   std::vector<int64_t> lead;  // batch…, g, r
   bool poisoned = false;
-  Tensor query, key, value, key_scale, value_scale, vector, sink, seed, row, head, tau, output, grad;
+  Tensor query, key, value, key_scale, value_scale, vector, sink, seed, row, head, tau, output, grad, kept_weights;
   Tensor bias[MAX_BIASES], line[MAX_LINES], start[MAX_TERMS], stop[MAX_TERMS], allowed[MAX_TERMS];
   std::string what;
 
@@ -254,6 +254,13 @@ struct Round {
     output.make(Type::float32, whole(p.value_width));
     tau.make(Type::float32, whole(2));
     p.output = output.view(), p.tau = tau.view();
+    if (lead.back() == 1 && p.queries <= kernels.rows && dice.chance(0.5)) {
+      std::vector<int64_t> sizes = lead;
+      sizes.push_back(p.keys);
+      sizes.push_back((p.queries + kernels.lanes - 1) / kernels.lanes * kernels.lanes);
+      kept_weights.make(Type::float32, sizes);
+      p.kept_weights = kept_weights.view();
+    }
     say();
   }
 

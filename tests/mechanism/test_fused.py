@@ -16,6 +16,7 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 import regard
 from regard.mechanism import fused
@@ -617,6 +618,65 @@ def test_dropout_drops_the_same_weights_as_tiles(normalize, dropout):
             torch.testing.assert_close(actual[name], actual["tiled"], rtol=1e-5, atol=5e-6)
             if normalize in ("softmax", "sigmoid", "mean"):
                 assert torch.equal(actual[name][0] == 0, actual["tiled"][0] == 0)
+
+
+# Weights that are kept for the backward pass
+
+SHORT = [(5, 7), (16, 16), (24, 24), (11, 96), (24, 2)]  # queries, keys
+
+
+def learned(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+@crossed(
+    tokens=SHORT,
+    mask=[None, regard.Causal(), regard.Padding([1, 5])],
+    normalize=[regard.Softmax(), regard.Softmax(temperature=0.5)],
+    wanted=[(0, 1, 2), (2,), (0,), (1, 2)],
+    hook=[None, lambda x: x.clone(), lambda x: x.mT.contiguous().mT],
+)
+def test_gradients_with_kept_weights_equal_the_formulas(tokens, mask, normalize, wanted, hook):
+    queries, keys = tokens
+    inputs = [learned(2, 3, count, 32, seed=i) for i, count in enumerate((queries, keys, keys))]
+    leaves = [inputs[i] for i in wanted]
+    options = {"mask": mask, "normalize": normalize}
+    gradients = []
+    for implementation in (None, None, "reference"):  # the second call is in the kernels' cache
+        tensors = [x if any(x is leaf for leaf in leaves) else x.detach() for x in inputs]
+        with saved_tensors_hooks(hook or (lambda x: x), lambda x: x):
+            output = regard.attention(*tensors, implementation=implementation, **options)
+        gradients.append(torch.autograd.grad(output, leaves, upstream(output)))
+    for actual in gradients[:2]:
+        for one, other in zip(actual, gradients[2], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6)
+
+
+def test_kept_weights_need_no_more_memory_than_the_keys():
+    x = learned(2, 3, 24, 32, seed=0)
+    kept = []
+    with saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
+        regard.attention(x, x, x)
+    assert kept[-1] == (2, 3, 1, 24, -(-24 // fused.lanes()) * fused.lanes())
+    for shape in ((2, 3, 100, 32), (2, 3, 24, 4), (2, 3, 2, 32)):  # long; narrow; few rows
+        x = learned(*shape, seed=0)
+        kept.clear()
+        with saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
+            regard.attention(x, x, x)
+        assert len(kept) == 5, shape  # query, key, value, output, τ
+
+
+def test_kept_weights_of_another_instruction_set_are_not_read():
+    x = learned(2, 3, 12, 32, seed=0)
+    expected = torch.autograd.grad(regard.attention(x, x, x, implementation="reference").sum(), x)[0]
+    for forward in ISAS:
+        for backward in ISAS:
+            with instruction_set(forward):
+                output = regard.attention(x, x, x)
+            with instruction_set(backward):
+                torch.testing.assert_close(
+                    torch.autograd.grad(output.sum(), x)[0], expected, rtol=1e-5, atol=2e-6
+                )
 
 
 # bfloat16 and float16

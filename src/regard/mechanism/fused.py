@@ -26,6 +26,7 @@ _MAX_AXES = 11
 FLOAT_TYPES = {torch.float32, torch.bfloat16, torch.float16}
 _MAX_SEGMENTS = 8  # maximum number of parallel parts in the backward pass, for any number of threads
 _MIN_SEGMENT_ROWS = 256
+_MAX_TILE_KEYS = 96  # KEYS in kernels/block.h
 
 
 def available() -> bool:
@@ -355,6 +356,22 @@ def _encode_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
     sharpness = 1 / normalize.temperature if type(normalize) is Softmax else 1.0
     bias = normalize.bias if type(normalize) is Sigmoid else 0.0
     return NORMALIZERS[_kernel_name(normalize)], bias is None, sharpness, bias or 0.0
+
+
+def kept_weights_shape(problem: Problem) -> tuple[int, ...] | None:
+    """Return the shape of the weights to keep for the backward pass, or None if it computes them again.
+
+    The weights of many short sequences are kept if they need no more memory than the keys: reading them is
+    faster than computing them.
+    """
+    *_, per_group = problem.lead()
+    width, queries = lanes(), problem.queries
+    plain = type(problem.config.normalize) is Softmax and not problem.config.softcap
+    one_block = per_group == 1 and few_rows() < queries <= KERNELS.rows() and problem.get("start0") is None
+    rows = -(-queries // width) * width
+    if plain and one_block and rows <= problem["key"].shape[-1] and 1 < problem.keys <= _MAX_TILE_KEYS:
+        return (*problem.lead(), problem.keys, rows)
+    return None
 
 
 def is_single_segment(problem: Problem) -> bool:

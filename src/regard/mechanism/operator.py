@@ -45,6 +45,7 @@ from regard.mechanism.weights.matrix import Weights
 _TENSOR_TYPES = {Tensor, nn.Parameter}
 _MASKS = {type(None), Causal, Window, Documents, Padding}  # immutable and hashable
 _INPUTS = ("query", "key", "value")
+_RESULTS = ("output", "tau", "kept_weights")
 _MAX_CACHED_ROWS = 4096  # masked calls with more queries are not cached: their intervals are too large
 _CACHE_SIZE = 256  # maximum number of cached calls
 _CALLS = fused.cached_calls()  # the kernels' own cache of the float32 calls in `_CACHE`, or None
@@ -223,14 +224,14 @@ def _run(
     value: Tensor | Quantized,
     call: Call,
     implementation: str | None,
-    ready: tuple[Tensor, Tensor, "_PreparedCall", bool] | None,
+    ready: tuple[Tensor, Tensor, "_PreparedCall", bool, Tensor | None] | None,
     *,
     need_tau: bool,
 ) -> _Result:
     """Run a cached call, or prepare the call, select an implementation and run it.
 
-    ready: output, τ, the cached call, and whether gradients are needed, if the kernels found the call in
-        their cache; otherwise None.
+    ready: output, τ, the cached call, whether gradients are needed, and the kept weights, if the kernels
+        found the call in their cache; otherwise None.
     """
     if ready is not None:
         return _differentiable(*ready, call, query, key, value)  # type: ignore[arg-type]
@@ -276,8 +277,9 @@ class _PreparedCall(NamedTuple):
     output_shape: tuple[int, ...]
     output_stride: tuple[int, ...]
     tau_shape: tuple[int, ...]
+    kept_shape: tuple[int, ...] | None  # shape of the weights that are kept for the backward pass
     simple_backward: bool  # gradients need no segments, padding or sums over broadcast axes
-    lanes: int  # vector width for which `simple_backward` was determined
+    lanes: int  # vector width for which `kept_shape` and `simple_backward` were determined
     backward: dict[Hashable, fused.Prepared]  # keyed by required gradients and strides
     weights: Problem  # query and key, which differ in each call, are placeholders
 
@@ -331,9 +333,12 @@ def _run_cached(query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_t
     tau = None
     if need_tau or requires_grad:
         tau = torch.empty(prepared.tau_shape, dtype=torch.float32, device="cpu")
-    if not prepared.call.forward(query, key, value, output, tau):
+    kept_weights = None
+    if requires_grad and prepared.kept_shape is not None and prepared.lanes == fused.lanes():
+        kept_weights = torch.empty(prepared.kept_shape, dtype=torch.float32, device="cpu")
+    if not prepared.call.forward(query, key, value, output, tau, kept_weights):
         return None
-    return _differentiable(output, tau, prepared, requires_grad, call, query, key, value)
+    return _differentiable(output, tau, prepared, requires_grad, kept_weights, call, query, key, value)
 
 
 def _differentiable(
@@ -341,6 +346,7 @@ def _differentiable(
     tau: Tensor | None,
     prepared: "_PreparedCall",
     requires_grad: bool,
+    kept_weights: Tensor | None,
     call: Call,
     query: Tensor,
     key: Tensor,
@@ -350,14 +356,24 @@ def _differentiable(
     if requires_grad:
         # avoids the overhead of `_FastAttention.apply`, which first binds default arguments
         apply = super(torch.autograd.Function, _FastAttention).apply
-        output, tau = apply((output, tau), prepared, call, query, key, value)  # type: ignore[no-untyped-call]
+        results = (output, tau), kept_weights
+        output, tau = apply(*results, prepared, call, query, key, value)  # type: ignore[no-untyped-call]
     return _Result(output, tau, True, None, prepared.weights)
 
 
 def _add_to_kernels(query: Tensor, key: Tensor, value: Tensor, call: Call, prepared: _PreparedCall) -> None:
     """Add a float32 call to the kernels' own cache."""
     tau_stride = torch.empty(prepared.tau_shape, device="meta").stride()
-    shapes = (prepared.output_shape, prepared.output_stride, prepared.tau_shape, tau_stride)
+    kept = prepared.kept_shape
+    kept_stride = None if kept is None else torch.empty(kept, device="meta").stride()
+    shapes = (
+        prepared.output_shape,
+        prepared.output_stride,
+        prepared.tau_shape,
+        tau_stride,
+        kept,
+        kept_stride,
+    )
     parts = (call.score, call.mask, call.normalize)
     _CALLS.add(query, key, value, *parts, prepared.call.handle, prepared, shapes)
 
@@ -381,12 +397,18 @@ def _prepare(query: Tensor, key: Tensor, value: Tensor, call: Call) -> _Prepared
         problem[name].shape[:-3] == tuple(units) for name in _INPUTS
     )
     shapes = {n: torch.empty(problem[n].shape, dtype=torch.float32, device="meta") for n in ("query", "key")}
+    simple_backward = whole and fused.is_single_segment(problem)
+    results = {"output": output, "tau": tau}
+    kept_shape = fused.kept_weights_shape(problem) if simple_backward else None
+    if kept_shape is not None:
+        results["kept_weights"] = torch.empty(kept_shape)
     return _PreparedCall(
-        fused.prepare_call(problem, {"output": output, "tau": tau}, (*_INPUTS, "output", "tau")),
+        fused.prepare_call(problem, results, (*_INPUTS, *_RESULTS)),
         tuple(merged.shape),
         merged.stride(),
         tuple(tau.shape),
-        whole and fused.is_single_segment(problem),
+        kept_shape,
+        simple_backward,
         fused.lanes(),
         {},
         problem.with_config(fused=True).with_tensors({**problem.tensors, **shapes}).without("value"),
@@ -404,10 +426,15 @@ class _FastAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, result: tuple[Tensor, Tensor], prepared: _PreparedCall, call: Call, *inputs: Tensor
+        ctx: Any,
+        result: tuple[Tensor, Tensor],
+        kept_weights: Tensor | None,
+        prepared: _PreparedCall,
+        call: Call,
+        *inputs: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ctx.prepared, ctx.call = prepared, call
-        ctx.save_for_backward(*inputs, *result)
+        ctx.save_for_backward(*inputs, *result, kept_weights)
         ctx.mark_non_differentiable(result[1])
         ctx.set_materialize_grads(False)
         return result
@@ -415,9 +442,9 @@ class _FastAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 6
-        query, key, value, output, tau = ctx.saved_tensors
-        wanted = tuple(name for name, need in zip(_INPUTS, ctx.needs_input_grad[3:], strict=True) if need)
+            return (None,) * 7
+        query, key, value, output, tau, kept = ctx.saved_tensors
+        wanted = tuple(name for name, need in zip(_INPUTS, ctx.needs_input_grad[4:], strict=True) if need)
         grads = None
         if (
             ctx.prepared.simple_backward
@@ -429,10 +456,12 @@ class _FastAttention(torch.autograd.Function):
         ):
             output = output if output.stride(-1) == 1 else output.contiguous()
             saved = {"query": query, "key": key, "value": value, "tau": tau, "output": output, "grad": grad}
+            if kept is not None and kept.is_contiguous():  # hooks on saved tensors can change strides
+                saved["kept_weights"] = kept
             grads = _kernel_gradients(ctx.prepared, ctx.call, saved, wanted)
         if grads is None:
             grads = _general_gradients(ctx.call, query, key, value, output, tau, grad, wanted)
-        return None, None, None, *(grads.get(name) for name in _INPUTS)
+        return None, None, None, None, *(grads.get(name) for name in _INPUTS)
 
 
 def _kernel_gradients(
@@ -448,8 +477,9 @@ def _kernel_gradients(
         split = {"query": layout.per_query, "key": layout.per_key, "value": layout.per_key}
         results = {f"d_{name}": split[name](grad) for name, grad in grads.items()}
         extra = {name: layout.per_query(saved[name]) for name in ("output", "grad")}
+        extra |= {name: saved[name] for name in ("tau", "kept_weights") if name in saved}
         backward = prepared.backward[cache_key] = fused.prepare_call(
-            problem, {"tau": saved["tau"], **extra, **results}, (*saved, *results)
+            problem, {**extra, **results}, (*saved, *results)
         )
     return grads if backward.backward(*saved.values(), *grads.values()) else None
 
