@@ -82,13 +82,17 @@ class Arena {
 };
 
 thread_local Arena arena;
+thread_local Arena item_arena;  // memory that the blocks of an item share
 
 // Guards that free the scratch memory at the end of a block or an item, even if it throws.
 struct BlockScratch {
   ~BlockScratch() { arena.rewind(); }
 };
 struct ItemScratch {
-  ~ItemScratch() { arena.finish(); }
+  ~ItemScratch() {
+    arena.finish();
+    item_arena.finish();
+  }
 };
 
 }  // namespace

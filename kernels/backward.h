@@ -527,6 +527,7 @@ void backward_item(void* context, int64_t index) {
   const int64_t heads = p.heads();
   const bool per_head = p.queries >= 2 * LANES;
   const ItemScratch item;
+  const ItemProblem problem(p, unit, heads * p.queries / p.segments);
   Finite finite;
   Gradients gradients(p, p.unit(unit), segment);
   NextUnit next(p, p.segments == 1 ? unit + 1 : p.units());
@@ -544,7 +545,7 @@ void backward_item(void* context, int64_t index) {
                   last = head * rows + rows * (segment + 1) / p.segments;
     for (int64_t row = first; row < last;) {
       const BlockScratch scratch;
-      Block block(p, unit, row, last - row, true);
+      Block block(problem.get(), unit, row, last - row, true);
       block.ahead = &next.ahead;
       if constexpr (Policy::fit == Fit::root)
         backward_sparse<Policy>(block, gradients, finite);

@@ -6,6 +6,8 @@
 // root:     τ is computed from all scores; then only keys with a nonzero weight in some row are read.
 #pragma once
 
+#include <optional>
+
 #include "few_queries.h"
 #include "tau.h"
 
@@ -465,6 +467,42 @@ struct Job {
   }
 };
 
+// The problem of an item. bfloat16 and float16 keys and values that several blocks read are converted to float32 once,
+// unless they are multiplied as pairs or do not fit into the L2 cache.
+class ItemProblem {
+ public:
+  ItemProblem(const Problem& p, int64_t unit, int64_t rows) : p_(p) {
+    constexpr int64_t MAX_FLOATS = 1 << 17;
+    const bool fits = p.keys * (padded(p.width) + padded(p.value_width)) <= MAX_FLOATS;
+    if (rows <= LANES || !fits || !(is_half(p.key) || is_half(p.value))) return;
+    wide_ = p;
+    widen(wide_->key, p.unit(unit), p.width);
+    widen(wide_->value, p.unit(unit), p.value_width);
+  }
+
+  const Problem& get() const { return wide_ ? *wide_ : p_; }
+
+ private:
+  static bool is_half(const View& view) {
+    return view.type == Type::float16 || (view.type == Type::bfloat16 && !PAIRS);
+  }
+
+  void widen(View& view, const Unit& unit, int64_t width) const {
+    if (!is_half(view)) return;
+    const int64_t offset = p_.offset_of(view, unit), size = padded(width);
+    float* rows = item_arena.take(p_.keys * size);
+    for (int64_t i = 0; i < p_.keys; ++i) stage_row(rows + i * size, view, offset + i * view.row, width, size);
+    view = View();
+    view.data = reinterpret_cast<char*>(rows);
+    view.type = Type::float32;
+    view.row = size;
+    view.column = 1;
+  }
+
+  const Problem& p_;
+  std::optional<Problem> wide_;
+};
+
 template <class Policy>
 void forward_item(void* context, int64_t index) {
   Job& job = *static_cast<Job*>(context);
@@ -477,10 +515,11 @@ void forward_item(void* context, int64_t index) {
   next.add(p.output, p.queries, p.value_width, true);
   next.add(p.kept_weights, p.keys, padded(p.queries), true);
   const ItemScratch item;
+  const ItemProblem problem(p, span.unit, span.last - span.first);
   Finite finite;
   for (int64_t row = span.first; row < span.last;) {
     const BlockScratch scratch;
-    Block block(p, span.unit, row, span.last - row);
+    Block block(problem.get(), span.unit, row, span.last - row);
     block.ahead = &next.ahead;
     forward_block<Policy>(block, finite);
     row += block.count;
