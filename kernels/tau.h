@@ -18,7 +18,7 @@ struct Tau {
   PerLane top, rest, count;
 };
 
-// Returns the row statistic as the policy expects it. Only counted normalizers use the number of keys.
+// Returns the row statistic in the form that the policy expects. Only counted normalizers use the number of keys.
 template <class Policy>
 INLINE Statistic read_row(const Policy& policy, const Tau& tau, int v) {
   return policy.read(tau.top.get(v), tau.rest.get(v), Policy::fit == Fit::counted ? tau.count.get(v) : vec{});

@@ -108,7 +108,7 @@ def test_masks_and_positions(tmp_path, monkeypatch, capsys):
         (["weights.safetensors", "--head", "3"], "--head 3 is out of range; use 0 to 2, or −1"),
         (["weights.safetensors", "--head", "-4"], "--head -4 is out of range; use 0 to 2"),
         (["weights.safetensors", "--queries", "a b"], "Got 2 tokens for 5 queries"),
-        (["weights.safetensors", "-o", "x.txt"], "Cannot write 'x.txt': use the suffix .png, .svg, .pdf."),
+        (["weights.safetensors", "-o", "x.txt"], "'x.txt': use the extension .png, .svg or .pdf."),
         (["weights.safetensors", "-o", "folder.png"], "--output 'folder.png' is a folder"),
     ],
 )

@@ -154,7 +154,7 @@ def test_attention_prints_weights_that_sum_to_one(model, capsys):
         (["compare", "a", "b", "--word", "a", "--word", "b", "--word", "c"], "compare got 3 words"),
         (
             ["attention", "Dogs bark", "bark", "--head", "9"],
-            "head=9 is out of range; pass a number from 0 to 1",
+            "head=9 is not valid; pass an integer from 0 to 1",
         ),
     ],
 )

@@ -126,7 +126,7 @@ def test_a_missing_length_is_a_gap(tmp_path, figures):
 
 
 def test_errors(tmp_path):
-    with pytest.raises(ArgumentError, match=r"x.gif': use the suffix .png, .svg, .pdf"):
+    with pytest.raises(ArgumentError, match=r"x.gif': use the extension .png, .svg or .pdf"):
         draw_curves({"small": rows()}, tmp_path / "x.gif")
     with pytest.raises(ArgumentError, match="got no logs"):
         draw_curves({}, tmp_path / "x.png")
@@ -216,7 +216,7 @@ def test_several_folders_and_files(folder, capsys):
         (["nothing"], "'nothing' does not exist; pass a folder written by regard train."),
         (["empty"], "'empty' has no log.csv; pass a folder written by regard train."),
         (["small", "small"], "'small' is given 2 times"),
-        (["small", "-o", "x.txt"], "Cannot write 'x.txt': use the suffix .png, .svg, .pdf."),
+        (["small", "-o", "x.txt"], "Cannot write 'x.txt': use the extension .png, .svg or .pdf."),
         (
             ["small", "-o", "no/x.png"],
             "--output 'no/x.png': the folder 'no' does not exist; create it first.",

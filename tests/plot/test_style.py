@@ -352,6 +352,6 @@ def test_fallback_fonts():
 
 
 def test_unknown_suffixes_raise(tmp_path):
-    with pytest.raises(ArgumentError, match=r"x.gif': use the suffix .png, .svg, .pdf"):
+    with pytest.raises(ArgumentError, match=r"x.gif': use the extension .png, .svg or .pdf"):
         draw_weights(torch.eye(2), tmp_path / "x.gif")
     assert list(tmp_path.iterdir()) == []

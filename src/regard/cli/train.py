@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from regard.translation.training.preparation import ConfigChoice
 
 _model_option = partial(typer.Option, rich_help_panel="Model")
-_data_option = partial(typer.Option, rich_help_panel="Data and length")
+_data_option = partial(typer.Option, rich_help_panel="Data and training time")
 _BUILT_IN = ("embedded", "bible")  # names of built-in corpora
 _LOW_BLEU, _HIGH_LOSS = 5.0, 2.0  # validation scores of a model that has hardly learned anything
 _UNSET = 10**11  # marks an unset number of epochs
@@ -164,7 +164,7 @@ def train(
         _model_option(
             metavar="NAME",
             help="auto (chosen from the size of the corpus), tiny (1-2 minutes), small (3 layers, width 256) "
-            "or base (large machines).",
+            "or base (for large machines).",
             show_default=DEFAULT_PRESET,
         ),
     ] = None,

@@ -255,7 +255,8 @@ def check_suffix(path: str | os.PathLike[str]) -> None:
             "arguments by keyword: title=…."
         )
     if Path(path).suffix.lower() not in SUFFIXES:
-        raise ArgumentError(f"Cannot write {os.fspath(path)!r}: use the suffix {', '.join(SUFFIXES)}.")
+        extensions = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+        raise ArgumentError(f"Cannot write {os.fspath(path)!r}: use the extension {extensions}.")
 
 
 # Text

@@ -250,7 +250,7 @@ def test_nearest_ranks_all_words(encoder):
 def test_invalid_nearest_arguments(encoder):
     with pytest.raises(ArgumentError, match="pass sentences to search"):
         encoder.nearest("bark")
-    with pytest.raises(ArgumentError, match="layer=3 is out of range; pass a number from 0 to 2"):
+    with pytest.raises(ArgumentError, match="layer=3 is not valid; pass an integer from 0 to 2"):
         encoder.nearest("bark", among=["dog"], layer=3)
     with pytest.raises(ArgumentError, match="k=0"):
         encoder.nearest("bark", among=["dog"], k=0)
@@ -294,13 +294,13 @@ def test_attended_words_keeps_other_watchers(encoder):
 @pytest.mark.parametrize("layer", [2, -3, 1.0, True])
 def test_layer_out_of_range_is_rejected(encoder, layer):
     with pytest.raises(
-        ArgumentError, match=f"attention layer={layer} is out of range; pass a number from 0 to 1"
+        ArgumentError, match=f"attention layer={layer} is not valid; pass an integer from 0 to 1"
     ):
         encoder.attended_words("Dogs bark", "bark", layer=layer)
 
 
 def test_missing_heads_and_words_are_rejected(encoder):
-    with pytest.raises(ArgumentError, match="head=2 is out of range; pass a number from 0 to 1"):
+    with pytest.raises(ArgumentError, match="head=2 is not valid; pass an integer from 0 to 1"):
         encoder.attended_words("Dogs bark", "bark", head=2)
     with pytest.raises(ArgumentError, match="'cat' is not in"):
         encoder.attended_words("Dogs bark", "cat")

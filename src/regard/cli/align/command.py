@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Pair = tuple[str, str]
 
 _lexical = partial(typer.Option, rich_help_panel="Lexical aligner (default)")
-_both = partial(typer.Option, rich_help_panel="Both directions")
+_both = partial(typer.Option, rich_help_panel="Combining the two directions")
 _gold = partial(typer.Option, rich_help_panel="Evaluation")
 _head = partial(typer.Option, rich_help_panel="Translation model, instead of the lexical aligner")
 _input = partial(typer.Option, rich_help_panel="Input format")
@@ -77,7 +77,7 @@ def align(
         ),
     ] = None,
     save: Annotated[
-        Path | None, _lexical(metavar="FILE", help="Save the aligner, to align new text with --aligner.")
+        Path | None, _lexical(metavar="FILE", help="Save the aligner for later use with --aligner.")
     ] = None,
     aligner: Annotated[
         Path | None,

@@ -278,7 +278,9 @@ def _document_format(
             "--scores, --alignment, --matches and --json, or use --format lines."
         )
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ArgumentError(f"Under torchrun, --format {chosen} is not supported; start one process.")
+        raise ArgumentError(
+            f"--format {chosen} is not supported under torchrun; run the command without torchrun."
+        )
     return chosen
 
 

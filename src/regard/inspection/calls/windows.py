@@ -134,7 +134,7 @@ class WindowedLayer:
         return not bool(torch.isin(positions.queries[positions.queries >= 0], known).any())
 
     def weights(self) -> Weights:
-        """Return the lazy map over all tokens, (b, h, tokens, tokens)."""
+        """Return the lazy weights between all tokens, (b, h, tokens, tokens)."""
         inputs: dict[str, Tensor] = {}
         for number, call in enumerate(self.calls):
             inputs |= {f"{name}{number}": tensor for name, tensor in call.inputs().items()}

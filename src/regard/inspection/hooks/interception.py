@@ -40,7 +40,7 @@ class Observer(Protocol):
         """Called when one of the modules has called `regard.attention` or `regard.attend`."""
 
     def on_own_values(self, module: nn.Module, value: Tensor, output: AttentionOutput) -> None:
-        """Called after `on_own_attention` with the value and the output."""
+        """Called with the value and the output, after `on_own_attention`."""
 
     @property
     def values(self) -> bool:

@@ -75,7 +75,7 @@ class Packing:
         return x.flatten(0, 1).index_select(0, self.index)[None]
 
     def unpack(self, x: Tensor) -> Tensor:
-        """Restore padding, with zeros: (1, tokens, …) → (b, n, …)."""
+        """Restore the padding as zeros: (1, tokens, …) → (b, n, …)."""
         batch, length = self.shape
         padded = x.new_zeros(batch * length, *x.shape[2:]).index_copy(0, self.index, x[0])
         padded = padded.unflatten(0, (batch, length))

@@ -98,7 +98,9 @@ def relevance(
         chosen = torch.as_tensor(queries, dtype=torch.long, device=last.device)
         outside = chosen[(chosen < -size) | (chosen >= size)]
         if outside.numel():
-            raise ArgumentError(f"relevance got query {int(outside[0])}, but the layers have {size} tokens.")
+            raise ArgumentError(
+                f"relevance got query {int(outside[0])}, but the sequence has only {size} tokens."
+            )
         columns = torch.arange(chosen.numel(), device=last.device)
         result = torch.zeros(*batch, size, chosen.numel(), dtype=last.dtype, device=last.device)
         result[..., chosen.flatten(), columns] = 1.0

@@ -244,7 +244,7 @@ def _lengths_on(lengths: Tensor, device: torch.device) -> Tensor:
 
 
 def _summarize_lengths(lengths: Tensor) -> str:
-    """Return a short text for the repr of a mask."""
+    """Return a short description of the lengths for a mask's repr."""
     if not concrete(lengths) or lengths.numel() > 8:
         return f"<{' × '.join(map(str, lengths.shape))} lengths>"
     return str(lengths.tolist())

@@ -361,7 +361,7 @@ def _check_index(name: str, index: int, count: int) -> int:
     """Return the index of a layer or head. Raises an error if it is out of range."""
     if isinstance(index, bool) or not isinstance(index, int) or not -count <= index < count:
         raise ArgumentError(
-            f"{name}={index!r} is out of range; pass a number from 0 to {count - 1}, or −1 for the last."
+            f"{name}={index!r} is not valid; pass an integer from 0 to {count - 1}, or −1 for the last."
         )
     return index
 

@@ -171,7 +171,7 @@ class Vocabulary(Sequence[str]):
             check_int("Vocabulary.of got max_size", max_size, min=1)
         check_int("Vocabulary.of got min_count", min_count, min=1)
         counts = Counter(fold(word.text) for sentence in sentences for word in split_words(sentence))
-        # ties are sorted alphabetically, so the order of the sentences does not matter
+        # ties are broken alphabetically, so the order of the sentences does not matter
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         return cls([word for word, n in ranked if n >= min_count][:max_size], special_tokens=special_tokens)
 

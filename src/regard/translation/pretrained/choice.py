@@ -76,7 +76,7 @@ class Choice:
         if forced is not None and forced not in (self.token("eos_token_id"), [self.token("eos_token_id")]):
             raise ArgumentError(
                 f"{self.generation.path} has forced_eos_token_id={short(forced)} and "
-                f"eos_token_id={self.token('eos_token_id')}; regard supports only equal ids."
+                f"eos_token_id={self.token('eos_token_id')}; regard requires the two ids to be equal."
             )
         if new is not None:
             max_length = self.generation.integer("max_new_tokens") + 1

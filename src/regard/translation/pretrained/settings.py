@@ -119,7 +119,7 @@ class Settings:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
             raise ArgumentError(
-                f"{self.path} has {name}={short(value)}; it must be a number from 0 to {below:g}."
+                f"{self.path} has {name}={short(value)}; it must be at least 0 and less than {below:g}."
             )
         return float(value)
 

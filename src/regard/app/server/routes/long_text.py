@@ -45,7 +45,7 @@ class SampleRequest(Request, kw_only=True):
 
 
 class SampleResponse(Response, kw_only=True):
-    """Small English stories, one per paragraph."""
+    """Short English stories, one per paragraph."""
 
     text: str
 
