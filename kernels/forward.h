@@ -64,7 +64,6 @@ struct Output {
   int64_t width, stride;  // value width, and padded value width
   ptrdiff_t step;
   bool begun = false, written = false;
-  float *weight_pairs = nullptr, *value_pairs = nullptr;  // [key pair][lane], [key pair][stride]
 
   // in_place: compute the sums in the output itself, if its layout allows it. Their factors must be 1.
   explicit Output(const Block& b, bool in_place = false)
@@ -77,26 +76,11 @@ struct Output {
       return;
     }
     sums = arena.take(b.lanes * stride);
-    // pairs round the weights to bfloat16, which suffices for an output of that type
-    if (!b.pairs || b.p.output.type != Type::bfloat16 || !are_pairs(b.p, b.p.value, 2)) return;
-    weight_pairs = arena.take(KEYS / 2 * b.lanes);
-    value_pairs = arena.take((b.tile_keys() + 1) / 2 * stride);
   }
 
-  // Adds the values of n keys, starting at `from`, in pairs if possible. buffer: see `values_buffer`.
+  // Adds the values of n keys, starting at `from`. buffer: see `values_buffer`.
   void add(const Block& b, const float* weights, int64_t from, int n, float* buffer) {
-    if (!value_pairs) return add(b, weights, stage(b.p.value, b.value_at, from, n, width, true, buffer), n);
-    for (int j = 0; j < n; j += 2)
-      for (int v = 0; v < b.lanes; v += W) {
-        const float* at = weights + j * b.lanes + v;
-        store(weight_pairs + j / 2 * b.lanes + v, (vec)to_pairs(load(at), j + 1 < n ? load(at + b.lanes) : vec{}));
-      }
-    stage_pairs(value_pairs, b.p.value, b.value_at + from * b.p.value.row, n, width);
-    if (stride)
-      multiply<Walk::down, Pair>(
-          {weight_pairs, b.lanes, value_pairs, ptrdiff_t(stride), sums, ptrdiff_t(stride), b.ahead}, b.count,
-          int(stride / W), (n + 1) / 2, begun);
-    begun = true;
+    add(b, weights, stage(b.p.value, b.value_at, from, n, width, true, buffer), n);
   }
 
   void add(const Block& b, const float* weights, Rows values, int n) {
@@ -234,9 +218,9 @@ struct Running {
 };
 
 // Returns a buffer for a tile of values, or nullptr if the values can be read in place.
-INLINE float* values_buffer(const Block& b, const Output& output) {
+INLINE float* values_buffer(const Block& b) {
   const int64_t width = b.p.value_width;
-  return output.value_pairs || stays(b.p.value, width, true) ? nullptr : arena.take(b.tile_keys() * padded(width));
+  return stays(b.p.value, width, true) ? nullptr : arena.take(b.tile_keys() * padded(width));
 }
 
 // The tensors of the next unit, to be prefetched while this one is computed, if units are so small that both fit into
@@ -283,7 +267,7 @@ INLINE float soften_row(const Power power, int n, float* row, float& top, float&
 }
 
 INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run, Output& output) {
-  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b, output), *rows = arena.take(FEW * MANY);
+  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b), *rows = arena.take(FEW * MANY);
   PerLane factor;
   // use longer tiles if nothing has to be copied: long sequential reads are faster
   const bool plain = b.plain(low, high);
@@ -325,7 +309,7 @@ INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t 
 
 INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run, Output& output) {
   if (b.few) return sum_few(b, policy, low, high, run, output);
-  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b, output);
+  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b);
   PerLane factor;
   for (int64_t from = low; from < high; from += KEYS) {
     const int n = int(high - from < KEYS ? high - from : KEYS);
@@ -341,7 +325,7 @@ INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64
 
 template <class Policy>
 void sum_counted(const Block& b, const Policy& policy, Tau& tau, Output& output, Finite& finite) {
-  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b, output);
+  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b);
   fit_counted(b, s, tau);
   Tally tally(b);
   for (int64_t from = b.low; from < b.high; from += KEYS) {
@@ -425,7 +409,7 @@ inline void forward_tile(const Block& b, Finite& finite) {
   }
   if (b.p.threshold) drop(b, b.low, n, s);
   b.scale_values(b.low, n, s);
-  output.add(b, s, b.low, n, values_buffer(b, output));
+  output.add(b, s, b.low, n, values_buffer(b));
   see_tau(b, tau, finite);
   if (b.overflowed) finite.fail();
   write_tau(b, tau);
@@ -468,7 +452,7 @@ struct Job {
 };
 
 // The problem of an item. bfloat16 and float16 keys and values that several blocks read are converted to float32 once,
-// unless they are multiplied as pairs or do not fit into the L2 cache.
+// unless they are multiplied as pairs (keys, and in the backward pass values) or do not fit into the L2 cache.
 class ItemProblem {
  public:
   ItemProblem(const Problem& p, int64_t unit, int64_t rows) : p_(p) {
@@ -476,16 +460,15 @@ class ItemProblem {
     const bool fits = p.keys * (padded(p.width) + padded(p.value_width)) <= MAX_FLOATS;
     if (rows <= LANES || !fits || !(is_half(p.key) || is_half(p.value))) return;
     wide_ = p;
-    widen(wide_->key, p.unit(unit), p.width);
-    widen(wide_->value, p.unit(unit), p.value_width);
+    if (!pairs(p.key)) widen(wide_->key, p.unit(unit), p.width);
+    if (!pairs(p.value) || !p.grad) widen(wide_->value, p.unit(unit), p.value_width);
   }
 
   const Problem& get() const { return wide_ ? *wide_ : p_; }
 
  private:
-  static bool is_half(const View& view) {
-    return view.type == Type::float16 || (view.type == Type::bfloat16 && !PAIRS);
-  }
+  static bool is_half(const View& view) { return view.type == Type::float16 || view.type == Type::bfloat16; }
+  static bool pairs(const View& view) { return PAIRS && view.type == Type::bfloat16; }
 
   void widen(View& view, const Unit& unit, int64_t width) const {
     if (!is_half(view)) return;

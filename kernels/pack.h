@@ -119,27 +119,6 @@ INLINE bool are_pairs(const Problem& p, const View& view, int64_t width) {
   return even;
 }
 
-// Interleaves rows 2i and 2i + 1 of a bfloat16 tensor, so each element is a pair: (row 2i, row 2i + 1). The last row of
-// an odd number of rows is paired with zeros.
-INLINE void stage_pairs(float* to, const View& view, int64_t at, int64_t count, int64_t width) {
-  typedef uint16_t halves __attribute__((vector_size(2 * W), aligned(2), may_alias));
-  const auto* data = reinterpret_cast<const uint16_t*>(view.data) + at;
-  for (int64_t i = 0; i < count; i += 2, to += padded(width)) {
-    const uint16_t *even = data + i * view.row, *odd = even + view.row;
-    const bool both = i + 1 < count;
-    int64_t t = 0;
-    for (; t + W <= width; t += W) {
-      uvec pair = __builtin_convertvector(*reinterpret_cast<const halves*>(even + t), uvec);
-      if (both) pair |= __builtin_convertvector(*reinterpret_cast<const halves*>(odd + t), uvec) << 16;
-      store(to + t, (vec)pair);
-    }
-    for (; t < padded(width); ++t) {
-      const uint32_t pair = t >= width ? 0 : even[t] | (both ? uint32_t(odd[t]) << 16 : 0);
-      memcpy(to + t, &pair, 4);
-    }
-  }
-}
-
 // Converts values to the tensor's type and stores them.
 INLINE void store_as(const View& view, int64_t at, vec x, int count) {
   alignas(64) uint16_t halves[W];

@@ -9,7 +9,7 @@
 // the number of rows that fit into registers for a tile of V vectors; vec, ivec, uvec and shorts (2 W values); max and
 // min, which return their second argument if the first is NaN; any, square_root, scale_by_power, widen_halves,
 // narrow_halves, widen_bytes, widen_int8 and add_pairs; and reciprocal, 1 / x for values that are neither tiny nor
-// huge. If it defines MULTIPLIES_PAIRS, it also defines add_pairs and to_pairs for pairs of bfloat16.
+// huge. If it defines MULTIPLIES_PAIRS, it also defines add_pairs for pairs of bfloat16.
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
 // clang-format off
@@ -40,9 +40,8 @@ INLINE uvec round_to_bfloat16(vec x) {
 #ifdef MULTIPLIES_PAIRS
 constexpr bool PAIRS = true;
 #else
-constexpr bool PAIRS = false;  // these functions are not called
+constexpr bool PAIRS = false;  // add_pairs is not called
 INLINE vec add_pairs(vec sum, uvec, uvec) { return sum; }
-INLINE uvec to_pairs(vec even, vec odd) { return round_to_bfloat16(even) >> 16 | round_to_bfloat16(odd); }
 #endif
 
 // Whether all values are finite.

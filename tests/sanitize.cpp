@@ -624,14 +624,12 @@ struct Trial {
     other.output = half.view();
     if (exhausting) exhaust(kernels.forward, other);
     run(kernels.forward, other, {&half, &r.tau}, [] {});
-    // kernels that multiply pairs also round the weights to bfloat16
-    const bool pairs = std::string(kernels.name) == "avx512bf16" && p.query.type == Type::bfloat16;
-    const double size = pairs ? 0x1p-6 : half.type == Type::bfloat16 ? 0x1p-8 : 0x1p-11;
+    const double size = half.type == Type::bfloat16 ? 0x1p-8 : 0x1p-11;
     each_row([&](const std::vector<int64_t>& at, int64_t i, const Row&) {
       for (int64_t e = 0; e < p.value_width; ++e) {
         const double wanted = r.output.get(at, i, e);
         if (std::fabs(wanted) > 60000) continue;  // infinite in float16
-        judge.near(half.get(at, i, e), wanted, size / 3e-5 * (pairs ? 4 : std::fabs(wanted)) + 0x1p-24 / 3e-5, "narrow output");
+        judge.near(half.get(at, i, e), wanted, size / 3e-5 * std::fabs(wanted) + 0x1p-24 / 3e-5, "narrow output");
       }
     });
   }

@@ -237,7 +237,7 @@ def _documents(random: Random, q: int, k: int) -> tuple[Any, Tensor, str]:
         seen[row : row + rows, column : column + columns] = block
     given: tuple[Any, ...] = (queries,) if keys is queries else (queries, keys)
     given = tuple(torch.tensor(some) for some in given) if random.random() < 0.5 else given
-    told = f"Documents({queries}, {keys}, within={told if within else None})"
+    told = f"Documents({queries}, {keys}, within={told if within is not None else None})"
     return regard.Documents(*given, within=within), seen, told
 
 

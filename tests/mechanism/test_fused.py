@@ -666,6 +666,27 @@ def test_kept_weights_need_no_more_memory_than_the_keys():
         assert len(kept) == 5, shape  # query, key, value, output, τ
 
 
+def test_expanded_keys_keep_no_weights():
+    query, key = learned(4, 3, 24, 32, seed=0), learned(1, 1, 24, 32, seed=1)
+    kept = []
+    with saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
+        regard.attention(query, key.expand(4, 3, -1, -1), key.expand(4, 3, -1, -1))
+    assert len(kept) == 5
+
+
+def test_kept_weights_that_a_hook_changed_are_computed_again():
+    x = learned(2, 3, 24, 32, seed=0)
+    expected = torch.autograd.grad(regard.attention(x, x, x).sum(), x)[0]  # also prepares the backward pass
+    for change in (lambda t: t[:1], lambda t: t.half()):
+
+        def unpack(t: Tensor, change: Callable[[Tensor], Tensor] = change) -> Tensor:
+            return change(t) if t.dim() == 5 and t.shape[-1] > 2 else t
+
+        with saved_tensors_hooks(lambda t: t, unpack):
+            output = regard.attention(x, x, x)
+        torch.testing.assert_close(torch.autograd.grad(output.sum(), x)[0], expected)
+
+
 def test_kept_weights_of_another_instruction_set_are_not_read():
     x = learned(2, 3, 12, 32, seed=0)
     expected = torch.autograd.grad(regard.attention(x, x, x, implementation="reference").sum(), x)[0]
@@ -702,10 +723,10 @@ def test_narrow_inputs_are_computed_in_float32_and_rounded_once(normalize, score
         grads = torch.autograd.grad(output, inputs, upstream(output).to(dtype).to(held))
         quiet = regard.attention(*(x.detach() for x in inputs), **options)
         actual.append([x.to(dtype) for x in (output, quiet, *grads)])
-    # kernels that multiply pairs of bfloat16 sum them in another order, and round the weights as well
+    # kernels that multiply pairs of bfloat16 sum them in another order
     pairs = dtype is torch.bfloat16 and fused.DESCRIPTION.endswith("bf16")
     for narrow, wide in zip(*actual, strict=True):
-        torch.testing.assert_close(narrow, wide, rtol=2e-2 if pairs else 0, atol=1e-2 if pairs else 0)
+        torch.testing.assert_close(narrow, wide, rtol=1e-2 if pairs else 0, atol=1e-3 if pairs else 0)
 
 
 @pytest.mark.skipif("avx512bf16" not in ISAS, reason="this processor does not multiply bfloat16 pairs")
@@ -731,8 +752,8 @@ def test_products_of_pairs_are_as_exact_as_float32(normalize, mask, bias, sizes)
             output = regard.attention(*case.tensors(bfloat16), **case.options(bfloat16))
             errors[isa] = (output.double() - exact).abs()
     single, pairs = errors["avx512"], errors["avx512bf16"]
-    assert pairs.square().mean().sqrt() <= 2 * single.square().mean().sqrt() + 1e-6
-    assert pairs.max() <= 2.5 * single.max() + 1e-6  # one more rounding can change the last bit of the output
+    assert pairs.square().mean().sqrt() <= 1.1 * single.square().mean().sqrt() + 1e-6
+    assert pairs.max() <= 2 * single.max() + 1e-6
 
 
 class _InFloat32(regard.Score):

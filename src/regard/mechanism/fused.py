@@ -369,7 +369,9 @@ def kept_weights_shape(problem: Problem) -> tuple[int, ...] | None:
     plain = type(problem.config.normalize) is Softmax and not problem.config.softcap
     one_block = per_group == 1 and few_rows() < queries <= KERNELS.rows() and problem.get("start0") is None
     rows = -(-queries // width) * width
-    if plain and one_block and rows <= problem["key"].shape[-1] and 1 < problem.keys <= _MAX_TILE_KEYS:
+    key = problem["key"]
+    expanded = any(n > 1 and step == 0 for n, step in zip(key.shape, key.stride(), strict=True))
+    if plain and one_block and not expanded and rows <= key.shape[-1] and 1 < problem.keys <= _MAX_TILE_KEYS:
         return (*problem.lead(), problem.keys, rows)
     return None
 

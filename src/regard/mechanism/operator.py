@@ -456,7 +456,13 @@ class _FastAttention(torch.autograd.Function):
         ):
             output = output if output.stride(-1) == 1 else output.contiguous()
             saved = {"query": query, "key": key, "value": value, "tau": tau, "output": output, "grad": grad}
-            if kept is not None and kept.is_contiguous():  # hooks on saved tensors can change strides
+            # hooks on saved tensors can change them
+            if (
+                kept is not None
+                and kept.dtype is torch.float32
+                and kept.shape == ctx.prepared.kept_shape
+                and kept.is_contiguous()
+            ):
                 saved["kept_weights"] = kept
             grads = _kernel_gradients(ctx.prepared, ctx.call, saved, wanted)
         if grads is None:
@@ -469,10 +475,12 @@ def _kernel_gradients(
 ) -> dict[str, Tensor] | None:
     """Compute the gradients with one kernel call. Returns None if they are not finite."""
     grads = {name: torch.empty(saved[name].shape, dtype=torch.float32, device="cpu") for name in wanted}
-    # hooks on saved tensors can change their strides
-    cache_key = (wanted, *(x.stride() for x in saved.values()))
+    # hooks on saved tensors can change them
+    cache_key = (wanted, *((x.shape, x.stride(), x.dtype) for x in saved.values()))
     backward = prepared.backward.get(cache_key)
     if backward is None:
+        if len(prepared.backward) >= _CACHE_SIZE:
+            prepared.backward.clear()
         problem, layout = _problem(saved["query"], saved["key"], saved["value"], call)
         split = {"query": layout.per_query, "key": layout.per_key, "value": layout.per_key}
         results = {f"d_{name}": split[name](grad) for name, grad in grads.items()}
