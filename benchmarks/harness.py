@@ -26,8 +26,8 @@ class Comparison:
 
     setup: builds the inputs and the calls. backward: whether gradients are computed.
     flops, bytes: work of one call, for throughput.
-    target: minimum speedup of regard over the first peer.
-    limit: maximum time of regard relative to the first peer.
+    target: minimum speedup of regard over the fastest of `rivals`, by default the first peer.
+    limit: maximum time of regard relative to the same peer.
     threads: thread counts to measure.
     """
 
@@ -39,10 +39,17 @@ class Comparison:
     bytes: float | None = None
     target: float | None = None
     limit: float | None = None
+    rivals: tuple[str, ...] = ()
     threads: tuple[int, ...] = (2,)
 
+    def ratio(self, ratios: Mapping[str, float]) -> float:
+        """Return the ratio that the target refers to. ratios: each peer's time / regard's time."""
+        return min(
+            (ratios[name] for name in self.rivals if name in ratios), default=next(iter(ratios.values()))
+        )
+
     def met(self, ratio: float) -> bool | None:
-        """Return whether the first peer's time / regard's time meets the target; None without a target."""
+        """Return whether a peer's time / regard's time meets the target; None without a target."""
         if self.limit is not None:
             return 1 / ratio <= self.limit
         return None if self.target is None else ratio >= self.target

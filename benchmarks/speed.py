@@ -93,13 +93,15 @@ def measure(comparison: Comparison, threads: int, seconds: float, min_rounds: in
     regard_seconds = medians["regard"]
     ratios = {name: seconds / regard_seconds for name, seconds in medians.items() if name != "regard"}
     wrong = {name: error for name, error in errors.items() if not error <= max_error}  # NaN is wrong
-    met = comparison.met(next(iter(ratios.values())))
+    ratio = comparison.ratio(ratios)
+    met = comparison.met(ratio)
     return {
         "implementation": candidates.implementation,
         "seconds": medians,
         "spread": {name: _quartiles(values) for name, values in times.items()},
         "rounds": len(times["regard"]),
         "ratios": ratios,
+        "ratio": ratio,
         "flop_rate": comparison.flops / regard_seconds if comparison.flops else None,
         "share": comparison.flops / regard_seconds / peak if comparison.flops else None,
         "byte_rate": comparison.bytes / regard_seconds if comparison.bytes else None,

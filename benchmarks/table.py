@@ -41,7 +41,7 @@ def format_target(result: Result) -> str:
     if result["target"] is None and result["limit"] is None:
         return ""
     bound = f"≤ {result['limit']:g}" if result["limit"] is not None else f"≥ {result['target']:g}"
-    return f"{bound} {'met' if result['met'] else 'MISSED'}"
+    return f"{bound} {'met' if result['met'] else 'missed'}"
 
 
 def format_duration(seconds: float) -> str:
@@ -75,7 +75,7 @@ def print_summary(results: Iterable[Result]) -> dict[str, object]:
 def _format_miss(result: Result) -> str:
     if "error" in result:
         return f"failed: {result['error'].splitlines()[0]}"
-    ratio = next(iter(result["ratios"].values()))
+    ratio = result.get("ratio") or next(iter(result["ratios"].values()))
     reached = 1 / ratio if result["limit"] is not None else ratio
     mismatch = "; the results differ" if result["wrong"] else ""
     return f"{reached:.2f}, {format_target(result).rpartition(' ')[0]}{mismatch}"

@@ -264,7 +264,7 @@ def _print_row(entry: Entry, steps: Sequence[Step], regard_steps: Sequence[Step]
     duration = table.format_duration(statistics.median(step.seconds for step in steps))
     ratio = tokens_per_second(regard_steps) / tokens_per_second(steps)
     target = TARGETS.get(entry)
-    status = "" if target is None else f"≥ {target} {'met' if ratio >= target else 'MISSED'}"
+    status = "" if target is None else f"≥ {target} {'met' if ratio >= target else 'missed'}"
     speed = f"{tokens_per_second(steps):8,.0f} tokens/s{duration:>10} per step"
     cells = f"{speed}{fill:6.0%} not padding{ratio:7.2f} ×   {status}"
     print(f"  {entry.name:38}{cells}", flush=True)

@@ -260,7 +260,7 @@ def _speedup(name: str, timings: dict[str, Rounds]) -> float:
 def _print_row(name: str, timings: dict[str, Rounds], sentences: int) -> None:
     rounds, ratio, target = timings[name], _speedup(name, timings), TARGETS.get(name)
     agreement = f"{_agreement(rounds, timings['regard']):5.0%} same output as regard"
-    status = "" if target is None else f"≥ {target} {'met' if ratio >= target else 'MISSED'}"
+    status = "" if target is None else f"≥ {target} {'met' if ratio >= target else 'missed'}"
     speed = f"{sentences / seconds(rounds):7.1f} sentences/s"
     cells = f"{speed}   {agreement}, {_mean_length(rounds):.1f} tokens{ratio:7.2f} ×   {status}"
     print(f"  {name:24}{cells}", flush=True)
