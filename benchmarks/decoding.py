@@ -49,7 +49,7 @@ def _with_sdpa(step: Callable[[], Tensor]) -> Tensor:
 
 def _sdpa(self: Attends, query: Tensor, key: Tensor, value: Tensor, **options: object) -> Tensor:
     mask = options["mask"]
-    visible = None  # a single query sees all earlier keys
+    visible = None  # a single query attends to all earlier keys
     if isinstance(mask, Padding):
         visible = (torch.arange(key.shape[-2]) < mask.lengths[:, None])[:, None, None]  # b 1 1 k
     return scaled_dot_product_attention(query, key, value, attn_mask=visible)

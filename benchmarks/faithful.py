@@ -1,13 +1,13 @@
 """Agreement of attention measures with true ablation.
 
-For minilm (similarity of two sentences) and the stories language model (loss per token on unseen
-stories), each head, token and edge is actually removed, and the absolute change is compared with the
-prediction of each measure. The table shows Spearman's rank correlation (1 means the same order): its mean and
-standard error over texts.
+Each head, token and edge is removed in turn from minilm (measuring the similarity of two sentences) and from
+the stories language model (measuring the loss per token on unseen stories). The absolute change is compared
+with the prediction of each attention measure. The table shows Spearman's rank correlation (1 means the same
+order): its mean and standard error over texts.
 
     head    its output is set to zero (Michel et al. 2019)
-    token   no other token may read it, in any layer: Block(keys=token)
-    edge    one query may not read one key in one layer: Block(query, key) (Geva et al. 2023)
+    token   no other token may attend to it, in any layer: Block(keys=token)
+    edge    one query may not attend to one key in one layer: Block(query, key) (Geva et al. 2023)
 
     python -m benchmarks.faithful
 """

@@ -1,6 +1,6 @@
 """JoeyNMT's Transformer: training step and beam search on the same token ids as regard.
 
-JoeyNMT's file reading is skipped: batches already hold token ids.
+JoeyNMT's file reading is skipped: batches already contain token ids.
 """
 
 import logging

@@ -16,7 +16,7 @@ from regard.translation.evaluation import length_bins
 from regard.translation.training.progress import create_display
 
 NAMES = {"plain": "plain (LSTM)", "recurrent": "Bahdanau's attention", "transformer": "Transformer"}
-EPOCH_FACTOR = {"transformer": 3}  # its epochs are faster
+EPOCH_FACTOR = {"transformer": 3}  # the Transformer's epochs are faster
 # T5 positions are relative, so they generalize to longer sentences
 SETTINGS = ["tokens.kind=bpe", "tokens.size=300", "model.positions=t5"]
 

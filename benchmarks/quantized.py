@@ -86,7 +86,7 @@ def perplexity(count: int = 120) -> float:
 
 
 def _quantized_attention(self: Attends, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    """Attend to int8 keys and values. Each query sees the same keys as in a cache filled token by token."""
+    """Attend to int8 keys and values. Keys are visible as in a cache filled token by token."""
     return regard.attention(query, regard.quantize(key), regard.quantize(value), **options)
 
 

@@ -13,7 +13,7 @@ Name = TypeVar("Name")
 def start_workers(
     work: Callable[..., None], arguments: Mapping[Name, tuple[Any, ...]]
 ) -> Iterator[dict[Name, Connection]]:
-    """Start a process for each name, which runs work(pipe, *arguments[name]); yield the pipes by name.
+    """For each name, start a process that runs work(pipe, *arguments[name]); yield the pipes by name.
 
     At the end of the block, the pipes are closed, which ends the processes.
     """

@@ -1,6 +1,6 @@
 """python -m pages.animation: record the animation in the README from the page of `regard look`.
 
-Needs chromium, and minilm, whose attention the page shows: one head, from each word of a sentence.
+Requires Chromium and minilm. The animation shows what each word of a sentence attends to in one head.
 """
 
 import io

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ALWAYS = ["tests/test_imports.py"]
-# Tests for files that have no mirror below tests/, or several.
+# Tests for files with no mirror in tests/, or with several.
 OTHERS = {
     "src/regard/mechanism/autograd.py": [
         "src/regard/mechanism/autograd.py",
@@ -61,7 +61,7 @@ def selected(files: Iterable[str]) -> list[str]:
 
 
 def _mirror(module: Path) -> str:
-    """Return the test file of a module, or else the closest folder."""
+    """Return the test file of a module, or the closest folder if it has none."""
     folder = Path("tests", *(part.lstrip("_") for part in module.parent.parts))
     test = folder / f"test_{module.stem}.py"
     while not (ROOT / test).exists():

@@ -1,8 +1,8 @@
 """Run programs in separate interpreters, forked from one that has imported torch but not regard.
 
-Importing torch, its compiler and its nested tensors takes seconds, a fork milliseconds. Tests of code that
-runs before torch is imported, or of OMP_NUM_THREADS, which torch reads then, need a new process instead.
-All processes of a test run share one server, which exits after the last of them.
+Importing torch, its compiler and its nested tensors takes seconds; a fork takes milliseconds. Tests of code
+that runs before torch is imported, or of OMP_NUM_THREADS, which torch reads on import, need a new process
+instead. All processes of a test run share one server, which exits after the last of them.
 """
 
 import json
@@ -19,8 +19,8 @@ from typing import Any
 
 from filelock import FileLock
 
-# One child per connection reports the process id and the status of each program. The program's process leaves
-# the loop, runs it and exits immediately, because an orderly shutdown of torch takes a second.
+# Each connection has a child process, which forks again for every program and reports the program's process
+# id and exit status. Programs exit immediately, because an orderly shutdown of torch takes a second.
 _SERVER = """
 import json, os, socket, sys, warnings
 import numpy, torch, torch._dynamo, torch.nested._internal.nested_tensor

@@ -112,7 +112,7 @@ print(json.dumps([errors, run("--version"), run("--help"), run("look", "minilm")
 
 
 def core_folder(folder: Path) -> Path:
-    """Link the packages that `pip install regard` installs into a folder."""
+    """Fill a folder with links to the packages that `pip install regard` installs."""
     for file in distribution("regard").files or []:
         if file.name == "METADATA":  # recordings store the version
             (folder / file.parent).symlink_to(Path(str(file.locate())).parent)

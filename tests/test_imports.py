@@ -70,7 +70,7 @@ def parsed(source: str) -> list[ast.AST]:
 
 
 def imports(module: str, source: str) -> Iterator[tuple[int, str]]:
-    """Return line and package of every import of regard's own modules, including functions and strings."""
+    """Return line and package of every import of regard's own modules, also inside functions and strings."""
     here = module.rpartition(".")[0]
     for node in parsed(source):
         if isinstance(node, ast.Import):

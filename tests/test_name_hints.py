@@ -1,6 +1,6 @@
 """Names that users of torch, flash-attn, x-transformers and Hugging Face transformers try first.
 
-Each guess is accepted, or answered in one line that contains regard's spelling.
+Each guess is accepted, or rejected with a one-line error that contains regard's name for it.
 """
 
 import re
@@ -193,7 +193,7 @@ CALLS = {
     "regard.Causal() * regard.Window(2)": "&",
     "~regard.Causal()": "~mask.dense(queries, keys)",
     "regard.Causal(offset=1)": "regard.Window(",
-    "regard.Window(3, causal=True)": "looks only back",
+    "regard.Window(3, causal=True)": "allows no later keys",
     "regard.Padding(key_padding_mask=pad)": "(~key_padding_mask).sum(-1)",
     "regard.Documents(segment_ids=[0, 0, 1])": "torch.unique_consecutive(ids",
     "regard.Documents(lengths=[2, 3])": "regard.Documents(lengths)",

@@ -57,7 +57,7 @@ def watched():
 
 
 def test_topk_reads_five_files_and_never_goes_back():
-    weights_of_a_call().topk(5)  # so that lazy imports are done
+    weights_of_a_call().topk(5)  # triggers lazy imports
     weights = weights_of_a_call()
     calls = called_files(lambda: weights.topk(5))
     list(graphlib.TopologicalSorter(calls).static_order())  # raises CycleError

@@ -8,7 +8,7 @@ import transformers
 from benchmarks.architectures.checks import ROUNDED, Result
 
 _PARTLY = (
-    "These models have attention of another kind, which `watch` does not record and names in `Seen.unseen`. "
+    "In these models, `watch` does not record some of the attention and lists it in `Seen.unseen`. "
     "Deformable attention predicts weights on sampled points from the query alone; GroupViT assigns "
     "tokens to groups by a softmax over the queries. Neither is a softmax of query · keyᵀ over the keys."
 )

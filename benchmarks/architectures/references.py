@@ -13,8 +13,8 @@ from benchmarks.architectures.inputs import run
 def references(eager: Any, batch: dict[str, Tensor]) -> tuple[str, list[Tensor], Any]:
     """Return the kind of reference, its weights, and the output of the model.
 
-    The weights are the eager attentions or, without them, the softmax outputs that are factors of products,
-    and the softmax of the scores of SDPA calls.
+    The weights are eager's attentions if it returns any; otherwise, the softmax outputs that are factors of
+    later products, and the weights of SDPA calls.
     """
     recorder = SoftmaxRecorder()
     with recorder:

@@ -1,4 +1,4 @@
-// Makes the frame of a live figure as high as its section, which reports its height.
+// Sets the height of a live figure's frame to the height that its section reports.
 const MAX_HEIGHT = 1400; // pixels
 
 addEventListener("message", ({ data, source }) => {

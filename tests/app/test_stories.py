@@ -87,9 +87,9 @@ def test_the_shipped_model_knows_the_grammar(model: TextModel) -> None:
 
 
 def pronouns(words: list[str]) -> Iterator[tuple[int, set[int]]]:
-    """Yield the token before each pronoun that can mean either person, and the positions of the right name.
+    """Yield the position before each pronoun that selects one of two people, and the positions of that name.
 
-    The output at this token predicts the pronoun, so it must encode the person.
+    The output at this position predicts the pronoun, so it must encode the person.
     """
     for i, word in enumerate(words):
         people = {name for name in words[:i] if name in (*GIRLS, *BOYS)}
@@ -99,7 +99,7 @@ def pronouns(words: list[str]) -> Iterator[tuple[int, set[int]]]:
 
 
 def repeated_things(words: list[str]) -> Iterator[tuple[int, set[int]]]:
-    """Yield the color in "the red ball", and the position of "ball" after an earlier "red"."""
+    """Yield the position of "red" in "the red ball", and the positions of nouns after an earlier "red"."""
     for i, word in enumerate(words):
         if word in COLORS and words[i - 1] == "the":
             earlier = {place + 1 for place in range(i) if words[place] == word}
@@ -108,7 +108,7 @@ def repeated_things(words: list[str]) -> Iterator[tuple[int, set[int]]]:
 
 
 def best_head(model: TextModel, links: Links) -> float:
-    """Return the largest fraction of links, over all heads, that are the largest weight in their row."""
+    """Return the fraction of links that have the largest weight in their row, for the head with the most."""
     packed = Packed.of([model.encode(" ".join(words)) for words in HELD_OUT])
     with torch.no_grad(), regard.watch(model.model) as seen:
         model.model(packed)

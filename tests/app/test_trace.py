@@ -276,12 +276,12 @@ def test_bert_encoder() -> None:
 
 
 def test_errors_name_the_cause() -> None:
-    with pytest.raises(ArgumentError, match=r"Inside draws only Transformers.*RecurrentSeq2Seq"):
+    with pytest.raises(ArgumentError, match=r"Only Transformers can be traced.*RecurrentSeq2Seq"):
         trace_text(translator(RecurrentSeq2Seq), "ein Hund")
     with pytest.raises(ArgumentError, match="LSTM is not a Transformer"):
         trace_ids(nn.LSTM(3, 5), [1])
     assert not can_trace(nn.LSTM(3, 5))
-    with pytest.raises(ArgumentError, match="has 66 tokens; Inside draws at most 64"):
+    with pytest.raises(ArgumentError, match="has 66 tokens; a trace covers at most 64"):
         trace_text(translator(), " ".join(["Hund"] * 65))
     with pytest.raises(ArgumentError, match="only a translator reads a target"):
         trace_text(

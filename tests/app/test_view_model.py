@@ -329,7 +329,7 @@ def test_all_attention_layers_of_a_translator():
     numbers = [layer.label for layer in view.inputs[0].layers].index("decoder 0")
     result = view.ask("tile", {"layer": numbers})
     np.testing.assert_allclose(result.sum(-1), 1, atol=1e-5)
-    assert not np.triu(result[0], 1).any()  # a decoder does not look ahead
+    assert not np.triu(result[0], 1).any()  # a decoder does not attend to later tokens
     cross = view.ask("tile", {"layer": numbers + 1, "mean": True})[0]
     assert view.ask("tile")[0].shape == (2, 2)
     assert cross.shape == (1 + len("▁a▁dog"), len("▁ein▁Hund") + 1)
@@ -346,7 +346,7 @@ def test_target_tokens_are_those_the_model_generated():
     (item,) = look_at_translations(ours, [result]).inputs
     cross = next(layer for layer in item.layers if layer.kind == "cross")
     assert list(item.texts[cross.queries].tokens) == ["[START]", *result.tokens]
-    expected = ours._weigh([result._align.args[1][0].decoded])  # the weights from which alignments follow
+    expected = ours._weigh([result._align.args[1][0].decoded])  # the weights behind the alignments
     assert cross.weights.shape[-2] == 1 + len(result.tokens)
     assert all(weights.shape[0] == len(result.tokens) for weights in expected.values())
 
@@ -383,7 +383,7 @@ def test_cost_of_a_question(question, arguments, expected):
 
 
 class Enough(Exception):
-    """Raised by a check."""
+    """Raised to interrupt the computation."""
 
 
 @pytest.mark.parametrize(

@@ -329,7 +329,7 @@ def without_wait_policies() -> dict[str, str]:
     ("variables", "imported", "expected"),
     [
         ({}, False, {"GOMP_SPINCOUNT": "10000"}),
-        ({}, True, {}),  # torch has already read them
+        ({}, True, {}),  # too late: torch is already imported
         ({"OMP_WAIT_POLICY": "ACTIVE"}, False, {"OMP_WAIT_POLICY": "ACTIVE"}),
         ({"GOMP_SPINCOUNT": "5"}, False, {"GOMP_SPINCOUNT": "5"}),
     ],

@@ -80,7 +80,7 @@ def differentiate(output: Tensor, inputs: Sequence[Tensor], grad: Tensor) -> lis
 
 
 def check(name: str, result: Tensor, exact: Tensor, error: float | None, kind: str) -> None:
-    """Raise a Failure if a result has the wrong shape or is farther off than `error`."""
+    """Raise a Failure if a result has the wrong shape or differs by more than `error`."""
     if result.shape != exact.shape:
         raise Failure(f"{kind}: {name} has a wrong shape", f"{tuple(result.shape)}, not {tuple(exact.shape)}")
     if error is None or not exact.numel():

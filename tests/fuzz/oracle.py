@@ -146,7 +146,7 @@ def _scores(
 
 
 def _tanh(x: Tensor, noise: Noise | None) -> Tensor:
-    """Compute tanh; with noise, its derivative errs by a rounding of 1.
+    """Compute tanh; with noise, its derivative has the rounding error of a number near 1.
 
     torch's derivative, 1 − tanh², is 0 from |x| = 19 on, where tanh rounds to 1; 4 exp(−2 |x|) is not.
     """

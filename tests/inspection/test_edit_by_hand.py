@@ -123,7 +123,7 @@ def test_weights_that_are_changed_after_the_softmax_are_refused() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("name", ["bloom", "gptj", "deberta", "xlnet"])
 def test_heads_of_models_that_write_attention_by_hand(name: str) -> None:
-    """Zero ablation of all heads zeroes the attention output; ablating no head changes nothing."""
+    """Ablating all heads sets the attention output to zero; ablating no head changes nothing."""
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "n_embd": 16, "num_attention_heads": 2, "n_head": 2, "n_layer": 2}
     sizes |= {"num_hidden_layers": 2, "vocab_size": 40, "intermediate_size": 16, "rotary_dim": 4}

@@ -68,9 +68,9 @@ def pair(request):
 
 @pytest.mark.sampled(2)
 def test_replacing_weights_by_themselves_changes_nothing(pair):
-    """In float64 the difference is rounding; in float32 it is at most a few times the model's own error.
+    """In float64 only rounding differs; in float32 the difference is a few times the model's error at most.
 
-    The edited model rounds in another order than the kernel, and later layers amplify such differences like
+    The edited model sums in a different order than the kernel, and later layers amplify such differences like
     any rounding error. The unedited model's error measures this amplification: both errors have the same
     origin and size.
     """
@@ -367,7 +367,7 @@ def test_importance_needs_a_loss_or_logits():
 
 
 def elsewhere(function):
-    """Call a function in another thread, with gradients off and one torch thread, as here."""
+    """Call a function in another thread, with gradients off and one torch thread, as in the main thread."""
 
     def run():
         torch.set_num_threads(1)  # a per-thread setting that affects rounding

@@ -152,7 +152,7 @@ def test_value_zeroing_equals_zeroed_values():
                     output[:, key] = 0.0
                 return output
 
-            # only the output of this layer is read, so later layers do not matter
+            # only the output of this layer is used, so later layers do not matter
             hooks = [
                 block.attention.self.value.register_forward_hook(zero),
                 block.register_forward_hook(
@@ -194,7 +194,7 @@ def test_value_zeroing_of_direct_calls():
 
 @looped("name", ["gpt2", "t5"])
 def test_value_zeroing_reads_whole_layers_without_caches(name):
-    """Against a run with zeroed values: GPT-2 passes its cache by position, T5 nests layers in lists."""
+    """Compared with a run on zeroed values. GPT-2 passes its cache by position; T5 nests layers in lists."""
     model, inputs = hosts.make(name, "eager"), hosts.batch(name, size=2, length=6)
     changes = value_zeroing(model, inputs)
     assert len(changes) == {"gpt2": 2, "t5": 6}[name]

@@ -33,7 +33,7 @@ class Direct(nn.Module):
 
 
 def contributions(model, layer, weights, heads, inputs):
-    """Compute from the definition the vector that each key adds in each head, (b, h, q, k, m)."""
+    """Compute the vector that each key adds in each head, from the definition: (b, h, q, k, m)."""
     width = model.proj.in_features // heads
     value = model.qkv(inputs).unflatten(-1, (3, heads, width))[:, :, 2].transpose(1, 2)
     projected = torch.einsum("bhke,mhe->bhkm", value, model.proj.weight.unflatten(-1, (heads, width)))

@@ -1,4 +1,4 @@
-"""`watch` sees handwritten attention, SDPA imported by name, FlexAttention, and nested tensors."""
+"""`watch` records handwritten attention, SDPA imported by name, FlexAttention, and nested tensors."""
 
 import math
 import subprocess
@@ -120,7 +120,7 @@ def test_weights_equal_those_that_the_model_used(name: str) -> None:
 
 
 def test_a_changed_chain_is_not_stored_as_lazy() -> None:
-    """The compared rows differ if an operation is missed: here a change through a view."""
+    """If an operation is not traced, here a change through a view, the compared rows differ."""
 
     def change(scores: Tensor) -> Tensor:
         scores.view(-1)[:: Q + 1] -= 1.0
@@ -244,7 +244,7 @@ def heads_before_the_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[T
 
 
 def heads_concatenated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """As in the Set Transformer."""
+    """Concatenate the heads along the batch axis, as in the Set Transformer."""
     features = (x.transpose(1, 2).flatten(2) for x in (query, key, value))
     query, key, value = (torch.cat(x.split(D, 2), 0) for x in features)
     weights = torch.bmm(query, key.mT).clamp(-1, 1).softmax(-1)

@@ -1,4 +1,4 @@
-"""Watched Hugging Face models: outputs do not change, and the weights equal eager attention's."""
+"""Watched Hugging Face models: outputs do not change, and the weights equal those of eager attention."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -469,7 +469,7 @@ def test_steps_whose_keys_change_are_not_joined(change: Any) -> None:
 
 
 def test_a_sliding_cache_is_joined() -> None:
-    """The remaining keys are unchanged, so the map is correct: a step sees the last four keys and itself."""
+    """The keys do not change, so the map is correct: each step attends to four cached keys and its own."""
 
     def keep_the_last(layer: Any) -> None:
         layer.keys, layer.values = (x[..., -4:, :] for x in (layer.keys, layer.values))

@@ -1,4 +1,4 @@
-"""Watched torch models: outputs do not change, and the weights equal the ones torch returns."""
+"""Watched torch models: outputs do not change, and the weights equal those returned by torch."""
 
 import gc
 import sys

@@ -167,7 +167,7 @@ class OwnWindows(nn.Module):
         order = torch.arange(x.shape[1]).flip(0)
         q, k, v = self.qkv(x)[:, order].chunk(3, -1)
         q, k, v = (t.unflatten(1, (-1, self.window_size)).flatten(0, 1)[:, None] for t in (q, k, v))
-        if self.overlap:  # each window also reads the next one
+        if self.overlap:  # each window also attends to the next one
             k, v = (torch.cat([t, t.roll(-1, 0)], -2) for t in (k, v))
         if self.by_name:
             return F.scaled_dot_product_attention(query=q, key=k, value=v)
@@ -187,7 +187,7 @@ def test_windows_of_own_code(by_name: bool) -> None:
 
 
 def test_windows_that_cannot_be_one_map_stay_raw() -> None:
-    """A key in two windows has two positions."""
+    """A key that is in two windows has two positions, so there is no single map."""
     model = OwnWindows(overlap=True)
     with torch.no_grad(), regard.watch(model) as seen:
         model(torch.randn(2, 12, 6))

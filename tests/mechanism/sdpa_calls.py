@@ -29,14 +29,14 @@ def qkv(*lead: int, q: int = Q, k: int = K, d: int = D, e: int = D) -> tuple[Ten
 
 
 def boolean(*shape: int) -> Tensor:
-    """Return a boolean mask in which every row sees its first key."""
+    """Return a boolean mask that allows the first key in every row."""
     mask = torch.rand(shape) > 0.4
     mask[..., 0] = True
     return mask
 
 
 def minus_infinity(*shape: int) -> Tensor:
-    """Return a random additive mask, −inf where masked; every row sees its first key."""
+    """Return a random additive mask, −inf where masked; the first key is always visible."""
     return draw(*shape).masked_fill(~boolean(*shape), -math.inf)
 
 
@@ -187,12 +187,12 @@ def assert_same_outcome(
 ) -> None:
     expected, actual = outcome(theirs, args, options), outcome(function, args, options)
     if refused is not None:
-        assert isinstance(expected, tuple) == refused, "torch does not do what this case expects"
+        assert isinstance(expected, tuple) == refused, "torch behaves differently from what this case expects"
     if isinstance(expected, tuple):
-        assert isinstance(actual, tuple), f"torch refuses: {expected}"
+        assert isinstance(actual, tuple), f"torch rejects the call: {expected}"
         assert actual == expected
     else:
-        assert isinstance(actual, Tensor), f"torch accepts, regard says {actual}"
+        assert isinstance(actual, Tensor), f"torch accepts the call, but regard raises {actual}"
         assert (actual.shape, actual.dtype, actual.layout) == (
             expected.shape,
             expected.dtype,

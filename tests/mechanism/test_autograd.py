@@ -342,7 +342,7 @@ def test_no_quadratic_tensor(work: Callable[[Tensor], Any]) -> None:
 
 
 class OwnWithANumber(Unnormalized):
-    """A custom normalizer that holds a tensor but is not a module."""
+    """A custom normalizer that has a tensor attribute but is not a module."""
 
     def __init__(self, number: Tensor) -> None:
         self.number = number
@@ -454,7 +454,7 @@ def test_deterministic_algorithms() -> None:
 
 
 def test_rows_sum_to_one_in_the_backward_pass_of_a_lazily_negated_gradient():
-    """torch computes this backward pass; it rounds scores differently, so it needs its own τ."""
+    """torch computes this backward pass. Because torch rounds scores differently, τ must be recomputed."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(7, 64, generator=generator).mul(100) for _ in range(3))
     output = regard.attention(query, key, value.requires_grad_(), normalize=regard.Softmax(10.0))

@@ -1,4 +1,4 @@
-"""Reading lazy weights takes memory for the rows, never for the matrix."""
+"""Reading lazy weights takes memory for some rows, never for the whole matrix."""
 
 import copy
 import json
@@ -104,7 +104,7 @@ import json, sys, time
 import regard, torch
 
 
-def memory(which):  # of this process; ru_maxrss starts at the value of the parent process
+def memory(which):  # not ru_maxrss, which starts at the value of the parent process
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith(which))
 

@@ -26,7 +26,7 @@ from tests.mechanism.functions import (
     qkv,
 )
 
-ON_THE_CPU = ("a tensor for a mask", "both", "ALiBi", "everything", "Concat of width 1")  # hold tensors
+ON_THE_CPU = ("a tensor for a mask", "both", "ALiBi", "everything", "Concat of width 1")  # contain tensors
 
 
 @pytest.mark.parametrize("name", distinct(name for name in CASES if name not in ON_THE_CPU))

@@ -1,8 +1,8 @@
 """regard.flex_attention agrees with torch's dense FlexAttention, in both passes, for common masks and scores.
 
 The masks and score functions are from the attention-gym collection, written from their definitions; some
-have no known formula. torch refuses inputs that require grad on the CPU, so gradients are compared with
-those of torch's dense formula, `math_attention`, computed by autograd.
+have no known formula. torch does not accept inputs that require grad on the CPU, so gradients are
+compared with those of torch's dense formula, `math_attention`, computed by autograd.
 """
 
 import importlib
@@ -29,7 +29,7 @@ Function = Callable[..., Tensor]
 
 
 class Score(NamedTuple):
-    """A score function, the tensors that it learns, and whether it has a formula for the kernels."""
+    """A score function, its learned tensors, and whether it has a formula for the kernels."""
 
     function: Function | None
     parameters: tuple[Tensor, ...] = ()
@@ -92,7 +92,7 @@ def scores(queries: int = Q, keys: int = K, dtype: torch.dtype = torch.float64) 
 
 
 class MaskCase(NamedTuple):
-    """A mask function, and whether each query sees at most four intervals of keys."""
+    """A mask function, and whether each query attends to at most four intervals of keys."""
 
     function: Function | None
     intervals: bool = True
@@ -112,7 +112,7 @@ def document(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 
 def neighborhood(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """Queries and keys of an 8 × 7 image see a 3 × 5 window (NATTEN)."""
+    """Each pixel of an 8 × 7 image attends to a 3 × 5 window (NATTEN)."""
     return ((q // 7 - k // 7).abs() <= 1) & ((q % 7 - k % 7).abs() <= 2)
 
 
@@ -204,7 +204,7 @@ def test_float32_equals_torch(score: str, mask: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("score", scores(5, 7))
 def test_gradcheck(score: str) -> None:
-    """Derivatives for the inputs and the function's learned tensors are checked along random lines."""
+    """Derivatives with respect to inputs and learned tensors are checked along random directions."""
     inputs, (score_mod, parameters, _) = draw(), scores(5, 7)[score]
     query, key, value = (
         x.detach()[:, :, :n, :2].clone().requires_grad_() for x, n in zip(inputs, (5, 7, 7), strict=True)
@@ -432,7 +432,7 @@ def test_changes_before_the_backward_pass_are_refused() -> None:
 
 
 def test_saved_tensor_hooks_keep_the_gradients() -> None:
-    """Hooks replace saved tensors with copies, which the function does not read."""
+    """Hooks replace saved tensors with copies, which the function does not use."""
     inputs, (score_mod, parameters, _) = draw(), scores()["sine"]
     plain = gradients(regard.flex_attention(*inputs, score_mod=score_mod), [*parameters])
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):

@@ -1,4 +1,4 @@
-"""flex_attention evaluates its functions exactly, whatever they capture and whenever it changes."""
+"""flex_attention evaluates its functions exactly, even if the captured values change between calls."""
 
 from collections.abc import Callable
 

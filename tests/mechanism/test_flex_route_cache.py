@@ -89,7 +89,7 @@ def test_a_changed_block_mask_is_noticed(traces):
     before = regard.flex_attention(x, x, x, block_mask=mask)
     torch.testing.assert_close(before, dense(x, causal))
     with torch.no_grad():
-        mask.full_kv_num_blocks.zero_()  # the second block row no longer sees the first
+        mask.full_kv_num_blocks.zero_()  # the second row of blocks no longer attends to the first
     after = regard.flex_attention(x, x, x, block_mask=mask)
     torch.testing.assert_close(after[:, :, 128:], dense(x[:, :, 128:], causal))
     assert len(traces) == 2
@@ -197,7 +197,7 @@ def test_captured_tensors_are_traced_once(traces):
     ids=["slopes", "table"],
 )
 def test_a_cached_route_has_the_values_of_its_own_call(make, tensor):
-    """A later call with the earlier values must not read a tensor that has changed since."""
+    """A later call with the same values must not use a tensor that has changed since the first call."""
     x, earlier = torch.randn(1, 2, 9, 4), tensor.clone()
     score_mod = make(tensor)
     before = regard.flex_attention(x, x, x, score_mod)

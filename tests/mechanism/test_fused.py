@@ -1,6 +1,7 @@
 """The kernels compute the formulas in float32, with at most twice the rounding error of dense torch.
 
-The reference in float64 on the same float32 numbers is exact; the reference in float32 gives the error.
+The reference in float64, on the same float32 inputs, counts as exact; the reference in float32 defines the
+acceptable error.
 CI runs this file a second time with REGARD_ISA=generic.
 """
 
@@ -146,11 +147,11 @@ def computed(
 
 
 def agree(compute: Callable[[torch.dtype, str], dict[str, Tensor]], roundings: float = 4) -> None:
-    """Check that the kernels' error is at most twice the dense formula's in float32, plus a few roundings.
+    """Check that the kernels' error is at most twice that of the dense float32 formula, plus a few roundings.
 
-    Inputs have magnitude 1, and so do the terms of a sum, even if the sum is small; the terms of gradients
-    are products with a value. A sum over many pairs rounds more often, and the relative error of a weight is
-    the absolute error of its score.
+    The inputs and the terms of each sum have magnitude 1, even if the sum is small; the terms of gradients
+    are products with a value. Sums over many pairs accumulate more rounding errors, and the relative error of
+    a weight is the absolute error of its score.
     """
     exact = compute(torch.float64, "reference")
     plain = compute(torch.float32, "reference")
@@ -199,7 +200,7 @@ def test_the_kernels_agree_with_the_formulas(case):
     check(case)
 
 
-# all instruction sets compile the same code, so a few cases cover every line
+# all instruction sets share the same source code, so a few cases cover every line
 @looped("case", TABLE, ids=lambda case: case.name, sampled=4)
 @pytest.mark.parametrize("isa", fused.KERNELS.available()[1:][-1:] if fused.available() else [])
 def test_the_most_basic_instruction_set_agrees_with_the_formulas(isa, case):
@@ -854,7 +855,7 @@ def test_calls_of_equal_sizes_are_distinguished(score, normalize, mask):
     y = y[..., :5, :].repeat(1, 1, 3, 1)
     options = {"score": score, "normalize": normalize, "mask": mask}
     wanted = regard.attention(x, y, y, implementation="reference", **options)
-    for _ in range(2):  # the second call reads the cache
+    for _ in range(2):  # the second call uses the cache
         torch.testing.assert_close(regard.attention(x, y, y, **options), wanted, rtol=1e-5, atol=1e-5)
 
 

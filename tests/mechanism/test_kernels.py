@@ -86,8 +86,8 @@ THREADED = {
 class Projected(nn.Module, regard.Score):
     """vᵀ tanh(query + key) for given projections.
 
-    `Additive` leaves W query and U key, and their gradients, to torch's matrix product, which on some
-    processors rounds differently with another number of threads. Here the kernels start from the projections.
+    `Additive` computes W query and U key, and their gradients, with torch's matrix product, which on some
+    processors rounds differently for different numbers of threads. Here, the projections are inputs.
     """
 
     def __init__(self, width: int) -> None:
@@ -99,7 +99,7 @@ class Projected(nn.Module, regard.Score):
 
 
 def own_score(name: str) -> dict[str, Any]:
-    """Return the score of a threaded case that is not in the table."""
+    """Return a score that is used for the thread tests but is not in the table of cases."""
     return {"score": Projected(PROJECTED.query[-1])} if name == "additive" else {}
 
 
@@ -185,7 +185,7 @@ print("parent", all(torch.equal(a, b) for a, b in zip(before, work())))
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_computes_and_ends():
     done = run_fresh(FORK)
     assert done.stdout.splitlines() == ["child 0", "parent True"], done.stderr
@@ -194,7 +194,7 @@ def test_a_forked_child_computes_and_ends():
 MEMORY = """
 import json, sys, torch, regard
 torch.set_num_threads(1)
-def most():  # the most memory that this process ever held
+def most():  # peak memory of this process
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 heads, tokens, implementation, normalize = json.loads(sys.argv[1])
@@ -317,7 +317,7 @@ with open("/proc/self/statm") as sizes:
 resource.setrlimit(resource.RLIMIT_AS, (held + (6 << 20), -1))  # less than the stack of a thread
 torch.set_num_threads(3)
 found = work()
-torch.set_num_threads(1)  # torch itself ends the process where it cannot start a thread
+torch.set_num_threads(1)  # torch aborts the process if it cannot start a thread
 print(all(map(torch.equal, found, wanted)))
 """
 
@@ -571,7 +571,7 @@ def test_offsets_need_more_than_32_bits(normalize, axis):
     try:
         inputs = [far(axis, seed) for seed in (5, 6, 7)]
     except RuntimeError:
-        pytest.skip("this system promises no memory that it does not have")
+        pytest.skip("this system does not overcommit memory")
     near = [x.contiguous() for x in inputs]
     for implementation in ("reference", "tiled", "fused", None):
         close(
@@ -666,7 +666,7 @@ def test_transforms_of_the_kernels_agree_with_those_of_float64(name, transform):
 def test_fake_tensors_stay_fake():
     with FakeTensorMode() as mode:
         inputs = [mode.from_tensor(x.detach()) for x in inputs_of()]
-        for name in ("plain", "causal", "softcap", "entmax15"):  # the other masks hold real tensors
+        for name in ("plain", "causal", "softcap", "entmax15"):  # the other masks contain real tensors
             output = regard.attention(*inputs, **SMALL[name]())
             assert type(output) is FakeTensor
             assert output.shape == (2, 6, 4, 9)

@@ -259,7 +259,7 @@ def test_a_late_nan_does_not_affect_earlier_rows(attention, score, where, bad):
 
 @looped("where", ["key", "value"])
 def test_a_loss_on_earlier_rows_has_no_nan_in_any_gradient(attention, where):
-    # the loss ignores rows that see the late key: their output gradient is zero
+    # the loss ignores rows that attend to the late key: their output gradient is zero
     clean = inputs(q=7)
     wanted = gradients(attention(*clean, mask=regard.Causal())[:, :5], *clean)
     for bad in BAD:
@@ -315,8 +315,8 @@ def test_a_visible_nan_is_not_hidden(attention):
 
 
 def test_a_row_does_not_depend_on_the_rest_of_the_batch(attend):
-    # Equal up to rounding in float64: torch's matmul depends on the memory alignment of its operands, so on
-    # the rest of the batch. The kernels are bitwise reproducible, see test_kernels.py.
+    # Equal up to rounding in float64: the rounding of torch's matmul depends on the memory alignment of its
+    # operands, and thus on the rest of the batch. The kernels are bitwise reproducible; see test_kernels.py.
     for (score, normalize), mask, bias in zip(EVERY, MASKS, itertools.cycle(BIASES), strict=False):
         case = Case("heads", score, normalize, mask, bias)
         tensors, options = case.tensors(DTYPE), case.options(DTYPE)
@@ -536,7 +536,7 @@ def test_more_than_int32_pairs():
     bias = torch.tensor([0.5, -0.5, 0.0, 0.0, 0.0])
     output, weights = regard.attend(
         *(x, x, x),
-        mask=regard.Window(3) & regard.Padding(9, side="left"),  # most rows see no key, so they are skipped
+        mask=regard.Window(3) & regard.Padding(9, side="left"),  # skips most rows: they have no visible key
         bias=regard.ClippedRelativeBias(bias),
         dropout=0.5,
         generator=torch.Generator().manual_seed(0),

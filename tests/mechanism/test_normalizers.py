@@ -97,7 +97,7 @@ def tolerance(normalize: Normalizer) -> float:
 
 @every
 def test_the_slope_is_the_derivative_of_phi(normalize):
-    x = torch.linspace(-3, 3, 61, dtype=torch.float64) + 0.0123  # away from the kink at 0
+    x = torch.linspace(-3, 3, 61, dtype=torch.float64) + 0.0123  # avoids the kink at 0
     h = 1e-6
     numeric = (normalize.phi(x + h) - normalize.phi(x - h)) / (2 * h)
     torch.testing.assert_close(normalize.slope(x), numeric, atol=1e-7, rtol=1e-6)

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def derived(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
-    """Return the output, and the gradients of the inputs; zeros for inputs that it does not depend on."""
+    """Return the output and the gradients of the inputs; zeros for inputs that do not affect the output."""
     output = function()
     return [output.detach(), *torch.autograd.grad(output, inputs, upstream(output), materialize_grads=True)]
 
@@ -195,7 +195,7 @@ def test_gradients_are_those_of_finite_differences(case):
 @pytest.mark.parametrize("normalize", NORMALIZERS)
 @pytest.mark.parametrize("score", SCORES)
 def test_gradients_of_every_three_names_together(score, normalize):
-    """The bias index is the sum of the other three (a Latin cube): biases are fewer than other options."""
+    """The bias index is the sum of the other three indices (a Latin cube), because there are fewer biases."""
     assert len(BIASES) <= min(map(len, (SCORES, NORMALIZERS, MASKS)))
     first = list(SCORES).index(score) + list(NORMALIZERS).index(normalize)
     for i, mask in enumerate(MASKS, first):

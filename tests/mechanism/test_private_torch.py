@@ -26,7 +26,7 @@ def child(code: str) -> list[str]:
 
 
 def test_every_private_function_exists():
-    """If one is missing, regard is slower but still works, and needs a replacement for this torch version."""
+    """Without them, regard still works, but more slowly: find a replacement for this torch version."""
     for name, path in PRIVATE.items():
         assert getattr(torch_state, name) is torch_state.private(path) is not None, path
     assert torch_state.private("_C._nothing_of_the_kind") is None

@@ -153,7 +153,7 @@ def test_a_mistake_is_detected(file, right, wrong, seen, sanitizers, drivers, tm
     assert seen in done.stdout
 
 
-@pytest.mark.skipif("neon" in ISAS, reason="this is such a processor")
+@pytest.mark.skipif("neon" in ISAS, reason="this machine has such a processor")
 @pytest.mark.skipif(CROSS is None or QEMU is None, reason="needs g++-aarch64-linux-gnu and qemu-user")
 def test_random_problems_on_arm(drivers, tmp_path):
     assert CROSS is not None

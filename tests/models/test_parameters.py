@@ -17,7 +17,7 @@ def model(device: str = "cpu") -> nn.Module:
 
 
 def written(path: Path, **changed: Tensor | None) -> Path:
-    """Save the model's parameters, changing some and omitting those that are None."""
+    """Save the model's parameters with some changes; parameters set to None are omitted."""
     tensors = model().state_dict() | {name.replace("_", "."): one for name, one in changed.items()}
     save_file(
         {name: tensor for name, tensor in tensors.items() if tensor is not None}, path / "x.safetensors"

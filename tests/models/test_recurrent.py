@@ -321,7 +321,7 @@ def test_keys_are_projected_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return project_source(self, source)
 
     monkeypatch.setattr(SourceAttention, "project_source", counted)
-    monkeypatch.setattr(regard.Additive, "prepare", None)  # preparing would project the keys in each call
+    monkeypatch.setattr(regard.Additive, "prepare", None)  # `prepare` would project the keys in each call
     make(CONFIGS["gru additive"])(*batch())
     assert len(made) == 1
 

@@ -283,7 +283,7 @@ def test_signed_colors_are_symmetric_around_the_background(theme):
 @looped("theme", [style.LIGHT, style.DARK])
 @looped("limits", [(-1, 3), (-3, 1), (-2, 0), (-5, -2), (-1, 100)])
 def test_asymmetric_limits_cut_the_symmetric_colormap(theme, limits):
-    """Zero has the background's color, and values equally far from it have equally strong colors."""
+    """Zero has the background color, and values at equal distances from 0 have equally strong colors."""
     axes = Figure(facecolor=theme.background).subplots()
     axes.set_facecolor(theme.background)
     reach = max(map(abs, limits))

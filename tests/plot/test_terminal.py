@@ -1,4 +1,4 @@
-"""Alignments in the terminal: every word in its place, for any script and width."""
+"""Alignments in the terminal: every word is at the right position, for any script and width."""
 
 import io
 import re

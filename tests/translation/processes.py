@@ -5,7 +5,7 @@ import subprocess
 
 from tests.fresh import run_fresh
 
-# The first process exits with the worst status of the others. If one fails, it kills the rest, which wait.
+# The parent exits with the worst status of its children. If one fails, it kills the others, which would wait.
 _START = """
 import os, signal, sys, {preload}
 children, worst = [], 0

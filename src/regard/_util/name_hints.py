@@ -245,7 +245,7 @@ _NO_DIM = dict.fromkeys(("dim", "axis"), "Omit it: a normalizer always acts on t
 _LABELS = dict.fromkeys(("tokens", "labels", "words", "tokenized"), "queries=tokens")
 _PADDING = "regard.Padding(attention_mask.sum(-1)), or mask=attention_mask[:, None, None, :].bool()"
 
-# arguments: function or class → unknown keyword → answer; the key "" holds the answer for a missing argument
+# arguments: function or class → unknown keyword → answer; the key "" is for a missing argument
 _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "Softmax": {**_NO_DIM, "scale": "score=regard.ScaledDot(scale)"},
     "Softmax1": {**_NO_DIM, **dict.fromkeys(("sink", "sinks", "s_aux"), "score=")},
@@ -269,7 +269,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, str]] = {
             ("window_size", "size", "sliding_window", "window", "width"),
             "Window(keys), or Window(left=n, right=m)",
         ),
-        **dict.fromkeys(("causal", "is_causal"), "Omit it: Window(keys) looks only back"),
+        **dict.fromkeys(("causal", "is_causal"), "Omit it: Window(keys) allows no later keys"),
     },
     "Padding": {
         **dict.fromkeys(("mask", "attention_mask"), _PADDING),

@@ -1,7 +1,6 @@
-"""Train the shipped translator of dates, times and numbers: python -m regard.app.dates FOLDER.
+"""Train the shipped translator for dates, times and numbers: python -m regard.app.dates FOLDER.
 
-Parameters are stored as float16. After training has succeeded, each file in the folder is
-written under a temporary name and then renamed.
+The folder is written after training has finished, each file atomically. Parameters are stored in float16.
 """
 
 import argparse
@@ -22,7 +21,7 @@ from regard.translation.training.progress import create_display
 from regard.translation.training.train import train
 from regard.translation.translator import load_translator
 
-# 403,200 parameters; translates 99.1% of the test sentences, which have unseen values, without an error
+# 403,200 parameters; 99.1% exact match on the test set, whose values do not occur in the training data
 _SETTINGS = (
     *("tokens.kind=bpe", "tokens.size=300", "model.width=96", "model.ffn_dim=192"),
     *("training.epochs=10", "training.seed=0"),
@@ -46,7 +45,7 @@ def train_dates(output: Path, updates: int | None = None) -> None:
 
 
 def compact(folder: Path, output: Path) -> None:
-    """Copy the files needed for translation, with parameters as float16."""
+    """Copy the files needed for translation; convert the parameters to float16."""
     (output / DATA).mkdir(parents=True, exist_ok=True)
     for name in (CONFIG, PROFILE, SHARED):
         write_atomic(output / name, (folder / name).read_bytes())
@@ -56,7 +55,7 @@ def compact(folder: Path, output: Path) -> None:
 
 
 def accuracy(folder: Path) -> str:
-    """Translate the test set and return its accuracy as a sentence."""
+    """Translate the test set; return a sentence that states the exact-match rate."""
     test = make_corpus().test
     translations = load_translator(folder).translate([pair.source for pair in test])
     scores = evaluate([each.text for each in translations], [pair.target for pair in test])

@@ -40,7 +40,7 @@ def first_link(view: InputView) -> Link | None:
 
     In a text without a pronoun, return the strongest link between two content words. The two words of a link
     are not neighbors. Only the beginning of a long text is searched. Return None if there is no such link, or
-    if the layers link different texts.
+    if a layer is cross-attention.
 
     >>> import torch
     >>> from regard.app.first_link import first_link

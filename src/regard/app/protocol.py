@@ -235,7 +235,7 @@ def parse(question: str, arguments: Any = None) -> Question:
 
 
 def tau_cost(layer: LayerView) -> int:
-    """Return the number of weights that computing τ reads: all of them, or 0 if τ is known or not needed.
+    """Return the number of weights needed to compute τ: all of them, or 0 if τ is known or not needed.
 
     >>> import torch
     >>> from regard.app.view_model import LayerView

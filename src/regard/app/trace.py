@@ -168,7 +168,7 @@ def _describe(model: nn.Module) -> tuple[Kind, TransformerConfig, list[_Parts]]:
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.ModuleList) or not all(isinstance(block, EncoderBlock) for block in blocks):
         raise ArgumentError(
-            f"{type(model).__name__} is not a Transformer. Inside draws only Transformers: a LanguageModel, "
+            f"{type(model).__name__} is not a Transformer. Only Transformers can be traced: a LanguageModel, "
             "a translator of kind transformer, or a BERT-like encoder such as minilm."
         )
     encoder_model: Any = model

@@ -68,7 +68,7 @@ def trace_text(model: Any, text: str, target: str | None = None) -> TracedText:
     if not supports(model):
         kind = type(network(model)).__name__
         raise ArgumentError(
-            f"Inside draws only Transformers, and this model is a {kind}. Choose a language model, a "
+            f"Only Transformers can be traced, and this model is a {kind}. Choose a language model, a "
             "translator of kind transformer, or a BERT-like encoder such as minilm."
         )
     if isinstance(model, Translator):
@@ -83,16 +83,16 @@ def trace_text(model: Any, text: str, target: str | None = None) -> TracedText:
 
 
 def check_length(name: str, tokens: Sequence[Any], max_tokens: int = MAX_TOKENS) -> None:
-    """Raise an ArgumentError if a text is too long to draw.
+    """Raise an ArgumentError if a text is too long to trace.
 
     >>> from regard.app.trace_text import check_length
     >>> check_length("The text", ["dogs"] * 70)
     Traceback (most recent call last):
-    regard.errors.ArgumentError: The text has 70 tokens; Inside draws at most 64. Shorten it.
+    regard.errors.ArgumentError: The text has 70 tokens; a trace covers at most 64. Shorten it.
     """
     limit = min(max_tokens, MAX_TOKENS)
     if len(tokens) > limit:
-        reader = "Inside draws" if limit == MAX_TOKENS else "this model reads"
+        reader = "a trace covers" if limit == MAX_TOKENS else "this model reads"
         raise ArgumentError(f"{name} has {len(tokens)} tokens; {reader} at most {limit}. Shorten it.")
 
 

@@ -121,8 +121,9 @@ def _drop_unwritable_output() -> None:
 def _limit_spinning() -> None:
     """Make waiting OpenMP threads spin briefly, then sleep, unless an environment variable sets a policy.
 
-    By default they spin so long that training is several times slower while other processes are busy. Without
-    any spinning, it is slower on an idle machine (docs/results.md). OpenMP reads the variable when it loads.
+    By default, they spin so long that training is several times slower while other processes are busy.
+    Without spinning, training is slower on an idle machine (docs/results.md). OpenMP reads the variable when
+    it loads.
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in _WAIT_POLICIES):
         os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT

@@ -57,8 +57,8 @@ def edit(
     Works with regard's layers, `nn.MultiheadAttention`, Hugging Face models that use the attention interface
     of transformers, modules that call torch's `scaled_dot_product_attention`, and attention in plain tensor
     operations: softmax(query · keyᵀ) · value, where weights of 0 count as masked. Blocks can be nested, and
-    affect only calls in their own thread. The weights of an edited layer that the model returns or `watch`
-    records are the weights before the intervention.
+    affect only calls in their own thread. The weights of an edited layer, as returned by the model or
+    recorded by `watch`, are the weights before the intervention.
 
     layers: a number, name or pattern, a list of these, or None for all layers.
     heads: a head, a list of heads, or None for all heads.
@@ -118,7 +118,7 @@ def _running(model: nn.Module) -> Iterator[list[bool]]:
 def importance(
     model: nn.Module, batch: Any, loss: Loss | None = None, *, intervention: Intervention | None = None
 ) -> Any:
-    """Measure the importance of each head: the change in the loss when it is ablated, largest first.
+    """Measure the importance of each head: the change in the loss when the head is ablated, largest first.
 
     Returns a pandas DataFrame with the columns layer, number, head and change if pandas is installed,
     otherwise a list of dictionaries. The model runs once per head, in evaluation mode and without gradients.
@@ -215,7 +215,7 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 
 
 class _HeadCounter(Intervention):
-    """Counts the heads and changes nothing."""
+    """An intervention that counts the heads and changes nothing."""
 
     def __init__(self) -> None:
         self.heads = 0

@@ -112,7 +112,7 @@ def choose(problem: Problem, requested: str | None = None) -> tuple[str, str]:
         reason = rule(problem, requested)
         if reason is not None:
             return implementation, reason
-    return "fused", f"{fused.DESCRIPTION}, which hold one tile of scores at a time"
+    return "fused", f"{fused.DESCRIPTION}, which compute the scores tile by tile"
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def explain(
 def _explain_quantized(
     query: Tensor, key: Tensor | Quantized, value: Tensor | Quantized, call: Call, requested: str | None
 ) -> Explanation:
-    """Explain whether the kernels read int8, or why key and value are dequantized first."""
+    """Explain that the kernels read int8 directly, or why key and value are dequantized first."""
     requested = FROM_ENVIRONMENT if requested is None else requested
     reason = quantized_call.unsupported(query, key, value, call)
     if requested not in (None, "fused"):
@@ -222,7 +222,7 @@ def _holds_tensors(normalize: Normalizer) -> bool:
 def _prepare_without_computing(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Problem:
     """Prepare a call with fake tensors, which have shapes, dtypes and devices but no values.
 
-    If a custom score or mask reads values, prepare the call with the real tensors instead.
+    If a custom score or mask needs the values, the call is prepared with the real tensors instead.
     """
     layout = Layout.of(query, key, value)
     others = [x for x in (call.mask, *as_biases(call.bias)) if isinstance(x, Tensor)]

@@ -318,7 +318,7 @@ class Sigmoid(_Unnormalized):
     """1 / (1 + exp(−s − bias)) (Ramapuram et al. 2024, section 2).
 
     bias: added to each score; default: −log n, where n is the number of visible keys. With the default, a row
-        of zero scores sums to about one.
+        of zero scores sums to n / (n + 1), which is close to one.
 
     >>> import torch, regard
     >>> x = torch.zeros(2, 1)

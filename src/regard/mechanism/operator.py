@@ -387,7 +387,7 @@ def _prepare(query: Tensor, key: Tensor, value: Tensor, call: Call) -> _Prepared
         return None
     addresses = [problem[name].data_ptr() for name in _INPUTS]
     if "sink" in problem.tensors or addresses != [x.data_ptr() for x in (query, key, value)]:
-        return None  # the encoding would contain the address of a copy
+        return None  # the encoding would contain the address of the sink or of a copy
     output, tau = empty_results(problem, keep_dtype=True)
     merged = layout.merge(output)
     if merged.data_ptr() != output.data_ptr():
@@ -456,7 +456,7 @@ class _FastAttention(torch.autograd.Function):
         ):
             output = output if output.stride(-1) == 1 else output.contiguous()
             saved = {"query": query, "key": key, "value": value, "tau": tau, "output": output, "grad": grad}
-            # hooks on saved tensors can change them
+            # saved-tensor hooks may have replaced the weights
             if (
                 kept is not None
                 and kept.dtype is torch.float32
@@ -475,7 +475,7 @@ def _kernel_gradients(
 ) -> dict[str, Tensor] | None:
     """Compute the gradients with one kernel call. Returns None if they are not finite."""
     grads = {name: torch.empty(saved[name].shape, dtype=torch.float32, device="cpu") for name in wanted}
-    # hooks on saved tensors can change them
+    # saved-tensor hooks may have replaced tensors, so the shapes are part of the key
     cache_key = (wanted, *((x.shape, x.stride(), x.dtype) for x in saved.values()))
     backward = prepared.backward.get(cache_key)
     if backward is None:

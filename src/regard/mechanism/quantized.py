@@ -14,7 +14,7 @@ from regard.errors import DeviceError, DTypeError, ShapeError
 _LARGEST = 127  # the range is symmetric: −128 is not used
 _TINY = 1e-30  # vectors whose largest magnitude is smaller become zeros: their scale would be subnormal
 _CURE = (
-    "only regard.attention reads quantized keys and values. Run the model on regard with "
+    "only regard.attention supports quantized keys and values. Run the model on regard with "
     'model.set_attn_implementation("regard"), or pass x.dequantize().'
 )
 
@@ -81,7 +81,7 @@ class Quantized:
         return (self.values.to(self.scale.dtype) * self.scale).to(self.dtype)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Quantized":
-        """Apply a function to both values and scale. It may change any axis except the last.
+        """Apply a function to both values and scale. The function may change any axis except the last.
 
         >>> import torch, regard
         >>> regard.quantize(torch.randn(8, 100, 64)).map(lambda x: x.flip(0)).shape

@@ -338,7 +338,7 @@ class Concat(_AdditiveScore):
 
     @property
     def vector(self) -> Tensor:  # type: ignore[override]
-        """The vector v, which is learned if width > 1 and otherwise 1."""
+        """The vector v: learned if width > 1, otherwise constant 1."""
         return self.query_map.new_ones(1) if self.mixture is None else self.mixture
 
 

@@ -1,7 +1,7 @@
 """Tiled implementation: runs the reference on blocks of query rows, in linear memory, on any device.
 
-A tile contains all keys that its rows can see, so any normalizer works within one tile. The backward pass
-recomputes the scores of a tile and applies the formula in `gradients`. No q × k tensor is created.
+A tile contains all keys visible to its rows, so any normalizer can be applied to a single tile. The backward
+pass recomputes the scores of a tile and applies the formula in `gradients`. No q × k tensor is created.
 """
 
 import math
@@ -22,7 +22,7 @@ TILE = 2**20
 def budget(problem: Problem) -> int:
     """Return the maximum number of scores per tile."""
     if problem["query"].is_meta or isinstance(problem["query"], FakeTensor):
-        return 2**62  # these tensors use no memory
+        return 2**62  # meta and fake tensors use no memory: do not divide the problem
     width = 1 if problem.config.family == "dot" else max(problem["query"].shape[-1], 1)
     return max(TILE // width, 1)
 

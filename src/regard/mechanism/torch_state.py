@@ -121,7 +121,7 @@ def probes() -> dict[str, Any] | None:
 
 
 def plain_cpu(*tensors: Tensor) -> bool:
-    """Whether all tensors are dense and on the CPU, with no transform, tracing, autocast or mode active."""
+    """Whether all tensors are dense and on the CPU, and no transform, tracing, autocast or mode is active."""
     if (
         not _PROBES_AVAILABLE
         or _dispatch_modes()  # type: ignore[misc]

@@ -18,7 +18,7 @@ from regard.models.layers.attention import Attends, MultiHeadAttention, is_cross
 from regard.models.layers.blocks import DecoderBlock, EncoderBlock
 
 _BLOCKS = (EncoderBlock, DecoderBlock, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-_COMPILED = "_orig_mod"  # attribute of a torch.compile wrapper that holds the model
+_COMPILED = "_orig_mod"  # attribute in which a torch.compile wrapper stores the model
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -154,7 +154,7 @@ def _heads(layer: Attends | nn.MultiheadAttention) -> tuple[int, int]:
 
 
 def _attention_products(layer: Attends | nn.MultiheadAttention, length: int) -> int:
-    """Count the multiplications per token with keys, values and score matrices, excluding projections."""
+    """Count the multiplications per token for scores and weighted sums, excluding the layer's projections."""
     heads, _ = _heads(layer)
     if isinstance(layer, nn.MultiheadAttention):
         return 2 * heads * layer.head_dim * length

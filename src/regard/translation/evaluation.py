@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # sacreBLEU tokenizers that need no download
 TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
 MAX_BINS = 8
-MIN_SENTENCES = 30  # minimum per bin, if available; BLEU on fewer sentences is unreliable
+MIN_SENTENCES = 30  # minimum number per bin, if available; BLEU on fewer sentences is unreliable
 
 
 class LengthRange(NamedTuple):

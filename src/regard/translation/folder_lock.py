@@ -14,9 +14,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """Create and lock a folder for one training run; on exit, remove new folders that are empty.
 
     The lock is on the folder itself and is released when the process ends, for any reason. The package
-    filelock is unsuitable. It creates a lock file, which is unwanted in folders that training rejects, and
-    impossible in read-only folders, where `is_training` would fail. It also has no shared lock, so two
-    concurrent calls to `is_training` would mistake each other for a training run.
+    filelock is unsuitable: it would leave a lock file in folders that training rejects, and cannot create
+    one in read-only folders, so `is_training` would fail there. It also has no shared lock, so two concurrent
+    calls to `is_training` would mistake each other for a training run.
     """
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)

@@ -140,7 +140,7 @@ class _PrefixDecoder:
         self._tokens: list[int] = []
         self._aligned: list[int] = []  # the source word of each token
         self._copies: dict[int, str] = {}  # the text of unknown tokens, by position
-        self._copied_tokens: dict[int, tuple[int, str]] = {}  # their source words and source texts
+        self._copied_tokens: dict[int, tuple[int, str]] = {}  # source word and text, by position
         self._copied_spans: Counter[tuple[int, str]] = Counter()  # other copies, by source word and text
         self._words_shown = self._tags_shown = 0
 
@@ -229,7 +229,7 @@ class _PrefixDecoder:
                 del copies[at]
 
     def _with_tags(self, line: SourceLine, words: Sequence[_Word], final: bool) -> list[str]:
-        """Attach each tag to the target word whose source word it precedes."""
+        """Attach each tag to the first target word whose source word follows the tag."""
         tags, positions, last = line.tags[self._tags_shown :], list[int](), -1
         for number, word in enumerate(words):
             last = max(last, word.source)

@@ -86,7 +86,7 @@ def _match(targets: Sequence[int], sources: Sequence[int], weights: Tensor) -> l
 
 
 def untranslated_words(source: Segmentation, copied: set[int]) -> list[int]:
-    """Return the source words with unknown tokens, none of which was copied."""
+    """Return the source words that have unknown tokens but no copied tokens."""
     translated = {source.word_of[token] for token in copied}
     words = {source.word_of[token] for token, text in source.unknown.items() if printable_text(text)}
     return sorted(words - translated)
@@ -100,9 +100,9 @@ def insert_words(
     missing: for each source word, its parts to copy; if empty, the word without punctuation is copied.
     weights: (target words, source words).
 
-    A copy of a whole word replaces the target word that consists of its known characters. Otherwise a copy
-    follows the target word that attends most to the preceding source word; without weights, the copy keeps
-    its relative position.
+    If the target contains a word made of the missing word's known characters, a copy of the whole word
+    replaces it. Otherwise, a copy follows the target word that attends most to the preceding source word;
+    without weights, the copy keeps its relative position.
     """
     generated = [TargetWord(word, position=number) for number, word in enumerate(words)]
     inserted: dict[int, list[TargetWord]] = {}  # by the preceding target word; −1 for the start

@@ -69,7 +69,7 @@ def until(holds: Callable[[], bool], seconds: float = 20) -> None:
 
 
 class Gate:
-    """Work that blocks until it is opened."""
+    """A job that blocks until the gate is opened."""
 
     def __init__(self) -> None:
         self.begun, self.opened = threading.Event(), threading.Event()

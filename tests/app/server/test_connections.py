@@ -130,7 +130,7 @@ def test_a_new_connection_is_closed_if_all_are_being_answered():
 
 
 def test_incomplete_requests_do_not_delay_shutdown():
-    """`empty` waits for a shorter time than the timeout of a request body."""
+    """`empty` fails if shutdown takes as long as the timeout of a request body."""
     with ExitStack() as stack, empty() as server:
         body = whole(server, "/api/lookup", "POST", JSON.format(1000)) + b"{"
         for content in (b"", HALF, whole(server), body):

@@ -61,7 +61,7 @@ def test_a_full_queue_returns_503_with_retry_after(registry, one_thread):
                 await asyncio.sleep(0.01)
                 done = {task for task in waiting if task.done()}
             lookup = {"query": [[1]], "key": [[1]], "value": [[1]]}
-            assert (await client.post("/api/lookup", json=lookup)).status_code == 200  # own threads
+            assert (await client.post("/api/lookup", json=lookup)).status_code == 200  # runs in other threads
             assert (await client.get("/api/health")).json()["waiting"] == 3
             gate.opened.set()
             return await asyncio.gather(*waiting)

@@ -128,7 +128,7 @@ class Spy(Callback):
 
 
 class Killed(BaseException):
-    """Stands for a killed process."""
+    """Raised to simulate a killed process."""
 
 
 def test_training_state_follows_the_folder(tmp_path, asking):
@@ -206,7 +206,7 @@ def test_reading_the_state_neither_blocks_nor_reports_a_run(tmp_path):
 
 
 def test_models_can_be_added_while_others_read(registry, monkeypatch):
-    """The worker adds models; concurrent readers see the list before or after."""
+    """The worker adds models; concurrent readers get either the old or the new list."""
     ours, model = Registry({}), registry.entry("static").model
 
     def read() -> None:

@@ -96,5 +96,5 @@ def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
 
 def test_large_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_module, "MAX_BYTES", 1_000_000)
-    with pytest.raises(ArgumentError, match=r"The models have 1\.\d MB of parameters; a site holds at most"):
+    with pytest.raises(ArgumentError, match=r"The models have 1\.\d MB of parameters; the limit for a site"):
         make_site(load_models())

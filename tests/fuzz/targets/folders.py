@@ -146,7 +146,7 @@ def _damage(case: Case, folder: Path, use: str) -> tuple[Path, Damage]:
     else:
         ways = [flip, truncate, replace, swap, *([edit, edit, edit, edit] if file.suffix == ".json" else [])]
     if use == "model resumed" and file.suffix == ".json":
-        ways = [truncate, replace]  # other settings would start a different training, maybe a long one
+        ways = [truncate, replace]  # changed settings could start a long training run
     way = case.random.choice(ways)
     case.note(f"{file.relative_to(folder)}: {way.__name__}")
     way(case, file, files)

@@ -200,7 +200,7 @@ def tensors(case: Case) -> None:
 
 
 def again(case: Case) -> None:
-    """Put other numbers in the same tensors, or new tensors in the same memory: no old values are used."""
+    """Put new numbers into the same tensors, or new tensors into the same memory; no old values are used."""
     name = case.random.choice(IMPLEMENTATIONS)
     tokens = case.random.choice((4, 30))
     inputs = [case.randn(2, tokens, 8) for _ in range(3)]

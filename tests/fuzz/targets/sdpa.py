@@ -82,7 +82,7 @@ def _mask(case: Case, lead: tuple[int, ...], q: int, k: int, dtype: torch.dtype)
     shape = [case.random.choice((size, size, 1)) for size in (*lead, q, k)]
     numbers = case.randn(*shape)
     if case.chance(0.5):
-        return (numbers > -0.5) | (torch.arange(shape[-1]) == 0)  # every row sees a key
+        return (numbers > -0.5) | (torch.arange(shape[-1]) == 0)  # every row has a visible key
     return numbers.to(dtype)
 
 

@@ -136,7 +136,7 @@ def hooks(case: Case) -> None:
         with torch.set_grad_enabled(grad_enabled), regard.watch(layer) as seen:
             layer(x)
         if len(seen) != 1:
-            raise Failure("watch sees calls of other threads, or misses its own", f"{len(seen)} instead of 1")
+            raise Failure("watch records calls of other threads, or misses some", f"{len(seen)} instead of 1")
 
     def patch() -> None:
         with regard.patched():

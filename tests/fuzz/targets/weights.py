@@ -1,4 +1,4 @@
-"""Reads of lazy weights against the oracle's matrix, and against each other."""
+"""Compare reads of lazy weights with the oracle's matrix and with each other."""
 
 import contextlib
 import gc

@@ -279,7 +279,7 @@ def test_no_output_depends_on_later_tokens(name):
     else:
         model, inputs = hosts.make(name), hosts.batch(name)
     last = next(n for n in ("future_values", "decoder_input_ids", "input_ids") if n in inputs)
-    # a time series model reads each value one step later and does not use the last one
+    # a time series model receives each value one step later and does not use the last one
     position = -2 if last == "future_values" else -1
     changed = inputs[last].clone()
     changed[:, position] = (

@@ -144,7 +144,7 @@ def test_models_that_cannot_read_the_cache_are_refused():
             regard.huggingface.quantized_cache(model)
         with (
             torch.no_grad(),
-            pytest.raises((TypeError, AttributeError), match=r"only regard\.attention reads quantized"),
+            pytest.raises((TypeError, AttributeError), match=r"only regard\.attention supports quantized"),
         ):
             model(torch.tensor([[1, 2, 3]]), past_key_values=cache)
         cache.reset()

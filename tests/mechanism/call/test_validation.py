@@ -72,7 +72,7 @@ def same(implementation: str, custom: dict[str, Any], expected: dict[str, Any]) 
         torch.testing.assert_close(actual, right, rtol=1e-5, atol=1e-5)
 
 
-Wrong = dict[str, tuple[type[RegardError], Any]]  # words of the message: error class and cause
+Wrong = dict[str, tuple[type[RegardError], Any]]  # phrases in the message → error class and cause
 
 
 def refuses(implementation: str, error: type[RegardError], words: str, **options: Any) -> None:
@@ -390,7 +390,7 @@ def test_one_integer_applies_to_every_row(number, place, implementation):
 @every
 @looped("place", PLACES)
 def test_key_indices_far_outside_are_no_limit(place, implementation):
-    """Sums of such indices would overflow int64, as would differences from the first key of a tile."""
+    """Sums of these indices, and differences from the first key of a tile, would overflow int64."""
     for far in (2**31, 2**40, 2**62, 2**63 - 1):
         for low, high in ((-far - 1, far), (torch.tensor(-far - 1), torch.tensor(far))):
             same(
@@ -421,7 +421,7 @@ def test_built_in_rules_reach_as_far_as_they_say(far, implementation):
 
 
 def test_a_tile_of_keys_with_limits_far_outside():
-    """Lazy weights read tiles that start at a later key."""
+    """Lazy weights compute tiles that start at a later key."""
     tensors = inputs()
     near = regard.attend(*tensors)[1]
     for far in (2**62, 2**63 - 1):
@@ -631,14 +631,14 @@ def test_valid_results_of_custom_normalizers_are_accepted(parts, expected, imple
 
 @every
 def test_the_last_rows_of_a_causal_mask_are_tried(implementation):
-    """The first row sees one key, whose weight is one even if τ is wrong."""
+    """The first row has one visible key, whose weight is one even if τ is wrong."""
     normalize = Own(tau=lambda scores: scores.amax(-1, keepdim=True))
     refuses(implementation, ArgumentError, "sums_to_one", normalize=normalize, mask=Causal(align="start"))
 
 
 @every
 def test_a_subclass_of_softmax1_is_itself(implementation):
-    """It is a custom normalizer, so its overridden methods are used."""
+    """The subclass is a custom normalizer, so its overridden methods are used."""
 
     class Colder(Softmax1):
         def tau(self, scores: Tensor) -> Tensor:

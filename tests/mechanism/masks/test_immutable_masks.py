@@ -277,7 +277,7 @@ def test_large_masks_and_long_calls_are_not_remembered(forgotten):
 
 
 def test_a_custom_rule_inside_documents_may_change(forgotten):
-    """It is not cached: the next call sees its new state, and backward its old one."""
+    """Custom rules are not cached: the next call uses the new state, and backward the old one."""
 
     class Last(Rule):
         keys = 1

@@ -31,7 +31,7 @@ def by_definition(mask: Any, queries: int, keys: int, lead: Sequence[int] = ()) 
 
 
 def looked(mask: Mask | Tensor, queries: int, keys: int, lead: Sequence[int] = ()) -> Tensor:
-    """Return the keys that the operator uses: with equal scores, exactly the visible keys have weight."""
+    """Return the keys that the operator attends to: with equal scores, only visible keys have weight."""
     query, key = torch.zeros(*lead, queries, 2), torch.zeros(*lead, keys, 2)
     return regard.attend(query, key, key, mask=mask)[1].dense() != 0
 
@@ -41,9 +41,9 @@ def check(mask: Mask, expected: Tensor) -> None:
     *lead, queries, keys = expected.shape
     dense = mask.dense(queries, keys, lead)
     assert dense.dtype is torch.bool
-    assert torch.equal(dense, expected), f"{mask!r}: says\n{dense}\nnot\n{expected}"
+    assert torch.equal(dense, expected), f"{mask!r}: the dense mask is\n{dense}\ninstead of\n{expected}"
     seen = looked(mask, queries, keys, lead)
-    assert torch.equal(seen, expected), f"{mask!r}: operator sees\n{seen}\nnot\n{expected}"
+    assert torch.equal(seen, expected), f"{mask!r}: the operator attends to\n{seen}\ninstead of\n{expected}"
 
 
 # Masks and combinations
@@ -172,14 +172,14 @@ def test_boolean_tensors_broadcast(shape):
 def test_the_checker_can_fail():
     """The checker detects a window with one key too many and a rule with the wrong alignment."""
     for wrong, right in ((Window(4), Window(3)), (Causal(align="start"), Causal())):
-        with pytest.raises(AssertionError, match="says"):
+        with pytest.raises(AssertionError, match="dense mask is"):
             check(wrong, by_definition(right, 3, 5))
 
     class Liar(Causal):
         def dense(self, queries, keys=None, lead=()):
             return torch.ones(*lead, queries, keys, dtype=torch.bool)
 
-    with pytest.raises(AssertionError, match="operator sees"):
+    with pytest.raises(AssertionError, match="operator attends to"):
         check(Liar(), torch.ones(3, 3, dtype=torch.bool))
 
 
@@ -336,7 +336,7 @@ def test_the_size_of_a_drawing():
     ids=["documents-rule", "padding-documents", "tensor-rule", "rule-tensor"],
 )
 def test_a_combination_is_drawn_at_the_size_of_the_part_that_has_one(mask, expected):
-    """Only one of the two has a default size, which the drawing must use."""
+    """Only one of the two masks has a default size; the drawing must use it."""
     assert str(mask) == f"{mask!r}\n{picture(expected)}"
 
 
@@ -350,7 +350,7 @@ def test_a_combination_is_drawn_at_the_size_of_the_part_that_has_one(mask, expec
     ids=["print documents", "draw causal", "draw sinks"],
 )
 def test_drawing_a_large_mask_needs_no_dense_mask(draw):
-    """65,536 packed tokens would take 4 GB of pairs; a drawing has 2048 cells."""
+    """A dense mask for 65,536 packed tokens would take 4 GB; the drawing has 2,048 cells."""
     with Largest() as largest:
         lines = draw().split("\n")
     assert largest.elements <= 4096**2 / 16

@@ -34,7 +34,7 @@ def near_ties(heads: int, groups: int, queries: int, keys: int) -> tuple[Tensor,
     return query, key, randn(groups, keys, D)
 
 
-# The kernels sum few rows in another order than many: sizes at the boundary, and far from it.
+# The summation order of the kernels depends on the number of rows: sizes at the threshold and far from it.
 WHOLES = {
     "many rows": (2, 2, 40, 50),
     "four rows": (2, 2, 4, 50),
@@ -268,7 +268,7 @@ def test_a_wrong_tau_in_a_file_does_no_harm(tmp_path: Any) -> None:
 
 @kernels
 def test_tau_computed_by_torch_is_not_used_with_kernels(launches: list[str]) -> None:
-    """Some rows contain NaN: torch computes the output, and the kernels read the other rows."""
+    """Some rows contain NaN: torch computes the output, and the kernels the weights of the other rows."""
     x = torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0))
     key = x.clone()
     key[:, 20] = torch.nan

@@ -75,7 +75,7 @@ OF_HEADS = {
 
 
 def looks(call: Call) -> dict[str, Any]:
-    """Return the reads that this call supports; check_top tests the largest weights where some are equal."""
+    """Return the reads that this call supports, except topk, which has its own check because of ties."""
     several = call.lead and call.lead[-1] > 1
     return {name: look for name, look in {**LOOKS, **(OF_HEADS if several else {})}.items() if name != "top"}
 
@@ -495,7 +495,7 @@ def test_pool_of_an_empty_part_is_empty():
 
 
 def test_pool_of_a_part_next_to_a_broken_key():
-    """A row that sees a NaN is NaN everywhere, even in parts that exclude that key."""
+    """A row that attends to a NaN key is NaN everywhere, even in parts that exclude that key."""
     query, key = randn(Q, D).float(), randn(K, D).float()
     key[0] = math.nan
     weights = regard.attend(query, key, key, mask=regard.Causal())[1]

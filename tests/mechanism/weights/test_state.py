@@ -1,4 +1,4 @@
-"""Lazy weights detect changed inputs, hold only the memory they need, and do not depend on torch's modes."""
+"""Lazy weights detect changed inputs, keep only the memory they need, and do not depend on torch's modes."""
 
 import contextlib
 import copy
@@ -165,7 +165,7 @@ CUTS: dict[str, Callable[[regard.Weights], Any]] = {
 
 
 class Node(torch.autograd.Function):
-    """An autograd node that is identified by the tensor it holds."""
+    """An autograd node that is identified by a tensor attribute."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mark: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Untrusted tokenizers: rejected if they would exhaust memory; real ones are accepted."""
+"""Untrusted tokenizers are rejected if they would exhaust memory; real ones are accepted."""
 
 import base64
 import json
@@ -118,7 +118,7 @@ def test_rejected_tokenizers_would_explode():
 
 
 def test_duplicate_keys_are_read_as_checked(tmp_path):
-    """Python keeps the last of two equal keys, and passes only that one to Rust."""
+    """Python keeps the last of two equal keys, and regard passes only that key to Rust."""
     harmless, harmful = (json.dumps(replacing("a", text)) for text in ("b", LONG))
     text = json.dumps(normalizing())
     inner = '"normalizer": {"type": "Sequence", "normalizers": [%s]}'

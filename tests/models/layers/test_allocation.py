@@ -62,7 +62,7 @@ print(held() - before)
 
 
 @pytest.mark.skipif(not allocation._glibc(), reason="only glibc is configured")
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what is held")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_freed_blocks_below_live_ones_are_released() -> None:
     actual = {}
     for returned in (False, True):

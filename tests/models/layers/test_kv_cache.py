@@ -16,7 +16,7 @@ SELECTIONS = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=9), min_
 
 
 def select(row_map: RowMap, sources: list[int], rows: list[int]) -> tuple[RowMap, list[int]]:
-    """Return the new row map, and the original sources that it still holds."""
+    """Return the new row map, and the original sources that it still contains."""
     row_map, kept = row_map.select(torch.tensor(rows))
     return row_map, sources if kept is None else [sources[i] for i in kept.tolist()]
 

@@ -278,7 +278,7 @@ def test_one_channel() -> None:
 
 
 class Pixels(nn.Module):
-    """Predicts at each marked pixel whether the other one has the same color."""
+    """Predict at each marked pixel whether the other marked pixel has the same color."""
 
     def __init__(self, middle: nn.Module) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ class Pixels(nn.Module):
 
 
 def pixels() -> tuple[Tensor, Tensor, Tensor]:
-    """Return two marked pixels at opposite ends of 5 × 7, each red or blue; channels: mark, red, blue."""
+    """Return 5 × 7 images with two distant marked pixels, each red or blue; channels: mark, red, blue."""
     x = torch.zeros(32, 3, 5, 7)
     equal = torch.zeros(32, 5, 7)
     for i in range(32):
@@ -319,14 +319,14 @@ def accuracy(middle: nn.Module) -> float:
 @pytest.mark.usefixtures("one_thread")
 @some_quick
 def test_distant_pixels_are_compared(kind: Kind) -> None:
-    torch.manual_seed(2)  # with some seeds, all relu inputs of "concat" are negative and it never learns
+    torch.manual_seed(2)  # with some seeds, all relu inputs of "concat" are negative and training fails
     assert accuracy(NonLocal(16, kind)) == 1
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_convolution_does_not_compare_distant_pixels() -> None:
     torch.manual_seed(0)
-    assert accuracy(nn.Conv2d(16, 16, 3, padding=1)) < 0.8  # it sees only its own color and perhaps a border
+    assert accuracy(nn.Conv2d(16, 16, 3, padding=1)) < 0.8  # the receptive field is 3 × 3
 
 
 def test_invalid_input_is_rejected() -> None:

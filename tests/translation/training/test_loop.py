@@ -422,7 +422,7 @@ def test_dropout_differs_between_layers_of_a_thousand_processes():
 
 
 def test_each_update_has_its_own_stable_dropout_seed(tmp_path, monkeypatch):
-    """Runs that were started by earlier versions resume bit for bit."""
+    """A run that was started by an earlier version resumes with bit-identical results."""
     used: list[int] = []
     forward = Objective.forward
     monkeypatch.setattr(

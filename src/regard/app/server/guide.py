@@ -1,4 +1,4 @@
-"""The guide that `make docs` builds in a clone; the page links to its chapters, and the server serves it."""
+"""Find the guide: built by `make docs` in a clone, where the server serves it, or published on the web."""
 
 from functools import cache
 from importlib.metadata import PackageNotFoundError, metadata

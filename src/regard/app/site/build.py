@@ -117,7 +117,7 @@ def make_site(models: Sequence[SiteModel], guide: str = "") -> str:
     size = sum(len(model.weights) for model in models)
     if size > MAX_BYTES:
         raise ArgumentError(
-            f"The models have {format_bytes(size)} of parameters; a site holds at most "
+            f"The models have {format_bytes(size)} of parameters; the limit for a site is "
             f"{format_bytes(MAX_BYTES)}. Pass fewer or smaller models."
         )
     site = describe_site(models, guide)

@@ -24,7 +24,7 @@ def contradictions(story: str) -> list[str]:
 
 
 def _cast(story: str) -> Iterator[str]:
-    """Every character is introduced in the first two sentences."""
+    """Yield the characters that were not introduced in the first two sentences."""
     sentences = [sentence.split() for sentence in re.split(r"(?<=[.!?]) ", story)]
     introduced = {word for sentence in sentences[:2] for word in sentence}
     for word in sorted({word for sentence in sentences[2:] for word in sentence} & _CAST - introduced):
@@ -32,7 +32,7 @@ def _cast(story: str) -> Iterator[str]:
 
 
 def _colors(story: str) -> Iterator[str]:
-    """A thing keeps the color of its first mention."""
+    """Yield the things that were not introduced, or whose color differs from their first mention."""
     colors: dict[str, str] = {}
     for match in re.finditer(rf"\b(an?|the|his|her|my|your|new) (?:({_COLOR}) )?({_THING})\b", story):
         article, color, noun = match.groups()
@@ -45,7 +45,7 @@ def _colors(story: str) -> Iterator[str]:
 
 
 def _owners(story: str) -> Iterator[str]:
-    """Things belong to their owner until they are given away."""
+    """Yield the things that are held, lost or given away by someone other than their owner."""
     owners: dict[str, str] = {}
     last = ""
     pattern = (
@@ -62,7 +62,7 @@ def _owners(story: str) -> Iterator[str]:
         elif part["giver"]:
             last = part["given"] or last
             if owners.get(last, part["giver"]) != part["giver"] and " found " not in story:
-                yield f"{part['giver']} gave the {last} of {owners[last]}"
+                yield f"{part['giver']} gave away {owners[last]}'s {last}"
             owners[last] = part["taker"]
         elif part["swapped"] and len(owners) == 2:
             first, second = owners
@@ -72,13 +72,13 @@ def _owners(story: str) -> Iterator[str]:
             if "it was raining" in story or "it was snowing" in story:
                 continue  # the owner lends the thing, in sentences that the pattern does not cover
             if owners.get(last, part["holder"]) != part["holder"]:
-                yield f"{part['holder']} {part['verb']} the {last} of {owners[last]}"
+                yield f"{part['holder']} {part['verb']} {owners[last]}'s {last}"
         elif part["answer"] and owners.get(last, part["answer"]) != part["answer"]:
-            yield f"{part['answer']} has the {last} of {owners[last]}"
+            yield f"{part['answer']} has {owners[last]}'s {last}"
 
 
 def _places(story: str) -> Iterator[str]:
-    """Children and things are found where they were hidden or put."""
+    """Yield the children and things that were not found where they were hidden or put."""
     spots = dict(re.findall(rf"({_NAME}) hid ({_SPOT})", story))
     for spot, child in re.findall(rf"looked ({_SPOT}) and found ({_NAME})", story):
         if spots.get(child, "") != spot:
@@ -92,7 +92,7 @@ def _places(story: str) -> Iterator[str]:
 
 
 def _pronouns(story: str) -> Iterator[str]:
-    """A pronoun refers to a person who was mentioned before."""
+    """Yield the pronouns without an antecedent."""
     words, mentioned = story.split(), set()
     for word in words:
         mentioned.add(word)

@@ -1,8 +1,8 @@
 """A grammar of small English stories with consistent facts.
 
-A story keeps track of who owns what and of where things are, so a reader can predict many words only from
-earlier sentences: names, colors, places, and the person or thing that a pronoun refers to. Stories consist of
-lowercase words and punctuation, separated by spaces.
+A story tracks who owns what and where things are, so many words can be predicted only from earlier sentences:
+names, colors, places, and the person or thing that a pronoun refers to. Stories consist of lowercase words
+and punctuation, separated by spaces.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ def story(random: Random) -> str:
 
 
 def _lost_and_found(random: Random) -> Sentences:
-    """A child loses a thing, and another one finds it."""
+    """A child loses a thing, and another child finds it."""
     (a, b), (first, second) = girl_and_boy(random), things(random, 2)
     where, (place, there) = random.choice(SPOTS_OUTDOORS), outdoors(random)
     loser, finder, thing = random.choice([(a, b, first), (b, a, second)])
@@ -348,7 +348,7 @@ _WEATHER = {
 
 
 def _weather(random: Random) -> Sentences:
-    """A child takes a piece of clothing because of the weather; another one does not."""
+    """One child has clothing for the weather and gives it to another child, who has none."""
     a, b = girl_and_boy(random)
     weather = random.choice(list(_WEATHER))
     nouns, state = _WEATHER[weather]

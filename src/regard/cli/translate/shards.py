@@ -60,7 +60,7 @@ class Shards(NamedTuple):
 
 
 def digest(*parts: object) -> str:
-    """Hash values into a short key; a path stands for the contents of its file."""
+    """Hash values into a short key; for a path, hash the contents of the file."""
     key = hashlib.blake2b(digest_size=8)
     for part in parts:
         if isinstance(part, Path):

@@ -1,8 +1,8 @@
-"""Join the steps of `generate` into one map per layer, over the prompt and the generated tokens.
+"""Join the steps of `generate` into one attention map per layer, over the prompt and the generated tokens.
 
 Each step adds new queries and keys; only these are stored. Beam search reorders the rows after each step, so
-every row has ancestors in earlier steps. A finished sequence belongs to the row whose ancestors read its
-tokens.
+every row has ancestors in earlier steps. A finished sequence is matched to the row whose ancestors received
+its tokens as input.
 
 The joined map is correct only if each step attends to the keys of all earlier steps and to its own. Caches
 that quantize, prune or rotate keys violate this, so the keys are compared: one feature of each key in every
@@ -22,7 +22,7 @@ from regard.inspection.calls.mask_reading import RowMask
 
 
 class Step(NamedTuple):
-    """The contribution of one forward pass to one layer."""
+    """The queries and keys that one forward pass adds to one layer."""
 
     forward_pass: int
     query: Tensor  # b h q d
@@ -72,7 +72,7 @@ class Generation:
         self.single_calls: list[tuple[str, CapturedCall]] = []  # calls outside the steps, e.g. of an encoder
         self.inputs: list[Tensor | None] = []  # new tokens of each forward pass, b n
         self.parents: list[Tensor | None] = []  # for each row, the row of the previous pass that it continues
-        self.caches: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that hold the keys of these steps
+        self.caches: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that contain the keys of these steps
         self._next_parents: Tensor | None = None
 
     # During generation
@@ -208,7 +208,7 @@ class Generation:
         return paths
 
     def _last_row(self, sequence: Tensor, number: int, inputs: int) -> tuple[int, int]:
-        """Return the last forward pass with a row whose history is a prefix of the sequence, and that row."""
+        """Return the last forward pass with a row whose tokens so far begin the sequence, and that row."""
         histories, last = torch.empty(0), (len(self.inputs) - 1, 0)
         for current, tokens in enumerate(self.inputs):
             if tokens is None:
@@ -253,7 +253,7 @@ class Generation:
 
 
 def _first_step(call: CapturedCall) -> LayerSteps:
-    """Create an empty record of a layer's generation steps. Its cached keys become `initial_keys`."""
+    """Create an empty record of a layer's steps. Keys already in the cache become `initial_keys`."""
     empty = call.query[..., :0, :0]
     layer = LayerSteps(replace(call, query=empty, key=empty, new_keys=None, mask=None, biases=(), value=None))
     if call.kind == "self":

@@ -19,7 +19,7 @@ from regard.mechanism.torch_state import concrete
 
 _CHUNK = 2**24  # mask entries processed at a time
 _FAR = 2**40  # stop of an interval without an upper bound
-_SPARSE = 0.9  # enclosing intervals of rows with gaps must cover less than this fraction of the keys
+_SPARSE = 0.9  # intervals that enclose rows with gaps are used only if they cover less than this fraction
 
 
 class Intervals(Mask):
@@ -53,13 +53,13 @@ def _cached(mask: Tensor, compute: Callable[..., Any], *arguments: Hashable) -> 
     results = _RESULTS.setdefault(mask, {})
     key, state = (compute, *arguments), (mask._version, mask.shape)
     if key not in results or results[key][0] != state:
-        # detached: a result that holds the mask itself would keep its entry alive
+        # detached: a result that refers to the mask itself would keep the cache entry alive
         results[key] = state, compute(mask.detach(), *arguments)
     return results[key][1]
 
 
 def key_intervals(allowed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
-    """Return the smallest interval that contains each row's allowed keys, and whether all rows are gapless.
+    """Return the smallest interval that contains each row's allowed keys, and whether no row has gaps.
 
     Rows without allowed keys have the interval (0, 0).
 
@@ -144,7 +144,7 @@ def row_mask(mask: Any, query: Tensor, key: Tensor) -> RowMask | None:
         mask = create_mask(mask.mask_mod, query.shape[0], None, *size, device=str(query.device))
     if mask is not None and not isinstance(mask, Tensor):
         raise ArgumentError(
-            f"cannot read a mask of type {type(mask).__name__}; pass a tensor, a regard mask or a BlockMask"
+            f"unsupported mask type {type(mask).__name__}; pass a tensor, a regard mask or a BlockMask"
         )
     return None if mask is None else _cached(mask, _read_rows, size[1])
 

@@ -1,9 +1,9 @@
 """Windowed attention, as in Swin, stored as one map per layer over all tokens of an image.
 
-A model with windows computes attention within each window, as a batch of small matrices. The map of the layer
-is zero for pairs of tokens in different windows, so it is block-diagonal up to the order of the tokens. It
-takes memory linear in the number of tokens: it stores the key intervals of each row's window, and either
-query and key or, if these do not determine the weights, the weights of each window.
+A model with windows computes attention within each window, as a batch of small matrices. The attention map of
+the layer is zero for pairs of tokens in different windows, so it is block-diagonal up to the order of the
+tokens. Its memory is linear in the number of tokens: it stores the key intervals of each row's window, and
+either query and key or, if these do not determine the weights, the weights of each window.
 """
 
 import math

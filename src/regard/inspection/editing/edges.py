@@ -1,4 +1,4 @@
-"""Interventions on edges: which queries may read which keys, and which values they read.
+"""Interventions on edges: which keys each query attends to, and which values it receives.
 
 Positions count from the start of the sequence, including padding, even while a model generates with a cache.
 """
@@ -40,7 +40,7 @@ class _EdgeIntervention(Intervention):
 
 @dataclass(frozen=True)
 class Block(_EdgeIntervention):
-    """Attention knockout: hide keys from queries; the weights of the other keys grow accordingly.
+    """Attention knockout: hide keys from queries and renormalize the remaining weights.
 
     Sets the scores of these query-key pairs to −inf before the softmax (Geva et al. 2023). The pairs are
     stored as a mask, in linear memory. If all keys of a query are hidden, its output is zero.
@@ -92,7 +92,7 @@ class HiddenEdges(Mask):
     """A mask that hides some keys from some query rows of some heads, in linear memory.
 
     All arguments are boolean tensors. heads: the affected heads, (h, 1, 1); None for all. rows: the affected
-    queries, (q,). visible: the keys that these queries may still read, (k,).
+    queries, (q,). visible: the keys that these queries may still attend to, (k,).
 
     >>> import torch
     >>> from regard.inspection.editing.edges import HiddenEdges

@@ -221,7 +221,7 @@ def _interface_inputs(call: InterfaceCall) -> Inputs:
 
 
 def _update(original: Function) -> Function:
-    """Count the tokens in a cache, to know the positions of queries and keys."""
+    """Count the tokens in a cache, to determine the positions of queries and keys."""
 
     def update(
         self: Any, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kw: Any
@@ -278,7 +278,7 @@ def _hiding_part(bias: Tensor) -> Tensor | None:
 
 
 class _EditMode(TorchFunctionMode):
-    """Edits calls to SDPA, under whatever name it was imported, and attention in plain tensor operations."""
+    """Edits calls to SDPA, no matter under which name it was imported, and handwritten attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -339,7 +339,7 @@ def run_edited(query: Tensor, key: Any, value: Any, options: Options) -> tuple[T
 
 
 def _update_mode() -> None:
-    """Enter the mode only while modules of other libraries are edited: it disables torch's fast paths."""
+    """Enter the mode only while modules of other libraries are edited, because it disables fast paths."""
     own = Attends | nn.MultiheadAttention
     needed = any(not isinstance(module, own) for edits in _THREAD.edits for module in edits)
     if needed and _THREAD.mode is None:

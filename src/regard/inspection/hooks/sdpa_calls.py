@@ -73,7 +73,7 @@ def capture_flex(
 ) -> CapturedCall:
     """Capture a call to FlexAttention's operator. The weights are dense if it has a score_mod, else lazy.
 
-    score_mod_other_buffers, mask_mod_other_buffers: the tensors that score_mod and mask_mod read, if
+    score_mod_other_buffers, mask_mod_other_buffers: the tensors that score_mod and mask_mod use, if
         torch.compile has traced these functions.
     """
     from torch.nn.attention.flex_attention import _identity, noop_mask

@@ -1,10 +1,10 @@
 """Follow tokens through a model that divides them into windows, to find the position of each query and key.
 
-Each tensor of activations has an index: a tensor of the same shape that holds the number of the token to
-which each activation belongs. Convolutions and embeddings number the tokens of their output, and so do linear
-layers and norms if their input has no index. Operations that rearrange a tensor (view, permute, roll, pad, …)
-are repeated on its index. Functions that act on each token separately keep the index, and the output of
-attention takes the index of the query. The output of any other operation has no index.
+Each tensor of activations has an index: a tensor of the same shape that contains the number of the token
+to which each activation belongs. Convolutions and embeddings number the tokens of their output, and so do
+linear layers and norms if their input has no index. Operations that rearrange a tensor (view, permute, roll,
+pad, …) are repeated on its index. Functions that act on each token separately preserve the index, and the
+output of attention takes the index of the query. The output of any other operation has no index.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
 """Follow the torch functions that a watched model calls, to find attention that no other hook reports.
 
-`Tracer` is a TorchFunctionMode: it sees every call to a torch function in its thread, under whatever name
-the function was imported. It reports calls to torch's attention functions, and attention in plain tensor
-operations (`handwritten`). The weights of the latter are lazy if query, key and masks reproduce them on a few
-rows, and dense otherwise. The functions run unchanged.
+`Tracer` is a TorchFunctionMode: it intercepts every call to a torch function in its thread, no matter
+under which name the function was imported. It reports calls to torch's attention functions, and attention in
+plain tensor operations (`handwritten`). The weights of the latter are lazy if query, key and masks reproduce
+them on a few rows, and dense otherwise. The functions run unchanged.
 """
 
 import math
@@ -87,7 +87,7 @@ class Tracer(TorchFunctionMode):
 
 
 def function_name(func: Any) -> str:
-    """Return the name of a torch function, or of the property that it reads, such as x.mT."""
+    """Return the name of a torch function, or of the property that it gets, such as x.mT."""
     name = getattr(func, "__name__", "")
     return getattr(func.__self__, "__name__", "") if name == "__get__" else name
 
@@ -194,7 +194,7 @@ def head_order(lead: Sequence[int], heads: int | None, hint: int | None = None) 
 
 
 def has_swapped_heads(node: Softmaxed, heads: int | None) -> bool:
-    """Return whether the axis of the heads cannot be distinguished from the batch by its size alone."""
+    """Return whether the sizes of the leading axes alone would select the wrong axis as the heads axis."""
     lead, scores = node.weights.shape[:-2], node.scores
     if scores is None or scores.lead != tuple(lead):
         return False

@@ -40,7 +40,7 @@ def enable() -> None:
     """Register "regard" as an attention implementation of transformers, with its mask function.
 
     Then use `from_pretrained(…, attn_implementation="regard")` or `model.set_attn_implementation("regard")`;
-    `generate` works too. If the model is called with `output_attentions=True`, `outputs.attentions` holds
+    `generate` works too. If the model is called with `output_attentions=True`, `outputs.attentions` contains
     lazy weights that behave like tensors.
 
     >>> import regard, torch, transformers
@@ -158,7 +158,7 @@ def unpack(model: nn.Module) -> nn.Module:
 
 
 def quantized_cache(model: nn.Module) -> Any:
-    """Create an int8 key-value cache for `generate`, which takes about a quarter of the memory of float32.
+    """Create an int8 key-value cache for `generate`. It takes about a quarter of the memory of float32.
 
     Pass it as `model.generate(…, past_key_values=cache)`. Keys and values have one scale per token and head,
     and the kernels read the int8 values in place. Each query attends to the quantized keys, so
@@ -233,7 +233,7 @@ def _compare_with_eager(model: nn.Module) -> None:
             results[implementation] = outputs
     except Exception:
         if results:
-            raise  # eager works, regard does not
+            raise  # eager attention works, but regard fails
         return  # the model does not accept plain token ids
     (eager, eager_changed), (hosted, hosted_changed) = results["eager"], results[NAME]
     if not eager.is_floating_point() or eager.shape[:2] != ids.shape or not bool(torch.isfinite(eager).all()):

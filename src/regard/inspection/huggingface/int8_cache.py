@@ -78,7 +78,7 @@ class QuantizedSlidingWindowLayer(DynamicSlidingWindowLayer):  # type: ignore[no
         self.keys, self.values = (quantize(x[..., :0, :]) for x in (key_states, value_states))
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Quantize the states of new tokens, append them, and return the states that new tokens can see."""
+        """Quantize the states of new tokens, append them, and return the states that they attend to."""
         _check_no_grad(key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

@@ -13,7 +13,7 @@ from regard.mechanism.weights.matrix import Weights
 OFFSETS = {"previous": -1, "next": 1, "same": 0}
 SINK, DORMANT = 0.3, 0.9  # a row counts if its weight on the first key exceeds this threshold
 LARGEST = 1 - 1e-4  # a weight of at least this fraction of the row maximum counts as the largest
-STREAMING = (4, 64)  # number of first and of most recent keys that a streaming head reads
+STREAMING = (4, 64)  # number of first and of most recent keys that a streaming head attends to
 
 MATCHES = ("duplicate", "induction", "copying")
 _NO_TOKEN = -2  # a rank that no token has
@@ -135,7 +135,7 @@ class BlockMeter:
 
 
 class TokenMatches:
-    """The tokens that each row looks for, and whether an earlier key has them.
+    """The tokens to match for each row, and whether an earlier key has such a token.
 
     ids: token ids of the keys, (b, k). centers: the key at each row's own position, (q,).
     """
@@ -153,7 +153,7 @@ class TokenMatches:
         return torch.where(inside, self.ranks[:, positions.clamp(0, self.keys - 1)], _NO_TOKEN)
 
     def of_rows(self) -> Tensor:
-        """Return the token each row looks for and the end of the searched keys, per match: (b, q, 2m)."""
+        """Return the token to match for each row and the end of the keys to search, per match: (b, q, 2m)."""
         before, until = self.centers.expand_as(self.own), (self.centers + 1).expand_as(self.own)
         return torch.stack([self.own, before, self.own, until, self.following, until], -1)
 
@@ -163,7 +163,7 @@ class TokenMatches:
         return torch.stack([self.ranks, previous, self.ranks], -1)
 
     def matched(self) -> dict[str, Tensor]:
-        """Return which rows have a key, masked or not, with the token they look for, per match: (b, q)."""
+        """Return which rows have a matching key, masked or not, per match: (b, q)."""
         repeated, copies = (
             self.first.gather(1, token.clamp(min=0)) < self.centers + offset
             for offset, token in enumerate((self.own, self.following))

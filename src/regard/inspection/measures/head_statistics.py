@@ -3,7 +3,7 @@
 entropy: mean row entropy in nats. normalized_entropy: entropy / log(keys); 1 for uniform weights ("broad").
 first: mean weight on the first key that any query may attend to.
 sink: fraction of rows with a weight above 0.3 on the first key (the ε of Gu et al. 2025).
-dormant: fraction of rows with a weight above 0.9 on the first key; they read almost nothing else
+dormant: fraction of rows with a weight above 0.9 on the first key, which attend to almost nothing else
     (Guo et al. 2024).
 
 Self-attention has these measures:

@@ -38,8 +38,8 @@ def value_zeroing(
     """
     if isinstance(batch, Mapping) and (cached := [name for name, x in batch.items() if _is_cache(x)]):
         raise ArgumentError(
-            f"value_zeroing got a cache in {cached[0]!r}, so the model would not read the whole text. Pass "
-            "all tokens and no cache."
+            f"value_zeroing got a cache in {cached[0]!r}, so the model would not process the whole text. "
+            "Pass all tokens and no cache."
         )
     modules = attentions(model)
     chosen = [layers] if isinstance(layers, int | str) else ["*"] if layers is None else list(layers)
@@ -86,7 +86,7 @@ def _changes(
 
 
 class _Sizes(Intervention):
-    """Counts queries and keys, and changes nothing."""
+    """An intervention that counts queries and keys, and changes nothing."""
 
     queries, keys = 0, 0
 

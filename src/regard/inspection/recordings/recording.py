@@ -87,11 +87,11 @@ class Seen(RecordedLayers):
         return _table(rows, ["layer", "head", "label", *_MEASURES], frame)
 
     def spans(self, spans: "Mapping[str, tuple[int, int] | slice]", *, frame: bool | None = None) -> Any:
-        """Return how much each span of tokens reads from each other span, one row per head and pair of spans.
+        """Return how much each span of tokens attends to each other span, one row per head and pair of spans.
 
         weight: the weight of the span `queries` on the span `keys`, summed over the keys and averaged over
-        the queries. Rows with a span as `queries` show what it reads; rows with it as `keys` show which spans
-        read it. This takes one pass over each layer, in linear memory.
+        the queries. Rows with a span as `queries` show what it attends to; rows with it as `keys` show which
+        spans attend to it. This takes one pass over each layer, in linear memory.
 
         spans: maps names to (start, stop) or slices. In cross-attention they select only keys, and `queries`
             is "(all)". frame: as in `heads`.

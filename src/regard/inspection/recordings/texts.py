@@ -1,4 +1,4 @@
-"""The token ids of a model's calls, and the tokens they stand for."""
+"""The token ids of a model's calls, and the corresponding tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

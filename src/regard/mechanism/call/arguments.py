@@ -260,7 +260,7 @@ def check_shapes(query: Tensor, key: Tensor | Quantized, value: Tensor | Quantiz
 
 
 def _check_normalizer(problem: Problem) -> None:
-    """Check a custom normalizer on the last rows; under a causal mask, the first rows see too few keys."""
+    """Check a custom normalizer on the last rows, because a causal mask hides most keys from the first."""
     if not concrete(*problem.tensors.values()) or 0 in (*problem.lead(), problem.queries, problem.keys):
         return
     lead = tuple(slice(0, min(size, 2)) for size in problem.lead()[:-1])

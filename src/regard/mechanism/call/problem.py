@@ -133,7 +133,7 @@ class Problem:
     def with_inputs(self, inputs: Mapping[str, Tensor], grad_enabled: bool) -> "Problem":
         """Replace tensors with the caller's tensors, converted to the shapes and dtypes of the originals.
 
-        grad_enabled: the grad mode of the forward pass, which may differ from the mode when weights are read.
+        grad_enabled: the grad mode of the forward pass, which may differ from the current mode.
         """
         with torch.inference_mode(False), torch.set_grad_enabled(grad_enabled):
             views = {name: x.to(self[name].dtype).view(self[name].shape) for name, x in inputs.items()}
@@ -154,7 +154,7 @@ class Problem:
         return self.with_config(nan_safe=not (finite and self._cannot_overflow(*map(_max_abs, scored))))
 
     def _cannot_overflow(self, query: float, key: float, vector: float = 1.0) -> bool:
-        """Whether no score can overflow, given the largest magnitude of each tensor. False if one is NaN."""
+        """Whether no score can overflow, given the largest magnitude of each tensor. NaN gives False."""
         width, dtype = max(self["query"].shape[-1], 1), self["query"].dtype
         scaled = query * abs(self.config.scale)
         term = scaled * key if self.config.family == "dot" else (scaled + key) * vector
@@ -269,7 +269,7 @@ class Tile(NamedTuple):
 
 
 def tiles(problem: Problem, budget: int, *, all_heads: bool = False) -> Iterator[Tile]:
-    """Divide a problem into tiles of about `budget` scores, each with all keys that its rows can see.
+    """Divide a problem into tiles of about `budget` scores, each with all keys visible to its rows.
 
     Tiles contain many rows of a few heads rather than a few rows of many heads.
 
@@ -308,7 +308,7 @@ def _lead_slices(sizes: tuple[int, ...], max_entries: int) -> Iterator[tuple[sli
 
 
 def _row_blocks(problem: Problem, budget: int) -> Iterator[tuple[slice, slice]]:
-    """Yield blocks of query rows and the interval of keys they see, with at most `budget` pairs per block."""
+    """Yield blocks of query rows and the interval of their visible keys, at most `budget` pairs per block."""
     starts, stops = _bounds(problem)
     widths = (stops - starts).clip(min=0)
     begin, count = 0, len(starts)
@@ -319,7 +319,7 @@ def _row_blocks(problem: Problem, budget: int) -> Iterator[tuple[slice, slice]]:
             low, high = int(starts[rows].min()), int(stops[rows].max())
             visible = int(widths[rows].sum())
             pairs = count * max(high - low, 0)
-            # halve a block whose rows see different keys, because most of its pairs would be masked
+            # halve a block that exceeds the budget or in which most pairs are masked
             if count == 1 or (pairs <= budget and (count <= 32 or pairs <= 2 * visible + 32 * count)):
                 break
             count = (count + 1) // 2
@@ -328,7 +328,7 @@ def _row_blocks(problem: Problem, budget: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _bounds(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the range of keys that each row sees in any head, or all keys if the mask is unknown."""
+    """Return the range of keys visible to each row in any head, or all keys if the mask is unknown."""
     queries, keys, terms = problem.queries, problem.keys, problem.terms()
     if not terms or not concrete(*problem.all("start"), *problem.all("stop")):
         return np.zeros(queries, np.int64), np.full(queries, keys, np.int64)

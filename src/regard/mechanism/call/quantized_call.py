@@ -64,7 +64,7 @@ def unsupported(query: Tensor, key: Tensor | Quantized, value: Tensor | Quantize
     if query.dtype is torch.float64:
         return "float64 has no kernel"
     if type(call.score) not in (ScaledDot, Dot):
-        return "only Dot and ScaledDot read int8 keys"
+        return "only Dot and ScaledDot support int8 keys"
     tensors = _tensors(query, key, value)
     if any(tensor.device.type != "cpu" for tensor in tensors):
         return f"there are no kernels for {query.device.type}"

@@ -117,7 +117,7 @@ def explain(*args: Any, **options: Any) -> dispatch.Explanation:
 
 
 class _Route(NamedTuple):
-    """The route of a call: `attention` with a plan and a mask, or tile by tile; and the reason."""
+    """How a call is computed, and why: by `attention`, with a plan and a mask, or tile by tile."""
 
     plan: Plan | None
     mask: Intervals | None
@@ -234,7 +234,7 @@ def _find_mask(
     for mask in masks:
         result = mask if result is None or mask is None else result.intersect(mask)
         if result is None:
-            return f"a query sees more than {MAX_TERMS} intervals of keys, or the intervals are unknown"
+            return f"a query attends to more than {MAX_TERMS} intervals of keys, or the intervals are unknown"
     return result
 
 

@@ -80,7 +80,7 @@ Condition = Constant | Index | Callable[..., Tensor]
 
 
 def find_intervals(blocks: Blocks, condition: Condition, sizes: Sizes) -> Intervals | None:
-    """Return the intervals of keys that each query may see, or None if they are unknown or too many.
+    """Return the intervals of keys that each query may attend to, or None if they are unknown or too many.
 
     condition: determines the visible pairs in partial blocks; a traced expression or a mask_mod function.
     """
@@ -92,7 +92,7 @@ def find_intervals(blocks: Blocks, condition: Condition, sizes: Sizes) -> Interv
 
 
 def _agree(mask: Intervals, blocks: Blocks, sizes: Sizes) -> bool:
-    """Whether no query sees a key in a skipped block, and every query sees every key of a full block.
+    """Whether the mask hides all keys in skipped blocks and allows all keys in full blocks.
 
     This is not guaranteed, because a BlockMask may list blocks that contradict its mask_mod.
     """

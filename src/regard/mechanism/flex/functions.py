@@ -15,7 +15,7 @@ from regard.errors import DTypeError, ShapeError
 class Substitution(TorchFunctionMode):
     """Replace captured tensors in all torch calls.
 
-    A function holds its captured tensors, so this is the only way to call it with different tensors.
+    A function keeps references to its captured tensors, so this is the only way to replace them.
 
     replacements: id of a captured tensor → new tensor.
     """

@@ -1,4 +1,4 @@
-"""Solve the condition of a mask for the intervals of keys that each query may see.
+"""Solve the condition of a mask for the intervals of keys that each query may attend to.
 
     q >= k              keys [0, q + 1)
     q - k <= window     keys [q − window, …)
@@ -39,7 +39,7 @@ class Interval(NamedTuple):
         return Interval(torch.maximum(self.start, other.start), torch.minimum(self.stop, other.stop))
 
     def is_empty(self) -> bool:
-        """Whether no query sees a key."""
+        """Whether the interval is empty for every query."""
         return not bool((self.start < self.stop).any())
 
 

@@ -27,7 +27,7 @@ class Plan(NamedTuple):
     biases: list[Tensor | RelativeBias]
 
     def copy(self) -> "Plan":
-        """Return a plan that shares no memory with the tensors that its functions capture."""
+        """Return a plan that shares no memory with the tensors captured by its functions."""
         factors = [None if x is None else x.clone() for x in (self.query_factor, self.key_factor)]
         biases: list[Tensor | RelativeBias] = [
             x.copy() if isinstance(x, _Line) else cast(Tensor, x).clone() for x in self.biases
@@ -102,7 +102,7 @@ def _biases(terms: tuple[Operand, ...], sizes: Sizes, like: Tensor) -> list[Tens
 
 
 def _dense_table(term: Operand, sizes: Sizes) -> Tensor | None:
-    """Return the view of a captured tensor that a term such as bias[h, q, k] reads: (b, h, q, k)."""
+    """Return the captured tensor indexed by a term such as bias[h, q, k], as a view (b, h, q, k)."""
     if not isinstance(term, Index) or term.function is not lookup:
         return None
     table, *at = term.args

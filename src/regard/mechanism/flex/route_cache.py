@@ -146,8 +146,8 @@ class RouteCache(Generic[Route]):
     def key(self, call: Any, *, tensors: bool) -> Hashable | None:
         """Return the key of a call, or None if its route must not be reused.
 
-        tensors: whether the route may be reused if its functions capture tensors. A reused route holds the
-        functions of an earlier call, whose captured tensors may have changed since.
+        tensors: whether the route may be reused if its functions capture tensors. A reused route contains
+        the functions of an earlier call, whose captured tensors may have changed since.
         """
         query, key, _, score_mod, block_mask, scale, _ = call
         functions: list[Hashable] = []

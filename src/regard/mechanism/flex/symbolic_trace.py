@@ -191,7 +191,7 @@ def _signature(values: Any, recorder: _Recorder) -> str:
 
 
 def _check_gradients(name: str, function: Function, inputs: list[Tensor], captured: list[Tensor]) -> None:
-    """Raise if the result depends, through calls that are not traced, on a tensor that requires grad."""
+    """Raise if a tensor that requires grad affects the result through calls that are not traced."""
     with Substitution({id(tensor): tensor.detach() for tensor in captured}):
         output = function(*inputs)
     if output.requires_grad:

@@ -1,6 +1,6 @@
 """FlexAttention for any `score_mod` and `mask_mod`: tiles of query rows, in linear memory, with gradients.
 
-A tile contains all keys that its rows may see. The backward pass recomputes the scores of each tile and
+A tile contains all keys visible to its rows. The backward pass recomputes the scores of each tile and
 differentiates through them, including the functions and the tensors that they capture.
 """
 
@@ -25,7 +25,7 @@ from regard.mechanism.tiled import TILE
 class Functions(NamedTuple):
     """The score_mod and mask_mod of a call, and their traces.
 
-    blocks: the visible blocks; None if every query sees every key.
+    blocks: the visible blocks; None if every query attends to every key.
     """
 
     score_mod: Callable[..., Tensor] | None
@@ -35,7 +35,7 @@ class Functions(NamedTuple):
     traces: tuple[Trace, Trace]
 
     def freeze(self) -> "Functions":
-        """Return functions that keep the current values of the variables that they use."""
+        """Return copies of the functions that keep the current values of their variables."""
         score_mod, mask_mod = freeze((self.score_mod, self.mask_mod))
         return self._replace(score_mod=score_mod, mask_mod=mask_mod)
 
@@ -76,7 +76,7 @@ class _FlexAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, *captured = inputs
         ctx.functions, ctx.originals = functions.freeze(), originals
-        # the functions already hold the captured tensors; saving them lets torch detect in-place changes
+        # the functions already refer to the captured tensors; saving these lets torch detect in-place changes
         ctx.save_for_backward(query, key, value, *captured)
         ctx.set_materialize_grads(False)
         batch, heads, queries = query.shape[:3]
@@ -221,7 +221,7 @@ def _slices(size: int, step: int) -> Iterator[slice]:
 def _visible_keys(
     blocks: Blocks | None, batch: slice, heads: slice, rows: slice, keys: int
 ) -> slice | Tensor:
-    """Return the keys in the blocks that the given rows may see, as a slice if they are contiguous."""
+    """Return the keys in the blocks visible to the given rows, as a slice if they are contiguous."""
     if blocks is None:
         return slice(0, keys)
     listed = (blocks.tile(batch, heads, rows) != 0).flatten(0, 2).any(0).nonzero().flatten()

@@ -37,7 +37,7 @@ class _LengthMask(Immutable):
 
 @hint_arguments
 class Padding(_LengthMask):
-    """Padding mask: sequence i sees only its first `lengths[i]` keys (or its last keys, if side="left").
+    """Padding mask: sequence i attends only to its first `lengths[i]` keys, or to its last if side="left".
 
     lengths: one length per sequence, along the first leading axes of the call, e.g. (b,) for a batch.
     side: "right" or "left", the side of the padding.
@@ -94,7 +94,7 @@ class Padding(_LengthMask):
 
 @hint_arguments
 class Documents(_LengthMask):
-    """Mask for packed sequences: each query sees only the keys in its own sequence.
+    """Mask for packed sequences: each query attends only to the keys in its own sequence.
 
     Use `Documents(lengths)` for self-attention, and `Documents(queries, keys)`, with separate key lengths,
     for cross-attention.

@@ -21,7 +21,7 @@ Align = Literal["end", "start"]
 
 
 class Rule(Mask):
-    """Base class for masks that depend only on positions. Each query sees an interval of keys.
+    """Base class for masks that depend only on positions. Each query attends to one interval of keys.
 
     Subclasses implement `ranges`. `Documents(within=rule)` applies a rule to each document.
 
@@ -136,9 +136,9 @@ class Causal(Rule):
 
 @hint_arguments
 class Window(Immutable, Rule):
-    """Sliding-window mask. `Window(n)` keeps the n keys up to and including the query's own key.
+    """Sliding-window mask. `Window(n)` allows the n keys up to and including the query's own key.
 
-    `Window(left=a, right=b)` keeps the query's own key, a keys before it and b keys after it. None means no
+    `Window(left=a, right=b)` allows the query's own key, a keys before it and b keys after it. None means no
     limit.
 
     align: see `Causal`.
@@ -200,7 +200,7 @@ class Window(Immutable, Rule):
 @hint_arguments
 @dataclass(frozen=True)
 class Prefix(Rule):
-    """Prefix-LM mask: all queries see the first `length` keys, and attention to the other keys is causal.
+    """Prefix-LM mask: all queries attend to the first `length` keys; attention to the others is causal.
 
     See Raffel et al. 2020, figure 3. The mask equals `Causal() | Padding(length)`, but is stored as a single
     interval.

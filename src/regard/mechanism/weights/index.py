@@ -58,7 +58,7 @@ def copy_part(part: Problem, whole: Problem) -> Problem:
 
 
 class SelectableMatrix(LazyMatrix):
-    """A lazy matrix whose axes can be selected, split and squeezed."""
+    """A lazy matrix that supports selection along its axes, `unbind`, `squeeze` and `unsqueeze`."""
 
     def rows(self, rows: slice | Tensor) -> Self:
         """Select queries by a slice or by their indices. The result is lazy.

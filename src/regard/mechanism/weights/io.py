@@ -115,7 +115,7 @@ def _parse(metadata: Any, tensors: dict[str, Tensor]) -> tuple[Problem, tuple[in
     actual = problem.lead()[:-2] if heads == "mean" else problem.lead()
     valid = isinstance(lead, list) and all(type(size) is int and size >= 0 for size in lead)
     if heads not in get_args(Heads) or not valid or math.prod(actual) != math.prod(lead):
-        raise ValueError(f"its tensors have the leading axes {actual}, but its metadata says {lead}")
+        raise ValueError(f"its tensors have the leading axes {actual}, but its metadata states {lead}")
     check_int("the file has rows_per_key_head", rows)
     return problem, tuple(lead), heads, rows
 

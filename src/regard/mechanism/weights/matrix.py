@@ -1,7 +1,7 @@
 """Lazy attention weights (…, q, k) in linear memory.
 
-`Weights` holds query, key, score, mask and the row statistic τ, and recomputes any part of the matrix exactly
-on demand. It is also a linear operator: `weights @ value` is the attention output.
+`Weights` stores query, key, score, mask and the row statistic τ, and recomputes any part of the matrix
+exactly, on demand. It is also a linear operator: `weights @ value` is the attention output.
 """
 
 import os

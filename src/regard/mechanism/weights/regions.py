@@ -1,7 +1,7 @@
-"""Read regions of a lazy matrix, at a cost proportional to their size.
+"""Compute regions of a lazy matrix, at a cost proportional to their size.
 
-A weight depends on the row statistic τ. τ depends on all keys of the row, but it is known from the forward
-pass. The scores must be rounded in the same way as when τ was computed. The kernels guarantee this. torch's
+Each weight depends on the row statistic τ, which depends on all keys of the row but is known from the forward
+pass. The scores must be rounded in the same way as when τ was computed. The kernels guarantee this; torch's
 matmul does not, so rows with large scores are recomputed with all of their keys.
 """
 

@@ -222,7 +222,7 @@ def _topk(x: Tensor, k: int, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _fill_missing(indices: Tensor) -> Tensor:
-    """Replace −1, which marks missing keys in rows that see fewer than k keys, with masked keys."""
+    """Replace −1, the placeholder in rows with fewer than k visible keys, with masked keys."""
     incomplete = (indices < 0).any(-1)
     if not bool(incomplete.any()):
         return indices

@@ -20,7 +20,7 @@ class TransposedWeights(TensorLike):
     """
 
     def __init__(self, matrix: Any) -> None:
-        """matrix: a lazy matrix (…, q, k) with `_product(x, transposed=True)`."""
+        """Wrap a lazy matrix (…, q, k), which must implement `_product(x, transposed=True)`."""
         self._matrix = matrix
 
     @property

@@ -172,7 +172,7 @@ class AttendedWord(NamedTuple):
 class WordEncoder(nn.Module):
     """Base class for encoders that return one vector per layer for each word in a sentence.
 
-    A subclass sets `layers`, the number of vector layers, and implements `token_vectors`. Layer 0 holds
+    A subclass sets `layers`, the number of vector layers, and implements `token_vectors`. Layer 0 contains
     context-independent vectors. `best_layer` is the layer that best separates word senses; default: the last.
 
     >>> import torch
@@ -276,8 +276,8 @@ class WordEncoder(nn.Module):
         """Return the attention weights from a word to the words in its sentence and to special tokens.
 
         Weights are summed over the tokens of a key word and averaged over the tokens of the query word.
-        layer, head: index from 0, or −1 for the last; default: the mean over all layers or heads. Attention
-        layer i reads vector layer i and computes vector layer i + 1.
+        layer, head: index from 0, or −1 for the last; default: the mean over all layers or heads. The input
+        of attention layer i is vector layer i, and its block computes vector layer i + 1.
         """
         (text,) = check_sentences([sentence])
         seen: list[Weights] = []
@@ -311,7 +311,7 @@ class WordEncoder(nn.Module):
         return tokens
 
     def _index(self, vectors: WordVectors, word: WordQuery) -> int:
-        """Return the index of a word. Raises an error if the encoder does not know the word."""
+        """Return the index of a word. Raises an error if the word is not in the encoder's vocabulary."""
         index = vectors.index(word)
         if not vectors.known[index]:
             raise self._unknown(vectors.words[index])

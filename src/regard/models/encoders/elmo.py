@@ -144,7 +144,7 @@ class ElmoEncoder(LearnedEncoder):
             tokens = self.pack(tokens)
         padded, sizes = _padded(tokens, lengths)
         _, forward, backward = self._encode(padded, sizes)
-        # padding is ignored rather than removed, so shapes depend only on the batch
+        # padding is ignored rather than removed, so shapes do not depend on the lengths
         labels = padded.masked_fill(~token_mask(padded, sizes), IGNORE)
         previous = labels[:, :-1].masked_fill(labels[:, 1:] == IGNORE, IGNORE)
         states = torch.stack([forward[-1][:, :-1], backward[-1][:, 1:]])

@@ -100,8 +100,8 @@ class PretrainedEncoder(WordEncoder):
 
     layout, tokenizer, tensors: the checkpoint, as read by `load_encoder`.
 
-    Layer 0 holds the embeddings; layer i holds the output of block i. In `regard.watch`, the attention layers
-    are named blocks.0.attention, blocks.1.attention, …
+    Layer 0 contains the embeddings; layer i contains the output of block i. In `regard.watch`, the attention
+    layers are named blocks.0.attention, blocks.1.attention, …
 
     >>> import regard
     >>> encoder = regard.load_encoder("minilm")
@@ -126,7 +126,7 @@ class PretrainedEncoder(WordEncoder):
             self.norm = config.make_norm()
             self.dropout = nn.Dropout(config.dropout)
             self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
-        if "types" in tensors:  # add type 0 to the positions, because all tokens have this type
+        if "types" in tensors:  # all tokens have type 0: add its vector to the positions
             tensors["positions.vectors"] += tensors.pop("types")[0]
         self.load_state_dict(tensors, assign=True)
         self.eval()

@@ -196,8 +196,10 @@ class StaticEncoder(WordEncoder):
     def load(cls, path: str | os.PathLike[str], *, limit: int | None = None) -> "StaticEncoder":
         """Load vectors in the text format of word2vec or GloVe: `word v1 v2 …` on each line.
 
-        limit: maximum number of words to read; word vector files are usually sorted by frequency. The
-        vector of `<unk>` is used for unknown words. Malformed lines raise an error with the line number.
+        limit: maximum number of words to read; word vector files are usually sorted by frequency.
+
+        If the file contains `<unk>`, its vector is used for unknown words. Malformed lines raise an error
+        with the line number.
         """
         if limit is not None:
             check_int("StaticEncoder.load got limit", limit, min=1)

@@ -128,7 +128,7 @@ def suggest(word: str, words: Iterable[str]) -> str:
 
 
 class Vocabulary(Sequence[str]):
-    """A mapping from words to ids. Special tokens come first; id 0 stands for unknown words.
+    """A mapping from words to ids. Special tokens come first; id 0 represents unknown words.
 
     >>> from regard.models.encoders.words import Vocabulary
     >>> vocabulary = Vocabulary.of(["The dogs bark.", "The bark of trees"], min_count=2)

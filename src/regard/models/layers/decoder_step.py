@@ -1,6 +1,7 @@
 """One decoding step of a Transformer decoder, without the checks and views of the general layers.
 
-With a few rows, the checks and views take longer than the matrix products. Results are equal up to rounding.
+With a few rows, the checks and views take longer than the matrix products. The results equal those of the
+general layers up to rounding.
 
 compiled_step   a single kernel call for all blocks: for int8 weights, or float32 with few rows
 decode_step     matrix products by torch, attention by the kernels: for float32 with many rows
@@ -288,7 +289,7 @@ def _self_attention(layer: MultiHeadAttention, x: Tensor, cache: KVCache) -> Ten
 def _cross_attention(
     layer: MultiHeadAttention, x: Tensor, key_values: Tensor, source: Source, recorder: KVCache | None
 ) -> Tensor | None:
-    """Attend to the sources. One call handles all rows with the same source, so its keys are read once."""
+    """Attend to the sources. One call handles all rows with the same source, so the keys are read once."""
     width, rows = layer.head_width, source.row_map
     queries = layer.heads * width
     projected = _project_queries(layer, x, queries)

@@ -245,7 +245,7 @@ class KVCache:
         if self._buffer.requires_grad:
             self._buffer = self._buffer.index_select(0, rows)
             return
-        # a different buffer, because the caller of `extend` may still hold views of the old one
+        # a different buffer, because the caller of `extend` may still have views of the old one
         buffer = self._other(len(rows))
         source, target = self._buffer[..., : self.length, :], buffer[..., : self.length, :]
         torch.index_select(source, 0, rows, out=target)

@@ -8,7 +8,7 @@ from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.kernels import layer_kernels
 
 _COLUMNS = 16  # columns per block of packed weights, as in kernels/linear.h
-_MIN_ROWS, MAX_ROWS = 2, 8  # with fewer or more rows, torch's product is as fast
+_MIN_ROWS, MAX_ROWS = 2, 8  # outside this range, torch's matrix product is as fast
 
 
 class Int8Linear(nn.Module):

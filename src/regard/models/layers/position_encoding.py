@@ -52,7 +52,7 @@ class PositionSizes(NamedTuple):
     """Sizes that an encoding may depend on.
 
     width: model dimension. heads: number of attention heads. head_width: dimension of each head.
-    max_positions: size of a learned table. causal: whether queries see only keys at or before their position.
+    max_positions: size of a learned table. causal: whether queries attend only to earlier keys and their own.
     sinusoids: order of sinusoidal features. buckets, max_distance: see `T5Bias`.
     """
 

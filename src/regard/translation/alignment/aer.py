@@ -118,6 +118,6 @@ def read_pharaoh(path: str | os.PathLike[str]) -> list[Links]:
 
 
 def _lines(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
-    """Return each line with a prefix for error messages; an empty line stands for a pair without links."""
+    """Return each line with a prefix for error messages; an empty line is a pair without links."""
     lines = enumerate(read_lines(path), start=1)
     return [(f"{os.fspath(path)}, line {number}: ", line) for number, line in lines]

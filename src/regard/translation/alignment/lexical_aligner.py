@@ -204,7 +204,7 @@ class _Trainer:
     ) -> None:
         """Recompute the probability of cells, excluding each cell's own count unless it is negligible.
 
-        Otherwise, words that occur once or twice would reinforce links that arose by chance.
+        Without this, words that occur once or twice would reinforce links that arose by chance.
         """
         at = np.nonzero(own > _NEGLIGIBLE * self.lexicon.counts[keys][key_of])[0]
         left_out = own[at].astype(np.float64) * (1 - 1e-6)  # rounding must not make a count negative
@@ -215,7 +215,7 @@ class _Trainer:
         """Drop word pairs with a negligible expected count, and return the aligner."""
         kept = self.lexicon.counts >= _MIN_COUNT
         lexicon = Lexicon(self.lexicon.pairs.select(kept), self.lexicon.frequencies)
-        lexicon.update(self.lexicon.counts[kept].astype(np.float32).astype(np.float64))  # rounded as in files
+        lexicon.update(self.lexicon.counts[kept].astype(np.float32).astype(np.float64))  # as in saved files
         return LexicalAligner(lexicon, self.null, self.jumps)
 
 

@@ -26,7 +26,7 @@ class LexicalAlignment:
     source_words, target_words: the words of both sentences, in order.
     forward: (target words, source words); the probability that a source word generated a target word. Each
         row sums to at most 1; the remainder is the probability of no link.
-    backward: the same for target words that generate source words; each column sums to at most 1.
+    backward: the probability that a target word generated a source word; each column sums to at most 1.
     score: log probability per word, averaged over both directions. It is low for pairs that are not
         translations of each other.
 

@@ -23,7 +23,7 @@ Vocabularies = tuple[Vocabulary, Vocabulary]
 _PRIOR = 16.0  # weight of the stem's statistics, in links
 _STEM_PRIOR = 4.0
 _SMOOTHING = 1e-2  # added to the count of each stem pair
-_SPELLING = 20.0  # identical spelling multiplies a pair's weight by 1 + this
+_SPELLING = 20.0  # a pair with identical spelling is weighted by 1 + _SPELLING
 _UNKNOWN = 0.01  # assumed frequency of unseen words
 
 

@@ -120,7 +120,7 @@ def normalize_word(word: str) -> str:
 
 
 def _stem(word: str) -> str:
-    """Return the first five letters of a word; for CJK, one character, which carries as much meaning."""
+    """Return the first five letters of a word; for CJK, only the first character."""
     return word[: _CJK_STEM if "\u2e80" <= word[:1] <= "\u9fff" else _STEM]
 
 

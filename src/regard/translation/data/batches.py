@@ -151,8 +151,7 @@ class Batches:
     def get(self, indices: Sequence[int] | Indices, epoch: int) -> Batch:
         """Return the pairs at the given indices as a batch.
 
-        The words that are split into other subwords, and the tokens that are replaced with the unknown token,
-        differ between epochs.
+        Subword sampling and the replacement with unknown tokens differ between epochs.
         """
         examples = [self._example(int(index), epoch) for index in indices]
         batch = Batch.of([pair for pair, _ in examples], self.special)

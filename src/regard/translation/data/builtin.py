@@ -46,7 +46,7 @@ _Part = Literal["train", "dev", "test"]
 
 
 class EmbeddedCorpus(NamedTuple):
-    """Splits of the embedded corpus. No value in dev, test or longer occurs in train.
+    """Splits of the embedded corpus. No value in `dev`, `test` or `longer` occurs in `train`.
 
     longer: sentences with more values than the training sentences, made from the test values.
 
@@ -263,14 +263,14 @@ def _words(number: int, code: str, kind: str = "cardinal") -> str:
 
 
 class _Value(NamedTuple):
-    """A value's format function and key. The key determines the split; the key "" is never held out."""
+    """A value's format function and key. The key determines the split; an empty key is never held out."""
 
     key: str
     say: Callable[[Language], str]
 
 
 class _Random(Random):
-    """Random numbers from `random()`, the only method with the same results in every Python version."""
+    """Random numbers that use only `random()`, whose results are the same in every Python version."""
 
     def below(self, bound: int) -> int:
         return int(self.random() * bound)

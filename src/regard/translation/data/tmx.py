@@ -14,7 +14,7 @@ Languages = tuple[str, str]
 _CHUNK_BYTES = 1 << 16
 _MAX_UNIT_CHARACTERS = 1 << 24  # a longer translation unit is not a sentence and could exhaust memory
 _MAX_DEPTH = 100
-_CODES = frozenset({"bpt", "ept", "ph", "it", "ut", "sub"})  # inline elements that hold formatting codes
+_CODES = frozenset({"bpt", "ept", "ph", "it", "ut", "sub"})  # inline elements that contain formatting codes
 _INVALID = dict.fromkeys({*range(32), 0xFFFE, 0xFFFF} - {9, 10, 13})  # XML 1.0 cannot represent these
 
 

@@ -41,8 +41,8 @@ def search(
     """Decode each sentence; return its hypotheses, finished before unfinished, then by score.
 
     max_new_tokens: maximum length including the end token: one value, or one per sentence.
-    attention_layer: decoder layer whose cross-attention weights to return with the hypotheses. The weights
-        are None if the model's state cannot record its queries.
+    attention_layer: return the cross-attention weights of this decoder layer with each hypothesis. The
+        weights are None if the model's state cannot record its queries.
     constraints: phrases that each translation must contain, and limits on unknown tokens.
 
     Padding and start tokens are never generated; probabilities are not renormalized. A hypothesis is dropped

@@ -78,7 +78,7 @@ class Plan(NamedTuple):
                 )
 
     def output_bias(self) -> Array:
-        """Return the bias to add to the logits, which also suppresses tokens that are never generated."""
+        """Return the bias to add to the logits; it is −1e9 for tokens that are never generated."""
         bias = self.model.output_bias
         values = torch.zeros(len(self.model.output_weight)) if bias is None else bias.detach().clone()
         values[list(self.tokens.special.never_generated)] = SUPPRESSED

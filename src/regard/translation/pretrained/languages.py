@@ -34,7 +34,7 @@ MBART_50 = _codes(
 
 
 def find_language(folder: Path, option: str, code: str | None, languages: Mapping[str, int]) -> int:
-    """Return the token id of a language; "de" stands for "de_DE" if no other code starts with "de_".
+    """Return the token id of a language; "de" selects "de_DE" if no other code starts with "de_".
 
     option: name of the argument, for error messages. languages: token ids by code.
 

@@ -21,7 +21,7 @@ class Domain(NamedTuple):
 
     words: lowercase source words in the training data; None if unknown or too many to collect.
     lowest: the lowest score per token among validation sentences, ignoring the lowest 1%; None if unknown.
-    unseen: the largest fraction of words in a validation sentence that the training data does not contain.
+    unseen: the largest fraction of words missing from the training data, over all validation sentences.
     factor: scores below factor × lowest − 0.1 are low; 1 if `lowest` is from a calibration, otherwise 2.
     translated: kinds of spans that are translated, so their words count; others, such as URLs, are copied.
 

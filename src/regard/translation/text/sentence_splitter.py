@@ -87,7 +87,7 @@ def _period_ends_sentence(word: str, following: str) -> bool:
 
 
 def _starts_word(text: str, match: re.Match[str]) -> bool:
-    """Return whether a period stands between a lowercase letter and a capitalized word, without a space."""
+    """Return whether a period is between a lowercase letter and a capitalized word, without a space."""
     end = match.end()
     return text[match.start() - 1].islower() and text[end].isupper() and text[end + 1].islower()
 

@@ -329,7 +329,7 @@ def _cut(whole: SourcePart, part: Part, separator: str) -> SourcePart:
 def _divide_terms(
     parts: Sequence[SourcePart], first_word: int, terms: Sequence[tuple[int, int, str]]
 ) -> list[SourcePart]:
-    """Assign each term to the part with its first source word; if that word is split, to the last such part.
+    """Assign each term to the part with its first source word; if parts share that word, to the last of them.
 
     first_word: the index of the sentence's first word. terms: result of `Terms.find`.
     """

@@ -55,7 +55,7 @@ regard look {folder}
 
 ## Limits
 
-The model knows only text that resembles its training data. Check its translations before you rely on them.
+The model works well only on text like its training data. Check its translations before you rely on them.
 """
 
 

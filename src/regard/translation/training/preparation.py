@@ -50,7 +50,7 @@ _LINES = 1000  # lines to tokenize at a time
 _GUIDE_PAIRS = 50_000  # training pairs for the lexical aligner used in guided alignment
 _HEAD_PAIRS = 5000  # training pairs for the lexical aligner whose links select the alignment head
 _MAX_LINKED = 300  # maximum number of dev pairs with links
-_SAMPLED, _SAMPLE_LENGTH = 100, 50  # number of dev sentences to choose an example from; its ideal length
+_SAMPLED, _SAMPLE_LENGTH = 100, 50  # candidates for the example sentence; its ideal length
 _SLACK = 10  # tokens by which lengths may differ regardless of the ratio
 _MAX_CHARACTERS = 16  # per token; drops sentences that are far too long before they are tokenized
 

@@ -299,8 +299,8 @@ def _describe_extension(old: TrainingConfig, new: TrainingConfig) -> str:
     message = f"extended from {old.duration()} to {new.duration()}"
     if new.schedule == "cosine":
         message += (
-            "; the cosine schedule is stretched, so the learning rate rises again and the result differs "
-            "slightly from the result of an unextended run of this length"
+            "; the cosine schedule is stretched, so the learning rate rises again, and the result differs "
+            "slightly from that of a run planned with this length from the start"
         )
     if new.patience:
         message += "; patience starts over"

@@ -65,8 +65,8 @@ def test_models_say_whether_they_can_be_drawn(client: Client) -> None:
 
 def test_wrong_requests_are_explained(client: Client) -> None:
     refused = client.refused
-    assert "Inside draws only Transformers" in refused("/api/inside", model="recurrent", text="1 2")
-    assert "Inside draws only Transformers" in refused("/api/inside", model="static", text="dogs")
+    assert "Only Transformers can be traced" in refused("/api/inside", model="recurrent", text="1 2")
+    assert "Only Transformers can be traced" in refused("/api/inside", model="static", text="dogs")
     assert "tokens; this model reads at most 41" in refused("/api/inside", model="small", text="1 " * 100)
     assert "layers 0 to" in refused("/api/inside/layer", **TEXT, stack="encoder", layer=99)
     no_decoder = refused("/api/inside/layer", model="bert", text="dogs", stack="decoder", layer=0)

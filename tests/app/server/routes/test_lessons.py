@@ -1,4 +1,4 @@
-"""Lookup, order and positions: the laws that the page shows."""
+"""Lookup, order and positions: the properties that the page demonstrates."""
 
 import math
 from typing import get_args
@@ -76,7 +76,7 @@ def test_weights_and_output_follow_from_the_scores(normalize, mask, temperature)
 
 def test_masks_and_low_temperature():
     causal = lookup(LookupRequest(query=QUERY, key=KEY, value=VALUE, mask="causal"))
-    assert causal.masked == [[False] * 4 + [True], [False] * 5]  # the last query sees the last key
+    assert causal.masked == [[False] * 4 + [True], [False] * 5]  # the last query attends to the last key
     window = lookup(LookupRequest(query=KEY, key=KEY, value=VALUE, mask="window", window=1))
     assert window.masked[2] == [True, False, False, False, True]
     cold = lookup(LookupRequest(query=QUERY, key=KEY, value=VALUE, temperature=0.001))

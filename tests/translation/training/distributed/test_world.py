@@ -243,7 +243,7 @@ def test_two_processes_equal_one(shard, trained_alone, tmp_path):
 @pytest.mark.slow
 @SHARD
 def test_a_process_holds_a_part_of_a_sharded_model(shard, tmp_path):
-    """This holds in an update and in a validation; without sharding, a process holds the whole model."""
+    """This is true in updates and in validations; without sharding, a process holds the whole model."""
     settings = ["model.layers=4", "updates=4", "validate_every=2", "save_every=2"]
     together(tmp_path, "--held", *["--shard"] * shard, *settings)
     for rank in range(2):

@@ -8,7 +8,7 @@ const shorten = (word) => (word.length > MAX_LETTERS ? `${word.slice(0, MAX_LETT
 const formatScore = (score) => score.toFixed(2).replace("-", "−");
 
 // words: lowercase words of the training data, or null. lowest: lowest score of the validation sentences, or null.
-// unseen: the largest fraction of words in a validation sentence that are not in the training data
+// unseen: the largest fraction of words missing from the training data, over all validation sentences
 export function domainWarning({ words, lowest, unseen = 0, factor = 2 }, source, score) {
   const sourceWords = source.match(/[\p{L}\p{N}]+/gu) ?? [];
   const unknown = words ? sourceWords.filter((word) => !words.includes(word.toLowerCase())) : [];

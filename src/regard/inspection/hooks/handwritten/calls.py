@@ -37,7 +37,7 @@ class HandwrittenCall:
 
     @classmethod
     def of(cls, operation: Operation, node: Softmaxed, module: nn.Module, layer: str) -> "HandwrittenCall":
-        """Read a product; raise if its heads or values are not recognized."""
+        """Parse a product; raise if its heads or values are not recognized."""
         if transformed():
             raise ArgumentError(
                 f"edit cannot change {layer or 'the model'} inside a torch.func transform (vmap, grad, …): "

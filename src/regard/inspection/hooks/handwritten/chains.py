@@ -1,6 +1,6 @@
 """Recognize attention in plain tensor operations: query · keyᵀ, scale, masks and biases, softmax, · value.
 
-Each tensor of such a chain has a node: `Scores` while all operations are understood, `UNKNOWN` afterwards,
+Each tensor of such a chain has a node: `Scores` as long as every operation has a rule, `UNKNOWN` otherwise,
 and `Softmaxed` after the softmax. A product with a `Softmaxed` tensor is an attention call. A softmax outside
 of a chain whose output is multiplied by activations is pooling with learned scores.
 """
@@ -126,7 +126,7 @@ class Chains:
 
 
 def _weights(operation: Operation, node: Node | None) -> Softmaxed | None:
-    """Return the attention weights that a factor with this node holds, or None."""
+    """Return the attention weights of a factor with this node, or None."""
     if isinstance(node, SoftmaxedAxis):
         weights = weights_of(operation, node)
         return None if weights is None else Softmaxed(None, weights, "other", node.output)

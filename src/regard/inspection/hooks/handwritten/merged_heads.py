@@ -77,7 +77,7 @@ def _are_slices_of_features(parts: Any) -> bool:
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(h·b, …) → (b, h, …).
+    """Split the first axis into batch and heads: (h·b, …) → (b, h, …).
 
     >>> import torch
     >>> from regard.inspection.hooks.handwritten.merged_heads import split_heads
@@ -88,7 +88,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def join_heads(x: Tensor) -> Tensor:
-    """(b, h, …) → (h·b, …), the inverse of `split_heads`.
+    """Merge heads and batch: (b, h, …) → (h·b, …), the inverse of `split_heads`.
 
     >>> import torch
     >>> from regard.inspection.hooks.handwritten.merged_heads import join_heads

@@ -21,7 +21,7 @@ _ADDING = {
 
 
 def product(operation: Operation) -> Node | None:
-    """The rule for products: the output is scores if neither factor is a parameter."""
+    """The rule for products: the output contains scores if neither factor is a parameter."""
     name, args = operation.name, operation.args
     if name == "cdist" or _mixes_heads(operation):
         return UNKNOWN
@@ -219,7 +219,7 @@ def values(operation: Operation, node: Softmaxed) -> Values | None:
 
 
 def _matmul_values(operation: Operation, node: Softmaxed) -> Values | None:
-    """weights · value, or (valueᵀ · weightsᵀ)ᵀ."""
+    """Return the values of a matrix product: weights · value, or (valueᵀ · weightsᵀ)ᵀ."""
     if operation.name not in ("matmul", "__matmul__", "__rmatmul__", "bmm", "mm"):
         return None
     first, second = operation.args[0], operation.argument(1, "mat2", operation.kwargs.get("other"))

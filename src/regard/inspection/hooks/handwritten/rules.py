@@ -147,7 +147,7 @@ def _reshape(operation: Operation) -> Node | None:
 
 
 def _one_query(weights: Tensor) -> list[int]:
-    """Return the shape b 1 k of weights b k, which belong to one query per text."""
+    """Return the shape b 1 k for weights b k, which have one query per text."""
     return [weights.shape[0], 1, weights.shape[1]]
 
 

@@ -23,7 +23,7 @@ Axes = tuple[int, ...]
 
 
 class Term(NamedTuple):
-    """A tensor to add to the scores, times `factor`, or a mask; scores where it is True become `fill`."""
+    """A tensor added to the scores, times `factor`, or a mask that sets scores to `fill` where True."""
 
     tensor: Tensor
     factor: float = 1.0
@@ -39,7 +39,7 @@ class Scores:
     softcap: if not None, the scores are softcap · tanh(scale · product).
     sources: the operands of the product, with the version counters they had when it was computed.
     tokens: the tokens of the queries and keys in each window, if they are known.
-    head_axis: the leading axis that lies next to the features in the memory of the query, as heads do.
+    head_axis: the leading axis adjacent to the features in the query's memory: usually the heads axis.
     """
 
     query: Tensor
@@ -152,7 +152,7 @@ class Scores:
         return None if split is None else split.permuted([1, 0, 2, 3])
 
     def captured(self, heads: int | None = None) -> CapturedCall | None:
-        """Return the scores as a captured call, or None if it cannot represent their terms.
+        """Return the scores as a captured call, or None if a captured call cannot represent their terms.
 
         heads: number of heads, used to split a single leading axis (b·h).
         """
@@ -190,7 +190,7 @@ class Scores:
             assert mask is not None
             mask = mask.intersect(other)
         hidden = mask is not None and (len(masks) > 1 or bool(biases)) and _any_hidden_row(masks, mask)
-        if hidden:  # the weights of such rows depend on the finite values of the masks
+        if hidden:  # in rows without visible keys, weights depend on the masks' finite fill values
             return None
         scale, softcap = self.scale, self.softcap
         if softcap is not None:

@@ -41,7 +41,7 @@ class ALiBi(RelativeBias):
         return torch.tensor(_slopes(self.heads))
 
     def forward(self, distance: Tensor) -> Tensor:
-        # not a buffer: it would become float16 in half-precision models, too coarse for distances above 2,048
+        # not a buffer: half precision would convert it to float16, which is too coarse beyond distance 2,048
         slopes = torch.tensor(_slopes(self.heads), device=distance.device)
         return -slopes[:, None] * distance.abs()
 

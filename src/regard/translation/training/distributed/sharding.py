@@ -70,7 +70,7 @@ class Shard(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor) -> "Shard":
         """Return this process's shard of an FSDP2 parameter. Any other tensor counts as unsharded."""
-        to_local = getattr(tensor, "to_local", None)  # only a DTensor has it; importing that class is slow
+        to_local = getattr(tensor, "to_local", None)  # only DTensor has it; importing DTensor is slow
         local = tensor if to_local is None else to_local()
         return cls(local.detach(), tensor.shape, sharded=to_local is not None)
 

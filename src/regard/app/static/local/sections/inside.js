@@ -24,7 +24,7 @@ function positionNote({ kind, config }) {
 function checkLength(name, tokens, limit = MAX_TOKENS) {
   const max = Math.min(limit, MAX_TOKENS);
   if (tokens.length <= max) return;
-  throw new Error(`${name} has ${tokens.length} tokens; ${max === MAX_TOKENS ? "Inside draws" : "this model reads"} at most ${max}. Shorten it.`);
+  throw new Error(`${name} has ${tokens.length} tokens; ${max === MAX_TOKENS ? "a trace covers" : "this model reads"} at most ${max}. Shorten it.`);
 }
 
 // Returns { model, stacks, tokens: the tokens of each stack, logits, token(id), append(id) }

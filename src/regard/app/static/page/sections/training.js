@@ -62,7 +62,7 @@ function follow(container, name, updateLabel, state, save, signal) {
   const samples = [];
   const loss = makeChart({ label: "Loss by update", x: "updates", integers: true, fromZero: true, signal });
   const bleu = makeChart({ label: "Validation BLEU by update", x: "updates", integers: true, fromZero: true, signal });
-  const waiting = make("p", { class: "hint" }, "No values yet. The first follows at the first validation.");
+  const waiting = make("p", { class: "hint" }, "No values yet. They appear at the first validation.");
   const values = make("dl", { class: "numbers" });
   const status = make("p", { class: "live", "aria-live": "off" });
   const player = makePlayer(state, save);
