@@ -209,7 +209,8 @@ struct Step {
 // The kernels of one instruction set. A kernel that returns bool returns whether its result is finite.
 struct Kernels {
   const char* name;
-  int lanes, rows;  // floats in a vector, and maximum number of rows in a block
+  int lanes, rows, tile_keys;  // floats in a vector; maximum numbers of rows in a block and of keys in a tile
+  int few, max_few;            // maximum number of rows vectorized over the width, and for a single query (block.h)
   bool (*forward)(const Problem&, int threads);
   bool (*backward)(const Problem&, int threads);
   bool (*weights)(const Problem&, int threads);  // dense weights

@@ -17,9 +17,11 @@ namespace regard {
 namespace {
 
 constexpr int LANES = MAX_VECTORS * W;  // maximum number of rows in a block
-constexpr int KEYS = 96;                // maximum number of keys in a tile
-constexpr int MANY = 6 * KEYS;          // maximum number of keys in a tile of at most FEW rows
-constexpr int FEW = W == 4 ? 1 : 3;     // up to this many rows, vectorize over the width, not over rows
+constexpr int KEYS = 128;               // maximum number of keys in a tile
+constexpr int MANY = 6 * KEYS;          // maximum number of keys in a tile of few rows
+// Few rows are vectorized over the width, because over rows, most lanes would be empty: up to FEW rows, or, if the full
+// call has a single query (decoding), up to FEW_HEADS query heads that share a key head.
+constexpr int FEW = W == 4 ? 1 : 3, FEW_HEADS = W / 2, MAX_FEW = FEW > FEW_HEADS ? FEW : FEW_HEADS;
 
 struct Term {
   bool dense;
@@ -33,7 +35,7 @@ struct Block {
   int64_t first;  // first row of the block
   int count, vectors, lanes;
   int64_t low, high;  // range of the keys that any row sees
-  bool few;           // at most FEW rows in the unit
+  bool few;           // the unit has few rows: see FEW
   bool in_step;       // the rows are consecutive rows of one head
   bool pairs;         // scores are products of bfloat16 pairs
   bool keeps;         // the backward pass reads the weights that the forward pass kept
@@ -57,7 +59,7 @@ struct Block {
     vectors = int((needed + parts - 1) / parts);
     lanes = vectors * W;
     count = int(max_rows < lanes ? max_rows : lanes);
-    few = p.heads() * p.queries <= FEW && p.family == Family::dot;
+    few = p.heads() * p.queries <= (p.all_queries == 1 ? MAX_FEW : FEW) && p.family == Family::dot;
     pairs = PAIRS && !few && p.family == Family::dot && are_pairs(p, p.query, p.width) && are_pairs(p, p.key, p.width);
     head[0] = first / p.queries;
     query[0] = first % p.queries;
@@ -82,14 +84,13 @@ struct Block {
       packed = arena.take(2 * KEYS * lanes);
     }
     keeps = p.kept_weights && p.normalizer == Normalizer::softmax && p.family == Family::dot && p.softcap == 0 &&
-            !p.threshold && p.heads() == 1 && !few && count == p.queries && high - low <= KEYS &&
-            p.kept_weights.row == lanes;
+            !p.threshold && p.heads() == 1 && !few && high - low <= KEYS;
     if (!keeps || !backward) set_query();
   }
 
-  // The weights of the block, if `keeps`.
+  // The weights of the block, if `keeps`. The blocks of a unit are consecutive, each with [key][lane].
   float* kept_weights() const {
-    return reinterpret_cast<float*>(p.kept_weights.data) + p.offset_of(p.kept_weights, unit);
+    return reinterpret_cast<float*>(p.kept_weights.data) + p.offset_of(p.kept_weights, unit) + first * p.keys;
   }
 
   int64_t tile_keys() const { return p.keys < KEYS ? p.keys : KEYS; }
@@ -222,10 +223,15 @@ struct Block {
   void scores(int64_t from, int n, float* s, float* slopes = nullptr) const {
     if (few)
       for (int i = 0; i < n * lanes; i += W) store(s + i, vec{});
-    match(pairs ? Rows{} : keys_from(from, n, whole_keys()), from, n, s);
-    scale_keys(from, n, s);
+    plain_scores(from, n, s);
     if (!all_finite(s, n * lanes)) check_overflow(from, n, s);
     adjust(from, n, s, slopes);
+  }
+
+  // Computes scores without softcap, biases or mask, and does not check for overflow.
+  void plain_scores(int64_t from, int n, float* s) const {
+    match(pairs ? Rows{} : keys_from(from, n, whole_keys()), from, n, s);
+    scale_keys(from, n, s);
   }
 
   // Products of large values overflow to +inf, −inf or NaN, depending on the order of summation, so such a score is
@@ -258,9 +264,8 @@ struct Block {
 
   void match_pairs(int64_t from, int n, float* s) const {
     const auto* keys = reinterpret_cast<const float*>(p.key.data + 2 * (key_at + from * p.key.row));
-    multiply<Walk::along, Pair>({keys, ptrdiff_t(p.key.row / 2), columns, lanes, s, lanes, ahead}, n, vectors,
+    multiply<Walk::along, Pair>({keys, ptrdiff_t(p.key.row / 2), columns, lanes, s, lanes, ahead, p.scale}, n, vectors,
                                 int(p.width / 2), false);
-    for (int i = 0; p.scale != 1 && i < n * lanes; i += W) store(s + i, load(s + i) * p.scale);
   }
 
   // Multiplies scores [key][lane] by the scales of int8 keys.

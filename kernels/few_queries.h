@@ -8,6 +8,8 @@
 // them for this τ.
 #pragma once
 
+#include <type_traits>
+
 #include "block.h"
 
 namespace regard {
@@ -36,6 +38,15 @@ INLINE void prefetch_row(const Number* row, int64_t step, int64_t width) {
   for (int64_t t = 0; t < bytes; t += 64) __builtin_prefetch(at + t);
 }
 
+// Calls `work` with the number of rows, at most R, as a compile-time constant.
+template <int R, class Work>
+INLINE void with_rows(int rows, Work work) {
+  if constexpr (R > 1) {
+    if (rows < R) return with_rows<R - 1>(rows, work);
+  }
+  work(std::integral_constant<int, R>{});
+}
+
 // Multiplies scores or weights [lane][MANY] by one scale per token.
 INLINE void scale_rows(const Block& b, const View& scale, int64_t from, int n, float* rows) {
   alignas(64) float factors[MANY];
@@ -54,7 +65,7 @@ INLINE void match_as(const Block& b, int64_t from, int n, float* rows) {
   const auto* keys = reinterpret_cast<const Number*>(p.key.data) + b.key_at + from * p.key.row;
   for (int j = 0; j < n; j += W) {
     vec sums[R][W];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int k = 0; k < W; ++k) {
       const Number* key = keys + (j + k < n ? j + k : n - 1) * p.key.row;
       prefetch_row(key, p.key.row, width);
@@ -62,13 +73,13 @@ INLINE void match_as(const Block& b, int64_t from, int n, float* rows) {
 #pragma GCC unroll 16
       for (int64_t t = 0; t < width; t += W) {
         const vec x = read(key + t);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int i = 0; i < R; ++i) total[i] += load(b.rows + i * width + t) * x;
       }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int i = 0; i < R; ++i) sums[i][k] = total[i];
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < R; ++i) {
       sum_each(sums[i]);
       store(rows + i * MANY + j, sums[i][0]);
@@ -89,12 +100,7 @@ INLINE void match_rows(const Block& b, int64_t from, int n, float* rows) {
 // query · key for n keys, not multiplied by the scales of int8 keys, written to rows [lane][MANY].
 template <class Number>
 void match_in_place(const Block& b, int64_t from, int n, float* rows) {
-  static_assert(FEW <= 3, "the switch needs a case for each number of rows");
-  if constexpr (FEW > 1) {
-    if (b.count == 2) return match_rows<Number, 2>(b, from, n, rows);
-    if (b.count == 3) return match_rows<Number, 3>(b, from, n, rows);
-  }
-  match_rows<Number, 1>(b, from, n, rows);
+  with_rows<MAX_FEW>(b.count, [&](auto rows_of) { match_rows<Number, rows_of.value>(b, from, n, rows); });
 }
 
 // Σ_j weight_j · value_j for R rows and V vectors of features, starting at feature `first`.
@@ -107,16 +113,16 @@ INLINE void add_columns(const Block& b, const float* weights, int64_t from, int 
   for (int j = 0; j < n; ++j, value += view.row) {
     prefetch_row(value, view.row, V * W);
     vec weight[R];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < R; ++i) weight[i] = splat(weights[i * MANY + j]);
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v) {
       const vec x = read(value + v * W);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int i = 0; i < R; ++i) total[i][v] += weight[i] * x;
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v) {
@@ -127,11 +133,15 @@ INLINE void add_columns(const Block& b, const float* weights, int64_t from, int 
 
 template <class Number, int R>
 INLINE void add_rows_of(const Block& b, const float* weights, int64_t from, int n, float* sums, bool add) {
-  constexpr int MAX_SUMS = R == 1 ? 8 : 4;  // number of sums that fit into registers
+  constexpr int MAX_SUMS = R == 1 ? 8 : R <= 4 ? 4 : 2;  // vectors per row whose sums fit into registers
   const int64_t width = b.p.value_width;
   int64_t first = 0;
   for (; width - first >= MAX_SUMS * W; first += MAX_SUMS * W)
     add_columns<Number, R, MAX_SUMS>(b, weights, from, n, first, sums, add);
+  if (MAX_SUMS > 4 && width - first >= 4 * W) {
+    add_columns<Number, R, 4>(b, weights, from, n, first, sums, add);
+    first += 4 * W;
+  }
   for (; width - first >= 2 * W; first += 2 * W) add_columns<Number, R, 2>(b, weights, from, n, first, sums, add);
   for (; first < width; first += W) add_columns<Number, R, 1>(b, weights, from, n, first, sums, add);
 }
@@ -140,11 +150,7 @@ INLINE void add_rows_of(const Block& b, const float* weights, int64_t from, int 
 // sums: [lane][value width].
 template <class Number>
 void add_in_place(const Block& b, const float* weights, int64_t from, int n, float* sums, bool add) {
-  if constexpr (FEW > 1) {
-    if (b.count == 2) return add_rows_of<Number, 2>(b, weights, from, n, sums, add);
-    if (b.count == 3) return add_rows_of<Number, 3>(b, weights, from, n, sums, add);
-  }
-  add_rows_of<Number, 1>(b, weights, from, n, sums, add);
+  with_rows<MAX_FEW>(b.count, [&](auto rows_of) { add_rows_of<Number, rows_of.value>(b, weights, from, n, sums, add); });
 }
 
 }  // namespace

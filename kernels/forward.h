@@ -36,6 +36,7 @@ struct Plan {
       const int64_t blocks = p.units() * heads * ((p.queries + LANES - 1) / LANES);
       chunk = (blocks < 64 ? 1 : 4) * LANES;
     }
+    if (p.kept_weights) chunk = rows;  // the same blocks as in the backward pass
     if (chunk < 1) chunk = 1;
     chunks = per_head ? heads * ((p.queries + chunk - 1) / chunk) : (rows + chunk - 1) / chunk;
   }
@@ -157,15 +158,20 @@ INLINE void drop(const Block& b, int64_t from, int n, float* weights) {
     }
 }
 
-// Applies softmax to one tile: computes the new maximum and the factor for earlier tiles, and exp in place.
+// Applies softmax to one tile: computes the new maximum and the factor for earlier tiles, and exp in place. Returns
+// whether all scores are finite.
 template <int V>
-INLINE void soften_as(const Power power, int n, float* s, PerLane& top, PerLane& total, PerLane& factor) {
-  vec now[V], known[V], sums[V];
+INLINE bool soften_as(const Power power, int n, float* s, PerLane& top, PerLane& total, PerLane& factor) {
+  vec now[V], known[V], sums[V], zero[V];
 #pragma GCC unroll 4
-  for (int v = 0; v < V; ++v) now[v] = top.get(v * W), sums[v] = vec{};
+  for (int v = 0; v < V; ++v) now[v] = top.get(v * W), sums[v] = zero[v] = vec{};
   for (int j = 0; j < n; ++j)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) now[v] = max(now[v], load(s + (j * V + v) * W));
+    for (int v = 0; v < V; ++v) {
+      const vec x = load(s + (j * V + v) * W);
+      now[v] = max(now[v], x);
+      zero[v] += x * 0.0f;
+    }
 #pragma GCC unroll 4
   for (int v = 0; v < V; ++v) {
     known[v] = now[v] == -INF ? vec{} : now[v];
@@ -182,9 +188,13 @@ INLINE void soften_as(const Power power, int n, float* s, PerLane& top, PerLane&
     }
 #pragma GCC unroll 4
   for (int v = 0; v < V; ++v) total.set(v * W, total.get(v * W) * factor.get(v * W) + sums[v]);
+  bool finite = true;
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) finite &= !any(zero[v] != 0.0f);
+  return finite;
 }
 
-INLINE void soften(const Block& b, const Softmax& policy, int n, float* s, PerLane& top, PerLane& total,
+INLINE bool soften(const Block& b, const Softmax& policy, int n, float* s, PerLane& top, PerLane& total,
                    PerLane& factor) {
   switch (b.vectors) {
     case 1: return soften_as<1>(policy.power, n, s, top, total, factor);
@@ -216,6 +226,19 @@ struct Running {
     }
   }
 };
+
+// Computes the scores of one tile and applies softmax. Scores that are plain products, visible to every row, are checked
+// for overflow while they are in registers.
+INLINE void soften_scores(const Block& b, const Softmax& policy, int64_t from, int n, float* s, Running& run,
+                          PerLane& factor) {
+  const bool plain = !b.few && b.p.family == Family::dot && b.plain(from, from + n);
+  if (plain)
+    b.plain_scores(from, n, s);
+  else
+    b.scores(from, n, s);
+  const bool finite = soften(b, policy, n, s, run.top, run.total, factor);
+  if (plain && !finite) b.overflowed = true;
+}
 
 // Returns a buffer for a tile of values, or nullptr if the values can be read in place.
 INLINE float* values_buffer(const Block& b) {
@@ -267,7 +290,7 @@ INLINE float soften_row(const Power power, int n, float* row, float& top, float&
 }
 
 INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run, Output& output) {
-  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b), *rows = arena.take(FEW * MANY);
+  float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b), *rows = arena.take(MAX_FEW * MANY);
   PerLane factor;
   // use longer tiles if nothing has to be copied: long sequential reads are faster
   const bool plain = b.plain(low, high);
@@ -314,8 +337,7 @@ INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64
   for (int64_t from = low; from < high; from += KEYS) {
     const int n = int(high - from < KEYS ? high - from : KEYS);
     if (b.hidden(from, from + n)) continue;
-    b.scores(from, n, s);
-    soften(b, policy, n, s, run.top, run.total, factor);
+    soften_scores(b, policy, from, n, s, run, factor);
     output.scale(b, factor.at);
     if (b.p.threshold) drop(b, from, n, s);
     b.scale_values(from, n, s);
@@ -399,8 +421,7 @@ inline void forward_tile(const Block& b, Finite& finite) {
   PerLane factor, inverse;
   const int n = int(b.high - b.low);
   float* s = b.keeps ? b.kept_weights() : arena.take(n * b.lanes);
-  b.scores(b.low, n, s);
-  soften(b, policy, n, s, run.top, run.total, factor);
+  soften_scores(b, policy, b.low, n, s, run, factor);
   run.finish(b, policy, tau, inverse);
   for (int v = 0; v < b.lanes; v += W) {
     const vec x = inverse.get(v);

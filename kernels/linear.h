@@ -106,8 +106,8 @@ template <int R>
 INLINE void int8_tile(const Linear& l, const int32_t* x, const float* scales, int64_t row, int64_t block) {
   const int64_t pairs = (l.depth + 1) / 2;
   const int8_t* w = static_cast<const int8_t*>(l.weight) + block * pairs * 2 * COLUMNS;
-  ivec sums[R][VECTORS] = {};
-  for (int64_t p = 0; p < pairs; ++p, w += 2 * COLUMNS) {
+  ivec sums[R][VECTORS] = {}, more[R][VECTORS] = {};
+  const auto add = [&](ivec(&to)[R][VECTORS], int64_t p) __attribute__((always_inline)) {
     shorts wide[VECTORS];
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) wide[v] = widen_bytes(w + v * 2 * W);
@@ -115,9 +115,22 @@ INLINE void int8_tile(const Linear& l, const int32_t* x, const float* scales, in
     for (int r = 0; r < R; ++r) {
       const shorts both = (shorts)(x[r * pairs + p] - ivec{});
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_pairs(sums[r][v], both, wide[v]);
+      for (int v = 0; v < VECTORS; ++v) to[r][v] = add_pairs(to[r][v], both, wide[v]);
     }
+    w += 2 * COLUMNS;
+  };
+  int64_t p = 0;
+  if constexpr (R * VECTORS <= 6) {  // few sums: two of each, because every addition waits for the one before
+    for (; p + 2 <= pairs; p += 2) {
+      add(sums, p);
+      add(more, p + 1);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) sums[r][v] += more[r][v];
   }
+  for (; p < pairs; ++p) add(sums, p);
   const int64_t first = block * COLUMNS, columns = l.columns - first < COLUMNS ? l.columns - first : COLUMNS;
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {

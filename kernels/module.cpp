@@ -42,6 +42,7 @@ namespace {
 #define HAS_avx512dq __builtin_cpu_supports("avx512dq")
 #define HAS_avx512vl __builtin_cpu_supports("avx512vl")
 #define HAS_avx512bf16 __builtin_cpu_supports("avx512bf16")
+#define HAS_avx512vnni __builtin_cpu_supports("avx512vnni")
 // Products of bfloat16 pairs run at twice the rate of float32 on AMD's processors, and at half the rate on Intel's.
 #define FAST_PAIRS __builtin_cpu_is("amd")
 #else
@@ -397,6 +398,8 @@ NB_MODULE(_kernels, m) {
   m.def("use", &use, nb::arg("name"));
   m.def("lanes", [] { return chosen->lanes; });
   m.def("rows", [] { return chosen->rows; });
+  m.def("tile_keys", [] { return chosen->tile_keys; });
+  m.def("few_rows", [](bool single_query) { return single_query ? chosen->max_few : chosen->few; });
   m.def("peak", &peak, nb::arg("threads"));
   m.def("forward", &call<&Kernels::forward>);
   m.def("backward", &call<&Kernels::backward>);

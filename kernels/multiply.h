@@ -75,6 +75,7 @@ struct Float {
   using lanes = vec;
   INLINE static vec broadcast(const float* x) { return splat(*x); }
   INLINE static vec add(vec sum, vec y, vec x) { return sum + y * x; }
+  INLINE static vec scale(vec sum, float) { return sum; }
 };
 
 struct Pair {
@@ -85,11 +86,12 @@ struct Pair {
     return uvec{} + word;
   }
   INLINE static vec add(vec sum, uvec y, uvec x) { return add_pairs(sum, y, x); }
+  INLINE static vec scale(vec sum, float factor) { return sum * factor; }
 };
 
 template <int R, int V, Walk walk, bool prefetches = false, class Element = Float>
 INLINE void tile(const float* a, ptrdiff_t step, const float* b, ptrdiff_t b_step, float* c, ptrdiff_t c_step,
-                 int depth, bool add, Ahead* ahead = nullptr) {
+                 int depth, bool add, Ahead* ahead = nullptr, float factor = 1) {
   vec sums[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
@@ -119,7 +121,8 @@ INLINE void tile(const float* a, ptrdiff_t step, const float* b, ptrdiff_t b_ste
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       float* at = c + r * c_step + v * W;
-      store(at, add ? load(at) + sums[r][v] : sums[r][v]);
+      const vec sum = Element::scale(sums[r][v], factor);
+      store(at, add ? load(at) + sum : sum);
     }
 }
 
@@ -131,6 +134,7 @@ struct Product {
   float* c;
   ptrdiff_t c_step;
   Ahead* ahead = nullptr;
+  float factor = 1;  // of a product of pairs
 };
 
 template <int R, int V, Walk walk, class Element>
@@ -140,9 +144,10 @@ INLINE void rows_of(Product& p, int& rows, int depth, bool add) {
       for (int r = 0; r < R; ++r)
         for (int t = 0; t < depth; t += 16) __builtin_prefetch(p.a + (2 * R + r) * p.a_step + t);
     if (R == tall(V) && p.ahead && !p.ahead->done())
-      tile<R, V, walk, R == tall(V), Element>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add, p.ahead);
+      tile<R, V, walk, R == tall(V), Element>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add, p.ahead,
+                                                      p.factor);
     else
-      tile<R, V, walk, false, Element>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add);
+      tile<R, V, walk, false, Element>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add, nullptr, p.factor);
     p.a += walk == Walk::along ? R * p.a_step : R;
     p.c += R * p.c_step;
   }

@@ -58,7 +58,13 @@ INLINE vec widen_int8(const int8_t* from) {
 }
 
 // Adds the products of two pairs of int16 to each lane.
-INLINE ivec add_pairs(ivec sum, shorts a, shorts b) { return sum + (ivec)_mm512_madd_epi16((__m512i)a, (__m512i)b); }
+INLINE ivec add_pairs(ivec sum, shorts a, shorts b) {
+#ifdef __AVX512VNNI__
+  return (ivec)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#else
+  return sum + (ivec)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#endif
+}
 
 }  // namespace
 }  // namespace regard

@@ -1,5 +1,6 @@
-// AVX-512 with products of bfloat16 pairs. On Zen 4 and newer, they run at twice the rate of float32; on Intel's
-// processors at half the rate, so `available` prefers avx512 there (see module.cpp).
+// AVX-512 with instructions that multiply and add pairs of bfloat16, and of int16 (VNNI). On Zen 4 and newer, products
+// of bfloat16 run at twice the rate of float32; on Intel's processors at half the rate, so `available` prefers avx512
+// there (see module.cpp).
 #pragma once
 
 #include "avx512.h"

@@ -1,4 +1,4 @@
-"""Fused implementation: C++ kernels that hold one tile of scores at a time.
+"""Fused implementation: C++ kernels that compute the scores tile by tile.
 
 This module has the same interface as `tiled`, except that a function returns None if its result is not
 finite. The caller then recomputes the result with `tiled`, which is NaN-safe.
@@ -26,7 +26,6 @@ _MAX_AXES = 11
 FLOAT_TYPES = {torch.float32, torch.bfloat16, torch.float16}
 _MAX_SEGMENTS = 8  # maximum number of parallel parts in the backward pass, for any number of threads
 _MIN_SEGMENT_ROWS = 256
-_MAX_TILE_KEYS = 96  # KEYS in kernels/block.h
 
 
 def available() -> bool:
@@ -39,12 +38,9 @@ def lanes() -> int:
     return KERNELS.lanes()
 
 
-def few_rows() -> int:
-    """Return the maximum number of rows per key head for which the kernels vectorize over the width.
-
-    The value is the constant FEW in kernels/block.h.
-    """
-    return 0 if KERNELS is None else 1 if KERNELS.lanes() == 4 else 3
+def few_rows(problem: Problem) -> int:
+    """Return the maximum number of rows per key head for which the kernels vectorize over the width."""
+    return KERNELS.few_rows(problem.config.queries == 1) if KERNELS is not None else 0
 
 
 def unsupported(problem: Problem) -> str | None:
@@ -186,7 +182,7 @@ def _without_value(problem: Problem) -> Problem:
 
 
 class _GradBuffer(NamedTuple):
-    """Buffer for a gradient. If `segment_stride` is set, the first axis holds segments to be summed."""
+    """Buffer for a gradient. If `segment_stride` is set, the first axis contains segments to be summed."""
 
     tensor: Tensor
     segment_stride: int | None = None
@@ -359,19 +355,20 @@ def _encode_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
 
 
 def kept_weights_shape(problem: Problem) -> tuple[int, ...] | None:
-    """Return the shape of the weights to keep for the backward pass, or None if it computes them again.
+    """Return the shape of the weights to keep for the backward pass, or None to recompute them.
 
-    The weights of many short sequences are kept if they need no more memory than the keys: reading them is
-    faster than computing them.
+    The weights of short sequences are kept if they need at most twice as much memory as the keys: reading
+    stored weights is faster than recomputing them.
     """
     *_, per_group = problem.lead()
     width, queries = lanes(), problem.queries
     plain = type(problem.config.normalize) is Softmax and not problem.config.softcap
-    one_block = per_group == 1 and few_rows() < queries <= KERNELS.rows() and problem.get("start0") is None
+    short = few_rows(problem) < queries <= KERNELS.tile_keys() and 1 < problem.keys <= KERNELS.tile_keys()
     rows = -(-queries // width) * width
     key = problem["key"]
     expanded = any(n > 1 and step == 0 for n, step in zip(key.shape, key.stride(), strict=True))
-    if plain and one_block and not expanded and rows <= key.shape[-1] and 1 < problem.keys <= _MAX_TILE_KEYS:
+    masked = problem.get("start0") is not None
+    if plain and short and per_group == 1 and not masked and not expanded and rows <= 2 * key.shape[-1]:
         return (*problem.lead(), problem.keys, rows)
     return None
 

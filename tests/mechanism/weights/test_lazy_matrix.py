@@ -42,6 +42,9 @@ WHOLES = {
     "one row": (3, 3, 1, 400),
     "four heads of one row": (8, 2, 1, 300),
     "three heads of one row": (6, 2, 1, 300),
+    "eight heads of one row": (16, 2, 1, 300),
+    "nine heads of one row": (18, 2, 1, 300),
+    "four heads of two rows": (8, 2, 2, 300),
     "groups": (6, 2, 40, 50),
 }
 NORMALIZERS = (regard.Softmax(), regard.Softmax1(9e4), regard.Sparsemax(), regard.Entmax15())

@@ -1,4 +1,4 @@
-"""The base class of `Weights`. It holds the prepared call, tensor versions and τ, and computes tiles."""
+"""The base class of `Weights`. It stores the prepared call, tensor versions and τ, and computes tiles."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -122,7 +122,7 @@ class Reader(NamedTuple):
 
 
 def _padded(problem: Problem, rows_per_key_head: int, per_group: int) -> Problem:
-    max_rows = fused.few_rows()
+    max_rows = fused.few_rows(problem)
     if rows_per_key_head <= max_rows or problem.config.family != "dot":
         return problem
     return repeat_last_row(problem, max_rows // max(per_group, 1) + 1)
