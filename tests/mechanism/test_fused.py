@@ -220,7 +220,7 @@ def test_a_wrong_kernel_is_detected(wrong):
     class Wrong(Counting):
         def __getattr__(self, name: str) -> Any:
             kernel = getattr(self.kernels, name)
-            if name in ("lanes", "few_rows"):
+            if name not in ("forward", "backward", "weights"):
                 return kernel
             return lambda numbers, factors, threads: kernel(*wrong(numbers, factors), threads)
 
