@@ -25,7 +25,7 @@ def main(quick: bool = False, spin: bool = False) -> list[dict[str, object]]:
     """Measure every task alone and next to a busy process; return one result per task."""
     print(f"\nbusy: time next to a process that occupies a core / time alone; 2 threads; goal ≤ {LIMIT}")
     if not spin:
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # read by the workers when they import torch
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read by the workers when they import torch
     seconds = 0.3 if quick else SECONDS
     results = []
     with start_workers(work, {"worker": (seconds,)}) as pipes:
