@@ -154,8 +154,10 @@ struct Problem {
 struct Drop {
   enum Kind : int64_t { add, relu, relu_back };
   Kind kind;
-  const float *x, *y;
-  float* out;
+  struct Numbers {  // float32 or bfloat16
+    char* at;
+    bool half;
+  } x, y, out;  // x.at may be null
   int64_t size;
   uint32_t seed, other, threshold;
   float kept;

@@ -2,6 +2,7 @@
 // fused.py writes the numbers in the order in which they are read here.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -275,13 +276,18 @@ class Prepared {
   std::vector<ptrdiff_t> offsets_;
 };
 
-// x, y, out: addresses; x may be 0. size: number of elements. See dropout.h.
-void drop(int64_t kind, int64_t x, int64_t y, int64_t out, int64_t size, uint32_t seed, uint32_t other,
+// x, y, out: address, and whether the type is bfloat16; the address of x may be 0. size: number of elements. See
+// dropout.h.
+using Address = std::tuple<int64_t, bool>;
+void drop(int64_t kind, Address x, Address y, Address out, int64_t size, uint32_t seed, uint32_t other,
           uint32_t threshold, double kept, int threads) {
+  const auto decode = [](const Address& address) -> Drop::Numbers {
+    return {reinterpret_cast<char*>(std::get<0>(address)), std::get<1>(address)};
+  };
   const Drop d = {Drop::Kind(kind),
-                  reinterpret_cast<const float*>(x),
-                  reinterpret_cast<const float*>(y),
-                  reinterpret_cast<float*>(out),
+                  decode(x),
+                  decode(y),
+                  decode(out),
                   size,
                   seed,
                   other,

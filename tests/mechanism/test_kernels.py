@@ -309,7 +309,8 @@ x = torch.randn(8, 64, 16)
 y = torch.randn(1 << 17)
 def work():
     found = regard.attend(x, x, x, normalize=regard.Softmax())
-    return [found[0], found[1].entropy(), layer_kernels.dropout("add", y, y, probability=0.5, seed=3)]
+    dropped = layer_kernels.dropout("add", y, y, probability=0.5, seed=3, dtype=y.dtype)
+    return [found[0], found[1].entropy(), dropped]
 torch.set_num_threads(1)
 wanted = work()
 with open("/proc/self/statm") as sizes:

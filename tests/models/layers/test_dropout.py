@@ -42,6 +42,23 @@ def test_kernels_follow_the_formula_forward_and_backward() -> None:
 
 
 @kernels
+def test_bfloat16_is_computed_in_float32_and_rounded_once() -> None:
+    low, dropout = torch.bfloat16, Dropout(SHARE)
+    (x,), y, grad = numbers(1), torch.randn(SHAPE).to(low).requires_grad_(), torch.randn(SHAPE)
+    result, kept = drawn(dropout.add, x, y)  # as under autocast: a float32 residual stream
+    torch.testing.assert_close(result, x + y.float() * kept)
+    torch.testing.assert_close(
+        torch.autograd.grad(result, (x, y), grad), (grad, (grad * kept).to(low)), rtol=0, atol=0
+    )
+    for function, active in ((dropout, 1), (dropout.relu, y > 0)):
+        result, kept = drawn(function, y)
+        assert torch.equal(result, (y.float() * active * kept).to(low))
+        (actual,) = torch.autograd.grad(result, y, grad.to(low))
+        assert torch.equal(actual, (grad.to(low).float() * kept * active).to(low))
+    assert dropout.add(y, y).dtype is low
+
+
+@kernels
 def test_second_derivatives() -> None:
     (y,), dropout = numbers(1), Dropout(SHARE)
     for function in (dropout, dropout.relu):
@@ -80,9 +97,12 @@ def test_eval_mode_drops_nothing() -> None:
 
 
 def test_nan_is_preserved() -> None:
-    x = torch.full((1000,), torch.nan)
     dropout = Dropout(SHARE)
-    assert all(result.isnan().any() for result in (dropout(x), dropout.add(x, x), dropout.relu(x)))
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.full((1000,), torch.nan, dtype=dtype)
+        x[::2] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # all bits set
+        assert all(result.isnan().any() for result in (dropout(x), dropout.relu(x)))
+        assert dropout.add(x, x).isnan().all()
 
 
 def test_non_contiguous_tensors() -> None:

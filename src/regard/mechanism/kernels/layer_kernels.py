@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.mechanism.kernels.library import KERNELS, NORMALIZERS, SLOTS, TYPES
 
 _DROPOUT_KINDS = {"add": 0, "relu": 1, "relu_back": 2}
+_DROPOUT_TYPES = (torch.float32, torch.bfloat16)
 _FLOAT32, _INT64 = TYPES.get(torch.float32, 0), TYPES.get(torch.int64, 0)
 _SOFTMAX = NORMALIZERS.get("softmax", 0)
 
@@ -19,21 +20,21 @@ _SOFTMAX = NORMALIZERS.get("softmax", 0)
 def supports_dropout(*tensors: Tensor) -> bool:
     """Whether the dropout kernels support the given tensors, which must have the same shape."""
     return KERNELS is not None and all(
-        t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors
+        t.dtype in _DROPOUT_TYPES and t.device.type == "cpu" and t.is_contiguous() for t in tensors
     )
 
 
-def dropout(kind: str, x: Tensor | None, y: Tensor, *, probability: float, seed: int) -> Tensor:
-    """Apply elementwise dropout, fused with a residual addition or ReLU.
+def dropout(
+    kind: str, x: Tensor | None, y: Tensor, *, probability: float, seed: int, dtype: torch.dtype
+) -> Tensor:
+    """Apply elementwise dropout, fused with a residual addition or ReLU; return a tensor of the given dtype.
 
     kind: one of the operations listed in kernels/dropout.h.
     """
-    out, address = torch.empty_like(y), 0 if x is None else x.data_ptr()
+    out = torch.empty_like(y, dtype=dtype)
     KERNELS.dropout(
         _DROPOUT_KINDS[kind],
-        address,
-        y.data_ptr(),
-        out.data_ptr(),
+        *((0, False) if t is None else (t.data_ptr(), t.dtype is torch.bfloat16) for t in (x, y, out)),
         y.numel(),
         seed & 0xFFFFFFFF,
         seed >> 32,

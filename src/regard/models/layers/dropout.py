@@ -55,13 +55,14 @@ class Dropout(nn.Dropout):
         """Return dropout(y)."""
         if not self._fusable(y):
             return super().forward(y)
-        return _DropoutAdd.apply(None, y, self.p, _seed())  # type: ignore[no-untyped-call]
+        return _DropoutAdd.apply(None, y, self.p, _seed(), y.dtype)  # type: ignore[no-untyped-call]
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """Return x + dropout(y)."""
         if x.shape != y.shape or not self._fusable(x, y):
             return x + super().forward(y)
-        return _DropoutAdd.apply(x, y, self.p, _seed())  # type: ignore[no-untyped-call]
+        dtype = torch.promote_types(x.dtype, y.dtype)
+        return _DropoutAdd.apply(x, y, self.p, _seed(), dtype)  # type: ignore[no-untyped-call]
 
     def relu(self, y: Tensor) -> Tensor:
         """Return dropout(relu(y))."""
@@ -80,21 +81,23 @@ class _DropoutAdd(torch.autograd.Function):
     """x + dropout(y). The function is linear in y, so its gradient is the same function without x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor | None, y: Tensor, dropout: float, seed: int) -> Tensor:
-        ctx.options = dropout, seed
+    def forward(
+        ctx: Any, x: Tensor | None, y: Tensor, dropout: float, seed: int, dtype: torch.dtype
+    ) -> Tensor:
+        ctx.options = dropout, seed, y.dtype
         ctx.has_x = x is not None
-        return layer_kernels.dropout("add", x, y, probability=dropout, seed=seed)
+        return layer_kernels.dropout("add", x, y, probability=dropout, seed=seed, dtype=dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None, None, None]:
         dropped = _DropoutAdd.apply(None, grad.contiguous(), *ctx.options)  # type: ignore[no-untyped-call]
-        return grad if ctx.has_x else None, dropped, None, None
+        return grad if ctx.has_x else None, dropped, None, None, None
 
 
 class _DropoutRelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dropout: float, seed: int) -> Tensor:
-        output = layer_kernels.dropout("relu", None, x, probability=dropout, seed=seed)
+        output = layer_kernels.dropout("relu", None, x, probability=dropout, seed=seed, dtype=x.dtype)
         ctx.dropout = dropout
         ctx.save_for_backward(output)
         return output
@@ -104,11 +107,8 @@ class _DropoutRelu(torch.autograd.Function):
         (output,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # backward was called with create_graph=True
             return torch.where(output <= 0, 0, grad / (1 - ctx.dropout)), None, None
-        return (
-            layer_kernels.dropout("relu_back", output, grad.contiguous(), probability=ctx.dropout, seed=0),
-            None,
-            None,
-        )
+        options = {"probability": ctx.dropout, "seed": 0, "dtype": output.dtype}
+        return layer_kernels.dropout("relu_back", output, grad.contiguous(), **options), None, None
 
 
 def _seed() -> int:

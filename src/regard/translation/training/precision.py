@@ -17,10 +17,10 @@ from regard.models.quantization import runs_bfloat16
 from regard.translation.training.optimization import Precision
 
 MIN_SPEEDUP = 1.15  # a smaller speedup does not justify the coarser rounding of bfloat16
-TOKENS = 512  # number of tokens in a timed training step
-_ROWS = (64, TOKENS)  # rows of the timed products; the small product shows whether to time the large one
+TOKENS = 1024  # maximum number of tokens in a timed training step
+_ROWS = (64, 512)  # rows of the timed products; the small product shows whether to time the large one
 _ROUNDS, _SECONDS = 4, 0.2  # maximum rounds and seconds per measurement
-_MAX_STEP = 0.15  # seconds; products dominate longer training steps, so timing the products is enough
+_MAX_STEP = 0.3  # seconds; products dominate longer training steps, so timing the products is enough
 _PRECISIONS: tuple[Precision, Precision] = ("float32", "bfloat16")
 Times = tuple[float, float]  # seconds in float32 and in bfloat16
 
@@ -71,12 +71,12 @@ def choose_precision(
     device: torch.device,
     sums: Callable[[Sequence[float]], list[float]] = list,
 ) -> PrecisionChoice:
-    """Choose the faster precision with measurements that take less than a second.
+    """Choose the faster precision with measurements that take about a second.
 
     Matrix products with the width of the model are timed first. If bfloat16 is faster, whole training steps
     are timed too, unless the model is so large that matrix products dominate.
 
-    run_step: runs a training step on about `TOKENS` tokens. width, parameters: size of the model.
+    run_step: runs a training step on at most about `TOKENS` tokens. width, parameters: size of the model.
     sums: sums values over all processes, so that all choose the same precision.
     """
     if sums([0.0 if runs_bfloat16(device) else 1.0])[0]:
