@@ -52,7 +52,9 @@ def test_addresses_agree():
 def test_the_readme_is_short_and_starts_with_six_lines_of_code():
     text = (ROOT / "README.md").read_text("utf-8")
     assert len(text.splitlines()) <= 120
-    assert text.startswith("# regard\n\n**Exact attention weights of any PyTorch model, at any length, ")
+    assert text.startswith(
+        "# regard\n\n**The attention weights of any PyTorch model, exactly, at any length, "
+    )
     code = text.split("```python\n")[1].split("```")[0]
     assert len([line for line in code.splitlines() if line.strip()]) == 6
 

@@ -190,9 +190,14 @@ class Batches:
         if len(sources) == len(targets):
             links[:, 0], links[:, 1] = sources, targets
         if len(sources) != len(targets) or (links >= sizes).any():
+            reason = (
+                f"they exceed its {sizes[0]} source and {sizes[1]} target tokens"
+                if len(sources) == len(targets)
+                else f"{len(sources)} source and {len(targets)} target positions"
+            )
             raise ArgumentError(
-                f"The alignment links of pair {index:,} are corrupted: they exceed its {sizes[0]} source and "
-                f"{sizes[1]} target tokens. Copy the folder again, or train in a new one."
+                f"The alignment links of pair {index:,} are corrupted: {reason}. Copy the folder again, or "
+                "train in a new one."
             )
         return torch.from_numpy(links)
 
