@@ -1,7 +1,6 @@
 """Hugging Face models on regard, compared with the same parameters on torch's SDPA."""
 
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -12,6 +11,7 @@ from benchmarks.harness import Candidates, Comparison
 from regard.inspection import huggingface
 
 PROMPT, GENERATED = 2_048, 128
+STEPS = 8  # decoding steps after a long context
 
 
 def hosted() -> Iterator[Comparison]:
@@ -22,6 +22,13 @@ def hosted() -> Iterator[Comparison]:
     yield Comparison(
         "hosted", f"Llama-like, prompt of {PROMPT:,}", partial(_decoder, generated=1), target=1.0
     )
+    for context in (2_048, 16_384):
+        yield Comparison(
+            "hosted",
+            f"Llama-like, {STEPS} steps after {context:,}",
+            partial(_decoding, context),
+            target=1.0,
+        )
 
 
 def _encoder(min_length: int = 20) -> Candidates:
@@ -38,18 +45,6 @@ def _encoder(min_length: int = 20) -> Candidates:
 
 
 def _decoder(generated: int = GENERATED) -> Candidates:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=8_000,
-        hidden_size=768,
-        intermediate_size=2_048,
-        num_hidden_layers=8,
-        num_attention_heads=12,
-        num_key_value_heads=4,
-        max_position_embeddings=4_096,
-        eos_token_id=None,
-    )
     prompt = torch.randint(5, 8_000, (1, PROMPT), generator=torch.Generator().manual_seed(0))
 
     def generate(model: Any) -> Tensor:
@@ -64,11 +59,54 @@ def _decoder(generated: int = GENERATED) -> Candidates:
         )
         return output.logits[0]  # type: ignore[no-any-return]  # later steps may differ in their input
 
-    def create(name: str) -> Any:
-        # _from_config stores the implementation in the config
-        return LlamaForCausalLM._from_config(deepcopy(config), attn_implementation=name)
+    return _compare(_llama, generate)
 
-    return _compare(create, generate)
+
+def _decoding(context: int) -> Candidates:
+    """Decoding steps alone: keys and values of the context are random. regard also with an int8 cache."""
+    from transformers import DynamicCache
+
+    draw = torch.Generator().manual_seed(0)
+    states = [[torch.randn(1, 4, context, 64, generator=draw) for _ in range(2)] for _ in range(8)]
+
+    def fill(cache: Any) -> Any:
+        for layer, (key, value) in enumerate(states):
+            cache.update(key, value, layer)
+        return cache
+
+    def decode(cache: Any, model: Any) -> Tensor:
+        """Run the steps, then drop their keys and values."""
+        for step in range(STEPS):
+            position = torch.tensor([[context + step]])
+            logits = model(torch.tensor([[7]]), past_key_values=cache, position_ids=position).logits
+        cache.crop(context)
+        return logits  # type: ignore[no-any-return]
+
+    calls = _compare(_llama, partial(decode, fill(DynamicCache()))).calls
+    regard_model = calls["regard"].args[-1]  # type: ignore[attr-defined]
+    int8_cache = fill(huggingface.quantized_cache(regard_model))
+
+    def int8() -> None:  # returns nothing: its logits differ by the rounding of the keys
+        decode(int8_cache, regard_model)
+
+    return Candidates({**calls, "regard int8": int8}, "fused")
+
+
+def _llama(attention: str) -> Any:
+    """Return a decoder with 12 query heads and 4 key heads of width 64."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=8_000,
+        hidden_size=768,
+        intermediate_size=2_048,
+        num_hidden_layers=8,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        max_position_embeddings=32_768,
+        eos_token_id=None,
+    )
+    return LlamaForCausalLM._from_config(config, attn_implementation=attention)
 
 
 def _compare(create: Callable[[str], Any], run: Callable[[Any], Tensor]) -> Candidates:

@@ -32,11 +32,11 @@ constexpr int MATCHES = 3;  // token matches per row in write_sums (inspect.h)
 #define TYPES(X) X(none) X(float32) X(bfloat16) X(float16) X(int64) X(boolean) X(int8)
 
 // The tensors of a call: name, and allowed types (see module.cpp). `key_scale` and `value_scale` are the factors of
-// int8 keys and values, one per token (see few_queries.h). `kept_weights`, [key][lane] of each unit, are the softmax
-// weights of a small call: the forward pass writes them, and the backward pass reads them instead of computing them
-// again (see `kept_weights_shape` in fused.py). `row` and `head` are the row and head indices, for biases
-// and dropout. `center`, `span`, `token` and `key_token` define the sums over sets of keys in inspect.h, whose kernels
-// write `result` and `indices`.
+// int8 keys and values, one per token (see few_queries.h). `kept_weights`, [block][key][lane] of each unit, are the
+// softmax weights of a small call: the forward pass writes them, and the backward pass reads them instead of computing
+// them again (see `kept_weights_shape` in fused.py). `row` and `head` are the row and head indices, for biases and
+// dropout. `center`, `span`, `token` and `key_token` define the sums over sets of keys in inspect.h, whose kernels write
+// `result` and `indices`.
 // clang-format off
 #define TENSORS(X) \
   X(query, REAL) \
@@ -211,8 +211,8 @@ struct Step {
 // The kernels of one instruction set. A kernel that returns bool returns whether its result is finite.
 struct Kernels {
   const char* name;
-  int lanes, rows, tile_keys;  // floats in a vector; maximum numbers of rows in a block and of keys in a tile
-  int few, max_few;            // maximum number of rows vectorized over the width, and for a single query (block.h)
+  int lanes, tile_keys;  // floats in a vector, and maximum number of keys in a tile
+  int few, max_few;      // maximum number of rows vectorized over the width, and for a single query (block.h)
   bool (*forward)(const Problem&, int threads);
   bool (*backward)(const Problem&, int threads);
   bool (*weights)(const Problem&, int threads);  // dense weights

@@ -20,8 +20,9 @@ constexpr int LANES = MAX_VECTORS * W;  // maximum number of rows in a block
 constexpr int KEYS = 128;               // maximum number of keys in a tile
 constexpr int MANY = 6 * KEYS;          // maximum number of keys in a tile of few rows
 // Few rows are vectorized over the width, because over rows, most lanes would be empty: up to FEW rows, or, if the full
-// call has a single query (decoding), up to FEW_HEADS query heads that share a key head.
-constexpr int FEW = W == 4 ? 1 : 3, FEW_HEADS = W / 2, MAX_FEW = FEW > FEW_HEADS ? FEW : FEW_HEADS;
+// call has a single query (decoding), up to MAX_FEW query heads that share a key head.
+constexpr int FEW = W == 4 ? 1 : 3, MAX_FEW = W / 2;
+static_assert(FEW <= MAX_FEW && MAX_FEW <= W);
 
 struct Term {
   bool dense;

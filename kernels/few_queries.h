@@ -133,15 +133,14 @@ INLINE void add_columns(const Block& b, const float* weights, int64_t from, int 
 
 template <class Number, int R>
 INLINE void add_rows_of(const Block& b, const float* weights, int64_t from, int n, float* sums, bool add) {
-  constexpr int MAX_SUMS = R == 1 ? 8 : R <= 4 ? 4 : 2;  // vectors per row whose sums fit into registers
+  // number of vectors per row whose sums fit into registers
+  constexpr int MAX_SUMS = R == 1 ? 8 : R <= tall(MAX_VECTORS) ? MAX_VECTORS : MAX_VECTORS - 1;
   const int64_t width = b.p.value_width;
   int64_t first = 0;
   for (; width - first >= MAX_SUMS * W; first += MAX_SUMS * W)
     add_columns<Number, R, MAX_SUMS>(b, weights, from, n, first, sums, add);
-  if (MAX_SUMS > 4 && width - first >= 4 * W) {
-    add_columns<Number, R, 4>(b, weights, from, n, first, sums, add);
-    first += 4 * W;
-  }
+  if constexpr (MAX_SUMS > 4)
+    for (; width - first >= 4 * W; first += 4 * W) add_columns<Number, R, 4>(b, weights, from, n, first, sums, add);
   for (; width - first >= 2 * W; first += 2 * W) add_columns<Number, R, 2>(b, weights, from, n, first, sums, add);
   for (; first < width; first += W) add_columns<Number, R, 1>(b, weights, from, n, first, sums, add);
 }

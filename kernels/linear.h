@@ -6,7 +6,7 @@
 // int8: each column of weightᵀ has its own scale, and each row of x is quantized here with its own scale, so a row's
 // result does not depend on the other rows. Values of x become 16-bit integers with as many bits as fit: the sum of
 // `depth` products with weights of up to 127 must stay below 2^31. Pairs of 16-bit products are summed in 32 bits
-// (vpmaddwd), so nothing saturates, and only the weights lose precision noticeably.
+// (vpmaddwd or vpdpwssd), so nothing saturates, and only the weights lose precision noticeably.
 //
 // weight: blocks of 16 columns, [block][pair of the depth][column][2]; columns and depth are padded with zeros.
 #pragma once

@@ -403,7 +403,6 @@ NB_MODULE(_kernels, m) {
   m.def("features", &features, nb::arg("name"), "The processor features that an instruction set requires.");
   m.def("use", &use, nb::arg("name"));
   m.def("lanes", [] { return chosen->lanes; });
-  m.def("rows", [] { return chosen->rows; });
   m.def("tile_keys", [] { return chosen->tile_keys; });
   m.def("few_rows", [](bool single_query) { return single_query ? chosen->max_few : chosen->few; });
   m.def("peak", &peak, nb::arg("threads"));

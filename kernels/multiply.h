@@ -1,7 +1,7 @@
 // The matrix product used by all kernels:  C[r][v] (+)= Σ_t A(r, t) · B[t][v].
 //
-// An element of A or B is a float or, if `Element` is Pair, two bfloat16 numbers, whose products with the other pair
-// are both added.
+// An element of A or B is a float or, if `Element` is Pair, a pair of bfloat16 numbers. The product of two pairs is the
+// sum of their elementwise products.
 //
 // Columns of B and C are vector lanes. Elements of A are broadcast. They are read along rows (Walk::along,
 // A(r, t) = a[r·step + t]) or down columns (Walk::down, A(r, t) = a[t·step + r]), so neither A nor its transpose needs

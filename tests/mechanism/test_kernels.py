@@ -474,7 +474,7 @@ def test_instruction_sets_differ_by_roundings_only():
                 if a.is_floating_point():  # keys of equal weight may be in either order
                     close(a, b, rtol=1e-4, atol=1e-4, msg=lambda text, at=(name, i): f"{at}\n{text}")
         outputs = ([actual[isa][name][1] for name in THREADED] for isa in (one, other))
-        if {one, other} != {"avx512", "avx512bf16"}:  # these differ in bfloat16 only
+        if {one, other} != {"avx512", "avx512bf16"}:  # these differ in bfloat16 and int8 only
             assert not all(map(torch.equal, *outputs))  # otherwise both instruction sets run the same code
 
 

@@ -101,6 +101,8 @@ def test_instruction_sets():
         with instruction_set(isa):
             for d, k, h in itertools.product((8, 16, 20, 64, 96, 128, 256), (1, 290, 700), (1, 2, 3)):
                 assert_equal(*both(*inputs(b=1, h=h, g=1, k=k, d=d, e=d)))
+            for d, e, h in itertools.product((16, 64, 128, 256), (48, 80), (4, 5, 6, 7, 8, 9)):  # grouped
+                assert_equal(*both(*inputs(b=1, h=h, g=1, k=900, d=d, e=e)))
 
 
 @HAS_KERNELS

@@ -302,7 +302,7 @@ def test_the_embedded_corpus(corpus, capsys, monkeypatch):
         ([*PAIR, "-m", "loud", "-m", "loud"], "'loud' is given 2 times"),
         (
             [*PAIR, "-m", "loud", "-m", "quiet", "-o", "x"],
-            "--output takes the translations of one model, but there are 2 models",
+            "--output writes the translations of a single model; got 2 --model",
         ),
         ([*PAIR, "-m", "loud", "--output", "no/x"], "the folder 'no' does not exist"),
         ([*PAIR, "-m", "loud", "--picture", "x.gif"], "Cannot write 'x.gif': use"),

@@ -27,8 +27,8 @@ def demo(
 ) -> None:
     """Train a small translation model in two minutes and show its word alignments.
 
-    The corpus is generated: dates, times and numbers in words. The test sentences contain values that do not
-    occur in the training data.
+    The corpus consists of generated dates, times and numbers, spelled out. The test sentences contain values
+    that do not occur in the training data.
 
     Examples:
     regard demo  # writes demo/transformer.png

@@ -166,8 +166,8 @@ def _check_options(
         check_input(file, "--translations")
     if output is not None and (len(folders) != 1 or files):
         raise ArgumentError(
-            f"--output takes the translations of one model, but there are {len(folders)} models and "
-            f"{len(files)} files; evaluate one model at a time."
+            f"--output writes the translations of a single model; got {len(folders)} --model and "
+            f"{len(files)} --translations. Evaluate one model at a time."
         )
     check_output(output)
     if picture is not None:

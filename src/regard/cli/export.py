@@ -27,7 +27,7 @@ def export(
 
     The exported folder contains the vocabularies and a README.md that shows how to use it without regard
     and names the alignment head. For the same tokens, greedy decoding gives the same translations.
-    regard's text processing (sentence splitting, copying of numbers, URLs and tags, letter case) is not
+    regard's text processing (sentence splitting, letter case, copying of numbers, URLs and tags) is not
     exported.
 
     Examples:

@@ -13,7 +13,6 @@ from regard.translation.config import TranslationConfig
 DEFAULT_PRESET, DEFAULT_LANGUAGES = "auto", "en-de"
 _CHANGEABLE = ("training.epochs", "training.updates", "training.minutes", "training.precision")
 _HASHED_BYTES = 1 << 20  # bytes hashed at the start and at the end of a file
-_CURE = "Remove it, or choose a new --output."
 
 
 class TrainOptions(NamedTuple):
@@ -144,10 +143,12 @@ def _check_origin(output: Path, started: dict[str, Any], options: TrainOptions) 
             old, new = _format(started.get(name)), _format(requested[name])
             if old == new:
                 raise ArgumentError(
-                    f"Cannot resume {str(output)!r}: the contents of {option} {new} have changed. {_CURE}"
+                    f"Cannot resume {str(output)!r}: the contents of {option} {new} have changed. "
+                    "Restore them, or choose a new --output."
                 )
             raise ArgumentError(
-                f"Cannot resume {str(output)!r} with {option} {new}: it was started with {old}. {_CURE}"
+                f"Cannot resume {str(output)!r} with {option} {new}: it was started with {old}. Pass "
+                "the same value, omit it, or choose a new --output."
             )
 
 

@@ -163,7 +163,7 @@ def train(
         Literal["auto", "tiny", "small", "base"] | None,
         _model_option(
             metavar="NAME",
-            help="auto (chosen from the size of the corpus), tiny (1-2 minutes), small (3 layers, width 256) "
+            help="auto (based on the size of the corpus), tiny (1-2 minutes), small (3 layers, width 256) "
             "or base (for large machines).",
             show_default=DEFAULT_PRESET,
         ),

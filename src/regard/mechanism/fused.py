@@ -355,7 +355,7 @@ def _encode_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
 
 
 def kept_weights_shape(problem: Problem) -> tuple[int, ...] | None:
-    """Return the shape of the weights to keep for the backward pass, or None to recompute them.
+    """Return a shape with the size of the weights to keep for the backward pass, or None to recompute them.
 
     The weights of short sequences are kept if they need at most twice as much memory as the keys: reading
     stored weights is faster than recomputing them.

@@ -6,7 +6,7 @@ output  = weights · value                      … h q e
 
 The kernels finish a small call in a few microseconds; preparing it takes much longer. A call whose score,
 mask and normalizer are immutable is therefore prepared once, and its encoding for the kernels is cached. The
-next call with the same score, mask, normalizer, shapes and strides only fills in five addresses. In float32,
+next call with the same score, mask, normalizer, shapes and strides only fills in the addresses. In float32,
 the kernels look up the encoding themselves (kernels/calls.h), with the same checks as `_run_cached`.
 """
 

@@ -50,7 +50,7 @@ class Theme(NamedTuple):
 
     @property
     def colormap(self) -> "Colormap":
-        """The colormap of weights; the smallest weights are close to the background color.
+        """The colormap for weights; the smallest weights are close to the background color.
 
         >>> from regard.plot.style import DARK, LIGHT
         >>> [[round(float(part), 2) for part in theme.colormap(0.0)[:3]] for theme in (LIGHT, DARK)]

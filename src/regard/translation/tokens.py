@@ -30,8 +30,8 @@ _MAX_LINE_BYTES = 1 << 16
 _MAX_FILE_BYTES = 1 << 28  # a SentencePiece model with about ten million tokens
 MIN_COVERAGE = 0.98  # SentencePiece's limit
 _LONE_SURROGATE = (
-    "The text contains a lone surrogate (\\ud800 to \\udfff), which is not a character. Read it as UTF-8, or "
-    "remove it."
+    "The text contains a lone surrogate (\\ud800 to \\udfff), which is not a character. Decode the text as "
+    "UTF-8, or remove the surrogate."
 )
 _NO_TEXT = (
     f"No text to learn a vocabulary from: every line is blank or longer than {_MAX_LINE_BYTES:,} bytes."

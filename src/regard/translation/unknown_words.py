@@ -100,9 +100,9 @@ def insert_words(
     missing: for each source word, its parts to copy; if empty, the word without punctuation is copied.
     weights: (target words, source words).
 
-    If the target contains a word made of the missing word's known characters, a copy of the whole word
-    replaces it. Otherwise, a copy follows the target word that attends most to the preceding source word;
-    without weights, the copy keeps its relative position.
+    If the target contains a word that consists of the missing word's known characters, this target word is
+    replaced by a copy of the whole source word. Otherwise, a copy follows the target word that attends most
+    to the preceding source word; without weights, the copy keeps its relative position.
     """
     generated = [TargetWord(word, position=number) for number, word in enumerate(words)]
     inserted: dict[int, list[TargetWord]] = {}  # by the preceding target word; −1 for the start

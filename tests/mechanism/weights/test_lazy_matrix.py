@@ -77,6 +77,9 @@ def test_a_row_is_the_same_in_every_part(size: str, mask: Any, normalize: regard
         assert torch.equal(weights[:, row], dense[:, row])
         assert torch.equal(weights[:, row : row + 3], dense[:, row : row + 3])
         assert torch.equal(weights[:, [row, row]], dense[:, [row, row]])
+        repeated = weights.rows(torch.tensor([row] * 9))
+        assert torch.equal(repeated.dense(), dense[:, [row] * 9])
+        assert torch.equal(repeated.topk(3).values, dense[:, [row] * 9].topk(3, -1).values)
     for head in range(heads):
         one = weights.heads(head)
         assert torch.equal(one.dense(), dense[head])

@@ -103,7 +103,7 @@ def test_each_dev_pair_has_its_links(tmp_path, number):
     names = [line.split(maxsplit=1)[1].lstrip("*") for line in (folder / "ready").read_text().splitlines()]
     (folder / "dev.links").write_text("0-0\n" * number)
     write_checksums(folder / "ready", names)
-    message = f"dev.links has links for {number} pairs, but data/dev.tsv has {len(data.dev)} to link"
+    message = f"dev.links has links for {number} pairs, but data/dev.tsv requires links for {len(data.dev)}"
     with pytest.raises(ArgumentError, match=message):
         Run.load(tmp_path)
 

@@ -50,7 +50,7 @@ def translate(
     file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="File to translate; - for stdin. A file with --format lines may be gzipped."
+            metavar="FILE", help="File to translate; - for stdin. With --format lines, it may be gzipped."
         ),
     ] = None,
     output: OutputFile = None,

@@ -275,7 +275,9 @@ def sink(normalize: Normalizer, result: object, heads: int, device: torch.device
         )
     _dense(f"{name} returned a score", result, device)
     if not result.is_floating_point():
-        raise DTypeError(f"{name} returned dtype {result.dtype}; it must be floating point: x.float().")
+        raise DTypeError(
+            f"{name} returned dtype {result.dtype}; it must be floating point. Convert it with .float()."
+        )
     if result.dim() > 1 or (result.numel() != 1 and result.numel() != heads):
         raise ShapeError(
             f"the sink has shape {tuple(result.shape)} and the call has {heads} heads; "

@@ -62,15 +62,16 @@ class Reader(NamedTuple):
     @classmethod
     def with_tau(cls, problem: Problem, rows_per_key_head: int) -> Self | None:
         """Compute τ and return a reader, or None if τ is not finite."""
-        *outer, per_group = lead = problem.lead()
-        lead_slices = tuple(slice(0, n) for n in outer)
+        lead = problem.lead()
+        lead_slices = tuple(slice(0, n) for n in lead[:-1])
         bands = []
         for rows in interrupt.bands(problem.queries, math.prod(lead) * problem.keys):
             part = problem.part(Tile(lead_slices, rows, slice(0, problem.keys)))
-            tau = fused.compute_tau(_padded(part, rows_per_key_head, per_group))
+            reader = cls(part, rows_per_key_head)
+            tau = reader._join([fused.compute_tau(padded) for padded in reader._parts()])
             if tau is None:
                 return None
-            bands.append(tau[..., : part.queries, :])
+            bands.append(tau)
         tau = bands[0] if len(bands) == 1 else torch.cat(bands, -2)
         return cls(problem.with_tensors({**problem.tensors, "tau": tau}), rows_per_key_head)
 
@@ -88,37 +89,55 @@ class Reader(NamedTuple):
 
     def topk(self, k: int) -> tuple[Tensor, Tensor] | None:
         """Return the k largest weights of each row and their keys, or None if the weights are not finite."""
-        rows = self._rows()
-        best = fused.topk(rows, rows["tau"], k)
-        return None if best is None else (self._cut(best[0]), self._cut(best[1]))
+        best = [fused.topk(part, part["tau"], k) for part in self._parts()]
+        values, keys = (self._join([pair and pair[i] for pair in best]) for i in range(2))
+        return None if values is None or keys is None else (values, keys)
 
     def product(self, x: Tensor) -> Tensor | None:
         """Return weights · x, (…, g, r, k, e) → (…, g, r, q, e), or None if it is not finite."""
-        result = fused.product(self._rows(per_group=1), x)
-        return None if result is None else self._cut(result)
+        return self._join([fused.product(part, x) for part in self._parts(per_group=1)])
 
     def transposed_product(self, x: Tensor) -> Tensor | None:
         """Return weightsᵀ · x, (…, g, r, q, e) → (…, g, r, k, e), or None if it is not finite."""
-        rows = self._rows(per_group=1)
-        if rows.queries > x.shape[-2]:  # repeated rows contribute zero
-            x = torch.nn.functional.pad(x, (0, 0, 0, rows.queries - x.shape[-2]))
-        return fused.transposed_product(rows, rows["tau"], x)
+        total, first = None, 0
+        for part in self._parts(per_group=1):
+            rows = x[..., first : first + part.queries, :]
+            first += part.queries
+            if part.queries > rows.shape[-2]:  # repeated rows contribute zero
+                rows = torch.nn.functional.pad(rows, (0, 0, 0, part.queries - rows.shape[-2]))
+            product = fused.transposed_product(part, part["tau"], rows)
+            if product is None:
+                return None
+            total = product if total is None else total + product
+        return total
 
     def _read(self, kernel: Callable[[Problem, Tensor], Tensor | None]) -> Tensor | None:
-        rows = self._rows()
-        result = kernel(rows, rows["tau"])
-        return None if result is None else self._cut(result)
+        return self._join([kernel(part, part["tau"]) for part in self._parts()])
 
-    def _rows(self, per_group: int | None = None) -> Problem:
-        """Pad the problem to enough rows to select the summation order of the full matrix.
+    def _parts(self, per_group: int | None = None) -> list[Problem]:
+        """Return the problem with a number of rows that selects the summation order of the full matrix.
+
+        A part with too few rows is padded. A part with too many rows, which contains rows repeatedly, is
+        divided.
 
         per_group: number of query heads per key head; 1 for the product kernels.
         """
-        return _padded(self.problem, self.rows_per_key_head, per_group or self.problem.lead()[-1])
+        problem, max_rows = self.problem, fused.few_rows(self.problem)
+        per_group = per_group or problem.lead()[-1]
+        few = self.rows_per_key_head <= max_rows and problem.config.family == "dot"
+        if not few or per_group * problem.queries <= max_rows:
+            return [_padded(problem, self.rows_per_key_head, per_group)]
+        lead = tuple(slice(0, n) for n in problem.lead()[:-1])
+        step = max(max_rows // per_group, 1)
+        bands = (slice(at, min(at + step, problem.queries)) for at in range(0, problem.queries, step))
+        return [problem.part(Tile(lead, band, slice(0, problem.keys))) for band in bands]
 
-    def _cut(self, rows: Tensor) -> Tensor:
-        """Drop the repeated rows."""
-        return rows[..., : self.problem.queries, :]
+    def _join(self, results: Sequence[Tensor | None]) -> Tensor | None:
+        """Concatenate the rows of all parts, and drop repeated rows. Returns None if a part is None."""
+        rows = [result for result in results if result is not None]
+        if len(rows) < len(results):
+            return None
+        return (rows[0] if len(rows) == 1 else torch.cat(rows, -2))[..., : self.problem.queries, :]
 
 
 def _padded(problem: Problem, rows_per_key_head: int, per_group: int) -> Problem:

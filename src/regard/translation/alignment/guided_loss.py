@@ -71,8 +71,9 @@ class GuidedLoss:
             raise ArgumentError("GuidedLoss has no batch yet; call model.loss inside the with block first.")
         if not len(source) == len(target) == len(links):
             raise ArgumentError(
-                f"GuidedLoss got {len(source)} source sentences, {len(target)} target sentences and links "
-                f"for {len(links)}; pass links for every pair, of shape (0, 2) if it has none."
+                f"GuidedLoss got {len(source)} source sentences, {len(target)} target sentences and "
+                f"{len(links)} sets of links; pass one tensor of links per pair, with shape (0, 2) for a "
+                "pair without links."
             )
         query, key = _padded(target.inputs(), self._query), _padded(source, self._key)
         scores = query.float() @ key.float().mT  # b t s

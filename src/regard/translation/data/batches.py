@@ -151,7 +151,7 @@ class Batches:
     def get(self, indices: Sequence[int] | Indices, epoch: int) -> Batch:
         """Return the pairs at the given indices as a batch.
 
-        Subword sampling and the replacement with unknown tokens differ between epochs.
+        The sampled subwords, and the words replaced by the unknown token, differ between epochs.
         """
         examples = [self._example(int(index), epoch) for index in indices]
         batch = Batch.of([pair for pair, _ in examples], self.special)

@@ -103,7 +103,7 @@ class BeamExtender(Extender):
 
 
 class ConstrainedExtender(BeamExtender):
-    """Beam search that divides the beam of sentences with phrases into banks; see `constraints`."""
+    """Beam search with required phrases: the beam is divided into banks; see `constraints`."""
 
     def __init__(
         self,

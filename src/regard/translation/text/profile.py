@@ -31,7 +31,7 @@ _MAX_WORDS = 300_000  # maximum number of distinct words to keep, preferring fre
 _MIN_SPANS = 20  # with fewer spans of a kind, the copied fraction is too noisy
 _COPIED = 0.5  # spans of a kind are protected if the training text copies at least this fraction of them
 _CONTENT = 0.25  # a kind of span that makes up this fraction of the words is ordinary text, not protected
-_TURKISH = 0.005  # fraction of words with a dotless ı
+_TURKISH = 0.005  # text in which more words than this fraction contain a dotless ı is Turkish
 _QUANTILE = 0.95
 
 

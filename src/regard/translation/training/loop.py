@@ -335,8 +335,9 @@ class Trainer:
         exists = Checkpoint.all(self.folder)
         saved = "The last checkpoint is unchanged" if exists else "There is no checkpoint yet"
         return ArgumentError(
-            f"{quantity} is not finite. {saved}. Lower training.learning_rate={training.learning_rate:g}, or "
-            f"set training.max_grad_norm (now {training.max_grad_norm:g}), and train in a new folder."
+            f"{quantity} is not finite. {saved}. Lower training.learning_rate (now "
+            f"{training.learning_rate:g}), or set training.max_grad_norm (now {training.max_grad_norm:g}), "
+            "and train in a new folder."
         )
 
     def _due(self, every: int) -> bool:

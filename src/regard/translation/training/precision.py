@@ -20,7 +20,7 @@ MIN_SPEEDUP = 1.15  # a smaller speedup does not justify the coarser rounding of
 TOKENS = 1024  # maximum number of tokens in a timed training step
 _ROWS = (64, 512)  # rows of the timed products; the small product shows whether to time the large one
 _ROUNDS, _SECONDS = 4, 0.2  # maximum rounds and seconds per measurement
-_MAX_STEP = 0.3  # seconds; products dominate longer training steps, so timing the products is enough
+_MAX_STEP = 0.2  # seconds; products dominate longer training steps, so timing the products is enough
 _PRECISIONS: tuple[Precision, Precision] = ("float32", "bfloat16")
 Times = tuple[float, float]  # seconds in float32 and in bfloat16
 
@@ -82,7 +82,7 @@ def choose_precision(
     if sums([0.0 if runs_bfloat16(device) else 1.0])[0]:
         return PrecisionChoice("float32", "this processor has no bfloat16 instructions")
     *times, processes = sums([*_time_products(width, device), 1.0])
-    step = times[0] / processes * parameters / (4 * width**2)  # seconds, in float32
+    step = times[0] / processes * parameters / (4 * width**2) * TOKENS / _ROWS[-1]  # seconds, in float32
     if times[0] >= MIN_SPEEDUP * times[1] and step < _MAX_STEP:
         times = sums(_time(run_step, rounds=_ROUNDS))
     return PrecisionChoice.from_times(times)

@@ -114,7 +114,7 @@ def _check_version(folder: Path, config: TranslationConfig) -> None:
         ready = read_regular(folder / READY, MAX_TEXT_BYTES)
     if ready and Path(DEV_LINKS).name.encode() not in ready:
         raise ArgumentError(
-            f"{str(folder)!r} was prepared by an earlier version of regard, which wrote no {DEV_LINKS}. "
+            f"{str(folder)!r} was prepared by an earlier version of regard, which did not write {DEV_LINKS}. "
             "Finish its training with that version, or train in a new folder."
         )
 
@@ -142,7 +142,8 @@ def _check_consistent(data: TrainingData, *, with_dev_links: bool) -> None:
     linked = min(len(data.dev), _MAX_LINKED)
     if with_dev_links and len(data.dev_links) != linked:
         raise ArgumentError(
-            f"{DEV_LINKS} has links for {len(data.dev_links):,} pairs, but {DEV} has {linked:,} to link"
+            f"{DEV_LINKS} has links for {len(data.dev_links):,} pairs, but {DEV} requires links for "
+            f"{linked:,}"
         )
     if data.links is not None and len(data.links) != len(data.pairs):
         raise ArgumentError(
