@@ -1,6 +1,6 @@
 """Run the command line with `python -m regard`."""
 
-from regard.cli import main
+from regard.cli import script
 
 if __name__ == "__main__":
-    main()
+    script()

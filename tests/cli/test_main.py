@@ -287,6 +287,42 @@ def test_the_exit_status_survives_a_closed_terminal():
     assert done.stderr == "129\n"
 
 
+SCRIPT = ATTEMPT.replace("regard.cli.main([", "sys.argv = sys.argv[:1] + [").replace("])", "]")
+SCRIPT += "regard.cli.script()\n"
+
+
+def test_the_program_ends_without_tearing_down_modules():
+    program = """
+import atexit, sys
+class Freed:
+    def __del__(self):
+        sys.stdout.write("freed\\n")
+sys.modules["freed"] = Freed()
+atexit.register(print, "exit function")
+def attempt() -> None:
+    print("command")
+    raise SystemExit(3)
+"""
+    done = python(program + SCRIPT)
+    assert (done.stdout, done.stderr, done.returncode) == ("command\nexit function\n", "", 3)
+
+
+def test_the_program_waits_for_its_threads():
+    program = """
+import threading, time
+def attempt() -> None:
+    threading.Timer(0.2, print, ["done"]).start()
+"""
+    done = python(program + SCRIPT)
+    assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
+
+
+def test_an_unexpected_error_keeps_its_traceback():
+    done = python("def attempt() -> None:\n    raise ZeroDivisionError('cause')\n" + SCRIPT)
+    assert done.stderr.endswith("ZeroDivisionError: cause\n")
+    assert done.returncode == 1
+
+
 @pytest.mark.parametrize("where", ["regard.cli.words._load", "regard.cli.app.run"])
 def test_an_interrupt_is_one_line(where, monkeypatch, capsys):
     def interrupt(*arguments, **options):
@@ -365,7 +401,7 @@ def test_threads_spin_briefly_before_torch_is_imported():
     done = subprocess.run(
         [sys.executable, "-c", WAITING], env=without_wait_policies(), capture_output=True, text=True
     )
-    assert (done.returncode, done.stdout) == (0, "10000\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "1000\n"), done.stderr
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ last. Three rules:
         console().print(" ".join([printable(text).upper()] * times))
 """
 
+import atexit
 import errno
 import os
 import re
@@ -39,6 +40,7 @@ from regard import __version__
 from regard._util.extras import require
 from regard._util.name_hints import as_sentence, suggest_command, suggest_option
 from regard._util.text import printable, shorten
+from regard._util.torch_import import defer_meta_kernels
 from regard.errors import ArgumentError, RegardError
 
 USAGE_ERROR = 2  # exit status
@@ -65,7 +67,33 @@ _ACCEPTED = {"version": ["--version"], "-V": ["--version"], "help": ["--help"]}
 _NO_MEMORY = re.compile("(allocate|not enough|out of) memory", re.IGNORECASE)  # torch's wording
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def script() -> NoReturn:
+    """Run the command line as a program: `main`, then end the process at once.
+
+    When Python exits as usual, it frees torch's modules one by one, which takes longer than translating a
+    sentence.
+    """
+    if sys.argv[1:2] == ["translate"]:
+        defer_meta_kernels()
+    try:
+        main()
+    except SystemExit as error:
+        if isinstance(error.code, str) or _has_work_at_exit():
+            raise
+        atexit._run_exitfuncs()
+        _drop_unwritable_output()
+        os._exit(error.code or 0)
+    raise AssertionError("main always exits")
+
+
+def _has_work_at_exit() -> bool:
+    """Whether the process must exit as usual: other threads are running, or other processes wait for it."""
+    threads = [thread for thread in threading.enumerate() if not thread.daemon]
+    distributed = sys.modules.get("torch.distributed")
+    return len(threads) > 1 or (distributed is not None and distributed.is_initialized())
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command. User errors print one line to stderr and exit with status 2; Ctrl-C exits with 130."""
     _limit_spinning()
     _reopen_closed_streams()
