@@ -38,11 +38,13 @@ class Entry(NamedTuple):
     model: str
     batches: str
     tuned: bool
+    precision: str = "float32"  # of matrix products
 
     @property
     def name(self) -> str:
         """Label for printing."""
-        return f"{NAMES[self.model]}, {self.batches}" + (", tuned" if self.tuned else "")
+        precision = f", {self.precision}" if self.precision != "float32" else ""
+        return f"{NAMES[self.model]}, {self.batches}" + (", tuned" if self.tuned else "") + precision
 
 
 NAMES = {"regard": "regard", "torch": "nn.Transformer", "joeynmt": "JoeyNMT"}
@@ -50,6 +52,8 @@ REGARD = Entry("regard", "packed", True)
 JOEYNMT = Entry("joeynmt", "random order", True)  # JoeyNMT does not sort by length
 TARGETS = {Entry("torch", "bucketed", False): 1.2, Entry("torch", "random order", False): 2.5, JOEYNMT: 2.5}
 OTHERS = (
+    Entry("regard", "packed", True, "bfloat16"),
+    Entry("torch", "bucketed", True, "bfloat16"),
     Entry("torch", "bucketed", True),
     Entry("torch", "random order", True),
     Entry("regard", "packed", False),
@@ -115,7 +119,7 @@ def work(pipe: Connection, entry: Entry, batches: list[Batch], threads: int) -> 
     torch.set_num_threads(threads)
     warnings.filterwarnings("ignore")  # nn.Transformer warns about fast paths it skips
     torch.manual_seed(0)
-    step, parameters = CREATE[entry.model](batches, entry.tuned)
+    step, parameters = CREATE[entry.model](batches, entry)
     pipe.send(parameters)
     while True:
         for i in range(len(batches)):
@@ -126,14 +130,14 @@ def work(pipe: Connection, entry: Entry, batches: list[Batch], threads: int) -> 
 StepFunction = tuple[Callable[[int], Step], int]
 
 
-def create_regard(batches: Sequence[Batch], tuned: bool) -> StepFunction:
+def create_regard(batches: Sequence[Batch], entry: Entry) -> StepFunction:
     """Create regard's Transformer on packed batches."""
     from regard.models.layers.allocation import keep_memory
     from regard.models.layers.blocks import TransformerConfig
     from regard.models.packed import Packed
     from regard.models.transformer import Transformer
 
-    if tuned:
+    if entry.tuned:
         keep_memory()
     config = TransformerConfig(width=WIDTH, heads=HEADS, layers=LAYERS, ffn_dim=FFN_DIM, dropout=DROPOUT)
     model = Transformer(VOCABULARY, config, share=True)
@@ -146,14 +150,14 @@ def create_regard(batches: Sequence[Batch], tuned: bool) -> StepFunction:
     def loss(i: int) -> Tensor:
         return model.loss(*packed[i], label_smoothing=LABEL_SMOOTHING)
 
-    return _create_step(model, loss, batches, padded_tokens, _adam(model, tuned))
+    return _create_step(model, loss, batches, padded_tokens, _adam(model, entry.tuned), entry.precision)
 
 
-def create_torch(batches: Sequence[Batch], tuned: bool) -> StepFunction:
+def create_torch(batches: Sequence[Batch], entry: Entry) -> StepFunction:
     """Create nn.Transformer on padded batches, with the usual cross-entropy loss."""
     from regard.models.layers.allocation import keep_memory
 
-    if tuned:
+    if entry.tuned:
         keep_memory()
     model = TorchTransformer()
     padded = [
@@ -172,15 +176,15 @@ def create_torch(batches: Sequence[Batch], tuned: bool) -> StepFunction:
             logits.flatten(0, 1), target[:, 1:].flatten(), ignore_index=0, label_smoothing=LABEL_SMOOTHING
         )
 
-    return _create_step(model, loss, batches, padded_tokens, _adam(model, tuned))
+    return _create_step(model, loss, batches, padded_tokens, _adam(model, entry.tuned), entry.precision)
 
 
-def create_joeynmt(batches: Sequence[Batch], tuned: bool) -> StepFunction:
+def create_joeynmt(batches: Sequence[Batch], entry: Entry) -> StepFunction:
     """Create JoeyNMT's Transformer on padded batches, with its own loss and Adam."""
     from regard.models.layers.allocation import keep_memory
     from regard.models.layers.blocks import TransformerConfig
 
-    if tuned:
+    if entry.tuned:
         keep_memory()
     config = TransformerConfig(width=WIDTH, heads=HEADS, layers=LAYERS, ffn_dim=FFN_DIM, dropout=DROPOUT)
     model = joeynmt.build(VOCABULARY, VOCABULARY, config, share=True, label_smoothing=LABEL_SMOOTHING)
@@ -191,7 +195,12 @@ def create_joeynmt(batches: Sequence[Batch], tuned: bool) -> StepFunction:
         return joeynmt.loss(model, padded[i])
 
     return _create_step(
-        model, loss, batches, padded_tokens, joeynmt.build_adam(model, ADAM["lr"], ADAM["betas"])
+        model,
+        loss,
+        batches,
+        padded_tokens,
+        joeynmt.build_adam(model, ADAM["lr"], ADAM["betas"]),
+        entry.precision,
     )
 
 
@@ -239,6 +248,7 @@ def _create_step(
     batches: Sequence[Batch],
     padded_tokens: list[int],
     optimizer: torch.optim.Optimizer,
+    precision: str,
 ) -> StepFunction:
     model.train()
     tokens = [sum(pair.size for pair in batch) for batch in batches]
@@ -246,7 +256,8 @@ def _create_step(
     def step(i: int) -> Step:
         start = time.perf_counter()
         optimizer.zero_grad()
-        value = loss(i)
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+            value = loss(i)
         value.backward()
         optimizer.step()
         return Step(time.perf_counter() - start, tokens[i], padded_tokens[i], value.item())

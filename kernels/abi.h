@@ -35,8 +35,8 @@ constexpr int MATCHES = 3;  // token matches per row in write_sums (inspect.h)
 // int8 keys and values, one per token (see few_queries.h). `kept_weights`, [block][key][lane] of each unit, are the
 // softmax weights of a small call: the forward pass writes them, and the backward pass reads them instead of computing
 // them again (see `kept_weights_shape` in fused.py). `row` and `head` are the row and head indices, for biases and
-// dropout. `center`, `span`, `token` and `key_token` define the sums over sets of keys in inspect.h, whose kernels write
-// `result` and `indices`.
+// dropout. `center`, `span`, `token` and `key_token` define the sums over sets of keys in inspect.h, whose kernels
+// write `result` and `indices`.
 // clang-format off
 #define TENSORS(X) \
   X(query, REAL) \

@@ -149,7 +149,8 @@ INLINE void add_rows_of(const Block& b, const float* weights, int64_t from, int 
 // sums: [lane][value width].
 template <class Number>
 void add_in_place(const Block& b, const float* weights, int64_t from, int n, float* sums, bool add) {
-  with_rows<MAX_FEW>(b.count, [&](auto rows_of) { add_rows_of<Number, rows_of.value>(b, weights, from, n, sums, add); });
+  with_rows<MAX_FEW>(b.count,
+                     [&](auto rows_of) { add_rows_of<Number, rows_of.value>(b, weights, from, n, sums, add); });
 }
 
 }  // namespace

@@ -284,15 +284,7 @@ void drop(int64_t kind, Address x, Address y, Address out, int64_t size, uint32_
   const auto decode = [](const Address& address) -> Drop::Numbers {
     return {reinterpret_cast<char*>(std::get<0>(address)), std::get<1>(address)};
   };
-  const Drop d = {Drop::Kind(kind),
-                  decode(x),
-                  decode(y),
-                  decode(out),
-                  size,
-                  seed,
-                  other,
-                  threshold,
-                  float(kept)};
+  const Drop d = {Drop::Kind(kind), decode(x), decode(y), decode(out), size, seed, other, threshold, float(kept)};
   nb::gil_scoped_release release;
   chosen->dropout(d, threads);
 }

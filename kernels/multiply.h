@@ -145,7 +145,7 @@ INLINE void rows_of(Product& p, int& rows, int depth, bool add) {
         for (int t = 0; t < depth; t += 16) __builtin_prefetch(p.a + (2 * R + r) * p.a_step + t);
     if (R == tall(V) && p.ahead && !p.ahead->done())
       tile<R, V, walk, R == tall(V), Element>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add, p.ahead,
-                                                      p.factor);
+                                              p.factor);
     else
       tile<R, V, walk, false, Element>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add, nullptr, p.factor);
     p.a += walk == Walk::along ? R * p.a_step : R;
