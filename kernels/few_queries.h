@@ -1,4 +1,5 @@
-// Few rows that attend to many keys, as in decoding. Keys and values are read in place, as float32 or int8 with scales:
+// Few rows that attend to many keys, as in decoding. Keys and values are read in place, as float32, bfloat16, or int8
+// with scales:
 //
 //   score_j = key_scale_j · Σ_t query[t] · key_j[t]        output = Σ_j (weight_j · value_scale_j) · value_j
 //
@@ -19,12 +20,16 @@ constexpr int64_t DISTANCE = 4096;  // bytes to prefetch ahead of int8 rows
 
 INLINE vec read(const float* from) { return load(from); }
 INLINE vec read(const int8_t* from) { return widen_int8(from); }
+INLINE vec read(const uint16_t* from) {  // bfloat16
+  typedef uint16_t halves __attribute__((vector_size(2 * W), aligned(2), may_alias));
+  return (vec)(__builtin_convertvector(*reinterpret_cast<const halves*>(from), uvec) << 16);
+}
 
-// Whether rows of this type can be read in place, in whole vectors.
-template <class Number>
-INLINE bool in_place(const View& view, int64_t width) {
-  constexpr Type type = sizeof(Number) == 1 ? Type::int8 : Type::float32;
-  return view.type == type && view.column == 1 && width % W == 0;
+// Whether keys and values can be read in place, in whole vectors.
+INLINE bool in_place(const Problem& p) {
+  const bool stored = p.key.type == Type::float32 || p.key.type == Type::bfloat16 || p.key.type == Type::int8;
+  return stored && p.value.type == p.key.type && p.key.column == 1 && p.value.column == 1 && p.width % W == 0 &&
+         p.value_width % W == 0;
 }
 
 // Prefetches a row that is read later. float32 rows are not prefetched, because the processor prefetches them itself:
@@ -65,7 +70,7 @@ INLINE void match_as(const Block& b, int64_t from, int n, float* rows) {
   const auto* keys = reinterpret_cast<const Number*>(p.key.data) + b.key_at + from * p.key.row;
   for (int j = 0; j < n; j += W) {
     vec sums[R][W];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int k = 0; k < W; ++k) {
       const Number* key = keys + (j + k < n ? j + k : n - 1) * p.key.row;
       prefetch_row(key, p.key.row, width);
@@ -97,9 +102,19 @@ INLINE void match_rows(const Block& b, int64_t from, int n, float* rows) {
   }
 }
 
+// Calls `work` with a null pointer to the type of the keys and values.
+template <class Work>
+INLINE void with_type(const Problem& p, Work work) {
+  switch (p.key.type) {
+    case Type::int8: return work(static_cast<const int8_t*>(nullptr));
+    case Type::bfloat16: return work(static_cast<const uint16_t*>(nullptr));
+    default: return work(static_cast<const float*>(nullptr));
+  }
+}
+
 // query · key for n keys, not multiplied by the scales of int8 keys, written to rows [lane][MANY].
 template <class Number>
-void match_in_place(const Block& b, int64_t from, int n, float* rows) {
+void match_in_place(const Block& b, int64_t from, int n, float* rows, const Number*) {
   with_rows<MAX_FEW>(b.count, [&](auto rows_of) { match_rows<Number, rows_of.value>(b, from, n, rows); });
 }
 
@@ -148,7 +163,7 @@ INLINE void add_rows_of(const Block& b, const float* weights, int64_t from, int 
 // sums (+)= Σ_j weight_j · value_j. Weights, [lane][MANY], include the scales of int8 values.
 // sums: [lane][value width].
 template <class Number>
-void add_in_place(const Block& b, const float* weights, int64_t from, int n, float* sums, bool add) {
+void add_in_place(const Block& b, const float* weights, int64_t from, int n, float* sums, bool add, const Number*) {
   with_rows<MAX_FEW>(b.count,
                      [&](auto rows_of) { add_rows_of<Number, rows_of.value>(b, weights, from, n, sums, add); });
 }

@@ -98,9 +98,8 @@ struct Output {
     begun = true;
   }
 
-  template <class Number>
   void add_in_place(const Block& b, const float* weights, int64_t from, int n) {  // [lane][MANY]
-    regard::add_in_place<Number>(b, weights, from, n, sums, begun);
+    with_type(b.p, [&](auto type) { regard::add_in_place(b, weights, from, n, sums, begun, type); });
     begun = true;
   }
 
@@ -294,17 +293,14 @@ INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t 
   PerLane factor;
   // use longer tiles if nothing has to be copied: long sequential reads are faster
   const bool plain = b.plain(low, high);
-  const bool real = plain && in_place<float>(b.p.key, b.p.width) && in_place<float>(b.p.value, b.p.value_width);
-  const bool int8 = plain && in_place<int8_t>(b.p.key, b.p.width) && in_place<int8_t>(b.p.value, b.p.value_width);
-  const int max_keys = real || int8 ? MANY : KEYS;
+  const bool direct = plain && in_place(b.p);
+  const int max_keys = direct ? MANY : KEYS;
   for (int64_t from = low; from < high; from += max_keys) {
     const int n = int(high - from < max_keys ? high - from : max_keys);
     if (b.hidden(from, from + n)) continue;
     if (plain) {
-      if (int8)
-        match_in_place<int8_t>(b, from, n, rows);
-      else if (real)
-        match_in_place<float>(b, from, n, rows);
+      if (direct)
+        with_type(b.p, [&](auto type) { match_in_place(b, from, n, rows, type); });
       else
         b.match_few(b.keys_from(from, n, true), n, rows, 1, MANY);
       if (b.p.key.type == Type::int8) scale_rows(b, b.p.key_scale, from, n, rows);
@@ -321,10 +317,8 @@ INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t 
     }
     if (b.p.value.type == Type::int8) scale_rows(b, b.p.value_scale, from, n, rows);
     output.scale(b, factor.at);
-    if (int8)
-      output.add_in_place<int8_t>(b, rows, from, n);
-    else if (real)
-      output.add_in_place<float>(b, rows, from, n);
+    if (direct)
+      output.add_in_place(b, rows, from, n);
     else
       output.add_rows(b, rows, stage(b.p.value, b.value_at, from, n, b.p.value_width, true, buffer), n);
   }

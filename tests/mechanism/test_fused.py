@@ -707,6 +707,19 @@ def test_kept_weights_of_another_instruction_set_are_not_read():
 # bfloat16 and float16
 
 
+@looped("widths", [(16, 48), (64, 64), (128, 80), (20, 16)])  # key, value; the last is not read in place
+@looped("heads", [1, 3, 4, 5, 8, 9])
+def test_a_query_reads_bfloat16_in_place(heads, widths):
+    draw = torch.Generator().manual_seed(heads)
+    sizes = (heads, 1, widths[0]), (1, 1500, widths[0]), (1, 1500, widths[1])
+    inputs = [torch.randn(size, generator=draw).bfloat16() for size in sizes]
+    for mask in (None, regard.Causal(), regard.Padding(700)):
+        output, weights = regard.attend(*inputs, mask=mask)
+        exact, exact_weights = regard.attend(*(x.float() for x in inputs), mask=mask)
+        torch.testing.assert_close(output, exact.bfloat16(), rtol=2**-8, atol=1e-6)
+        torch.testing.assert_close(weights.dense().float(), exact_weights.dense(), rtol=2**-8, atol=1e-6)
+
+
 @crossed(
     normalize=PLAIN,
     score=["scaled dot", "additive"],
