@@ -150,6 +150,13 @@ def decode() -> Iterator[Comparison]:
         (Shape(1, 32, 1, 8192, d=128), 3.0),
     ):
         yield compare("decode", shape, target, "eager", decode=True, threads=THREADS)
+    grouped = Shape(1, 32, 1, 8192, d=128, g=8)
+    for shape in (
+        grouped,
+        replace(grouped, dtype=torch.bfloat16),
+        Shape(1, 8, 1, 8192, dtype=torch.bfloat16),
+    ):
+        yield compare("decode", shape, 2.0, decode=True, threads=THREADS)
 
 
 def shapes() -> Iterator[Comparison]:
