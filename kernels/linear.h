@@ -19,56 +19,69 @@ namespace {
 
 constexpr int COLUMNS = 16, VECTORS = COLUMNS / W;   // columns and vectors per block of weights
 constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;  // rows per tile: their sums fit into registers
-constexpr int FLOAT_ROWS = 5;                        // rows per tile of two float32 columns
-constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21;   // minimum number of products that justifies a second thread
-constexpr float TINY = 1e-30f;                       // rows whose values are all below this are treated as zero
+constexpr int FLOAT_ROWS = 5;                        // rows per float32 tile
+// minimum number of products that justifies a second thread: reading float32 weights takes longer
+constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21, MIN_FLOAT_PRODUCTS = int64_t(1) << 19;
+constexpr float TINY = 1e-30f;  // rows whose values are all below this are treated as zero
 typedef int16_t narrow __attribute__((vector_size(2 * W), aligned(2), may_alias));
 
-// Computes R rows and C columns of a float32 product.
+// Computes R rows and C columns of a float32 product. The sums over the depth are reduced W at a time.
 template <int R, int C>
 INLINE void float_tile(const Linear& l, int64_t row, int64_t column) {
+  constexpr int SUMS = R * C, ALL = (SUMS + W - 1) / W * W;
   const float *x = l.x + row * l.depth, *w = static_cast<const float*>(l.weight) + column * l.depth;
-  vec sums[R][C] = {};
+  vec sums[ALL] = {};
   int64_t i = 0;
   for (; i + W <= l.depth; i += W) {
-    vec y[C];
-#pragma GCC unroll 2
-    for (int c = 0; c < C; ++c) y[c] = load(w + c * l.depth + i);
+    vec v[R];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const vec v = load(x + r * l.depth + i);
-#pragma GCC unroll 2
-      for (int c = 0; c < C; ++c) sums[r][c] += v * y[c];
+    for (int r = 0; r < R; ++r) v[r] = load(x + r * l.depth + i);
+#pragma GCC unroll 16
+    for (int c = 0; c < C; ++c) {
+      const vec y = load(w + c * l.depth + i);
+      __builtin_prefetch(w + (c + 2 * C) * l.depth + i);  // rows are too short for the processor's own prefetching
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) sums[r * C + c] += v[r] * y;
     }
+  }
+  float totals[ALL];
+#pragma GCC unroll 8
+  for (int first = 0; first < ALL; first += W) {
+    sum_each(sums + first);
+    store(totals + first, sums[first]);
   }
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) {
-      float total = sum(sums[r][c]);
+      float total = totals[r * C + c];
       for (int64_t j = i; j < l.depth; ++j) total += x[r * l.depth + j] * w[c * l.depth + j];
       l.out[(row + r) * l.columns + column + c] = l.bias ? total + l.bias[column + c] : total;
     }
 }
 
-template <int R, int C>
-INLINE void float_rows(const Linear& l, int64_t row, int64_t column) {
+// Computes columns [column, end) of R rows, as many at a time as give one vector of sums.
+template <int R>
+INLINE void float_columns(const Linear& l, int64_t row, int64_t column, int64_t end) {
+  constexpr int C = W / R > 1 ? W / R : 1;
+  for (; column + C <= end; column += C) float_tile<R, C>(l, row, column);
+  for (; column < end; ++column) float_tile<R, 1>(l, row, column);
+}
+
+template <int R>
+INLINE void float_rows(const Linear& l, int64_t row, int64_t column, int64_t end) {
   if constexpr (R > 1) {
-    if (l.rows - row < R) return float_rows<R - 1, C>(l, row, column);
+    if (l.rows - row < R) return float_rows<R - 1>(l, row, column, end);
   }
-  float_tile<R, C>(l, row, column);
+  float_columns<R>(l, row, column, end);
 }
 
 void linear(const Linear& l, int threads) {
-  constexpr int64_t GROUP = 32;  // columns per item
-  if (l.rows * l.depth * l.columns < MIN_PRODUCTS) threads = 1;
+  constexpr int64_t GROUP = 48;  // columns per item: a multiple of W / R for up to 4 rows, and of 3 for 5 rows
+  if (l.rows * l.depth * l.columns < MIN_FLOAT_PRODUCTS) threads = 1;
   parallel((l.columns + GROUP - 1) / GROUP, threads,
            [](void* context, int64_t item) {
              const Linear& l = *static_cast<const Linear*>(context);
              const int64_t end = (item + 1) * GROUP < l.columns ? (item + 1) * GROUP : l.columns;
-             int64_t column = item * GROUP;
-             for (; column + 2 <= end; column += 2)
-               for (int64_t row = 0; row < l.rows; row += FLOAT_ROWS) float_rows<FLOAT_ROWS, 2>(l, row, column);
-             for (; column < end; ++column)
-               for (int64_t row = 0; row < l.rows; row += FLOAT_ROWS) float_rows<FLOAT_ROWS, 1>(l, row, column);
+             for (int64_t row = 0; row < l.rows; row += FLOAT_ROWS) float_rows<FLOAT_ROWS>(l, row, item * GROUP, end);
            },
            const_cast<Linear*>(&l));
 }
