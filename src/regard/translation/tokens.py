@@ -29,6 +29,7 @@ _MAX_LINES = 2_000_000  # larger corpora are sampled
 _MAX_LINE_BYTES = 1 << 16
 _MAX_FILE_BYTES = 1 << 28  # a SentencePiece model with about ten million tokens
 MIN_COVERAGE = 0.98  # SentencePiece's limit
+_MIN_PARALLEL = 64  # SentencePiece starts threads for each list; encoding fewer words takes less time
 _LONE_SURROGATE = (
     "The text contains a lone surrogate (\\ud800 to \\udfff), which is not a character. Decode the text as "
     "UTF-8, or remove the surrogate."
@@ -287,8 +288,11 @@ class Tokenizer:
 
     def _encode(self, texts: list[str], out_type: type = int) -> list[list[Any]]:
         """Return the token ids of each text, or its tokens as text."""
+        encode = self._processor.encode
         try:
-            return self._processor.encode(texts, out_type=out_type)
+            if len(texts) < _MIN_PARALLEL:
+                return [encode(text, out_type=out_type) for text in texts]
+            return encode(texts, out_type=out_type)
         except TypeError:
             raise ArgumentError(_LONE_SURROGATE) from None
 
