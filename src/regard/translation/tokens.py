@@ -293,8 +293,10 @@ class Tokenizer:
             if len(texts) < _MIN_PARALLEL:
                 return [encode(text, out_type=out_type) for text in texts]
             return encode(texts, out_type=out_type)
-        except TypeError:
-            raise ArgumentError(_LONE_SURROGATE) from None
+        except (TypeError, RuntimeError):
+            if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
+                raise ArgumentError(_LONE_SURROGATE) from None
+            raise
 
     @cached_property
     def _pieces(self) -> list[str]:
