@@ -70,7 +70,7 @@ def check(name, call):
         errors[name] = str(error)
 
 def run(*arguments):
-    from regard.__main__ import main
+    from regard.cli import main
     sys.argv = ["regard", *arguments]
     out, err, status = io.StringIO(), io.StringIO(), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -91,7 +91,9 @@ def test_a_folder_of_an_earlier_version_is_named_as_such(tmp_path):
         Run.load(tmp_path)
     lines = ready.read_text().splitlines(keepends=True)
     ready.write_text("".join(line for line in lines if "dev.links" not in line))
-    with pytest.raises(ArgumentError, match=r"prepared by an earlier version of regard.*no data/dev\.links"):
+    with pytest.raises(
+        ArgumentError, match=r"prepared by an earlier version of regard.*not write data/dev\.links"
+    ):
         Run.load(tmp_path)
 
 
