@@ -105,6 +105,27 @@ def test_nan_is_preserved() -> None:
         assert dropout.add(x, x).isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_in_a_batch(dtype: torch.dtype) -> None:
+    y, dropout = torch.randn(6, dtype=dtype, requires_grad=True), Dropout(SHARE)
+    for function in (dropout, dropout.relu, lambda y: dropout.add(y, y)):
+        result = function(y)
+        each = [
+            torch.autograd.grad(result, y, row, retain_graph=True)[0] for row in torch.eye(6, dtype=dtype)
+        ]
+        batch = torch.eye(6, dtype=dtype)
+        (together,) = torch.autograd.grad(result, y, batch, is_grads_batched=True)
+        torch.testing.assert_close(together, torch.stack(each), rtol=2**-7, atol=0)
+
+
+def test_in_place_and_negative_bit() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones(1000, dtype=dtype)
+        assert Dropout(SHARE, inplace=True)(x) is x
+        assert (x == 0).any()
+        assert Dropout(SHARE)(torch._neg_view(torch.ones(1000, dtype=dtype))).max() <= 0
+
+
 def test_non_contiguous_tensors() -> None:
     x = torch.randn(11, 13).T.requires_grad_()
     dropout = Dropout(SHARE)

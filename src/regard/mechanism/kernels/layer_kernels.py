@@ -20,7 +20,8 @@ _SOFTMAX = NORMALIZERS.get("softmax", 0)
 def supports_dropout(*tensors: Tensor) -> bool:
     """Whether the dropout kernels support the given tensors, which must have the same shape."""
     return KERNELS is not None and all(
-        t.dtype in _DROPOUT_TYPES and t.device.type == "cpu" and t.is_contiguous() for t in tensors
+        t.dtype in _DROPOUT_TYPES and t.device.type == "cpu" and t.is_contiguous() and not t.is_neg()
+        for t in tensors
     )
 
 

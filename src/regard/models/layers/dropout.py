@@ -72,7 +72,7 @@ class Dropout(nn.Dropout):
 
     def _fusable(self, *tensors: Tensor) -> bool:
         """Whether dropout is active and the kernel can process the tensors."""
-        if not self.training or not 0 < self.p < 1:
+        if not self.training or self.inplace or not 0 < self.p < 1:
             return False
         return concrete(*tensors) and not forward_mode() and layer_kernels.supports_dropout(*tensors)
 
@@ -85,12 +85,18 @@ class _DropoutAdd(torch.autograd.Function):
         ctx: Any, x: Tensor | None, y: Tensor, dropout: float, seed: int, dtype: torch.dtype
     ) -> Tensor:
         ctx.options = dropout, seed, y.dtype
-        ctx.has_x = x is not None
+        ctx.shape, ctx.has_x = y.shape, x is not None
         return layer_kernels.dropout("add", x, y, probability=dropout, seed=seed, dtype=dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None, None, None]:
-        dropped = _DropoutAdd.apply(None, grad.contiguous(), *ctx.options)  # type: ignore[no-untyped-call]
+        if concrete(grad):
+            dropped = _DropoutAdd.apply(None, grad.contiguous(), *ctx.options)  # type: ignore[no-untyped-call]
+        else:  # several gradients at once: vmap
+            dropout, seed, dtype = ctx.options
+            ones = torch.ones(ctx.shape, dtype=dtype)
+            factors = layer_kernels.dropout("add", None, ones, probability=dropout, seed=seed, dtype=dtype)
+            dropped = (grad * factors).to(dtype)
         return grad if ctx.has_x else None, dropped, None, None, None
 
 
@@ -105,7 +111,7 @@ class _DropoutRelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (output,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # backward was called with create_graph=True
+        if torch.is_grad_enabled() or not concrete(grad):  # create_graph=True, or several gradients at once
             return torch.where(output <= 0, 0, grad / (1 - ctx.dropout)), None, None
         options = {"probability": ctx.dropout, "seed": 0, "dtype": output.dtype}
         return layer_kernels.dropout("relu_back", output, grad.contiguous(), **options), None, None

@@ -138,7 +138,7 @@ export function open({ element, state, save, models, pending, signal }) {
   for (const input of [text, target]) submitOnEnter(input, () => update());
   const tools = make("div", { class: "inside-tools", role: "group", "aria-label": "Zoom" },
     button("+", () => stage.camera.zoom(1.6), { "aria-label": "Zoom in" }), button("−", () => stage.camera.zoom(1 / 1.6), { "aria-label": "Zoom out" }),
-    button("Show all", () => stage.goTo(stage.scene.root)));
+    button("Whole model", () => stage.goTo(stage.scene.root)));
   const layout = make("div", { class: "inside" },
     make("div", { class: "inside-stage" }, steps.element, make("div", { class: "inside-frame" }, stage.canvas, tools), make("p", { class: "hint" }, HINT), legend()),
     make("div", { class: "inside-side" }, details.element, predictions.element));
