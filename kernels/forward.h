@@ -227,7 +227,7 @@ struct Running {
 };
 
 // Computes the scores of one tile and applies softmax. Scores that are plain products, visible to every row, are
-// checked for overflow while they are in registers.
+// checked for overflow in the pass that finds their maximum.
 INLINE void soften_scores(const Block& b, const Softmax& policy, int64_t from, int n, float* s, Running& run,
                           PerLane& factor) {
   const bool plain = !b.few && b.p.family == Family::dot && b.plain(from, from + n);

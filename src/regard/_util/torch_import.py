@@ -27,8 +27,9 @@ def defer_meta_kernels() -> None:
     until they are imported, some operations on meta tensors raise NotImplementedError. Has no effect once
     torch has been imported. Call it only in a process that runs a single command.
 
+    >>> import torch
     >>> from regard._util.torch_import import defer_meta_kernels
-    >>> defer_meta_kernels()
+    >>> defer_meta_kernels()  # no effect: torch has been imported
     """
     if "torch" not in sys.modules and importlib.util.find_spec("torch") is not None:
         sys.modules.setdefault(_META, _Deferred(_META))
