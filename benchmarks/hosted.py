@@ -79,7 +79,7 @@ def _decoding(context: int) -> Candidates:
         for step in range(STEPS):
             position = torch.tensor([[context + step]])
             logits = model(torch.tensor([[7]]), past_key_values=cache, position_ids=position).logits
-        cache.crop(context)
+        cache.crop(-STEPS)
         return logits  # type: ignore[no-any-return]
 
     calls = _compare(_llama, partial(decode, fill(DynamicCache()))).calls
