@@ -25,8 +25,8 @@ from benchmarks.harness import time_calls
 from benchmarks.peers import skip
 from regard.models.configs import Precision
 from regard.models.encoders.pretrained import PretrainedEncoder, load_encoder
+from regard.models.inference.quantization import multiplies_bfloat16
 from regard.models.packed import Packed
-from regard.models.quantization import multiplies_bfloat16
 
 Encode = Callable[[], Tensor]  # the vectors of all sentences
 _INPUTS = ("input_ids", "attention_mask")

@@ -208,6 +208,50 @@ struct Step {
   float *normed, *y, *projected, *attended, *hidden, *spread;
 };
 
+// A stack of Transformer blocks: see transformer.h. An encoder uses neither norms[1] nor the cross-attention layers.
+struct Stack {
+  struct Block {
+    Step::Norm norms[3];
+    Step::Layer in_proj, out_proj, query, source, cross_out, ffn_in, ffn_out;  // source: keys and values of the source
+  };
+  int64_t width, groups, per_group, head, inner, layers;
+  bool norm_first;
+  float eps;
+  const Block* blocks;
+  Step::Norm first, last;  // before the first and after the last block; none if the weight is null
+
+  int64_t queries() const { return groups * per_group * head; }
+  int64_t key_values() const { return 2 * groups * head; }
+  int64_t scratch() const { return 2 * width + 2 * queries() + key_values() + inner; }  // floats per row
+};
+
+// Sentences to be encoded: see `encode` in transformer.h.
+struct Encode {
+  const Stack* stack;
+  float* x;               // rows × width: the embeddings, replaced by the encoder's output
+  const int64_t* starts;  // the first row of each sentence, then the number of rows
+  int64_t sentences;
+  float* scratch;  // rows × stack->scratch()
+};
+
+// Hypotheses to be extended by one token: see `extend` in transformer.h.
+struct Extend {
+  const Stack* stack;
+  float* x;                      // rows × width: the embeddings, replaced by the decoder's output
+  int64_t rows, length;          // length: number of cached tokens before this one
+  float* const* caches;          // for each token, layers × counts[token] rows of keys and values
+  const int64_t* counts;         // for each token, the number of hypotheses when it was cached
+  const int32_t* cached;         // rows × stride: which of these hypotheses a row continues
+  int64_t stride;
+  const int32_t* sentences;      // the sentence of each row
+  const float* const* sources;   // for each layer, the keys and values of all source tokens
+  const int64_t* starts;         // the first source token of each sentence, then the number of tokens
+  int64_t recorded;              // the layer whose cross-attention weights to record, or −1
+  float* weights;                // rows × heads × max_source
+  int64_t max_source;            // length of the longest sentence
+  float* scratch;                // rows × stack->scratch()
+};
+
 // The kernels of one instruction set. A kernel that returns bool returns whether its result is finite.
 struct Kernels {
   const char* name;
@@ -224,6 +268,8 @@ struct Kernels {
   void (*linear_int8)(const Linear&, int threads);
   void (*best)(const Best&, int threads);
   bool (*step)(const Step&, int threads);
+  bool (*encode)(const Encode&, int threads);
+  bool (*extend)(const Extend&, int threads);
   double (*peak)();  // runs a compute-bound loop for about a millisecond; returns its FLOPs
 };
 

@@ -10,24 +10,24 @@ namespace regard {
 namespace {
 
 // Layer norm of each row (Ba et al. 2016), with population variance. `out` may equal `x`.
-INLINE void layer_norm(const Step& s, const Step::Norm& norm, const float* x, float* out) {
-  for (int64_t row = 0; row < s.rows; ++row, x += s.width, out += s.width) {
+INLINE void layer_norm(const Step::Norm& norm, float eps, const float* x, float* out, int64_t rows, int64_t width) {
+  for (int64_t row = 0; row < rows; ++row, x += width, out += width) {
     float mean = 0, square = 0;
     vec total{};
     int64_t i = 0;
-    for (; i + W <= s.width; i += W) total += load(x + i);
-    for (; i < s.width; ++i) mean += x[i];
-    mean = (mean + sum(total)) / float(s.width);
+    for (; i + W <= width; i += W) total += load(x + i);
+    for (; i < width; ++i) mean += x[i];
+    mean = (mean + sum(total)) / float(width);
     total = vec{};
-    for (i = 0; i + W <= s.width; i += W) {
+    for (i = 0; i + W <= width; i += W) {
       const vec d = load(x + i) - mean;
       total += d * d;
     }
-    for (; i < s.width; ++i) square += (x[i] - mean) * (x[i] - mean);
-    const float factor = 1 / std::sqrt((square + sum(total)) / float(s.width) + s.eps);
-    for (i = 0; i + W <= s.width; i += W)
+    for (; i < width; ++i) square += (x[i] - mean) * (x[i] - mean);
+    const float factor = 1 / std::sqrt((square + sum(total)) / float(width) + eps);
+    for (i = 0; i + W <= width; i += W)
       store(out + i, (load(x + i) - mean) * factor * load(norm.weight + i) + (norm.bias ? load(norm.bias + i) : vec{}));
-    for (; i < s.width; ++i) out[i] = (x[i] - mean) * factor * norm.weight[i] + (norm.bias ? norm.bias[i] : 0);
+    for (; i < width; ++i) out[i] = (x[i] - mean) * factor * norm.weight[i] + (norm.bias ? norm.bias[i] : 0);
   }
 }
 
@@ -81,22 +81,36 @@ INLINE void add(float* x, const float* y, int64_t count) {
   for (; i < count; ++i) x[i] += y[i];
 }
 
-// Computes x += f(norm(x)) or, if not norm_first, x = norm(x + f(x)); f writes to s.y. Returns whether the result is
-// finite.
-template <class F>
-INLINE bool residual(const Step& s, const Step::Norm& norm, F f) {
-  if (s.norm_first) layer_norm(s, norm, s.x, s.normed);
-  if (!f(s.norm_first ? s.normed : s.x)) return false;
-  add(s.x, s.y, s.rows * s.width);
-  if (!s.norm_first) layer_norm(s, norm, s.x, s.x);
-  return true;
+INLINE void relu(float* x, int64_t count) {
+  int64_t i = 0;
+  for (; i + W <= count; i += W) store(x + i, max(vec{}, load(x + i)));
+  for (; i < count; ++i) x[i] = x[i] < 0 ? 0 : x[i];
 }
+
+// Rows of vectors with a residual connection.
+struct Residual {
+  float *x, *y, *normed;  // y: the output of the sublayer
+  int64_t rows, width;
+  bool norm_first;
+  float eps;
+
+  // Computes x += f(norm(x)) or, if not norm_first, x = norm(x + f(x)). Returns whether the result of f is finite.
+  template <class F>
+  INLINE bool add(const Step::Norm& norm, F f) const {
+    if (norm_first) layer_norm(norm, eps, x, normed, rows, width);
+    if (!f(norm_first ? normed : x)) return false;
+    regard::add(x, y, rows * width);
+    if (!norm_first) layer_norm(norm, eps, x, x, rows, width);
+    return true;
+  }
+};
 
 bool step(const Step& s, int threads) {
   const int64_t heads = s.groups * s.per_group * s.head, row = 2 * s.groups * s.head;
+  const Residual residual{s.x, s.y, s.normed, s.rows, s.width, s.norm_first, s.eps};
   for (int64_t i = 0; i < s.layers; ++i) {
     const Step::Block& b = s.blocks[i];
-    bool finite = residual(s, b.norms[0], [&](const float* x) {
+    bool finite = residual.add(b.norms[0], [&](const float* x) {
       apply(b.in_proj, x, s.projected, s.rows, s.width, heads + row, threads);
       for (int64_t r = 0; r < s.rows; ++r)
         memcpy(b.cache + (r * s.capacity + s.length) * row, s.projected + r * (heads + row) + heads,
@@ -107,7 +121,7 @@ bool step(const Step& s, int threads) {
       apply(b.out_proj, s.attended, s.y, s.rows, heads, s.width, threads);
       return true;
     });
-    finite = finite && residual(s, b.norms[1], [&](const float* x) {
+    finite = finite && residual.add(b.norms[1], [&](const float* x) {
                float* queries = s.index ? s.spread : s.projected;
                apply(b.query, x, s.projected, s.rows, s.width, heads, threads);
                const int64_t count = s.sources * s.slots;
@@ -130,16 +144,14 @@ bool step(const Step& s, int threads) {
                return true;
              });
     if (!finite) return false;
-    residual(s, b.norms[2], [&](const float* x) {
+    residual.add(b.norms[2], [&](const float* x) {
       apply(b.ffn_in, x, s.hidden, s.rows, s.width, s.inner, threads);
-      int64_t j = 0;
-      for (; j + W <= s.rows * s.inner; j += W) store(s.hidden + j, max(vec{}, load(s.hidden + j)));
-      for (; j < s.rows * s.inner; ++j) s.hidden[j] = s.hidden[j] < 0 ? 0 : s.hidden[j];
+      relu(s.hidden, s.rows * s.inner);
       apply(b.ffn_out, s.hidden, s.y, s.rows, s.inner, s.width, threads);
       return true;
     });
   }
-  if (s.norm.weight) layer_norm(s, s.norm, s.x, s.x);
+  if (s.norm.weight) layer_norm(s.norm, s.eps, s.x, s.x, s.rows, s.width);
   apply(s.output, s.x, s.logits, s.rows, s.width, s.vocabulary, threads);
   return true;
 }

@@ -1,7 +1,7 @@
 // Linear layers for inference:  out = x · weightᵀ + bias.
 //
-// float32: used for up to about 8 rows, where a general matrix product is slow. Each weight is read once, in place;
-// sums are vectorized along the depth.
+// float32, few rows: each weight is read once, in place; sums are vectorized along the depth.
+// float32, many rows: the lanes of a vector are rows of x, which is transposed; weights are read in place and broadcast.
 //
 // int8: each column of weightᵀ has its own scale, and each row of x is quantized here with its own scale, so a row's
 // result does not depend on the other rows. Values of x become 16-bit integers with as many bits as fit: the sum of
@@ -12,7 +12,8 @@
 #pragma once
 
 #include "arena.h"
-#include "vector.h"
+#include "multiply.h"
+#include "pack.h"
 
 namespace regard {
 namespace {
@@ -21,7 +22,7 @@ constexpr int COLUMNS = 16, VECTORS = COLUMNS / W;   // columns and vectors per 
 constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;  // rows per tile: their sums fit into registers
 constexpr int FLOAT_ROWS = 5;                        // rows per float32 tile
 // minimum number of products that justifies a second thread: reading float32 weights takes longer
-constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21, MIN_FLOAT_PRODUCTS = int64_t(1) << 19;
+constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21, MIN_FLOAT_PRODUCTS = int64_t(1) << 16;
 constexpr float TINY = 1e-30f;  // rows whose values are all below this are treated as zero
 typedef int16_t narrow __attribute__((vector_size(2 * W), aligned(2), may_alias));
 
@@ -74,9 +75,48 @@ INLINE void float_rows(const Linear& l, int64_t row, int64_t column, int64_t end
   float_columns<R>(l, row, column, end);
 }
 
+// Computes `count` rows, from `row` on, with rows in the lanes.
+void linear_by_lanes(const Linear& l, int64_t row, int count, int threads) {
+  constexpr int64_t GROUP = 64;  // columns per item: their weights stay in the L2 cache
+  struct Work {
+    const Linear& l;
+    const float* x;  // depth × lanes
+    int64_t row;
+    int count, lanes;
+  };
+  const ItemScratch scratch;
+  Work work{l, nullptr, row, count, int(padded(count))};
+  float* columns = arena.take(l.depth * work.lanes);
+  to_columns<false>(columns, work.lanes, count, l.depth, 1, [&](int i) { return l.x + (row + i) * l.depth; });
+  work.x = columns;
+  const auto multiply_columns = [](void* context, int64_t item) {
+    const Work& w = *static_cast<const Work*>(context);
+    const Linear& l = w.l;
+    const int64_t first = item * GROUP;
+    const int size = int(l.columns - first < GROUP ? l.columns - first : GROUP);
+    float* out = item_arena.take(GROUP * w.lanes);
+    const float* weight = static_cast<const float*>(l.weight) + first * l.depth;
+    multiply<Walk::along>({weight, l.depth, w.x, w.lanes, out, w.lanes}, size, w.lanes / W, int(l.depth), false);
+    to_rows(out, w.lanes, w.count, size, [&](int lane, int64_t t, vec y, int valid) {
+      if (l.bias && valid == W) y += load(l.bias + first + t);
+      if (l.bias && valid < W)
+        for (int i = 0; i < valid; ++i) y[i] += l.bias[first + t + i];
+      store_some(l.out + (w.row + lane) * l.columns + first + t, y, valid);
+    });
+    item_arena.finish();
+  };
+  parallel((l.columns + GROUP - 1) / GROUP, threads, multiply_columns, &work);
+}
+
 void linear(const Linear& l, int threads) {
-  constexpr int64_t GROUP = 48;  // columns per item: a multiple of W / R for up to 4 rows, and of 3 for 5 rows
+  constexpr int64_t MANY = 512;  // rows to transpose at once
   if (l.rows * l.depth * l.columns < MIN_FLOAT_PRODUCTS) threads = 1;
+  if (l.rows > 8 && l.depth % W == 0 && l.depth) {
+    for (int64_t row = 0; row < l.rows; row += MANY)
+      linear_by_lanes(l, row, int(l.rows - row < MANY ? l.rows - row : MANY), threads);
+    return;
+  }
+  constexpr int64_t GROUP = 48;  // columns per item: a multiple of W / R for up to 4 rows, and of 3 for 5 rows
   parallel((l.columns + GROUP - 1) / GROUP, threads,
            [](void* context, int64_t item) {
              const Linear& l = *static_cast<const Linear*>(context);

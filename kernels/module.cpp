@@ -17,6 +17,7 @@
 #include "isas.h"
 #include "abi.h"
 #include "calls.h"
+#include "search.h"
 
 namespace nb = nanobind;
 
@@ -123,6 +124,23 @@ class Numbers {
       throw std::invalid_argument(std::string(name) + " is " + std::to_string(x) + "; the kernels accept " +
                                   std::to_string(min) + " to " + std::to_string(max));
     return x;
+  }
+  template <class T>
+  T* address() {
+    return reinterpret_cast<T*>(next());
+  }
+  Step::Norm norm() {
+    Step::Norm n;
+    n.weight = address<float>();
+    n.bias = address<float>();
+    return n;
+  }
+  Step::Layer layer() {
+    Step::Layer l;
+    l.weight = address<float>();
+    l.scales = address<float>();
+    l.bias = address<float>();
+    return l;
   }
   float factor() {
     if (done()) throw std::out_of_range("a call must have five factors");
@@ -321,21 +339,10 @@ void best(int64_t logits, int64_t values, int64_t tokens, int64_t rows, int64_t 
 // Takes the fields of `Step` as numbers, in order. Returns whether the result is finite.
 bool step(nb::handle described, double eps, int threads) {
   Numbers numbers(described);
-  const auto real = [&] { return reinterpret_cast<float*>(numbers.next()); };
-  const auto whole = [&] { return reinterpret_cast<const int64_t*>(numbers.next()); };
-  const auto norm = [&] {
-    Step::Norm n;
-    n.weight = real();
-    n.bias = real();
-    return n;
-  };
-  const auto layer = [&] {
-    Step::Layer l;
-    l.weight = real();
-    l.scales = real();
-    l.bias = real();
-    return l;
-  };
+  const auto real = [&] { return numbers.address<float>(); };
+  const auto whole = [&] { return numbers.address<const int64_t>(); };
+  const auto norm = [&] { return numbers.norm(); };
+  const auto layer = [&] { return numbers.layer(); };
   Step s;
   for (int64_t* size : {&s.rows, &s.width, &s.groups, &s.per_group, &s.head, &s.inner, &s.vocabulary, &s.length,
                         &s.capacity, &s.sources, &s.slots, &s.keys})
@@ -360,6 +367,57 @@ bool step(nb::handle described, double eps, int threads) {
   if (!numbers.done()) throw std::out_of_range("a decoding step has too many numbers");
   nb::gil_scoped_release release;
   return chosen->step(s, threads);
+}
+
+// Reads the fields of `Stack` in order, then those of its blocks.
+Stack read_stack(Numbers& numbers, std::vector<Stack::Block>& blocks, double eps) {
+  Stack s;
+  for (int64_t* size : {&s.width, &s.groups, &s.per_group, &s.head, &s.inner, &s.layers})
+    *size = numbers.next(1, int64_t(1) << 40, "a size");
+  s.norm_first = numbers.next() != 0;
+  s.eps = float(eps);
+  s.first = numbers.norm();
+  s.last = numbers.norm();
+  blocks.resize(static_cast<size_t>(s.layers));
+  for (Stack::Block& b : blocks) {
+    for (Step::Norm& n : b.norms) n = numbers.norm();
+    for (Step::Layer* l : {&b.in_proj, &b.out_proj, &b.query, &b.source, &b.cross_out, &b.ffn_in, &b.ffn_out})
+      *l = numbers.layer();
+  }
+  return s;
+}
+
+// described: the fields of `TransformerModel` as numbers, in order. factors: eps and the embedding scale, of the encoder
+// and of the decoder. chosen_by: size, n_best, suppressed, end, unknown and recorded of `SearchOptions`.
+void start_search(Search* self, nb::handle described, std::tuple<double, double, double, double> factors,
+                  nb::handle chosen_by, double length_penalty, double prune_threshold, std::vector<int64_t> start,
+                  const std::vector<std::tuple<std::vector<int64_t>, int64_t, int64_t>>& sentences, int threads) {
+  Numbers numbers(described), choices(chosen_by);
+  TransformerModel m;
+  m.encoder = read_stack(numbers, m.encoder_blocks, std::get<0>(factors));
+  m.decoder = read_stack(numbers, m.decoder_blocks, std::get<2>(factors));
+  m.source = {numbers.address<float>(), numbers.address<float>(), float(std::get<1>(factors))};
+  m.target = {numbers.address<float>(), numbers.address<float>(), float(std::get<3>(factors))};
+  m.output = numbers.layer();
+  m.vocabulary = numbers.next(1, int64_t(1) << 40, "the vocabulary");
+  if (!numbers.done()) throw std::out_of_range("a Transformer has too many numbers");
+  SearchOptions o;
+  for (int64_t* option : {&o.size, &o.n_best, &o.suppressed, &o.end, &o.unknown, &o.recorded}) *option = choices.next();
+  o.length_penalty = length_penalty;
+  o.prune_threshold = prune_threshold;
+  o.start = std::move(start);
+  std::vector<SearchSentence> all;
+  for (const auto& [tokens, limit, max_unknown] : sentences) all.push_back({tokens, limit, max_unknown});
+  new (self) Search(*chosen, std::move(m), std::move(o), all, threads);
+}
+
+// The results of a search: sentence, log probability, whether it is finished, tokens, and recorded weights as bytes.
+nb::list results(const Search& search) {
+  nb::list all;
+  for (const SearchResult& r : search.results())
+    all.append(nb::make_tuple(r.sentence, r.total, r.finished, r.tokens, r.source_length,
+                              nb::bytearray(r.weights.data(), r.weights.size() * sizeof(float))));
+  return all;
 }
 
 // Measures the peak throughput of multiplications and additions on `threads` threads, in FLOP/s.
@@ -428,6 +486,11 @@ NB_MODULE(_kernels, m) {
   m.def("linear", &multiply);
   m.def("best", &best);
   m.def("step", &step);
+  nb::class_<Search>(m, "Search")
+      .def("__init__", &start_search)
+      .def("run", &Search::run, nb::call_guard<nb::gil_scoped_release>())
+      .def("is_valid", &Search::is_valid)
+      .def("results", &results);
   m.def("topk", &call<&Kernels::topk>);
   m.def("sums", &call<&Kernels::sums>);
 #define NAME(name, ...) #name,

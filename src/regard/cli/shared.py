@@ -235,7 +235,7 @@ def load(
         source, target = (None, None) if languages is None else parse_languages(languages)
         translator = load_translator(folder, source=source, target=target, device=device, dtype=dtype)
     if dtype == "bfloat16" and str(device) == "cpu" and not quiet:
-        from regard.models.quantization import multiplies_bfloat16
+        from regard.models.inference.quantization import multiplies_bfloat16
 
         if not multiplies_bfloat16():
             print(

@@ -14,6 +14,7 @@ from regard.models.encoders.pretraining import LearnedEncoder as LearnedEncoder
 from regard.models.encoders.static import StaticEncoder as StaticEncoder
 from regard.models.encoders.words import Vocabulary as Vocabulary
 from regard.models.encoders.words import Word as Word
+from regard.models.inference.quantization import quantize as quantize
 from regard.models.language import LanguageModel as LanguageModel
 from regard.models.language import MaskedLanguageModel as MaskedLanguageModel
 from regard.models.language import mask_tokens as mask_tokens
@@ -45,7 +46,6 @@ from regard.models.model_summary import Summary as Summary
 from regard.models.model_summary import summary as summary
 from regard.models.packed import Packed as Packed
 from regard.models.packed import pack as pack
-from regard.models.quantization import quantize as quantize
 from regard.models.recurrent import RecurrentSeq2Seq as RecurrentSeq2Seq
 from regard.models.seq2seq import Seq2Seq as Seq2Seq
 from regard.models.seq2seq import State as State

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard._util.checks import check_sentences, check_type
 from regard.errors import ArgumentError, DTypeError
 from regard.models.configs import Precision
-from regard.models.quantization import quantize
+from regard.models.inference.quantization import quantize
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import Alignment, align, check_size
 from regard.translation.alignment.cross_attention import (
@@ -223,7 +223,8 @@ class Translator:
     ) -> list[list[Candidate]]:
         """Decode each line; return its candidates, best first. Parts of similar lengths share a batch."""
         parts = [part for line in lines for part in line.parts]
-        layer = self.alignment_head.layer if alignment else None
+        record = alignment or any(line.tags or any(p.may_need_weights for p in line.parts) for line in lines)
+        layer = self.alignment_head.layer if record else None
         hypotheses = self._decode(parts, strategy, batch_size, layer)
         lost = [
             number

@@ -8,9 +8,9 @@ import torch
 import regard
 from regard.mechanism import fused
 from regard.models import Packed, Transformer, TransformerConfig
+from regard.models.inference.quantization import quantize
 from regard.models.layers import decoder_step
 from regard.models.layers.attention import watch_layers
-from regard.models.quantization import quantize
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

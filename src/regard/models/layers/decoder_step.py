@@ -20,12 +20,21 @@ from regard.mechanism.normalizers import Softmax
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.torch_state import plain_cpu
 from regard.models.layers.attention import Attends, MultiHeadAttention
-from regard.models.layers.blocks import DecoderBlock, FeedForward, Residual, Stack
+from regard.models.layers.blocks import DecoderBlock, EncoderBlock, FeedForward, Residual, Stack
 from regard.models.layers.kv_cache import KeyValues, KVCache, RowMap
 from regard.models.layers.linear import MAX_ROWS, Int8Linear, few_rows_linear, project
 
 _ATTENTION = Attends.attention  # the original, which `regard.watch` and `regard.edit` replace
-_MODULES = (Stack, DecoderBlock, MultiHeadAttention, FeedForward, Residual, nn.LayerNorm, nn.RMSNorm)
+_MODULES = (
+    Stack,
+    EncoderBlock,
+    DecoderBlock,
+    MultiHeadAttention,
+    FeedForward,
+    Residual,
+    nn.LayerNorm,
+    nn.RMSNorm,
+)
 _LAYERS = (nn.Linear, Int8Linear, nn.Identity, nn.ModuleList, nn.Dropout)
 
 
@@ -54,7 +63,7 @@ class Source(NamedTuple):
             torch.cat([part.transpose(1, 2).flatten(2) for part in (source.key, source.value)], -1)
             for source in sources
         ]
-        compiled = all(map(_is_compiled, stack.blocks)) and isinstance(stack.norm, nn.LayerNorm | nn.Identity)
+        compiled = all(map(is_compiled, stack.blocks)) and isinstance(stack.norm, nn.LayerNorm | nn.Identity)
         addresses = [_block_addresses(block) for block in stack.blocks] if compiled else None  # type: ignore[arg-type]
         modules = list(stack.modules())
         return cls(
@@ -71,11 +80,7 @@ class Source(NamedTuple):
 
     def is_observed(self) -> bool:
         """Return whether the decoder has been watched, edited or hooked since `supports` was checked."""
-        return (
-            Attends.attention is not _ATTENTION
-            or any(self.hooks)
-            or any(layer.watchers for layer in self.layers)
-        )
+        return not is_original() or any(self.hooks) or any(layer.watchers for layer in self.layers)
 
     def select(self, kept: Tensor | None, row_map: RowMap) -> "Source":
         """Return the sources with the indices `kept` (all if None) and a new row map."""
@@ -85,12 +90,17 @@ class Source(NamedTuple):
         return self._replace(key_values=key_values, lengths=self.lengths[kept], row_map=row_map)
 
 
+def is_original() -> bool:
+    """Return whether `regard.watch` and `regard.edit` leave the attention of regard's layers unchanged."""
+    return Attends.attention is _ATTENTION
+
+
 def supports(stack: Stack) -> bool:
     """Return whether `decode_step` can replace the stack, which must be neither watched nor edited."""
     return (
         fused.available()
         and not stack.training
-        and Attends.attention is _ATTENTION
+        and is_original()
         and not torch.is_grad_enabled()
         and _is_position_encoding(stack.positions)
         and all(_is_plain(module) for module in stack.modules())
@@ -172,7 +182,7 @@ def compiled_step(
         recorded[block] = buffer.data_ptr()
     for i, (buffer, key_values) in enumerate(zip(buffers, source.key_values, strict=True)):
         numbers += (buffer.data_ptr(), key_values.data_ptr(), recorded.get(i, 0), *source.addresses[i])
-    numbers += _norm_addresses(stack.norm) + _layer_addresses(output)
+    numbers += norm_addresses(stack.norm) + layer_addresses(output)
     if not layer_kernels.decode_step(numbers, stack.config.eps):
         return None
     for cache in caches:
@@ -187,10 +197,11 @@ def _is_readable(output: nn.Linear | Int8Linear, rows: int) -> bool:
     return rows <= MAX_ROWS and output.weight.is_contiguous() and output.weight.dtype is torch.float32
 
 
-def _is_compiled(block: nn.Module) -> bool:
+def is_compiled(block: nn.Module) -> bool:
     """Whether the kernels support a block, which must have layer norms and ReLU."""
-    assert isinstance(block, DecoderBlock)
-    residuals = (block.attention_residual, block.cross_residual, block.feed_forward_residual)
+    assert isinstance(block, EncoderBlock | DecoderBlock)
+    residuals = [block.attention_residual, block.feed_forward_residual]
+    residuals += [block.cross_residual] if isinstance(block, DecoderBlock) else []
     norms = all(
         isinstance(residual.norm, nn.LayerNorm) and residual.norm.elementwise_affine for residual in residuals
     )
@@ -203,17 +214,19 @@ def _block_addresses(block: DecoderBlock) -> list[int]:
         *(block.attention.in_proj, block.attention.out_proj, block.cross.in_proj, block.cross.out_proj),
         *(block.feed_forward.in_proj, block.feed_forward.out_proj),
     )
-    norms = [address for residual in residuals for address in _norm_addresses(residual.norm)]
-    return norms + [address for layer in layers for address in _layer_addresses(layer)]  # type: ignore[arg-type]
+    norms = [address for residual in residuals for address in norm_addresses(residual.norm)]
+    return norms + [address for layer in layers for address in layer_addresses(layer)]  # type: ignore[arg-type]
 
 
-def _norm_addresses(norm: nn.Module) -> list[int]:
+def norm_addresses(norm: nn.Module) -> list[int]:
+    """Return the addresses of a layer norm's parameters; zeros for the identity."""
     if not isinstance(norm, nn.LayerNorm):
         return [0, 0]
     return [_address(norm.weight), _address(norm.bias)]
 
 
-def _layer_addresses(layer: nn.Linear | Int8Linear) -> list[int]:
+def layer_addresses(layer: nn.Linear | Int8Linear) -> list[int]:
+    """Return the addresses of a linear layer's weight, scales and bias; 0 for those that it lacks."""
     if isinstance(layer, Int8Linear):
         return [_address(layer.packed), _address(layer.scales), _address(layer.bias)]
     return [_address(layer.weight), 0, _address(layer.bias)]

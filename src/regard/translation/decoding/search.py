@@ -22,11 +22,12 @@ from regard.models.generation import SpecialTokens
 from regard.models.layers.dropout import eval_mode
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq, State
+from regard.translation.decoding.compiled_search import search_compiled
 from regard.translation.decoding.constraints import Constraints
 from regard.translation.decoding.extenders import Array, Extender, LiveHypotheses, make_extender
 from regard.translation.decoding.hypothesis import Hypothesis
 from regard.translation.decoding.refilled_beam import force_end, resolve_beam, search_refilled
-from regard.translation.decoding.strategies import Beam, Strategy
+from regard.translation.decoding.strategies import Beam, Greedy, Strategy
 
 
 def search(
@@ -74,6 +75,13 @@ def search(
             if not all(constraints.phrases):
                 return _search_separately(model, source, strategy, limits, attention_layer, constraints)
     with torch.inference_mode(), eval_mode(model):
+        if isinstance(strategy, Beam | Greedy):
+            beam = strategy if isinstance(strategy, Beam) else Beam(1)
+            compiled = search_compiled(
+                model, source, beam, limits, attention_layer=attention_layer, constraints=constraints
+            )
+            if compiled is not None:
+                return rank(compiled, beam.n_best)
         device = model.output_weight.device
         special = model.special_tokens
         extender = make_extender(strategy, source, special, constraints, limits)
@@ -193,11 +201,13 @@ class _Results:
 
     def ranked(self) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each sentence, best first."""
-        best = [
-            sorted(hypotheses, key=lambda h: (h.finished, h.score), reverse=True)[: self.extender.n_best]
-            for hypotheses in self.hypotheses
-        ]
+        best = rank(self.hypotheses, self.extender.n_best)
         return best if self.recorder is None else _with_weights(best, self.recorder)
+
+
+def rank(hypotheses: Sequence[Sequence[Hypothesis]], n_best: int) -> list[list[Hypothesis]]:
+    """Return the n best hypotheses of each sentence: finished before unfinished, then by score."""
+    return [sorted(h, key=lambda h: (h.finished, h.score), reverse=True)[:n_best] for h in hypotheses]
 
 
 def _with_weights(best: list[list[Hypothesis]], state: State) -> list[list[Hypothesis]]:

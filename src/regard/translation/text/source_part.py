@@ -30,6 +30,11 @@ class SourcePart:
     terms: Sequence[str] = ()
 
     @property
+    def may_need_weights(self) -> bool:
+        """Whether its translation may depend on the attention weights: some text is copied or uppercase."""
+        return bool(self.copies) or bool(self.segmentation.unknown) or any(self.was_upper)
+
+    @property
     def ids(self) -> list[int]:
         """The token ids that the model reads."""
         return self.segmentation.ids

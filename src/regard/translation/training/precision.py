@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from regard.models.quantization import runs_bfloat16
+from regard.models.inference.quantization import runs_bfloat16
 from regard.translation.training.optimization import Precision
 
 MIN_SPEEDUP = 1.15  # a smaller speedup does not justify the coarser rounding of bfloat16

@@ -118,7 +118,7 @@ def test_building_a_quarter_of_a_model_takes_less_than_half_of_its_memory():
         done = run_fresh(PEAK.format(sharded=kind == "sharded"))
         assert done.returncode == 0, done.stderr
         peaks[kind] = float(done.stdout)
-    assert peaks["whole"] > 55  # 15 million numbers
+    assert peaks["whole"] > 45  # 15 million numbers, of which the system may swap out some
     assert peaks["sharded"] < peaks["whole"] / 2  # a quarter, plus up to 8 MB held by the allocator
 
 

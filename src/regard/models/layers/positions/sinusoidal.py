@@ -59,10 +59,13 @@ class SinusoidalPositions(PositionEncoding):
 
     def row(self, position: int) -> Tensor:
         """Return the vector of one position, (1, m), in float32 on the CPU."""
-        if self._table is None or len(self._table) <= position:
-            size = max(_MIN_TABLE, 2 * position)
-            self._table = self(torch.arange(size), torch.float32)
-        return self._table[position : position + 1]
+        return self.table(position + 1)[position : position + 1]
+
+    def table(self, length: int) -> Tensor:
+        """Return the vectors of at least the first `length` positions, in float32 on the CPU; cached."""
+        if self._table is None or len(self._table) < length:
+            self._table = self(torch.arange(max(_MIN_TABLE, 2 * length)), torch.float32)
+        return self._table
 
     def tables(self, length: int) -> dict[str, Tensor]:
         return {"": self(torch.arange(length))}

@@ -15,8 +15,8 @@ from regard.models import (
     TransformerConfig,
     quantize,
 )
+from regard.models.inference.quantization import is_quantized
 from regard.models.layers.linear import Int8Linear, few_rows_linear, project
-from regard.models.quantization import is_quantized
 from regard.translation.decoding.search import search
 from regard.translation.decoding.strategies import Beam
 

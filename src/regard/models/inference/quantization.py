@@ -33,7 +33,7 @@ def quantize(module: Model, dtype: Precision) -> Model:
 
     >>> import torch
     >>> from regard.models import Transformer, TransformerConfig
-    >>> from regard.models.quantization import quantize
+    >>> from regard.models.inference.quantization import quantize
     >>> model = Transformer(100, TransformerConfig(width=16, heads=2, layers=1)).eval()
     >>> small = quantize(model, "int8")
     >>> small.decoder.blocks[0].feed_forward.in_proj
@@ -72,7 +72,7 @@ def is_quantized(module: nn.Module) -> bool:
     """Return whether a module has int8 weights.
 
     >>> import torch
-    >>> from regard.models.quantization import is_quantized, quantize
+    >>> from regard.models.inference.quantization import is_quantized, quantize
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5))
     >>> is_quantized(model), is_quantized(quantize(model, "int8"))
     (False, True)

@@ -1,0 +1,225 @@
+"""A Transformer's parameters in the form that the kernels read, for a beam search that runs without Python.
+
+The kernels (kernels/transformer.h) support encoder-decoder Transformers with layer norms, ReLU and softmax
+attention, in float32 or with int8 weights. Their results equal those of the layers up to rounding.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.models.layers import decoder_step
+from regard.models.layers.attention import MultiHeadAttention
+from regard.models.layers.blocks import DecoderBlock, EncoderBlock, FeedForward, Residual, Stack
+from regard.models.layers.dropout import fast_modules
+from regard.models.layers.embedding import Embedding
+from regard.models.layers.linear import Int8Linear
+from regard.models.layers.position_encoding import PositionEncoding
+from regard.models.layers.positions.sinusoidal import SinusoidalPositions
+from regard.models.seq2seq import INT8_OUTPUT
+from regard.models.transformer import OutputProjection, Transformer
+
+_COLUMNS = 16  # columns per block of int8 weights: see kernels/linear.h
+_NO_LAYER, _NO_NORM = [0, 0, 0], [0, 0]
+_CACHE = "_compiled_addresses"
+_SETTINGS: dict[type, tuple[str, ...]] = {  # attributes on which the numbers depend
+    Transformer: ("output_scale",),
+    Stack: ("config",),
+    MultiHeadAttention: ("normalize", "score", "heads", "key_heads"),
+    FeedForward: ("activation",),
+    Residual: ("norm_first",),
+    Embedding: ("scale",),
+}
+
+
+class CompiledTransformer(NamedTuple):
+    """Addresses and sizes of a Transformer's parameters.
+
+    numbers, factors: see `start_search` in kernels/module.cpp.
+    kept: tensors that must not be freed while the numbers are in use.
+    """
+
+    numbers: list[int]
+    factors: tuple[float, float, float, float]
+    kept: list[Tensor]
+
+    @classmethod
+    def of(cls, model: Transformer, source_length: int, target_length: int) -> "CompiledTransformer | None":
+        """Return None if the kernels do not support the model, or if it is watched, edited or hooked.
+
+        source_length, target_length: maximum numbers of source and target tokens.
+        """
+        addresses = _read_addresses(model)
+        if addresses is None:
+            return None
+        source_embedding = model.source_embedding or model.embedding
+        tables = [
+            _position_table(model.encoder.positions, source_length, source_embedding.embedding_dim),
+            _position_table(model.decoder.positions, target_length, model.embedding.embedding_dim),
+        ]
+        if tables[0] is None or tables[1] is None:
+            return None
+        numbers = list(addresses.numbers)
+        for embedding, table in zip((source_embedding, model.embedding), tables, strict=True):
+            numbers += (embedding.weight.data_ptr(), table.data_ptr())  # type: ignore[union-attr]
+        numbers += addresses.output
+        factors = (
+            model.encoder.config.eps,
+            _scale(source_embedding),
+            model.decoder.config.eps,
+            _scale(model.embedding),
+        )
+        return cls(numbers, factors, [*addresses.kept, *tables])  # type: ignore[list-item]
+
+
+class _Addresses:
+    """The addresses of a model's parameters, kept on the model for the next call. Copies start empty."""
+
+    numbers: list[int]
+    output: list[int]
+    kept: list[Tensor]
+    fingerprint: list[Any] | None = None
+
+    def __deepcopy__(self, _: object) -> "_Addresses":
+        return _Addresses()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return _Addresses, ()
+
+
+def _read_addresses(model: Transformer) -> _Addresses | None:
+    """Return the addresses of the parameters; None if the kernels do not support the model."""
+    if not decoder_step.is_original() or (fingerprint := _fingerprint(model)) is None:
+        return None
+    cached = model.__dict__.get(_CACHE)
+    if cached is not None and cached.fingerprint == fingerprint:
+        assert isinstance(cached, _Addresses)
+        return cached
+    if not _supports(model):
+        return None
+    addresses = _Addresses()
+    output = model._modules.get(INT8_OUTPUT) or OutputProjection(model.output_weight, model.output_bias)
+    addresses.numbers = [*_stack_numbers(model.encoder), *_stack_numbers(model.decoder)]
+    addresses.output = [*decoder_step.layer_addresses(output), output.out_features]  # type: ignore[arg-type, list-item]
+    addresses.kept = [x.detach() for x in (*model.parameters(), *model.buffers())]
+    addresses.fingerprint = fingerprint
+    model.__dict__[_CACHE] = addresses
+    return addresses
+
+
+def _fingerprint(model: nn.Module) -> list[Any] | None:
+    """Return what `_supports` and the addresses depend on; None if a module has a hook or is watched.
+
+    This is ten times as fast as `_supports`: a short sentence takes only a few times as long.
+    """
+    found: list[Any] = []
+    for module in fast_modules(model):
+        state = module.__dict__
+        if state["_forward_hooks"] or state["_forward_pre_hooks"] or state.get("watchers"):
+            return None
+        # an own `forward` or `attention` changes the number of attributes
+        found += (id(module), len(state) - (_CACHE in state), state["training"])
+        found += [state.get(name) for name in _SETTINGS.get(type(module), ())]
+        for tensors in (state["_parameters"], state["_buffers"]):
+            if tensors:
+                found += [(id(x), x.data_ptr(), x.dtype) for x in tensors.values() if x is not None]
+    return found
+
+
+def _supports(model: Transformer) -> bool:
+    outputs = model.output_weight, model.output_bias
+    return (
+        type(model) is Transformer
+        and not vars(model).keys() & {"start", "step", "encode"}
+        and model.output_scale == 1
+        and not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        and all(type(e) is Embedding for e in (model.embedding, model.source_embedding or model.embedding))
+        and all(_is_float32(x) for x in (*outputs, model.embedding.weight, _source_weight(model)))
+        and all(_supports_stack(stack) for stack in (model.encoder, model.decoder))
+    )
+
+
+def _source_weight(model: Transformer) -> Tensor:
+    return (model.source_embedding or model.embedding).weight
+
+
+def _is_float32(tensor: Tensor | None) -> bool:
+    return tensor is None or (
+        tensor.dtype is torch.float32 and tensor.is_contiguous() and tensor.device.type == "cpu"
+    )
+
+
+def _supports_stack(stack: Stack) -> bool:
+    return (
+        decoder_step.supports(stack)
+        and all(decoder_step.is_compiled(block) for block in stack.blocks)
+        and isinstance(stack.norm, nn.LayerNorm | nn.Identity)
+        and isinstance(stack.embedding_norm, nn.LayerNorm | nn.Identity)
+        and all(_can_divide(block) for block in stack.blocks)
+    )
+
+
+def _can_divide(block: nn.Module) -> bool:
+    """Whether the cross-attention projection can be divided into its query, key and value parts."""
+    if not isinstance(block, DecoderBlock) or not isinstance(block.cross.in_proj, Int8Linear):
+        return True
+    return (block.cross.heads * block.cross.head_width) % _COLUMNS == 0
+
+
+def _scale(embedding: Embedding) -> float:
+    return math.sqrt(embedding.embedding_dim) if embedding.scale else 1.0
+
+
+def _position_table(positions: object, length: int, width: int) -> Tensor | None:
+    """Return the vectors that are added at the first `length` positions, or None if there are fewer."""
+    assert isinstance(positions, PositionEncoding)
+    if isinstance(positions, SinusoidalPositions):
+        return positions.table(length)
+    if positions.max_length is not None and length > positions.max_length:
+        return None
+    table, _ = positions.encode(torch.zeros(length, width), torch.arange(length))
+    return table.contiguous()
+
+
+def _stack_numbers(stack: Stack) -> list[int]:
+    layer = stack.blocks[0].attention
+    assert isinstance(layer, MultiHeadAttention)
+    numbers = [stack.config.width, layer.key_heads, layer.heads // layer.key_heads, layer.head_width]
+    numbers += (stack.config.resolved_ffn_dim, len(stack.blocks), stack.config.norm_first)
+    numbers += decoder_step.norm_addresses(stack.embedding_norm) + decoder_step.norm_addresses(stack.norm)
+    for block in stack.blocks:
+        numbers += _block_numbers(block)
+    return numbers
+
+
+def _block_numbers(block: nn.Module) -> list[int]:
+    assert isinstance(block, EncoderBlock | DecoderBlock)
+    cross_norm, cross = _NO_NORM, [*_NO_LAYER, *_NO_LAYER, *_NO_LAYER]
+    if isinstance(block, DecoderBlock):
+        cross_norm = decoder_step.norm_addresses(block.cross_residual.norm)
+        queries = block.cross.heads * block.cross.head_width
+        query = decoder_step.layer_addresses(block.cross.in_proj)  # type: ignore[arg-type]
+        cross = [*query, *_skip_rows(block.cross.in_proj, queries)]
+        cross += decoder_step.layer_addresses(block.cross.out_proj)
+    layers = [block.attention.in_proj, block.attention.out_proj]
+    feed_forward = [block.feed_forward.in_proj, block.feed_forward.out_proj]
+    return [
+        *decoder_step.norm_addresses(block.attention_residual.norm),
+        *cross_norm,
+        *decoder_step.norm_addresses(block.feed_forward_residual.norm),
+        *(address for layer in layers for address in decoder_step.layer_addresses(layer)),  # type: ignore[arg-type]
+        *cross,
+        *(address for layer in feed_forward for address in decoder_step.layer_addresses(layer)),
+    ]
+
+
+def _skip_rows(layer: nn.Module | None, rows: int) -> list[int]:
+    """Return the addresses of a linear layer's parameters without its first outputs."""
+    assert isinstance(layer, nn.Linear | Int8Linear)
+    bias = 0 if layer.bias is None else layer.bias.data_ptr() + 4 * rows
+    if isinstance(layer, Int8Linear):
+        packed = layer.packed[rows // _COLUMNS :]
+        return [packed.data_ptr(), layer.scales.data_ptr() + 4 * rows, bias]
+    return [layer.weight.data_ptr() + 4 * rows * layer.in_features, 0, bias]

@@ -1,0 +1,209 @@
+"""The search in the kernels equals the search in Python, and leaves to it what the kernels do not support."""
+
+import copy
+import math
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+
+import regard
+from regard._util import interrupt
+from regard.mechanism import fused
+from regard.models import Packed, Transformer, TransformerConfig, quantize
+from regard.models.generation import DecodingDefaults, SpecialTokens
+from regard.models.layers.dropout import eval_mode
+from regard.translation.decoding import search as search_module
+from regard.translation.decoding.compiled_search import search_compiled
+from regard.translation.decoding.constraints import Constraints
+from regard.translation.decoding.search import search
+from regard.translation.decoding.strategies import Beam, Greedy
+
+pytestmark = pytest.mark.skipif(not fused.available(), reason="needs the kernels")
+
+WORDS = 53
+CONFIG = TransformerConfig(width=32, heads=2, layers=2, ffn_dim=48, dropout=0.3)
+CONFIGS = {
+    "pre-norm": CONFIG,
+    "post-norm, one key head": replace(CONFIG, norm_first=False, key_heads=1),
+    "learned positions, no bias": replace(CONFIG, positions="learned", max_positions=64, linear_bias=False),
+    "no positions, embedding norm": replace(CONFIG, positions="none", embedding_norm=True),
+    "odd sizes": replace(CONFIG, width=30, heads=3, ffn_dim=21),
+    "narrow heads": replace(CONFIG, width=32, heads=16),
+    "fairseq": replace(CONFIG, sinusoids="fairseq", scale_embedding=False),
+}
+SOURCES = [[5, 6, 2], [4, 2], [*range(3, 40), 2], [2], [9, 9, 9, 9, 9, 9, 9, 2]]
+
+
+def make(name="pre-norm", precision="float32", **options):
+    torch.manual_seed(0)
+    model = Transformer(WORDS, CONFIGS[name], **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.25 * torch.randn_like(parameter)
+    return quantize(model, precision)
+
+
+def compiled(model, sources=SOURCES, beam=Beam(4), limits=9, **options):  # noqa: B008
+    limits = [limits] * len(sources) if isinstance(limits, int) else limits
+    with torch.inference_mode(), eval_mode(model):
+        found = search_compiled(model, Packed.of(sources), beam, limits, **options)
+    return None if found is None else search_module.rank(found, beam.n_best)
+
+
+def in_python(monkeypatch, model, sources=SOURCES, beam=Beam(4), limits=9, **options):  # noqa: B008
+    with monkeypatch.context() as context:
+        context.setattr(search_module, "search_compiled", lambda *_, **__: None)
+        return search(model, Packed.of(sources), beam, max_new_tokens=limits, **options)
+
+
+def assert_equal(found, expected):
+    assert found is not None
+    for ranked, others in zip(found, expected, strict=True):
+        assert [(h.tokens, h.finished) for h in ranked] == [(h.tokens, h.finished) for h in others]
+        for hypothesis, other in zip(ranked, others, strict=True):
+            # int8 layers round their inputs, so a rounding error of 1e-7 can grow to 1e-4
+            assert hypothesis.score == pytest.approx(other.score, rel=1e-3, abs=1e-4)
+            assert hypothesis.log_probability == pytest.approx(other.log_probability, rel=1e-3, abs=1e-4)
+            if other.weights is not None:
+                weights = other.weights[:, :, : hypothesis.weights.shape[2]]
+                torch.testing.assert_close(hypothesis.weights, weights, atol=3e-4, rtol=1e-3)
+                assert not other.weights[:, :, hypothesis.weights.shape[2] :].any()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_results_equal_those_of_the_search_in_python(name, precision, threads, monkeypatch):
+    if precision == "int8" and name == "odd sizes":
+        pytest.skip("the projection of 30 queries cannot be divided; tested below")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        model = make(name, precision)
+        for beam in (Beam(1), Beam(4, n_best=3), Beam(7, length_penalty=0.4), Beam(5, prune_threshold=1.5)):
+            options = {"beam": beam, "attention_layer": -1}
+            found = compiled(model, limits=[9, 0, 12, 3, 1], **options)
+            assert_equal(found, in_python(monkeypatch, model, limits=[9, 0, 12, 3, 1], **options))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 17, 70])  # rows per step on both sides of the kernels' thresholds
+def test_any_number_of_sentences(count, monkeypatch):
+    model, sources = make(), [[3 + i % 40, 4 + i % 7, 2] for i in range(count)]
+    for beam in (Beam(1), Beam(3)):
+        assert_equal(compiled(model, sources, beam), in_python(monkeypatch, model, sources, beam))
+
+
+def test_separate_embeddings_output_bias_and_target_prefix(monkeypatch):
+    model = make(share=False, tie_output=False, output_bias=True)
+    model.special_tokens = SpecialTokens(target_prefix=(7, 8), suppressed=(0, 1, 2, 3)[:2])
+    assert_equal(compiled(model), in_python(monkeypatch, model))
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_unknown_tokens_are_limited(allowed, monkeypatch):
+    model = make(share=False, tie_output=False, output_bias=True)
+    with torch.no_grad():
+        model.bias[model.special_tokens.unknown] += 4
+    constraints = Constraints([[]] * len(SOURCES), [allowed] * len(SOURCES), ())
+    found = compiled(model, constraints=constraints)
+    assert_equal(found, in_python(monkeypatch, model, constraints=constraints))
+    unknown = [h.tokens.count(model.special_tokens.unknown) for ranked in found for h in ranked]
+    assert max(unknown) == allowed
+
+
+def test_search_uses_the_kernels(monkeypatch):
+    model, expected = make(), compiled(make(), beam=Beam(1))
+    monkeypatch.setattr(search_module, "make_extender", None)  # Python's search would fail
+    assert_equal(search(model, Packed.of(SOURCES), Greedy(), max_new_tokens=9), expected)
+
+
+def test_unsupported_calls_are_left_to_python():
+    model = make()
+    phrases = Constraints([[[5]]] + [[]] * 4, None, ())
+    assert compiled(model, constraints=phrases) is None
+    assert compiled(model, [[]]) is None
+    assert compiled(model, [[5, WORDS]]) is None  # not in the vocabulary
+    assert compiled(model, attention_layer=2) is None
+    assert compiled(make("learned positions, no bias"), limits=64) is None  # more than the learned positions
+    assert compiled(make("odd sizes", "int8")) is None
+    assert compiled(make().double()) is None
+    with torch.autocast("cpu"):
+        assert compiled(model) is None
+    for config in (replace(CONFIG, positions="rotary"), replace(CONFIG, activation="gelu")):
+        assert compiled(Transformer(WORDS, config)) is None
+    model.decoding = DecodingDefaults(forced_end=True)
+    assert compiled(model) is None
+
+
+def test_watched_and_hooked_models_are_left_to_python():
+    model = make()
+    assert compiled(model) is not None
+    with regard.watch(model) as seen:
+        assert compiled(model) is None
+        search(model, Packed.of(SOURCES), max_new_tokens=3)
+    assert len(seen)
+    for module in (model, model.embedding, model.encoder.blocks[0].attention, model.decoder.norm):
+        hook = module.register_forward_hook(lambda *_: None)
+        assert compiled(model) is None
+        hook.remove()
+    assert compiled(model) is not None
+    model.decoder.blocks[0].cross.forward = lambda *_, **__: None
+    assert compiled(model) is None
+
+
+def test_changes_of_the_model_are_noticed(monkeypatch):
+    model = make()
+    before = compiled(model)
+    with torch.no_grad():
+        model.encoder.blocks[0].feed_forward.in_proj.weight.mul_(-1)  # in place, at the same address
+    assert compiled(model) != before
+    assert_equal(compiled(model), in_python(monkeypatch, model))
+    model.decoder.blocks[1].attention.out_proj = torch.nn.Linear(32, 32)  # a new module
+    assert_equal(compiled(model), in_python(monkeypatch, model))
+    model.embedding.weight = torch.nn.Parameter(torch.randn(WORDS, 32))  # a new parameter
+    model.matrix = torch.nn.Parameter(torch.randn(WORDS, 32))
+    assert_equal(compiled(model), in_python(monkeypatch, model))
+    model.load_state_dict(make().state_dict())
+    model.decoder.blocks[0].attention.normalize = regard.Sparsemax()
+    assert compiled(model) is None
+
+
+def test_copies_have_their_own_parameters(monkeypatch):
+    model = make()
+    compiled(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with torch.no_grad():
+            other.decoder.blocks[0].cross.in_proj.weight.mul_(-1)
+        assert_equal(compiled(other), in_python(monkeypatch, other))
+        assert_equal(compiled(model), in_python(monkeypatch, model))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+def test_results_that_are_not_finite_are_left_to_python(name, value):
+    model = make()
+    with torch.no_grad():
+        getattr(model, name).blocks[1].attention.in_proj.weight.fill_(value)
+    assert compiled(model) is None
+
+
+def test_a_row_without_a_possible_token_is_left_to_python():
+    model = make(share=False, tie_output=False, output_bias=True)
+    with torch.no_grad():
+        model.bias.fill_(-math.inf)
+    assert compiled(model) is None
+    with pytest.raises(regard.ArgumentError, match="zero probability for every allowed token"):
+        search(model, Packed.of(SOURCES), max_new_tokens=3)
+
+
+def test_the_search_can_be_interrupted(monkeypatch):
+    def stop():
+        raise interrupt.Interrupted
+
+    monkeypatch.setattr("regard.translation.decoding.compiled_search._SECONDS", 0.0)
+    with interrupt.checked_by(stop), pytest.raises(interrupt.Interrupted):
+        compiled(make())
