@@ -5,6 +5,7 @@ attention, in float32 or with int8 weights. Their results equal those of the lay
 """
 
 import math
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ _CACHE = "_compiled_addresses"
 _SETTINGS: dict[type, tuple[str, ...]] = {  # attributes on which the numbers depend
     Transformer: ("output_scale",),
     Stack: ("config",),
-    MultiHeadAttention: ("normalize", "score", "heads", "key_heads"),
+    MultiHeadAttention: ("normalize", "score", "heads", "key_heads", "watchers"),
     FeedForward: ("activation",),
     Residual: ("norm_first",),
     Embedding: ("scale",),
@@ -80,7 +81,37 @@ class _Addresses:
     numbers: list[int]
     output: list[int]
     kept: list[Tensor]
-    fingerprint: list[Any] | None = None
+    snapshot: tuple[list[Any], ...] | None = None
+
+    def watch(self, model: Transformer) -> None:
+        """Note what the addresses depend on, so that `is_current` takes little time."""
+        modules = fast_modules(model)
+        self.states = [module.__dict__ for module in modules]
+        self.children = [state["_modules"] for state in self.states if state["_modules"]]
+        self.tensors = [
+            state[name] for state in self.states for name in ("_parameters", "_buffers") if state[name]
+        ]
+        self.hooks = [
+            state[name] for state in self.states for name in ("_forward_hooks", "_forward_pre_hooks")
+        ]
+        self.settings = [
+            (module.__dict__, name) for module in modules for name in _SETTINGS.get(type(module), ())
+        ]
+        self.snapshot = self._take_snapshot()
+
+    def is_current(self) -> bool:
+        """Whether the model is as it was when `watch` was called, without hooks; its values may differ."""
+        return self.snapshot is not None and not any(self.hooks) and self._take_snapshot() == self.snapshot
+
+    def _take_snapshot(self) -> tuple[list[Any], ...]:
+        tensors = chain.from_iterable(map(dict.values, self.tensors))
+        return (
+            list(map(len, self.states)),  # a new attribute may replace a method, such as `forward`
+            [state["training"] for state in self.states],
+            list(map(id, chain.from_iterable(map(dict.values, self.children)))),
+            [(id(x), x.data_ptr(), x.dtype) for x in tensors if x is not None],
+            [state.get(name) for state, name in self.settings],
+        )
 
     def __deepcopy__(self, _: object) -> "_Addresses":
         return _Addresses()
@@ -91,41 +122,20 @@ class _Addresses:
 
 def _read_addresses(model: Transformer) -> _Addresses | None:
     """Return the addresses of the parameters; None if the kernels do not support the model."""
-    if not decoder_step.is_original() or (fingerprint := _fingerprint(model)) is None:
+    if not decoder_step.is_original():
         return None
     cached = model.__dict__.get(_CACHE)
-    if cached is not None and cached.fingerprint == fingerprint:
-        assert isinstance(cached, _Addresses)
+    if isinstance(cached, _Addresses) and cached.is_current():
         return cached
     if not _supports(model):
         return None
-    addresses = _Addresses()
+    addresses = model.__dict__[_CACHE] = _Addresses()
     output = model._modules.get(INT8_OUTPUT) or OutputProjection(model.output_weight, model.output_bias)
     addresses.numbers = [*_stack_numbers(model.encoder), *_stack_numbers(model.decoder)]
     addresses.output = [*decoder_step.layer_addresses(output), output.out_features]  # type: ignore[arg-type, list-item]
     addresses.kept = [x.detach() for x in (*model.parameters(), *model.buffers())]
-    addresses.fingerprint = fingerprint
-    model.__dict__[_CACHE] = addresses
+    addresses.watch(model)
     return addresses
-
-
-def _fingerprint(model: nn.Module) -> list[Any] | None:
-    """Return what `_supports` and the addresses depend on; None if a module has a hook or is watched.
-
-    This is ten times as fast as `_supports`: a short sentence takes only a few times as long.
-    """
-    found: list[Any] = []
-    for module in fast_modules(model):
-        state = module.__dict__
-        if state["_forward_hooks"] or state["_forward_pre_hooks"] or state.get("watchers"):
-            return None
-        # an own `forward` or `attention` changes the number of attributes
-        found += (id(module), len(state) - (_CACHE in state), state["training"])
-        found += [state.get(name) for name in _SETTINGS.get(type(module), ())]
-        for tensors in (state["_parameters"], state["_buffers"]):
-            if tensors:
-                found += [(id(x), x.data_ptr(), x.dtype) for x in tensors.values() if x is not None]
-    return found
 
 
 def _supports(model: Transformer) -> bool:
