@@ -14,7 +14,9 @@ from regard.translation.alignment.cross_attention import (
 from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import Batch
 from regard.translation.data.pairs import Pair
-from regard.translation.tokens import END, START
+from regard.translation.decoding.search import search
+from regard.translation.decoding.strategies import Greedy
+from regard.translation.tokens import END
 from regard.translation.training import validation
 from regard.translation.training.callbacks import ValidationResult
 from regard.translation.training.validation import (
@@ -59,8 +61,8 @@ def test_translations_are_in_the_order_of_their_sources(model, monkeypatch):
     wanted = []
     for source in sources:
         packed = Packed.of([[*source, END]])
-        (ids,) = model.greedy(packed, start=START, end=END, max_new_tokens=2 * len(source) + 10)
-        wanted.append(TOKENS.target.decode(ids).text.split())
+        ((best,),) = search(model, packed, Greedy(), max_new_tokens=2 * len(source) + 10)
+        wanted.append(TOKENS.target.decode(best.tokens).text.split())
     monkeypatch.setattr(validation, "_BATCH_SENTENCES", 5)
     found = [text.split() for text in translate_greedy(model, TOKENS, sources)]
     # a translation without an end token is as long as the longest in its batch

@@ -1,5 +1,6 @@
 """Validation during training: token loss, BLEU, exact match, a sample translation, overfitting."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ from regard.translation.alignment.cross_attention import (
 from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import Batch, Batches, InMemoryPairs
 from regard.translation.data.pairs import Pair
-from regard.translation.decoding.search import batch_by_length
+from regard.translation.decoding.search import batch_by_length, search
+from regard.translation.decoding.strategies import Greedy
 from regard.translation.evaluation import evaluate
 from regard.translation.long_lines import max_translation_tokens
 from regard.translation.tokens import TokenizerPair
@@ -52,7 +54,8 @@ class DevSet(NamedTuple):
 def validate(model: Seq2Seq, tokens: TokenizerPair, dev: DevSet, step: int) -> ValidationResult:
     """Compute the token loss, and BLEU and exact match of greedy translations, after update `step`."""
     loss = dev_loss(model, dev.batches)
-    texts = translate_greedy(model, tokens, dev.sources)
+    # a model whose loss is NaN has no translations
+    texts = translate_greedy(model, tokens, dev.sources) if math.isfinite(loss) else [""] * len(dev.sources)
     scores = evaluate(texts, [pair.target for pair in dev.pairs[: len(texts)]])
     index = max(range(min(8, len(texts))), key=lambda i: len(dev.pairs[i].source))  # a long sentence
     pair, text = dev.pairs[index], texts[index]
@@ -85,9 +88,9 @@ def translate_greedy(model: Seq2Seq, tokens: TokenizerPair, sources: Sequence[Se
     device, special = model.output_weight.device, tokens.special
     for indices, packed in batch_by_length(sources, _BATCH_SENTENCES, device, special):
         limit = max_translation_tokens(max(len(sources[i]) for i in indices))
-        outputs = model.greedy(packed, start=special.target_start, end=special.end, max_new_tokens=limit)
-        for i, ids in zip(indices, outputs, strict=True):
-            texts[i] = tokens.target.decode(ids).text
+        results = search(model, packed, Greedy(), max_new_tokens=limit)
+        for i, (best, *_) in zip(indices, results, strict=True):
+            texts[i] = tokens.target.decode(best.tokens).text
     return texts
 
 
