@@ -105,10 +105,10 @@ def test_exact_match_ignores_white_space_only():
             r"got a str_.*iterator as translations; pass a list",
         ),
         (lambda: evaluate([7], ["a"]), DTypeError, r"got an int as translations\[0\]; pass strings"),
-        (lambda: evaluate(["a"], ["a"], tokenize="spm"), ArgumentError, "'spm' is not supported; use '13a'"),
-        (lambda: by_length(["a"], ["a"], ["a"], bins=[]), ArgumentError, "they must increase"),
-        (lambda: by_length(["a"], ["a"], ["a"], bins=[3, 3]), ArgumentError, "they must increase"),
-        (lambda: by_length(["a"], ["a"], ["a"], bins=[5, 2]), ArgumentError, "they must increase"),
+        (lambda: evaluate(["a"], ["a"], tokenize="spm"), ArgumentError, "'spm' is not supported. Choose"),
+        (lambda: by_length(["a"], ["a"], ["a"], bins=[]), ArgumentError, "strictly increasing"),
+        (lambda: by_length(["a"], ["a"], ["a"], bins=[3, 3]), ArgumentError, "strictly increasing"),
+        (lambda: by_length(["a"], ["a"], ["a"], bins=[5, 2]), ArgumentError, "strictly increasing"),
         (lambda: by_length(["a"], ["a"], ["a"], bins=[2.5]), DTypeError, "must be an integer"),
     ],
 )
@@ -306,7 +306,7 @@ def test_the_embedded_corpus(corpus, capsys, monkeypatch):
         ),
         ([*PAIR, "-m", "loud", "--output", "no/x"], "the folder 'no' does not exist"),
         ([*PAIR, "-m", "loud", "--picture", "x.gif"], "Cannot write 'x.gif': use"),
-        ([*PAIR, "-m", "loud", "--tokenize", "13b"], "tokenize='13b' is not supported; use '13a'"),
+        ([*PAIR, "-m", "loud", "--tokenize", "13b"], "tokenize='13b' is not supported. Choose from '13a'"),
         ([*PAIR, "-m", "loud", "--beam", "0"], "--beam"),
         ([*PAIR, "--translations", "short"], "'short' has 2 lines, but there are 300 sentences"),
         (

@@ -232,7 +232,8 @@ def _draw_model(
 
         if selection[0]:
             raise ArgumentError(
-                f"--heads applies only to translation models; all heads of {model!r} are drawn without it."
+                f"--heads applies only to translation models; remove it, because all heads of {model!r} are "
+                "drawn by default."
             )
         (view,) = look_at_text(load_encoder(model), [sentence]).inputs
         return _draw_layers(view.layers, view.texts, selection[1:], output, style)

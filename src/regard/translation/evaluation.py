@@ -210,7 +210,9 @@ def _check_bins(bins: Sequence[int]) -> list[int]:
     for edge in bins:
         check_int("by_length got a bin edge", edge)
     if not bins or list(bins) != sorted(set(bins)):
-        raise ArgumentError(f"by_length got bins={list(bins)}; they must increase, such as [5, 10, 20].")
+        raise ArgumentError(
+            f"by_length got bins={list(bins)}; pass strictly increasing lengths, such as [5, 10, 20]."
+        )
     return list(bins)
 
 
@@ -230,14 +232,14 @@ def _bleu(tokenize: str, lowercase: bool, *, effective_order: bool = False) -> "
 
     if tokenize not in TOKENIZERS:
         raise ArgumentError(
-            f"tokenize={tokenize!r} is not supported; use {', '.join(map(repr, TOKENIZERS))}."
+            f"tokenize={tokenize!r} is not supported. Choose from {', '.join(map(repr, TOKENIZERS))}."
         )
     try:
         # force=True: do not warn about text that looks tokenized
         return BLEU(tokenize=tokenize, lowercase=lowercase, effective_order=effective_order, force=True)
     except RuntimeError:  # a package is missing
         raise ArgumentError(
-            f"tokenize={tokenize!r} needs another package: pip install 'sacrebleu[{tokenize[:2]}]'"
+            f"tokenize={tokenize!r} needs an additional package: pip install 'sacrebleu[{tokenize[:2]}]'"
         ) from None
 
 
@@ -255,8 +257,8 @@ def _check(function: str, **arguments: Sequence[str]) -> None:
     for name, other in others:
         if len(first) != len(other):
             raise ArgumentError(
-                f"{function} got {len(first):,} {first_name} and {len(other):,} {name}; the counts must "
-                "match."
+                f"{function} got {len(first):,} {first_name} and {len(other):,} {name}; pass lists of "
+                "equal length."
             )
     if not first:
         raise ArgumentError(f"{function} got no sentences; pass at least one.")

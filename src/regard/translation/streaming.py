@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from regard.errors import ArgumentError
 
-TIMEOUT = 0.002  # seconds without another line after which a partial batch is yielded
+TIMEOUT = 0.002  # seconds to wait for another line before yielding a partial batch
 _POLL_INTERVAL = 0.2  # seconds between the reader thread's checks for cancellation
 
 

@@ -29,7 +29,7 @@ _MAX_LINES = 2_000_000  # larger corpora are sampled
 _MAX_LINE_BYTES = 1 << 16
 _MAX_FILE_BYTES = 1 << 28  # a SentencePiece model with about ten million tokens
 MIN_COVERAGE = 0.98  # SentencePiece's limit
-_MIN_PARALLEL = 64  # SentencePiece starts threads for each list; encoding fewer words takes less time
+_MIN_PARALLEL = 64  # SentencePiece starts threads for each list, which is slower if the list is short
 _LONE_SURROGATE = (
     "The text contains a lone surrogate (\\ud800 to \\udfff), which is not a character. Decode the text as "
     "UTF-8, or remove the surrogate."
@@ -221,7 +221,10 @@ class Tokenizer:
         {'Hund'}
         """
         if self.kind != "unigram":
-            raise ArgumentError(f"Tokenizer.nbest requires a unigram vocabulary, got kind={self.kind!r}.")
+            raise ArgumentError(
+                f"Tokenizer.nbest requires a unigram vocabulary, got kind={self.kind!r}. Learn one with "
+                'Tokenizer.learn(lines, kind="unigram").'
+            )
         try:
             return self._processor.nbest_encode_as_ids(word, n)
         except TypeError:

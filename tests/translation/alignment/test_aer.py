@@ -65,7 +65,7 @@ def test_links_round_trip_through_files(tmp_path_factory, links):
     [
         ("0-0 1:2", 0, "line 2: '1:2' is not a link. Write .*0p1"),
         ("0-0 1-2-0.5", 0, "line 2: '1-2-0.5' is not a link"),
-        ("1-1 0-2", 1, "line 2: '0-2' counts words from 0, but index_base=1. Use index_base=0"),
+        ("1-1 0-2", 1, "line 2: '0-2' refers to word 0, but index_base=1 counts from 1. Use index_base=0"),
         ("1--1", 0, "line 2: '1--1' is not a link"),
         ("٣-1", 0, "is not a link"),
         ("1-" + 20 * "9", 0, "is not a link"),

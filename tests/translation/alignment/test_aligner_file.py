@@ -54,7 +54,7 @@ def test_every_damaged_byte_is_harmless(path):
         ({"counts": np.zeros(3, np.float32)}, None, "pairs and 3 counts"),
         ({"counts": None}, None, "unexpected arrays"),
         ({"pairs": np.zeros((2, 2), np.int64)}, None, "pairs is 2-dimensional"),
-        ({"source.null": np.full(4, np.nan)}, None, "probabilities that are not positive"),
+        ({"source.null": np.full(4, np.nan)}, None, "a probability that is not positive"),
         ({"source.words": np.frombuffer(b"a\na\nb\nc", np.uint8)}, None, "a word occurs twice"),
     ],
 )

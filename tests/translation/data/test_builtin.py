@@ -154,7 +154,7 @@ def test_too_many_sentences_raise_an_error(monkeypatch):
     sentences = _Sentences(Digits("en"), Digits("de"), 0)
     monkeypatch.setattr(sentences, "kinds", sentences.kinds[3:4])  # times
     monkeypatch.setattr(module, "_MOMENTS", 0)
-    with pytest.raises(ArgumentError, match=r"found only .* distinct sentences for test\. Lower size"):
+    with pytest.raises(ArgumentError, match=r"only .* distinct sentences were found for test\. Lower size"):
         sentences.generate(2000, "test", 1, 1)
 
 

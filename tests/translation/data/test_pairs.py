@@ -168,7 +168,7 @@ def test_an_endless_line_does_not_fill_the_memory(tmp_path, monkeypatch):
 def test_invalid_arguments_are_rejected_immediately(tmp_path):
     (path,) = written(tmp_path, PAIRS, "tsv")
     for arguments, form, message in [
-        ([path], "xml", "Unknown format 'xml'. Use 'tsv', 'csv', 'jsonl', 'moses', 'tmx'"),
+        ([path], "xml", "Unknown format 'xml'. Choose from 'tsv', 'csv', 'jsonl', 'moses', 'tmx'"),
         ([path, path], "tsv", "format='tsv' .* two files were passed"),
         (["-", "-"], None, "Source and target are both standard input"),
         ([path, tmp_path / "none"], None, "No such file"),

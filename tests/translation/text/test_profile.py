@@ -31,5 +31,5 @@ def test_files(tmp_path):
     values = json.loads((tmp_path / "text.json").read_text())
     for damaged in ({**values, "lines": -1}, {**values, "words": []}, {"format": values["format"]}, [], "x"):
         (tmp_path / "text.json").write_text(json.dumps(damaged))
-        with pytest.raises(ArgumentError, match="is corrupted, or from another version"):
+        with pytest.raises(ArgumentError, match="is corrupted, or was written by another version"):
             TextProfile.load(tmp_path / "text.json")

@@ -389,7 +389,7 @@ def test_patience_starts_over_when_a_run_is_extended(tmp_path):
         shutil.copytree(tmp_path / "model", tmp_path / name)
     recorder = Recorder()
     second = train(tmp_path / "model", config=longer, resume=True, callbacks=[recorder])
-    assert "patience starts over" in recorder.texts[0]
+    assert "patience is reset" in recorder.texts[0]
     assert second.finished
     assert second.progress.step > first.progress.step
     folder_config = read_config(tmp_path / "model")

@@ -133,8 +133,8 @@ def _check_values(arrays: dict[str, NDArray[Any]], words: tuple[Vocabulary, Voca
         if {len(null), len(frequencies)} != {len(vocabulary)} or len(jumps) % 2 == 0:
             raise ValueError(f"{side}.null, {side}.frequencies or {side}.jumps has the wrong length")
         if (frequencies < 0).any():
-            raise ValueError(f"{side}.frequencies are negative")
+            raise ValueError(f"{side}.frequencies contains negative values")
         if not (null > 0).all() or not (jumps > 0).all():  # rejects NaN too
-            raise ValueError(f"{side} has probabilities that are not positive")
+            raise ValueError(f"{side}.null or {side}.jumps contains a probability that is not positive")
     if not (np.isfinite(counts).all() and (counts >= 0).all()):
-        raise ValueError("counts contain negative or non-finite values")
+        raise ValueError("counts contains negative or non-finite values")

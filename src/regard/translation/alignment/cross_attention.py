@@ -127,7 +127,8 @@ def watch_forced_decoding(
     """
     if len(sources) != len(targets):
         raise ArgumentError(
-            f"Got {len(sources)} source sentences and {len(targets)} target sentences; the counts must match."
+            f"Got {len(sources)} source sentences and {len(targets)} target sentences; pass one target per "
+            "source."
         )
     device = model.output_weight.device
     for batch in _batches(sources, targets):

@@ -80,7 +80,7 @@ class _Table:
         self.sums = np.zeros(len(self.keys))
 
     def find(self, keys: Integers) -> Floats:
-        """Return the sums of the given keys; 0 for keys that are not in the table."""
+        """Return the sum for each of the given keys; 0 for keys that are not in the table."""
         return find(self.keys, self.sums, keys)
 
 

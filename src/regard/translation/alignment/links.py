@@ -46,7 +46,8 @@ def read_links(
         source, target = int(link[1]) - index_base, int(link[3]) - index_base
         if min(source, target) < 0:
             raise ArgumentError(
-                f"{where}{field!r} counts words from 0, but index_base={index_base}. Use index_base=0."
+                f"{where}{field!r} refers to word 0, but index_base={index_base} counts from 1. Use "
+                "index_base=0."
             )
         kinds[link[2]].add((source, target))
     return frozenset(kinds["-"]), frozenset(kinds["p"])

@@ -349,8 +349,8 @@ class _Sentences:
                     break
             else:
                 raise ArgumentError(
-                    f"embedded_corpus got size={size:,}, but found only {len(pairs):,} distinct sentences "
-                    f"for {part}. Lower size, or raise values."
+                    f"embedded_corpus got size={size:,}, but only {len(pairs):,} distinct sentences were "
+                    f"found for {part}. Lower size, or raise values."
                 )
             pairs.append(pair)
             for side, used in zip(pair, self.used, strict=True):

@@ -61,7 +61,9 @@ def read_pairs(
     Pair(source='two dogs', target='zwei Hunde')
     """
     if format is not None and format not in get_args(Format):
-        raise ArgumentError(f"Unknown format {format!r}. Use {', '.join(map(repr, get_args(Format)))}.")
+        raise ArgumentError(
+            f"Unknown format {format!r}. Choose from {', '.join(map(repr, get_args(Format)))}."
+        )
     source = os.fsdecode(source)
     if target is None:
         _check_readable(source)

@@ -53,7 +53,7 @@ def read_tmx(file: BinaryIO, name: str, languages: Languages | None = None) -> I
     if units and not pairs and selected:
         raise ArgumentError(
             f"{name}: none of its {units:,} translation units has segments in both {selected[0]!r} and "
-            f"{selected[1]!r}; the last one has {_list(unit)}."
+            f"{selected[1]!r}; the last one has {_list(unit)}. Choose other languages."
         )
 
 
@@ -173,7 +173,7 @@ class _Reader:
         if not self._path and tag != "tmx":
             raise self._error(f"the document is <{tag}>, not <tmx>. Pass a TMX file.")
         if len(self._path) == _MAX_DEPTH:
-            raise self._error(f"elements are nested more than {_MAX_DEPTH} levels deep.")
+            raise self._error(f"elements are nested more than {_MAX_DEPTH} levels deep. Is this a TMX file?")
         self._path.append(tag)
         if tag == "header":
             self.source_language = attributes.get("srclang", "")
@@ -182,7 +182,7 @@ class _Reader:
         elif tag == "tuv":
             self._language = attributes.get("xml:lang") or attributes.get("lang") or ""
             if not self._language:
-                raise self._error("<tuv> has no xml:lang attribute.")
+                raise self._error('<tuv> has no xml:lang attribute. Add one, such as xml:lang="de".')
         elif tag == "seg":
             self._text = []
 
@@ -198,7 +198,10 @@ class _Reader:
             return
         self._size += len(text)
         if self._size > _MAX_UNIT_CHARACTERS:
-            raise self._error(f"a translation unit has more than {_MAX_UNIT_CHARACTERS:,} characters.")
+            raise self._error(
+                f"a translation unit has more than {_MAX_UNIT_CHARACTERS:,} characters. Split it into "
+                "sentences."
+            )
         self._text.append(text)
 
     def _refuse_entity(self, entity: str, *declaration: Any) -> None:

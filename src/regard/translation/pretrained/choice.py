@@ -54,12 +54,15 @@ class Choice:
             if not isinstance(word, list) or len(word) != 1:
                 raise ArgumentError(
                     f"{self.generation.path} has bad_words_ids with {short(word)}; regard supports only "
-                    "single tokens."
+                    "single tokens. Remove it from the file."
                 )
             ids += word
         for i in ids:
             if isinstance(i, bool) or not isinstance(i, int) or i < 0:
-                raise ArgumentError(f"{self.generation.path} suppresses {short(i)}, which is not a token id.")
+                raise ArgumentError(
+                    f"{self.generation.path} suppresses {short(i)}, which is not a token id. Use the file "
+                    "that belongs to the weights."
+                )
         return tuple(dict.fromkeys(ids))
 
     def decoding(self) -> DecodingDefaults:
@@ -102,5 +105,6 @@ class Choice:
         if chosen is not None and chosen != language:
             reason = f"its {side} language is {repr(language) if language else 'not stated'}"
             raise ArgumentError(
-                f"{self.folder} translates one language pair, and {reason}; got {side}={chosen!r}. Omit it."
+                f"{self.folder} translates one language pair, and {reason}; got {side}={chosen!r}. Omit "
+                f"{side}."
             )

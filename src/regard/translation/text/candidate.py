@@ -8,7 +8,7 @@ from regard.translation.decoding.hypothesis import Hypothesis
 from regard.translation.text.source_part import SourceLine, SourcePart
 from regard.translation.text.target import DecodedPart, TargetPart
 
-# the warning about a sentence that was cut into parts
+# warning about a sentence that was split into parts
 TOO_LONG = "Longer than any training sentence: translated in parts, which may not fit together"
 _MAX_LISTED = 5  # maximum number of copied words listed in a note
 

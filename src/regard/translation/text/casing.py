@@ -5,7 +5,7 @@ from functools import cached_property
 
 from regard.translation.text.protected_spans import word_core
 
-_RARE = 0.05  # kinds of lines that are rarer than this in the training text are normalized
+_RARE = 0.05  # a letter case found in a smaller fraction of the training lines is normalized
 
 
 def fold(word: str, turkish: bool = False) -> str:

@@ -85,7 +85,7 @@ def format_of(name: str) -> Format:
 def translate_document(
     translator: "Translator", text: str, format: Format = "text", *, column: int = 1, **options: Any
 ) -> Document:
-    """Translate a document; everything that is not text is kept.
+    """Translate the text in a document; keep everything else unchanged.
 
     format: "text" keeps blank lines, indentation and list markers, and joins wrapped lines; "lines"
         translates line by line; "html" keeps tags, attributes, scripts and comments; "tsv" translates one
@@ -210,8 +210,8 @@ def _tsv(text: str, column: int) -> Iterator[Piece]:
             continue
         if len(cells) < column:
             raise ArgumentError(
-                f"Line {number:,} has {len(cells)} columns, but column {column} should be translated. Add "
-                "the missing tabs, or choose another column."
+                f"Line {number:,} has {len(cells)} columns, so column {column} cannot be translated. "
+                "Add the missing tabs, or choose another column."
             )
         before = "".join(f"{cell}\t" for cell in cells[: column - 1])
         after = "".join(f"\t{cell}" for cell in cells[column:])

@@ -43,8 +43,8 @@ class TextProfile:
     max_sentences: sentences per line; 95% of the lines have at most this many.
     max_tokens: number of tokens in the longest source line; 0 if unknown.
     characters_per_token: mean length of a token in characters.
-    lowercase, uppercase, initial: fractions of source lines that are all lowercase, are all uppercase, and
-        begin with an uppercase letter.
+    lowercase, uppercase, initial: fractions of source lines that are all lowercase, that are all
+        uppercase, and that begin with an uppercase letter.
     turkish, target_turkish: whether source and target use dotless ı.
     spans: for each kind of span, how often it occurs in the source and how often it is copied to the target.
     words: counts of the source words. complete: whether they include all words in the training text.
@@ -138,8 +138,8 @@ class TextProfile:
             return _from_dict(values)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             raise ArgumentError(
-                f"{os.fspath(path)!r} is corrupted, or from another version of regard. Copy the model "
-                "folder again, or delete this file to translate without training text statistics."
+                f"{os.fspath(path)!r} is corrupted, or was written by another version of regard. Copy "
+                "the model folder again, or delete this file to translate without training text statistics."
             ) from None
 
 

@@ -46,7 +46,7 @@ class DecodedPart(NamedTuple):
         return drop_special_tokens(selected.mean(0), target, source, head.shift, special)
 
     def is_unknown(self, word: int) -> bool:
-        """Return whether a copied word is unknown, rather than otherwise protected, such as a number."""
+        """Return whether a copied word is unknown, rather than protected for another reason."""
         return word in self.part.unknown or word not in self.part.copies
 
     def needs_weights(self, unknown: int) -> bool:

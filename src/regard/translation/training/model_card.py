@@ -53,7 +53,7 @@ regard look {folder}
 {settings}
 ```
 
-## Limits
+## Limitations
 
 The model works well only on text like its training data. Check its translations before you rely on them.
 """

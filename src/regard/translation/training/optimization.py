@@ -30,7 +30,7 @@ class TrainingConfig(Section):
     )
     minutes: float = setting(
         0.0,
-        "Train for this long, validation included, instead of a number of epochs. 0: off.",
+        "Training time in minutes, including validation; overrides epochs. 0: off.",
         min=0,
         max=10_000_000,
     )
@@ -87,7 +87,7 @@ class TrainingConfig(Section):
     threads: int = setting(0, "CPU threads. 0: torch's default.", min=0, max=4096)
 
     def duration(self) -> str:
-        """Return the planned length of training."""
+        """Return the planned duration of training as text."""
         if self.minutes:
             return f"{self.minutes:g} minute{'s' * (self.minutes != 1)}"
         return pluralize(self.epochs, "epoch") if self.updates is None else pluralize(self.updates, "update")

@@ -133,7 +133,8 @@ def _check_consistent(data: TrainingData, *, with_dev_links: bool) -> None:
     vocabulary = max(len(side) for side in data.tokens)
     if data.pairs.vocabulary != vocabulary:
         raise ArgumentError(
-            f"{IDS} was encoded with {data.pairs.vocabulary:,} tokens, but the vocabulary has {vocabulary:,}"
+            f"{IDS} was encoded with a vocabulary of {data.pairs.vocabulary:,} tokens, but this one has "
+            f"{vocabulary:,}"
         )
     if not len(data.pairs) or not data.dev:
         raise ArgumentError(
@@ -150,7 +151,7 @@ def _check_consistent(data: TrainingData, *, with_dev_links: bool) -> None:
             f"{LINKS} has links for {len(data.links):,} pairs, but {IDS} has {len(data.pairs):,} pairs"
         )
     if data.links is not None and (data.links.sizes[:, 0] != data.links.sizes[:, 1]).any():
-        raise ArgumentError(f"{LINKS} has links without a source or a target")
+        raise ArgumentError(f"{LINKS} contains links without a source or without a target")
 
 
 def prepare(

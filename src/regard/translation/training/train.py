@@ -300,10 +300,10 @@ def _describe_extension(old: TrainingConfig, new: TrainingConfig) -> str:
     if new.schedule == "cosine":
         message += (
             "; the cosine schedule is stretched, so the learning rate rises again, and the result differs "
-            "slightly from that of a run planned with this length from the start"
+            "slightly from that of a run planned for this length from the start"
         )
     if new.patience:
-        message += "; patience starts over"
+        message += "; patience is reset"
     return message
 
 

@@ -195,7 +195,8 @@ def _additive(query: int, key: int) -> Score:
     """Return an additive score with identity maps: there are no learned parameters here."""
     if query != key:
         raise ShapeError(
-            f"query has {query} features and key has {key}; the additive score needs equal widths."
+            f"query has {query} features and key has {key}; the additive score needs equal widths. "
+            "Change one of them, or choose another score."
         )
     additive = Additive(query, key).double()
     with torch.no_grad():

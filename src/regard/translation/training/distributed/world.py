@@ -63,7 +63,7 @@ _TIMEOUT = timedelta(days=7)  # the other ranks wait while rank 0 prepares the c
 
 
 class RemoteError(RegardError):
-    """Another process failed and reports the error."""
+    """Another process failed; its own message reports the cause."""
 
 
 class Candidate(NamedTuple):
@@ -200,7 +200,7 @@ class World:
         if failure is not None and rank == self.rank:
             raise failure
         if rank < self.size:
-            raise RemoteError(f"Process {rank} failed and reports the error.")
+            raise RemoteError(f"Process {rank} failed; see its error message.")
 
     def barrier(self) -> None:
         """Wait for all processes."""
