@@ -119,5 +119,5 @@ def test_tsv():
         translate_document(Upper(), "a\t b \tc\r\n\r\nd\te\n", "tsv", column=2).text
         == "a\t B \tc\r\n\r\nd\tE\n"
     )
-    with pytest.raises(ArgumentError, match="Line 2 has 1 columns, so column 2 cannot be translated"):
+    with pytest.raises(ArgumentError, match="Line 2 has 1 column, so column 2 cannot be translated"):
         translate_document(Upper(), "a\tb\nc\n", "tsv", column=2)

@@ -151,5 +151,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def check_output(folder: Path) -> None:
     """Raise unless a folder is new or empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not folder.is_dir():
+        raise ArgumentError(f"{str(folder)!r} is a file; choose a new folder for the export.")
+    if folder.exists() and any(folder.iterdir()):
         raise ArgumentError(f"{str(folder)!r} exists and is not empty; choose a new folder for the export.")

@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from regard._util.checks import check_choice, check_int
+from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.translation.text.paragraphs import find_paragraphs, is_blank, typical_width
 from regard.translation.text.tags import OPAQUE
@@ -210,8 +211,8 @@ def _tsv(text: str, column: int) -> Iterator[Piece]:
             continue
         if len(cells) < column:
             raise ArgumentError(
-                f"Line {number:,} has {len(cells)} columns, so column {column} cannot be translated. "
-                "Add the missing tabs, or choose another column."
+                f"Line {number:,} has {pluralize(len(cells), 'column')}, so column {column} cannot be "
+                "translated. Add the missing tabs, or choose another column."
             )
         before = "".join(f"{cell}\t" for cell in cells[: column - 1])
         after = "".join(f"\t{cell}" for cell in cells[column:])

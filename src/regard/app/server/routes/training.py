@@ -109,7 +109,9 @@ def training(state: AppState, request: TrainingRequest, path: dict[str, str]) ->
     folders = state.registry.trainings()
     if path["name"] not in folders:
         names = ", ".join(map(repr, list(folders)[:20])) or "none"
-        raise RequestError(HTTPStatus.NOT_FOUND, f"Unknown training run. Available: {names}.")
+        raise RequestError(
+            HTTPStatus.NOT_FOUND, f"Unknown training run {path['name'][:200]!r}. Available: {names}."
+        )
     folder, after = folders[path["name"]], request.after
     rows, run_state = _read(folder)
     later = [row for row in rows if row.step > after]
