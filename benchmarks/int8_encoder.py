@@ -3,9 +3,9 @@
 python -m benchmarks.int8_encoder [--seconds 20] [--threads 1]
 python -m benchmarks.wic --dtype int8
 
-256 sentences of mixed length in batches of 32, in random order. ONNX Runtime (`pip install onnx onnxruntime`)
-runs the model exported by torch, optimized for BERT, with dynamically quantized linear layers; its batches
-are padded. Timed from token ids to sentence vectors, without the tokenizer.
+The input is 256 sentences of mixed length in batches of 32, in random order. ONNX Runtime (`pip install onnx
+onnxruntime`) runs the model exported by torch, optimized for BERT, with dynamically quantized linear layers;
+its batches are padded. Times are from token ids to sentence vectors, without the tokenizer.
 """
 
 import argparse

@@ -406,7 +406,7 @@ INLINE void see_tau(const Block& b, const Tau& tau, Finite& finite) {
   for (int v = 0; v < b.lanes; v += W) finite.see(tau.top.get(v)), finite.see(tau.rest.get(v));
 }
 
-// Softmax over a single tile: the weights are normalized before they are multiplied with the values.
+// Softmax over a single tile: the weights are normalized before they are multiplied by the values.
 inline void forward_tile(const Block& b, Finite& finite) {
   const Softmax policy(b.p);
   Output output(b, true);

@@ -15,8 +15,8 @@ namespace {
 
 enum class Walk { along, down };
 
-// Memory that is needed soon, prefetched one cache line at a time: one line per step of a product's inner loop, which
-// leaves the processor enough time for each. A burst of prefetches would make it wait.
+// Memory that is needed soon, prefetched one cache line at a time: one line per step of a product's inner loop. A burst
+// of prefetches would stall the processor.
 class Ahead {
  public:
   // Adds `count` rows of `bytes` bytes, `stride` bytes apart. `writes`: whether they will be written.
@@ -134,7 +134,7 @@ struct Product {
   float* c;
   ptrdiff_t c_step;
   Ahead* ahead = nullptr;
-  float factor = 1;  // of a product of pairs
+  float factor = 1;  // multiplies the result of a product of pairs
 };
 
 template <int R, int V, Walk walk, class Element>

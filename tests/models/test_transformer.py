@@ -205,7 +205,7 @@ def test_packed_batches_reject_lengths(side: str, other: str) -> None:
     given: dict[str, Any] = {
         name: one if name == side or other == "packed" else padded(one)[0] for name, one in batches.items()
     }
-    with pytest.raises(regard.ArgumentError, match="includes its 3 lengths"):
+    with pytest.raises(regard.ArgumentError, match="already has 3 lengths"):
         made(Transformer)(**given, **{f"{side}_lengths": torch.tensor([1, 1, 1])})
 
 
@@ -756,7 +756,7 @@ def test_int32_tokens() -> None:
         (
             lambda m: m(Packed.of([[5], [6]]), torch.tensor([1, 1])),
             regard.ArgumentError,
-            "Packed, which includes its 2 lengths",
+            "Packed, which already has 2 lengths",
         ),
         (
             lambda m: m(torch.tensor([[5, 6]]), torch.tensor([3])),
@@ -813,7 +813,7 @@ def test_pairs_of_invalid_shapes(shape: tuple[int, ...]) -> None:
 
 
 def test_packed_language_model_batch_rejects_lengths() -> None:
-    with pytest.raises(regard.ArgumentError, match="includes its 3 lengths"):
+    with pytest.raises(regard.ArgumentError, match="already has 3 lengths"):
         made(LanguageModel).loss(Packed.of(SOURCE), torch.tensor([1, 1, 1]))
 
 

@@ -99,7 +99,7 @@ def check_dense(name: str, tensor: "Tensor") -> None:
     import torch
 
     if tensor.is_quantized:
-        raise DTypeError(f"{name} has dtype {tensor.dtype}; it must be floating point: {name}.dequantize().")
+        raise DTypeError(f"{name} has dtype {tensor.dtype}; it must be floating point. Call dequantize().")
     if tensor.layout is not torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout)
         raise DTypeError(f"{name} is a {kind} tensor; it must be dense. Convert it with to_dense().")

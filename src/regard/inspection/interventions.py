@@ -245,7 +245,7 @@ def _default_change(model: nn.Module, output: Any, batch: Any) -> Callable[[Any]
     if logits is None:
         raise ArgumentError(
             f"importance() got {type_name(model)}, which returns neither a loss nor logits. Pass a "
-            "function from the model's output to a number: loss=lambda output: …."
+            "function from the model's output to a number: loss=lambda output: output[0].mean()."
         )
     before = logits.float().log_softmax(-1)
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None

@@ -129,7 +129,7 @@ class Watch(AbstractContextManager["Seen"]):
             self._warn_about_unrecorded()
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"watch(model) has no {name!r}. {_WITH}")
+        raise AttributeError(f"watch(model) has no attribute {name!r}. {_WITH}")
 
     def __getitem__(self, name: Any) -> Any:
         raise ArgumentError(f"watch(model) cannot be indexed. {_WITH}")

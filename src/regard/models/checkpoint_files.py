@@ -36,7 +36,7 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
             f"{path} is not valid JSON: {short(str(error))}. Copy or download it again."
         ) from None
     if not isinstance(content, dict):
-        raise ArgumentError(f"{path} contains {type_name(content)}; it must contain an object, {{…}}.")
+        raise ArgumentError(f"{path} contains {type_name(content)}; it must contain a JSON object, {{…}}.")
     return content
 
 
@@ -118,7 +118,9 @@ def _files(folder: Path, convert: str) -> list[Path]:
 def _shards(folder: Path, index: Path) -> list[Path]:
     files = read_json(index).get("weight_map")
     if not isinstance(files, dict) or not files or not all(isinstance(name, str) for name in files.values()):
-        raise ArgumentError(f"{index} has no valid weight_map, which maps tensor names to file names.")
+        raise ArgumentError(
+            f"{index} has no valid weight_map from tensor names to file names. Copy or download it again."
+        )
     names = sorted(set(files.values()))
     for name in names:
         if Path(name).name != name or "\\" in name or "\0" in name or not name.endswith(".safetensors"):
@@ -144,7 +146,7 @@ def check_tensor(folder: Path, name: str, part: Any, shape: tuple[int, ...]) -> 
     if part.get_dtype() not in ("F64", "F32", "F16", "BF16"):
         raise ArgumentError(
             f"{name} in {folder} has dtype {part.get_dtype()}; regard needs floating-point weights. "
-            "Save the model before quantization."
+            "Use the model from before quantization."
         )
 
 

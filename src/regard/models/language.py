@@ -258,7 +258,7 @@ def mask_tokens(
     """
     if not isinstance(batch, Packed):
         raise DTypeError(f"mask_tokens got {type_name(batch)}; pass a Packed, e.g. pack(tokens, lengths).")
-    check_number("mask_tokens got probability", probability, above=0, below=1 + 1e-9)
+    check_number("mask_tokens got probability", probability, above=0, max=1)
     check_int("mask_tokens got vocab_size", vocab_size, min=1)
     check_int("mask_tokens got mask_id", mask_id)
     if mask_id >= vocab_size:

@@ -216,8 +216,8 @@ def check_batch(tokens: Tensor | Packed, lengths: Tensor | None = None, name: st
     if isinstance(tokens, Packed):
         if lengths is not None:
             raise ArgumentError(
-                f"{name} {'are' if plural else 'is'} Packed, which includes its {len(tokens)} lengths; omit "
-                f"{'lengths' if plural else f'{name}_lengths'}, which is for padded batches."
+                f"{name} {'are' if plural else 'is'} Packed, which already has {len(tokens)} lengths; omit "
+                f"{'lengths' if plural else f'{name}_lengths'}, which is only for padded batches."
             )
         return
     if not isinstance(tokens, Tensor):

@@ -1,4 +1,6 @@
-"""Recurrent sequence-to-sequence models, where s_t is the decoder state, a_t the attended vector, y_t a word.
+"""Recurrent sequence-to-sequence models.
+
+s_t is the decoder state, a_t the attended vector, and y_t a word:
 
 none:                   s_t = f(s_{t−1}, y_{t−1})                                    Sutskever et al. 2014
 additive:               s_t = f(s_{t−1}, [y_{t−1}; a_t]), query s_{t−1}              Bahdanau et al. 2015

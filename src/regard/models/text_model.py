@@ -123,7 +123,7 @@ class TextModel:
                 hint = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
                 raise ArgumentError(
                     f"This model does not know the word {shorten(word, 40)!r}. {hint}It knows "
-                    f"{len(self.tokens) - 2} words and punctuation marks, listed in its tokens."
+                    f"{len(self.tokens) - 2} words and punctuation marks, listed in the attribute `tokens`."
                 )
         return [0, *(self._ids[word] for word in words)]
 
@@ -304,7 +304,8 @@ def _check_tokens(tokens: Sequence[str], capitalized: Iterable[str]) -> None:
     """Raise ArgumentError unless the vocabulary is valid."""
     if not isinstance(tokens, list | tuple) or list(tokens[:2]) != [START, END]:
         raise ArgumentError(
-            f"The vocabulary must be a list of tokens that starts with {START!r} and {END!r}."
+            f"The vocabulary is {shorten(repr(tokens), 60)}; it must be a list of tokens that starts with "
+            f"{START!r} and {END!r}."
         )
     known: set[str] = set()
     for token in tokens[2:]:
@@ -313,11 +314,13 @@ def _check_tokens(tokens: Sequence[str], capitalized: Iterable[str]) -> None:
                 f"{str(token)[:40]!r} is not a valid token; tokens are lowercase words and punctuation marks."
             )
         if token in known:
-            raise ArgumentError(f"The token {token[:40]!r} occurs twice in the vocabulary.")
+            raise ArgumentError(f"The token {token[:40]!r} occurs twice in the vocabulary; remove one.")
         known.add(token)
     for word in capitalized:
         if word not in known:
-            raise ArgumentError(f"capitalized contains {str(word)[:40]!r}, which is not in the vocabulary.")
+            raise ArgumentError(
+                f"capitalized contains {str(word)[:40]!r}, which is not in the vocabulary; remove it."
+            )
 
 
 def _train(

@@ -74,7 +74,7 @@ def draw_by_length(
 ) -> Path:
     """Draw scores by sentence length.
 
-    curves: mapping from the name of each model to its result of `by_length`.
+    curves: mapping from the name of each model to the result of `by_length`.
     path: output file, .png, .svg or .pdf.
     score: name of the score.
     title: title of the picture.

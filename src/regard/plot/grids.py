@@ -1,4 +1,4 @@
-"""Grids of matrices: labels are measured first, so cells are square and nothing is cut off."""
+"""Grids of matrices. Labels are measured before the layout is computed, so none of them is cut off."""
 
 import math
 import os

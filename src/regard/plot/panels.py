@@ -91,7 +91,8 @@ def alignment_panel(alignment: AlignmentLike, title: str) -> Panel:
     sources, targets = alignment.source_words, alignment.target_words
     if not sources or not targets:
         raise ArgumentError(
-            f"Cannot draw an alignment of {len(targets)} target words and {len(sources)} source words."
+            f"Cannot draw an alignment of {len(targets)} target words and {len(sources)} source words; each "
+            "side needs at least one word."
         )
     return make_panel(weights, targets, sources, title)
 

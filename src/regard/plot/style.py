@@ -252,7 +252,7 @@ def check_suffix(path: str | os.PathLike[str]) -> None:
     if not isinstance(path, str | os.PathLike):
         raise DTypeError(
             f"path must be a string or a Path, got {path!r:.40} of type {type(path).__name__}. Pass other "
-            "arguments by keyword: title=…."
+            "arguments by keyword, e.g. title='heads'."
         )
     if Path(path).suffix.lower() not in SUFFIXES:
         extensions = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"

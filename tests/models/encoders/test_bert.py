@@ -132,7 +132,7 @@ def test_old_files_are_rejected_as_old(tmp_path) -> None:
     path = make().save(tmp_path / "bert.safetensors")
     about(format="bert 1")(path)
     with pytest.raises(
-        RegardError, match=r"earlier version of regard \('bert 1'; .* 'bert 2'\)\. Train .* again"
+        RegardError, match=r"earlier version of regard .*'bert 1'; .* 'bert 2'\)\. Train .* again"
     ):
         BertEncoder.load(path)
 

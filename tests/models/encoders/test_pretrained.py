@@ -757,7 +757,7 @@ def test_tokenizer_larger_than_the_vocabulary(folder):
 def test_vocabulary_without_special_tokens(folder):
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.txt").write_text("a\nb\n")
-    with pytest.raises(ArgumentError, match=r"lacks the required tokens \[CLS\] and \[SEP\]"):
+    with pytest.raises(ArgumentError, match=r"lacks \[CLS\], \[SEP\], \[UNK\], which the tokenizer requires"):
         load_encoder(folder)
 
 

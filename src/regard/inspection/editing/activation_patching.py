@@ -60,7 +60,7 @@ class Capture(Intervention):
         """Return the last captured call to the layer of `call` with these heads and the same positions."""
         calls = self._calls.get(call.layer)
         if not calls:
-            layers = ", ".join(self._calls) or "none: run the model in an edit block with this Capture first"
+            layers = ", ".join(self._calls) or "none; run the model in an edit block with this Capture first"
             raise ArgumentError(f"Patch: layer {call.layer!r} was not captured. Captured: {layers}.")
         first, last = call.first_query, call.first_query + call.output.shape[-2]
         for captured in reversed(calls):

@@ -40,8 +40,8 @@ def enable() -> None:
     """Register "regard" as an attention implementation of transformers, with its mask function.
 
     Then use `from_pretrained(…, attn_implementation="regard")` or `model.set_attn_implementation("regard")`;
-    `generate` works too. If the model is called with `output_attentions=True`, `outputs.attentions` contains
-    lazy weights that behave like tensors.
+    `generate` is supported. If the model is called with `output_attentions=True`, `outputs.attentions`
+    contains lazy weights that behave like tensors.
 
     >>> import regard, torch, transformers
     >>> regard.huggingface.enable()

@@ -99,7 +99,8 @@ def relevance(
         outside = chosen[(chosen < -size) | (chosen >= size)]
         if outside.numel():
             raise ArgumentError(
-                f"relevance got query {int(outside[0])}, but the sequence has only {size} tokens."
+                f"relevance got query {int(outside[0])}, but the sequence has {size} tokens; the index must "
+                f"be between {-size} and {size - 1}."
             )
         columns = torch.arange(chosen.numel(), device=last.device)
         result = torch.zeros(*batch, size, chosen.numel(), dtype=last.dtype, device=last.device)

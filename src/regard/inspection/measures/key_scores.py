@@ -47,11 +47,11 @@ def _snapkv(weights: Weights, window: int, kernel_size: int, pooling: str) -> Te
     if pooling not in ("mean", "max"):
         raise ArgumentError(f'key_scores got pooling={pooling!r}; pass "mean" or "max".')
     if kernel_size < 1 or kernel_size % 2 == 0:
-        raise ArgumentError(f"key_scores got kernel_size={kernel_size}; pass an odd number.")
+        raise ArgumentError(f"key_scores got kernel_size={kernel_size}; pass a positive odd number.")
     if not 0 < window < keys or window > queries:
         raise ArgumentError(
-            f"key_scores got window={window} for {queries} queries and {keys} keys; the window must be "
-            "smaller than the text."
+            f"key_scores got window={window} for {queries} queries and {keys} keys; it must be between 1 "
+            f"and {min(queries, keys - 1)}."
         )
     received = weights.rows(slice(queries - window, queries)).received()[..., : keys - window] / window
     flat = received.reshape(-1, 1, keys - window)

@@ -75,7 +75,7 @@ def _changes(
         raise ArgumentError(
             f"value_zeroing: {name!r} has {sizes.queries} queries per call, but its layer returns "
             f"{before.shape[-2]} tokens, so keys have no position in the text, as in windows of an image. "
-            "Exclude it: layers=…."
+            "Exclude it with layers=."
         )
     columns = []
     for key in range(sizes.keys) if keys is None else keys:
@@ -142,6 +142,6 @@ def _hidden(output: Any, name: str) -> Tensor:
     if not isinstance(hidden, Tensor):
         raise ArgumentError(
             f"value_zeroing: the layer of {name!r} returned {type(hidden).__name__}; it must return a "
-            "tensor, or a tuple that starts with one. Exclude it: layers=…."
+            "tensor, or a tuple that starts with one. Exclude it with layers=."
         )
     return hidden

@@ -64,7 +64,8 @@ class Layout(NamedTuple):
         heads, key_heads, value_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (query, key, value))
         if key_heads != value_heads and key_heads != 1 and value_heads != 1:
             raise ShapeError(
-                f"key has {key_heads} heads and value has {value_heads}; they must have the same number."
+                f"key has {key_heads} heads and value has {value_heads}; the numbers must be equal, or one "
+                "of them must be 1."
             )
         groups = key_heads if value_heads == 1 else value_heads  # 0 if either has 0 heads
         heads = groups if heads == 1 else heads
@@ -77,7 +78,8 @@ class Layout(NamedTuple):
         if batch is None:
             raise ShapeError(
                 f"the batch axes of query {tuple(query.shape)}, key {tuple(key.shape)} and value "
-                f"{tuple(value.shape)} do not broadcast; the axes before the last three must be equal or 1."
+                f"{tuple(value.shape)} do not broadcast; the axes before the last three must have equal "
+                "sizes or size 1."
             )
         has_heads = max(query.dim(), key.dim(), value.dim()) > 2
         return cls(batch, groups, heads // groups if groups else 1, has_heads)

@@ -143,7 +143,7 @@ def _rows(visible: Tensor, sizes: Sizes) -> Intervals | None:
     if visible.dtype is not torch.bool:
         return None
     visible = visible.reshape((1,) * (4 - visible.dim()) + tuple(visible.shape))
-    # the condition has the same value for all keys, even for k − k, so the first key suffices
+    # the value is the same for all keys, even if the condition contains k, as in k − k: use the first key
     stop = torch.where(visible[..., :1], sizes.keys, 0)
     return Intervals((Interval(torch.zeros_like(stop), stop),))
 

@@ -1,4 +1,4 @@
-"""Cache the routes of FlexAttention calls, so that a layer does not trace its functions in every call.
+"""Cache the routes of FlexAttention calls, so that a layer does not trace its functions on every call.
 
 A route is reused only if nothing that determines it can have changed: its functions use no objects other than
 numbers, strings, small tensors without gradients, and functions that meet the same condition. These

@@ -20,7 +20,7 @@ from regard.mechanism.call import keyword_hints, validation
 from regard.mechanism.call.validation import broadcasts as broadcasts
 
 Combine = Callable[[Tensor, Tensor], Tensor]
-_COMBINE = "Combine masks with & (a key that both allow) or | (a key that either allows)."
+_COMBINE = "Combine masks with & (keys that both allow) or | (keys that either allows)."
 
 
 class CallShape(NamedTuple):

@@ -161,7 +161,7 @@ def read_layout(folder: Path) -> CheckpointLayout:
     if pad_id is not None and pad_id + 1 >= max_positions:
         raise ArgumentError(
             f"{path} has pad_token_id={pad_id} and max_position_embeddings={max_positions}; positions start "
-            "after the padding id, so there are no positions left."
+            "after the padding id, so none are left. Use the config.json that belongs to the weights."
         )
     vocab_size = _integer(path, settings, "vocab_size")
     return CheckpointLayout(path, family, config, vocab_size, token_types, pad_id)
@@ -182,8 +182,8 @@ def _check_supported(path: Path, settings: Mapping[str, Any]) -> None:
         )
     if settings.get("quantization_config"):
         raise ArgumentError(
-            f"{path} has a quantization_config; load_encoder needs floating-point weights. Save the model "
-            "before quantization."
+            f"{path} has a quantization_config; load_encoder needs floating-point weights. Use the model "
+            "from before quantization."
         )
 
 

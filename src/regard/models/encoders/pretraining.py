@@ -135,7 +135,7 @@ class LearnedEncoder(WordEncoder):
         if len(vocabulary) == len(cls.special_tokens):
             raise ArgumentError(
                 f"{cls.__name__}.learn got {len(texts)} sentences with words, but no word occurs "
-                f"{min_count} times; pass more text, or lower min_count."
+                f"at least {min_count} times; pass more text, or lower min_count."
             )
         with torch.random.fork_rng(devices=[]):  # leave the caller's random state unchanged
             torch.manual_seed(seed)
@@ -161,8 +161,8 @@ class LearnedEncoder(WordEncoder):
             return _load(cls, Path(path))
         except _OldFormatError as error:
             raise ArgumentError(
-                f"{os.fspath(path)!r} was written by an earlier version of regard ({error}; this version "
-                f"reads {cls.format!r}). Train the encoder again."
+                f"{os.fspath(path)!r} was written by an earlier version of regard (its format is {error}; "
+                f"this version reads {cls.format!r}). Train the encoder again."
             ) from None
         except (*_INVALID, SafetensorError, OSError, MemoryError) as error:
             raise ArgumentError(

@@ -64,8 +64,9 @@ class StaticEncoder(WordEncoder):
         self.vocabulary = Vocabulary(words)
         known = len(self.vocabulary) - 1
         if not isinstance(vectors, Tensor) or not vectors.is_floating_point():
+            kind = vectors.dtype if isinstance(vectors, Tensor) else type(vectors).__name__
             raise DTypeError(
-                "StaticEncoder got vectors that are not a floating-point tensor; pass a tensor (words, m)."
+                f"StaticEncoder got vectors of type {kind}; pass a floating-point tensor of shape (words, m)."
             )
         if vectors.dim() != 2 or not vectors.numel() or len(vectors) != known:
             raise ShapeError(

@@ -145,7 +145,7 @@ def _steps(part: Any, key: str, depth: int = 0) -> list[Mapping[str, Any]]:
 def _known(step: Mapping[str, Any], growths: Mapping[str, int]) -> int:
     kind = step.get("type")
     if not isinstance(kind, str) or kind not in growths:
-        raise ValueError(f"regard does not support {str(kind)[:40]!r}")
+        raise ValueError(f"it contains a component of the unknown type {str(kind)[:40]!r}")
     return growths[kind]
 
 
@@ -208,7 +208,7 @@ def _check_post_processor(steps: Sequence[Mapping[str, Any]]) -> None:
                 added += sum(sizes[item["SpecialToken"]["id"]] for item in template if "SpecialToken" in item)
             copies *= max(1, sum("Sequence" in item for item in step["single"]))
         elif kind not in ("BertProcessing", "RobertaProcessing", "ByteLevel"):
-            raise ValueError(f"regard does not support {str(kind)[:40]!r}")
+            raise ValueError(f"it contains a component of the unknown type {str(kind)[:40]!r}")
     if added > _MAX_SPECIAL or copies > _MAX_COPIES:
         raise ValueError(
             f"it adds {added:,} special tokens to a sentence and repeats the sentence {copies:,} times; the "
@@ -222,7 +222,7 @@ def _check_model(model: Mapping[str, Any]) -> None:
         if model.get(name) is not None and _size(model[name]) > _MAX_AFFIX:
             raise ValueError(f"its {name} has {_size(model[name]):,} bytes; the limit is {_MAX_AFFIX}")
     if not 0 <= model.get("max_input_chars_per_word", 0) <= _MAX_WORD:
-        raise ValueError(f"its max_input_chars_per_word is above {_MAX_WORD:,}")
+        raise ValueError(f"its max_input_chars_per_word is not between 0 and {_MAX_WORD:,}")
     prefix = _size(model.get("continuing_subword_prefix") or "")
     for merge in model.get("merges") or () if prefix else ():
         second = merge.partition(" ")[2] if isinstance(merge, str) else merge[1]
@@ -260,7 +260,10 @@ def _read_byte_bpe(folder: Path, vocab_size: int) -> Any:
     ids = read_json(folder / "vocab.json")
     invalid = next((token for token, i in ids.items() if isinstance(i, bool) or not isinstance(i, int)), None)
     if invalid is not None:
-        raise ArgumentError(f"{folder / 'vocab.json'} gives {invalid[:40]!r} an id that is not an integer.")
+        raise ArgumentError(
+            f"{folder / 'vocab.json'} gives {invalid[:40]!r} an id that is not an integer. "
+            "Copy or download it again."
+        )
     optional = ["<pad>", "<unk>", "<mask>"]
     special = _special_tokens(folder / "vocab.json", ids, vocab_size, ["<s>", "</s>"], optional)
     lines = read_text(folder / "merges.txt").replace("\r\n", "\n").split("\n")
@@ -282,7 +285,10 @@ def _special_tokens(
     """Validate the token ids of a vocabulary and return its special tokens."""
     missing = [token for token in required if token not in ids]
     if missing:
-        raise ArgumentError(f"{path} lacks the required tokens {' and '.join(missing)}.")
+        raise ArgumentError(
+            f"{path} lacks {', '.join(missing)}, which the tokenizer requires; use a tokenizer and a "
+            "model from the same folder."
+        )
     low, high = min(ids.values()), max(ids.values())
     if low < 0 or high >= vocab_size:
         raise ArgumentError(
