@@ -12,7 +12,6 @@ the kernels look up the encoding themselves (kernels/calls.h), with the same che
 
 import threading
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import Any, NamedTuple, Never, Unpack
 
 import torch
@@ -172,7 +171,7 @@ def attend(
     if bias is None and generator is None and implementation is None and _kernels_decide(dropout):
         ready = _CALLS.run(query, key, value, score, mask, normalize, True)
     if ready is not None and not ready[3]:  # no gradients are needed
-        output, tau, cached = ready[0], ready[1], ready[2].weights
+        output, tau, cached = ready[0], ready[1], ready[2]
     else:
         call = Call(score, mask, bias, normalize, dropout, generator)
         result = _run(query, key, value, call, implementation, ready, need_tau=True)
@@ -182,9 +181,7 @@ def attend(
             return output, weights
     assert cached is not None
     assert isinstance(key, Tensor)  # calls with a quantized key are not cached if τ is needed
-    inputs = {"query": query, "key": key}  # masks of cached calls are immutable
-    build = partial(cached.with_inputs, inputs, torch.is_grad_enabled())
-    return output, Weights(build, tau, output.shape[:-2], inputs=inputs, tau_from_kernels=True)
+    return output, Weights.of_cached_call(cached.weights, tau, query, key, cached.lead)
 
 
 def self_attention(x: Tensor, *positional: Never, **options: Unpack[Options]) -> Tensor:
@@ -204,7 +201,7 @@ class _Result(NamedTuple):
     tau: Tensor | None
     fused_tau: bool  # whether the kernels computed τ
     problem: Problem | None  # None for a cached call
-    cached: Problem | None = None  # for the weights of a cached call; query and key are placeholders
+    cached: "_PreparedCall | None" = None  # None for a call that is not cached
 
 
 def _kernels_decide(dropout: float) -> bool:
@@ -282,6 +279,7 @@ class _PreparedCall(NamedTuple):
     lanes: int  # vector width for which `kept_shape` and `simple_backward` were determined
     backward: dict[Hashable, fused.Prepared]  # keyed by required gradients and strides
     weights: Problem  # query and key, which differ in each call, are placeholders
+    lead: tuple[int, ...]  # leading axes of output and weights
 
 
 def _run_cached(query: Tensor, key: Tensor, value: Tensor, call: Call, *, need_tau: bool) -> _Result | None:
@@ -358,7 +356,7 @@ def _differentiable(
         apply = super(torch.autograd.Function, _FastAttention).apply
         results = (output, tau), kept_weights
         output, tau = apply(*results, prepared, call, query, key, value)  # type: ignore[no-untyped-call]
-    return _Result(output, tau, True, None, prepared.weights)
+    return _Result(output, tau, True, None, prepared)
 
 
 def _add_to_kernels(query: Tensor, key: Tensor, value: Tensor, call: Call, prepared: _PreparedCall) -> None:
@@ -412,6 +410,7 @@ def _prepare(query: Tensor, key: Tensor, value: Tensor, call: Call) -> _Prepared
         fused.lanes(),
         {},
         problem.with_config(fused=True).with_tensors({**problem.tensors, **shapes}).without("value"),
+        tuple(merged.shape[:-2]),
     )
 
 

@@ -41,6 +41,31 @@ class _DeferredProblem(NamedTuple):
     versions: Mapping[str, int | None]
     tau_from_kernels: bool
 
+    def finish(self) -> _BuiltProblem:
+        _check_versions(self.versions, self.inputs)
+        return _adopt(self.build(), self.tau, self.tau_from_kernels)
+
+
+class CachedCall(NamedTuple):
+    """A cached call of `attend`, whose τ the kernels computed: all that its weights need, as it is.
+
+    problem: the prepared call, with placeholders for query and key.
+    versions: of query and key, or None if unknown.
+    grad_enabled: the grad mode of the forward pass.
+    """
+
+    problem: Problem
+    tau: Tensor
+    query: Tensor
+    key: Tensor
+    versions: tuple[int | None, int | None]
+    grad_enabled: bool
+
+    def finish(self) -> _BuiltProblem:
+        inputs = {"query": self.query, "key": self.key}  # masks of cached calls are immutable
+        _check_versions(dict(zip(inputs, self.versions, strict=True)), inputs)
+        return _adopt(self.problem.with_inputs(inputs, self.grad_enabled), self.tau, True)
+
 
 class Reader(NamedTuple):
     """A problem and the τ that the kernels computed for it.
@@ -158,6 +183,12 @@ def repeat_last_row(problem: Problem, min_rows: int) -> Problem:
 class LazyMatrix(TiledMatrix):
     """A matrix (…, q, k) computed on demand from a `Problem`."""
 
+    _lead: tuple[int, ...]
+    _heads: Heads = "axis"
+    _full_rows: int | None = None
+    _built: _BuiltProblem | None = None
+    _deferred: _DeferredProblem | CachedCall | None = None
+
     def __init__(
         self,
         problem: Problem | Callable[[], Problem],
@@ -181,15 +212,33 @@ class LazyMatrix(TiledMatrix):
         rows_per_key_head: number of rows per key head in the full matrix; see `Reader`.
         """
         self._lead = tuple(lead)
-        self._heads: Heads = heads or ("axis" if self._lead else "single")
+        self._heads = heads or ("axis" if self._lead else "single")
         self._full_rows = rows_per_key_head
-        self._built: _BuiltProblem | None = None
-        self._deferred: _DeferredProblem | None = None
         if isinstance(problem, Problem):
             self._built = _adopt(problem, tau, tau_from_kernels)
         else:
             inputs = inputs or {}
             self._deferred = _DeferredProblem(problem, tau, inputs, _versions(inputs), tau_from_kernels)
+
+    @classmethod
+    def of_cached_call(
+        cls, problem: Problem, tau: Tensor, query: Tensor, key: Tensor, lead: tuple[int, ...]
+    ) -> Self:
+        """Create the matrix of a cached call; see `CachedCall`.
+
+        This runs after each call, when the kernels have emptied the caches of Python's code. It therefore
+        executes as little as possible, and `_state` does the rest on first use.
+        """
+        self = cls.__new__(cls)
+        self._lead = lead
+        if not lead:
+            self._heads = "single"
+        try:
+            versions: tuple[int | None, int | None] = (query._version, key._version)
+        except RuntimeError:  # one of them is an inference tensor
+            versions = tuple(_versions({"query": query, "key": key}).values())  # type: ignore[assignment]
+        self._deferred = CachedCall(problem, tau, query, key, versions, torch.is_grad_enabled())
+        return self
 
     # The prepared call
 
@@ -208,8 +257,7 @@ class LazyMatrix(TiledMatrix):
         """Build the problem on first use. Concurrent threads may build it twice, with equal results."""
         built, deferred = self._built, self._deferred
         if built is None and deferred is not None:
-            _check_versions(deferred.versions, deferred.inputs)
-            built = self._built = _adopt(deferred.build(), deferred.tau, deferred.tau_from_kernels)
+            built = self._built = deferred.finish()
             self._deferred = None
         built = built or self._built  # another thread may have built the problem between the two reads above
         assert built is not None
