@@ -237,19 +237,19 @@ struct Encode {
 // Hypotheses to be extended by one token: see `extend` in transformer.h.
 struct Extend {
   const Stack* stack;
-  float* x;                      // rows × width: the embeddings, replaced by the decoder's output
-  int64_t rows, length;          // length: number of cached tokens before this one
-  float* const* caches;          // for each token, layers × counts[token] rows of keys and values
-  const int64_t* counts;         // for each token, the number of hypotheses when it was cached
-  const int32_t* cached;         // rows × stride: which of these hypotheses a row continues
+  float* x;               // rows × width: the embeddings, replaced by the decoder's output
+  int64_t rows, length;   // length: number of cached tokens before this one
+  float* const* caches;   // for each token, layers × counts[token] rows of keys and values
+  const int64_t* counts;  // for each token, the number of hypotheses when it was cached
+  const int32_t* cached;  // rows × stride: which of these hypotheses a row continues
   int64_t stride;
-  const int32_t* sentences;      // the sentence of each row
-  const float* const* sources;   // for each layer, the keys and values of all source tokens
-  const int64_t* starts;         // the first source token of each sentence, then the number of tokens
-  int64_t recorded;              // the layer whose cross-attention weights to record, or −1
-  float* weights;                // rows × heads × max_source
-  int64_t max_source;            // length of the longest sentence
-  float* scratch;                // rows × stack->scratch()
+  const int32_t* sentences;     // the sentence of each row
+  const float* const* sources;  // for each layer, the keys and values of all source tokens
+  const int64_t* starts;        // the first source token of each sentence, then the number of tokens
+  int64_t recorded;             // the layer whose cross-attention weights to record, or −1
+  float* weights;               // rows × heads × max_source
+  int64_t max_source;           // length of the longest sentence
+  float* scratch;               // rows × stack->scratch()
 };
 
 // The kernels of one instruction set. A kernel that returns bool returns whether its result is finite.

@@ -122,27 +122,27 @@ bool step(const Step& s, int threads) {
       return true;
     });
     finite = finite && residual.add(b.norms[1], [&](const float* x) {
-               float* queries = s.index ? s.spread : s.projected;
-               apply(b.query, x, s.projected, s.rows, s.width, heads, threads);
-               const int64_t count = s.sources * s.slots;
-               if (s.index) {
-                 memset(queries, 0, size_t(count * heads) * sizeof(float));
-                 for (int64_t r = 0; r < s.rows; ++r)
-                   memcpy(queries + s.index[r] * heads, s.projected + r * heads, size_t(heads) * sizeof(float));
-               }
-               float* out = s.index ? s.spread + count * heads : s.attended;
-               if (!attend(s, queries, heads, b.source, s.keys, out, s.sources, s.slots, s.keys, s.lengths, threads))
-                 return false;
-               if (b.queries)
-                 for (int64_t r = 0; r < s.rows; ++r)
-                   memcpy(b.queries + (r * s.capacity + s.length) * heads, s.projected + r * heads,
-                          size_t(heads) * sizeof(float));
-               if (s.index)
-                 for (int64_t r = 0; r < s.rows; ++r)
-                   memcpy(s.attended + r * heads, out + s.index[r] * heads, size_t(heads) * sizeof(float));
-               apply(b.cross_out, s.attended, s.y, s.rows, heads, s.width, threads);
-               return true;
-             });
+      float* queries = s.index ? s.spread : s.projected;
+      apply(b.query, x, s.projected, s.rows, s.width, heads, threads);
+      const int64_t count = s.sources * s.slots;
+      if (s.index) {
+        memset(queries, 0, size_t(count * heads) * sizeof(float));
+        for (int64_t r = 0; r < s.rows; ++r)
+          memcpy(queries + s.index[r] * heads, s.projected + r * heads, size_t(heads) * sizeof(float));
+      }
+      float* out = s.index ? s.spread + count * heads : s.attended;
+      if (!attend(s, queries, heads, b.source, s.keys, out, s.sources, s.slots, s.keys, s.lengths, threads))
+        return false;
+      if (b.queries)
+        for (int64_t r = 0; r < s.rows; ++r)
+          memcpy(b.queries + (r * s.capacity + s.length) * heads, s.projected + r * heads,
+                 size_t(heads) * sizeof(float));
+      if (s.index)
+        for (int64_t r = 0; r < s.rows; ++r)
+          memcpy(s.attended + r * heads, out + s.index[r] * heads, size_t(heads) * sizeof(float));
+      apply(b.cross_out, s.attended, s.y, s.rows, heads, s.width, threads);
+      return true;
+    });
     if (!finite) return false;
     residual.add(b.norms[2], [&](const float* x) {
       apply(b.ffn_in, x, s.hidden, s.rows, s.width, s.inner, threads);

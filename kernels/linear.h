@@ -1,7 +1,8 @@
 // Linear layers for inference:  out = x · weightᵀ + bias.
 //
 // float32, few rows: each weight is read once, in place; sums are vectorized along the depth.
-// float32, many rows: the lanes of a vector are rows of x, which is transposed; weights are read in place and broadcast.
+// float32, many rows: the lanes of a vector are rows of x, which is transposed; weights are read in place and
+// broadcast.
 //
 // int8: each column of weightᵀ has its own scale, and each row of x is quantized here with its own scale, so a row's
 // result does not depend on the other rows. Values of x become 16-bit integers with as many bits as fit: the sum of

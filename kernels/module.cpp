@@ -387,8 +387,8 @@ Stack read_stack(Numbers& numbers, std::vector<Stack::Block>& blocks, double eps
   return s;
 }
 
-// described: the fields of `TransformerModel` as numbers, in order. factors: eps and the embedding scale, of the encoder
-// and of the decoder. chosen_by: size, n_best, suppressed, end, unknown and recorded of `SearchOptions`.
+// described: the fields of `TransformerModel` as numbers, in order. factors: eps and the embedding scale, of the
+// encoder and of the decoder. chosen_by: size, n_best, suppressed, end, unknown and recorded of `SearchOptions`.
 void start_search(Search* self, nb::handle described, std::tuple<double, double, double, double> factors,
                   nb::handle chosen_by, double length_penalty, double prune_threshold, std::vector<int64_t> start,
                   const std::vector<std::tuple<std::vector<int64_t>, int64_t, int64_t>>& sentences, int threads) {

@@ -16,6 +16,9 @@ void embed(const TransformerModel::Embedding& e, int64_t token, int64_t position
   for (int64_t i = 0; i < width; ++i) to[i] = from[i] * e.scale + shift[i];
 }
 
+// Returns uninitialized memory that is freed even if the vector that is to own it cannot grow.
+std::unique_ptr<float[]> allocate_floats(int64_t count) { return std::unique_ptr<float[]>(new float[size_t(count)]); }
+
 }  // namespace
 
 // The search for some of the sentences, on one thread if there are several groups.
@@ -56,8 +59,8 @@ class SearchGroup {
   struct Sentence {
     int64_t number;
     const SearchSentence* source;
-    int64_t slots;     // hypotheses that may still be extended
-    double threshold;  // score that a hypothesis must exceed to be returned
+    int64_t slots;               // hypotheses that may still be extended
+    double threshold;            // score that a hypothesis must exceed to be returned
     std::vector<double> scores;  // of the finished hypotheses, best first, at most n_best
   };
   struct Row {  // a hypothesis
@@ -85,11 +88,12 @@ class SearchGroup {
                             threads_);
     const int64_t key_values = model_.decoder.key_values();
     for (const Stack::Block& block : model_.decoder_blocks) {
-      keys_.emplace_back(new float[size_t(tokens * key_values)]);
+      keys_.push_back(allocate_floats(tokens * key_values));
       sources_.push_back(keys_.back().get());
       apply(block.source, x.data(), keys_.back().get(), tokens, width, key_values);
     }
-    for (size_t i = 0; i < sentences_.size(); ++i) rows_.push_back({int32_t(i), 0, 0.0});
+    const auto unknown = int32_t(std::count(options_.start.begin(), options_.start.end(), options_.unknown));
+    for (size_t i = 0; i < sentences_.size(); ++i) rows_.push_back({int32_t(i), unknown, 0.0});
     for (size_t r = 0; r < rows_.size(); ++r) {
       tokens_.insert(tokens_.end(), options_.start.begin(), options_.start.end());
       cached_.insert(cached_.end(), size_t(stride_), int32_t(r));
@@ -114,12 +118,25 @@ class SearchGroup {
       embed(model_.target, tokens_[size_t(r * stride_ + t)], t, s.width, x_.data() + r * s.width);
       sentence_of_row_[size_t(r)] = rows_[size_t(r)].sentence;
     }
-    cache_memory_.emplace_back(new float[size_t(s.layers * rows * s.key_values())]);
+    cache_memory_.push_back(allocate_floats(s.layers * rows * s.key_values()));
     caches_.push_back(cache_memory_.back().get());
     counts_.push_back(rows);
-    if (options_.recorded >= 0) weights_.emplace_back(new float[size_t(rows * heads * max_source_)]);
-    Extend e{&s, x_.data(), rows, t, caches_.data(), counts_.data(), cached_.data(), stride_, sentence_of_row_.data(),
-             sources_.data(), starts_.data(), options_.recorded, nullptr, max_source_, scratch_.data()};
+    if (options_.recorded >= 0) weights_.push_back(allocate_floats(rows * heads * max_source_));
+    Extend e{&s,
+             x_.data(),
+             rows,
+             t,
+             caches_.data(),
+             counts_.data(),
+             cached_.data(),
+             stride_,
+             sentence_of_row_.data(),
+             sources_.data(),
+             starts_.data(),
+             options_.recorded,
+             nullptr,
+             max_source_,
+             scratch_.data()};
     if (options_.recorded >= 0) e.weights = weights_.back().get();
     valid = valid && kernels_.extend(e, threads_);
   }
@@ -156,7 +173,8 @@ class SearchGroup {
     const size_t newest = counts_.size(), stride = newest + 1;  // newest: index of the new token
     for (size_t first = 0, last; first < rows_.size(); first = last) {
       const int32_t number = rows_[first].sentence;
-      for (last = first; last < rows_.size() && rows_[last].sentence == number; ++last) {}
+      for (last = first; last < rows_.size() && rows_[last].sentence == number; ++last) {
+      }
       choose(first, last, k);
       for (const Extension& e : chosen_) {
         const Row& parent = rows_[size_t(e.row)];
@@ -235,8 +253,8 @@ class SearchGroup {
     Sentence& sentence = sentences_[size_t(rows_[r].sentence)];
     const int64_t n = length(), source = int64_t(sentence.source->tokens.size());
     const auto tokens = tokens_.begin() + int64_t(r) * stride_, cached = cached_.begin() + int64_t(r) * stride_;
-    results.push_back({sentence.number, rows_[r].total, finished, {tokens, tokens + n + 1}, {cached, cached + n}, source,
-                       {}});
+    results.push_back(
+        {sentence.number, rows_[r].total, finished, {tokens, tokens + n + 1}, {cached, cached + n}, source, {}});
     if (!finished) return;
     --sentence.slots;
     auto& scores = sentence.scores;
@@ -250,14 +268,14 @@ class SearchGroup {
   const SearchOptions& options_;
   const int threads_;
   std::vector<Sentence> sentences_;
-  std::vector<int64_t> starts_;  // see `Extend`
-  int64_t max_source_ = 0, stride_ = 0;  // stride: number of tokens per hypothesis
+  std::vector<int64_t> starts_;                                          // see `Extend`
+  int64_t max_source_ = 0, stride_ = 0;                                  // stride: number of tokens per hypothesis
   std::vector<std::unique_ptr<float[]>> keys_, cache_memory_, weights_;  // of each layer, token and token
   std::vector<const float*> sources_;
   std::vector<float*> caches_;
   std::vector<int64_t> counts_;
 
-  std::vector<Row> rows_;  // grouped by sentence
+  std::vector<Row> rows_;                                   // grouped by sentence
   std::vector<int32_t> tokens_, cached_, sentence_of_row_;  // rows × stride, rows × stride, rows
   std::vector<float> x_, scratch_, logits_, values_;
   std::vector<int64_t> best_;
@@ -266,12 +284,18 @@ class SearchGroup {
 
 Search::Search(const Kernels& kernels, TransformerModel model, SearchOptions options,
                const std::vector<SearchSentence>& sentences, int threads)
-    : kernels_(kernels), model_(std::move(model)), options_(std::move(options)), sentences_(sentences), threads_(threads) {
+    : kernels_(kernels),
+      model_(std::move(model)),
+      options_(std::move(options)),
+      sentences_(sentences),
+      threads_(threads) {
   model_.encoder.blocks = model_.encoder_blocks.data();
   model_.decoder.blocks = model_.decoder_blocks.data();
-  const size_t groups = std::max<size_t>(std::min(sentences_.size(), size_t(std::max(threads, 1))), 1);
+  // Two groups per thread balance the load, but small groups read all parameters for few rows.
+  const size_t most = size_t(std::max(threads, 1)), count = sentences_.size();
+  const size_t groups = most > 1 && count >= 16 * most ? 2 * most : std::max<size_t>(std::min(count, most), 1);
   for (size_t i = 0; i < groups; ++i)
-    groups_.emplace_back(new SearchGroup(kernels_, model_, options_, groups == 1 ? threads : 1));
+    groups_.push_back(std::make_unique<SearchGroup>(kernels_, model_, options_, groups == 1 ? threads : 1));
   for (size_t i = 0; i < sentences_.size(); ++i) groups_[i % groups]->add(int64_t(i), sentences_[i]);
 }
 

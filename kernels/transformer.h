@@ -1,5 +1,5 @@
-// A Transformer for inference: encodes whole sentences, and extends hypotheses by one token. The blocks have layer norms
-// and ReLU; see decoder_step.h for their parts.
+// A Transformer for inference: encodes whole sentences, and extends hypotheses by one token. The blocks have layer
+// norms and ReLU; see decoder_step.h for their parts.
 #pragma once
 
 #include "decoder_step.h"
@@ -22,8 +22,7 @@ struct Buffers {
 
 template <class F>
 INLINE void for_each(int64_t items, int threads, F work) {
-  parallel(
-      items, threads, [](void* context, int64_t item) { (*static_cast<F*>(context))(item); }, &work);
+  parallel(items, threads, [](void* context, int64_t item) { (*static_cast<F*>(context))(item); }, &work);
 }
 
 // 0, 1, 2, …: one number per lane.
@@ -48,9 +47,9 @@ INLINE vec scores_of(const float* query, int64_t width, const float* const* keys
   return sums[0];
 }
 
-// Attention of one row: for each head, softmax(query · keyᵀ / √d) · value over n keys. keys: for each token, the address
-// of the keys of all heads, followed by the values; padded to whole vectors with valid addresses. weights: receives the
-// weights, `step` floats per head, at least padded(n); if step is 0, all heads use the same memory.
+// Attention of one row: for each head, softmax(query · keyᵀ / √d) · value over n keys. keys: for each token, the
+// address of the keys of all heads, followed by the values; padded to whole vectors with valid addresses. weights:
+// receives the weights, `step` floats per head, at least padded(n); if step is 0, all heads use the same memory.
 INLINE void attend_row(const Stack& s, const float* query, float* out, int64_t n, const float* const* keys,
                        float* weights, int64_t step) {
   const float scale = 1 / std::sqrt(float(s.head));
@@ -120,7 +119,9 @@ bool encode(const Encode& e, int threads) {
   const int64_t row = queries + key_values;
   const Buffers at(s, rows, e.scratch);
   const Residual residual{e.x, at.y, at.normed, rows, s.width, s.norm_first, s.eps};
-  const int attention_threads = rows * rows / (e.sentences ? e.sentences : 1) * queries < MIN_PRODUCTS / 4 ? 1 : threads;
+  const int attention_threads =
+      rows * rows / (e.sentences ? e.sentences : 1) * queries < MIN_PRODUCTS / 4 ? 1 : threads;
+  bool finite = true;  // the attention's output may be finite although a score is not
   if (s.first.weight) layer_norm(s.first, s.eps, e.x, e.x, rows, s.width);
   for (int64_t i = 0; i < s.layers; ++i) {
     const Stack::Block& b = s.blocks[i];
@@ -142,7 +143,8 @@ bool encode(const Encode& e, int threads) {
         p.key = view(from + queries, k, {0, s.head, 0, row, 1});
         p.value = view(from + queries + s.groups * s.head, k, {0, s.head, 0, row, 1});
         p.output = view(at.attended + first * queries, q, {0, s.per_group * s.head, s.head, queries, 1});
-        if (n) forward(p, e.sentences == 1 ? attention_threads : 1);
+        if (n && !forward(p, e.sentences == 1 ? attention_threads : 1))
+          __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
       });
       apply(b.out_proj, at.attended, at.y, rows, queries, s.width, threads);
       return true;
@@ -150,7 +152,7 @@ bool encode(const Encode& e, int threads) {
     residual.add(b.norms[2], [&](const float* x) { return feed_forward(s, b, at, x, rows, threads); });
   }
   if (s.last.weight) layer_norm(s.last, s.eps, e.x, e.x, rows, s.width);
-  return all_finite(e.x, rows * s.width);
+  return finite && all_finite(e.x, rows * s.width);
 }
 
 // Applies the decoder to one token per hypothesis. Returns whether the result is finite.

@@ -1,5 +1,5 @@
-// Shared by the drivers sanitize.cpp and sanitize_decoding.cpp: the kernels of one instruction set, without Python and
-// torch, and random numbers.
+// Shared by the drivers sanitize.cpp, sanitize_decoding.cpp and sanitize_search.cpp: the kernels of one instruction set,
+// without Python and torch, and random numbers.
 #pragma once
 
 #include <cmath>
@@ -73,3 +73,6 @@ enum class Mode { plain, poison, exhaust };
 // Checks linear layers, the most probable tokens, dropout and decoding steps on random problems. Returns the number of
 // failed rounds, and adds the number of failed allocations to `refused`.
 int64_t check_decoding(int64_t rounds, Mode mode, int64_t& refused);
+
+// Checks beam searches in the same way.
+int64_t check_search(int64_t rounds, Mode mode, int64_t& refused);

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.modules import module as nn_module
 
 import regard
 from regard._util import interrupt
@@ -115,6 +116,18 @@ def test_unknown_tokens_are_limited(allowed, monkeypatch):
     assert max(unknown) == allowed
 
 
+def test_unknown_tokens_of_the_target_prefix_count(monkeypatch):
+    model = make(share=False, tie_output=False, output_bias=True)
+    unknown = model.special_tokens.unknown
+    with torch.no_grad():
+        model.bias[unknown] += 4
+    model.special_tokens = SpecialTokens(target_prefix=(unknown, 8))
+    constraints = Constraints([[]] * len(SOURCES), [1] * len(SOURCES), ())
+    found = compiled(model, constraints=constraints)
+    assert_equal(found, in_python(monkeypatch, model, constraints=constraints))
+    assert not any(unknown in h.tokens for ranked in found for h in ranked)
+
+
 def test_search_uses_the_kernels(monkeypatch):
     model, expected = make(), compiled(make(), beam=Beam(1))
     monkeypatch.setattr(search_module, "make_extender", None)  # Python's search would fail
@@ -155,6 +168,34 @@ def test_watched_and_hooked_models_are_left_to_python():
     assert compiled(model) is None
 
 
+def test_global_hooks_are_left_to_python():
+    model = make()
+    assert compiled(model) is not None
+    for register in (nn_module.register_module_forward_hook, nn_module.register_module_forward_pre_hook):
+        hook = register(lambda *_: None)
+        assert compiled(model) is None
+        hook.remove()
+    assert compiled(model) is not None
+
+
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+def test_layers_that_compute_something_else_are_left_to_python(name):
+    class Doubled(torch.nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = make()
+    getattr(model, name).blocks[0].feed_forward.in_proj = Doubled(32, 48)
+    assert compiled(model) is None
+    model = make()
+    getattr(model, name).norm = torch.nn.LayerNorm(32, elementwise_affine=False)
+    assert compiled(model) is None
+    model = make()
+    assert compiled(model) is not None
+    getattr(model, name).norm.eps = 1.0
+    assert compiled(model) is None
+
+
 def test_changes_of_the_model_are_noticed(monkeypatch):
     model = make()
     before = compiled(model)
@@ -170,6 +211,29 @@ def test_changes_of_the_model_are_noticed(monkeypatch):
     model.load_state_dict(make().state_dict())
     model.decoder.blocks[0].attention.normalize = regard.Sparsemax()
     assert compiled(model) is None
+
+
+def test_changes_of_a_shallow_copy_and_of_a_class_are_noticed():
+    model = make()
+    assert compiled(model) is not None
+    other = copy.copy(model)
+    other.output_scale = 0.5
+    assert compiled(other) is None
+    assert compiled(model) is not None
+
+    class Other(Transformer):
+        pass
+
+    model.__class__ = Other
+    assert compiled(model) is None
+
+
+def test_large_weights_are_not_recorded(monkeypatch):
+    monkeypatch.setattr("regard.translation.decoding.compiled_search._MAX_RECORDED", 2000)
+    model = make()
+    assert all(h.weights is None for ranked in compiled(model, attention_layer=0) for h in ranked)
+    (ranked,) = compiled(model, [[5, 2]], attention_layer=0)
+    assert ranked[0].weights is not None
 
 
 def test_copies_have_their_own_parameters(monkeypatch):

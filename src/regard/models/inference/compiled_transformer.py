@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as global_state
 
 from regard.models.layers import decoder_step
 from regard.models.layers.attention import MultiHeadAttention
@@ -32,6 +33,7 @@ _SETTINGS: dict[type, tuple[str, ...]] = {  # attributes on which the numbers de
     FeedForward: ("activation",),
     Residual: ("norm_first",),
     Embedding: ("scale",),
+    nn.LayerNorm: ("eps",),
 }
 
 
@@ -85,7 +87,7 @@ class _Addresses:
 
     def watch(self, model: Transformer) -> None:
         """Note what the addresses depend on, so that `is_current` takes little time."""
-        modules = fast_modules(model)
+        self.modules = modules = fast_modules(model)
         self.states = [module.__dict__ for module in modules]
         self.children = [state["_modules"] for state in self.states if state["_modules"]]
         self.tensors = [
@@ -99,13 +101,16 @@ class _Addresses:
         ]
         self.snapshot = self._take_snapshot()
 
-    def is_current(self) -> bool:
+    def is_current(self, model: Transformer) -> bool:
         """Whether the model is as it was when `watch` was called, without hooks; its values may differ."""
-        return self.snapshot is not None and not any(self.hooks) and self._take_snapshot() == self.snapshot
+        if self.snapshot is None or self.modules[0] is not model:  # a shallow copy has the same cache
+            return False
+        return not any(self.hooks) and self._take_snapshot() == self.snapshot
 
     def _take_snapshot(self) -> tuple[list[Any], ...]:
         tensors = chain.from_iterable(map(dict.values, self.tensors))
         return (
+            list(map(type, self.modules)),
             list(map(len, self.states)),  # a new attribute may replace a method, such as `forward`
             [state["training"] for state in self.states],
             list(map(id, chain.from_iterable(map(dict.values, self.children)))),
@@ -122,10 +127,10 @@ class _Addresses:
 
 def _read_addresses(model: Transformer) -> _Addresses | None:
     """Return the addresses of the parameters; None if the kernels do not support the model."""
-    if not decoder_step.is_original():
+    if not decoder_step.is_original() or _has_global_hooks():
         return None
     cached = model.__dict__.get(_CACHE)
-    if isinstance(cached, _Addresses) and cached.is_current():
+    if isinstance(cached, _Addresses) and cached.is_current(model):
         return cached
     if not _supports(model):
         return None
@@ -136,6 +141,11 @@ def _read_addresses(model: Transformer) -> _Addresses | None:
     addresses.kept = [x.detach() for x in (*model.parameters(), *model.buffers())]
     addresses.watch(model)
     return addresses
+
+
+def _has_global_hooks() -> bool:
+    """Whether a hook was registered for all modules, as by `register_module_forward_hook`."""
+    return bool(global_state._global_forward_hooks or global_state._global_forward_pre_hooks)
 
 
 def _supports(model: Transformer) -> bool:
@@ -167,8 +177,16 @@ def _supports_stack(stack: Stack) -> bool:
         and all(decoder_step.is_compiled(block) for block in stack.blocks)
         and isinstance(stack.norm, nn.LayerNorm | nn.Identity)
         and isinstance(stack.embedding_norm, nn.LayerNorm | nn.Identity)
+        and all(_is_exact(module, stack.config.eps) for module in stack.modules())
         and all(_can_divide(block) for block in stack.blocks)
     )
+
+
+def _is_exact(module: nn.Module, eps: float) -> bool:
+    """Whether a layer computes what the kernels do: a subclass of nn.Linear may compute anything."""
+    if isinstance(module, nn.LayerNorm):
+        return module.elementwise_affine and module.eps == eps
+    return not isinstance(module, nn.Linear) or type(module) is nn.Linear
 
 
 def _can_divide(block: nn.Module) -> bool:

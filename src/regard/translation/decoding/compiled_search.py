@@ -1,6 +1,7 @@
 """Greedy decoding and beam search in the kernels, without Python between the steps (kernels/search.h)."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -16,6 +17,7 @@ from regard.translation.decoding.strategies import Beam
 
 _MAX_LENGTH = 4096  # tokens: longer translations would need large tables of positions
 _SECONDS = 0.2  # between two checks for an interruption
+_MAX_RECORDED = 2**26  # weights to record at most, 256 MB; more are computed afterwards, one batch at a time
 
 
 def search_compiled(
@@ -56,12 +58,14 @@ def search_compiled(
     if constraints is not None and constraints.max_unknown is not None:
         max_unknown = list(constraints.max_unknown)
     ids = tokens.tolist()
-    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    starts = [0, *accumulate(lengths)][:-1]
     sentences = [
         (ids[start : start + length], limit, unknown)
         for start, length, limit, unknown in zip(starts, lengths, limits, max_unknown, strict=True)
     ]
-    recorded = -1 if attention_layer is None else attention_layer % layers
+    heads = model.decoder.config.heads
+    too_many = beam.size * len(lengths) * longest * heads * max(lengths) > _MAX_RECORDED
+    recorded = -1 if attention_layer is None or too_many else attention_layer % layers
     options = [beam.size, beam.n_best, len(special.never_generated), special.end, special.unknown, recorded]
     running = layer_kernels.start_search(
         compiled.numbers,
@@ -76,7 +80,6 @@ def search_compiled(
         interrupt.check()
     if not running.is_valid():
         return None
-    heads = model.decoder.config.heads
     hypotheses: list[list[Hypothesis]] = [[] for _ in limits]
     first = len(special.target_start)
     for sentence, total, finished, generated, length, weights in running.results():
