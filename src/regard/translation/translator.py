@@ -360,6 +360,10 @@ class Translator:
             cross_attention_layers(self.model)  # raises for a model without attention
         unread = [text.decoded for text in texts if text.weights is None and text.decoded.part.ids]
         computed = self._weigh(unread)
+        if len(texts) == 1 and texts[0].weights is not None:  # one part: its weights are the line's
+            part_weights = texts[0].word_weights(texts[0].weights)
+            if part_weights.shape == (len(words), len(line.words)):
+                return Alignment(tuple(line.words), tuple(words), part_weights)
         weights, row = torch.zeros(len(words), len(line.words)), 0
         for text in texts:
             part = text.decoded.part

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -126,12 +127,26 @@ def merge(source: Segmentation, target: Segmentation, weights: Tensor) -> Tensor
 
     Weights are summed over the tokens of a source word and averaged over the tokens of a target word.
     """
-    columns, rows = (torch.tensor(side.word_of, dtype=torch.long) for side in (source, target))
-    shape = weights.shape[:-2]
-    merged = weights.new_zeros(*shape, weights.shape[-2], len(source.words)).index_add_(-1, columns, weights)
-    result = weights.new_zeros(*shape, len(target.words), len(source.words)).index_add_(-2, rows, merged)
-    sizes = rows.bincount(minlength=len(target.words)).clamp_(min=1)  # a word may have no tokens
-    return result.div_(sizes[:, None])
+    words, starts = _words(target)
+    sums = numpy.add.reduceat(weights.numpy(), starts, -2) if starts else weights.numpy()[..., :0, :]
+    means = sums / numpy.diff([*starts, len(target.ids)])[:, None].astype(sums.dtype)
+    columns, starts = _words(source)
+    merged = numpy.add.reduceat(means, starts, -1) if starts else means[..., :0]
+    shape = len(target.words), len(source.words)
+    if merged.shape[-2:] != shape:  # some words have no tokens
+        result = numpy.zeros((*merged.shape[:-2], *shape), merged.dtype)
+        result[..., numpy.array(words, int)[:, None], numpy.array(columns, int)] = merged
+        merged = result
+    return torch.from_numpy(merged)
+
+
+def _words(side: Segmentation) -> tuple[list[int], list[int]]:
+    """Return the words that have tokens, and the first token of each."""
+    if not side.words:
+        return [], []
+    word_of = side.word_of
+    starts = [at for at, word in enumerate(word_of) if not at or word != word_of[at - 1]]
+    return [word_of[at] for at in starts], starts
 
 
 def align(

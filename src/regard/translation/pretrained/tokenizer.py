@@ -61,6 +61,9 @@ class PretrainedTokenizer(Tokenizer):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(<{len(self):,} subwords>)"
 
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        return self.encode_batch(words)
+
     def segment(self, text: str) -> Segmentation:
         words = text.split()
         result = Segmentation(words, [], [], [], {})

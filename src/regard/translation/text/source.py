@@ -266,7 +266,7 @@ class SourceReader:
         for number, spans in by_word.items():
             by_word[number] = self._join_spans(words[number], spans)
         free = [number for number in range(len(words)) if number not in by_word]
-        ids = self._tokenizer.encode_batch([words[number] for number in free])
+        ids = self._tokenizer.encode_words([words[number] for number in free])
         unknown = self._tokenizer.special.unknown
         for number, tokens in zip(free, ids, strict=True):
             start, stop = word_core(words[number])

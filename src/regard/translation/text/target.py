@@ -41,9 +41,11 @@ class DecodedPart(NamedTuple):
         weights, finished = self.hypothesis.weights, self.hypothesis.finished
         if weights is None or not (finished or head.shift == "output"):
             return None
-        selected = weights if head.heads is None else weights[list(head.heads)]
+        if head.heads is not None:
+            weights = weights[head.heads[0]] if len(head.heads) == 1 else weights[list(head.heads)]
+        matrix = weights if weights.dim() == 2 else weights.mean(0)
         target, source = len(self.hypothesis.tokens), len(self.source.ids)
-        return drop_special_tokens(selected.mean(0), target, source, head.shift, special)
+        return drop_special_tokens(matrix, target, source, head.shift, special)
 
     def is_unknown(self, word: int) -> bool:
         """Return whether a copied word is unknown, rather than protected for another reason."""
@@ -70,9 +72,10 @@ class TargetPart(NamedTuple):
 
     def word_weights(self, weights: Tensor) -> Tensor:
         """Convert token weights to word weights (target, source); a copy has weight 1 on its source word."""
-        source = self.decoded.source
-        # add a row of zeros, for words that the model did not generate
-        generated = functional.pad(merge(source, self.segmentation, weights), (0, 0, 0, 1))
+        generated = merge(self.decoded.source, self.segmentation, weights)
+        if [word.position for word in self.words] == [*range(len(generated))] and not self.copies:
+            return generated
+        generated = functional.pad(generated, (0, 0, 0, 1))  # zeros, for words that were not generated
         copied = [
             word.copied if word.position is None else self.copies.get(word.position, word.copied)
             for word in self.words
