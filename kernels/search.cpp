@@ -16,8 +16,44 @@ void embed(const TransformerModel::Embedding& e, int64_t token, int64_t position
   for (int64_t i = 0; i < width; ++i) to[i] = from[i] * e.scale + shift[i];
 }
 
-// Returns uninitialized memory that is freed even if the vector that is to own it cannot grow.
+// Returns uninitialized memory that is freed even if the vector that will own it cannot grow.
 std::unique_ptr<float[]> allocate_floats(int64_t count) { return std::unique_ptr<float[]>(new float[size_t(count)]); }
+
+// Chooses between one thread and all of them for the steps of a search. All threads are usually faster; but if another
+// process occupies a core, each step waits for a thread that is not running. Every period ends with a few steps of the
+// other choice, which is adopted if they were faster. The results do not depend on the number of threads.
+class ThreadChoice {
+ public:
+  bool all() const { return all_ != (step_ >= period_ - trial()); }
+
+  // Records the time of a step that used the threads of `all()`.
+  void add(double seconds) {
+    const bool on_all = all();
+    seconds_[on_all] += seconds;
+    if (++step_ < period_) return;
+    const double mean = seconds_[all_] / (period_ - trial()), other = seconds_[!all_] / trial();
+    if (other < mean) {
+      all_ = !all_;
+      period_ = SHORTEST;
+    } else if (period_ < LONGEST) {
+      period_ *= 2;
+    }
+    step_ = 0;
+    seconds_[0] = seconds_[1] = 0;
+  }
+
+ private:
+  static constexpr int SHORTEST = 32, LONGEST = 1024;
+
+  // Number of steps. All threads need a longer trial: they can be lucky for as long as a time slice of the system.
+  int trial() const { return all_ ? 2 : 12; }
+
+  bool all_ = true;
+  int period_ = SHORTEST, step_ = 0;
+  double seconds_[2] = {};  // total in this period, on one thread and on all
+};
+
+thread_local ThreadChoice thread_choice;  // kept between searches, because single sentences have few steps
 
 }  // namespace
 
@@ -25,17 +61,24 @@ std::unique_ptr<float[]> allocate_floats(int64_t count) { return std::unique_ptr
 class SearchGroup {
  public:
   SearchGroup(const Kernels& kernels, const TransformerModel& model, const SearchOptions& options, int threads)
-      : kernels_(kernels), model_(model), options_(options), threads_(threads) {}
+      : kernels_(kernels), model_(model), options_(options), max_threads_(threads) {}
 
   void add(int64_t number, const SearchSentence& sentence) {
     sentences_.push_back({number, &sentence, options_.size, -std::numeric_limits<double>::infinity(), {}});
   }
 
   bool run(Clock::time_point deadline) {
-    if (starts_.empty()) begin();
+    if (starts_.empty()) {
+      threads_ = thread_choice.all() ? max_threads_ : 1;
+      begin();
+    }
     while (valid && rows_.size()) {
-      if (Clock::now() > deadline) return false;
+      const auto start = Clock::now();
+      if (start > deadline) return false;
+      const bool chooses = max_threads_ > 1;
+      threads_ = chooses && !thread_choice.all() ? 1 : max_threads_;
       step();
+      if (chooses) thread_choice.add(std::chrono::duration<double>(Clock::now() - start).count());
     }
     return true;
   }
@@ -61,7 +104,7 @@ class SearchGroup {
     const SearchSentence* source;
     int64_t slots;               // hypotheses that may still be extended
     double threshold;            // score that a hypothesis must exceed to be returned
-    std::vector<double> scores;  // of the finished hypotheses, best first, at most n_best
+    std::vector<double> scores;  // scores of the finished hypotheses, best first, at most n_best
   };
   struct Row {  // a hypothesis
     int32_t sentence, unknown;
@@ -266,11 +309,12 @@ class SearchGroup {
   const Kernels& kernels_;
   const TransformerModel& model_;
   const SearchOptions& options_;
-  const int threads_;
+  const int max_threads_;
+  int threads_ = 1;  // for the current step
   std::vector<Sentence> sentences_;
   std::vector<int64_t> starts_;                                          // see `Extend`
   int64_t max_source_ = 0, stride_ = 0;                                  // stride: number of tokens per hypothesis
-  std::vector<std::unique_ptr<float[]>> keys_, cache_memory_, weights_;  // of each layer, token and token
+  std::vector<std::unique_ptr<float[]>> keys_, cache_memory_, weights_;  // per layer, per token, per token
   std::vector<const float*> sources_;
   std::vector<float*> caches_;
   std::vector<int64_t> counts_;

@@ -98,6 +98,20 @@ def test_any_number_of_sentences(count, monkeypatch):
         assert_equal(compiled(model, sources, beam), in_python(monkeypatch, model, sources, beam))
 
 
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_a_sentence_has_the_same_result_whenever_it_is_translated(precision):
+    """The search tries both one thread and all threads, so the result must not depend on their number."""
+    model = make(precision=precision)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        results = [compiled(model, [SOURCES[2]], Beam(3), 12) for _ in range(40)]
+    finally:
+        torch.set_num_threads(threads)
+    ((first,),) = results[0]
+    assert all((h.tokens, h.score) == (first.tokens, first.score) for [[h]] in results)
+
+
 def test_separate_embeddings_output_bias_and_target_prefix(monkeypatch):
     model = make(share=False, tie_output=False, output_bias=True)
     model.special_tokens = SpecialTokens(target_prefix=(7, 8), suppressed=(0, 1, 2, 3)[:2])
