@@ -171,7 +171,7 @@ def create_ctranslate2(folder: str, precision: str, converted_folder: Path) -> T
         if (batch_size, beam) not in fastest:
             seconds = []
             for translator in translators:
-                run(translator, lines, batch_size, beam)  # warm-up
+                run(translator, lines, batch_size, beam)  # warmup
                 start = time.perf_counter()
                 run(translator, lines, batch_size, beam)
                 seconds.append(time.perf_counter() - start)

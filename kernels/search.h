@@ -1,5 +1,6 @@
-// Beam search with a Transformer, from source tokens to hypotheses. The kernels compute; this code keeps the books, and
-// is compiled for any processor. It gives the same results as translation/decoding/search.py, up to rounding.
+// Beam search with a Transformer, from source tokens to hypotheses. The kernels do the arithmetic; this code does the
+// bookkeeping, and is compiled for any processor. It gives the same results as translation/decoding/search.py, up to
+// rounding.
 //
 // The sentences are divided into groups, one per thread, which share nothing but the parameters. Keys and values are
 // never moved: each hypothesis stores where those of its earlier tokens are.
@@ -28,7 +29,7 @@ struct TransformerModel {
 };
 
 struct SearchOptions {
-  int64_t size, n_best;  // of the beam
+  int64_t size, n_best;  // beam size, and results per sentence
   double length_penalty, prune_threshold;
   int64_t suppressed, end, unknown;  // tokens below `suppressed` are never generated
   std::vector<int64_t> start;        // the tokens that start every target

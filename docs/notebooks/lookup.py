@@ -151,8 +151,8 @@ def _(answers, query_words, mo, plt, regard, speeds, word_weights):
 @app.cell(hide_code=True)
 def _(mo):
     mo.md(r"""
-    Find the temperature at which every answer is the speed of one key, and the one at which all answers are
-    the mean, 252 km/h. What would you answer for *banana*?
+    At which temperature is every answer the speed of one key, and at which temperature is every answer the
+    mean, 252 km/h? What would you answer for *banana*?
 
     Chapter: `docs/path/from-a-dictionary-to-attention.md`.
     """)

@@ -79,7 +79,7 @@ def _(encoding, heads, length, mo, plt, regard, weights):
     right.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     plt.close(figure)
     explanations = {
-        "none": "Without an encoding all keys have the same score, near or far.",
+        "none": "Without an encoding, all keys have the same score, near or far.",
         "sinusoidal": "Adds sines and cosines. Nearby positions have similar vectors; each head has its own "
         "wavelengths, so the first falls quickly and the last slowly.",
         "learned": "Before training, learned positions are noise.",

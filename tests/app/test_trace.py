@@ -269,7 +269,7 @@ def test_bert_encoder() -> None:
     ).eval()
     traced = trace_text(encoder, "Dogs bark")
     assert traced.trace.stacks[0].tokens == ["<s>", "dogs", "bark", "</s>"]
-    with pytest.raises(ArgumentError, match="predicts no next token"):
+    with pytest.raises(ArgumentError, match="does not predict the next token"):
         traced.append(1)
     with pytest.raises(ArgumentError, match="has 6 tokens; this model reads at most 5"):
         trace_text(encoder, "dogs bark dogs bark")

@@ -119,9 +119,9 @@ def test_each_row_and_column_needs_its_token():
         ViewModel.of(lazy(), queries=list("abcd"), keys=list("ABCDEFG"))
     with pytest.raises(regard.DTypeError):
         ViewModel.of(lazy(), queries="abcde", keys=list("ABCDEFG"))
-    with pytest.raises(regard.ArgumentError, match="position 2 is out of range: there are 2 tokens"):
+    with pytest.raises(regard.ArgumentError, match="position 2 is out of range for 2 tokens"):
         TextView(("a", "b"), special=(2,))
-    with pytest.raises(regard.ArgumentError, match="keys=1, which is out of range for 1 texts"):
+    with pytest.raises(regard.ArgumentError, match="keys=1, which is out of range for 1 text;"):
         InputView("", [TextView(("a",))], [LayerView("", "", "self", torch.ones(1, 1), 0, 1)])
 
 

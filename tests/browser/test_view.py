@@ -95,8 +95,8 @@ def test_lines_show_every_token_and_hovering_one_its_row_in_percent(opened):
     shown = page.locator(".side.key .token").evaluate_all(
         "nodes => nodes.map((node) => node.dataset.share ?? '')"
     )
-    assert all(share.endswith(" %") for share in shown if share)
-    shares = [float(share.removesuffix(" %") or 0) for share in shown]
+    assert all(share.endswith("%") for share in shown if share)
+    shares = [float(share.removesuffix("%") or 0) for share in shown]
     assert shares == pytest.approx(100 * row * (row >= 0.005), abs=0.51)
 
 
@@ -232,7 +232,7 @@ def test_the_cell_under_the_cursor_is_described_and_pinned(opened):
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
     weight = 100 * weights(SMALL, 0, 0)[1, 2, 1]
-    shown = re.compile(r"query 2 “cat” → key 1 “the”: ([\d.]+) %")
+    shown = re.compile(r"query 2 “cat” → key 1 “the”: ([\d.]+)%")
     until(page, lambda: shown.fullmatch(page.locator(".readout").text_content()))
     message = shown.fullmatch(page.locator(".readout").text_content())
     assert float(message[1]) == pytest.approx(weight, rel=0.06)
@@ -263,7 +263,7 @@ def test_a_long_map_loads_few_tiles_and_zooms_to_single_weights(opened, served):
     page.locator(".map canvas").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowLeft")
-    reads(page, ".readout", "query 21,000 “w21000” → key 20,000 “w20000”: 50 %")
+    reads(page, ".readout", "query 21,000 “w21000” → key 20,000 “w20000”: 50%")
     assert page.locator("*").count() < 400
 
 

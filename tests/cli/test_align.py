@@ -265,7 +265,7 @@ def test_tmx_and_moses(corpus, tmp_path, capsys):
         ("--scores -o {a}.tmx", "is a TMX file; remove --json, --draw and --scores"),
         (["{a}", "{binary}"], "line 1: not UTF-8; byte 1 is 0x89"),
         (["{a}", "{short}"], "has 61 lines, but"),
-        (["{empty}", "{empty}"], "None of the 0 sentence pairs has words on both sides"),
+        (["{empty}", "{empty}"], "Got 0 sentence pairs; at least one must have words"),
     ],
 )
 def test_errors_of_the_lexical_aligner(arguments, message, corpus, tmp_path, monkeypatch, capsys):

@@ -83,7 +83,7 @@ def test_layers_are_numbered_in_order() -> None:
     assert [seen[i] for i in range(3)] == list(seen.values())
     assert seen[-1] is seen["decoder.blocks.2.attention"]
     for wrong in (3, -4):
-        with pytest.raises(IndexError, match=rf"seen\[{wrong}\] is out of range for 3 layers, 0 to 2"):
+        with pytest.raises(IndexError, match=rf"seen\[{wrong}\] is out of range: .* layers 0 to 2"):
             seen[wrong]
 
 

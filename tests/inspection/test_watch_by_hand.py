@@ -322,7 +322,7 @@ class SlotAttention(nn.Module):
 
 def test_a_softmax_over_queries_is_not_recorded() -> None:
     with (
-        pytest.warns(UserWarning, match="SlotAttention: its softmax is not applied"),
+        pytest.warns(UserWarning, match="SlotAttention: watch could not trace its softmax"),
         regard.watch(model := SlotAttention()) as seen,
     ):
         model(torch.randn(B, Q, D))
@@ -613,9 +613,9 @@ class SampledAttention(nn.Module):
 @pytest.mark.parametrize(
     ("unseen", "reason"),
     [
-        (LinearAttention, "LinearAttention: it calls no softmax function"),
-        (ThreadedAttention, "ThreadedAttention: it calls no softmax function in the watched thread"),
-        (SampledAttention, "SampledAttention: its softmax is not applied to products of queries and keys"),
+        (LinearAttention, "LinearAttention: it does not call softmax in the watched thread"),
+        (ThreadedAttention, "ThreadedAttention: it does not call softmax in the watched thread"),
+        (SampledAttention, "SampledAttention: watch could not trace its softmax to a product of queries"),
     ],
 )
 def test_partly_seen_models_say_what_was_not_seen(unseen: type[nn.Module], reason: str) -> None:

@@ -342,12 +342,12 @@ def test_a_warning_names_unseen_attention() -> None:
     with (
         pytest.warns(
             UserWarning,
-            match="watch recorded nothing, although the model ran: LinearAttention: it calls no softmax",
+            match="watch recorded nothing, although the model ran: LinearAttention: it does not call softmax",
         ),
         regard.watch(model) as seen,
     ):
         model(torch.randn(1, 3, 4))
-    with pytest.raises(IndexError, match="LinearAttention: it calls no softmax function"):
+    with pytest.raises(IndexError, match="LinearAttention: it does not call softmax"):
         seen[0]
 
 

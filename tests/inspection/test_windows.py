@@ -130,7 +130,7 @@ def test_reductions_and_storage_of_a_map(tmp_path) -> None:
     again = regard.Seen.load(seen.save(tmp_path / "swin"))
     torch.testing.assert_close(again[1].dense(), dense)
     assert not seen.heads(frame=False)[0]["entropy"] < 0
-    with pytest.raises(ArgumentError, match="no windows"):
+    with pytest.raises(ArgumentError, match="no recorded windows"):
         again.windows(1)
 
 

@@ -579,7 +579,7 @@ ONES = torch.ones(2, 3, dtype=torch.long)
         (ShapeError, r"source has shape \(0, 3\)", ONES[:0], {}),
         (ShapeError, r"source has shape \(2, 0\)", ONES[:, :0], {}),
         (ShapeError, r"source has shape \(3,\).*tokens\[None\]", ONES[0], {}),
-        (ShapeError, "source has 1 sentences and target has 2", ONES[:1], {}),
+        (ShapeError, "source has 1 sentence and target has 2", ONES[:1], {}),
         (
             ShapeError,
             "A length is 4, but the rows have 3 tokens",

@@ -181,7 +181,7 @@ def test_training_is_reproducible_and_keeps_the_random_state() -> None:
     weights = [model.model.embedding.weight for model in models]
     assert torch.equal(weights[0], weights[1])
     assert split_tokens(texts[0]) == ["the", "dog", "ran", "."]
-    with pytest.raises(ArgumentError, match="without words"):
+    with pytest.raises(ArgumentError, match="1 text, but no words"):
         TextModel.learn([" "], SMALL)
 
 

@@ -119,7 +119,7 @@ def test_titles_of_heads(tmp_path, figures):
     )
     drawn = [[axes.get_title() for axes in figure.axes if axes.images] for figure in figures]
     assert drawn == [["0, 3", "4, 1"], ["softmax", "hard", "", ""]]
-    with pytest.raises(regard.ArgumentError, match="1 titles for 2 heads"):
+    with pytest.raises(regard.ArgumentError, match="1 title for 2 heads"):
         draw_weights(weights_of(3, 2), tmp_path / "z.svg", titles=["one"])
 
 
@@ -258,7 +258,7 @@ def test_alignments_side_by_side(tmp_path, figures):
     draw_alignments(alignments, tmp_path / "x.svg", titles=["one", "two"])
     for image, words in zip(images(figures[0]), alignments, strict=True):
         np.testing.assert_allclose(image, words.weights)
-    with pytest.raises(regard.ArgumentError, match="1 titles for 2 alignments"):
+    with pytest.raises(regard.ArgumentError, match="1 title for 2 alignments"):
         draw_alignments(alignments, tmp_path / "y.svg", titles=["one"])
     draw_alignments(alignments, tmp_path / "z.svg", columns=1)
     left = [axes.get_position().x0 for axes in figures[-1].axes if axes.images]
@@ -268,7 +268,7 @@ def test_alignments_side_by_side(tmp_path, figures):
 def test_invalid_alignments_raise(tmp_path):
     for sources, targets in ((0, 1), (1, 0)):
         with pytest.raises(
-            regard.ArgumentError, match=f"alignment of {targets} target words and {sources} source words"
+            regard.ArgumentError, match=rf"alignment of {targets} target words? and {sources} source words?;"
         ):
             draw_alignments(alignment(sources, targets), tmp_path / "x.png")
     wrong = SimpleNamespace(source_words=list("abc"), target_words=list("de"), weights=torch.zeros(3, 2))
@@ -329,7 +329,7 @@ def test_masks_side_by_side_have_titles(tmp_path, figures):
     masks = torch.stack([regard.Causal().dense(3), regard.Window(2).dense(3)])
     draw_mask(masks, tmp_path / "x.svg", queries=3, lead=[2], titles=["causal", "window"])
     assert [axes.get_title() for axes in figures[0].axes[:2]] == ["causal", "window"]
-    with pytest.raises(regard.ArgumentError, match="1 titles for 2 masks"):
+    with pytest.raises(regard.ArgumentError, match="1 title for 2 masks"):
         draw_mask(masks, tmp_path / "x.svg", queries=3, lead=[2], titles=["causal"])
 
 

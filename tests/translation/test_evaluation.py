@@ -95,8 +95,8 @@ def test_exact_match_ignores_white_space_only():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: evaluate(["a", "b"], ["a"]), ArgumentError, "2 translations and 1 references"),
-        (lambda: by_length(["a"], ["a"], ["a"] * 3), ArgumentError, "1 translations and 3 sources"),
+        (lambda: evaluate(["a", "b"], ["a"]), ArgumentError, "of length 2 and references of length 1"),
+        (lambda: by_length(["a"], ["a"], ["a"] * 3), ArgumentError, "of length 1 and sources of length 3"),
         (lambda: evaluate([], []), ArgumentError, "evaluate got no sentences"),
         (lambda: evaluate(["a"], "a"), DTypeError, "one string as references"),
         (
@@ -232,7 +232,7 @@ def test_one_model(corpus, capsys):
     assert "sentences/s" in printed[5]
     assert "target tokens/s" in printed[5]
     assert len(printed) == 6
-    assert UppercaseTranslator.calls == [("loud", 1, 3, 7), ("loud", 300, 3, 7)]  # the first is a warm-up
+    assert UppercaseTranslator.calls == [("loud", 1, 3, 7), ("loud", 300, 3, 7)]  # the first is a warmup
     assert [line.split() for line in (corpus / "out").read_text().splitlines()] == [
         line.split() for line in (corpus / "reference").read_text().splitlines()
     ]

@@ -89,7 +89,7 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         ),
         **dict.fromkeys(
             ("sdpa_kernel", "SDPBackend", "set_backend", "backends"),
-            "implementation= in regard.attention; regard.explain names the one that runs",
+            "implementation= in regard.attention; regard.explain reports which one runs",
         ),
         **dict.fromkeys(
             ("Global", "Dilated", "BlockSparse", "Not", "LogicalNot", "Random"), "mask= with a boolean tensor"
@@ -148,7 +148,7 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "TransformerDecoderLayer": "regard.models.DecoderBlock(regard.models.TransformerConfig(width=…))",
         **dict.fromkeys(
             ("ViT", "VisionTransformer"),
-            "a model of timm or transformers with regard.watch(model)",
+            "a timm or transformers model with regard.watch(model)",
         ),
         **dict.fromkeys(("LayerNorm", "RMSNorm"), "torch.nn, or TransformerConfig(norm=…)"),
     },
@@ -191,7 +191,7 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         ),
         **dict.fromkeys(("logits", "output", "outputs"), "output = model(…) inside the with block"),
         "last": "seen[-1]",
-        "hidden_states": "the model's output_hidden_states=True: watch records only attention",
+        "hidden_states": "output_hidden_states=True in the model call: watch records only attention",
         "mean": 'seen[0].mean("heads"), one layer at a time',
         "topk": "seen[0].topk(k), one layer at a time",
         "to_dict": "dict(seen)",

@@ -42,10 +42,21 @@ def pluralize(count: int, noun: str) -> str:
     """Format a count and its noun.
 
     >>> from regard._util.text import pluralize
-    >>> pluralize(1, "sentence"), pluralize(2000, "word")
-    ('1 sentence', '2,000 words')
+    >>> pluralize(1, "sentence"), pluralize(2000, "word"), pluralize(2, "query")
+    ('1 sentence', '2,000 words', '2 queries')
     """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
+    return f"{int(count):,} {noun if count == 1 else plural}"  # int: count may be a torch.SymInt
+
+
+def index_range(noun: str, count: int) -> str:
+    """Format the valid indices of `count` items, counted from 0.
+
+    >>> from regard._util.text import index_range
+    >>> index_range("head", 12), index_range("head", 1)
+    ('heads 0 to 11', 'only head 0')
+    """
+    return f"only {noun} 0" if count == 1 else f"{noun}s 0 to {count - 1}"
 
 
 def type_name(value: Any) -> str:

@@ -186,7 +186,7 @@ def view_co_occurrence(text: str) -> ViewModel:
     """
     words = [word.text for word in split_words(text)]
     if not 2 <= len(words) <= MAX_WORDS:
-        raise ArgumentError(f"The text has {len(words):,} words; it must have 2 to {MAX_WORDS:,}.")
+        raise ArgumentError(f"The text has {pluralize(len(words), 'word')}; it must have 2 to {MAX_WORDS:,}.")
     (tokens,) = StaticEncoder.learn([text], width=_WIDTH).token_vectors([text])
     vectors = tokens.vectors[0].detach()  # (n, m)
     slices = vectors.unflatten(1, (_HEADS, -1)).transpose(0, 1)  # n (h d) -> h n d

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from msgspec import Meta, Struct
 
+from regard._util.text import pluralize
 from regard.app.weight_computation import WeightComputation, weight_computation
 from regard.errors import ArgumentError
 from regard.inspection.layer_view import Floats, LayerView, as_floats
@@ -291,7 +292,10 @@ def _heads(layer: LayerView, heads: Sequence[int] | None) -> list[int]:
     for head in heads:
         check_index("heads", head, layer.heads)
     if len(heads) > layer.heads:
-        raise ArgumentError(f"heads has {len(heads)} numbers for {layer.heads} heads; list each head once.")
+        raise ArgumentError(
+            f"heads lists {len(heads)} numbers, but the layer has {pluralize(layer.heads, 'head')}; list "
+            "each once."
+        )
     return list(heads)
 
 
@@ -300,14 +304,16 @@ def _range(name: str, value: Sequence[int] | None, size: int) -> range:
         return range(size)
     start, stop = value
     if not start <= stop <= size:
-        raise ArgumentError(f"{name} is [{start}, {stop}]; it must be [start, stop], such as [0, {size}].")
+        raise ArgumentError(
+            f"{name} is [{start}, {stop}]; it must be [start, stop] with start ≤ stop ≤ {size}."
+        )
     return range(start, stop)
 
 
 def check_index(name: str, value: int, size: int) -> None:
     """Raise ArgumentError if an index is out of range."""
     if value >= size:
-        bounds = f"it must be 0 to {size - 1}." if size else "there are none."
+        bounds = f"it must be at most {size - 1}." if size else "there are none."
         raise ArgumentError(f"{name} is {value}; {bounds}")
 
 

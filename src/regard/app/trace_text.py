@@ -114,7 +114,9 @@ def _trace_encoder(model: BertEncoder | PretrainedEncoder, text: str) -> TracedT
     check_length("The text", ids, max_tokens)
 
     def no_token(_: int) -> str:
-        raise ArgumentError("An encoder predicts no next token. Choose a language model or a translator.")
+        raise ArgumentError(
+            "An encoder does not predict the next token. Choose a language model or a translator."
+        )
 
     trace = trace_ids(network(model) if isinstance(model, BertEncoder) else model, ids, tokens=tokens)
     return TracedText(trace, no_token, no_token)

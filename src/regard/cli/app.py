@@ -31,7 +31,7 @@ COMMANDS = {
     },
     "Visualization": {
         "look": "Explore attention in the browser.",
-        "site": "Write a static site in which models run in the browser.",
+        "site": "Build a static site whose models run in the browser.",
         "draw": "Draw attention weights, a mask or a position encoding.",
     },
 }

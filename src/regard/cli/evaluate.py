@@ -98,9 +98,7 @@ def evaluate(
     lengths: Annotated[bool, _report("--by-length", help="Also print scores by sentence length.")] = False,
     picture: Annotated[
         Path | None,
-        _report(
-            metavar="FILE", help="Also plot BLEU by sentence length and save it as a .png, .svg or .pdf file."
-        ),
+        _report(metavar="FILE", help="Also save a plot of BLEU by sentence length (.png, .svg or .pdf)."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -220,7 +218,7 @@ def _translate(
     status = f"{printable(name)}: translating {len(sources):,} sentences …"
     with Console(stderr=True).status(Text(status)):
         translator = load(folder, languages=languages)
-        translator.translate(sources[:1], strategy=strategy, batch_size=batch)  # warm-up
+        translator.translate(sources[:1], strategy=strategy, batch_size=batch)  # warmup
         start = time.perf_counter()
         translations = translator.translate(sources, strategy=strategy, batch_size=batch)
         seconds = time.perf_counter() - start

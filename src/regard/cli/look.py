@@ -118,7 +118,8 @@ def look(
         address = _address(host, listening.getsockname()[1])
         if host not in _LOCAL:
             console().print(
-                f"Anyone who can reach {printable(host)} can use these models; there is no password."
+                f"Listening on {printable(host)}: anyone who can connect can use the models; there is "
+                "no password."
             )
 
         def ready() -> None:

@@ -20,7 +20,7 @@ def site(
         ),
     ],
 ) -> None:
-    """Write a static site in which models run in the browser: no server, nothing to install.
+    """Build a static site whose models run in the browser: no server, nothing to install.
 
     OUTPUT is a new folder with one file, index.html. Open it directly, or put it on any web server. An
     existing site is replaced; a folder with other files is rejected.

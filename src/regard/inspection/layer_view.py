@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard._util.text import type_name
+from regard._util.text import pluralize, type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.calls.windows import WINDOW_WEIGHTS
 from regard.inspection.measures.head_meters import has_heads
@@ -42,8 +42,8 @@ class TextView:
         wrong = [position for position in self.special if not 0 <= position < len(self.tokens)]
         if wrong:
             raise ArgumentError(
-                f"Special-token position {wrong[0]} is out of range: there are {len(self.tokens)} tokens, "
-                "and positions start at 0."
+                f"Special-token position {wrong[0]} is out of range for "
+                f"{pluralize(len(self.tokens), 'token')}; positions start at 0."
             )
 
     @classmethod
@@ -197,13 +197,13 @@ class InputView:
                 if not 0 <= number < len(self.texts):
                     raise ArgumentError(
                         f"Layer {layer.label!r} has {side}={number}, which is out of range for "
-                        f"{len(self.texts)} texts; texts are numbered from 0."
+                        f"{pluralize(len(self.texts), 'text')}; texts are numbered from 0."
                     )
                 tokens = len(self.texts[number].tokens)
                 if tokens != size:
                     raise ShapeError(
-                        f"Got {tokens} tokens for {size} {side} of layer {layer.label!r}; the numbers must "
-                        "be equal."
+                        f"Got {pluralize(tokens, 'token')} for {size} {side} of layer {layer.label!r}; the "
+                        "numbers must be equal."
                     )
 
     def describe(self) -> dict[str, Any]:

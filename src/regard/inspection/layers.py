@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from regard._util.text import index_range, pluralize
 from regard.errors import ArgumentError, DTypeError
 from regard.models.layers.attention import Attends, is_cross_attention
 
@@ -181,17 +182,21 @@ def matching_names(function: str, layer: int | str, names: Sequence[str]) -> lis
     """
     if isinstance(layer, bool) or not isinstance(layer, int | str):
         raise DTypeError(f"{function}(layers=…) got {layer!r}; pass a number, a name or a pattern.")
+    if not names:
+        raise ArgumentError(
+            f"{function}(layers={layer!r}): the attention layers of this model are not known before it runs; "
+            "omit layers=."
+        )
     if isinstance(layer, int):
         if not -len(names) <= layer < len(names):
             raise ArgumentError(
-                f"{function}(layers={layer}): out of range for {len(names)} layers: {_listed(names)}."
+                f"{function}(layers={layer}): out of range for {pluralize(len(names), 'layer')}. "
+                f"{_listed(names)}"
             )
         return [names[layer]]
     matching = [name for name in names if matches(name, layer)]
     if not matching:
-        raise ArgumentError(
-            f"{function}(layers={layer!r}): no layer matches. The layers are {_listed(names)}."
-        )
+        raise ArgumentError(f"{function}(layers={layer!r}): no layer matches. {_listed(names)}")
     return matching
 
 
@@ -205,15 +210,14 @@ def head_numbers(function: str, heads: Sequence[int], count: int, layer: str = "
     for head in heads:
         if not -count <= head < count:
             raise ArgumentError(
-                f"{function}(heads=…): head {head} is out of range; {layer} has heads 0 to {count - 1}."
+                f"{function}(heads=…): head {head} is out of range; {layer} has {index_range('head', count)}."
             )
     return [head % count for head in heads]
 
 
 def _listed(names: Sequence[str]) -> str:
-    if not names:
-        return "unknown before the model runs; omit layers"
-    return ", ".join(names) if len(names) <= 12 else f"{', '.join(names[:6])}, …, {', '.join(names[-3:])}"
+    shown = names if len(names) <= 12 else [*names[:6], "…", *names[-3:]]
+    return f"The layers are {', '.join(shown)}." if len(names) > 1 else f"The only layer is {names[0]}."
 
 
 # Names

@@ -20,18 +20,18 @@ OTHER_THREAD = (
     "Open the block in the thread that calls the model"
 )
 _NO_SOFTMAX = (
-    "it calls no softmax function in the watched thread: linear or sigmoid attention, a convolution, a "
-    "recurrence, or worker threads"
+    "it does not call softmax in the watched thread. It may use linear or sigmoid attention, a convolution "
+    "or a recurrence, or run in a worker thread"
 )
-_OTHER_SOFTMAX = "its softmax is not applied to products of queries and keys that watch can follow"
+_OTHER_SOFTMAX = "watch could not trace its softmax to a product of queries and keys"
 _POOLING = (
-    "it multiplies activations by a softmax of scores that are not a product of queries and keys that watch "
-    "can follow, as in pooling, additive or linear attention"
+    "it multiplies activations by a softmax that watch could not trace to a product of queries and keys, as "
+    "in attention pooling, additive attention or linear attention"
 )
-_SCRIPT = "its softmax runs as TorchScript, which watch cannot follow. Use the unscripted module"
+_SCRIPT = "its softmax runs as TorchScript, which watch cannot trace. Use the unscripted module"
 _THREAD = "it ran in another thread, and watch records only its own thread"
 _COMPILED = (
-    "it ran as compiled code, which watch cannot follow if torch.compile is first used inside the block. "
+    "it ran as compiled code, which watch cannot trace if torch.compile is first used inside the block. "
     "Compile the model before the block"
 )
 
@@ -172,5 +172,5 @@ def nothing_recorded(model: nn.Module, layers: Layers | None) -> str:
     if any(attends(module) for module in model.modules()) and layers is not None:
         return f"no attention ran in the layers {layers!r}"
     own = own_attention(model)
-    subject = f"{', '.join(own)} computes" if own else "it computes"
-    return f"{subject} no softmax over products of queries and keys that watch can follow"
+    subject = f"{', '.join(own)} {'computes' if len(own) == 1 else 'compute'}" if own else "it computes"
+    return f"{subject} no softmax that watch could trace to a product of queries and keys"

@@ -37,7 +37,7 @@ FROM_ENVIRONMENT = os.environ.get("REGARD_IMPLEMENTATION") or None
 if FROM_ENVIRONMENT not in (None, *IMPLEMENTATIONS):
     raise ArgumentError(
         f"the environment variable REGARD_IMPLEMENTATION is {FROM_ENVIRONMENT!r}; "
-        f"use {', '.join(IMPLEMENTATIONS)}."
+        f"use one of {', '.join(IMPLEMENTATIONS)}."
     )
 
 Rule = Callable[[Problem, str | None], str | None]  # problem, requested implementation → reason
@@ -105,7 +105,7 @@ def choose(problem: Problem, requested: str | None = None) -> tuple[str, str]:
     """
     requested = FROM_ENVIRONMENT if requested is None else requested
     if requested is not None and requested not in IMPLEMENTATIONS:
-        raise ArgumentError(f"implementation is {requested!r}; use {', '.join(IMPLEMENTATIONS)}.")
+        raise ArgumentError(f"implementation is {requested!r}; use one of {', '.join(IMPLEMENTATIONS)}.")
     if requested == "fused" and not fused.available():
         raise ArgumentError(f"implementation is 'fused', but {fused.DESCRIPTION}, or omit implementation=.")
     for implementation, rule in RULES:

@@ -14,7 +14,7 @@ from regard.errors import DeviceError, DTypeError, ShapeError
 _LARGEST = 127  # the range is symmetric: −128 is not used
 _TINY = 1e-30  # vectors whose largest magnitude is smaller become zeros: their scale would be subnormal
 _CURE = (
-    "only regard.attention supports quantized keys and values. Run the model on regard with "
+    "only regard.attention and regard.attend support quantized keys and values. Call "
     'model.set_attn_implementation("regard"), or pass x.dequantize().'
 )
 
@@ -144,7 +144,7 @@ class Quantized:
     def __repr__(self) -> str:
         return f"Quantized(shape={tuple(self.shape)}, dtype={self.dtype})"
 
-    # Other operations would need the dequantized tensor. A model that does not run on regard fails here.
+    # Other operations would need the dequantized tensor. Models that do not use regard's attention fail here.
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Never:

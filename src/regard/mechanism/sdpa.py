@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from torch.overrides import handle_torch_function, has_torch_function
 
 from regard._util.checks import check_device
+from regard._util.text import pluralize
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.call.validation import broadcasts
 from regard.mechanism.masks.algebra import Mask
@@ -122,14 +123,15 @@ def _check_sizes(call: SDPACall) -> None:
         return
     if call.enable_gqa is True and 0 in (key.shape[-3], value.shape[-3]):
         raise ShapeError(
-            f"query has {query.shape[-3]} heads, key {key.shape[-3]} and value {value.shape[-3]}; "
-            "key and value need at least one head."
+            f"query, key and value have {query.shape[-3]}, {key.shape[-3]} and {value.shape[-3]} heads; key "
+            "and value need at least one head."
         )
     if not all(t.dim() == 4 for t in inputs):
         return
     if key.shape[-2] != value.shape[-2]:
         raise ShapeError(
-            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; they must match along axis -2."
+            f"key has {pluralize(key.shape[-2], 'token')} and value has {int(value.shape[-2]):,}; they must "
+            "match along axis -2."
         )
     if isinstance(attn_mask, Tensor) and query.device == key.device == value.device:
         check_device("attn_mask", attn_mask, query.device)

@@ -146,7 +146,7 @@ def check_tensor(folder: Path, name: str, part: Any, shape: tuple[int, ...]) -> 
     if part.get_dtype() not in ("F64", "F32", "F16", "BF16"):
         raise ArgumentError(
             f"{name} in {folder} has dtype {part.get_dtype()}; regard needs floating-point weights. "
-            "Use the model from before quantization."
+            "Use the unquantized model."
         )
 
 

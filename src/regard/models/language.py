@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from regard._util.checks import check_int, check_number, check_type
 from regard._util.name_hints import hint_arguments
-from regard._util.text import type_name
+from regard._util.text import pluralize, type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.masks.algebra import Mask
 from regard.mechanism.torch_state import concrete
@@ -104,8 +104,9 @@ class LanguageModel(nn.Module):
         inputs, labels = packed.inputs(), packed.labels().tokens
         if not len(labels):
             raise ArgumentError(
-                f"The batch has {len(packed)} sentences and {len(packed.tokens)} tokens; the loss needs at "
-                "least one sentence with at least two tokens."
+                f"The batch has {pluralize(len(packed), 'sentence')} and "
+                f"{pluralize(len(packed.tokens), 'token')}; the loss needs at least one sentence with at "
+                "least two tokens."
             )
         if isinstance(tokens, Tensor) and mask is not None:  # the mask refers to padded rows
             return self._padded_loss(tokens, lengths, mask, label_smoothing)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard._util.text import type_name
+from regard._util.text import pluralize, type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.masks.algebra import Mask
 from regard.mechanism.masks.by_length import Documents, Padding
@@ -47,8 +47,8 @@ class Packed:
             )
         if int(self.lengths.sum()) != len(self.tokens):
             raise ShapeError(
-                f"Packed got {len(self.tokens)} tokens and lengths that sum to {int(self.lengths.sum())}; "
-                "the lengths must sum to the number of tokens."
+                f"Packed got {pluralize(len(self.tokens), 'token')} and lengths that sum to "
+                f"{int(self.lengths.sum()):,}; the lengths must sum to the number of tokens."
             )
 
     @classmethod
@@ -248,8 +248,8 @@ def check_lengths(tokens: Tensor, lengths: Tensor) -> None:
     low, high = (int(bound) for bound in lengths.aminmax())
     if low < 0 or high > tokens.shape[1]:
         raise ShapeError(
-            f"A length is {low if low < 0 else high}, but the rows have {tokens.shape[1]} tokens; lengths "
-            f"must be between 0 and {tokens.shape[1]}."
+            f"A length is {low if low < 0 else high}, but the rows have "
+            f"{pluralize(tokens.shape[1], 'token')}; lengths must be between 0 and {tokens.shape[1]}."
         )
 
 

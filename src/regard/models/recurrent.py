@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._util.checks import check_type
+from regard._util.text import pluralize
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.masks.by_length import Padding
 from regard.mechanism.scores import Additive, Dot, General
@@ -94,8 +95,8 @@ class RecurrentSeq2Seq(Seq2Seq):
         target_batch = PaddedBatch.of("target", target, target_lengths)
         if len(source_batch.tokens) != len(target_batch.tokens):
             raise ShapeError(
-                f"source has {len(source_batch.tokens)} sentences and target has "
-                f"{len(target_batch.tokens)}; pass one target per source."
+                f"source has {pluralize(len(source_batch.tokens), 'sentence')} and target has "
+                f"{len(target_batch.tokens):,}; pass one target per source."
             )
         # padding comes last, so it does not affect real positions
         return target_batch.restore(self._decode(target_batch.tokens, self._encode(source_batch)))

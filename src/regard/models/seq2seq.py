@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard._util.checks import check_int
+from regard._util.text import pluralize
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.torch_state import concrete
 from regard.models.generation import DecodingDefaults, SpecialTokens
@@ -215,9 +216,7 @@ def vocab_sizes(model: str, vocab_size: int | tuple[int, int], share: bool) -> t
     """Return the source and target vocabulary sizes, which must be equal for shared embeddings."""
     sizes = vocab_size if isinstance(vocab_size, tuple) else (vocab_size, vocab_size)
     if len(sizes) != 2:
-        raise ArgumentError(
-            f"{model} got {len(sizes)} vocabulary sizes, {sizes}; pass one size, or a pair (source, target)."
-        )
+        raise ArgumentError(f"{model} got vocab_size={sizes}; pass one size, or a pair (source, target).")
     source, target = sizes
     if share and source != target:
         raise ArgumentError(
@@ -238,7 +237,7 @@ def check_state(tokens: Tensor, state: State, kind: type[StateType]) -> StateTyp
         raise DTypeError(f"step got tokens of type {type(tokens).__name__}; pass a tensor (b).")
     if tokens.shape != (len(state),):
         raise ShapeError(
-            f"step got tokens of shape {tuple(tokens.shape)} and a state of {len(state)} rows; pass one "
-            f"token per row, ({len(state)},)."
+            f"step got tokens of shape {tuple(tokens.shape)} and a state of {pluralize(len(state), 'row')}; "
+            f"pass one token per row, ({len(state)},)."
         )
     return state

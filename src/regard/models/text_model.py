@@ -23,7 +23,7 @@ from safetensors.torch import save as save_tensors
 
 from regard._util.checks import check_int, check_number, check_type
 from regard._util.files import MAX_TEXT_BYTES, open_regular, read_regular, write_atomic
-from regard._util.text import shorten, type_name
+from regard._util.text import pluralize, shorten, type_name
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.normalizers import Softmax
 from regard.models.configs import TransformerSettings
@@ -191,7 +191,9 @@ class TextModel:
         check_number("learn got learning_rate", learning_rate, above=0)
         words = sorted({word for text in texts for word in split_tokens(text)})
         if not words:
-            raise ArgumentError(f"learn got {len(texts)} texts without words; pass texts to train on.")
+            raise ArgumentError(
+                f"learn got {pluralize(len(texts), 'text')}, but no words; pass texts to train on."
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             if initial is None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard._util.checks import check_type
 from regard._util.name_hints import hint_arguments
+from regard._util.text import pluralize
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.masks.algebra import Mask
 from regard.mechanism.masks.by_length import Documents, Padding
@@ -153,8 +154,8 @@ class Transformer(Seq2Seq):
         inputs = ModelInput.of(target, target_lengths, causal=True, name="target")
         if len(source) != len(target):
             raise ShapeError(
-                f"source has {len(source)} sentences and target has {len(target)}; pass one target per "
-                "source."
+                f"source has {pluralize(len(source), 'sentence')} and target has {len(target):,}; pass one "
+                "target per source."
             )
         # convert the source to the target's format
         if isinstance(target, Packed) and not isinstance(source, Packed):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard._util.extras import require
-from regard._util.text import printable
+from regard._util.text import pluralize, printable
 from regard.errors import ArgumentError, ShapeError
 from regard.plot.style import (
     POINTS_PER_INCH,
@@ -61,7 +61,9 @@ class Panel(NamedTuple):
         """Return the panel; raise a ShapeError unless there is one token for each query and key."""
         for side, tokens, size in (("queries", self.queries, self.rows), ("keys", self.keys, self.columns)):
             if tokens is not None and len(tokens) != size:
-                raise ShapeError(f"Got {len(tokens)} tokens for {size} {side}; pass one token for each.")
+                raise ShapeError(
+                    f"Got {pluralize(len(tokens), 'token')} for {size:,} {side}; pass one token for each."
+                )
         return self
 
 

@@ -163,7 +163,7 @@ def draw_weights(
     heads = lead[-1] if lead else 1
     prefix = "" if isinstance(weights, Weights) and not weights.has_heads else "head "
     matrices = matrices.reshape(math.prod(lead[:-1]), heads, *matrices.shape[-2:])
-    names = check_titles(titles, ["" if single else f"{prefix}{head}" for head in range(heads)], "heads")
+    names = check_titles(titles, ["" if single else f"{prefix}{head}" for head in range(heads)], "head")
     # only the panels of the first row have titles
     panels = [
         make_panels(entry, (rows, columns), (queries, keys), [""] * heads if i else names)
@@ -225,7 +225,7 @@ def draw_heads(
     for row, (weights, count) in enumerate(zip(layers.values(), counts, strict=True)):
         matrices = pool_weights(weights, max_cells)
         matrices = matrices.reshape(count, *matrices.shape[-2:])
-        names = check_titles(titles, [f"head {head}" for head in range(first, first + count)], "heads")
+        names = check_titles(titles, [f"head {head}" for head in range(first, first + count)], "head")
         panels.append(
             make_panels(matrices, weights.shape[-2:], (queries, keys), [""] * count if row else names)
         )
@@ -262,7 +262,7 @@ def draw_alignments(
     """
     check_suffix(path)
     alignments = list(alignments) if isinstance(alignments, Sequence) else [alignments]
-    names = check_titles(titles, [""] * len(alignments), "alignments")
+    names = check_titles(titles, [""] * len(alignments), "alignment")
     panels = [alignment_panel(*pair) for pair in zip(alignments, names, strict=True)]
     check_int("draw_alignments got columns", columns, min=1)
     options = GridOptions(title or "", axis_names=("target", "source"), dark=dark)
@@ -307,7 +307,7 @@ def draw_mask(
     tokens = [None if isinstance(side, int) else side for side in sides]
     check_count(math.prod(lead))
     matrices = _visible(mask, size, tuple(lead))
-    names = check_titles(titles, [str(i) if lead else "" for i in range(len(matrices))], "masks")
+    names = check_titles(titles, [str(i) if lead else "" for i in range(len(matrices))], "mask")
     panels = make_panels(matrices, size, tokens, names)
     theme = DARK if dark else LIGHT
     options = GridOptions(

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard._util.text import type_name
+from regard._util.text import pluralize, type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.layer_view import pool_dense
 from regard.mechanism.weights.matrix import Weights
@@ -91,8 +91,8 @@ def alignment_panel(alignment: AlignmentLike, title: str) -> Panel:
     sources, targets = alignment.source_words, alignment.target_words
     if not sources or not targets:
         raise ArgumentError(
-            f"Cannot draw an alignment of {len(targets)} target words and {len(sources)} source words; each "
-            "side needs at least one word."
+            f"Cannot draw an alignment of {pluralize(len(targets), 'target word')} and "
+            f"{pluralize(len(sources), 'source word')}; each side needs at least one word."
         )
     return make_panel(weights, targets, sources, title)
 
@@ -103,8 +103,8 @@ def checked_weights(alignment: AlignmentLike) -> Tensor:
     sources, targets = len(alignment.source_words), len(alignment.target_words)
     if tuple(weights.shape) != (targets, sources):
         raise ShapeError(
-            f"An alignment of {targets} target words and {sources} source words has weights of shape "
-            f"{tuple(weights.shape)}; it needs {(targets, sources)}."
+            f"An alignment of {pluralize(targets, 'target word')} and {pluralize(sources, 'source word')} "
+            f"has weights of shape {tuple(weights.shape)}; it needs {(targets, sources)}."
         )
     return weights
 
@@ -114,7 +114,10 @@ def check_titles(titles: Sequence[str] | None, default: list[str], what: str) ->
     if titles is None:
         return default
     if len(titles) != len(default):
-        raise ArgumentError(f"Got {len(titles)} titles for {len(default)} {what}; pass one title for each.")
+        raise ArgumentError(
+            f"Got {pluralize(len(titles), 'title')} for {pluralize(len(default), what)}; pass one title for "
+            "each."
+        )
     for title in titles:
         if not isinstance(title, str):
             raise DTypeError(

@@ -257,8 +257,8 @@ def _check(function: str, **arguments: Sequence[str]) -> None:
     for name, other in others:
         if len(first) != len(other):
             raise ArgumentError(
-                f"{function} got {len(first):,} {first_name} and {len(other):,} {name}; pass lists of "
-                "equal length."
+                f"{function} got {first_name} of length {len(first):,} and {name} of length {len(other):,}; "
+                "pass lists of equal length."
             )
     if not first:
         raise ArgumentError(f"{function} got no sentences; pass at least one.")

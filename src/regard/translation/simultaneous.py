@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from regard._util.checks import check_number
+from regard._util.text import pluralize
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import watch_layers
@@ -101,8 +102,8 @@ def average_lagging(words_read: Sequence[int], source_words: int) -> float:
     """
     if not words_read or source_words < 1:
         raise ArgumentError(
-            f"average_lagging got {len(words_read)} target words and {source_words} source words; it needs "
-            "at least one of each."
+            f"average_lagging got {pluralize(len(words_read), 'target word')} and "
+            f"{pluralize(source_words, 'source word')}; it needs at least one of each."
         )
     ratio = len(words_read) / source_words
     # τ: count words only up to the first one emitted after the whole sentence was read

@@ -299,7 +299,7 @@ def test_check_finds_a_missing_mask(monkeypatch):
     monkeypatch.setattr(attention, "_flags_suffice", lambda model: True)
     with pytest.raises(
         ArgumentError,
-        match="NllbMoeModel on regard attends to future tokens: changing the last token changes",
+        match="NllbMoeModel attends to future tokens with regard: changing the last token changes",
     ):
         regard.huggingface.check(model)
     assert model.config._attn_implementation != "regard"
@@ -315,7 +315,7 @@ def test_check_finds_a_wrong_output():
     AttentionInterface.register("regard", doubled)
     with pytest.raises(
         ArgumentError,
-        match=r"BertForMaskedLM on regard differs from eager attention by .*; its largest output is",
+        match=r"BertForMaskedLM with regard and with eager attention differ by .*; the largest output is",
     ):
         regard.huggingface.check(hosts.make("bert"))
 
@@ -430,5 +430,5 @@ def test_check_finds_models_that_ignore_the_implementation():
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
     regard.huggingface.check(transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=8)))
     falcon = transformers.FalconModel(transformers.FalconConfig(**sizes))
-    with pytest.raises(regard.ArgumentError, match="FalconAttention computes its own attention"):
+    with pytest.raises(regard.ArgumentError, match="The attention of FalconAttention cannot"):
         regard.huggingface.check(falcon)

@@ -233,7 +233,7 @@ def test_packing_twice_and_unpacking_twice():
         (lambda: nn.Linear(2, 2), "Cannot pack"),
         (
             lambda: transformers.BloomModel(transformers.BloomConfig(hidden_size=8, n_layer=1, n_head=2)),
-            "own",
+            "attention interface",
         ),
         (lambda: transformers.T5EncoderModel(hosts.configuration("t5")), "position"),
     ],

@@ -172,7 +172,7 @@ def test_word_lookup():
     assert [embedded.index(w) for w in (("bark", 0), ("bark", 1), ("bark", -1))] == [1, 3, 3]
     assert embedded["bark", 1].item() == 3
     assert len(embedded) == 5
-    with pytest.raises(ArgumentError, match=r"Occurrence 2 of 'bark' is out of range: .* has 2"):
+    with pytest.raises(ArgumentError, match=r"Occurrence 2 of 'bark' is out of range: .* occurs 2 times"):
         embedded.index(("bark", 2))
     with pytest.raises(ArgumentError, match=r"'barks' is not in .* \(did you mean 'Bark'"):
         embedded.index("barks")

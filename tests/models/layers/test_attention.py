@@ -465,12 +465,12 @@ def test_invalid_layers(make: Any, error: type[Exception], message: str) -> None
         (
             lambda layer: layer(normal(3, 12), rotation=RotaryPositions(4)(torch.arange(3))),
             regard.ShapeError,
-            "4 features per head",
+            r"this rotation needs \(…, 3, 4\)",
         ),
         (
             lambda layer: layer(normal(3, 12), rotation=RotaryPositions(2)(torch.arange(5))),
             regard.ShapeError,
-            "5 positions",
+            r"this rotation needs \(…, 5,",
         ),
     ],
 )

@@ -252,7 +252,7 @@ def test_empty_alignments():
     empty = Alignment((), (), torch.zeros(0, 0))
     assert (empty.to_pharaoh(), str(empty)) == ("", "")
     assert "no links" in repr(empty)
-    with pytest.raises(ShapeError, match=r"shape \(1, 2\); 2 target words and 1 source words need \(2, 1\)"):
+    with pytest.raises(ShapeError, match=r"shape \(1, 2\); 2 target words and 1 source word need \(2, 1\)"):
         Alignment(("a",), ("b", "c"), torch.zeros(1, 2))
 
 
@@ -340,7 +340,7 @@ def test_without_words_the_default_is_selected(letters):
 
 def test_gold_links_that_do_not_fit_are_rejected(letters):
     model = make("transformer")
-    with pytest.raises(ArgumentError, match="1 sentence pairs and gold links for 2"):
+    with pytest.raises(ArgumentError, match="1 sentence pair and gold links for 2"):
         select_alignment_head(model, letters, [("a", "b")], [frozenset({(0, 0)})] * 2)
     with pytest.raises(
         ArgumentError,

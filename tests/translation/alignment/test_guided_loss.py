@@ -83,7 +83,7 @@ def test_invalid_heads_models_and_links():
         with pytest.raises(ArgumentError, match="has no batch yet"):
             guided.loss(source, target, LINKS)
         model.loss(source, target)
-        with pytest.raises(ArgumentError, match="3 source sentences, 3 target sentences and 2 sets of links"):
+        with pytest.raises(ArgumentError, match=r"3 source sentences, .* and 2 tensors of links"):
             guided.loss(source, target, LINKS[:2])
 
 

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.translation.alignment import hmm, lexical_aligner
 from regard.translation.alignment.aer import error_rate
@@ -141,7 +142,7 @@ def test_empty_sides_and_unknown_words():
 
 @pytest.mark.parametrize("pairs", [[], [("", "a")], [("a", " "), ("", "b")]])
 def test_pairs_without_words_are_rejected(pairs):
-    message = f"None of the {len(pairs)} sentence pairs has words on both sides; there is nothing to align"
+    message = f"Got {pluralize(len(pairs), 'sentence pair')}; at least one must have words on both sides"
     with pytest.raises(ArgumentError, match=message):
         LexicalAligner.learn(pairs)
 

@@ -96,7 +96,7 @@ def test_unknown_tokens_are_limited(model):
 def test_errors(model):
     source = Packed.of([[5, 2]])
     for constraints, strategy, error, message in [
-        (Constraints([]), Beam(), ShapeError, "1 sentences and constraints for 0"),
+        (Constraints([]), Beam(), ShapeError, "1 sentence and constraints for 0"),
         (Constraints([[[5]]]), Sample(), ArgumentError, "cannot be forced when sampling"),
         (
             Constraints([[[5] * 9]]),

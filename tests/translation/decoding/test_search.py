@@ -478,7 +478,7 @@ def test_invalid_arguments(options, error, message):
 def test_models_that_return_nan_or_too_few_logits(strategy):
     for row, error, message in (
         ([math.nan] * WORDS, regard.ArgumentError, "The model returned NaN"),
-        (probabilities(e=1.0)[:-1], regard.ShapeError, "returned 6 logits, but output_weight has 7 rows"),
+        (probabilities(e=1.0)[:-1], regard.ShapeError, "6 logits per row, but output_weight has 7 rows"),
     ):
         with pytest.raises(error, match=message):
             search(ScriptedModel({3: [row]}), Packed.of([[3]]), strategy, max_new_tokens=3)

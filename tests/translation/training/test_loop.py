@@ -312,7 +312,7 @@ def test_a_nonfinite_gradient_ends_training(short):
 
 def test_nonfinite_weights_are_never_kept(tmp_path):
     wild = ("learning_rate=1e39", "schedule=constant", "warmup=0", "updates=1", "metric=bleu")
-    with pytest.raises(ArgumentError, match="The dev loss after update 1 is not finite"):
+    with pytest.raises(ArgumentError, match="The validation loss after update 1 is not finite"):
         train_small(tmp_path, small_config("transformer", *wild))
     assert not (tmp_path / MODEL).exists()
     assert not Checkpoint.all(tmp_path)

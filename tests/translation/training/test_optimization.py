@@ -38,5 +38,5 @@ def test_the_end_of_each_schedule():
     assert rates("cosine", 10, 100, 2.0)[-1] == 0
     assert rates("cosine", 10, 100, 2.0)[54] == pytest.approx(1)  # halfway
     assert rates("constant", 10, 100, 2.0)[10:] == [2.0] * 90
-    # Vaswani et al. 2017, eq. 3: step^-0.5 after the warm-up, so four times the steps halve the rate
+    # Vaswani et al. 2017, eq. 3: step^-0.5 after warmup, so four times the steps halve the rate
     assert rates("inverse-sqrt", 10, 100, 2.0)[39] == pytest.approx(1)

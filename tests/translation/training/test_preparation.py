@@ -165,7 +165,7 @@ def test_long_dev_pairs_are_dropped(tmp_path):
     [
         ([], None, "No training pairs are left: dropped none of 0 pairs"),
         ([Pair("", ""), Pair("a", "")], None, "dropped 2 of 2 pairs: 2 with an empty side"),
-        (PAIRS[:18], None, "Fewer than 10 distinct source sentences"),  # two pairs per source
+        (PAIRS[:18], None, "9 distinct source sentences; at least 10"),  # two pairs per source
         (PAIRS, [], "No dev pairs are left: dropped none of 0 pairs"),
         (PAIRS, [Pair("a", " ")], "No dev pairs are left: dropped 1 of 1 pair"),
         ([Pair("a b c d e f", "a b c d e f g")] * 20, [Pair("a", "a")], "Raise corpus.max_tokens"),

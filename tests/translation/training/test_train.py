@@ -196,7 +196,7 @@ def test_resuming_requires_data(tmp_path):
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_failed_preparation_can_be_repeated(tmp_path, trained, resume):
     config = small_config("transformer", *QUICK)
-    with pytest.raises(ArgumentError, match="Fewer than 10"):
+    with pytest.raises(ArgumentError, match="5 distinct source sentences; at least 10"):
         train(tmp_path / "model", PAIRS[:5], config=config)
     assert train(tmp_path / "model", PAIRS, config=config, resume=resume).finished
     assert same(tmp_path / "model", trained)
@@ -380,7 +380,7 @@ def test_a_run_that_fails_before_its_first_checkpoint_keeps_all_files(tmp_path):
     assert not Checkpoint.all(model)
 
 
-def test_patience_starts_over_when_a_run_is_extended(tmp_path):
+def test_extending_a_run_resets_patience(tmp_path):
     config = small_config("transformer", *PATIENT, "accumulate=1")
     longer = config.override(["training.updates=60"])
     first = train(tmp_path / "model", PAIRS, config=config)

@@ -12,7 +12,7 @@ MAX_WAITING = 128  # queued requests per pool
 
 
 class AppState:
-    """Everything that lives as long as the server. version: version of regard, reported by /api/health.
+    """Objects shared by all requests of a server. version: version of regard, reported by /api/health.
 
     >>> from regard.app.server.registry import Registry
     >>> from regard.app.server.state import AppState

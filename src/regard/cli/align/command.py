@@ -104,7 +104,7 @@ def align(
         Format | None,
         _input(
             help="Format of the sentence-pair file; moses is source ||| target.",
-            show_default="from the file name",
+            show_default="from the file extension",
         ),
     ] = None,
     languages: Annotated[

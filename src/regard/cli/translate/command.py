@@ -60,7 +60,7 @@ def translate(
         typer.Option(
             help="Format of the file: lines (one sentence per line), text (paragraphs), html or tsv. "
             "Tags, blank lines and other columns are kept.",
-            show_default="by file extension, otherwise lines",
+            show_default="from the file extension, otherwise lines",
         ),
     ] = None,
     column: Annotated[
@@ -78,7 +78,7 @@ def translate(
     matches: Annotated[
         int,
         typer.Option(
-            help="Also print the N most similar training pairs, each as a line: # similarity, source, target."
+            help="Also print the N most similar training pairs, one per line: # similarity, source, target."
         ),
     ] = 0,
     beam: Annotated[

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard._util.text import type_name
+from regard._util.text import pluralize, type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.editing.edges import Positions, _check, _selection
 from regard.inspection.editing.replacements import AttentionCall, Inputs, Intervention
@@ -69,10 +69,10 @@ class Capture(Intervention):
                 break
         else:
             spans = [(c.call.first_query, c.call.first_query + c.output.shape[-2]) for c in calls]
-            known = ", ".join(f"{a} to {b - 1}" for a, b in spans)
+            known = ", ".join(_positions(*span) for span in spans)
             raise ShapeError(
-                f"Patch: {call.layer!r} computes positions {first} to {last - 1}, but the captured calls "
-                f"have {known}. Use inputs of equal length in both runs."
+                f"Patch: {call.layer!r} computes {_positions(first, last)}, but the captured calls have "
+                f"{known}. Use inputs of equal length in both runs."
             )
         missing = [head for head in heads if head not in captured.heads]
         if missing:
@@ -84,6 +84,10 @@ class Capture(Intervention):
     def __repr__(self) -> str:
         layers, calls = len(self._calls), sum(map(len, self._calls.values()))
         return f"Capture({layers} layer{'s' * (layers != 1)}, {calls} call{'s' * (calls != 1)})"
+
+
+def _positions(start: int, stop: int) -> str:
+    return f"position {start}" if stop - start == 1 else f"positions {start} to {stop - 1}"
 
 
 @dataclass(frozen=True)
@@ -147,9 +151,9 @@ class Patch(Intervention):
                 value = value.repeat_interleave(call.heads // value.shape[-3], -3)
                 return (weights @ value)[..., captured.heads, :, :]
         raise ShapeError(
-            f"Patch: {call.layer!r} has {queries} queries and {keys} keys, but the captured call has "
-            f"{inputs.query.shape[-2]} and {known}, and its weights need all of its keys. Use inputs of "
-            "equal length in both runs."
+            f"Patch: {call.layer!r} has {pluralize(queries, 'query')} and {pluralize(keys, 'key')}, but the "
+            f"captured call has {inputs.query.shape[-2]} and {known}, and its weights need all of its keys. "
+            "Use inputs of equal length in both runs."
         )
 
 

@@ -180,7 +180,8 @@ def _flash_mask(padding: Any, causal: bool, keywords: Mapping[str, Any]) -> Any:
     if padding is None:
         return mask
     if not isinstance(padding, Tensor) or padding.dim() != 2:
-        raise ArgumentError(f"flash kernels take a padding mask (b, k); got {type_name(padding)}")
+        actual = f"shape {tuple(padding.shape)}" if isinstance(padding, Tensor) else type_name(padding)
+        raise ArgumentError(f"flash attention needs a padding mask (b, k), got {actual}")
     visible = compact(padding[:, None, None, :] != 0)[0]
     return mask if visible is None else as_mask(visible) if mask is None else mask & visible
 

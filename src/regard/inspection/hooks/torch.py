@@ -32,7 +32,7 @@ from regard.models.layers.attention import Attends
 
 
 def patches() -> list[Patch]:
-    """Patch torch's functions, and return the patches."""
+    """Patch torch's attention modules and regard's layers, and return the patches."""
     return [
         Patch(nn.MultiheadAttention, "forward", _multihead),
         Patch(nn.TransformerEncoderLayer, "forward", _encoder_layer),

@@ -145,7 +145,7 @@ def _with_values(call: CapturedCall, node: Softmaxed, product: Values) -> Captur
 
 
 def values_in(size: torch.Size, queries: int, node: Softmaxed, product: Values) -> Tensor | None:
-    """Return the values with the leading axes `size`, which split or merge the leading axes of the weights.
+    """Return the values with leading axes `size`: those of the weights, after splitting or merging axes.
 
     Returns None if the heads were moved or swapped with the queries.
     """

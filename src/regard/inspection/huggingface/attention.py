@@ -61,7 +61,7 @@ def enable() -> None:
 
 
 def check(model: nn.Module) -> None:
-    """Raise an ArgumentError if the outputs of a model on regard differ from those of eager attention.
+    """Raise an ArgumentError if the outputs of a model with regard and with eager attention differ.
 
     All attention layers of the model must use the attention interface of transformers. Models with their own
     attention, such as Bloom, accept any implementation name and ignore it. After `enable()`, a model that
@@ -72,20 +72,20 @@ def check(model: nn.Module) -> None:
     >>> sizes = {"hidden_size": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9}
     >>> regard.huggingface.check(transformers.BloomModel(transformers.BloomConfig(**sizes)))
     Traceback (most recent call last):
-    regard.errors.ArgumentError: BloomAttention computes its own attention and cannot run on regard. ...
+    regard.errors.ArgumentError: The attention of BloomAttention cannot be replaced: it does not use ...
     """
     own = own_attention(model, uses_interface)
     if own:
         raise ArgumentError(
-            f"{', '.join(own)} computes its own attention and cannot run on regard. If it calls torch's "
-            "SDPA, use `with regard.patched():`."
+            f"The attention of {', '.join(own)} cannot be replaced: it does not use transformers' attention "
+            "interface. If it calls torch's SDPA, use `with regard.patched():`."
         )
     if NAME in _interfaces()[0]._global_mapping:
         _compare_with_eager(model)
 
 
 def disable() -> None:
-    """Undo `enable`. Switch all models that run on regard to another implementation first.
+    """Undo `enable`. First switch all models that use "regard" to another implementation.
 
     >>> import regard
     >>> regard.huggingface.enable()
@@ -181,7 +181,7 @@ def quantized_cache(model: nn.Module) -> Any:
 
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "get_text_config"):
-        raise ArgumentError(f"quantized_cache got {type_name(model)}; pass a model of transformers.")
+        raise ArgumentError(f"quantized_cache got {type_name(model)}; pass a transformers model.")
     if config.is_encoder_decoder:
         raise ArgumentError(
             f"{type(model).__name__} is an encoder-decoder model; quantized_cache supports decoder-only "
@@ -190,7 +190,7 @@ def quantized_cache(model: nn.Module) -> Any:
     decoder = config.get_text_config(decoder=True)
     if decoder._attn_implementation != NAME:
         raise ArgumentError(
-            f"{type(model).__name__} runs on {decoder._attn_implementation!r} attention, which cannot read a "
+            f"{type(model).__name__} uses {decoder._attn_implementation!r} attention, which cannot read a "
             'quantized cache. Call regard.huggingface.enable() and model.set_attn_implementation("regard").'
         )
     if getattr(decoder, "kv_lora_rank", None):
@@ -201,8 +201,8 @@ def quantized_cache(model: nn.Module) -> Any:
     own = own_attention(model, uses_interface)
     if own:
         raise ArgumentError(
-            f"{', '.join(own)} computes its own attention, which cannot read a quantized cache. Omit "
-            "past_key_values=."
+            f"The attention of {', '.join(own)} cannot read a quantized cache: it does not use transformers' "
+            "attention interface. Omit past_key_values=."
         )
     return create_cache(config)
 
@@ -244,14 +244,15 @@ def _compare_with_eager(model: nn.Module) -> None:
     )
     if eager_leak <= 4 * eps * scale < leak:
         raise ArgumentError(
-            f"{name} on regard attends to future tokens: changing the last token changes earlier outputs by "
+            f"{name} attends to future tokens with regard: changing the last token changes earlier outputs "
+            "by "
             f'{leak:.2g}, but by {eager_leak:.2g} with eager attention. Use attn_implementation="eager".'
         )
     error = float((hosted - eager).abs().max())
     if not error <= 10 * math.sqrt(eps) * max(scale, eps):
         raise ArgumentError(
-            f"{name} on regard differs from eager attention by {error:.2g}; its largest output is "
-            f'{scale:.2g}. Use attn_implementation="eager".'
+            f"The outputs of {name} with regard and with eager attention differ by {error:.2g}; the largest "
+            f'output is {scale:.2g}. Use attn_implementation="eager".'
         )
 
 

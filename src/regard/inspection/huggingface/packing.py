@@ -118,8 +118,8 @@ def _stacks(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
     modules = own_attention(model, uses_interface)
     if modules:
         raise ArgumentError(
-            f"Cannot pack {type_name(model)}: {', '.join(modules)} computes its own attention "
-            "instead of using transformers' attention interface. Run the model with padding."
+            f"Cannot pack {type_name(model)}: the attention of {', '.join(modules)} does not use "
+            "transformers' attention interface. Run the model with padding."
         )
     stacks: dict[nn.Module, list[nn.Module]] = {}
     for owner, layer in _layers(model, uses_interface):
@@ -128,7 +128,7 @@ def _stacks(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
     if not stacks:
         raise ArgumentError(
             f"Cannot pack {type_name(model)}: it has no layers that take an attention_mask. Pass a "
-            "text model of transformers, such as AutoModel.from_pretrained(…)."
+            "transformers text model, such as AutoModel.from_pretrained(…)."
         )
     return stacks
 
@@ -221,7 +221,7 @@ class _LayerForward(_Forward):
             return self.forward(*args, **kwargs)
         for name in _CROSS_INPUTS:
             if kwargs.get(name) is not None:
-                raise _refused(self.module, f"takes {name}")
+                raise _refused(self.module, f"got {name}, which cannot be packed")
         kwargs = {
             name: None if name == "attention_mask" else _map(x, packing.is_padded, packing.pack)
             for name, x in kwargs.items()
@@ -344,10 +344,10 @@ def check_packing(model: nn.Module) -> None:
             except (RuntimeError, IndexError, TypeError) as error:  # the run with padding succeeded
                 raise _refused(owner, f"fails without padding ({error})") from error
         if packed.shape != padded.shape or packed.shape[:2] != ids.shape:
-            raise _refused(owner, f"returns {tuple(packed.shape)} instead of {tuple(padded.shape)}")
+            raise _refused(owner, f"returns shape {tuple(packed.shape)} instead of {tuple(padded.shape)}")
         difference = float((packed - padded)[mask != 0].abs().max())
         scale = float(padded[mask != 0].abs().max())
         if not difference <= 1e-4 * max(scale, 1.0):
             raise _refused(
-                owner, f"differs by {difference:.2g} from the padded run (largest output {scale:.2g})"
+                owner, f"returns outputs that differ by {difference:.2g} (largest output: {scale:.2g})"
             )

@@ -163,12 +163,13 @@ def require_record(record: CallRecord | NoValues | None, name: str, function: st
     """Return the record of a layer; raise if it does not exist."""
     if isinstance(record, NoValues):
         raise ArgumentError(
-            f"{function}: the values of {name or 'the model'!r} could not be traced: its weights are not "
-            "multiplied by one tensor of values per key. Exclude it: watch(model, layers=…)."
+            f"{function}: the values of {repr(name) if name else 'the model'} could not be traced: its "
+            "weights are not multiplied by a tensor with one value vector per key. Exclude it: watch(model, "
+            "layers=…)."
         )
     if record is None:
         raise ArgumentError(
-            f"{function}: {name!r} was recorded without values. Use watch(model, {option}=True). Recordings "
-            "loaded from a folder have no values."
+            f"{function}: {repr(name) if name else 'the model'} was recorded without values. Use "
+            f"watch(model, {option}=True). Recordings loaded from a folder have no values."
         )
     return record

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.inspection.measures.call_record import CallRecord
 from regard.inspection.measures.lazy_products import LowRank, WeightProduct, expand_heads
@@ -99,8 +100,8 @@ def relevance(
         outside = chosen[(chosen < -size) | (chosen >= size)]
         if outside.numel():
             raise ArgumentError(
-                f"relevance got query {int(outside[0])}, but the sequence has {size} tokens; the index must "
-                f"be between {-size} and {size - 1}."
+                f"relevance got query {int(outside[0])}, but the sequence has {pluralize(size, 'token')}; "
+                f"the index must be between {-size} and {size - 1}."
             )
         columns = torch.arange(chosen.numel(), device=last.device)
         result = torch.zeros(*batch, size, chosen.numel(), dtype=last.dtype, device=last.device)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.mechanism.weights.matrix import Weights
 
@@ -49,9 +50,13 @@ def _snapkv(weights: Weights, window: int, kernel_size: int, pooling: str) -> Te
     if kernel_size < 1 or kernel_size % 2 == 0:
         raise ArgumentError(f"key_scores got kernel_size={kernel_size}; pass a positive odd number.")
     if not 0 < window < keys or window > queries:
+        largest = min(queries, keys - 1)
+        bounds = f"it must be between 1 and {largest}"
+        if largest < 1:
+            bounds = 'method "snapkv" needs at least one query and two keys'
         raise ArgumentError(
-            f"key_scores got window={window} for {queries} queries and {keys} keys; it must be between 1 "
-            f"and {min(queries, keys - 1)}."
+            f"key_scores got window={window} for {pluralize(queries, 'query')} and {pluralize(keys, 'key')}; "
+            f"{bounds}."
         )
     received = weights.rows(slice(queries - window, queries)).received()[..., : keys - window] / window
     flat = received.reshape(-1, 1, keys - window)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.mechanism.weights.matrix import Weights
 
@@ -52,7 +53,7 @@ def _resolve(name: str, span: tuple[int, int] | slice, keys: int, layer: str) ->
         start, stop = span
     if not 0 <= start < stop <= keys:
         raise ArgumentError(
-            f"spans: {name!r} is ({start}, {stop}), but {layer or 'the layer'} has {keys} keys. Pass (start, "
-            f"stop) with 0 ≤ start < stop ≤ {keys}."
+            f"spans: {name!r} is ({start}, {stop}), but {layer or 'the layer'} has {pluralize(keys, 'key')}. "
+            f"Pass (start, stop) with 0 ≤ start < stop ≤ {keys}."
         )
     return slice(start, stop)

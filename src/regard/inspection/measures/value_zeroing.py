@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.inspection.editing.edges import ZeroValues
 from regard.inspection.editing.replacements import AttentionCall, Intervention
@@ -73,9 +74,9 @@ def _changes(
         )
     if sizes.queries != before.shape[-2]:
         raise ArgumentError(
-            f"value_zeroing: {name!r} has {sizes.queries} queries per call, but its layer returns "
-            f"{before.shape[-2]} tokens, so keys have no position in the text, as in windows of an image. "
-            "Exclude it with layers=."
+            f"value_zeroing: {name!r} has {pluralize(sizes.queries, 'query')} per call, but its layer "
+            f"returns {pluralize(before.shape[-2], 'token')}. Queries and tokens must correspond, which is "
+            "not the case in windowed attention over images. Exclude it with layers=."
         )
     columns = []
     for key in range(sizes.keys) if keys is None else keys:

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard._util.text import index_range
 from regard.errors import ArgumentError
 from regard.inspection.calls.capture import AttentionKind
 from regard.inspection.calls.windows import WindowedLayer, Windows
@@ -114,7 +115,7 @@ class RecordedLayers(Mapping[str, Weights]):
                 raise IndexError(f"seen[{layer}]: watch recorded {self._empty}.")
             if not -len(self) <= layer < len(self):
                 raise IndexError(
-                    f"seen[{layer}] is out of range for {len(self)} layers, 0 to {len(self) - 1}."
+                    f"seen[{layer}] is out of range: watch recorded {index_range('layer', len(self))}."
                 )
             return list(self._weights)[layer]
         if isinstance(layer, slice):
@@ -200,8 +201,9 @@ class RecordedLayers(Mapping[str, Weights]):
         name = self.name(name)
         if name not in self._windowed:
             raise ArgumentError(
-                f"windows: no windows of {name or 'the model'} are known. If it divides its tokens into "
-                "windows, their positions could not be traced, and each window is an entry in the batch."
+                f"windows: {name or 'the model'} has no recorded windows. If it divides its tokens into "
+                "windows, their positions could not be traced, and each window is a batch entry of the "
+                "weights."
             )
         device = self[name].device
         return [

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._util.checks import check_dense, check_device, check_number
-from regard._util.text import type_name
+from regard._util.text import pluralize, type_name
 from regard.errors import DeviceError, DTypeError, ShapeError
 from regard.mechanism import reference
 from regard.mechanism.biases import RelativeBias
@@ -71,8 +71,9 @@ class Layout(NamedTuple):
         heads = groups if heads == 1 else heads
         if heads != groups and (groups == 0 or heads % groups):
             raise ShapeError(
-                f"query has {heads} heads and key has {groups}; the number of query heads must be a multiple "
-                "of the number of key heads. Heads are axis -3."
+                f"query has {heads} heads and {'value' if key_heads == 1 else 'key'} has {groups}; the "
+                "number of query heads must be a multiple of the number of key and value heads. Heads are "
+                "axis -3."
             )
         batch = _broadcast([t.shape[:-3] for t in (query, key, value)])
         if batch is None:
@@ -257,7 +258,8 @@ def check_shapes(query: Tensor, key: Tensor | Quantized, value: Tensor | Quantiz
             )
     if key.shape[-2] != value.shape[-2]:
         raise ShapeError(
-            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; they must match along axis -2."
+            f"key has {pluralize(key.shape[-2], 'token')} and value has {int(value.shape[-2]):,}; they must "
+            "match along axis -2."
         )
 
 

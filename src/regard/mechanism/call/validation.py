@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from regard._util.checks import check_dense, check_number
-from regard._util.text import type_name
+from regard._util.text import pluralize, type_name
 from regard.errors import ArgumentError, DeviceError, DTypeError, MaskError, ShapeError
 from regard.mechanism.normalizers import Normalizer
 from regard.mechanism.scores import FAMILIES, Prepared, Score, check_softcap
@@ -247,8 +247,8 @@ def line(bias: object, result: object, heads: int, length: int, device: torch.de
         )
     if not 1 <= result.dim() <= 2 or result.shape[-1] != length:
         raise ShapeError(
-            f"{bias} returned shape {tuple(result.shape)} for {length} distances; it must return "
-            f"({heads}, {length}), or ({length},) to share the bias between all heads."
+            f"{bias} returned shape {tuple(result.shape)} for {pluralize(length, 'distance')}; it must "
+            f"return ({heads}, {length}), or ({length},) to share the bias between all heads."
         )
     line = torch.atleast_2d(result)
     if line.shape[-2] != 1 and line.shape[-2] != heads:
@@ -280,8 +280,8 @@ def sink(normalize: Normalizer, result: object, heads: int, device: torch.device
         )
     if result.dim() > 1 or (result.numel() != 1 and result.numel() != heads):
         raise ShapeError(
-            f"the sink has shape {tuple(result.shape)} and the call has {heads} heads; "
-            "it needs one number per head, or one for all heads."
+            f"the sink has shape {tuple(result.shape)} and the call has {pluralize(heads, 'head')}; the sink "
+            "needs one number per head, or one for all heads."
         )
     return result
 

@@ -285,12 +285,13 @@ def _check_heads(heads: int, groups: int, enable_gqa: bool) -> None:
         return
     if not enable_gqa:
         raise ShapeError(
-            f"query has {heads} heads and key has {groups}; pass enable_gqa=True for grouped-query attention."
+            f"query has {pluralize(heads, 'head')} and key has {groups}; pass enable_gqa=True for "
+            "grouped-query attention, in which each key head serves several query heads."
         )
     if groups == 0 or heads % groups:
         raise ShapeError(
-            f"query has {heads} heads and key has {groups}; the number of query heads must be a multiple of "
-            "the number of key heads."
+            f"query has {pluralize(heads, 'head')} and key has {groups}; the number of query heads must be a "
+            "multiple of the number of key heads."
         )
 
 
@@ -308,6 +309,7 @@ def _check_block_mask(block_mask: Any, sizes: Sizes, device: torch.device) -> No
     lengths = tuple(block_mask.seq_lengths)
     if tuple(block_mask.BLOCK_SIZE) != (_NO_BLOCKS, _NO_BLOCKS) and lengths != tuple(sizes[2:]):
         raise MaskError(
-            f"block_mask was created for {lengths[0]} queries and {lengths[1]} keys, and the call has "
-            f"{sizes.queries} and {sizes.keys}; create it with create_block_mask for these lengths."
+            f"block_mask was created for {pluralize(lengths[0], 'query')} and "
+            f"{pluralize(lengths[1], 'key')}, and the call has {sizes.queries} and {sizes.keys}; create it "
+            "with create_block_mask for these lengths."
         )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard._util.checks import check_dense
 from regard._util.name_hints import hint_arguments
+from regard._util.text import pluralize
 from regard.errors import ArgumentError, DeviceError, DTypeError, MaskError
 from regard.mechanism.masks.algebra import BUILT_IN, CHECKED, CallShape, MaskTerm, broadcasts
 from regard.mechanism.masks.by_position import Immutable, Rule, ranges_of
@@ -181,15 +182,15 @@ class Documents(_LengthMask):
         if not concrete(self._queries, self._keys):
             return
         for what, lengths, size in (
-            ("queries", self._queries, call_shape.queries),
-            ("keys", self._keys, call_shape.keys),
+            ("query", self._queries, call_shape.queries),
+            ("key", self._keys, call_shape.keys),
         ):
             total = int(lengths.sum())
             if total != size or (len(lengths) and int(lengths.max()) > size):
                 raise MaskError(
-                    f"Documents has {sum(lengths.tolist())} {what} in total and the call has {size} {what}; "
-                    "the lengths must sum to the packed length. To convert document ids to lengths, use "
-                    "torch.unique_consecutive(ids, return_counts=True)[1]."
+                    f"Documents has {pluralize(sum(lengths.tolist()), what)} in total and the call has "
+                    f"{size}; the lengths must sum to the packed length. To convert document ids to lengths, "
+                    "use torch.unique_consecutive(ids, return_counts=True)[1]."
                 )
 
     def default_size(self) -> tuple[int, int] | None:

@@ -47,10 +47,10 @@ class _DeferredProblem(NamedTuple):
 
 
 class CachedCall(NamedTuple):
-    """A cached call of `attend`, whose τ the kernels computed: all that its weights need, as it is.
+    """A cached call of `attend` for which the kernels computed τ: everything its weights depend on.
 
     problem: the prepared call, with placeholders for query and key.
-    versions: of query and key, or None if unknown.
+    versions: version counters of query and key, or None if unknown.
     grad_enabled: the grad mode of the forward pass.
     """
 

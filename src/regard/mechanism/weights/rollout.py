@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from regard._util.text import pluralize
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.weights.matrix import Weights
 
@@ -44,7 +45,7 @@ def rollout(
         if tuple(layer.shape[-2:]) != (size, size):
             raise ShapeError(
                 f"layer {index} has weights of shape {layer.shape[-2]} × {layer.shape[-1]}, but layer 0 has "
-                f"{size} keys; rollout needs self-attention of the same length in all layers."
+                f"{pluralize(size, 'key')}; rollout needs self-attention of the same length in all layers."
             )
     last = layers[-1]
     if queries is None:
@@ -54,8 +55,8 @@ def rollout(
         outside = chosen[(chosen < -size) | (chosen >= size)]
         if outside.numel():
             raise ArgumentError(
-                f"rollout got query {int(outside[0])}, but the layers have {size} tokens; the index must be "
-                f"between {-size} and {size - 1}."
+                f"rollout got query {int(outside[0])}, but the sequence has {pluralize(size, 'token')}; the "
+                f"index must be between {-size} and {size - 1}."
             )
         contribution = torch.zeros(size, chosen.numel(), dtype=last.dtype, device=last.device)
         columns = torch.arange(chosen.numel(), device=last.device)

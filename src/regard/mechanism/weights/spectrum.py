@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard._util.text import pluralize
 from regard.errors import ArgumentError, MissingExtraError
 from regard.mechanism.weights.lazy_matrix import LazyMatrix
 
@@ -54,8 +55,8 @@ def svd(weights: LazyMatrix, k: int, iterations: int) -> SVD:
     largest = min(queries, keys)
     if not min(largest, 1) <= k <= largest:
         raise ArgumentError(
-            f"svd got k={k} for weights with {queries} queries and {keys} keys; k must be between 1 and "
-            f"{largest}, the smaller of the two."
+            f"svd got k={k} for weights with {pluralize(queries, 'query')} and {pluralize(keys, 'key')}; k "
+            f"must be between 1 and {largest}, the smaller of the two."
         )
     if iterations < 0:
         raise ArgumentError(f"svd got niter={iterations}; it must be at least 0.")

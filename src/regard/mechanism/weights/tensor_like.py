@@ -293,7 +293,7 @@ def as_slice(index: int | slice, size: int) -> slice:
     """Convert an integer to a slice of length one. As in torch, steps must be positive."""
     if isinstance(index, slice):
         if index.step is not None and index.step <= 0:
-            raise ValueError("slice step must be positive")
+            raise ValueError(f"slice step must be positive, got {index.step}")
         return index
     if not -size <= index < size:
         raise IndexError(f"index {index} is out of range for an axis of size {size}")

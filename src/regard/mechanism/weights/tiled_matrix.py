@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard._util.text import type_name
+from regard._util.text import pluralize, type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism import reference
 from regard.mechanism.autocast import in_own_dtype
@@ -187,10 +187,11 @@ def _find_largest(matrix: TiledMatrix, k: int, axis: int) -> tuple[Tensor, Tenso
     """Return the k largest weights along an axis and their positions, or None for a leading axis."""
     size = matrix.shape[axis]
     if not min(size, 1) <= k <= size:
-        name = {1: "keys", 2: "queries"}.get(len(matrix.shape) - axis, f"entries along axis {axis}")
+        name = {1: "key", 2: "query"}.get(len(matrix.shape) - axis, "entry")
         raise ArgumentError(
-            f"topk got k={k} for weights with {size} {name}; k must be between 1 and the size of the axis: "
-            f"topk(min(k, weights.shape[{axis - len(matrix.shape)}]), {axis - len(matrix.shape)})."
+            f"topk got k={k} for weights with {pluralize(size, name)}; k must be between 1 and the size of "
+            f"axis {axis}: topk(min(k, weights.shape[{axis - len(matrix.shape)}]), "
+            f"{axis - len(matrix.shape)})."
         )
     if axis == len(matrix.shape) - 1:
         return _row_topk(matrix, k)

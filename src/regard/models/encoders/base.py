@@ -360,9 +360,8 @@ def _cosine(x: Tensor, y: Tensor) -> Tensor:
 def _check_index(name: str, index: int, count: int) -> int:
     """Return the index of a layer or head. Raises an error if it is out of range."""
     if isinstance(index, bool) or not isinstance(index, int) or not -count <= index < count:
-        raise ArgumentError(
-            f"{name}={index!r} is not valid; pass an integer from 0 to {count - 1}, or −1 for the last."
-        )
+        valid = f"an integer from 0 to {count - 1}, or −1 for the last" if count > 1 else "0"
+        raise ArgumentError(f"{name}={index!r} is not valid; pass {valid}.")
     return index
 
 

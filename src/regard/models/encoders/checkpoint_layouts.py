@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from regard._util.checks import check_number
+from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.models.checkpoint_files import (
     check_tensor,
@@ -182,8 +183,8 @@ def _check_supported(path: Path, settings: Mapping[str, Any]) -> None:
         )
     if settings.get("quantization_config"):
         raise ArgumentError(
-            f"{path} has a quantization_config; load_encoder needs floating-point weights. Use the model "
-            "from before quantization."
+            f"{path} has a quantization_config; load_encoder needs floating-point weights. Use the "
+            "unquantized model."
         )
 
 
@@ -256,7 +257,7 @@ def _check_names(folder: Path, names: Mapping[str, str], layout: CheckpointLayou
     if len(numbers) != layout.config.layers:
         raise ArgumentError(
             f"{layout.path} has {layout.family.sizes['layers']}={layout.config.layers}, but the weights have "
-            f"{len(numbers)} layers; use a config and weights from the same folder."
+            f"{pluralize(len(numbers), 'layer')}; use a config and weights from the same folder."
         )
     expected = {name for _, theirs, _ in layout.tensors() for name in theirs}
     missing, extra = sorted(expected - names.keys()), sorted(names.keys() - expected)

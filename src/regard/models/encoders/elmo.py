@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._util.checks import check_int, check_number
+from regard._util.text import pluralize
 from regard.errors import ShapeError
 from regard.models.encoders.pretraining import LearnedEncoder
 from regard.models.encoders.words import Vocabulary
@@ -39,8 +40,8 @@ class ScalarMix(nn.Module):
         """Combine the layers: (layers, …) → (…)."""
         if len(vectors) != len(self.scores):
             raise ShapeError(
-                f"ScalarMix({len(self.scores)}) got {len(vectors)} layers; pass {len(self.scores)}, or use "
-                f"ScalarMix({len(vectors)})."
+                f"ScalarMix({len(self.scores)}) got {pluralize(len(vectors), 'layer')}; pass "
+                f"{len(self.scores)}, or use ScalarMix({len(vectors)})."
             )
         return self.gamma * torch.tensordot(self.scores.softmax(0), vectors, 1)
 
@@ -160,7 +161,8 @@ def _padded(tokens: Tensor | Packed, lengths: Tensor | None) -> tuple[Tensor, Te
     padded, sizes = as_padded(tokens, lengths)
     if 0 in padded.shape:
         raise ShapeError(
-            f"The batch has {padded.shape[0]} sentences of up to {padded.shape[1]} tokens; ElmoEncoder "
-            "needs at least one sentence with at least one token."
+            f"The batch has {pluralize(padded.shape[0], 'sentence')} of up to "
+            f"{pluralize(padded.shape[1], 'token')}; ElmoEncoder needs at least one sentence with at least "
+            "one token."
         )
     return padded, sizes

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard._util.checks import check_int, check_number, check_sentences
 from regard._util.files import write_atomic
-from regard._util.text import shorten
+from regard._util.text import pluralize, shorten
 from regard.errors import ArgumentError
 from regard.models.encoders.base import TokenVectors, WordEncoder
 from regard.models.encoders.words import Vocabulary, split_words
@@ -134,8 +134,8 @@ class LearnedEncoder(WordEncoder):
         )
         if len(vocabulary) == len(cls.special_tokens):
             raise ArgumentError(
-                f"{cls.__name__}.learn got {len(texts)} sentences with words, but no word occurs "
-                f"at least {min_count} times; pass more text, or lower min_count."
+                f"{cls.__name__}.learn got {pluralize(len(texts), 'sentence')} with words, but no word "
+                f"occurs at least {pluralize(min_count, 'time')}; pass more text, or lower min_count."
             )
         with torch.random.fork_rng(devices=[]):  # leave the caller's random state unchanged
             torch.manual_seed(seed)
@@ -197,12 +197,14 @@ def _load(cls: type[Encoder], path: Path) -> Encoder:
         layers = options["layers"]
         check_int("its options have layers", layers, min=1)
         if layers > len(names):  # check this before creating a model of this size
-            raise ValueError(f"its options have {layers} layers, but there are only {len(names)} tensors")
+            raise ValueError(
+                f"its options have layers={layers}, but it has only {pluralize(len(names), 'tensor')}"
+            )
         with meta_device():  # shapes only, until the file is validated
             encoder = cls(Vocabulary(words, special_tokens=cls.special_tokens), **options)
         check_int("it has best_layer", best, min=-encoder.layers)
         if best >= encoder.layers:
-            raise ValueError(f"its best_layer is {best}, but there are {encoder.layers} layers")
+            raise ValueError(f"its best_layer is {best}, but it has {pluralize(encoder.layers, 'layer')}")
     encoder.load_state_dict(read_parameters(path, encoder), assign=True)
     encoder.best_layer = best
     return encoder.eval()

@@ -283,7 +283,9 @@ def _read(path: str | os.PathLike[str], limit: int | None) -> tuple[list[str], T
     if not words:
         raise _error(path, None, "has no vectors")
     if declared is not None and declared != len(words):
-        raise _error(path, None, f"declares {declared} words in its first line, but has {len(words)}")
+        raise _error(
+            path, None, f"declares {pluralize(declared, 'word')} in its first line, but has {len(words):,}"
+        )
     vectors = torch.frombuffer(numbers, dtype=torch.float32).reshape(len(words), width).clone()
     bad = (~vectors.isfinite()).any(1).nonzero().flatten()
     if len(bad):
@@ -329,7 +331,7 @@ def _row(path: str | os.PathLike[str], line: int, fields: list[str], width: int)
     """Return the word and the vector of a line. Some words in GloVe files contain spaces, such as ". . ."."""
     words = fields[: max(len(fields) - width, 1)]
     if width < 1 or len(fields) < width + 1 or any(_is_number(text) for text in words[1:]) or not words[0]:
-        raise _error(path, line, f"has {len(fields) - 1} numbers; the vectors have {width}")
+        raise _error(path, line, f"has {pluralize(len(fields) - 1, 'number')}; the vectors have {width:,}")
     try:
         return " ".join(words), [float(text) for text in fields[-width:]]
     except ValueError as error:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from regard._util.checks import check_int
-from regard._util.text import shorten
+from regard._util.text import pluralize, shorten
 from regard.errors import ArgumentError, DTypeError
 
 Span = tuple[int, int]  # character range [start, stop) in a sentence
@@ -242,8 +242,8 @@ def find_word(query: WordQuery, words: Sequence[str], sentence: str) -> int:
         )
     if not -len(matches) <= n < len(matches):
         raise ArgumentError(
-            f"Occurrence {n} of {text!r} is out of range: {shorten(sentence)!r} has {len(matches)} "
-            "occurrences, counted from 0."
+            f"Occurrence {n} of {text!r} is out of range: the word occurs {pluralize(len(matches), 'time')} "
+            f"in {shorten(sentence)!r}, and occurrences are counted from 0."
         )
     return matches[n]
 

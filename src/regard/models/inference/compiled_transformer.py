@@ -86,7 +86,7 @@ class _Addresses:
     snapshot: tuple[list[Any], ...] | None = None
 
     def watch(self, model: Transformer) -> None:
-        """Note what the addresses depend on, so that `is_current` takes little time."""
+        """Record the state that the addresses depend on, so that `is_current` is fast."""
         self.modules = modules = fast_modules(model)
         self.states = [module.__dict__ for module in modules]
         self.children = [state["_modules"] for state in self.states if state["_modules"]]
@@ -102,7 +102,7 @@ class _Addresses:
         self.snapshot = self._take_snapshot()
 
     def is_current(self, model: Transformer) -> bool:
-        """Whether the model is as it was when `watch` was called, without hooks; its values may differ."""
+        """Whether the model has no hooks and is unchanged since `watch`, except for parameter values."""
         if self.snapshot is None or self.modules[0] is not model:  # a shallow copy has the same cache
             return False
         return not any(self.hooks) and self._take_snapshot() == self.snapshot

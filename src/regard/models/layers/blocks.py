@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from regard._util.checks import check_choice, check_int
 from regard._util.name_hints import hint_arguments
+from regard._util.text import pluralize
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.biases import RelativeBias
 from regard.mechanism.masks.algebra import Mask
@@ -320,8 +321,8 @@ class Stack(nn.Module):
             mask = Causal()
         if caches is not None and len(caches) != len(self.blocks):
             raise ArgumentError(
-                f"Stack has {len(self.blocks)} blocks, but got {len(caches)} caches; pass one per block: "
-                "stack.caches()."
+                f"Stack has {pluralize(len(self.blocks), 'block')}, but got "
+                f"{pluralize(len(caches), 'cache')}; pass one per block: stack.caches()."
             )
         states = [self.dropout(self.embedding_norm(x))]
         for i, block in enumerate(self.blocks):

@@ -113,7 +113,10 @@ def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _pack(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize a matrix (n, m); return blocks [n / 16][m / 2][16][2] of int8, and the padded scales."""
     if not bool(weight.isfinite().all()):
-        raise ArgumentError("A weight matrix has NaN or infinite values, so it cannot be quantized to int8.")
+        raise ArgumentError(
+            "A weight matrix has NaN or infinite values, so it cannot be quantized to int8. Use an earlier "
+            "checkpoint."
+        )
     weight = F.pad(weight.float(), (0, weight.shape[1] % 2))
     scales = weight.abs().amax(1) / 127
     quantized = (weight / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round()

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.translation.alignment.links import Links, read_links
 from regard.translation.data.formats import read_lines
@@ -70,8 +71,8 @@ def error_rate(
     """
     if len(predicted) != len(gold):
         raise ArgumentError(
-            f"error_rate got links for {len(predicted)} sentence pairs and gold links for {len(gold)}; pass "
-            "one entry per pair, empty if the pair has no links."
+            f"error_rate got links for {pluralize(len(predicted), 'sentence pair')} and gold links for "
+            f"{len(gold):,}; pass one entry per pair, empty if the pair has no links."
         )
     links = sure_links = hits = possible_hits = 0
     for predicted_links, gold_links in zip(predicted, gold, strict=True):

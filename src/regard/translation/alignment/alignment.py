@@ -11,7 +11,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from regard._util.text import format_bytes
+from regard._util.text import format_bytes, pluralize
 from regard.errors import ArgumentError, ShapeError
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.aer import ErrorRates, GoldAlignment
@@ -61,8 +61,8 @@ class Alignment:
         shape = len(self.target_words), len(self.source_words)
         if self.weights.shape != shape:
             raise ShapeError(
-                f"Alignment got weights of shape {tuple(self.weights.shape)}; {shape[0]} target words and "
-                f"{shape[1]} source words need {shape}."
+                f"Alignment got weights of shape {tuple(self.weights.shape)}; "
+                f"{pluralize(shape[0], 'target word')} and {pluralize(shape[1], 'source word')} need {shape}."
             )
 
     @classmethod
@@ -290,8 +290,8 @@ def _check_gold(pairs: Sequence[tuple[str, str]], gold: Sequence[GoldAlignment])
     """Raise unless there is one set of gold links per pair, and all links are between existing words."""
     if len(pairs) != len(gold):
         raise ArgumentError(
-            f"Got {len(pairs)} sentence pairs and gold links for {len(gold)}; pass one entry per pair, "
-            "empty if the pair has no links."
+            f"Got {pluralize(len(pairs), 'sentence pair')} and gold links for {len(gold):,}; pass one entry "
+            "per pair, empty if the pair has no links."
         )
     for number, ((source, target), (sure, possible)) in enumerate(zip(pairs, gold, strict=True)):
         lengths = len(source.split()), len(target.split())

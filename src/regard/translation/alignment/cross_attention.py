@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.mechanism.weights.matrix import Weights
 from regard.models.generation import SpecialTokens
@@ -127,8 +128,8 @@ def watch_forced_decoding(
     """
     if len(sources) != len(targets):
         raise ArgumentError(
-            f"Got {len(sources)} source sentences and {len(targets)} target sentences; pass one target per "
-            "source."
+            f"Got {pluralize(len(sources), 'source sentence')} and "
+            f"{pluralize(len(targets), 'target sentence')}; pass one target per source."
         )
     device = model.output_weight.device
     for batch in _batches(sources, targets):
@@ -178,14 +179,14 @@ def layer_name(model: Seq2Seq, alignment_head: AlignmentHead) -> str:
     layer, heads = alignment_head.layer, alignment_head.heads
     if not -len(layers) <= layer < len(layers):
         raise ArgumentError(
-            f"Layer {layer} is out of range: the model has {len(layers)} cross-attention layers. Use 0 to "
-            f"{len(layers) - 1}, or −1 for the last."
+            f"Layer {layer} is out of range: the model has "
+            f"{pluralize(len(layers), 'cross-attention layer')}, counted from 0; −1 is the last."
         )
     name = list(layers)[layer]
     if heads is not None and max(heads) >= layers[name]:
         raise ArgumentError(
-            f"Head {max(heads)} is out of range: the layer has {layers[name]} heads. Use 0 to "
-            f"{layers[name] - 1}, or None (--heads all) for the mean of all."
+            f"Head {max(heads)} is out of range: the layer has {pluralize(layers[name], 'head')}, counted "
+            "from 0. For the mean of all heads, use None (--heads all)."
         )
     return name
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard._util.text import type_name
+from regard._util.text import pluralize, type_name
 from regard.errors import ArgumentError
 from regard.mechanism.scores import Dot, ScaledDot
 from regard.models.generation import SpecialTokens
@@ -71,9 +71,9 @@ class GuidedLoss:
             raise ArgumentError("GuidedLoss has no batch yet; call model.loss inside the with block first.")
         if not len(source) == len(target) == len(links):
             raise ArgumentError(
-                f"GuidedLoss got {len(source)} source sentences, {len(target)} target sentences and "
-                f"{len(links)} sets of links; pass one tensor of links per pair, with shape (0, 2) for a "
-                "pair without links."
+                f"GuidedLoss got {pluralize(len(source), 'source sentence')}, "
+                f"{pluralize(len(target), 'target sentence')} and {pluralize(len(links), 'tensor')} of "
+                "links; pass one tensor of links per pair, with shape (0, 2) for a pair without links."
             )
         query, key = _padded(target.inputs(), self._query), _padded(source, self._key)
         scores = query.float() @ key.float().mT  # b t s

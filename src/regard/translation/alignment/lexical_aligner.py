@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard._util.checks import check_int
+from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.translation.alignment.hmm import EncodedPairs, Expectation, sums
 from regard.translation.alignment.lexical_alignment import LexicalAlignment
@@ -75,7 +76,7 @@ class LexicalAligner:
         corpora = [EncodedPairs(words, part) for part in _chunks(pairs)]
         if not any(corpus.size for corpus in corpora):
             raise ArgumentError(
-                f"None of the {len(pairs)} sentence pairs has words on both sides; there is nothing to align."
+                f"Got {pluralize(len(pairs), 'sentence pair')}; at least one must have words on both sides."
             )
         parts, keys = _index_keys(corpora)
         frequencies = (_frequencies(corpora, 0, len(words[0])), _frequencies(corpora, 1, len(words[1])))

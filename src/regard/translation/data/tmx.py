@@ -6,6 +6,7 @@ from typing import Any, BinaryIO
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
+from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.translation.data.pairs import Pair, normalize_spaces
 
@@ -127,8 +128,8 @@ def _guess_languages(unit: Mapping[str, str], source_language: str, name: str) -
     tags = list(unit)
     if len(tags) != 2:
         raise ArgumentError(
-            f"{name}: the first translation unit has {len(tags)} languages ({_list(unit)}). Pass two of "
-            "them, such as --languages de-en, or languages=('de', 'en')."
+            f"{name}: the first translation unit has {pluralize(len(tags), 'language')} ({_list(unit)}). "
+            "Pass the two to read, such as --languages de-en, or languages=('de', 'en')."
         )
     if source_language.lower() == tags[1].lower():
         tags.reverse()

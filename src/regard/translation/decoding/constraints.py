@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard._util.text import pluralize
 from regard.errors import ArgumentError, ShapeError
 from regard.translation.decoding.strategies import Beam, Greedy, Sample, Strategy
 from regard.translation.tokens import END
@@ -46,8 +47,8 @@ class Constraints(NamedTuple):
         """Raise unless the constraints fit the batch and can be met."""
         if len(self.phrases) != len(limits):
             raise ShapeError(
-                f"search got {len(limits)} sentences and constraints for {len(self.phrases)}; pass one list "
-                "of phrases per sentence."
+                f"search got {pluralize(len(limits), 'sentence')} and constraints for {len(self.phrases):,}; "
+                "pass one list of phrases per sentence."
             )
         if isinstance(strategy, Sample) and any(self.phrases):
             raise ArgumentError("Phrases cannot be forced when sampling; use Beam() or Greedy().")
@@ -55,8 +56,8 @@ class Constraints(NamedTuple):
             needed = sum(map(len, phrases)) + 1
             if phrases and needed > limit:
                 raise ArgumentError(
-                    f"The phrases for a sentence have {needed - 1} tokens, but its translation can have at "
-                    f"most {limit - 1}. Use fewer or shorter phrases."
+                    f"The phrases for a sentence have {pluralize(needed - 1, 'token')}, but its translation "
+                    f"can have at most {limit - 1:,}. Use fewer or shorter phrases."
                 )
 
     def take(self, sentences: Sequence[int]) -> "Constraints":

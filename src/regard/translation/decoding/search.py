@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard._util import interrupt
 from regard._util.checks import check_int, check_type
+from regard._util.text import pluralize
 from regard.errors import DTypeError, ShapeError
 from regard.models.generation import SpecialTokens
 from regard.models.layers.dropout import eval_mode
@@ -226,8 +227,8 @@ def _with_weights(best: list[list[Hypothesis]], state: State) -> list[list[Hypot
 def _check_logits(logits: Tensor, vocabulary: int) -> None:
     if logits.shape[1] != vocabulary:
         raise ShapeError(
-            f"model.step returned {logits.shape[1]} logits, but output_weight has {vocabulary} rows; "
-            "they must be equal."
+            f"model.step returned {logits.shape[1]} logits per row, but output_weight has {vocabulary} rows; "
+            "the numbers must be equal."
         )
 
 
@@ -235,8 +236,8 @@ def _limits(max_new_tokens: int | Sequence[int], sentences: int) -> list[int]:
     limits = list(max_new_tokens) if isinstance(max_new_tokens, Sequence) else [max_new_tokens] * sentences
     if len(limits) != sentences:
         raise ShapeError(
-            f"search got {sentences} sentences and {len(limits)} values for max_new_tokens; pass one value, "
-            "or one per sentence."
+            f"search got {pluralize(sentences, 'sentence')} and {pluralize(len(limits), 'value')} for "
+            "max_new_tokens; pass one value, or one per sentence."
         )
     for limit in limits:
         check_int("search got max_new_tokens", limit)

@@ -239,7 +239,7 @@ class _Graph:
     def relative_bias(self, stack: Any, distances: str, limit: int) -> str:
         """Look up T5's bias for each distance, (1, h, n, k); distances beyond the limit share a bucket."""
         with torch.no_grad():
-            table = array(stack.positions(torch.arange(-limit, limit + 1)))  # h distances
+            table = array(stack.positions(torch.arange(-limit, limit + 1)))  # (heads, distances)
         bound = self.tensor(numpy.int64(limit))
         low = self.op("Max", distances, self.tensor(numpy.int64(-limit)))
         index = self.op("Add", self.op("Min", low, bound), bound)

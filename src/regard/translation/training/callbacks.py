@@ -30,7 +30,7 @@ class Report(NamedTuple):
 
 
 class SampleTranslation(NamedTuple):
-    """A dev sentence, its translation by the model, and its reference translation.
+    """A validation sentence, its translation by the model, and its reference translation.
 
     alignment: `Alignment.to_dict` for the translation; None for a model without cross-attention.
     """
@@ -46,7 +46,7 @@ class SampleTranslation(NamedTuple):
 
 
 class ValidationResult(NamedTuple):
-    """Scores on the dev data.
+    """Scores on the validation set.
 
     loss: mean loss per token. bleu: 0 to 100. exact: fraction of sentences that equal the reference.
     best: whether this is the best result so far.

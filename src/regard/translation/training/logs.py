@@ -177,7 +177,7 @@ _HEADER = (",".join(LogRow._fields) + "\n").encode()
 
 
 class SampleLog(Callback):
-    """Writes FOLDER/samples.jsonl: the translation of one dev sentence at each validation.
+    """Writes FOLDER/samples.jsonl: the translation of one sentence at each validation.
 
     Each line has step, source, text, reference and alignment (`Alignment.to_dict`, or null). As in `CsvLog`,
     resuming removes the lines for later steps.

@@ -87,7 +87,7 @@ class TrainingResult(NamedTuple):
     progress: number of updates, and the best update.
     finished: False if training was interrupted; continue with `resume=True`.
     signal: number of the signal that interrupted it, or 0.
-    example: a source sentence from the dev data, to try the model on.
+    example: a source sentence from the validation set, to try the model on.
 
     >>> from regard.translation.training.loop import TrainingResult, Progress
     >>> result = TrainingResult(Progress(step=500, best_step=400), finished=True)
@@ -360,7 +360,7 @@ class Trainer:
     def _validate_candidate(self, candidate: Candidate) -> float:
         result = validate(candidate.model, self.tokens, self.dev, self.progress.step)
         if not math.isfinite(result.loss):
-            raise self._divergence(f"The dev loss after update {self.progress.step}")
+            raise self._divergence(f"The validation loss after update {self.progress.step}")
         value = result.score(self.config.training.metric)
         best = value > self.progress.best
         if best:

@@ -115,7 +115,7 @@ def training_command(config: TranslationConfig, origin: Mapping[str, Any]) -> st
 
 def _changed_settings(config: TranslationConfig, origin: Mapping[str, Any], preset: str) -> list[str]:
     """Return the settings that differ from the preset, as section.name=value."""
-    if preset == "auto":  # the base depends on the corpus: repeat the settings that were passed
+    if preset == "auto":  # its values depend on the corpus, so list the settings that were passed
         passed = origin.get("settings")
         settings = dict(str(item).partition("=")[::2] for item in passed) if isinstance(passed, list) else {}
         values = {name: _value(config, name) for name in settings}

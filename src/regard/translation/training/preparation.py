@@ -17,6 +17,7 @@ from regard._util.files import (
     write_atomic,
     write_checksums,
 )
+from regard._util.text import pluralize
 from regard.errors import ArgumentError, MissingExtraError, RegardError
 from regard.translation.alignment.aer import read_pharaoh
 from regard.translation.alignment.guided_loss import token_links
@@ -49,7 +50,7 @@ from regard.translation.training.distributed.rendezvous import first_sentence
 _LINES = 1000  # lines to tokenize at a time
 _GUIDE_PAIRS = 50_000  # training pairs for the lexical aligner used in guided alignment
 _HEAD_PAIRS = 5000  # training pairs for the lexical aligner whose links select the alignment head
-_MAX_LINKED = 300  # maximum number of dev pairs with links
+_MAX_LINKED = 300  # maximum number of validation pairs with links
 _SAMPLED, _SAMPLE_LENGTH = 100, 50  # candidates for the example sentence; its ideal length
 _SLACK = 10  # tokens by which lengths may differ regardless of the ratio
 _MAX_CHARACTERS = 16  # per token; drops sentences that are far too long before they are tokenized
@@ -65,7 +66,7 @@ class TrainingData(NamedTuple):
     """Everything that a training run reads.
 
     pairs: the training pairs. links: their token links, for guided alignment.
-    dev: the validation pairs. dev_links: word links of the first dev pairs, to select the alignment head.
+    dev: validation pairs. dev_links: word links of the first validation pairs, to select the alignment head.
     """
 
     tokens: TokenizerPair
@@ -278,9 +279,10 @@ def _hold_out(
     splits = splitter.split(lambda: read_pairs(text, format="tsv"))
     if dev is None:
         if not splits.dev:
+            distinct = len({pair.source for pair in splits.train})
             raise ArgumentError(
-                "Fewer than 10 distinct source sentences: too few to hold some out for validation. Use more "
-                "data, or pass dev pairs."
+                f"The corpus has {pluralize(distinct, 'distinct source sentence')}; at least 10 are needed "
+                "to hold out a validation set. Add sentence pairs, or pass a validation set (--dev)."
             )
         return splits.dev, splits.train
     cleaned = _clean(dev, config.corpus)

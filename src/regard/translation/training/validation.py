@@ -26,7 +26,7 @@ from regard.translation.training.callbacks import SampleTranslation, ValidationR
 
 _BATCH_TOKENS = 4096
 _BATCH_SENTENCES = 100  # sentences translated together
-_MAX_TRANSLATED = 1000  # maximum number of dev sentences to translate
+_MAX_TRANSLATED = 1000  # maximum number of validation sentences to translate
 # the model is overfitting if all three hold
 _WORSE = 3  # validations in a row without a lower loss
 _RISE = 0.02  # minimum relative increase in validation loss
@@ -34,7 +34,7 @@ _FALL = 1.0  # minimum decrease in BLEU
 
 
 class DevSet(NamedTuple):
-    """Encoded dev data: batches of all pairs, and the source sentences to translate, in order."""
+    """Encoded validation set: batches of all pairs, and the source sentences to translate, in order."""
 
     pairs: Sequence[Pair]
     batches: list[Batch]
@@ -54,7 +54,7 @@ class DevSet(NamedTuple):
 def validate(model: Seq2Seq, tokens: TokenizerPair, dev: DevSet, step: int) -> ValidationResult:
     """Compute the token loss, and BLEU and exact match of greedy translations, after update `step`."""
     loss = dev_loss(model, dev.batches)
-    # a model whose loss is NaN has no translations
+    # if the loss is not finite, the search would fail
     texts = translate_greedy(model, tokens, dev.sources) if math.isfinite(loss) else [""] * len(dev.sources)
     scores = evaluate(texts, [pair.target for pair in dev.pairs[: len(texts)]])
     index = max(range(min(8, len(texts))), key=lambda i: len(dev.pairs[i].source))  # a long sentence

@@ -130,7 +130,7 @@ def test_the_seed_determines_the_result_and_order_must_be_a_permutation():
     )
     assert first == again != other
     for wrong in ([0, 1], [0, 0, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6]):
-        with pytest.raises(ArgumentError, match="0 to 5 once"):
+        with pytest.raises(ArgumentError, match="6 words; list the index of each word once"):
             order(OrderRequest(sentence=SENTENCE, order=wrong))
 
 

@@ -8,6 +8,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
+from regard._util.text import index_range
 from regard.app.server.endpoints import endpoint
 from regard.app.server.schema import Name, Request, Response, Sentence
 from regard.app.server.state import AppState
@@ -167,8 +168,8 @@ def layer(state: AppState, request: LayerRequest) -> LayerResponse:
     steps = stacks[request.stack].steps
     if request.layer >= len(steps):
         raise ArgumentError(
-            f"Layer {request.layer} is out of range: the {request.stack} of {request.model!r} has layers 0 "
-            f"to {len(steps) - 1}."
+            f"Layer {request.layer} is out of range: the {request.stack} of {request.model!r} has "
+            f"{index_range('layer', len(steps))}."
         )
     return LayerResponse(steps=[_step(step) for step in steps[request.layer]])
 
@@ -180,8 +181,8 @@ def choose_next(state: AppState, request: NextRequest) -> NextResponse:
     logits = traced.trace.logits
     if logits is None:
         raise ArgumentError(
-            f"{request.model!r} is an encoder and predicts no next token. Choose a language model or a "
-            "translator."
+            f"{request.model!r} is an encoder, which does not predict the next token. Choose a language "
+            "model or a translator."
         )
     probabilities = next_probabilities(logits[-1], request.temperature)
     generator = torch.Generator().manual_seed(request.seed)

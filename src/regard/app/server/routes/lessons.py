@@ -195,8 +195,8 @@ def _additive(query: int, key: int) -> Score:
     """Return an additive score with identity maps: there are no learned parameters here."""
     if query != key:
         raise ShapeError(
-            f"query has {query} features and key has {key}; the additive score needs equal widths. "
-            "Change one of them, or choose another score."
+            f"query has {pluralize(query, 'feature')} and key has {key}; the additive score needs equal "
+            "widths. Change one of them, or choose another score."
         )
     additive = Additive(query, key).double()
     with torch.no_grad():
@@ -227,8 +227,8 @@ def order(request: OrderRequest) -> OrderResponse:
         raise ArgumentError(f"The sentence has {len(words)} words; it must have 1 to 64.")
     if sorted(request.order) != list(range(len(words))):
         raise ArgumentError(
-            f"order is {request.order} for {pluralize(len(words), 'word')}; it must contain each number "
-            f"from 0 to {len(words) - 1} once."
+            f"order is {request.order}, but the sentence has {pluralize(len(words), 'word')}; list the index "
+            "of each word once, counting from 0."
         )
     generator = torch.Generator().manual_seed(request.seed)
     block = _random_block(generator)

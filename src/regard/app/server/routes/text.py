@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from regard._util import interrupt
+from regard._util.text import index_range
 from regard.app.server.endpoints import endpoint
 from regard.app.server.schema import Name, Request, Response, Sentence, Sentences
 from regard.app.server.state import AppState
@@ -101,8 +102,8 @@ def embed(state: AppState, request: EmbedRequest) -> EmbedResponse:
     layer = encoder.best_layer if request.layer is None else request.layer
     if not -encoder.layers <= layer < encoder.layers:
         raise ArgumentError(
-            f"Layer {layer} is out of range: {request.model!r} has layers 0 to {encoder.layers - 1}, or −1 "
-            "for the last."
+            f"Layer {layer} is out of range: {request.model!r} has {index_range('layer', encoder.layers)}; "
+            "−1 is the last."
         )
     embedded = _embed_batches(encoder, request.sentences)
     numbers = sum(map(len, embedded)) * embedded[0].vectors.shape[-1]

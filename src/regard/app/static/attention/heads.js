@@ -7,7 +7,7 @@ const MAX_LAYER_REQUESTS = 2;
 const MAX_REQUEST_WEIGHTS = 2 ** 30; // heads of long texts are loaded a few at a time
 const UNSPECIFIC = new Set(["", "mixed", "other"]); // labels whose group comes last
 const spaced = (measure) => measure.replaceAll("_", " ");
-const formatMeasure = (measure, value) => measure === "distance" ? `${value.toFixed(1)} tokens` : `${percent(value)} %`;
+const formatMeasure = (measure, value) => measure === "distance" ? `${value.toFixed(1)} tokens` : `${percent(value)}%`;
 
 export class HeadsView {
   constructor(pane) {

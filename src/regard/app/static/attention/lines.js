@@ -124,7 +124,7 @@ export class LinesView {
   describe(side, position) {
     const others = this.pane.textOf(side === "query" ? "key" : "query").tokens;
     const strongest = this.rank(side, position).slice(0, 4).filter(([, weight]) => weight >= MIN_SELECTED_WEIGHT);
-    const links = strongest.map(([other, weight]) => `“${visible(others[other])}” ${percent(weight)} %`).join(", ");
+    const links = strongest.map(([other, weight]) => `“${visible(others[other])}” ${percent(weight)}%`).join(", ");
     return `“${visible(this.pane.textOf(side).tokens[position])}”: ${links || "no visible links"}`;
   }
 
@@ -249,7 +249,7 @@ export class LinesView {
         node.classList.toggle("aside", Boolean(selected) && !isSelected && weight < MIN_SELECTED_WEIGHT);
         node.classList.toggle("weak", weight < STRONG_WEIGHT);
         node.setAttribute("aria-pressed", String(this.pane.pinned[side] === position));
-        if (weight >= MIN_SELECTED_WEIGHT) node.dataset.share = `${percent(weight)} %`;
+        if (weight >= MIN_SELECTED_WEIGHT) node.dataset.share = `${percent(weight)}%`;
         else delete node.dataset.share;
         node.style.backgroundImage = weight >= MIN_SELECTED_WEIGHT && this.weights.heads.length > 1 ? this.stripes(pair) : "";
       }

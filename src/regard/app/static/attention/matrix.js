@@ -163,8 +163,8 @@ export class MatrixView {
   drawLegend() {
     const [tile] = this.frame.tiles();
     const max = tile ? this.tiles.maxima.get(this.tiles.levelOf({ selection: this.selection, ...tile })) : undefined;
-    this.ends[0].textContent = max ? `${percent(rampWeight(0, max, this.isLog))} %` : "";
-    this.ends[1].textContent = max ? `${percent(max)} %` : "";
+    this.ends[0].textContent = max ? `${percent(rampWeight(0, max, this.isLog))}%` : "";
+    this.ends[1].textContent = max ? `${percent(max)}%` : "";
     const image = new ImageData(128, 1);
     for (let at = 0; at < 128; at += 1) image.data.set(this.shades.table.subarray(8 * at, 8 * at + 4), 4 * at);
     this.legend.getContext("2d").putImageData(image, 0, 0);
@@ -201,7 +201,7 @@ export class MatrixView {
     const { pane, block } = this;
     const weight = this.weightAt(cell);
     const name = (side, position) => `${pane.sides[side]} ${formatCount(position)} “${visible(pane.textOf(side).tokens[position] ?? "")}”`;
-    const value = weight === null ? "…" : `${percent(weight)} %`;
+    const value = weight === null ? "…" : `${percent(weight)}%`;
     const pooled = block.x * block.y > 1 ? ` (mean of ${block.y} × ${block.x})` : "";
     return `${name("query", cell.query)} → ${name("key", cell.key)}: ${value}${pooled}`;
   }

@@ -101,7 +101,7 @@ export class NumbersView {
     const { facts, pane, pair } = this;
     const name = (side) => visible(pane.textOf(side).tokens[pair[side]] ?? "");
     this.result.replaceChildren(this.featureTable(facts, name("query"), name("key")), this.steps(facts));
-    pane.setStatus(`${name("query")} → ${name("key")}, head ${this.head}: score ${decimals(facts.score ?? NaN, 2)}, weight ${percent(facts.weight)} %`);
+    pane.setStatus(`${name("query")} → ${name("key")}, head ${this.head}: score ${decimals(facts.score ?? NaN, 2)}, weight ${percent(facts.weight)}%`);
   }
 
   // ---- the table of features: query × key = product, each with a bar
@@ -143,7 +143,7 @@ export class NumbersView {
     rows.push(["score", differs ? "computed with a different formula" : "", score ?? "not a number", "strong"]);
     if (masked) rows.push(["mask", "the mask excludes this key", "−∞", "strong"]);
     else rows.push(...this.normalizerSteps(facts));
-    rows.push(["weight", masked ? "masked" : "", `${percent(weight)} %`, "strong"]);
+    rows.push(["weight", masked ? "masked" : "", `${percent(weight)}%`, "strong"]);
     const lines = rows.map(([name, how, value, strength = ""]) => make("div", { class: `step ${strength}` }, make("dt", {}, name), make("dd", { class: "how" }, how), valueCell(value)));
     return make("dl", { class: "steps" }, ...lines);
   }

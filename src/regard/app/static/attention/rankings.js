@@ -5,7 +5,7 @@ import { LatestQuestion } from "./state.js";
 const LIST_LENGTH = 8;
 const BINS = 120;
 const MIN_FACTOR = 1.5; // list the keys only if the most attended one receives at least this multiple of the average
-const MIN_AVERAGE = 0.002; // below this average (long texts), show multiples of it: 3.0 × instead of 0.06 %
+const MIN_AVERAGE = 0.002; // below this average (long texts), show multiples of it: 3.0 × instead of 0.06%
 
 // goTo(cell): shows a cell. deferred: load the received attention only after release().
 // ranked(side, positions): called with the ranking of the token pinned on a side.
@@ -73,7 +73,7 @@ function makeRanking(pane, side, select, total = () => 1, average = () => 0) {
     const token = visible(pane.textOf(side).tokens[position] ?? "");
     const text = make("span", { class: "text", dir: "auto" }, token);
     const where = make("span", { class: "where" }, formatCount(position));
-    const share = make("span", { class: "share" }, isSmall(average()) ? `${(weight / total() / average()).toFixed(1)} ×` : `${percent(weight / total())} %`);
+    const share = make("span", { class: "share" }, isSmall(average()) ? `${(weight / total() / average()).toFixed(1)} ×` : `${percent(weight / total())}%`);
     const title = `Go to ${token}, ${pane.sides[side]} ${formatCount(position)}`;
     return make("li", {}, make("button", { type: "button", class: "row", title, click: () => select(position) }, bar, text, where, share));
   };
@@ -92,7 +92,7 @@ function makeRanking(pane, side, select, total = () => 1, average = () => 0) {
         const flat = average() > 0 && weights[0] / total() < MIN_FACTOR * average();
         const rows = flat ? [] : positions.map((position, index) => makeRow(position, weights[index], weights[0]));
         list.replaceChildren(...rows);
-        if (!rows.length) list.append(make("li", { class: "empty" }, flat ? `All keys receive about the same attention: ${percent(average())} % each.` : "none"));
+        if (!rows.length) list.append(make("li", { class: "empty" }, flat ? `All keys receive about the same attention: ${percent(average())}% each.` : "none"));
         list.classList.remove("loading");
         list.inert = false;
         use(answer);

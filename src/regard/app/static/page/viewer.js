@@ -48,5 +48,5 @@ export function describeLink({ first, inputs }) {
   const { texts, layers } = inputs[0];
   const { label, queries } = layers[first.layer];
   const token = (position) => make("b", { dir: "auto" }, visible(texts[queries].tokens[position]));
-  return [make("p", { class: "first-link" }, `In ${label}, head ${first.head}, `, token(first.query), ` gives ${percent(first.weight)} % of its attention to `, token(first.key), ", more than in any other head.")];
+  return [make("p", { class: "first-link" }, `In ${label}, head ${first.head}, `, token(first.query), ` gives ${percent(first.weight)}% of its attention to `, token(first.key), ", more than in any other head.")];
 }

@@ -33,8 +33,8 @@ class Rotation(NamedTuple):
         n, width = self.cos.shape[-2:]
         if x.shape[-1] < width or x.shape[-2] != n:
             raise ShapeError(
-                f"x has shape {tuple(x.shape)}, but this rotation is for {n} positions and {width} features "
-                "per head. Pass one position per token, and pass the head width to RotaryPositions."
+                f"x has shape {tuple(x.shape)}; this rotation needs (…, {n}, {width}), or a larger last "
+                "axis. Pass one position per token, and pass the head width to RotaryPositions."
             )
         rotated, rest = x[..., :width], x[..., width:]
         first, second = rotated.chunk(2, -1)

@@ -164,7 +164,7 @@ def _prefix(choice: Choice) -> str:
     if pair == (None, None):
         if len(prefixes) > 1:
             raise ArgumentError(
-                f"{choice.folder} translates between several languages; choose source-target from "
+                f"{choice.folder} translates between several languages; choose one of "
                 f"{', '.join(map('-'.join, prefixes))}. In Python: load_translator(folder, source=…, "
                 "target=…); on the command line: --languages FROM-TO."
             )

@@ -65,7 +65,7 @@ export function makePredictions(actions, temperature) {
     list.replaceChildren(...candidates.slice(0, LISTED).map(({ token, probability }) => {
       const bar = make("div", { class: "bar-fill" });
       bar.style.width = `${100 * probability}%`;
-      return make("div", {}, make("dt", { dir: "auto" }, plain(token)), make("dd", { class: "track", "aria-hidden": "true" }, bar), make("dd", {}, `${percent(probability)} %`));
+      return make("div", {}, make("dt", { dir: "auto" }, plain(token)), make("dd", { class: "track", "aria-hidden": "true" }, bar), make("dd", {}, `${percent(probability)}%`));
     }));
   }
 

@@ -114,7 +114,7 @@ function subtitle({ scene }, node) {
   const space = node.space * scene.camera.scale;
   if (node.kind === "embedding" && LANE * scene.camera.scale < 9) return { more: node.stack.tokens.map(plain).join(" "), space };
   const [best] = (node.kind === "output" && scene.predictions?.top) || [];
-  return best ? { more: `${plain(best.token)}  ${percent(best.probability)} %`, space } : {};
+  return best ? { more: `${plain(best.token)}  ${percent(best.probability)}%`, space } : {};
 }
 
 function drawOperator({ context, theme, scene }, node, box) {

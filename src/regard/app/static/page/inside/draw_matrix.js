@@ -7,9 +7,9 @@ const MIN_LABEL = 8; // smallest row that shows its token, in pixels
 const MIN_LANE = 7; // smallest row with hatching or separating lines, in pixels
 const LIGHT = 130; // cells with at least this luma, 0 to 255, have dark text
 const STICKY = 24; // smallest row or column whose token stays at the edge of the screen, in pixels
-const FONT = 13; // largest font of a token’s label, in pixels
+const FONT = 13; // largest font of a token's label, in pixels
 
-// box: the node’s rectangle on the screen
+// box: the node's rectangle on the screen
 export function drawMatrix(pen, node, box, screen) {
   const { context, theme } = pen;
   const { matrix } = node;

@@ -41,7 +41,7 @@ function drawCandidate({ context, theme }, { token, logit, probability }, { y, l
   context.font = `${size * 0.85}px ${theme.font}`;
   context.fillStyle = theme.quiet;
   context.fillText(format(logit), columns.logit + Math.max(share, 0) * room * 0.55 + lane * 0.2, y + lane / 2);
-  context.fillText(`${(100 * probability).toFixed(probability > 0.0995 ? 0 : 1)} %`, columns.probability + probability * (columns.end - columns.probability) * 0.62 + lane * 0.2, y + lane / 2);
+  context.fillText(`${(100 * probability).toFixed(probability > 0.0995 ? 0 : 1)}%`, columns.probability + probability * (columns.end - columns.probability) * 0.62 + lane * 0.2, y + lane / 2);
 }
 
 function bar(context, color, x, y, width, lane) {

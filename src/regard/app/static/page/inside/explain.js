@@ -36,7 +36,7 @@ function describe(node, answer) {
     projected: [`The outputs of all ${answer.heads} heads are joined and mixed by one learned matrix.`, "y = W_o [o₁, …, o_h]"],
     residual: ["The result is added to the vector of the token: layers add to the residual stream and never replace it.", "x + y"],
     hidden: [`${answer.feed_forward} learned features of each token, computed from that token alone; ${effect}.`, activation],
-    feed_forward: ["The active features are written back as a vector of the model's width.", "y = V h + c"],
+    feed_forward: ["The active features are written back as a vector of the model’s width.", "y = V h + c"],
     final: [answer.predictions ? "The vector of each token after the last layer; the last row predicts the next token." : "The vectors of the tokens in context, which a search engine or a classifier can use.", answer.norm === "pre" ? "norm(x)" : "x"],
     predictions: ["The last vector is compared with the vector of every token in the vocabulary; softmax turns these logits into probabilities. A low temperature T sharpens them, a high one flattens them.", "p = exp(logit / T) / Σ exp(logit / T)"],
     embeddingBlock: ["Tokens become vectors, and positions are added.", ""],

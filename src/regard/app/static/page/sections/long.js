@@ -7,7 +7,7 @@ import { makePanel, notice } from "../panel.js";
 import { sampleText } from "../sample_text.js";
 import { describeLink, viewer } from "../viewer.js";
 
-export const about = { place: 6, title: "Long text", text: "A model's attention over a whole document, exact at every zoom level.", chapters: ["how-it-is-fast"] };
+export const about = { place: 6, title: "Long text", text: "A model’s attention over a whole document, exact at every zoom level.", chapters: ["how-it-is-fast"] };
 
 const MAX_CHARACTERS = 1_000_000; // the limit of the server
 const CO_OCCURRENCE = "co-occurrence"; // not a model: similarity of words in the text itself
@@ -94,7 +94,7 @@ export function open({ element, state, save, models, signal }) {
     view.clear();
     panel.clear();
     panel.body.replaceChildren(make("div", { class: "empty-state" }, make("h2", {}, "No text yet"),
-      make("p", {}, "Paste one, choose a file, or try the sample. The model reads the text in passages; each appears as a square on the diagonal.")));
+      make("p", {}, "Paste some text, choose a file, or try the sample. The model reads the text in passages; each appears as a square on the diagonal.")));
   }
 
   const wide = (node) => {

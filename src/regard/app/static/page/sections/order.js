@@ -127,7 +127,7 @@ function showResult(answers, kind, order, signal) {
   const unchanged = Math.max(...answer.change) < TOLERANCE;
   const byKind = Object.entries(answers).map(([name, { change, before }]) => {
     const ratio = mean(change) / meanNorm(before);
-    return [KINDS[name][0], ratio, mean(change) < TOLERANCE ? "·" : `${percent(ratio)} %`];
+    return [KINDS[name][0], ratio, mean(change) < TOLERANCE ? "·" : `${percent(ratio)}%`];
   });
   const max = Math.max(...answer.change, TOLERANCE);
   const byWord = answer.words.map((word, index) => [`${word}  ${index + 1} → ${order.indexOf(index) + 1}`, answer.change[index], formatNumber(answer.change[index])]);

@@ -185,9 +185,9 @@ function attentionControls(encoders, settings, changed) {
 function attentionBars(weights, { sentence, word }, hidesSpecial) {
   const [special, words] = [true, false].map((is) => weights.filter(({ word: other }) => SPECIAL.test(other) === is));
   const shown = hidesSpecial ? words : weights;
-  const entries = shown.map(({ word: other, weight }) => [other, weight, `${percent(weight)} %`]);
+  const entries = shown.map(({ word: other, weight }) => [other, weight, `${percent(weight)}%`]);
   const selected = shown.findIndex(({ word: other }) => other.toLowerCase() === word.toLowerCase());
   const sum = special.reduce((total, { weight }) => total + weight, 0);
-  const hint = hidesSpecial && special.length ? make("p", { class: "hint" }, `${special.map(({ word: other }) => other).join(" and ")}: ${percent(sum)} %, hidden`) : null;
+  const hint = hidesSpecial && special.length ? make("p", { class: "hint" }, `${special.map(({ word: other }) => other).join(" and ")}: ${percent(sum)}%, hidden`) : null;
   return make("div", {}, make("h3", { dir: "auto" }, sentence), bars(entries, { label: `What ${word} attends to in: ${sentence}`, selected }), hint);
 }
