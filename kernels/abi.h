@@ -270,7 +270,8 @@ struct Kernels {
   bool (*step)(const Step&, int threads);
   bool (*encode)(const Encode&, int threads);
   bool (*extend)(const Extend&, int threads);
-  double (*peak)();  // runs a compute-bound loop for about a millisecond; returns its FLOPs
+  bool (*try_tiles)();  // whether tiles give the right result; may raise SIGILL; null without tiles
+  double (*peak)();     // runs a compute-bound loop for about a millisecond; returns its FLOPs
 };
 
 // Calls work(context, item) for each item, on up to `threads` threads, in any order. If an item throws, running items

@@ -310,8 +310,8 @@ struct Tiles {
     if (!scores_too) return;
     if (a.pairs) {
       const auto* pairs = reinterpret_cast<const float*>(p.value.data + 2 * (b.value_at + from * p.value.row));
-      return multiply<Walk::along, Pair>({pairs, ptrdiff_t(p.value.row / 2), a.columns, b.lanes, dp, b.lanes, b.ahead},
-                                         n, b.vectors, int(a.width / 2), false);
+      return multiply_pairs({pairs, ptrdiff_t(p.value.row / 2), a.columns, b.lanes, dp, b.lanes, b.ahead}, n, b.vectors,
+                            int(a.width / 2), b.staged);
     }
     const Rows values = stage(p.value, b.value_at, from, n, a.width, false, buffer);
     multiply<Walk::along>({values.at, values.step, a.columns, b.lanes, dp, b.lanes, b.ahead}, n, b.vectors,
@@ -527,6 +527,7 @@ void backward_item(void* context, int64_t index) {
   const int64_t heads = p.heads();
   const bool per_head = p.queries >= 2 * LANES;
   const ItemScratch item;
+  const TileScope tiles(p);
   const ItemProblem problem(p, unit, heads * p.queries / p.segments);
   Finite finite;
   Gradients gradients(p, p.unit(unit), segment);

@@ -12,6 +12,7 @@
 #include "multiply.h"
 #include "abi.h"
 #include "pack.h"
+#include "tiles.h"
 
 namespace regard {
 namespace {
@@ -78,7 +79,10 @@ struct Block {
     query_at = p.offset_of(p.query, unit);
     set_mask();
     if (p.threshold) set_dropout();
-    staged = pairs || stays(p.key, p.width, whole_keys()) ? nullptr : arena.take(tile_keys() * padded(p.width));
+    if (pairs)
+      staged = TILES ? arena.take(pairs_buffer((p.width > p.value_width ? p.width : p.value_width) / 2)) : nullptr;
+    else
+      staged = stays(p.key, p.width, whole_keys()) ? nullptr : arena.take(tile_keys() * padded(p.width));
     spare = packed = nullptr;
     if (p.biases || p.terms) {
       spare = arena.take(lanes * (KEYS + W));
@@ -167,7 +171,8 @@ struct Block {
       memcpy(rows + i * width, from, size_t(words) * 4);
       memset(rows + i * width + words, 0, size_t(width - words) * 4);
     }
-    columns = arena.take(words * lanes);
+    columns = arena.take((TILES ? width : words) * lanes);
+    if (TILES) memset(columns + words * lanes, 0, size_t((width - words) * lanes) * sizeof(float));
     to_columns<false>(columns, lanes, lanes, words, 1,
                       [&](int lane) { return row_at[lane < count ? lane : count - 1]; });
   }
@@ -265,8 +270,8 @@ struct Block {
 
   void match_pairs(int64_t from, int n, float* s) const {
     const auto* keys = reinterpret_cast<const float*>(p.key.data + 2 * (key_at + from * p.key.row));
-    multiply<Walk::along, Pair>({keys, ptrdiff_t(p.key.row / 2), columns, lanes, s, lanes, ahead, p.scale}, n, vectors,
-                                int(p.width / 2), false);
+    multiply_pairs({keys, ptrdiff_t(p.key.row / 2), columns, lanes, s, lanes, ahead, p.scale}, n, vectors,
+                   int(p.width / 2), staged);
   }
 
   // Multiplies scores [key][lane] by the scales of int8 keys.

@@ -44,6 +44,7 @@ inline void split_item(void* context, int64_t index) {
   const int64_t item = index / job.parts, part = index % job.parts;
   const Span span = job.plan.item(item);
   const ItemScratch scratch;
+  const TileScope tiles_in_use(job.p);
   const Block b(job.p, span.unit, span.first, span.last - span.first);
   const Softmax policy(job.p);
   Running run(b, part == 0 && job.p.sink);

@@ -60,6 +60,9 @@ struct Finite {
   bool all() const { return sum(zero) == 0; }
 };
 
+// Whether weights are multiplied by values as tiles.
+INLINE bool in_tiles(const Problem& p) { return TILES && p.value.type == Type::bfloat16; }
+
 struct Output {
   float* sums;            // [lane][step]
   int64_t width, stride;  // value width, and padded value width
@@ -81,6 +84,7 @@ struct Output {
 
   // Adds the values of n keys, starting at `from`. buffer: see `values_buffer`.
   void add(const Block& b, const float* weights, int64_t from, int n, float* buffer) {
+    if (in_tiles(b.p)) return add_tiles(b, weights, from, n, buffer);
     add(b, weights, stage(b.p.value, b.value_at, from, n, width, true, buffer), n);
   }
 
@@ -88,6 +92,22 @@ struct Output {
     if (stride)
       multiply<Walk::down>({weights, b.lanes, values.at, values.step, sums, step, b.ahead}, b.count, int(stride / W), n,
                            begun);
+    begun = true;
+  }
+
+  void add_tiles(const Block& b, const float* weights, int64_t from, int n, float* buffer) {
+    const View& view = b.p.value;
+    const auto add = [&](auto read, float* memory) {
+      multiply_weights(weights, b.lanes, read, sums, step, b.count, int(stride / W), n, begun, memory, b.ahead);
+    };
+    const int64_t row = view.row, at = b.value_at + from * row;
+    if (view.column == 1 && width == stride) {
+      const auto* values = reinterpret_cast<const uint16_t*>(view.data) + at;
+      add([=](int64_t j, int64_t t) { return read(values + j * row + t); }, buffer);
+    } else {
+      const Rows values = stage(view, b.value_at, from, n, width, true, buffer);
+      add([=](int64_t j, int64_t t) { return load(values.at + j * values.step + t); }, buffer + n * stride);
+    }
     begun = true;
   }
 
@@ -241,8 +261,9 @@ INLINE void soften_scores(const Block& b, const Softmax& policy, int64_t from, i
 
 // Returns a buffer for a tile of values, or nullptr if the values can be read in place.
 INLINE float* values_buffer(const Block& b) {
-  const int64_t width = b.p.value_width;
-  return stays(b.p.value, width, true) ? nullptr : arena.take(b.tile_keys() * padded(width));
+  const int64_t width = b.p.value_width, keys = b.tile_keys(), stride = padded(width);
+  if (stays(b.p.value, width, true)) return nullptr;
+  return arena.take(keys * stride + (in_tiles(b.p) ? weights_buffer(keys, b.lanes, stride) : 0));
 }
 
 // The tensors of the next unit, to be prefetched while this one is computed, if units are so small that both fit into
@@ -467,7 +488,8 @@ struct Job {
 };
 
 // The problem of an item. bfloat16 and float16 keys and values that several blocks read are converted to float32 once,
-// unless they are multiplied as pairs (keys, and in the backward pass values) or do not fit into the L2 cache.
+// unless they are multiplied as pairs (keys, and in the backward pass or as tiles values) or do not fit into the L2
+// cache.
 class ItemProblem {
  public:
   ItemProblem(const Problem& p, int64_t unit, int64_t rows) : p_(p) {
@@ -476,7 +498,7 @@ class ItemProblem {
     if (rows <= LANES || !fits || !(is_half(p.key) || is_half(p.value))) return;
     wide_ = p;
     if (!pairs(p.key)) widen(wide_->key, p.unit(unit), p.width);
-    if (!pairs(p.value) || !p.grad) widen(wide_->value, p.unit(unit), p.value_width);
+    if (!pairs(p.value) || !(TILES || p.grad)) widen(wide_->value, p.unit(unit), p.value_width);
   }
 
   const Problem& get() const { return wide_ ? *wide_ : p_; }
@@ -513,6 +535,7 @@ void forward_item(void* context, int64_t index) {
   next.add(p.output, p.queries, p.value_width, true);
   next.add(p.kept_weights, p.keys, padded(p.queries), true);
   const ItemScratch item;
+  const TileScope tiles(p);
   const ItemProblem problem(p, span.unit, span.last - span.first);
   Finite finite;
   for (int64_t row = span.first; row < span.last;) {

@@ -216,6 +216,7 @@ void inspect_item(void* context, int64_t index) {
   Job& job = *static_cast<Job*>(context);
   const Span span = job.plan.item(index);
   const ItemScratch item;
+  const TileScope tiles(job.p);
   Finite finite;
   for (int64_t row = span.first; row < span.last;) {
     const BlockScratch scratch;

@@ -83,8 +83,8 @@ bool backward(const Problem& p, int threads);  // backward.cpp
 #define TABLE_(isa) kernels_##isa
 #define TABLE(isa) TABLE_(isa)
 extern const Kernels TABLE(ISA);
-const Kernels TABLE(ISA) = {NAME(ISA), W,       KEYS,   FEW,    MAX_FEW, forward, ISA::backward,
-                            weights,   entropy, topk,   sums,   dropout, linear,  linear_int8,
-                            best,      step,    encode, extend, peak};
+const Kernels TABLE(ISA) = {NAME(ISA), W,       KEYS,   FEW,    MAX_FEW,   forward, ISA::backward,
+                            weights,   entropy, topk,   sums,   dropout,   linear,  linear_int8,
+                            best,      step,    encode, extend, try_tiles, peak};
 
 }  // namespace regard

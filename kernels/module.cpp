@@ -4,10 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 #include <string>
@@ -17,6 +15,9 @@
 #include "isas.h"
 #include "abi.h"
 #include "calls.h"
+#if defined(__x86_64__)
+#include "detect_amx.h"
+#endif
 #include "search.h"
 
 namespace nb = nanobind;
@@ -45,10 +46,13 @@ namespace {
 #define HAS_avx512vl __builtin_cpu_supports("avx512vl")
 #define HAS_avx512bf16 __builtin_cpu_supports("avx512bf16")
 #define HAS_avx512vnni __builtin_cpu_supports("avx512vnni")
+#define HAS_amx_tile has_amx()
+#define HAS_amx_bf16 has_amx()
 // Products of bfloat16 pairs run at twice the rate of float32 on AMD's processors, and at half the rate on Intel's.
 #define FAST_PAIRS __builtin_cpu_is("amd")
 #else
 #define FAST_PAIRS true
+bool succeeds(bool (*trial)()) { return trial(); }
 #endif
 
 // Returns the processor features that an instruction set's kernels use, according to their compiler flags.
@@ -62,7 +66,7 @@ std::vector<std::string> features(const std::string& name) {
   throw std::invalid_argument("no kernels for the instruction set " + name);
 }
 
-bool runs(const std::string& name) {
+bool has_features(const std::string& name) {
 #define AND(feature) &&HAS_##feature
 #define RUNS(isa) \
   if (name == #isa) return true FEATURES_##isa(AND);
@@ -72,11 +76,21 @@ bool runs(const std::string& name) {
   return false;
 }
 
-// The instruction sets in this build, best first.
-const std::vector<const Kernels*>& built() {
+// The instruction sets in this build that this machine can run, best first.
+std::vector<const Kernels*> find_runnable() {
 #define LIST(isa) &kernels_##isa,
-  static const std::vector<const Kernels*> all = {FOR_EACH_ISA(LIST)};
+  std::vector<const Kernels*> all;
+  for (const Kernels* kernels : {FOR_EACH_ISA(LIST)})
+    if (has_features(kernels->name) && (!kernels->try_tiles || succeeds(kernels->try_tiles))) all.push_back(kernels);
 #undef LIST
+  const auto is_pairs = [](const Kernels* kernels) { return kernels->name == std::string("avx512bf16"); };
+  const auto pairs = std::find_if(all.begin(), all.end(), is_pairs);
+  if (!FAST_PAIRS && all.end() - pairs > 1) std::iter_swap(pairs, pairs + 1);
+  return all;
+}
+
+const std::vector<const Kernels*>& runnable() {
+  static const std::vector<const Kernels*> all = find_runnable();
   return all;
 }
 
@@ -84,15 +98,13 @@ const Kernels* chosen = nullptr;
 
 std::vector<std::string> available() {
   std::vector<std::string> names;
-  for (const Kernels* kernels : built())
-    if (runs(kernels->name)) names.push_back(kernels->name);
-  if (names.size() > 1 && names[0] == "avx512bf16" && !FAST_PAIRS) std::swap(names[0], names[1]);
+  for (const Kernels* kernels : runnable()) names.push_back(kernels->name);
   return names;
 }
 
 void use(const std::string& name) {
-  for (const Kernels* kernels : built())
-    if (kernels->name == name && runs(name)) {
+  for (const Kernels* kernels : runnable())
+    if (kernels->name == name) {
       chosen = kernels;
       return;
     }

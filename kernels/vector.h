@@ -9,7 +9,8 @@
 // the number of rows that fit into registers for a tile of V vectors; vec, ivec, uvec and shorts (2 W values); max and
 // min, which return their second argument if the first is NaN; any, square_root, scale_by_power, widen_halves,
 // narrow_halves, widen_bytes, widen_int8 and add_pairs; and reciprocal, 1 / x for values that are neither tiny nor
-// huge. If it defines MULTIPLIES_PAIRS, it also defines add_pairs for pairs of bfloat16.
+// huge. If it defines MULTIPLIES_PAIRS, it also defines add_pairs for pairs of bfloat16; if it defines
+// MULTIPLIES_TILES, the operations on tiles that tiles.h uses.
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
 // clang-format off
@@ -37,10 +38,12 @@ INLINE uvec round_to_bfloat16(vec x) {
   return (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
 }
 
-#ifdef MULTIPLIES_PAIRS
+#if defined(MULTIPLIES_PAIRS) || defined(MULTIPLIES_TILES)
 constexpr bool PAIRS = true;
 #else
-constexpr bool PAIRS = false;  // add_pairs is not called
+constexpr bool PAIRS = false;
+#endif
+#ifndef MULTIPLIES_PAIRS  // not called
 INLINE vec add_pairs(vec sum, uvec, uvec) { return sum; }
 #endif
 

@@ -741,12 +741,15 @@ def test_narrow_inputs_are_computed_in_float32_and_rounded_once(normalize, score
         quiet = regard.attention(*(x.detach() for x in inputs), **options)
         actual.append([x.to(dtype) for x in (output, quiet, *grads)])
     # kernels that multiply pairs of bfloat16 sum them in another order
-    pairs = dtype is torch.bfloat16 and fused.DESCRIPTION.endswith("bf16")
+    pairs = dtype is torch.bfloat16 and fused.DESCRIPTION.endswith(("bf16", "amx"))
     for narrow, wide in zip(*actual, strict=True):
         torch.testing.assert_close(narrow, wide, rtol=1e-2 if pairs else 0, atol=1e-3 if pairs else 0)
 
 
-@pytest.mark.skipif("avx512bf16" not in ISAS, reason="this processor does not multiply bfloat16 pairs")
+PAIRS = [isa for isa in ("amx", "emulated_amx", "avx512bf16") if isa in ISAS]
+
+
+@pytest.mark.skipif(not PAIRS, reason="this processor does not multiply bfloat16 pairs")
 @crossed(
     normalize=["softmax", "sigmoid", "mean", "sparsemax"],
     mask=["no mask", "causal", "padding"],
@@ -755,6 +758,8 @@ def test_narrow_inputs_are_computed_in_float32_and_rounded_once(normalize, score
         Shape((2, 4, 65, 64), (2, 2, 97, 64), (2, 2, 97, 64)),
         Shape((1, 2, 130, 40), (1, 2, 193, 40), (1, 2, 193, 18)),
         Shape((3, 2, 4, 2), (3, 1, 5, 2), (3, 1, 5, 3)),
+        Shape((1, 2, 33, 24), (1, 2, 31, 24), (1, 2, 31, 80)),
+        Shape((2, 1, 17, 128), (2, 1, 129, 128), (2, 1, 129, 16)),
     ],
 )
 def test_products_of_pairs_are_as_exact_as_float32(normalize, mask, bias, sizes):
@@ -764,13 +769,30 @@ def test_products_of_pairs_are_as_exact_as_float32(normalize, mask, bias, sizes)
         *case.tensors(double, rounded=bfloat16), **case.options(double, rounded=bfloat16)
     )
     errors = {}
-    for isa in ("avx512", "avx512bf16"):
+    for isa in ("avx512", *PAIRS):
         with instruction_set(isa):
             output = regard.attention(*case.tensors(bfloat16), **case.options(bfloat16))
             errors[isa] = (output.double() - exact).abs()
-    single, pairs = errors["avx512"], errors["avx512bf16"]
-    assert pairs.square().mean().sqrt() <= 1.1 * single.square().mean().sqrt() + 1e-6
-    assert pairs.max() <= 2 * single.max() + 1e-6
+    single = errors.pop("avx512")
+    for pairs in errors.values():
+        assert pairs.square().mean().sqrt() <= 1.1 * single.square().mean().sqrt() + 1e-6
+        assert pairs.max() <= 2 * single.max() + 1e-6
+
+
+@pytest.mark.skipif(not PAIRS, reason="this processor does not multiply bfloat16 pairs")
+def test_values_that_cancel_are_summed_as_in_float32():
+    # weights that differ by a thousandth, and as many values of 1 as of −1: only the differences remain
+    generator = torch.Generator().manual_seed(3)
+    query, key, value = (torch.randn(4, n, 64, generator=generator) for n in (65, 96, 96))
+    value = torch.where(value > value.median(-2, keepdim=True).values, 1.0, -1.0)
+    inputs = [x.bfloat16() for x in (query / 1024, key, value)]
+    exact = regard.attention(*(x.double() for x in inputs))
+    errors = {}
+    for isa in ("avx512", *PAIRS):
+        with instruction_set(isa):
+            errors[isa] = (regard.attention(*inputs).double() - exact).square().mean().sqrt()
+    single = errors.pop("avx512")
+    assert all(pairs <= 2 * single for pairs in errors.values()), (single, errors)
 
 
 class _InFloat32(regard.Score):
