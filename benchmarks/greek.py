@@ -1,10 +1,11 @@
 """Alignment error rates of attention between Greek and English, in both directions, on manual links.
 
-The models are trained on the text of books 40 to 44 (the Gospels and Acts), without the links. Punctuation is
-excluded from the evaluation. Baselines: the diagonal, and the lexical aligner that guides the attention.
+The models are trained on the text of the books to align, without the links: by default, books 40 to 44 (the
+Gospels and Acts). Punctuation is excluded from the evaluation. Baselines: the diagonal, and the lexical
+aligner that guides the attention.
 
     pip install --no-deps bible-alignments
-    python -m benchmarks.greek [--guide 1] [--epochs 12] [--folder greek]
+    python -m benchmarks.greek [--guide 1] [--epochs 12] [--folder greek] [--books 40-44]
 """
 
 import argparse
@@ -24,7 +25,6 @@ from regard.translation.alignment.links import Links, reverse_links
 from regard.translation.data.bible import Verse, bible
 from regard.translation.training.progress import create_display
 
-BOOKS = range(40, 45)
 SETTINGS = ["tokens.size=4000", "model.dropout=0.2", "training.unknown_rate=0", "training.metric=loss"]
 
 
@@ -37,8 +37,10 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=Path("greek"), help="folder for the two models [default: greek]"
     )
+    parser.add_argument("--books", default="40-44", help="first and last book [default: 40-44]")
     args = parser.parse_args()
-    verses = bible(BOOKS)
+    first, last = map(int, args.books.split("-"))
+    verses = bible(range(first, last + 1))
     pairs = [verse.pair for verse in verses]
     report("diagonal", verses, [diagonal(verse) for verse in verses])
     aligner = LexicalAligner.learn(pairs)

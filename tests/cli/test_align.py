@@ -13,6 +13,7 @@ pytest.importorskip("typer")
 
 from regard.translation.alignment.aer import error_rate, read_gold
 from regard.translation.alignment.cross_attention import AlignmentHead
+from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.alignment.links import reverse_links, symmetrize, to_pharaoh
 from regard.translation.data.formats import read_pairs, write_pairs
 from regard.translation.translator import load_translator
@@ -147,6 +148,7 @@ def test_draw(model, capsys):
         ("--json --gold {gold}", "--gold prints the error rate; remove it, or remove --json"),
         ("--save x", "--save applies to the lexical aligner; remove it, or remove --model"),
         ("--scores", "--scores applies to the lexical aligner"),
+        ("--aligner {a}", "--aligner is combined with two models; add --reverse-model FOLDER"),
         ("--heads 1,x", "--heads is '1,x'; pass numbers separated by commas"),
         ("--heads --1", "-1 is the last head"),
         ("--heads 9", "--heads 9 is out of range; use 0 to 1, or −1 for the last"),
@@ -232,6 +234,39 @@ def test_a_saved_aligner_aligns_new_text(corpus, tmp_path, capsys):
     assert "house" in capsys.readouterr().out
     swapped = error_of(capsys, "align", *reversed(corpus), "--aligner", path)
     assert "SOURCE and TARGET seem to be swapped" in swapped
+
+
+def test_a_saved_aligner_is_combined_with_two_models(model, reverse, files, corpus, tmp_path, capsys):
+    path = tmp_path / "de-en.aligner"
+    run("align", *corpus, "--save", path, "-o", tmp_path / "links")
+    options = ["-m", model, "--reverse-model", reverse, "--aligner", path]
+    capsys.readouterr()
+    combined = [
+        lexical.combine(*attention)
+        for lexical, *attention in zip(
+            LexicalAligner.load(path).align(PAIRS),
+            translator(model).align(PAIRS),
+            translator(reverse).align([(target, source) for source, target in PAIRS]),
+            strict=True,
+        )
+    ]
+    run("align", *files, *options)
+    assert capsys.readouterr().out.split("\n") == [*(to_pharaoh(pair.links()) for pair in combined), ""]
+    run("align", *files, *options, "--threshold", 0.1)
+    lines = [to_pharaoh(pair.links(threshold=0.1)) for pair in combined]
+    assert capsys.readouterr().out.split("\n") == [*lines, ""]
+    run("align", *files, *options, "--json")
+    assert [json.loads(line)["links"] for line in capsys.readouterr().out.splitlines()] == [
+        to_pharaoh(pair.links()) for pair in combined
+    ]
+    for wrong, message in (
+        (["--save", "x"], "--save applies to the lexical aligner; remove it"),
+        (
+            ["--threshold", 0.5, "--symmetrize", "union"],
+            "--symmetrize and --threshold are mutually exclusive",
+        ),
+    ):
+        assert message in error_of(capsys, "align", *files, *options, *wrong)
 
 
 def test_tmx_and_moses(corpus, tmp_path, capsys):

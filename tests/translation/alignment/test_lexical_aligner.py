@@ -4,12 +4,15 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import torch
 
 from regard._util.text import pluralize
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, ShapeError
 from regard.translation.alignment import hmm, lexical_aligner
 from regard.translation.alignment.aer import error_rate
+from regard.translation.alignment.alignment import Alignment
 from regard.translation.alignment.lexical_aligner import LexicalAligner
+from regard.translation.alignment.lexical_alignment import LexicalAlignment
 from regard.translation.alignment.links import Links, SymmetrizationMethod
 from regard.translation.data.bible import bible
 
@@ -165,3 +168,52 @@ def test_mark_in_greek_and_english():
     assert rates["intersection"].precision > 0.8
     # the diagonal has 0.74; eflomal with seven times as much text has 0.33
     assert rates["grow-diag-final-and"].aer < 0.4
+
+
+def attention(lexical: LexicalAlignment, seed: int = 0) -> tuple[Alignment, Alignment]:
+    """Return random weights of two models for the same pair; a tenth of each row is on the end token."""
+    generator = torch.Generator().manual_seed(seed)
+    source, target = lexical.source_words, lexical.target_words
+    forward = 0.9 * torch.rand(len(target), len(source), generator=generator).softmax(-1)
+    backward = 0.9 * torch.rand(len(source), len(target), generator=generator).softmax(-1)
+    return Alignment(source, target, forward), Alignment(target, source, backward)
+
+
+def test_a_combination_is_between_the_aligner_and_the_models():
+    pairs, _ = shuffled(50)
+    for lexical in LexicalAligner.learn(pairs).align(pairs[:5]):
+        forward, backward = attention(lexical)
+        alone, models = lexical.combine(forward, backward, 0), lexical.combine(forward, backward, 1)
+        np.testing.assert_allclose(alone.forward, lexical.forward, atol=1e-4)
+        np.testing.assert_allclose(alone.backward, lexical.backward, atol=1e-4)
+        np.testing.assert_allclose(models.forward, forward.weights, atol=1e-4)
+        np.testing.assert_allclose(models.backward, backward.weights.T, atol=1e-4)
+        both = lexical.combine(forward, backward)
+        assert both.forward.sum(1).max() <= 1
+        assert both.backward.sum(0).max() <= 1
+        assert both.score == lexical.score
+
+
+def test_swapping_source_and_target_swaps_a_combination():
+    pairs, _ = shuffled(50)
+    lexical = LexicalAligner.learn(pairs).align(pairs[:1])[0]
+    forward, backward = attention(lexical)
+    swapped = LexicalAlignment(
+        lexical.target_words, lexical.source_words, lexical.backward.T, lexical.forward.T, lexical.score
+    ).combine(backward, forward)
+    both = lexical.combine(forward, backward)
+    np.testing.assert_allclose(swapped.forward, both.backward.T)
+    np.testing.assert_allclose(swapped.backward, both.forward.T)
+
+
+def test_combinations_of_empty_sentences_and_wrong_sizes():
+    aligner = LexicalAligner.learn([("a b", "c d e")])
+    for pair in (("", ""), ("a", ""), ("", "c")):
+        (lexical,) = aligner.align([pair])
+        assert lexical.combine(*attention(lexical)).links() == frozenset()
+    (lexical,) = aligner.align([("a b", "c d e")])
+    forward, backward = attention(lexical)
+    with pytest.raises(ShapeError, match=r"forward weights of shape \(2, 3\); the pair has 3 target words"):
+        lexical.combine(backward, forward)
+    with pytest.raises(ArgumentError, match="weight"):
+        lexical.combine(forward, backward, 1.5)

@@ -1,4 +1,4 @@
-"""The aligners of `regard align`: the lexical aligner, and the attention of a translation model."""
+"""The aligners of `regard align`: the lexical aligner, the attention of a translation model, or both."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -99,6 +99,50 @@ def align_with_attention(
     method: SymmetrizationMethod | None,
 ) -> "Iterator[AlignedPair]":
     """Align with the cross-attention of a translation model, or of one model per direction."""
+    forward, backward = _load_models(model, reverse_model, languages, overrides)
+    for batch in batch_pairs(pairs, _BATCH_PAIRS, _BATCH_CELLS):
+        alignments = forward.align(batch)
+        links = [alignment.links(threshold) for alignment in alignments]
+        if backward is not None:
+            links = _symmetrize(links, backward, batch, threshold, method)
+        yield from map(AlignedPair, batch, links, alignments)
+
+
+def align_with_both(
+    pairs: Iterable[Pair],
+    path: Path,
+    models: tuple[Path, Path],
+    languages: str | None,
+    overrides: dict[str, Any],
+    threshold: float | None,
+    method: SymmetrizationMethod,
+) -> "Iterator[AlignedPair]":
+    """Align with a saved lexical aligner combined with the cross-attention of one model per direction."""
+    from regard.translation.alignment.lexical_aligner import LexicalAligner
+
+    aligner = LexicalAligner.load(path)
+    forward, backward = _load_models(*models, languages, overrides)
+    assert backward is not None
+    checked = False
+    for batch in batch_pairs(pairs, _BATCH_PAIRS, _BATCH_CELLS):
+        if not checked:
+            _check_sides(aligner, batch)
+            checked = True
+        alignments = zip(
+            aligner.align(batch),
+            forward.align(batch),
+            backward.align([(target, source) for source, target in batch]),
+            strict=True,
+        )
+        for pair, (lexical, direct, inverse) in zip(batch, alignments, strict=True):
+            combined = lexical.combine(direct, inverse)
+            yield AlignedPair(pair, combined.links(method, threshold), combined)
+
+
+def _load_models(
+    model: Path, reverse_model: Path | None, languages: str | None, overrides: dict[str, Any]
+) -> "tuple[Translator, Translator | None]":
+    """Load the models for both directions. overrides: options for the first model's alignment head."""
     needs_head = overrides.keys() != {"layer", "heads", "shift"}
     forward = load(model, aligning=needs_head, languages=languages if is_pretrained(model) else None)
     backward = None
@@ -107,12 +151,7 @@ def align_with_attention(
         reverse = "-".join(reversed(parse_languages(languages or ""))) if multilingual else None
         backward = load(reverse_model, aligning=True, languages=reverse)
     forward.alignment_head = _alignment_head(forward, overrides)
-    for batch in batch_pairs(pairs, _BATCH_PAIRS, _BATCH_CELLS):
-        alignments = forward.align(batch)
-        links = [alignment.links(threshold) for alignment in alignments]
-        if backward is not None:
-            links = _symmetrize(links, backward, batch, threshold, method)
-        yield from map(AlignedPair, batch, links, alignments)
+    return forward, backward
 
 
 def _alignment_head(translator: "Translator", overrides: dict[str, Any]) -> "AlignmentHead":

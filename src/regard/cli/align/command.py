@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from regard._util.text import pluralize, shorten
-from regard.cli.align.aligners import align_lexically, align_with_attention
+from regard.cli.align.aligners import align_lexically, align_with_attention, align_with_both
 from regard.cli.shared import (
     check_input,
     check_model,
@@ -81,7 +81,11 @@ def align(
     ] = None,
     aligner: Annotated[
         Path | None,
-        _lexical(metavar="FILE", help="Use a saved aligner instead of learning one from SOURCE and TARGET."),
+        _lexical(
+            metavar="FILE",
+            help="Use a saved aligner instead of learning one from SOURCE and TARGET. With --model and "
+            "--reverse-model, combine it with their attention.",
+        ),
     ] = None,
     symmetrize: Annotated[
         SymmetrizationMethod | None,
@@ -188,13 +192,13 @@ def align(
     regard align new.de new.en --aligner de-en.aligner --scores
     regard align memory.tmx --languages de-en -o aligned.tmx
     regard align corpus.de corpus.en --gold corpus.gold --index-base 1
-    regard align test.de test.en --model de-en --reverse-model en-de
+    regard align a.de a.en --model de-en --reverse-model en-de --aligner a.aligner
     """
     lexical_options = {"--save": save, "--aligner": aligner, "--scores": scores or None}
     model_options = {"--reverse-model": reverse_model, "--layer": layer, "--heads": heads, "--shift": shift}
     _check_inputs(source, target, text, aligner, model)
     _check_options({"--json": as_json, "--draw": draw, "--scores": scores}, threshold, gold, index_base)
-    if reverse_model is not None and (as_json or draw):
+    if reverse_model is not None and aligner is None and (as_json or draw):
         raise ArgumentError("--reverse-model applies only to links; remove it, or remove --json or --draw.")
     _check_aligner(lexical_options, model_options, model, symmetrize, threshold)
     check_output(output)
@@ -211,11 +215,14 @@ def align(
     if gold is not None:
         pairs = list(pairs)
         gold_links = _read_gold(gold, index_base, pairs)
-    aligned = (
-        align_with_attention(pairs, model, reverse_model, languages, overrides, threshold, symmetrize)
-        if model is not None
-        else align_lexically(pairs, aligner, save, threshold, symmetrize or "grow-diag-final-and")
-    )
+    method = symmetrize or "grow-diag-final-and"
+    if model is None:
+        aligned = align_lexically(pairs, aligner, save, threshold, method)
+    elif aligner is None or reverse_model is None:
+        aligned = align_with_attention(pairs, model, reverse_model, languages, overrides, threshold, method)
+    else:
+        models = model, reverse_model
+        aligned = align_with_both(pairs, aligner, models, languages, overrides, threshold, method)
     style: Style = "json" if as_json else "scores" if scores else "links"
     predicted: list[Links] = []
     aligned = _collect(aligned, predicted) if gold_links is not None else aligned
@@ -301,12 +308,17 @@ def _check_aligner(
     symmetrize: str | None,
     threshold: float | None,
 ) -> None:
-    """Raise an error if options for the lexical aligner and for a translation model are mixed."""
-    for name, value in (attention if model is None else lexical).items():
+    """Raise an error if options for the lexical aligner and for a translation model contradict each other."""
+    combined = model is not None and None not in (lexical["--aligner"], attention["--reverse-model"])
+    wrong = attention if model is None else {"--save": lexical["--save"]} if combined else lexical
+    for name, value in wrong.items():
         if value is not None:
             raise ArgumentError(
                 f"{name} applies to the attention of a translation model; add --model FOLDER, or remove it."
                 if model is None
+                else "--aligner is combined with two models; add --reverse-model FOLDER, or remove --aligner "
+                "or --model."
+                if name == "--aligner"
                 else f"{name} applies to the lexical aligner; remove it, or remove --model."
             )
     if lexical["--save"] is not None and lexical["--aligner"] is not None:
@@ -317,7 +329,7 @@ def _check_aligner(
         check_model(folder)
     if symmetrize is not None and model is not None and attention["--reverse-model"] is None:
         raise ArgumentError(f"--symmetrize {symmetrize} needs a second model: --reverse-model FOLDER.")
-    if symmetrize is not None and threshold is not None and model is None:
+    if symmetrize is not None and threshold is not None and (model is None or combined):
         raise exclusive("--symmetrize", "--threshold")
 
 

@@ -1,11 +1,13 @@
 """Word alignments produced by the lexical aligner, with scores."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard._util.checks import check_number
+from regard.errors import ShapeError
 from regard.translation.alignment.links import (
     Links,
     SymmetrizationMethod,
@@ -16,7 +18,12 @@ from regard.translation.alignment.links import (
 )
 from regard.translation.alignment.vocabulary import Floats
 
+if TYPE_CHECKING:
+    from regard.translation.alignment.alignment import Alignment
+
 DECIMALS = 4  # decimal places of scores in JSON
+_MODEL_WEIGHT = 0.75  # tuned on the Greek-English gold links for books 40 to 44
+_MIN_PROBABILITY = 1e-6  # lower probabilities are raised to this value in geometric means
 
 
 @dataclass(frozen=True, eq=False)  # == on arrays returns an array
@@ -68,6 +75,42 @@ class LexicalAlignment:
         """Return the best link, if any, of each target word and of each source word."""
         return _best_links(self.forward), reverse_links(_best_links(self.backward.T))
 
+    def combine(
+        self, forward: "Alignment", backward: "Alignment", weight: float = _MODEL_WEIGHT
+    ) -> "LexicalAlignment":
+        """Return the weighted geometric mean of these probabilities and the weights of two models.
+
+        With models trained with `guided_alignment_weight=1`, it has a lower error rate than either on Greek
+        and English (docs/results.md). With models that align much worse than the lexical aligner, it may not.
+
+        forward: alignment of the pair by a source-to-target model. backward: alignment of (target, source)
+            by a target-to-source model. weight: weight of the models, from 0 to 1.
+
+        >>> import torch
+        >>> from regard.translation import LexicalAligner
+        >>> from regard.translation.alignment.alignment import Alignment
+        >>> pairs = [("ein Hund", "a dog"), ("ein Haus", "a house"), ("Hund und Haus", "dog and house")]
+        >>> (lexical,) = LexicalAligner.learn(pairs).align([("Haus ein", "a house")])
+        >>> forward = Alignment(("Haus", "ein"), ("a", "house"), torch.tensor([[0.2, 0.8], [0.9, 0.1]]))
+        >>> backward = Alignment(("a", "house"), ("Haus", "ein"), torch.tensor([[0.1, 0.9], [0.7, 0.3]]))
+        >>> lexical.combine(forward, backward)
+        LexicalAlignment(2 source × 2 target words: 0-1 1-0)
+        """
+        check_number("combine got weight", weight, min=0, max=1)
+        shape = self.forward.shape
+        for name, alignment, expected in (("forward", forward, shape), ("backward", backward, shape[::-1])):
+            if alignment.weights.shape != expected:
+                raise ShapeError(
+                    f"combine got {name} weights of shape {tuple(alignment.weights.shape)}; the pair has "
+                    f"{shape[0]} target words and {shape[1]} source words, so they need {expected}."
+                )
+        weights = [alignment.weights.detach().cpu().double().numpy() for alignment in (forward, backward)]
+        return replace(
+            self,
+            forward=_geometric_mean(self.forward, weights[0], weight),
+            backward=_geometric_mean(self.backward.T, weights[1], weight).T,
+        )
+
     def to_dict(self, links: Links | None = None) -> dict[str, Any]:
         """Return JSON-serializable values: words, links with their scores, the pair's score and all weights.
 
@@ -96,3 +139,13 @@ def _best_links(posteriors: Floats) -> Links:
         return frozenset()
     best, linked = posteriors.argmax(1), posteriors.max(1) > 1 - posteriors.sum(1)
     return frozenset((int(best[row]), int(row)) for row in np.nonzero(linked)[0])
+
+
+def _geometric_mean(first: Floats, second: Floats, weight: float) -> Floats:
+    """Return the weighted geometric mean of probabilities (rows), renormalized, including that of no link."""
+    means = [
+        np.maximum(a, _MIN_PROBABILITY) ** (1 - weight) * np.maximum(b, _MIN_PROBABILITY) ** weight
+        for a, b in ((first, second), (1 - first.sum(1, keepdims=True), 1 - second.sum(1, keepdims=True)))
+    ]
+    mean: Floats = means[0] / (means[0].sum(1, keepdims=True) + means[1])
+    return mean
